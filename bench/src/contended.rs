@@ -55,15 +55,15 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value>
     }))
 }
 
-/// Returns the time that each task waited for each of its turns.
+/// Returns how long each task waited for each of its acquisitions.
 async fn contend(lock: &Lock, time: Duration) -> Result<Vec<Vec<Duration>>> {
     let end = Instant::now() + time;
     let contender = |lock: Lock| async move {
         let mut waits = Vec::new();
         while Instant::now() < end {
-            let asked = Instant::now();
+            let requested = Instant::now();
             let guard = lock.lock().await?;
-            waits.push(asked.elapsed());
+            waits.push(requested.elapsed());
             guard.unlock().await?;
         }
         Ok(waits)

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Returns the value below which this share of all values lies; 0 without values.
+/// Returns the value below which this fraction of all values lies; 0 without values.
 pub(crate) fn quantile(values: &[f64], share: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -18,7 +18,7 @@ use crate::{Result, bare};
 pub(crate) const NAME: &str = "lock_wake";
 pub(crate) const ALL: &str = "family_wake";
 
-/// How long the lock is held each time: enough for the waiter to have asked, to have subscribed,
+/// How long the lock is held each time: long enough for the waiter to try, to subscribe, to retry
 /// and to sleep.
 const HOLD_TIME: Duration = Duration::from_millis(3);
 
@@ -110,10 +110,10 @@ async fn pings(url: &str, count: usize, pause: Option<Duration>) -> Result<Vec<f
         if let Some(pause) = pause {
             tokio::time::sleep(pause).await;
         }
-        let asked = Instant::now();
+        let sent = Instant::now();
         redis::cmd("PING").exec_async(&mut connection).await?;
         if number >= WARM_UP {
-            trips.push(micros(asked.elapsed()));
+            trips.push(micros(sent.elapsed()));
         }
     }
     Ok(trips)

@@ -62,8 +62,8 @@ impl Peer {
             panic!("{command:?} is not ready, it printed {first:?}");
         };
         let waiting = Arc::<Mutex<HashMap<_, _>>>::default();
-        let hears = waiting.clone();
-        std::thread::spawn(move || hear(lines, &hears));
+        let waiting_of_reader = waiting.clone();
+        std::thread::spawn(move || read_answers(lines, &waiting_of_reader));
         Peer {
             stdin: Mutex::new(process.stdin.take()),
             process,
@@ -250,25 +250,28 @@ impl Pending {
     }
 }
 
-fn hear(
+fn read_answers(
     lines: std::io::Lines<BufReader<ChildStdout>>,
     waiting: &Mutex<HashMap<u64, Sender<Answer>>>,
 ) {
     for line in lines.map_while(Result::ok) {
-        let Ok(mut said) = serde_json::from_str::<Value>(&line) else {
+        let Ok(mut message) = serde_json::from_str::<Value>(&line) else {
             eprintln!("a peer printed: {line}");
             continue;
         };
-        let Some(sender) = said["id"].as_u64().and_then(|id| lock(waiting).remove(&id)) else {
+        let Some(sender) = message["id"]
+            .as_u64()
+            .and_then(|id| lock(waiting).remove(&id))
+        else {
             eprintln!("unsolicited output of a peer: {line}");
             continue;
         };
         let answer = Answer {
-            from: said["from"].as_i64().unwrap_or_default(),
-            at: said["at"].as_i64().unwrap_or_default(),
-            said: match said["error"].as_str() {
+            from: message["from"].as_i64().unwrap_or_default(),
+            at: message["at"].as_i64().unwrap_or_default(),
+            said: match message["error"].as_str() {
                 Some(error) => Err(error.to_owned()),
-                None => Ok(said["ok"].take()),
+                None => Ok(message["ok"].take()),
             },
         };
         // The receiver may have been dropped.

@@ -239,7 +239,7 @@ pub(crate) struct Kind {
 }
 
 impl Kind {
-    /// What NAME is then, as `show` prints it.
+    /// Returns the kind of object that NAME is, as `show` prints it.
     pub(crate) fn noun(&self) -> &'static str {
         match self.permits {
             Some(_) => "expirable semaphore",

@@ -93,8 +93,8 @@ mod tests {
             ("18446744073709551616s", "too long"),
             ("18446744073709551615h", "too long"),
         ] {
-            let said = parse(text).unwrap_err();
-            assert!(said.contains(reason), "{text}: {said}");
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(reason), "{text}: {error}");
         }
     }
 

@@ -72,7 +72,7 @@ pub(crate) fn printable(text: &str) -> String {
 /// with all events that it selects.
 pub(crate) fn start_log(output: Output) {
     let _ = OUTPUT.set(output);
-    let asked = ["REDLATCH_LOG", "RUST_LOG"]
+    let custom_filter = ["REDLATCH_LOG", "RUST_LOG"]
         .into_iter()
         .filter_map(|variable| std::env::var(variable).ok())
         .find(|filter| !filter.is_empty());
@@ -83,7 +83,7 @@ pub(crate) fn start_log(output: Output) {
             // Otherwise it would panic when standard error is closed.
             .log_internal_errors(false)
     };
-    match asked {
+    match custom_filter {
         Some(filter) => base().with_env_filter(EnvFilter::new(filter)).init(),
         None => base()
             .with_env_filter(EnvFilter::new(match output {

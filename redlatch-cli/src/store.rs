@@ -95,7 +95,7 @@ impl WaitLimits {
     }
 
     /// Returns how long to wait for the lock. An outage while connecting counts; the time that any
-    /// connection takes does not, so that a short limit still asks the store.
+    /// connection takes does not, so that a request with a short limit is still sent.
     pub(crate) fn wait(&self) -> Option<Duration> {
         let rest = self.end.map(|end| end - Instant::now());
         self.wait.map(|wait| {
@@ -158,7 +158,7 @@ pub(crate) async fn validate_request(run: &Run) -> Result<(), Failure> {
     for name in &run.names {
         let lock = client.lock(name);
         let guard = lock.lock().await?;
-        let asked = match run.lease {
+        let requested = match run.lease {
             // Not acquired, because it is held: a lease could end in the meantime, and that would
             // be reported.
             Some(lease) => lock.try_lock().lease(lease).await.map(drop),
@@ -166,7 +166,7 @@ pub(crate) async fn validate_request(run: &Run) -> Result<(), Failure> {
         };
         // Not just dropped: without a runtime that would be reported, too.
         guard.unlock().await?;
-        asked?;
+        requested?;
     }
     Ok(())
 }

@@ -97,13 +97,13 @@ fn replica_sync(text: &str) -> Result<ReplicaSync, String> {
     }
 }
 
-/// Where passwords are in the environment.
+/// Environment variables that may contain passwords.
 const PASSWORD: &str = "REDLATCH_PASSWORD";
 const SENTINEL_PASSWORD: &str = "REDLATCH_SENTINEL_PASSWORD";
 const URL: &str = "REDLATCH_URL";
 
 impl StoreArgs {
-    /// The settings that come of it.
+    /// Adds these arguments to the settings of the client.
     pub(crate) fn settings(&self, mut settings: ClientBuilder) -> Result<ClientBuilder, Failure> {
         // An empty variable counts as unset.
         let named = |name: &Option<String>| name.clone().filter(|name| !name.is_empty());
@@ -139,7 +139,7 @@ impl StoreArgs {
     }
 }
 
-/// From the file, else from the environment.
+/// Reads a password from the file, or else from the environment.
 fn password(file: Option<&Path>, variable: &str) -> Result<Option<String>, Failure> {
     let Some(file) = file else {
         return match std::env::var(variable) {
@@ -163,7 +163,7 @@ fn password(file: Option<&Path>, variable: &str) -> Result<Option<String>, Failu
     }
 }
 
-/// Warns of a password in the command line, which other users can read.
+/// Warns about a password in the command line, which other users can read.
 pub(crate) fn warn_about_password(url: &str) {
     if without_passwords(url) != url {
         stderr!(
@@ -173,7 +173,8 @@ pub(crate) fn warn_about_password(url: &str) {
     }
 }
 
-/// The variables that CMD gets otherwise than we did: without passwords, which are for us.
+/// Returns the environment variables that differ for CMD: their passwords, which are for `redlatch`
+/// only, are removed.
 pub(crate) fn env_changes_for_cmd() -> Vec<(&'static str, Option<String>)> {
     let mut changes = vec![(PASSWORD, None), (SENTINEL_PASSWORD, None)];
     if let Some(url) = std::env::var_os(URL) {
@@ -182,21 +183,21 @@ pub(crate) fn env_changes_for_cmd() -> Vec<(&'static str, Option<String>)> {
     changes
 }
 
-/// A URL that still leads to the same store, for whoever knows the passwords.
+/// Returns a URL of the same store, without passwords.
 fn without_passwords(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         return url.to_owned();
     };
     // The last @: an unescaped password may contain further ones, and also / ? and #.
-    let (user, place) = match rest.rsplit_once('@') {
-        Some((login, place)) => match login.split_once(':') {
-            Some(("", _)) => (String::new(), place),
-            Some((user, _)) => (format!("{user}@"), place),
-            None => (format!("{login}@"), place),
+    let (user, server) = match rest.rsplit_once('@') {
+        Some((login, server)) => match login.split_once(':') {
+            Some(("", _)) => (String::new(), server),
+            Some((user, _)) => (format!("{user}@"), server),
+            None => (format!("{login}@"), server),
         },
         None => (String::new(), rest),
     };
-    let (place, query) = place.split_once('?').unwrap_or((place, ""));
+    let (server, query) = server.split_once('?').unwrap_or((server, ""));
     let is_public = |pair: &&str| {
         let name = pair.split('=').next().unwrap_or_default();
         !matches!(name, "pass" | "sentinel_password")
@@ -206,7 +207,7 @@ fn without_passwords(url: &str) -> String {
         query if query.is_empty() => query,
         query => format!("?{query}"),
     };
-    format!("{scheme}://{user}{place}{query}")
+    format!("{scheme}://{user}{server}{query}")
 }
 
 #[cfg(test)]

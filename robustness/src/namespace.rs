@@ -74,8 +74,8 @@ fn run(command: &mut Command) -> Result<()> {
     if done.status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&done.stderr).trim().to_owned();
-    Err(format!("{program}: {}: {said}", done.status).into())
+    let message = String::from_utf8_lossy(&done.stderr).trim().to_owned();
+    Err(format!("{program}: {}: {message}", done.status).into())
 }
 
 /// Drops all packets between a server and the others, in both directions, until it is dropped.

@@ -41,7 +41,7 @@ pub(crate) fn soak(options: &SoakOptions) -> Result<bool> {
     // Each client that dies in a fair lock's queue delays the others: if a hundred died at once, these locks
     // would make no progress for minutes.
     worker.fair = tasks.div_ceil(10);
-    // Enough tasks stay inside for long to be affected by every fault, and enough names stay free for others.
+    // Enough tasks hold locks for long to be affected by every fault, and enough names stay free for others.
     worker.sitters = (options.names / 4 / processes.max(1)).max(1);
     worker.few = few(options.names.div_ceil(2));
     let setup = Setup {

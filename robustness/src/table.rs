@@ -90,7 +90,10 @@ pub(crate) fn run_table(options: &TableOptions) -> Result<bool> {
         for (fault, topology, outcome) in outcomes {
             bar.suspend(|| match outcome {
                 Ok(outcome) => {
-                    println!("{}", line(fault, topology, &outcome, &mut explanations));
+                    println!(
+                        "{}",
+                        format_row(fault, topology, &outcome, &mut explanations)
+                    );
                     print_violations(&outcome);
                     passed &= outcome.violations.is_empty();
                 }
@@ -164,7 +167,7 @@ const HEAD: &str = "\
 | fault | topology | operations | during fault | lost | errors | violations | explained | worst recovery |
 |---|---|---|---|---|---|---|---|---|";
 
-fn line(
+fn format_row(
     fault: &Fault,
     topology: Topology,
     outcome: &Outcome,

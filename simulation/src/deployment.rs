@@ -1,7 +1,7 @@
 //! The servers of a run in one of the topologies, and the roles of the servers.
 //!
-//! This module detects and decides nothing: `faults` decides when a replica is promoted. Then the news takes
-//! time to spread, as among real servers: each Sentinel and each node learns of it separately.
+//! This module detects and decides nothing: `faults` decides when a replica is promoted. As among
+//! real servers, each Sentinel and each node learns of that separately, after some time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -24,7 +24,7 @@ impl ChildGuard {
 
     /// Returns the script's standard output. Can be called only once.
     fn output(&mut self) -> BufReader<ChildStdout> {
-        BufReader::new(self.0.stdout.take().expect("not asked for before"))
+        BufReader::new(self.0.stdout.take().expect("output is called only once"))
     }
 }
 
@@ -64,8 +64,8 @@ impl ServerProcess {
         let mut log = guard.output().lines();
         let mut pid = None;
         for line in log.by_ref().map_while(Result::ok) {
-            if let Some(said) = line.strip_prefix("pid ") {
-                pid = said.trim().parse().ok();
+            if let Some(number) = line.strip_prefix("pid ") {
+                pid = number.trim().parse().ok();
             } else if READY.iter().any(|ready| line.contains(ready)) {
                 // Read the rest, or the server would eventually block on a full pipe.
                 std::thread::spawn(move || log.for_each(drop));

@@ -176,8 +176,8 @@ impl Sentinels {
         let old = self.master();
         until("a failover", || {
             let answers = self.sentinels.iter().map(|sentinel| {
-                let asked = sentinel.try_ask::<()>(&["SENTINEL", "FAILOVER", MASTER_NAME]);
-                asked.map_err(|error| error.to_string())
+                let result = sentinel.try_ask::<()>(&["SENTINEL", "FAILOVER", MASTER_NAME]);
+                result.map_err(|error| error.to_string())
             });
             // One sentinel is enough. A sentinel refuses while it does not know a suitable replica.
             let mut missing = String::new();
@@ -259,18 +259,18 @@ impl Sentinels {
             .sentinels
             .iter()
             .filter(|sentinel| sentinel.pid().is_some());
-        let said = running.filter_map(|sentinel| {
+        let reported = running.filter_map(|sentinel| {
             let question = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER_NAME];
             let (_, port) = sentinel.try_ask::<(String, u16)>(&question).ok()?;
             Some(port)
         });
-        let said: Vec<u16> = said.collect();
+        let reported: Vec<u16> = reported.collect();
         let ports = self.servers.iter().map(Server::port);
         let most = ports.enumerate().find(|(_, port)| {
-            let votes = said.iter().filter(|&said| said == port).count();
-            votes * 2 > said.len()
+            let votes = reported.iter().filter(|&other| other == port).count();
+            votes * 2 > reported.len()
         });
-        let (index, _) = most.ok_or_else(|| format!("sentinels say {said:?}"))?;
+        let (index, _) = most.ok_or_else(|| format!("sentinels say {reported:?}"))?;
         let role: Vec<redis::Value> = self.servers[index]
             .try_ask(&["ROLE"])
             .map_err(|error| format!("server {index}: {error}"))?;

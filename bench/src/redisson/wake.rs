@@ -9,7 +9,7 @@ use crate::figures::{median, micros, quantile};
 use crate::options::Options;
 use crate::sides::{Figure, Sides};
 
-/// How long the lock is held each time: enough for the waiter to have asked, to have subscribed,
+/// How long the lock is held each time: long enough for the waiter to try, to subscribe, to retry
 /// and to sleep.
 const HOLD_TIME: Duration = Duration::from_millis(10);
 

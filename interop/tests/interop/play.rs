@@ -70,12 +70,12 @@ fn compare_with(beside: &[Library], play: &str) {
         for (step, (theirs, ours)) in steps.iter().zip(theirs.iter().zip(&ours)) {
             let mut differences = step.differences(library);
             differences.sort();
-            tell(&mut expected, step, &differences);
+            write_step(&mut expected, step, &differences);
             let mut differences = Vec::new();
             differences.extend(without(theirs, ours).map(|line| format!("Redisson: {line}")));
             differences.extend(without(ours, theirs).map(|line| format!("redlatch: {line}")));
             differences.sort();
-            tell(&mut found, step, &differences);
+            write_step(&mut found, step, &differences);
         }
         assert!(
             expected == found,
@@ -85,7 +85,7 @@ fn compare_with(beside: &[Library], play: &str) {
     }
 }
 
-fn tell(text: &mut String, step: &Step<'_>, differences: &[String]) {
+fn write_step(text: &mut String, step: &Step<'_>, differences: &[String]) {
     let _ = writeln!(text, "        {}", step.line);
     for difference in differences {
         let _ = writeln!(text, "            {difference}");
@@ -171,7 +171,7 @@ struct Stage {
     workers: Vec<(Worker<'static>, String)>,
     monitors: Vec<Monitor>,
     /// Output of the monitors since the last check.
-    heard: [Vec<Vec<String>>; 3],
+    received: [Vec<Vec<String>>; 3],
     permits: Vec<String>,
     waiting: BTreeMap<u64, Pending>,
 }
@@ -184,7 +184,7 @@ impl Stage {
             name: unlike_others("play"),
             workers: workers.map(|worker| (worker, worker.owner())).into(),
             monitors: servers().iter().map(Monitor::start).collect(),
-            heard: Default::default(),
+            received: Default::default(),
             permits: Vec::new(),
             waiting: BTreeMap::new(),
         }
@@ -194,11 +194,11 @@ impl Stage {
         let mut seen = Vec::new();
         match step.command {
             _ if step.worker == 0 => {
-                self.at_the_server(&self.meant(step.command));
+                self.at_the_server(&self.fill_in(step.command));
             }
             "answers" => seen.push(self.answers(step.worker)),
             command => {
-                let command = self.meant(command);
+                let command = self.fill_in(command);
                 let worker = self.workers[step.worker as usize - 1].0;
                 self.waiting.insert(step.worker, worker.tell(&command));
                 if !step.then.contains(&"waits") {
@@ -207,10 +207,10 @@ impl Stage {
             }
         }
         for then in &step.then {
-            let then = self.meant(then);
+            let then = self.fill_in(then);
             match then.split_once(' ') {
                 None if then == "waits" => {}
-                None if then == "listens" => until(step.line, || self.has_looked_again()),
+                None if then == "listens" => until(step.line, || self.has_subscribed_and_retried()),
                 Some(("then", worker)) => {
                     seen.push(self.answers(worker.parse().expect("a worker")));
                 }
@@ -225,7 +225,7 @@ impl Stage {
             }
         }
         for server in 0..servers().len() {
-            self.look(server, &mut seen);
+            self.record_state(server, &mut seen);
         }
         seen.sort();
         seen
@@ -234,7 +234,7 @@ impl Stage {
     /// Returns a worker's answer; records permits.
     fn answers(&mut self, worker: u64) -> String {
         let pending = self.waiting.remove(&worker).expect("a waiting request");
-        let said = match pending.answer().said {
+        let answer = match pending.answer().said {
             Err(error) => {
                 // Shown if the play fails.
                 eprintln!("{worker} has the error {error}");
@@ -243,11 +243,15 @@ impl Stage {
             Ok(Value::Array(ids)) => {
                 let ids = ids.iter().filter_map(Value::as_str).map(str::to_owned);
                 self.permits.extend(ids.clone());
-                format!("{:?}", ids.map(|id| self.put(&id)).collect::<Vec<_>>())
+                format!(
+                    "{:?}",
+                    ids.map(|id| self.with_placeholders(&id))
+                        .collect::<Vec<_>>()
+                )
             }
             Ok(value) => value.to_string(),
         };
-        format!("{worker} has {said}")
+        format!("{worker} has {answer}")
     }
 
     /// Runs a Redis command; permits are raw bytes there.
@@ -264,7 +268,7 @@ impl Stage {
     }
 
     /// Replaces the placeholders of a step with the values of this play.
-    fn meant(&self, text: &str) -> String {
+    fn fill_in(&self, text: &str) -> String {
         let mut text = text
             .replace("NAME", &self.name)
             .replace("LEASE", &LEASE.to_string());
@@ -278,7 +282,7 @@ impl Stage {
     }
 
     /// The reverse: replaces the values of this play with placeholders.
-    fn put(&self, text: &str) -> String {
+    fn with_placeholders(&self, text: &str) -> String {
         let mut text = text.replace(&self.name, "NAME");
         // The last first: their numbers may start with those of the first.
         for (place, (_, owner)) in self.workers.iter().enumerate().rev() {
@@ -304,19 +308,19 @@ impl Stage {
         text
     }
 
-    fn put_raw(&self, bytes: &[u8]) -> String {
+    fn raw_with_placeholders(&self, bytes: &[u8]) -> String {
         let hex = bytes.iter().fold(String::new(), |mut hex, byte| {
             let _ = write!(hex, "{byte:02x}");
             hex
         });
         match std::str::from_utf8(bytes) {
-            Ok(text) if !self.permits.contains(&hex) => self.put(text),
-            _ => self.put(&hex),
+            Ok(text) if !self.permits.contains(&hex) => self.with_placeholders(text),
+            _ => self.with_placeholders(&hex),
         }
     }
 
     /// Records all keys and messages of this play on one server.
-    fn look(&mut self, number: usize, seen: &mut Vec<String>) {
+    fn record_state(&mut self, number: usize, seen: &mut Vec<String>) {
         let server = &servers()[number];
         let at = match number {
             0 => String::new(),
@@ -325,7 +329,7 @@ impl Stage {
         for (channel, payloads) in self.messages(number) {
             seen.push(format!(
                 "{} says {}{at}",
-                self.put(&channel),
+                self.with_placeholders(&channel),
                 payloads.join(", ")
             ));
         }
@@ -337,24 +341,24 @@ impl Stage {
             }
             let kind: String = server.ask(&["TYPE", &key]);
             let left: i64 = server.ask(&["PTTL", &key]);
-            let named = format!("{}{at}", self.put(&key));
-            let put = |bytes: &Vec<u8>| self.put_raw(bytes);
+            let named = format!("{}{at}", self.with_placeholders(&key));
+            let shown = |bytes: &Vec<u8>| self.raw_with_placeholders(bytes);
             seen.push(format!("{named} is a {kind} {}", for_ms(left)));
             match kind.as_str() {
                 "string" => {
                     let value: Vec<u8> = server.ask(&["GET", &key]);
-                    seen.push(format!("{named} = {}", put(&value)));
+                    seen.push(format!("{named} = {}", shown(&value)));
                 }
                 "hash" => {
                     let fields: Vec<(Vec<u8>, Vec<u8>)> = server.ask(&["HGETALL", &key]);
                     for (field, value) in fields {
-                        seen.push(format!("{named} {} = {}", put(&field), put(&value)));
+                        seen.push(format!("{named} {} = {}", shown(&field), shown(&value)));
                     }
                 }
                 "list" => {
                     let entries: Vec<Vec<u8>> = server.ask(&["LRANGE", &key, "0", "-1"]);
                     for (place, entry) in entries.iter().enumerate() {
-                        seen.push(format!("{named} [{place}] = {}", put(entry)));
+                        seen.push(format!("{named} [{place}] = {}", shown(entry)));
                     }
                 }
                 "zset" => {
@@ -363,7 +367,7 @@ impl Stage {
                     let now = now(server);
                     for (member, date) in members {
                         let left = date as i64 - now;
-                        seen.push(format!("{named} {} {}", put(&member), in_ms(left)));
+                        seen.push(format!("{named} {} {}", shown(&member), in_ms(left)));
                     }
                 }
                 // Gone since it was listed.
@@ -374,32 +378,32 @@ impl Stage {
     }
 
     /// Reads all commands that one server has run up to now.
-    fn listen(&mut self, number: usize) {
+    fn read_commands(&mut self, number: usize) {
         let end = unlike_others("end");
         let _: String = servers()[number].ask(&["ECHO", &end]);
-        let said = self.monitors[number].until(&end);
-        self.heard[number].extend(said.into_iter().map(|command| command.text()));
+        let commands = self.monitors[number].until(&end);
+        self.received[number].extend(commands.into_iter().map(|command| command.text()));
     }
 
     /// Returns whether, in this step, a waiter has subscribed and then retried: from then on it sleeps.
-    fn has_looked_again(&mut self) -> bool {
-        self.listen(0);
+    fn has_subscribed_and_retried(&mut self) -> bool {
+        self.read_commands(0);
         let of_this = |words: &&Vec<String>| words.iter().any(|word| word.contains(&self.name));
-        let mut heard = self.heard[0].iter().filter(of_this);
-        heard.any(|words| words[0] == "subscribe") && heard.next().is_some()
+        let mut received = self.received[0].iter().filter(of_this);
+        received.any(|words| words[0] == "subscribe") && received.next().is_some()
     }
 
     /// Returns the messages published since the last check, by channel.
     fn messages(&mut self, number: usize) -> BTreeMap<String, Vec<String>> {
-        self.listen(number);
+        self.read_commands(number);
         let mut messages = BTreeMap::<_, Vec<String>>::new();
-        for words in std::mem::take(&mut self.heard[number]) {
+        for words in std::mem::take(&mut self.received[number]) {
             if let [command, channel, payload] = &words[..]
                 && command == "publish"
                 && channel.contains(&self.name)
             {
-                let said = messages.entry(channel.clone()).or_default();
-                said.push(payload.clone());
+                let payloads = messages.entry(channel.clone()).or_default();
+                payloads.push(payload.clone());
             }
         }
         messages

@@ -219,13 +219,13 @@ fn wakes(on: &Deployment, a: &Peer, b: &Peer) {
             assert!(b.number(&format!("remaining {holds} {name}")) > 0);
             assert_eq!(a.number(&format!("holds {holds} {name}")), 1);
             // A waiting worker does not answer commands.
-            let hears = channel(wants, &name, b);
+            let waiter_channel = channel(wants, &name, b);
             let waits = b.tell(&format!("lock {wants} {name} -1 {LEASE}"));
-            waiting.push((holds, wants, tag, name, a, b, hears, waits));
+            waiting.push((holds, wants, tag, name, a, b, waiter_channel, waits));
         }
     }
-    for (holds, wants, tag, name, a, b, hears, waits) in waiting {
-        on.until_subscribed(&hears, 1);
+    for (holds, wants, tag, name, a, b, waiter_channel, waits) in waiting {
+        on.until_subscribed(&waiter_channel, 1);
         assert!(waits.is_under_way());
         assert!(a.does(&format!("unlock {holds} {name}")));
         assert!(had(&waits.value()));

@@ -36,7 +36,7 @@ fn missing_cmd_exits_127_and_non_executable_cmd_126() {
     std::fs::write(&plain, "echo never").unwrap();
     std::fs::set_permissions(&plain, std::fs::Permissions::from_mode(0o644)).unwrap();
     let missing = temp_dir.path("missing");
-    for (cmd, code, said) in [
+    for (cmd, code, message) in [
         (missing.as_str(), 127, "not found"),
         ("no-such-command-anywhere", 127, "not found"),
         ("", 127, "not found"),
@@ -44,7 +44,7 @@ fn missing_cmd_exits_127_and_non_executable_cmd_126() {
         (temp_dir.0.to_str().unwrap(), 126, "cannot be executed"),
     ] {
         let name = unique("cannot");
-        run(&[], &name, &[cmd]).expect(code).assert_stderr(said);
+        run(&[], &name, &[cmd]).expect(code).assert_stderr(message);
         assert!(!is_held(shared(), &name), "released");
     }
 }
@@ -134,8 +134,8 @@ fn eight_concurrent_runs_never_overlap() {
     for one in all {
         let finished = one.finish().expect(0);
         // On a slow machine, some wait so long that the holder is reported.
-        let mut said = finished.stderr.lines();
-        assert!(said.all(|line| line.contains("waiting")), "{finished:#?}");
+        let mut lines = finished.stderr.lines();
+        assert!(lines.all(|line| line.contains("waiting")), "{finished:#?}");
     }
     assert_eq!(
         std::fs::read_to_string(&log).unwrap(),
@@ -182,10 +182,13 @@ fn missing_store_exits_69() {
     ] {
         let mut command = clean_command(args);
         command.env("REDLATCH_URL", "redis://127.0.0.1:1");
-        let said = finish(command)
+        let finished = finish(command)
             .expect(69)
             .assert_stderr("cannot be reached");
-        assert!(said.stderr.contains("redis://127.0.0.1:1"), "says which");
+        assert!(
+            finished.stderr.contains("redis://127.0.0.1:1"),
+            "says which"
+        );
     }
 }
 

@@ -331,8 +331,8 @@ fn conflict_names_the_owner_and_the_remaining_lease() {
         )
     );
     let both = refused(&names).stderr;
-    let said = format!("not acquired: {} is held by {owner} for up to ", names[0]);
-    assert!(both.contains(&said), "{both}");
+    let message = format!("not acquired: {} is held by {owner} for up to ", names[0]);
+    assert!(both.contains(&message), "{both}");
     holder.release();
 }
 
@@ -347,20 +347,22 @@ fn long_wait_reports_the_holder() {
         start(&[], &plain, "true"),
         start(&["--permits", "1"], &permit, "true"),
     ];
-    let said = [
+    let messages = [
         format!(
             "waiting for {plain}, held by {} for up to ",
             owner(shared(), &plain)
         ),
         format!("waiting for {permit}, its only permit is in use for up to "),
     ];
-    for (running, said) in waiting.iter().zip(&said) {
-        running.until_stderr(said);
+    for (running, message) in waiting.iter().zip(&messages) {
+        running.until_stderr(message);
     }
     holders.into_iter().for_each(Running::release);
-    for (running, said) in waiting.into_iter().zip(said) {
+    for (running, message) in waiting.into_iter().zip(messages) {
         let finished = running.finish().expect(0);
-        let rest = finished.stderr.strip_prefix(&format!("redlatch: {said}"));
+        let rest = finished
+            .stderr
+            .strip_prefix(&format!("redlatch: {message}"));
         let rest = rest.and_then(|rest| rest.strip_suffix(" s\n"));
         assert!(
             rest.is_some_and(|seconds| seconds.parse::<u32>().is_ok()),
@@ -377,10 +379,10 @@ fn other_kind_of_object_is_named_and_not_suggested_for_removal() {
         hold(shared(), &["--permits", "1"], &permits),
     ];
     finish(redlatch(shared(), &["latch", &latch, "set", "3"])).expect(0);
-    let refused = |args: &[&str], said: &str| {
+    let refused = |args: &[&str], message: &str| {
         let finished = finish(redlatch(shared(), args))
             .expect(65)
-            .assert_stderr(said);
+            .assert_stderr(message);
         assert!(!finished.stderr.contains("delete the key"), "{finished:#?}");
     };
     let is = |name: &str, what: &str| format!("{name} is {what}: redlatch show {name}");

@@ -111,8 +111,8 @@ fn children_of_cmd_are_ended() {
         until("both are there", || {
             holder.until_stdout("\n").lines().count() == 2
         });
-        let said = holder.until_stdout("\n");
-        let pids: Vec<u32> = said.lines().map(|pid| pid.parse().unwrap()).collect();
+        let output = holder.until_stdout("\n");
+        let pids: Vec<u32> = output.lines().map(|pid| pid.parse().unwrap()).collect();
         unlock(&name);
         assert_ends_lost(holder, &pids);
     }

@@ -28,13 +28,13 @@ fn run_waits_through_an_outage_and_reports_it_once() {
         server.restart();
         let done = waiter.finish().expect(0);
         assert_eq!(done.stdout, "mine\n", "{done:#?}");
-        for said in [
+        for message in [
             "the connection to the store was lost",
             "the store is unavailable",
             "the connection to the store was restored",
         ] {
-            let times = done.stderr.matches(said).count();
-            assert_eq!(times, 1, "{said}: {done:#?}");
+            let times = done.stderr.matches(message).count();
+            assert_eq!(times, 1, "{message}: {done:#?}");
         }
         let address = format!("127.0.0.1:{}", server.port());
         assert!(done.stderr.contains(&address), "says which: {done:#?}");
@@ -102,9 +102,9 @@ fn commands_that_wait_start_before_the_store() {
     let done = run.finish().expect(0);
     assert_eq!(done.stdout, "mine\n");
     for done in [done, latch.finish().expect(0)] {
-        for said in ["waiting for the store", "the store answers again"] {
-            let times = done.stderr.matches(said).count();
-            assert_eq!(times, 1, "{said}: {done:#?}");
+        for message in ["waiting for the store", "the store answers again"] {
+            let times = done.stderr.matches(message).count();
+            assert_eq!(times, 1, "{message}: {done:#?}");
         }
     }
 }

@@ -398,8 +398,8 @@ fn shell_cannot_continue_cmd_without_the_lock() {
     shell.until_stdout("stopped 14");
     finish(redlatch(shared(), &["unlock", "--force", &name])).expect(0);
     shell.write("go\nhello\n");
-    let said = shell.until_stdout("ended 74");
-    assert!(!said.contains("got hello"), "{said}");
+    let output = shell.until_stdout("ended 74");
+    assert!(!output.contains("got hello"), "{output}");
     shell.finish().expect(9);
 }
 

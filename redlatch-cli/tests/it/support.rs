@@ -241,8 +241,9 @@ impl Running {
 
     /// Returns the process id that CMD printed first.
     pub(crate) fn cmd(&self) -> u32 {
-        let said = self.until_stdout("\n");
-        said.lines()
+        let output = self.until_stdout("\n");
+        output
+            .lines()
             .next()
             .and_then(|pid| pid.parse().ok())
             .expect("a process id")

@@ -14,7 +14,7 @@ fn run_without_store(args: &[&str]) -> Finished {
 #[test]
 fn wrong_options_of_run_are_rejected() {
     let long = "x".repeat(600);
-    for (args, said) in [
+    for (args, message) in [
         (&["n"][..], "CMD"),
         (&["n", "--"], "CMD"),
         (&["--", "true"], "NAME"),
@@ -63,7 +63,7 @@ fn wrong_options_of_run_are_rejected() {
     ] {
         run_without_store(&[&["run"], args].concat())
             .expect(2)
-            .assert_stderr(said);
+            .assert_stderr(message);
     }
 }
 
@@ -71,8 +71,9 @@ fn wrong_options_of_run_are_rejected() {
 fn invalid_lease_is_reported_in_one_line() {
     for (lease, shown) in [("0s", "0ms"), ("999999h", "999999h00m")] {
         let refused = run_without_store(&["run", "--lease", lease, "n", "--", "true"]).expect(2);
-        let said = format!("redlatch: a lease of {shown} cannot be used; use 1ms to ten years\n");
-        assert_eq!(refused.stderr, said);
+        let message =
+            format!("redlatch: a lease of {shown} cannot be used; use 1ms to ten years\n");
+        assert_eq!(refused.stderr, message);
     }
 }
 
@@ -89,7 +90,7 @@ fn help_is_printed_without_a_command() {
 
 #[test]
 fn wrong_usage_of_other_commands_is_rejected() {
-    for (args, said) in [
+    for (args, message) in [
         (&[][..], "Usage"),
         (&["walk"], "walk"),
         (&["show"], "NAME"),
@@ -101,7 +102,7 @@ fn wrong_usage_of_other_commands_is_rejected() {
         (&["ls", "a", "b"], "b"),
         (&["--url", "http://h", "ls"], "http"),
     ] {
-        run_without_store(args).expect(2).assert_stderr(said);
+        run_without_store(args).expect(2).assert_stderr(message);
     }
 }
 
@@ -145,11 +146,11 @@ fn usage_line_does_not_require_options() {
         &["token", "n", "delete", "--no-such-option"],
     ] {
         let args = [&["--url", "redis://h"], args].concat();
-        let said = run_without_store(&args).expect(2).stderr;
-        let usage = said.lines().find(|line| line.starts_with("Usage: "));
+        let stderr = run_without_store(&args).expect(2).stderr;
+        let usage = stderr.lines().find(|line| line.starts_with("Usage: "));
         assert!(
             usage.is_some_and(|usage| !usage.contains("--url")),
-            "{said}"
+            "{stderr}"
         );
     }
 }

@@ -44,7 +44,7 @@ pub(super) fn check(history: &History, losses: Losses) -> Vec<Violation> {
 /// Finds a guard that was valid although its loss was reported, or although no renewal was possible for a lease.
 fn valid_too_long(history: &History, section: &Section) -> Option<Violation> {
     let (acquired, until) = section.valid_span()?;
-    let said = if section.valid_after_loss {
+    let found_at = if section.valid_after_loss {
         Some((
             section.loss_reported?,
             "was valid after its loss was reported",
@@ -57,7 +57,7 @@ fn valid_too_long(history: &History, section: &Section) -> Option<Violation> {
         bad.next()
             .map(|(end, _)| (end, "was valid although nothing could have renewed it"))
     };
-    said.map(|(end, text)| violation(Rule::ValidTooLong, section, end, until, text))
+    found_at.map(|(end, text)| violation(Rule::ValidTooLong, section, end, until, text))
 }
 
 /// Finds a loss before the end of the lease. Only a store that lost its data explains it.

@@ -7,7 +7,7 @@
 //!    a check reports a [`Violation`] only if none of them is allowed.
 //! 3. [`check`] returns all violations, ordered by time. [`check_promptness`] and [`check_order`] are separate checks,
 //!    because they are valid only on a simulated clock.
-//! 4. [`explain`] tells which violations are documented limitations, such as a store that lost its data.
+//! 4. [`explain`] returns which violations are documented limitations, such as a store that lost its data.
 
 mod exclusion;
 mod fencing;
@@ -30,7 +30,7 @@ use crate::clock::{Time, millis, nanos};
 use crate::history::{DataLossWindow, History};
 use crate::resource::Tally;
 
-/// How long a fair lock is kept for waiters that are gone: the default of `FairLock::grace_period`.
+/// How long a fair lock is kept for departed waiters: the default of `FairLock::grace_period`.
 pub const FAIR_GRACE_PERIOD: Duration = Duration::from_secs(5);
 
 /// How much longer a request may take just after a fault, in nanoseconds. A client whose connections broke several

@@ -57,7 +57,7 @@ pub(super) const FAULTS: [Fault; 13] = [
     Fault {
         name: "answers lost",
         description: "commands arrive, replies do not; then all connections are closed",
-        inject: |context, duration| with_network_change(context, duration, swallow),
+        inject: |context, duration| with_network_change(context, duration, lose_replies),
         ..NETWORK
     },
     Fault {
@@ -67,7 +67,7 @@ pub(super) const FAULTS: [Fault; 13] = [
         losses: Losses::Any,
         duration: FaultDuration::JustPastLease,
         in_soak: false,
-        inject: |context, duration| with_network_change(context, duration, swallow),
+        inject: |context, duration| with_network_change(context, duration, lose_replies),
         ..NETWORK
     },
     Fault {
@@ -218,9 +218,9 @@ fn refuse(network: &Proxy, refusing: bool) {
     network.cut();
 }
 
-fn swallow(network: &Proxy, swallowing: bool) {
-    network.discard_replies(swallowing);
-    if !swallowing {
+fn lose_replies(network: &Proxy, discarding: bool) {
+    network.discard_replies(discarding);
+    if !discarding {
         network.cut();
     }
 }

@@ -130,8 +130,8 @@ pub(super) const FAULTS: [Fault; 13] = [
         inject: |context, _| {
             kill(context, |_, _| Ok(()))?;
             let decoy = context.deployment.decoy().ok_or("no fake master")?;
-            let asked: String = decoy.ask(&["INFO", "commandstats"]);
-            match asked.contains("cmdstat_eval") {
+            let statistics: String = decoy.ask(&["INFO", "commandstats"]);
+            match statistics.contains("cmdstat_eval") {
                 true => Err(
                     "clients acquired locks on the server that the wrong sentinel reported".into(),
                 ),

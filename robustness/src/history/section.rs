@@ -29,9 +29,9 @@ pub struct Section {
     pub requested: Time,
     /// When the request was answered in any way.
     pub answered: Option<Time>,
-    /// Why it was not acquired.
+    /// Why the lock was not acquired.
     pub failed: Option<String>,
-    /// When it had been acquired.
+    /// When the lock had been acquired.
     pub acquired: Option<Time>,
     pub token: Option<u64>,
     /// The hold count of its owner, read right after the acquisition.
@@ -42,7 +42,7 @@ pub struct Section {
     pub valid_until: Option<Time>,
     /// The end of the lease that the guard last reported.
     pub deadline: Option<Time>,
-    /// The store keeps it until then at least, unless it is released.
+    /// The store keeps the hold at least until then, unless it is released.
     pub kept_until: Option<Time>,
     /// When the loss was reported.
     pub loss_reported: Option<Time>,

@@ -101,7 +101,7 @@ impl Handle {
                 try_once(semaphore.try_acquire_many(PERMITS)).await
             }
             Handle::Spin(lock) => try_once(lock.try_lock()).await,
-            // Their members are visited.
+            // Their members are checked instead.
             Handle::Multi(..) | Handle::Red(..) => Ok(true),
             // Exactly as many permits as were set.
             Handle::Semaphore(semaphore, _) => {

@@ -38,42 +38,42 @@ use threads::Thread;
 /// How long a subscription outlives its last waiter.
 const LINGER: Duration = Duration::from_millis(200);
 
-/// What a worker is told when it is started.
+/// Options of a worker process.
 #[derive(Debug, Clone, Args)]
 pub struct WorkerOptions {
     #[arg(long)]
     pub url: String,
-    /// Where the resource is.
+    /// Address of the resource.
     #[arg(long)]
     pub resource: String,
-    /// How many tasks want locks.
+    /// Number of tasks that acquire locks.
     #[arg(long)]
     pub tasks: usize,
-    /// How many of them stay inside for long.
+    /// Number of these tasks that hold their locks for long.
     #[arg(long)]
     pub sitters: usize,
-    /// How many of them take fair locks. When they all die, those behind them wait for each.
+    /// Number of these tasks that acquire fair locks. If all of them die, the waiters behind them wait for each.
     #[arg(long)]
     pub fair: usize,
-    /// Clients that they share.
+    /// Number of clients that the tasks share.
     #[arg(long)]
     pub clients: usize,
-    /// The names, `kind:number` each, with commas between.
+    /// Names of the locks, `kind:number` each, separated by commas.
     #[arg(long, value_delimiter = ',')]
     pub names: Vec<String>,
-    /// How many owners there are that several tasks share.
+    /// Number of owners that several tasks share.
     #[arg(long)]
     pub owners: usize,
-    /// How many threads take locks through a blocking client.
+    /// Number of threads that acquire locks through a blocking client.
     #[arg(long)]
     pub threads: usize,
-    /// What these owners and threads take: few names, so that they meet.
+    /// Names of the locks that these owners and threads acquire: few, so that they compete.
     #[arg(long, value_delimiter = ',')]
     pub few: Vec<String>,
-    /// How many locks the first client holds from the beginning to the end.
+    /// Number of additional locks that the first client holds during the whole run.
     #[arg(long)]
     pub held: usize,
-    /// What the ids of the clients begin with. Without it they are random.
+    /// Prefix of the client ids. Without it they are random.
     #[arg(long)]
     pub client_id: Option<String>,
     /// The watchdog's lease in ms.
@@ -82,7 +82,7 @@ pub struct WorkerOptions {
     /// The response timeout in ms.
     #[arg(long)]
     pub timeout: u64,
-    /// How long the others stay inside at most, in ms.
+    /// The longest time that the other tasks hold a lock, in ms.
     #[arg(long)]
     pub inside: u64,
     #[arg(long)]
@@ -94,10 +94,10 @@ pub struct WorkerOptions {
 /// Number of tasks that share an owner.
 const TASKS_PER_OWNER: usize = 2;
 
-/// How many replicas must have an acquisition.
+/// Number of replicas that must acknowledge an acquisition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Sync {
-    /// One of those that are connected, if any are: what clients do if nothing else is said.
+    /// One of the connected replicas, if there are any: the default of clients.
     All,
     /// One.
     One,
@@ -124,7 +124,7 @@ impl Sync {
 }
 
 impl WorkerOptions {
-    /// Creates a worker whose tasks stay inside for a moment, except every fourth.
+    /// Creates the options of a worker. One task in four holds its locks for long.
     pub fn new(lease: Duration, tasks: usize, names: Vec<String>, seed: u64) -> WorkerOptions {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         WorkerOptions {
@@ -297,7 +297,7 @@ impl WorkerTasks {
         }
         for task in 0..worker.tasks {
             let client = task % self.clients.len();
-            // From the last task, so that most fair tasks do not stay inside for long.
+            // From the last task, so that most fair tasks do not hold their locks for long.
             let is_fair = worker.tasks - task <= worker.fair;
             let handles = worker.names.iter();
             let handles = handles.filter(|name| is_fair || !name.starts_with("fair"));
@@ -382,7 +382,7 @@ async fn run_lock_task(
         (Duration::ZERO, Duration::from_millis(worker.inside))
     };
     while !shutdown.load(Ordering::Relaxed) {
-        // Tasks that stay inside for long use the first half of the names; of the others only every second uses
+        // Tasks that hold locks for long use the first half of the names; of the others only every second uses
         // that half, too. Else all tasks would soon wait for the long ones, and nothing would progress.
         let half = handles.len().div_ceil(2);
         let queues = task % 2 == 1 && random.below(8) == 0;

@@ -229,7 +229,7 @@ fn boxed<'a, K: LockKind>(
     Box::pin(acquiring)
 }
 
-/// Returns how long to stay inside: a third stays long enough to lose the lock in an outage.
+/// Returns how long to hold the lock: in one of three sections long enough to lose it in an outage.
 pub(super) fn time_inside(lease: Duration, random: &mut Random) -> Duration {
     match random.below(3) {
         0 => random.between(lease / 2, lease * 5 / 2),

@@ -336,9 +336,9 @@ pub(super) fn error_name(error: &Error) -> String {
             format!("Refused({code})")
         }
         other => {
-            let said = format!("{other:?}");
-            let end = said.find([' ', '{', '(']).unwrap_or(said.len());
-            said[..end].to_owned()
+            let text = format!("{other:?}");
+            let end = text.find([' ', '{', '(']).unwrap_or(text.len());
+            text[..end].to_owned()
         }
     }
 }

@@ -65,7 +65,7 @@ pub(super) struct Host {
     pub(super) terms: u64,
 }
 
-/// A connection.
+/// A connection between a process and a server.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) process: ProcessId,

@@ -92,13 +92,13 @@ impl ServerPair {
         output.set_read_timeout(timeout).expect("a timeout");
         let input = output.try_clone().expect("a second handle");
         let id = self.simulated.connect();
-        let line = RealConnection {
+        let connection = RealConnection {
             input,
             parser: Parser::new(),
             output,
             client,
         };
-        self.connections.insert(id, line);
+        self.connections.insert(id, connection);
         id
     }
 
@@ -167,19 +167,19 @@ impl ServerPair {
     /// Runs the pending commands on the real server, and compares its whole output.
     pub(crate) fn compare(&mut self) {
         if let Some((id, bytes)) = self.pending.take() {
-            let line = self
+            let connection = self
                 .connections
                 .get_mut(&id)
                 .expect("a connection that is open");
-            let written = line.output.write_all(&bytes);
+            let written = connection.output.write_all(&bytes);
             written.expect("the real server reads");
         }
         for sent in std::mem::take(&mut self.expected) {
-            let line = self
+            let connection = self
                 .connections
                 .get_mut(&sent.to)
                 .expect("a connection that is open");
-            let real = line.parser.parse_value(&mut line.input);
+            let real = connection.parser.parse_value(&mut connection.input);
             let (command, simulated) = (&sent.command, &sent.value);
             let real = real.unwrap_or_else(|error| {
                 panic!("{command}: the real server does not send {simulated:?}: {error}")
@@ -189,7 +189,7 @@ impl ServerPair {
                 "{}\n{command}\nsimulated: {simulated:?}\nreal:      {real:?}",
                 self.history[self.history.len().saturating_sub(SHOWN)..].join("\n")
             );
-            if let Some(client) = &mut line.client {
+            if let Some(client) = &mut connection.client {
                 // The client may be gone.
                 let _ = client.write_all(&sent.bytes);
             }

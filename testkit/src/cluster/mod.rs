@@ -42,8 +42,8 @@ pub struct ClusterPlan<'a> {
     pub args: &'a [&'a str],
     /// Makes all nodes speak only TLS, with clients and with each other.
     pub tls: Option<TlsPlan<'a>>,
-    /// Whether each node has its own address in [`SEPARATE_NETWORK`](crate::SEPARATE_NETWORK), where it listens and from
-    /// which it connects to other nodes. Such a node can be cut off from the others but not from
+    /// Whether each node has its own address in [`SEPARATE_NETWORK`](crate::SEPARATE_NETWORK), where it listens and
+    /// from which it connects to other nodes. Such a node can be cut off from the others but not from
     /// clients (Linux only).
     pub separate_addresses: bool,
 }
@@ -178,16 +178,16 @@ impl Cluster {
             FailoverMode::Takeover => &["CLUSTER", "FAILOVER", "TAKEOVER"],
         };
         let port = self.nodes[replica].port();
-        let mut asked: Option<Instant> = None;
+        let mut last_request: Option<Instant> = None;
         until("a failover", || {
             let ranges = self.agreed_slots()?;
             if ranges.iter().any(|range| range.master == port) {
                 return Ok(());
             }
-            if asked.is_none_or(|asked| asked.elapsed() > RETRY_AFTER) {
+            if last_request.is_none_or(|last| last.elapsed() > RETRY_AFTER) {
                 let answer = self.nodes[replica].try_ask::<()>(command);
                 answer.map_err(|error| error.to_string())?;
-                asked = Some(Instant::now());
+                last_request = Some(Instant::now());
             }
             Err(format!("node {replica} is still a replica"))
         });

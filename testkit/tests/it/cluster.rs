@@ -40,7 +40,7 @@ fn replica_replaces_killed_master() {
 
 #[test]
 fn replica_takes_over_on_command() {
-    let told = |how| {
+    let take_over = |how| {
         let cluster = Cluster::start();
         let master = cluster.owner_of(KEY);
         let replica = cluster.replica_of(master);
@@ -55,7 +55,7 @@ fn replica_takes_over_on_command() {
             FailoverMode::Force,
             FailoverMode::Takeover,
         ] {
-            scope.spawn(move || told(how));
+            scope.spawn(move || take_over(how));
         }
     });
 }

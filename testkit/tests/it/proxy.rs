@@ -142,9 +142,9 @@ fn frozen_server_does_not_prevent_cut() {
     for stream in &mut streams {
         ping(stream);
     }
-    let (tell, told) = channel();
+    let (stop, stopped) = channel();
     let ended = thread::spawn(move || {
-        while told.try_recv().is_err() {
+        while stopped.try_recv().is_err() {
             proxy.cut();
             thread::sleep(Duration::from_millis(20));
         }
@@ -157,7 +157,7 @@ fn frozen_server_does_not_prevent_cut() {
         ));
     }
     server.thaw();
-    tell.send(()).expect("a thread that closes connections");
+    stop.send(()).expect("a thread that closes connections");
     let proxy = ended.join().expect("the proxy");
     let mut stream = through(&proxy);
     ping(&mut stream);

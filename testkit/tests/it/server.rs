@@ -116,8 +116,8 @@ fn servers_and_files_do_not_outlive_killed_process() {
         .stdout(Stdio::piped())
         .spawn()
         .expect("this program");
-    let said = BufReader::new(process.stdout.take().expect("a pipe")).lines();
-    let words = said.map_while(Result::ok).find_map(|line| {
+    let output = BufReader::new(process.stdout.take().expect("a pipe")).lines();
+    let words = output.map_while(Result::ok).find_map(|line| {
         let (_, words) = line.split_once("runs: ")?;
         Some(
             words

@@ -13,13 +13,13 @@ use crate::settings::{Servers, millis};
 
 pub(crate) type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
 
-/// A held lock, with its properties for answers.
-pub(crate) struct Had {
-    pub(crate) said: Value,
+/// A held lock, with the value that answers return for it.
+pub(crate) struct HeldLock {
+    value: Value,
     unlock: Box<dyn FnOnce() -> Boxed<'static, ()> + Send>,
 }
 
-impl Had {
+impl HeldLock {
     pub(crate) async fn unlock(self) -> Result<()> {
         (self.unlock)().await
     }
@@ -30,21 +30,26 @@ pub(crate) type Wait = Option<Duration>;
 
 /// A lock with its kind erased.
 pub(crate) trait Handle: Send + Sync {
-    fn lock(&self, owner: Owner, wait: Wait, lease: Option<Duration>) -> Boxed<'_, Option<Had>>;
+    fn lock(
+        &self,
+        owner: Owner,
+        wait: Wait,
+        lease: Option<Duration>,
+    ) -> Boxed<'_, Option<HeldLock>>;
     fn ask<'a>(&'a self, owner: Owner, question: &'a str) -> Boxed<'a, Value>;
 }
 
 /// Acquires the lock, without a wait limit.
-pub(crate) async fn taken(lock: &dyn Handle, owner: Owner) -> Result<Had> {
-    let had = lock.lock(owner, None, None).await?;
-    Ok(had.ok_or("not acquired")?)
+pub(crate) async fn taken(lock: &dyn Handle, owner: Owner) -> Result<HeldLock> {
+    let held = lock.lock(owner, None, None).await?;
+    Ok(held.ok_or("not acquired")?)
 }
 
 /// The locks that one worker holds.
 pub(crate) struct Locks {
     servers: Arc<Servers>,
     owner: Owner,
-    held: Vec<(String, Had)>,
+    held: Vec<(String, HeldLock)>,
 }
 
 impl Locks {
@@ -67,14 +72,14 @@ impl Locks {
                     "-1" => None,
                     lease => Some(millis(lease)?),
                 };
-                let had = self
+                let held = self
                     .handle(kind, name)?
                     .lock(self.owner, wait, lease)
                     .await?;
-                Ok(had.map_or(json!(false), |had| {
-                    let said = had.said.clone();
-                    self.held.push((format!("{kind} {name}"), had));
-                    said
+                Ok(held.map_or(json!(false), |held| {
+                    let value = held.value.clone();
+                    self.held.push((format!("{kind} {name}"), held));
+                    value
                 }))
             }
             ("unlock", [kind, name]) => {
@@ -121,7 +126,7 @@ pub(crate) fn handle(servers: &Servers, kind: &str, name: &str) -> Result<Arc<dy
             _ => Arc::new(RedLock::new(members?).timeout(Duration::from_secs(1))),
         });
     }
-    one(servers, kind, name, 0, Made)
+    one(servers, kind, name, 0, ToHandle)
 }
 
 /// Parses `KIND:NAME[@SERVER]`.
@@ -131,55 +136,61 @@ fn member(servers: &Servers, member: &str) -> Result<Member> {
         Some((name, server)) => (name, server.parse()?),
         None => (name, 0),
     };
-    one(servers, kind, name, server, Joined)
+    one(servers, kind, name, server, ToMember)
 }
 
-/// Creates a handle from a lock.
-trait Make {
+/// Converts a lock, whatever its kind.
+trait Convert {
     type Of;
-    fn make<K: Said>(self, lock: Lock<K>) -> Self::Of;
+    fn convert<K: GuardValue>(self, lock: Lock<K>) -> Self::Of;
 }
 
-struct Made;
+struct ToHandle;
 
-impl Make for Made {
+impl Convert for ToHandle {
     type Of = Arc<dyn Handle>;
-    fn make<K: Said>(self, lock: Lock<K>) -> Self::Of {
+    fn convert<K: GuardValue>(self, lock: Lock<K>) -> Self::Of {
         Arc::new(lock)
     }
 }
 
-struct Joined;
+struct ToMember;
 
-impl Make for Joined {
+impl Convert for ToMember {
     type Of = Member;
-    fn make<K: Said>(self, lock: Lock<K>) -> Self::Of {
+    fn convert<K: GuardValue>(self, lock: Lock<K>) -> Self::Of {
         lock.into()
     }
 }
 
-fn one<M: Make>(servers: &Servers, kind: &str, name: &str, server: usize, of: M) -> Result<M::Of> {
+fn one<M: Convert>(
+    servers: &Servers,
+    kind: &str,
+    name: &str,
+    server: usize,
+    of: M,
+) -> Result<M::Of> {
     let client = servers.client(server)?;
     let fair = || match servers.fair_wait {
         Some(wait) => client.fair_lock(name).wait_time(wait),
         None => client.fair_lock(name),
     };
     Ok(match kind {
-        "lock" => of.make(client.lock(name)),
-        "nonreentrant" => of.make(client.lock(name).non_reentrant()),
-        "fair" => of.make(fair()),
-        "nonreentrant-fair" => of.make(fair().non_reentrant()),
-        "read" => of.make(client.read_write_lock(name).read().clone()),
-        "write" => of.make(client.read_write_lock(name).write().clone()),
-        "fenced" => of.make(client.fenced_lock(name)),
-        "spin" => of.make(client.spin_lock(name)),
+        "lock" => of.convert(client.lock(name)),
+        "nonreentrant" => of.convert(client.lock(name).non_reentrant()),
+        "fair" => of.convert(fair()),
+        "nonreentrant-fair" => of.convert(fair().non_reentrant()),
+        "read" => of.convert(client.read_write_lock(name).read().clone()),
+        "write" => of.convert(client.read_write_lock(name).write().clone()),
+        "fenced" => of.convert(client.fenced_lock(name)),
+        "spin" => of.convert(client.spin_lock(name)),
         _ => return Err(format!("there is no lock of the kind {kind:?}").into()),
     })
 }
 
-/// A kind of lock, with the properties of its guard.
-trait Said: LockKind + OwnedKind {
-    fn said(_: &Guard<Self>) -> Value
+/// A kind of lock, with the value that answers return for its guard.
+trait GuardValue: LockKind + OwnedKind {
+    fn value(_: &Guard<Self>) -> Value
     where
         Self: Sized,
     {
@@ -187,20 +198,20 @@ trait Said: LockKind + OwnedKind {
     }
 }
 
-impl Said for redlatch::Reentrant {}
-impl Said for redlatch::Fair {}
-impl Said for redlatch::Read {}
-impl Said for redlatch::Write {}
-impl Said for redlatch::Spin {}
-impl Said for redlatch::Fenced {
-    fn said(guard: &Guard<Self>) -> Value {
+impl GuardValue for redlatch::Reentrant {}
+impl GuardValue for redlatch::Fair {}
+impl GuardValue for redlatch::Read {}
+impl GuardValue for redlatch::Write {}
+impl GuardValue for redlatch::Spin {}
+impl GuardValue for redlatch::Fenced {
+    fn value(guard: &Guard<Self>) -> Value {
         guard.token().into()
     }
 }
 
 /// Sends a request with its options, which have the same names for one lock and for several.
-macro_rules! had {
-    ($lock:expr, $owner:expr, $wait:expr, $lease:expr, $said:expr) => {
+macro_rules! acquire {
+    ($lock:expr, $owner:expr, $wait:expr, $lease:expr, $value:expr) => {
         Box::pin(async move {
             let guard = match $wait {
                 None => {
@@ -222,17 +233,22 @@ macro_rules! had {
                     }
                 }
             };
-            Ok(guard.map(|guard| Had {
-                said: $said(&guard),
+            Ok(guard.map(|guard| HeldLock {
+                value: $value(&guard),
                 unlock: Box::new(|| Box::pin(async { Ok(guard.unlock().await?) })),
             }))
         })
     };
 }
 
-impl<K: Said> Handle for Lock<K> {
-    fn lock(&self, owner: Owner, wait: Wait, lease: Option<Duration>) -> Boxed<'_, Option<Had>> {
-        had!(self, owner, wait, lease, K::said)
+impl<K: GuardValue> Handle for Lock<K> {
+    fn lock(
+        &self,
+        owner: Owner,
+        wait: Wait,
+        lease: Option<Duration>,
+    ) -> Boxed<'_, Option<HeldLock>> {
+        acquire!(self, owner, wait, lease, K::value)
     }
 
     fn ask<'a>(&'a self, owner: Owner, question: &'a str) -> Boxed<'a, Value> {
@@ -267,8 +283,13 @@ fn ask_of_many<'a>(
 }
 
 impl Handle for MultiLock {
-    fn lock(&self, owner: Owner, wait: Wait, lease: Option<Duration>) -> Boxed<'_, Option<Had>> {
-        had!(self, owner, wait, lease, |_: &_| true.into())
+    fn lock(
+        &self,
+        owner: Owner,
+        wait: Wait,
+        lease: Option<Duration>,
+    ) -> Boxed<'_, Option<HeldLock>> {
+        acquire!(self, owner, wait, lease, |_: &_| true.into())
     }
 
     fn ask<'a>(&'a self, owner: Owner, question: &'a str) -> Boxed<'a, Value> {
@@ -277,8 +298,13 @@ impl Handle for MultiLock {
 }
 
 impl Handle for RedLock {
-    fn lock(&self, owner: Owner, wait: Wait, lease: Option<Duration>) -> Boxed<'_, Option<Had>> {
-        had!(self, owner, wait, lease, |_: &_| true.into())
+    fn lock(
+        &self,
+        owner: Owner,
+        wait: Wait,
+        lease: Option<Duration>,
+    ) -> Boxed<'_, Option<HeldLock>> {
+        acquire!(self, owner, wait, lease, |_: &_| true.into())
     }
 
     fn ask<'a>(&'a self, owner: Owner, question: &'a str) -> Boxed<'a, Value> {
