@@ -662,7 +662,7 @@ impl HoldRef {
 
     async fn settle_with_retries(&self, lease: Duration, mut attempt: Option<AttemptPermit>) {
         // A step in flight may take effect this late; its lease starts then.
-        let give_up = Instant::now() + lease + SETTLE_GRACE;
+        let deadline = Instant::now() + lease + SETTLE_GRACE;
         let name = self.hold.object.name();
         loop {
             let key = self.hold.object.key();
@@ -672,7 +672,7 @@ impl HoldRef {
             match settled {
                 Ok(_) | Err(Error::Lost { .. } | Error::WrongKind { .. }) => return,
                 // After any error, even a refusal: its cause may end before the lease does.
-                Err(error) if Instant::now() < give_up => {
+                Err(error) if Instant::now() < deadline => {
                     tracing::debug!(lock = name, owner = %self.hold.field, %error,
                         "release failed; retrying");
                     tokio::time::sleep(SETTLE_GRACE / 20).await;

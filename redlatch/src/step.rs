@@ -183,7 +183,7 @@ impl Script {
     }
 
     /// Returns whether the script may access more than the declared keys. While its slot moves between two
-    /// nodes of a cluster, neither node can tell then whether a missing key does not exist or is at the
+    /// nodes of a cluster, neither node then knows whether a missing key does not exist or is at the
     /// other node.
     pub(crate) fn has_undeclared_keys(&self) -> bool {
         self.undeclared

@@ -445,11 +445,11 @@ mod tests {
         let early = tokio::time::timeout(SECOND, hold.held_after(first)).await;
         assert!(early.is_err(), "it is the same hold period");
         hold.remove_guard(false);
-        let enter = async {
+        let acquire = async {
             tokio::task::yield_now().await;
             hold.add_guard(Instant::now() + SECOND, false).unwrap();
         };
-        let both = async { tokio::join!(hold.held_after(first), enter) };
+        let both = async { tokio::join!(hold.held_after(first), acquire) };
         tokio::time::timeout(SECOND, both).await.unwrap();
     }
 
@@ -460,12 +460,12 @@ mod tests {
         assert!(hold.needs_settling() && hold.snapshot().has_attempt_in_flight);
         hold.attempt_acknowledged(attempt);
         assert!(!hold.needs_settling() && !hold.snapshot().has_attempt_in_flight);
-        let left = hold.remove_guard(false);
-        assert_eq!((hold.changes(), left), (attempt + 1, attempt + 1));
+        let removed = hold.remove_guard(false);
+        assert_eq!((hold.changes(), removed), (attempt + 1, attempt + 1));
         assert_eq!(hold.count(), 0);
         hold.release_unanswered();
         assert!(hold.snapshot().maybe_released);
-        hold.release_acknowledged(left, true);
+        hold.release_acknowledged(removed, true);
         let snapshot = hold.snapshot();
         assert!(!snapshot.maybe_released && !snapshot.has_unacknowledged_changes);
         hold.begin_attempt();

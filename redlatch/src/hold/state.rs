@@ -385,9 +385,9 @@ mod tests {
     #[test]
     fn attempt_answer_does_not_acknowledge_earlier_changes() {
         let mut state = acquired();
-        let left = state.remove_guard(false);
+        let removed = state.remove_guard(false);
         let attempt = state.begin_attempt();
-        assert_eq!(attempt, left + 1);
+        assert_eq!(attempt, removed + 1);
         state.attempt_acknowledged(attempt);
         let snapshot = state.snapshot();
         assert!(snapshot.has_unacknowledged_changes && !snapshot.has_attempt_in_flight);
@@ -418,9 +418,9 @@ mod tests {
     #[test]
     fn release_does_not_acknowledge_later_changes() {
         let mut state = acquired();
-        let left = state.remove_guard(false);
+        let removed = state.remove_guard(false);
         let attempt = state.begin_attempt();
-        state.release_acknowledged(left, false);
+        state.release_acknowledged(removed, false);
         let snapshot = state.snapshot();
         assert!(snapshot.has_unacknowledged_changes && snapshot.has_attempt_in_flight);
         assert_eq!(snapshot.released_at, 0);
@@ -428,7 +428,7 @@ mod tests {
         state.attempt_acknowledged(attempt);
         assert!(!state.snapshot().has_unacknowledged_changes);
         // A late answer takes nothing back.
-        state.release_acknowledged(left, false);
+        state.release_acknowledged(removed, false);
         assert!(!state.snapshot().has_unacknowledged_changes);
     }
 

@@ -254,7 +254,7 @@ async fn waiter_notices_later_hold_period_of_its_owner() {
     assert_eq!(session.hold_period(me, &object), None);
     for several in [false, true] {
         let before = Some(HoldPeriod::latest());
-        let enter = async {
+        let acquire = async {
             tokio::task::yield_now().await;
             let (one, many) = match several {
                 false => (lock.try_lock().owner(me).await.unwrap(), None),
@@ -270,7 +270,7 @@ async fn waiter_notices_later_hold_period_of_its_owner() {
         tokio::select! {
             biased;
             () = noticed => {}
-            () = enter => panic!("not noticed"),
+            () = acquire => panic!("not noticed"),
         }
         client.flush().await;
     }

@@ -109,8 +109,8 @@ const NOT_SUBSCRIBED: u8 = 0;
 /// The subscription was sent; whether it took effect is unknown.
 const SUBSCRIBING: u8 = 1;
 const SUBSCRIBED: u8 = 2;
-/// The store reported the end of the subscription. In a cluster that may be the end of an earlier subscription, at the node
-/// that had the slot before. So there may be a subscription to end.
+/// The store reported the end of the subscription. In a cluster that may be the end of an earlier
+/// subscription, at the node that had the slot before. So there may be a subscription to end.
 const ENDED: u8 = 3;
 
 /// A waiter in a queue. Leaves the queue when dropped.
@@ -172,7 +172,8 @@ impl WaitQueues {
     }
 
     /// Records that this client is about to release the objects of `channel`. For waiters that join from now
-    /// on, an earlier answer no longer means that they are held. The message that wakes waiters may arrive later, on another connection.
+    /// on, an earlier answer no longer means that they are held. The message that wakes waiters may arrive
+    /// later, on another connection.
     pub(crate) fn record_release(&self, channel: &str) {
         if let Some(entry) = self.channels.lock().get(channel) {
             entry.record_release();

@@ -107,7 +107,7 @@ pub(super) enum Target {
 pub(super) trait MasterResolver: Send + Sync {
     /// Returns the current address.
     fn resolve(self: Arc<Self>) -> ResolveFuture;
-    /// Hint appended to timeout errors if the server does not answer.
+    /// Returns a hint to append to timeout errors if the server does not answer.
     fn timeout_hint(&self) -> &'static str;
 }
 
@@ -115,7 +115,7 @@ pub(super) type ResolveFuture =
     Pin<Box<dyn Future<Output = Result<(Connector, Endpoint), ExchangeError>> + Send>>;
 
 impl Target {
-    /// Hint appended to timeout errors if the server does not answer.
+    /// Returns a hint to append to timeout errors if the server does not answer.
     fn timeout_hint(&self) -> &'static str {
         match self {
             Target::Fixed(connector) => connector.timeout_hint(),
