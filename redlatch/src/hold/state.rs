@@ -1,8 +1,8 @@
 //! The state of one hold as the client knows it, without I/O or clock: its guards, its lease, and how far
 //! the store has acknowledged them.
 //!
-//! 1. Each change of the hold gets a number: an attempt to acquire when it is about to be sent, a removed
-//!    guard when it is removed.
+//! 1. Each change of the hold gets a number: an attempt to acquire when it is about to be sent, the removal
+//!    of a guard when it happens.
 //! 2. A release sends the count after all changes so far, so its answer acknowledges all of them.
 //! 3. The answer to an attempt acknowledges only that attempt, and only if all earlier changes are
 //!    acknowledged: the outcome of an unacknowledged change may differ from what the answer implies.

@@ -38,8 +38,8 @@ use queues::{QueueTurn, Waiter};
 /// waiter could be early and have to send its request twice.
 const ROUNDING: Duration = Duration::from_millis(1);
 
-/// How long the first waiter of a queue waits before that is logged. Longer than the default lease: the lock of a
-/// holder that died is free by then.
+/// How long the first waiter of a queue waits before that is logged. Not shorter than the default lease: the
+/// lock of a holder that died is free by then.
 const LONG_WAIT: Duration = Duration::from_secs(30);
 
 /// A resource that is requested repeatedly until it is acquired.

@@ -30,7 +30,7 @@ pub(super) enum ExchangeError {
 }
 
 /// Returns the code of an error. Before 7.0 an error inside of a script arrives wrapped in another. One
-/// that the script has caught follows the place where it happened: `…: -READONLY …`.
+/// that the script has caught follows the script line where it happened: `…: -READONLY …`.
 fn inner_code<'a>(code: &'a str, message: &'a str) -> &'a str {
     if code != "ERR" && !code.starts_with('@') {
         return code;
