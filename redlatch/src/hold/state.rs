@@ -1,5 +1,5 @@
-//! The state of one hold as the client knows it, without I/O or clock: its guards, its lease, and how far
-//! the store has acknowledged them.
+//! The state of one hold as the client knows it, without I/O or clock: its guards, its lease, and which
+//! changes the store has acknowledged.
 //!
 //! 1. Each change of the hold gets a number: an attempt to acquire when it is about to be sent, the removal
 //!    of a guard when it happens.
