@@ -80,7 +80,7 @@ impl Background {
         }));
     }
 
-    /// Runs `work` in the calling task. If the future is dropped after its first poll, and `worth` then
+    /// Runs `work` in the calling task. If the future is dropped after its first poll, and `detaches` then
     /// returns true, the rest of `work` runs in the background. It serves steps that must be neither
     /// repeated nor abandoned: the answer determines how to undo them.
     pub(crate) fn detach_on_drop<T: Send + 'static>(

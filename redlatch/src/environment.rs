@@ -1,5 +1,5 @@
-//! What the client takes from outside: random numbers, numbers of owners and tasks. (Connections are made
-//! in `store::redis::connector`.) It is in one place so that a simulation can provide all of it.
+//! What the client needs from its environment: random numbers, owner numbers and tasks. (Connections are
+//! made in `store::redis::connector`.) It is in one file so that a simulation can provide all of it.
 
 use crate::error::Result;
 #[cfg(feature = "simulation")]

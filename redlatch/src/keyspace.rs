@@ -1,7 +1,7 @@
 //! The embedded keyspace: the keys that Redis would keep, in process, without I/O and without a clock.
 //!
 //! Keys and rules are those of Redis: a key that has expired or become empty does not exist, and accessing
-//! a key with another shape is an error.
+//! a key as another type is an error.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
@@ -18,8 +18,9 @@ pub(crate) struct Keyspace {
     published: Vec<Message>,
     /// Number of subscribers by channel.
     subscribers: HashMap<String, usize>,
-    /// The origin of dates.
+    /// Origin of dates: the time of the first one.
     origin: Option<Instant>,
+    /// Number of keys after the last sweep.
     swept_to: usize,
 }
 
@@ -70,9 +71,9 @@ pub(crate) trait ValueType: Sized {
     fn wrap(self) -> Value;
 }
 
-macro_rules! shapes {
-    ($($shape:ty => $variant:ident,)*) => {
-        $(impl ValueType for $shape {
+macro_rules! value_types {
+    ($($value_type:ty => $variant:ident,)*) => {
+        $(impl ValueType for $value_type {
             fn of(value: &mut Value) -> Option<&mut Self> {
                 match value {
                     Value::$variant(value) => Some(value),
@@ -86,7 +87,7 @@ macro_rules! shapes {
     };
 }
 
-shapes! {
+value_types! {
     Holds => Holds,
     i64 => Number,
     VecDeque<String> => Queue,
@@ -142,7 +143,7 @@ impl Entry {
 }
 
 impl Keyspace {
-    /// Returns the value of `key` at `now`. Fails if it has another shape.
+    /// Returns the value of `key` at `now`. Fails if it has another type.
     pub(crate) fn find<T: ValueType>(
         &mut self,
         key: &str,
@@ -287,7 +288,7 @@ impl Keyspace {
 
     /// Hashes all keys, with all times relative to `now`: states that were reached at different times and
     /// behave alike from then on are equal. Dates that passed longer ago than `past` milliseconds compare
-    /// equal. The number under the key `counted` counts from the number given with it.
+    /// equal. The number under the key `counted.0` is hashed relative to `counted.1`.
     pub(crate) fn hash_at(
         &mut self,
         now: Instant,
@@ -381,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn other_shape_is_error_and_empty_key_is_gone() {
+    fn other_type_is_error_and_empty_key_is_gone() {
         let now = Instant::now();
         let mut keyspace = Keyspace::default();
         keyspace.set("a", 1, None, now);

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn patience_has_end_unless_none_or_beyond_clock() {
+    async fn wait_limit_has_deadline_unless_none_or_beyond_clock() {
         let second = Duration::from_secs(1);
         let end = WaitLimit::at_most(second).deadline();
         assert_eq!(end, Some(Instant::now() + second));

@@ -11,7 +11,7 @@ pub(crate) const MAX_NAME_BYTES: usize = 512;
 /// Suffix of the owner in the hash field of a writer.
 const WRITER: &str = ":write";
 
-/// Prefixes of keys that belong to the key of another object.
+/// Prefixes of an object's further keys.
 const TOKEN: &str = "redisson_lock_token";
 const QUEUE: &str = "redisson_lock_queue";
 const TIMEOUTS: &str = "redisson_lock_timeout";
@@ -19,7 +19,7 @@ const WRITERS: &str = "redlatch_rwlock_writers";
 const ABSENT: &str = "redlatch_lock_absent";
 /// Prefix of the channel of a latch.
 const LATCH_CHANNEL: &str = "redisson_countdownlatch__channel__";
-/// Redisson's own keys: the results of unlocking that it keeps.
+/// Prefix of keys that only Redisson writes: the results of unlocking that it keeps.
 const UNLOCK_LATCH: &str = "redisson_unlock_latch";
 
 /// The keys and channels of one object in the store.
@@ -29,12 +29,12 @@ pub(crate) struct ObjectKeys {
     key: String,
     channel: String,
     layout: KeyLayout,
-    /// Further keys of the family; empty where unused.
+    /// Further keys of the object; empty where unused.
     extra_keys: [String; 3],
     /// Why the name is invalid, if it is. Every operation reports it, because creating a handle cannot
     /// fail.
     invalid: Option<&'static str>,
-    /// Hash of the key. Cached because a place is looked up at every lock and unlock.
+    /// Hash of the key. Cached because an object is looked up at every lock and unlock.
     hash: u64,
 }
 
@@ -67,9 +67,7 @@ impl ObjectKeys {
         let extra_keys = match layout {
             KeyLayout::Fenced => [prefixed(TOKEN, &key), String::new(), String::new()],
             // The set of absent waiters is redlatch's own, not in Redisson.
-            KeyLayout::Fair => {
-                [QUEUE, TIMEOUTS, ABSENT].map(|extra_keys| prefixed(extra_keys, &key))
-            }
+            KeyLayout::Fair => [QUEUE, TIMEOUTS, ABSENT].map(|prefix| prefixed(prefix, &key)),
             // The waiting writers that block new readers (redlatch's own, not in Redisson), and the prefix
             // of the timeouts of all readers' holds.
             KeyLayout::Read | KeyLayout::Write => {
@@ -124,8 +122,8 @@ impl ObjectKeys {
     }
 
     /// Moves the channel of a latch whose name has a hash tag of its own to the slot of its key. Otherwise
-    /// no script could publish there in a cluster: Redisson's cannot (CROSSSLOT). Redisson's waiters listen
-    /// on another channel, where nothing is published, so they cannot share such a latch.
+    /// no script could publish there in a cluster: Redisson's cannot (CROSSSLOT). Redisson's waiters
+    /// subscribe to another channel, where nothing is published, so they cannot share such a latch.
     pub(crate) fn move_channel_to_slot(&mut self) {
         self.channel = [LATCH_CHANNEL, &self.key].concat();
     }
@@ -154,7 +152,7 @@ impl ObjectKeys {
         &self.extra_keys[1]
     }
 
-    /// Key of the times until which disconnected waiters for a fair lock keep their places.
+    /// Key of the times until which disconnected waiters for a fair lock keep their positions in the queue.
     pub(crate) fn absent_waiters(&self) -> &str {
         &self.extra_keys[2]
     }
@@ -192,7 +190,7 @@ impl ObjectKeys {
         [owner, WRITER].concat()
     }
 
-    /// Returns whether a field of that hash stands for a writer.
+    /// Returns whether a field of the hash of a read-write lock belongs to a writer.
     pub(crate) fn is_writer_field(&self, field: &str) -> bool {
         field.ends_with(WRITER)
     }
@@ -203,7 +201,7 @@ impl ObjectKeys {
     }
 
     /// Returns the name that belongs to one owner alone: a fair waiter's channel, or the prefix of the
-    /// timeouts of a reader's holds. Empty for all other families.
+    /// timeouts of a reader's holds. Empty for all other layouts.
     pub(crate) fn owner_key(&self, field: &str) -> String {
         match self.layout {
             KeyLayout::Fair => [&*self.channel, ":", field].concat(),
@@ -255,7 +253,7 @@ impl CandidateKeys {
 /// Returns whether a key belongs to the object of another key.
 pub(crate) fn is_extra_key(key: &str) -> bool {
     // Both forms of such a key contain a brace: see `prefixed` and `suffixed`.
-    let begins = |prefix: &&str| {
+    let has_prefix = |prefix: &&str| {
         let rest = key.strip_prefix(*prefix);
         rest.is_some_and(|rest| rest.starts_with(':') && rest.contains('{'))
     };
@@ -267,12 +265,12 @@ pub(crate) fn is_extra_key(key: &str) -> bool {
     };
     [TOKEN, QUEUE, TIMEOUTS, WRITERS, ABSENT, UNLOCK_LATCH]
         .iter()
-        .any(begins)
+        .any(has_prefix)
         || is_timeout()
 }
 
-/// Places are equal if their keys are, except for the two sides of a read-write lock: they share a key, and
-/// one owner may hold both.
+/// Objects are equal if their keys are, except for the two sides of a read-write lock: they share a key,
+/// and one owner may hold both.
 impl PartialEq for ObjectKeys {
     fn eq(&self, other: &ObjectKeys) -> bool {
         let writes = |object: &ObjectKeys| object.layout == KeyLayout::Write;
@@ -421,12 +419,12 @@ mod tests {
             ("a{}{b}", "hash tag"),
             ("}{", "hash tag"),
         ] {
-            let said = ObjectKeys::new(KeyLayout::Lock, "", name)
+            let message = ObjectKeys::new(KeyLayout::Lock, "", name)
                 .check()
                 .unwrap_err()
                 .to_string();
-            assert!(said.contains(reason), "{said}");
-            assert!(said.len() < 400, "{said}");
+            assert!(message.contains(reason), "{message}");
+            assert!(message.len() < 400, "{message}");
         }
         assert!(
             ObjectKeys::new(KeyLayout::Lock, "", &"x".repeat(512))

@@ -1,7 +1,7 @@
 //! Checks whether the current tokio runtime has what a call needs.
 //!
-//! tokio cannot be asked whether a runtime has timers and sockets: creating one panics if they are not
-//! enabled. So this module creates one and catches the panic. tokio's message then appears once on stderr,
+//! tokio offers no query for whether a runtime has timers and sockets: creating a timer or socket panics if
+//! they are not enabled. So this module creates one and catches the panic. tokio's message then appears once on stderr,
 //! or wherever the program's panic hook writes. The call returns [`Error::NoRuntime`].
 
 use std::cell::Cell;

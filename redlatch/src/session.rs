@@ -1,11 +1,11 @@
 //! The session of one client: its store, wait queues, watchdog and identity. All primitives acquire and
 //! release holds through it.
 //!
-//! 1. [`Session::hold_ref`] returns the owner's hold on a place, and counts the claims on it. A lost hold is
+//! 1. [`Session::hold_ref`] returns a counted reference to the owner's hold on an object. A lost hold is
 //!    replaced by a new one.
-//! 2. [`HoldRef::try_acquire`] makes one attempt to acquire. Steps of one hold take turns ([`Hold::turn`]). If the
-//!    store may still keep something that the owner released, a release is sent first and must be answered.
-//!    The attempt carries the hold count that it wants.
+//! 2. [`HoldRef::try_acquire`] makes one attempt to acquire. The steps of one hold take turns
+//!    ([`Hold::turn`]). If the store may still keep something that the owner released, a release is sent
+//!    first and must be answered. The attempt carries the wanted hold count.
 //! 3. If the store grants the attempt and the replicas confirm it, a guard is added and the watchdog watches
 //!    the hold.
 //! 4. If an attempt fails or is dropped without an answer, its outcome is unknown ([`SettleOnDrop`]). It is
@@ -36,7 +36,7 @@ use crate::store::{AttemptPermit, Delivery, Progress, Route, Store};
 use crate::wait::WaitQueues;
 use crate::watchdog::Watchdog;
 
-/// What all primitives share.
+/// The state of one client that all its primitives share.
 pub(crate) struct Session {
     pub(crate) id: ClientId,
     pub(crate) prefix: String,
@@ -47,7 +47,7 @@ pub(crate) struct Session {
     /// How long an outage may last before waiting fails, if it is set.
     pub(crate) outage_limit: Option<Duration>,
     holds: Mutex<HoldRegistry>,
-    /// Notified when any hold was entered.
+    /// Notified when any hold was acquired.
     acquired: Notify,
 }
 
@@ -56,7 +56,7 @@ type HoldRegistry =
     HashMap<(Owner, Arc<ObjectKeys>), RegisteredHold, BuildHasherDefault<MixHasher>>;
 
 /// Mixes two numbers that are already well distributed or unique: an owner's number and the cached hash of
-/// a place. Each acquisition looks up claims several times.
+/// an object's key. Each acquisition looks up its hold several times.
 #[derive(Default)]
 struct MixHasher(u64);
 
@@ -78,17 +78,17 @@ impl Hasher for MixHasher {
     }
 }
 
-/// One owner's hold on one place, over all its generations. A hold that was lost, and the hold that
+/// One owner's hold on one object, over all its generations. A hold that was lost, and the hold that
 /// replaced it, act on the same field of the store.
 ///
 /// Invariant: as long as a step of an earlier generation may still reach the store, the next generation
 /// takes turns with it ([`Hold::step_lock`]). Otherwise a late full release of the earlier generation would
 /// delete what the later one has acquired. Two rules keep it:
 ///
-/// - The claims of all generations are counted, and each step is sent by a claim. So the entry, and with it
-///   the mutex that all generations share, outlives every step. Only renewals are sent without a claim, but
-///   in turn; a late one only extends a lease.
-/// - The entry is not removed while the store may keep another count than this client: the last claim
+/// - The references to all generations are counted, and each step is sent through a reference. So the
+///   registry entry, and with it the mutex that all generations share, outlives every step. Only renewals
+///   are sent without a reference, but in turn; a late one only extends a lease.
+/// - The entry is not removed while the store may keep another count than this client: the last reference
 ///   settles before it is dropped. Only settling that is abandoned removes the entry without an answer.
 ///
 /// A step that was sent without an answer does not keep its turn. The next step for the same field is then
@@ -97,7 +97,7 @@ impl Hasher for MixHasher {
 struct RegisteredHold {
     /// The latest generation.
     hold: Arc<Hold>,
-    /// Number of claims of all generations.
+    /// Number of references to all generations.
     refs: usize,
 }
 
@@ -115,10 +115,10 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
-    /// The terms for an attempt that waits, if the store remembers waiters for this long.
+    /// Returns the terms for an attempt that waits, if the store remembers waiters for this long.
     pub(crate) fn waiting(self, remembered: Option<Lease>) -> Terms {
         Terms {
-            trace_lifetime: remembered.map_or(self.lease, |lasts| lasts.max(self.lease)),
+            trace_lifetime: remembered.map_or(self.lease, |lifetime| lifetime.max(self.lease)),
             ..self
         }
     }
@@ -159,7 +159,7 @@ impl Session {
         }
     }
 
-    /// Returns a claim on the hold of `owner` on `object`, which is created if there is none.
+    /// Returns a reference to the hold of `owner` on `object`, which is created if there is none.
     pub(crate) fn hold_ref<K: HoldKind + 'static>(
         self: &Arc<Self>,
         object: &Arc<ObjectKeys>,
@@ -168,14 +168,14 @@ impl Session {
         kind: &Arc<K>,
     ) -> Result<HoldRef> {
         let mut holds = self.holds();
-        let fresh = |steps| {
+        let new_hold = |step_lock| {
             let (field, kind) = (field(), kind.clone());
-            Arc::new(Hold::new(object.clone(), owner, field, kind, steps))
+            Arc::new(Hold::new(object.clone(), owner, field, kind, step_lock))
         };
         let entry = holds
             .entry((owner, object.clone()))
             .or_insert_with(|| RegisteredHold {
-                hold: fresh(Arc::default()),
+                hold: new_hold(Arc::default()),
                 refs: 0,
             });
         if entry.hold.object.layout() != object.layout() {
@@ -187,9 +187,9 @@ impl Session {
         if entry.hold.loss().is_some() {
             // A lost hold stays lost, for its guards. A new request gets a new hold, which takes turns with
             // steps of the old one that may still be in flight.
-            let later = fresh(entry.hold.step_lock.clone());
-            later.supersede(&entry.hold);
-            entry.hold = later;
+            let successor = new_hold(entry.hold.step_lock.clone());
+            successor.supersede(&entry.hold);
+            entry.hold = successor;
         }
         entry.refs += 1;
         Ok(HoldRef::new(self.clone(), entry.hold.clone()))
@@ -202,14 +202,15 @@ impl Session {
         entry.map(|entry| entry.hold.clone())
     }
 
-    /// Returns the hold period of `owner` at `object`, if it holds that as far as is known here.
+    /// Returns the hold period of `owner` on `object`, if it holds the object as far as this client knows.
     fn hold_period(&self, owner: Owner, object: &Arc<ObjectKeys>) -> Option<HoldPeriod> {
         let holds = self.holds();
         let entry = holds.get(&(owner, object.clone()));
         entry.and_then(|entry| entry.hold.hold_period())
     }
 
-    /// Waits until `owner` holds `object`, as far as is known here, in a hold period that started after `since`.
+    /// Waits until `owner` holds `object`, as far as this client knows, in a hold period that started after
+    /// `since`.
     async fn wait_until_held(
         &self,
         owner: Owner,
@@ -226,7 +227,7 @@ impl Session {
         }
     }
 
-    /// Releases in the store what `owner` has left of `object` but not settled yet.
+    /// Settles what `owner` has released of `object` but not settled yet.
     async fn settle_released(self: &Arc<Self>, owner: Owner, object: &Arc<ObjectKeys>) {
         let hold_ref = {
             let mut holds = self.holds();
@@ -283,13 +284,14 @@ pub(crate) enum AllOrNone<T> {
     Blocked(usize, Duration),
 }
 
-/// One for each object of an attempt: mostly one.
+/// One value for each object of an attempt: mostly one.
 type Each<T> = SmallVec<[T; 1]>;
 
 impl Session {
-    /// Makes one attempt to acquire all or none of several objects (once more) in one step. `step` creates
-    /// it for the hold counts so far; `blocked` returns from its reply which object another owner holds. All
-    /// callers must use one order of objects, so that two attempts never wait for each other's turns.
+    /// Makes one attempt to acquire all or none of several objects (once more) in one step. `step` creates the
+    /// step for the hold counts so far; `blocked` returns, for its reply, the index of the object that another
+    /// owner holds. All callers must use the same order of objects, so that two attempts never wait for each
+    /// other's turns.
     ///
     /// However this ends, even by being dropped, settling in the background makes the store match this
     /// client.
@@ -307,12 +309,12 @@ impl Session {
         for (hold_ref, _) in hold_refs {
             turns.push(hold_ref.hold.turn().await?);
         }
-        let entering = self.try_acquire_in_turn(hold_refs, subscribe, progress, step, blocked);
-        let entered = entering.await;
+        let acquiring = self.try_acquire_in_turn(hold_refs, subscribe, progress, step, blocked);
+        let acquired = acquiring.await;
         for turn in &mut turns {
-            turn.record_result(&entered);
+            turn.record_result(&acquired);
         }
-        entered
+        acquired
     }
 
     async fn try_acquire_in_turn<S: Step>(
@@ -327,8 +329,8 @@ impl Session {
         for (hold_ref, terms) in hold_refs {
             held.push(hold_ref.prior_hold_count(*terms).await?);
         }
-        let all_claims = hold_refs.iter();
-        let unsettled: Each<_> = all_claims
+        let unsettled: Each<_> = hold_refs
+            .iter()
             .map(|(hold_ref, terms)| SettleOnDrop::new(hold_ref, *terms, progress))
             .collect();
         let step = step(&held);
@@ -343,18 +345,18 @@ impl Session {
             }
             None => store.run(&step, delivery, progress).await,
         };
-        let settled = || unsettled.iter().for_each(SettleOnDrop::mark_settled);
+        let mark_settled = || unsettled.iter().for_each(SettleOnDrop::mark_settled);
         let answer = match answer {
             Ok(answer) => answer,
             Err(error) => {
                 if error.leaves_untouched() || !progress.was_sent() {
-                    settled();
+                    mark_settled();
                 }
                 return Err(error);
             }
         };
         if let Some(i) = blocked(&answer.reply) {
-            settled();
+            mark_settled();
             return match (hold_refs.get(i), held.get(i)) {
                 (Some((hold_ref, _)), Some(1..)) => Err(hold_ref.mark_not_held()),
                 _ => Ok(answer.reply),
@@ -379,7 +381,7 @@ impl Session {
                 return Err(error);
             }
         }
-        settled();
+        mark_settled();
         for (hold_ref, _) in hold_refs {
             self.watchdog.watch(&hold_ref.hold);
         }
@@ -388,11 +390,11 @@ impl Session {
     }
 }
 
-/// A claim on a hold, acquired or not. Claims are counted.
+/// A counted reference to a hold, acquired or not.
 pub(crate) struct HoldRef {
     pub(crate) session: Arc<Session>,
     pub(crate) hold: Arc<Hold>,
-    /// Number of the change with which this claim left the hold; 0 before.
+    /// Number of the change with which this reference's guard was removed; 0 before.
     removed_at: AtomicU64,
 }
 
@@ -425,7 +427,7 @@ impl Drop for HoldRef {
                 entry.refs -= 1;
                 return;
             }
-            // This claim's count is passed on to a claim that settles in the background.
+            // This reference stays counted: it passes to one that settles in the background.
             entry.hold.clone()
         };
         let lease = unsettled.longest_lease();
@@ -434,7 +436,7 @@ impl Drop for HoldRef {
 }
 
 impl HoldRef {
-    /// Creates a claim that is already counted.
+    /// Creates a reference that is already counted.
     fn new(session: Arc<Session>, hold: Arc<Hold>) -> HoldRef {
         HoldRef {
             session,
@@ -447,12 +449,12 @@ impl HoldRef {
         (self.hold.owner, self.hold.object.clone())
     }
 
-    /// Returns the owner's latest hold period of this object or of the object [beside](HoldKind::beside) it.
+    /// Returns the owner's latest hold period of this object or of its [sibling](HoldKind::sibling).
     ///
-    /// Invariant of all waiting: an owner with a hold period never waits in line, because the waiters there may
-    /// wait for that very hold period to end. It sends its request out of turn, once per hold period. If the store
-    /// refuses nevertheless (the hold period has ended meanwhile, or its loss was not noticed yet), the owner
-    /// waits in line until a later hold period starts.
+    /// Invariant of all waiting: an owner with a hold period never waits in a wait queue, because the waiters
+    /// there may wait for that very hold period to end. It sends its request out of turn, once per hold
+    /// period. If the store refuses nevertheless (the hold period has ended meanwhile, or its loss was not
+    /// noticed yet), the owner waits in the wait queue until a later hold period starts.
     pub(crate) fn hold_period(&self) -> Option<HoldPeriod> {
         let sibling = self.hold.kind.sibling();
         let sibling =
@@ -460,7 +462,7 @@ impl HoldRef {
         self.hold.hold_period().max(sibling)
     }
 
-    /// Waits until the owner has such a hold period that started after `since`.
+    /// Waits until the owner has a [hold period](HoldRef::hold_period) that started after `since`.
     pub(crate) async fn held_after(&self, since: Option<HoldPeriod>) {
         let own = self.hold.held_after(since);
         match self.hold.kind.sibling() {
@@ -473,10 +475,10 @@ impl HoldRef {
         }
     }
 
-    /// Settles what the owner has released of the object beside this one, which could block it.
+    /// Settles what the owner has released of the sibling object, which could block this one.
     pub(crate) async fn settle_sibling(&self) {
         if let Some(sibling) = self.hold.kind.sibling() {
-            // Boxed: few kinds have an object beside theirs.
+            // Boxed: few kinds have a sibling object.
             Box::pin(self.session.settle_released(self.hold.owner, sibling)).await;
         }
     }
@@ -500,15 +502,15 @@ impl HoldRef {
 
     /// Returns how often the owner holds the object already, if it may acquire it now.
     ///
-    /// First releases, in this turn, what the owner left before: the next acquisition is a new one, with a
-    /// lease and a fencing token of its own.
+    /// First settles, in this turn, what the owner has released before: the next acquisition is a new one, with
+    /// a lease and a fencing token of its own.
     async fn prior_hold_count(&self, terms: Terms) -> Result<u32> {
         let held = loop {
             let snapshot = self.hold.snapshot();
             if let Some(loss) = snapshot.loss {
                 return Err(self.hold.lost_error(loss));
             }
-            // Check again after each settling: a guard may have left meanwhile. Then the store has a higher
+            // Check again after each settling: a guard may have been removed meanwhile. Then the store has a higher
             // count than this client, and the next acquisition would look like a repetition, with the
             // fencing token of another one.
             if !snapshot.has_unacknowledged_changes {
@@ -525,7 +527,8 @@ impl HoldRef {
         Ok(held)
     }
 
-    /// The master granted it. Extend the local deadline now, because waiting for replicas delays renewal.
+    /// Extends the local deadline of a re-entered hold as soon as the master has granted it, because waiting
+    /// for replicas delays its renewal.
     fn extend_prior_hold(&self, held: u32, end: Instant) {
         if held > 0 {
             self.hold.extend(end);
@@ -554,7 +557,7 @@ impl HoldRef {
     pub(crate) async fn settle(&self) -> Result<bool> {
         let up_to_change = match self.removed_at.load(Ordering::Relaxed) {
             0 => self.hold.changes(),
-            left => left,
+            removed_at => removed_at,
         };
         let mut turn = self.hold.turn().await?;
         let settled = self.settle_in_turn(up_to_change).await;
@@ -596,7 +599,7 @@ impl HoldRef {
         if keep == 0 {
             session.watchdog.unwatch(hold);
             if now.released_at >= up_to_change {
-                // Another claim's release found the same count.
+                // A release through another reference has sent the same count.
                 return Ok(true);
             }
         }
@@ -642,15 +645,15 @@ impl HoldRef {
         self.clone().settle_detached(lease.duration(), None);
     }
 
-    /// Settles an attempt that may still be in flight. The attempt keeps its turn until the first try to
+    /// Settles an attempt that may still be in flight. The attempt keeps its permit until the first try to
     /// settle it. So the attempts that wait for settling are limited like those in flight, however many
-    /// callers come and go.
+    /// callers start and cancel attempts.
     fn settle_detached(self, lease: Duration, attempt: Option<AttemptPermit>) {
         let background = self.session.background.clone();
-        let warning = WarnIfDropped(Some(self));
+        let unstarted = WarnIfDropped(Some(self));
         background.spawn(async move {
-            let mut warning = warning;
-            if let Some(hold_ref) = warning.0.take() {
+            let mut unstarted = unstarted;
+            if let Some(hold_ref) = unstarted.0.take() {
                 hold_ref.settle_with_retries(lease, attempt).await;
                 hold_ref.hold.settling_ended();
             }
@@ -659,17 +662,17 @@ impl HoldRef {
 
     async fn settle_with_retries(&self, lease: Duration, mut attempt: Option<AttemptPermit>) {
         // A step in flight may take effect this late; its lease starts then.
-        let give_up = Instant::now() + lease + SETTLE_GRACE;
+        let deadline = Instant::now() + lease + SETTLE_GRACE;
         let name = self.hold.object.name();
         loop {
             let key = self.hold.object.key();
-            let turn = self.session.store.settling_permit(key).await;
+            let permit = self.session.store.settling_permit(key).await;
             let settled = self.settle().await;
-            drop((turn, attempt.take()));
+            drop((permit, attempt.take()));
             match settled {
                 Ok(_) | Err(Error::Lost { .. } | Error::WrongKind { .. }) => return,
                 // After any error, even a refusal: its cause may end before the lease does.
-                Err(error) if Instant::now() < give_up => {
+                Err(error) if Instant::now() < deadline => {
                     tracing::debug!(lock = name, owner = %self.hold.field, %error,
                         "release failed; retrying");
                     tokio::time::sleep(SETTLE_GRACE / 20).await;
@@ -693,7 +696,7 @@ struct SettleOnDrop<'a> {
     hold_ref: &'a HoldRef,
     terms: Terms,
     progress: &'a Progress,
-    /// Number of the attempt among the changes of the hold.
+    /// Number of the attempt, among the changes of the hold.
     change: u64,
     settled: AtomicBool,
 }
@@ -717,7 +720,7 @@ impl SettleOnDrop<'_> {
         self.hold_ref.hold.attempt_acknowledged(self.change);
     }
 
-    /// Settles the attempt in its own turn. If this fails, dropping it settles.
+    /// Settles the attempt in its own turn. If this fails, dropping `self` settles it.
     async fn settle_in_turn(&self) {
         if self.hold_ref.settle_in_turn(self.change).await.is_ok() {
             self.mark_settled();

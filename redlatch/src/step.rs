@@ -15,7 +15,7 @@ use crate::keyspace::Keyspace;
 
 /// One atomic change, in both implementations.
 ///
-/// A step can be repeated: sent twice, it has the effect of one. It carries the *target* state (a hold
+/// A step can be repeated: executed twice, it has the same effect as once. It carries the *target* state (a hold
 /// count, an end of a lease) rather than a change. Steps that change a number are the exception: see
 /// [`Store::run_at_most_once`](crate::store::Store::run_at_most_once).
 pub(crate) trait Step: Send + Sync {
@@ -141,7 +141,9 @@ pub(crate) enum Outcome<T = ()> {
 /// A Lua script, known to the server by its SHA-1.
 pub(crate) struct Script {
     source: &'static str,
+    /// By [`PublishMode`].
     hashes: [OnceLock<redis::Script>; 2],
+    /// See [`Script::has_undeclared_keys`].
     undeclared: bool,
 }
 
@@ -156,7 +158,7 @@ pub(crate) enum PublishMode {
 }
 
 impl Script {
-    /// Identifies a script by its address: each is created once.
+    /// Returns an id of the script: its address, because each script is created once.
     pub(crate) fn id(&'static self) -> usize {
         std::ptr::from_ref(self).addr()
     }
@@ -181,18 +183,18 @@ impl Script {
     }
 
     /// Returns whether the script may access more than the declared keys. While its slot moves between two
-    /// nodes of a cluster, neither node can tell then whether a missing key does not exist or is at the
+    /// nodes of a cluster, neither node then knows whether a missing key does not exist or is at the
     /// other node.
     pub(crate) fn has_undeclared_keys(&self) -> bool {
         self.undeclared
     }
 
-    /// The original source, with PUBLISH.
+    /// Returns the original source, with PUBLISH.
     pub(crate) fn source(&self) -> &'static str {
         self.source
     }
 
-    /// The source for servers that publish in this way.
+    /// Returns the source for servers that publish in this way.
     pub(crate) fn source_for(&self, mode: PublishMode) -> Cow<'static, str> {
         match mode {
             PublishMode::Global => self.source.into(),
@@ -204,10 +206,10 @@ impl Script {
     }
 
     pub(crate) fn sha(&self, mode: PublishMode) -> &str {
-        let [everywhere, in_slot] = &self.hashes;
+        let [global, sharded] = &self.hashes;
         let hash = match mode {
-            PublishMode::Global => everywhere,
-            PublishMode::Sharded => in_slot,
+            PublishMode::Global => global,
+            PublishMode::Sharded => sharded,
         };
         hash.get_or_init(|| redis::Script::new(&self.source_for(mode)))
             .get_hash()
@@ -240,31 +242,31 @@ pub(crate) fn decode_bool(raw: &Value) -> Result<bool> {
 }
 
 /// Converts the error reply of a script about the object `name`.
-pub(crate) fn script_error(name: &str, said: String) -> Error {
+pub(crate) fn script_error(name: &str, message: String) -> Error {
     let wrong = |reason| Error::WrongKind {
         name: name.to_owned(),
         reason,
     };
-    if said.starts_with("WRONGKIND") {
-        wrong(match said.contains("no number") {
+    if message.starts_with("WRONGKIND") {
+        wrong(match message.contains("no number") {
             true => "not an integer",
             false => "a lock of another kind",
         })
-    } else if said.contains("WRONGTYPE") {
+    } else if message.contains("WRONGTYPE") {
         // Matches anywhere: before 7.0 an error inside of a script arrives wrapped in another.
         wrong("a key of another type")
-    } else if said.starts_with("NOPERM")
+    } else if message.starts_with("NOPERM")
         // Denials inside of a script, before 7.2 and since.
-        || said.contains("The user executing the script can't")
-        || said.contains("ACL failure in script")
+        || message.contains("The user executing the script can't")
+        || message.contains("ACL failure in script")
     {
-        Error::NotPermitted { reason: said }
+        Error::NotPermitted { reason: message }
     } else {
-        Error::Refused { reason: said }
+        Error::Refused { reason: message }
     }
 }
 
-/// Returns the error for a reply that no script of ours gives.
+/// Returns the error for a reply that none of this crate's scripts gives.
 pub(crate) fn unexpected_reply(raw: &Value) -> Error {
     Error::Refused {
         reason: format!("unexpected reply: {raw:?}"),

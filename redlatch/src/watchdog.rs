@@ -4,7 +4,7 @@
 //! about then. A failed renewal is retried until the end of the lease. At that end the holder is notified of
 //! the loss. The task starts with the first hold and ends after the last.
 //!
-//! A hold passes through three places:
+//! A hold passes through three stages:
 //!
 //! 1. `due`: every hold, ordered by the time at which the watchdog has to look at it;
 //! 2. `ready`, one queue per node of a cluster: holds to renew now;
@@ -45,7 +45,7 @@ use crate::store::{NodeId, Store, SuspectNodes};
 /// blocks the server.
 const MAX_BATCH_HOLDS: usize = 100;
 
-/// Total weight of one round trip ([`HoldKind::weight`]). A single hold may exceed it.
+/// Total weight of one round trip ([`HoldKind::weight`](crate::hold::HoldKind::weight)). A single hold may exceed it.
 const MAX_BATCH_WEIGHT: usize = 1000;
 
 /// Shortest time between two sweeps of a node because of missing holds: a thousand losses in a row must not
@@ -114,7 +114,7 @@ impl Watchdog {
         }
     }
 
-    /// The lease that the watchdog renews.
+    /// Returns the lease to which the watchdog renews holds.
     pub(crate) fn lease(&self) -> Lease {
         self.core.lease
     }
@@ -149,13 +149,14 @@ impl Watchdog {
         self.core.schedule().remove(hold);
     }
 
-    /// Handles a reply that the store does not have this hold. Others at the same node may be missing, too.
+    /// Handles a reply that the store does not have this hold. Other holds at the same node may be missing,
+    /// too.
     pub(crate) fn report_missing(&self, hold: &Hold) {
         let node = self.store.node(hold.kind.renew_key(hold));
         self.core.report_missing(node);
     }
 
-    /// Number of watched holds.
+    /// Returns the number of watched holds.
     pub(crate) fn len(&self) -> usize {
         self.core.schedule().due.len()
     }
@@ -191,17 +192,17 @@ impl Core {
         self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How long before the end of its lease a hold is renewed.
+    /// Returns how long before the end of its lease a hold is renewed.
     fn renewal_margin(&self) -> Duration {
         self.lease.duration() - self.lease.renewal_interval()
     }
 
-    /// Holds that are due within this time are renewed now: fewer, fuller batches.
+    /// Returns the time within which due holds are renewed now: fewer, fuller batches.
     fn batch_window(&self) -> Duration {
         self.lease.duration() / 30
     }
 
-    /// The pause before a failed renewal is retried.
+    /// Returns the pause before a failed renewal is retried.
     fn retry_pause(&self) -> Duration {
         self.batch_window()
             .clamp(Duration::from_millis(10), Duration::from_secs(1))
@@ -221,9 +222,9 @@ impl Core {
         self.make_ready(schedule, store);
         let mut batches = Vec::new();
         let mut moved = Vec::new();
-        schedule.nodes.retain(|node, at_node| {
-            at_node.take_batches(*node, self, store, &mut batches, &mut moved);
-            at_node.is_used()
+        schedule.nodes.retain(|node, node_queue| {
+            node_queue.take_batches(*node, self, store, &mut batches, &mut moved);
+            node_queue.is_used()
         });
         for hold in moved {
             hold.watchdog_state(|state| state.renewing = false);
@@ -233,7 +234,7 @@ impl Core {
     }
 
     fn report_missing(&self, node: Option<NodeId>) {
-        let not_before = |at_node: &NodeQueue| Some(at_node.swept? + SWEEP_PAUSE);
+        let not_before = |node_queue: &NodeQueue| Some(node_queue.swept? + SWEEP_PAUSE);
         self.sweep(node, not_before);
     }
 
@@ -243,11 +244,11 @@ impl Core {
         if schedule.due.is_empty() {
             return;
         }
-        let at_node = schedule.nodes.entry(node).or_default();
+        let node_queue = schedule.nodes.entry(node).or_default();
         let now = Instant::now();
-        let at = not_before(at_node).map_or(now, |not_before| now.max(not_before));
-        let at = at_node.sweep.map_or(at, |planned| planned.min(at));
-        at_node.sweep = Some(at);
+        let at = not_before(node_queue).map_or(now, |not_before| now.max(not_before));
+        let at = node_queue.sweep.map_or(at, |planned| planned.min(at));
+        node_queue.sweep = Some(at);
         if Some(at) < schedule.wakes_at {
             self.wake_sooner.notify_one();
         }
@@ -258,10 +259,10 @@ impl Core {
     fn begin_sweeps(&self, schedule: &mut Schedule, store: &Store) {
         let now = Instant::now();
         let mut swept = Vec::new();
-        for (node, at_node) in &mut schedule.nodes {
-            if at_node.sweep.is_some_and(|at| at <= now) {
-                at_node.sweep = None;
-                at_node.swept = Some(now);
+        for (node, node_queue) in &mut schedule.nodes {
+            if node_queue.sweep.is_some_and(|at| at <= now) {
+                node_queue.sweep = None;
+                node_queue.swept = Some(now);
                 swept.push(*node);
             }
         }
@@ -324,7 +325,10 @@ impl Core {
     fn sleep_until(&self, busy: usize) -> Option<Instant> {
         let mut schedule = self.schedule();
         let first = schedule.due.first_key_value().map(|((due, _), _)| *due);
-        let sweeps = schedule.nodes.values().filter_map(|at_node| at_node.sweep);
+        let sweeps = schedule
+            .nodes
+            .values()
+            .filter_map(|node_queue| node_queue.sweep);
         let first = first.map(|due| sweeps.fold(due, Instant::min));
         let idle = first.is_none() && busy == 0;
         schedule.wakes_at = match first {
@@ -377,8 +381,8 @@ impl NodeQueue {
             let renews = hold.is_renewed();
             let script = (hold.kind.renew_script().id(), renews);
             let weight = hold.kind.weight(&hold);
-            let fits = |(batch, room): &(Batch, usize)| {
-                batch.holds.len() < MAX_BATCH_HOLDS && *room >= weight
+            let fits = |(batch, remaining): &(Batch, usize)| {
+                batch.holds.len() < MAX_BATCH_HOLDS && *remaining >= weight
             };
             if !open.get(&script).is_some_and(fits) {
                 if self.batches == MAX_BATCHES_IN_FLIGHT {
@@ -395,8 +399,8 @@ impl NodeQueue {
                 let full = open.insert(script, (batch, MAX_BATCH_WEIGHT));
                 batches.extend(full.map(|(batch, _)| batch));
             }
-            if let Some((batch, room)) = open.get_mut(&script) {
-                *room = room.saturating_sub(weight);
+            if let Some((batch, remaining)) = open.get_mut(&script) {
+                *remaining = remaining.saturating_sub(weight);
                 hold.watchdog_state(|state| state.suspect = false);
                 batch.holds.push(hold);
             }
@@ -417,8 +421,8 @@ struct Batch {
 impl Drop for Batch {
     fn drop(&mut self) {
         let schedule = &mut *self.core.schedule();
-        if let Some(at_node) = schedule.nodes.get_mut(&self.node) {
-            at_node.batches = at_node.batches.saturating_sub(1);
+        if let Some(node_queue) = schedule.nodes.get_mut(&self.node) {
+            node_queue.batches = node_queue.batches.saturating_sub(1);
         }
         for hold in &self.holds {
             hold.watchdog_state(|state| state.renewing = false);
@@ -427,7 +431,7 @@ impl Drop for Batch {
     }
 }
 
-/// The task. If its runtime ends before the last hold, it continues in another one, if there is one.
+/// The task. If its runtime ends before the last hold, the task continues in the runtime used last.
 async fn run_task(core: Arc<Core>, store: Weak<Store>, background: Background) {
     let mut restart = RestartOnDrop {
         core: core.clone(),
@@ -460,6 +464,7 @@ async fn run_task(core: Arc<Core>, store: Weak<Store>, background: Background) {
     restart.ended = true;
 }
 
+/// Starts the task again in another runtime if it is dropped before it has ended.
 struct RestartOnDrop {
     core: Arc<Core>,
     store: Weak<Store>,
@@ -586,7 +591,7 @@ impl Core {
 /// The step that renews one batch: holds of kinds that share a script.
 pub(crate) struct Renew<'a> {
     pub(crate) script: &'static Script,
-    /// `None`: leaves the leases unchanged and only checks whether they are held.
+    /// `None`: leaves the leases unchanged and only checks whether the holds exist.
     pub(crate) lease: Option<Lease>,
     pub(crate) holds: Vec<&'a Hold>,
 }

@@ -86,7 +86,7 @@ pub(crate) trait HoldKind: Send + Sync {
     }
 }
 
-/// Serializes the steps of one owner at one place. Contains the time and error of the latest step, if it
+/// Serializes the steps of one owner on one object. Contains the time and error of the latest step, if it
 /// failed because the store could not be reached.
 pub(crate) type StepLock = tokio::sync::Mutex<Option<(Instant, Error)>>;
 
@@ -101,7 +101,7 @@ impl StepTurn<'_> {
     }
 }
 
-/// One owner's hold of one name, shared by all its guards.
+/// One owner's hold on one object, shared by all its guards.
 pub(crate) struct Hold {
     pub(crate) object: Arc<ObjectKeys>,
     pub(crate) owner: Owner,
@@ -114,11 +114,11 @@ pub(crate) struct Hold {
     /// is still in flight. If this hold is lost, its successor shares this mutex.
     pub(crate) step_lock: Arc<StepLock>,
     state: Mutex<State>,
-    /// Notified when the hold was entered or lost.
+    /// Notified when the hold was acquired or lost.
     changed: Notify,
 }
 
-/// The watchdog's notes about a hold.
+/// What the watchdog knows about a hold.
 #[derive(Default)]
 pub(crate) struct WatchdogState {
     /// Position of the hold in the watchdog's queue.
@@ -155,8 +155,8 @@ impl Hold {
     /// Adds a guard after the store has granted the hold until `end`. Fails if that has passed already; the
     /// count is then unchanged.
     pub(crate) fn add_guard(&self, end: Instant, renewed: bool) -> Result<()> {
-        let entered = self.lock_state().add_guard(end, renewed, Instant::now());
-        entered.map_err(|loss| self.lost_error(loss))?;
+        let added = self.lock_state().add_guard(end, renewed, Instant::now());
+        added.map_err(|loss| self.lost_error(loss))?;
         self.changed.notify_waiters();
         Ok(())
     }
@@ -180,12 +180,12 @@ impl Hold {
         self.lock_state().snapshot()
     }
 
-    /// Number of the latest change.
+    /// Returns the number of the latest change.
     pub(crate) fn changes(&self) -> u64 {
         self.lock_state().changes
     }
 
-    /// Returns whether the last claim must settle before the hold is forgotten.
+    /// Returns whether the last reference must settle before the hold is removed from the registry.
     pub(crate) fn needs_settling(&self) -> bool {
         self.lock_state().needs_settling()
     }
@@ -283,7 +283,8 @@ impl Hold {
         self.lock_state().hold_period()
     }
 
-    /// Waits until the owner holds it in a hold period that started after `since`, through any acquisition.
+    /// Waits until the owner holds the object in a hold period that started after `since`, whichever request
+    /// acquired it.
     pub(crate) async fn held_after(&self, since: Option<HoldPeriod>) {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
@@ -295,8 +296,8 @@ impl Hold {
         }
     }
 
-    /// Waits for the turn to send a step. If a step cannot reach the store, those waiting behind it fail
-    /// with it. Otherwise each would take another response timeout to fail.
+    /// Waits for the turn to send a step. If a step cannot reach the store, the steps that wait behind it fail
+    /// with its error. Otherwise each would take another response timeout to fail.
     pub(crate) async fn turn(&self) -> Result<StepTurn<'_>> {
         if let Ok(turn) = self.step_lock.try_lock() {
             return Ok(StepTurn(turn));
@@ -327,14 +328,14 @@ impl Hold {
         self.lock_state().end
     }
 
-    /// Returns the longest remaining lease with which the hold was ever entered.
+    /// Returns the longest remaining lease with which the hold was ever acquired.
     pub(crate) fn longest_lease(&self) -> Duration {
         self.lock_state().longest
     }
 
-    /// Accesses the watchdog's notes.
-    pub(crate) fn watchdog_state<R>(&self, note: impl FnOnce(&mut WatchdogState) -> R) -> R {
-        note(&mut self.lock().watchdog)
+    /// Accesses the watchdog's state of this hold.
+    pub(crate) fn watchdog_state<R>(&self, access: impl FnOnce(&mut WatchdogState) -> R) -> R {
+        access(&mut self.lock().watchdog)
     }
 
     /// Locks the current state. A lease that has ended is noticed at each access.
@@ -381,7 +382,7 @@ mod tests {
         differential::hold(KeyLayout::Lock, 1, Reentrant)
     }
 
-    fn entered(renewed: bool) -> Hold {
+    fn held(renewed: bool) -> Hold {
         let hold = hold();
         hold.add_guard(Instant::now() + 10 * SECOND, renewed)
             .unwrap();
@@ -390,7 +391,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn ended_lease_is_noticed_on_access() {
-        let hold = entered(true);
+        let hold = held(true);
         let end = Instant::now() + 10 * SECOND;
         assert_eq!((hold.end(), hold.valid_for()), (end, 10 * SECOND));
         assert!(hold.is_renewed());
@@ -412,57 +413,59 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn loss_is_reported_at_once_and_lease_end_on_time() {
-        for (told, takes) in [(true, SECOND), (false, 10 * SECOND)] {
-            let hold = entered(false);
+        for (reported, takes) in [(true, SECOND), (false, 10 * SECOND)] {
+            let hold = held(false);
             let begun = Instant::now();
             let lose = async {
                 tokio::time::sleep(SECOND).await;
-                assert!(!told || hold.mark_lost(Loss::NotHeld) && !hold.mark_lost(Loss::NotHeld));
+                assert!(
+                    !reported || hold.mark_lost(Loss::NotHeld) && !hold.mark_lost(Loss::NotHeld)
+                );
             };
             tokio::join!(hold.lost(), lose);
             assert_eq!(begun.elapsed(), takes);
             hold.lost().await;
-            assert_eq!(begun.elapsed(), takes, "told before");
+            assert_eq!(begun.elapsed(), takes, "already lost");
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn released_hold_is_never_lost() {
-        let hold = entered(false);
+        let hold = held(false);
         hold.remove_guard(false);
         let lost = tokio::time::timeout(20 * SECOND, hold.lost()).await;
         assert!(lost.is_err() && !hold.mark_lost(Loss::NotHeld));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn entered_after_waits_for_later_tenure() {
-        let hold = entered(false);
+    async fn held_after_waits_for_later_hold_period() {
+        let hold = held(false);
         let first = hold.hold_period();
         hold.held_after(None).await;
         let early = tokio::time::timeout(SECOND, hold.held_after(first)).await;
-        assert!(early.is_err(), "it is the same hold_period");
+        assert!(early.is_err(), "it is the same hold period");
         hold.remove_guard(false);
-        let enter = async {
+        let acquire = async {
             tokio::task::yield_now().await;
             hold.add_guard(Instant::now() + SECOND, false).unwrap();
         };
-        let both = async { tokio::join!(hold.held_after(first), enter) };
+        let both = async { tokio::join!(hold.held_after(first), acquire) };
         tokio::time::timeout(SECOND, both).await.unwrap();
     }
 
     #[test]
     fn changes_are_open_until_store_answers() {
-        let hold = entered(false);
+        let hold = held(false);
         let attempt = hold.begin_attempt();
         assert!(hold.needs_settling() && hold.snapshot().has_attempt_in_flight);
         hold.attempt_acknowledged(attempt);
         assert!(!hold.needs_settling() && !hold.snapshot().has_attempt_in_flight);
-        let left = hold.remove_guard(false);
-        assert_eq!((hold.changes(), left), (attempt + 1, attempt + 1));
+        let removed = hold.remove_guard(false);
+        assert_eq!((hold.changes(), removed), (attempt + 1, attempt + 1));
         assert_eq!(hold.count(), 0);
         hold.release_unanswered();
         assert!(hold.snapshot().maybe_released);
-        hold.release_acknowledged(left, true);
+        hold.release_acknowledged(removed, true);
         let snapshot = hold.snapshot();
         assert!(!snapshot.maybe_released && !snapshot.has_unacknowledged_changes);
         hold.begin_attempt();
@@ -472,14 +475,14 @@ mod tests {
 
     #[test]
     fn supersede_marks_both_holds() {
-        let (lost, later) = (entered(false), hold());
+        let (lost, later) = (held(false), hold());
         lost.mark_lost(Loss::NotHeld);
         later.supersede(&lost);
         assert!(lost.snapshot().is_superseded);
         assert!(later.snapshot().has_unacknowledged_changes);
     }
 
-    /// Two steps wait behind a step that fails; a third comes later.
+    /// Two steps wait behind a step that fails; a third starts later.
     #[tokio::test(start_paused = true)]
     async fn steps_waiting_behind_outage_fail_with_it() {
         let hold = hold();

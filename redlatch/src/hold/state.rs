@@ -1,15 +1,15 @@
-//! The state of one hold as the client knows it, without I/O or clock: its guards, its lease, and how far
-//! the store has followed.
+//! The state of one hold as the client knows it, without I/O or clock: its guards, its lease, and which
+//! changes the store has acknowledged.
 //!
-//! 1. Each change of the hold has a number: an attempt to acquire when it is about to be sent, a guard when
-//!    it is released.
+//! 1. Each change of the hold gets a number: an attempt to acquire when it is about to be sent, the removal
+//!    of a guard when it happens.
 //! 2. A release sends the count after all changes so far, so its answer acknowledges all of them.
 //! 3. The answer to an attempt acknowledges only that attempt, and only if all earlier changes are
-//!    acknowledged: the outcome of an open change may differ from what the answer implies.
+//!    acknowledged: the outcome of an unacknowledged change may differ from what the answer implies.
 //! 4. While a change is not acknowledged, the store may keep another count than this client. Before
-//!    anything is acquired then, a release must be answered. If it could cross an attempt without an
-//!    answer, it is sent behind that attempt.
-//! 5. A hold is lost once, for the first reason given. [`State::expire`] notices one reason, the end of its
+//!    the next acquisition, a release must then be answered. If an attempt may still be in flight, the
+//!    release is sent behind it.
+//! 5. A hold is lost once, for the first reason. [`State::expire`] notices one reason, the end of its
 //!    lease.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,8 +20,8 @@ use tokio::time::Instant;
 use super::{WatchAction, WatchdogState};
 use crate::error::Loss;
 
-/// The time from an owner's first acquisition of an object to its last release. Hold periods of all objects are
-/// numbered together: later ones compare greater.
+/// The time from an owner's first acquisition of an object to its last release. Hold periods of all objects
+/// are numbered together: later ones compare greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct HoldPeriod(u64);
 
@@ -43,11 +43,11 @@ pub(super) struct State {
     pub(super) count: u32,
     /// The hold period of these guards; without guards, the last one.
     hold_period: HoldPeriod,
-    /// Number of guards that want the lease renewed.
+    /// Number of guards that require renewal of the lease.
     renewed: u32,
     /// Time until which the store keeps the hold, as far as is known: never later than its real end.
     pub(super) end: Instant,
-    /// The longest remaining lease with which it was ever entered.
+    /// The longest remaining lease with which it was ever acquired.
     pub(super) longest: Duration,
     pub(super) loss: Option<Loss>,
     /// Number of the latest change.
@@ -158,7 +158,7 @@ impl State {
         }
     }
 
-    /// Returns whether the last claim must settle before the hold is dropped.
+    /// Returns whether the last reference must settle before the hold is dropped.
     pub(super) fn needs_settling(&self) -> bool {
         self.acknowledged.max(self.settling_ended) < self.changes
     }
@@ -268,8 +268,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// A hold that was entered once, for ten seconds, and the time when it was entered.
-    fn entered(renewed: bool) -> (State, Instant) {
+    /// A hold with one guard, acquired for ten seconds, and the time of its acquisition.
+    fn held(renewed: bool) -> (State, Instant) {
         let now = Instant::now();
         let mut state = State::new(now);
         state.add_guard(now + 10 * SECOND, renewed, now).unwrap();
@@ -278,7 +278,7 @@ mod tests {
 
     /// A hold whose first attempt the store has acknowledged.
     fn acquired() -> State {
-        let (mut state, _) = entered(false);
+        let (mut state, _) = held(false);
         let attempt = state.begin_attempt();
         state.attempt_acknowledged(attempt);
         state
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn later_grant_never_shortens_hold() {
-        let (mut state, now) = entered(false);
+        let (mut state, now) = held(false);
         state.add_guard(now, false, now).unwrap();
         state.add_guard(now + SECOND, false, now).unwrap();
         assert_eq!((state.end, state.longest), (now + 10 * SECOND, 10 * SECOND));
@@ -308,8 +308,8 @@ mod tests {
     }
 
     #[test]
-    fn new_tenure_ends_with_its_own_grant() {
-        let (mut state, now) = entered(false);
+    fn new_hold_period_ends_with_its_own_grant() {
+        let (mut state, now) = held(false);
         let first = state.hold_period();
         state.remove_guard(false);
         assert_eq!((state.hold_period(), state.count), (None, 0));
@@ -320,8 +320,8 @@ mod tests {
     }
 
     #[test]
-    fn lost_hold_cannot_be_entered() {
-        let (mut state, now) = entered(true);
+    fn lost_hold_accepts_no_guard() {
+        let (mut state, now) = held(true);
         assert!(state.snapshot().is_renewed);
         assert!(state.mark_lost(Loss::NotHeld));
         assert!(!state.mark_lost(Loss::LeaseEnded), "the first reason stays");
@@ -335,7 +335,7 @@ mod tests {
 
     #[test]
     fn released_hold_cannot_be_lost() {
-        let (mut state, now) = entered(false);
+        let (mut state, now) = held(false);
         state.remove_guard(false);
         assert!(!state.mark_lost(Loss::NotHeld) && !state.expire(now + 10 * SECOND));
         assert_eq!((state.loss, state.valid_for(now)), (None, Duration::ZERO));
@@ -343,7 +343,7 @@ mod tests {
 
     #[test]
     fn lease_ends_exactly_at_its_end() {
-        let (mut state, now) = entered(false);
+        let (mut state, now) = held(false);
         let millis = Duration::from_millis(1);
         assert!(!state.expire(now + 10 * SECOND - millis));
         assert_eq!(state.valid_for(now + 10 * SECOND - millis), millis);
@@ -354,7 +354,7 @@ mod tests {
 
     #[test]
     fn hold_is_renewed_while_any_guard_requires_it() {
-        let (mut state, now) = entered(false);
+        let (mut state, now) = held(false);
         assert!(!state.snapshot().is_renewed);
         state.add_guard(now + SECOND, true, now).unwrap();
         state.add_guard(now + SECOND, true, now).unwrap();
@@ -381,13 +381,13 @@ mod tests {
         assert!(!state.needs_settling());
     }
 
-    /// The released guard may have left state in the store: the attempt's answer does not tell.
+    /// The removed guard may have left state in the store: the attempt's answer does not show that.
     #[test]
     fn attempt_answer_does_not_acknowledge_earlier_changes() {
         let mut state = acquired();
-        let left = state.remove_guard(false);
+        let removed = state.remove_guard(false);
         let attempt = state.begin_attempt();
-        assert_eq!(attempt, left + 1);
+        assert_eq!(attempt, removed + 1);
         state.attempt_acknowledged(attempt);
         let snapshot = state.snapshot();
         assert!(snapshot.has_unacknowledged_changes && !snapshot.has_attempt_in_flight);
@@ -418,9 +418,9 @@ mod tests {
     #[test]
     fn release_does_not_acknowledge_later_changes() {
         let mut state = acquired();
-        let left = state.remove_guard(false);
+        let removed = state.remove_guard(false);
         let attempt = state.begin_attempt();
-        state.release_acknowledged(left, false);
+        state.release_acknowledged(removed, false);
         let snapshot = state.snapshot();
         assert!(snapshot.has_unacknowledged_changes && snapshot.has_attempt_in_flight);
         assert_eq!(snapshot.released_at, 0);
@@ -428,7 +428,7 @@ mod tests {
         state.attempt_acknowledged(attempt);
         assert!(!state.snapshot().has_unacknowledged_changes);
         // A late answer takes nothing back.
-        state.release_acknowledged(left, false);
+        state.release_acknowledged(removed, false);
         assert!(!state.snapshot().has_unacknowledged_changes);
     }
 
@@ -445,7 +445,7 @@ mod tests {
 
     #[test]
     fn successor_of_lost_hold_starts_with_release() {
-        let (mut lost, now) = entered(true);
+        let (mut lost, now) = held(true);
         lost.mark_lost(Loss::NotHeld);
         let mut later = State::new(now);
         later.supersede(&mut lost);
@@ -470,7 +470,7 @@ mod tests {
 
     #[test]
     fn renewed_hold_is_due_early_and_fixed_lease_at_end() {
-        let (mut state, now) = entered(false);
+        let (mut state, now) = held(false);
         let end = now + 10 * SECOND;
         assert_eq!(
             state.next_watch(6 * SECOND, now),
@@ -493,16 +493,16 @@ mod tests {
 
     #[test]
     fn released_hold_is_not_watched() {
-        let (mut state, now) = entered(true);
+        let (mut state, now) = held(true);
         state.remove_guard(true);
         state.watchdog.suspect = true;
         assert_eq!(state.next_watch(6 * SECOND, now), None);
     }
 
     #[test]
-    fn doubted_hold_is_due_now_even_with_fixed_lease() {
+    fn suspect_hold_is_due_now_even_with_fixed_lease() {
         for renewed in [false, true] {
-            let (mut state, now) = entered(renewed);
+            let (mut state, now) = held(renewed);
             state.watchdog.suspect = true;
             assert_eq!(
                 state.next_watch(6 * SECOND, now),
@@ -513,7 +513,7 @@ mod tests {
 
     #[test]
     fn failed_renewal_is_retried_after_pause_or_at_lease_end() {
-        let (mut state, now) = entered(true);
+        let (mut state, now) = held(true);
         let end = now + 10 * SECOND;
         state.watchdog.suspect = true;
         for (pause, due) in [(SECOND, now + SECOND), (11 * SECOND, end)] {

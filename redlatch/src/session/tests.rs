@@ -34,12 +34,12 @@ fn session(guard: &Guard) -> &Arc<Session> {
     &guard.hold_ref().session
 }
 
-/// Returns the numbers of claims of all owners, ordered by name.
+/// Returns the numbers of references to all holds.
 fn refs(session: &Session) -> Vec<usize> {
     session.holds().values().map(|one| one.refs).collect()
 }
 
-/// Another owner has acquired the lock of this guard, which has not noticed it yet.
+/// Lets another owner acquire a held lock. The guard of the earlier owner has not noticed it yet.
 async fn stolen(theirs: &Lock) -> Guard {
     assert!(theirs.force_unlock().await.unwrap());
     theirs.lock().await.unwrap()
@@ -64,7 +64,7 @@ fn different_keys_have_different_hashes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn claims_share_hold_until_last_is_dropped() {
+async fn hold_refs_share_hold_until_last_is_dropped() {
     let client = Client::embedded();
     let lock = client.lock("a");
     let outer = lock.lock().await.unwrap();
@@ -79,7 +79,7 @@ async fn claims_share_hold_until_last_is_dropped() {
     assert_eq!(refs(&session), [1]);
     let third = outer.reenter().await.unwrap();
     drop(third);
-    // The background has a claim of its own until the store has answered.
+    // The background has a reference of its own until the store has answered.
     assert_eq!(refs(&session), [2]);
     client.flush().await;
     assert_eq!((refs(&session), outer.hold_count()), (vec![1], 1));
@@ -159,7 +159,7 @@ async fn store_has_same_count_and_lease_as_client() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stolen_hold_cannot_be_released_or_entered() {
+async fn stolen_hold_cannot_be_released_or_reentered() {
     let [client, other] = clients();
     let (lock, theirs) = (client.lock("a"), other.lock("a"));
     let guard = lock.lock().await.unwrap();
@@ -195,7 +195,7 @@ async fn stolen_hold_cannot_be_released_or_entered() {
     let outer = lock.lock().await.unwrap();
     let next = stolen(&theirs).await;
     let both = MultiLock::new([&lock, &client.lock("c")]);
-    // A request that names the owner starts a new hold, behind the present one.
+    // A request with the same owner starts a new hold, which waits for the other owner's.
     let again = both.try_lock().owner(outer.owner()).await.unwrap();
     assert!(again.is_none() && !outer.is_valid() && next.is_valid());
 }
@@ -236,7 +236,7 @@ async fn multi_lock_extends_lease_of_each_member() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiter_notices_later_tenure_of_its_owner() {
+async fn waiter_notices_later_hold_period_of_its_owner() {
     let client = Client::embedded();
     let lock = client.lock("a");
     let me = Owner::new();
@@ -249,12 +249,12 @@ async fn waiter_notices_later_tenure_of_its_owner() {
     assert!(first.is_some());
     session.wait_until_held(me, &object, None).await;
     let early = tokio::time::timeout(SECOND, session.wait_until_held(me, &object, first)).await;
-    assert!(early.is_err(), "it is the same hold_period");
+    assert!(early.is_err(), "it is the same hold period");
     guard.unlock().await.unwrap();
     assert_eq!(session.hold_period(me, &object), None);
     for several in [false, true] {
         let before = Some(HoldPeriod::latest());
-        let enter = async {
+        let acquire = async {
             tokio::task::yield_now().await;
             let (one, many) = match several {
                 false => (lock.try_lock().owner(me).await.unwrap(), None),
@@ -266,11 +266,11 @@ async fn waiter_notices_later_tenure_of_its_owner() {
             tokio::time::sleep(SECOND).await;
             drop((one, many));
         };
-        let told = session.wait_until_held(me, &object, before);
+        let noticed = session.wait_until_held(me, &object, before);
         tokio::select! {
             biased;
-            () = told => {}
-            () = enter => panic!("not told"),
+            () = noticed => {}
+            () = acquire => panic!("not noticed"),
         }
         client.flush().await;
     }
@@ -350,9 +350,9 @@ async fn unanswered_release_makes_next_one_a_repetition() {
     let client = Client::embedded();
     let guard = client.lock("a").lock().await.unwrap();
     let hold = &guard.hold_ref().hold;
-    for (keep, progress, repeated) in [(1, true, false), (0, false, false), (0, true, true)] {
+    for (keep, sent, repeated) in [(1, true, false), (0, false, false), (0, true, true)] {
         let release = PendingRelease::new(hold, keep);
-        if progress {
+        if sent {
             release.progress.mark_sent();
         }
         drop(release);
@@ -383,7 +383,7 @@ async fn dropped_background_work_counts_as_settled() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn last_claim_settles_open_changes() {
+async fn last_hold_ref_settles_open_changes() {
     let client = Client::embedded();
     let guard = client.lock("a").lock().await.unwrap();
     let (hold_ref, session) = (guard.hold_ref().clone(), session(&guard).clone());
@@ -422,9 +422,12 @@ async fn release_is_abandoned_after_lease_has_ended() {
         let session = session(&guard).clone();
         store.fail([NoEffect; 1000]);
         drop(guard);
-        let given_up = flush_duration(&client).await;
+        let abandoned_after = flush_duration(&client).await;
         let end = lease + SETTLE_GRACE;
-        assert!((end..=end + PAUSE).contains(&given_up), "{given_up:?}");
+        assert!(
+            (end..=end + PAUSE).contains(&abandoned_after),
+            "{abandoned_after:?}"
+        );
         assert_eq!(refs(&session), []);
         store.recover();
     }
@@ -495,9 +498,12 @@ async fn undo_of_acquisition_is_abandoned_after_its_lease() {
         store.fail([NoEffect; 1000]);
         let failed = lock.try_lock().lease(lease).await.map(drop);
         assert!(failed.is_err());
-        let given_up = flush_duration(&client).await;
+        let abandoned_after = flush_duration(&client).await;
         let end = lease + SETTLE_GRACE;
-        assert!((end..=end + PAUSE).contains(&given_up), "{given_up:?}");
+        assert!(
+            (end..=end + PAUSE).contains(&abandoned_after),
+            "{abandoned_after:?}"
+        );
         store.recover();
     }
 }
@@ -528,7 +534,7 @@ async fn hold_lasts_as_long_as_unconfirmed_acquisition() {
     }
 }
 
-/// The release of the dropped request takes the owner out of the queue.
+/// The release of the dropped request removes the owner from the queue.
 #[tokio::test(start_paused = true)]
 async fn other_request_of_owner_queues_again_after_drop() {
     let [client, other] = clients();

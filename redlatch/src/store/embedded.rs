@@ -18,9 +18,9 @@ use crate::step::Step;
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
-/// let server = redlatch::Embedded::new();
-/// let one = redlatch::Client::builder().connect_embedded(&server)?;
-/// let two = redlatch::Client::builder().connect_embedded(&server)?;
+/// let store = redlatch::Embedded::new();
+/// let one = redlatch::Client::builder().connect_embedded(&store)?;
+/// let two = redlatch::Client::builder().connect_embedded(&store)?;
 /// let guard = one.lock("a").lock().await?;
 /// assert!(two.lock("a").try_lock().await?.is_none());
 /// # guard.unlock().await }
@@ -31,6 +31,7 @@ pub struct Embedded(Arc<Mutex<Shared>>);
 #[derive(Default)]
 struct Shared {
     keyspace: Keyspace,
+    /// By channel and connection id.
     subscribers: HashMap<String, HashMap<u64, SharedSubscriber>>,
     last_connection_id: u64,
     #[cfg(test)]
@@ -87,7 +88,8 @@ impl EmbeddedConnection {
         self.apply(step)
     }
 
-    /// The embedded store answers immediately. A unit test can set another timeout.
+    /// Returns the time limit for an answer: none, because the embedded store answers immediately. A unit test
+    /// can set another timeout.
     #[allow(clippy::unused_self, reason = "unit tests set it")]
     pub(crate) fn response_timeout(&self) -> Duration {
         #[cfg(test)]

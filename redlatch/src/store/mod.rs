@@ -38,7 +38,7 @@ pub(crate) trait Subscriber: Send + Sync {
 /// How a step is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Delivery {
-    /// Whether the step waits for its turn behind other acquisitions at the node.
+    /// Whether the step waits for a permit, behind other acquisitions at the node.
     pub(crate) queued: bool,
     pub(crate) route: Route,
     /// Whether replicas have to confirm the step. Such a step is settled if its caller drops it.
@@ -52,7 +52,7 @@ pub(crate) enum Route {
     Commands,
     /// That of acquisitions: behind those that may still be in flight.
     Acquisitions,
-    /// The same, to this server only: another one may not know of the acquisition.
+    /// The same, to this server only: another one may not have the acquisition.
     AcquisitionsOf(ServerId),
 }
 
@@ -67,10 +67,10 @@ impl Delivery {
         replicate: false,
         ..Delivery::ACQUISITION
     };
-    /// Without waiting for anything.
+    /// For a step that does not wait for a permit: renewals, releases and inspections.
     pub(crate) const IMMEDIATE: Delivery = Delivery::on(Route::Commands);
 
-    /// Sends the step on this route at once.
+    /// Returns a delivery on this route, without waiting for a permit.
     pub(crate) const fn on(route: Route) -> Delivery {
         Delivery {
             queued: false,
@@ -79,7 +79,8 @@ impl Delivery {
         }
     }
 
-    /// An acquisition. Of an object that the owner may already hold, it does not wait behind others.
+    /// Returns the delivery of an acquisition. If the owner may already hold the object (`held`), the
+    /// acquisition does not wait behind others.
     pub(crate) const fn acquisition(held: bool) -> Delivery {
         Delivery {
             queued: !held,
@@ -91,15 +92,16 @@ impl Delivery {
 /// Records whether a step was sent, and its outcome. It lives outside of the future that sends the step, so
 /// it can still be read after that future was dropped.
 ///
-/// Used by one call at a time. The flags save most steps from locking the notes.
+/// Used by one call at a time. The flags save most steps from locking the details.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
-    progress: AtomicBool,
-    /// Whether the latest news is an answer.
+    /// Whether the step may have been sent.
+    sent: AtomicBool,
+    /// Whether the last contact with the store was an answer.
     answered: AtomicBool,
-    /// Whether the notes contain a line.
+    /// Whether `details` contains a wait queue.
     in_queue: AtomicBool,
-    /// Whether the notes contain a turn.
+    /// Whether `details` contains a permit.
     in_flight: AtomicBool,
     details: Mutex<ProgressDetails>,
 }
@@ -108,23 +110,24 @@ pub(crate) struct Progress {
 struct ProgressDetails {
     /// Start and error of an outage. Out of date if the store has answered since.
     failed: Option<(Instant, Error)>,
-    /// The turn of an attempt that is in flight, or was when its caller dropped it.
-    turn: Option<AttemptPermit>,
-    /// The queue in which the attempt waits for its turn.
-    queue: Option<Arc<AttemptLimiter>>,
-    /// Start of the response timeout, if the attempt had to wait for its turn.
+    /// The permit of an attempt that is in flight, or was when its caller dropped it.
+    permit: Option<AttemptPermit>,
+    /// The limiter at which the attempt waits for its permit.
+    limiter: Option<Arc<AttemptLimiter>>,
+    /// Start of the response timeout, if the attempt had to wait for its permit.
     timeout_start: Option<Instant>,
-    /// The line that the request has joined, and when. The line's news apply to all its requests.
+    /// The wait queue that the request has joined, and when. Its contacts with the store count for all its
+    /// requests.
     wait_queue: Option<(Arc<dyn ContactSource>, Instant)>,
 }
 
-/// News of the store for requests that wait in line and send nothing themselves.
+/// Contacts with the store, for requests that wait in a wait queue and send nothing themselves.
 pub(crate) trait ContactSource: std::fmt::Debug + Send + Sync {
-    /// Returns the latest news, or `None` if there has been none since then.
+    /// Returns the last contact, or `None` if there has been none since then.
     fn contact_since(&self, since: Instant) -> Option<LastContact>;
 }
 
-/// The latest news of the store that a request has.
+/// The outcome of a request's last contact with the store.
 #[derive(Debug, Clone)]
 pub(crate) enum LastContact {
     /// The store has answered.
@@ -134,21 +137,22 @@ pub(crate) enum LastContact {
 }
 
 impl Progress {
-    /// Records that the step is about to be passed to the connection or the keyspace.
+    /// Records that the step is about to be passed to the connection or to the embedded store.
     pub(crate) fn mark_sent(&self) {
-        self.progress.store(true, Ordering::Relaxed);
+        self.sent.store(true, Ordering::Relaxed);
     }
 
     /// Records that the step had no effect and may be sent again.
     pub(crate) fn mark_unsent(&self) {
-        self.progress.store(false, Ordering::Relaxed);
+        self.sent.store(false, Ordering::Relaxed);
     }
 
+    /// Returns whether the step may have been sent.
     pub(crate) fn was_sent(&self) -> bool {
-        self.progress.load(Ordering::Relaxed)
+        self.sent.load(Ordering::Relaxed)
     }
 
-    /// Returns the latest news, if there is any.
+    /// Returns the last contact with the store, if there was any.
     pub(crate) fn last_contact(&self) -> Option<LastContact> {
         let details = self.details();
         let of_queue = details.wait_queue.as_ref();
@@ -162,13 +166,14 @@ impl Progress {
         })
     }
 
-    /// Records that the request has joined a line.
+    /// Records that the request has joined a wait queue.
     pub(crate) fn join_queue(&self, wait_queue: Arc<dyn ContactSource>) {
         self.details().wait_queue = Some((wait_queue, Instant::now()));
         self.in_queue.store(true, Ordering::Relaxed);
     }
 
-    /// Records that the request is the first in its line or has left it: from now on it sends steps itself.
+    /// Records that the request is the first in its wait queue or has left it: from now on it sends steps
+    /// itself.
     pub(crate) fn leave_queue(&self) {
         if !self.in_queue.load(Ordering::Relaxed) {
             return;
@@ -182,7 +187,7 @@ impl Progress {
         }
     }
 
-    /// Takes over the news of another step of the same request.
+    /// Takes over the last contact of another step of the same request.
     pub(crate) fn merge(&self, other: &Progress) {
         match other.last_contact() {
             Some(LastContact::Answered) => self.record_answer(),
@@ -202,8 +207,8 @@ impl Progress {
         self.answered.store(false, Ordering::Relaxed);
     }
 
-    /// Records a failure to reach the store. The outage started at `since`, or at its first failure since
-    /// the last answer, if that is earlier.
+    /// Records a failure to reach the store. The outage started at `since`, or at the first failure since the
+    /// last answer, if that is earlier.
     pub(crate) fn record_failure(&self, since: Instant, error: Error) {
         let since = match &self.details().failed {
             Some((earlier, _)) if !self.answered.load(Ordering::Relaxed) => since.min(*earlier),
@@ -217,50 +222,50 @@ impl Progress {
         self.answered.store(false, Ordering::Relaxed);
     }
 
-    /// Keeps the turn of the attempt.
-    pub(crate) fn keep_permit(&self, turn: AttemptPermit) {
-        self.details().turn = Some(turn);
+    /// Keeps the permit of the attempt.
+    pub(crate) fn keep_permit(&self, permit: AttemptPermit) {
+        self.details().permit = Some(permit);
         self.in_flight.store(true, Ordering::Relaxed);
     }
 
-    /// Returns the turn of the attempt, for the step that settles it.
+    /// Takes the permit of the attempt, for the step that settles it.
     pub(crate) fn take_permit(&self) -> Option<AttemptPermit> {
         if !self.in_flight.load(Ordering::Relaxed) {
             return None;
         }
         self.in_flight.store(false, Ordering::Relaxed);
-        self.details().turn.take()
+        self.details().permit.take()
     }
 
-    /// While the result lives, the response timeout restarts with each answer to other attempts in the
-    /// queue.
-    pub(crate) fn wait_for_permit(&self, queue: Arc<AttemptLimiter>) -> impl Drop + '_ {
-        self.details().queue = Some(queue);
-        Queued(self)
+    /// Records that the attempt waits for a permit, until the result is dropped. Meanwhile the response
+    /// timeout restarts with each answer to another attempt at this limiter.
+    pub(crate) fn wait_for_permit(&self, limiter: Arc<AttemptLimiter>) -> impl Drop + '_ {
+        self.details().limiter = Some(limiter);
+        WaitingForPermit(self)
     }
 
-    /// Returns the start of the response timeout, if the attempt had to wait for its turn.
+    /// Returns the start of the response timeout, if the attempt had to wait for its permit.
     pub(crate) fn timeout_start(&self) -> Option<Instant> {
         self.details().timeout_start()
     }
 
-    /// Runs `work` until it is done, or until no answer has come for `timeout`. That counts from `begun` at
-    /// first.
+    /// Runs `work` until it is done. Returns `None` if it takes longer than `timeout`, which starts at `begun`
+    /// and restarts while the attempt waits for its permit.
     pub(crate) async fn with_timeout<T>(
         &self,
         begun: Instant,
         timeout: Duration,
         mut work: Pin<&mut impl Future<Output = T>>,
     ) -> Option<T> {
-        let Some(mut give_up) = begun.checked_add(timeout) else {
+        let Some(mut deadline) = begun.checked_add(timeout) else {
             return Some(work.await);
         };
         loop {
-            if let Ok(done) = timeout_at(give_up, work.as_mut()).await {
+            if let Ok(done) = timeout_at(deadline, work.as_mut()).await {
                 return Some(done);
             }
             let later = self.timeout_start().map(|from| from + timeout);
-            give_up = later.filter(|later| *later > give_up)?;
+            deadline = later.filter(|later| *later > deadline)?;
         }
     }
 
@@ -271,19 +276,20 @@ impl Progress {
 
 impl ProgressDetails {
     fn timeout_start(&self) -> Option<Instant> {
-        let latest = self.queue.as_ref().and_then(|queue| queue.latest_answer());
+        let limiter = self.limiter.as_ref();
+        let latest = limiter.and_then(|limiter| limiter.latest_answer());
         self.timeout_start.max(latest)
     }
 }
 
-/// An attempt that waits for its turn.
-struct Queued<'a>(&'a Progress);
+/// An attempt that waits for its permit.
+struct WaitingForPermit<'a>(&'a Progress);
 
-impl Drop for Queued<'_> {
+impl Drop for WaitingForPermit<'_> {
     fn drop(&mut self) {
         let mut details = self.0.details();
         details.timeout_start = details.timeout_start();
-        details.queue = None;
+        details.limiter = None;
     }
 }
 
@@ -295,7 +301,7 @@ pub(crate) struct Answer<R> {
     pub(crate) sent_at: Instant,
     /// Whether the step was sent before without an answer, so that this may be the reply to a repetition.
     pub(crate) repeated: bool,
-    /// For an acquisition: whether the replicas have it.
+    /// For an acquisition: resolves when the replicas have confirmed it.
     pub(crate) confirmation: Confirmation,
     pub(crate) server: ServerId,
 }
@@ -305,7 +311,7 @@ impl Store {
     pub(crate) fn address(&self) -> String {
         match self {
             Store::Redis(redis) => redis.address(),
-            Store::Embedded(keyspace) => keyspace.address(),
+            Store::Embedded(embedded) => embedded.address(),
         }
     }
 
@@ -326,7 +332,7 @@ impl Store {
     ) -> Result<Answer<S::Reply>> {
         match self {
             Store::Redis(redis) => redis.run(step, delivery, None, progress).await,
-            Store::Embedded(keyspace) => keyspace.run(step, progress),
+            Store::Embedded(embedded) => embedded.run(step, progress),
         }
     }
 
@@ -346,7 +352,7 @@ impl Store {
     ) -> Result<Answer<S::Reply>> {
         match self {
             Store::Redis(redis) => redis.run_once(step, within).await,
-            Store::Embedded(keyspace) => keyspace.run(step, &Progress::default()),
+            Store::Embedded(embedded) => embedded.run(step, &Progress::default()),
         }
     }
 
@@ -371,7 +377,7 @@ impl Store {
                     redis.run_at_most_once(step, what, delivery, answered_within, progress);
                 answer.await
             }
-            Store::Embedded(keyspace) => keyspace.run(step, progress),
+            Store::Embedded(embedded) => embedded.run(step, progress),
         }
     }
 
@@ -392,7 +398,7 @@ impl Store {
         }
     }
 
-    /// Waits for a turn to release a hold in the background, at the node of a key.
+    /// Waits for a permit to settle a hold in the background, at the node of a key.
     pub(crate) async fn settling_permit(&self, key: &str) -> Option<OwnedSemaphorePermit> {
         match self {
             Store::Redis(redis) => redis.settling_permit(key).await,
@@ -400,7 +406,7 @@ impl Store {
         }
     }
 
-    /// Returns the error for a request for this key that got no news for this long.
+    /// Returns the error for a request for this key that had no contact with the store for this long.
     pub(crate) fn timeout_error(&self, key: &str, after: Duration) -> Error {
         match self {
             Store::Redis(redis) => redis.timeout_error(key, after),
@@ -412,7 +418,7 @@ impl Store {
     pub(crate) fn response_timeout(&self) -> Duration {
         match self {
             Store::Redis(redis) => redis.response_timeout(),
-            Store::Embedded(keyspace) => keyspace.response_timeout(),
+            Store::Embedded(embedded) => embedded.response_timeout(),
         }
     }
 
@@ -427,19 +433,19 @@ impl Store {
     ) -> Result<Answer<S::Reply>> {
         match self {
             Store::Redis(redis) => redis.run(step, delivery, Some(channel), progress).await,
-            Store::Embedded(keyspace) => {
-                keyspace.subscribe(channel);
-                keyspace.run(step, progress)
+            Store::Embedded(embedded) => {
+                embedded.subscribe(channel);
+                embedded.run(step, progress)
             }
         }
     }
 
-    /// Ends a subscription. It is ended even after an error: it is not restored.
+    /// Ends a subscription. It is not restored, even after an error.
     pub(crate) async fn unsubscribe(&self, channel: &str) -> Result<()> {
         match self {
             Store::Redis(redis) => redis.unsubscribe(channel).await,
-            Store::Embedded(keyspace) => {
-                keyspace.unsubscribe(channel);
+            Store::Embedded(embedded) => {
+                embedded.unsubscribe(channel);
                 Ok(())
             }
         }
@@ -455,8 +461,8 @@ impl Store {
     ) -> Result<(Vec<String>, Option<Cursor>)> {
         match self {
             Store::Redis(redis) => redis.scan(pattern, scan_type, cursor).await,
-            Store::Embedded(keyspace) => Ok(match scan_type {
-                ScanType::Hashes => (keyspace.keys(pattern), None),
+            Store::Embedded(embedded) => Ok(match scan_type {
+                ScanType::Hashes => (embedded.keys(pattern), None),
                 // The hashes contain all keys: there are few.
                 ScanType::Strings => (Vec::new(), None),
             }),
@@ -468,7 +474,7 @@ impl Store {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct NodeId(u64);
 
-/// Identifies the server at the other end of a link. A failover gives another one in a cluster and behind
+/// Identifies the server at the other end of a connection. A failover gives another one in a cluster and behind
 /// Sentinels, which name another address. Small, because every request keeps it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct ServerId(u32);
@@ -513,7 +519,7 @@ impl SuspectNodes {
     }
 }
 
-/// Start of a page.
+/// Start of a page of keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Cursor {
     /// Index of the node in a cluster.
@@ -522,7 +528,7 @@ pub(crate) struct Cursor {
     pub(crate) key: u64,
 }
 
-/// Which keys to look for: those of locks (hashes), or those of counters (strings).
+/// The keys that a scan returns: those of locks (hashes), or those of counters (strings).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ScanType {
     Hashes,

@@ -1,8 +1,8 @@
 //! The limits of a request, implemented once for all primitives.
 //!
-//! - *Wait limit.* When it has passed, the request is dropped, and the latest news decides the result. If
-//!   the store has answered, it is `None`: another owner holds the object. Otherwise it is the error with
-//!   which the store could not be reached.
+//! - *Wait limit.* When it has passed, the request is dropped, and the last contact with the store decides
+//!   the result. If that was an answer, the result is `None`: another owner holds the object. Otherwise it is
+//!   the error with which the store could not be reached.
 //! - *Outage limit.* An outage starts with the first failure after the last answer and ends with the next
 //!   answer. While it lasts, the request is repeated after pauses. When it has lasted for the limit, the
 //!   request fails. A shorter wait limit has precedence.
@@ -42,8 +42,8 @@ pub(crate) trait Request: Attempt {
     ) -> impl Future<Output = Result<Option<Self::Obtained>>> + Send;
 }
 
-/// Extra wait at the wait limit if there is no news: a process that was suspended then still receives an
-/// answer that has arrived.
+/// Extra wait at the wait limit if there has been no contact with the store: a process that was suspended
+/// then still receives an answer that has arrived.
 const FINAL_GRACE: Duration = Duration::from_millis(50);
 
 /// Pauses of a request during an outage, in addition to those of the exchange and of connecting.
@@ -65,7 +65,7 @@ impl Limits {
     }
 
     /// Returns how long an outage with this error may last. Attempts are always repeated for the response
-    /// timeout. (An embedded store has none: what fails there is another member of a multi-lock.)
+    /// timeout. (An embedded store has none: an outage there is one of another member of a multi-lock.)
     fn outage_limit_for(&self, error: &Error, store: &Store) -> Duration {
         match store.response_timeout() {
             Duration::MAX => self.outage,
@@ -76,7 +76,7 @@ impl Limits {
 }
 
 impl WaitQueues {
-    /// Runs a request within its limits. The request records the news of the store in `sent`.
+    /// Runs a request within its limits. The request records its contacts with the store in `progress`.
     pub(crate) async fn within<R: Request>(
         &self,
         limits: Limits,
@@ -125,7 +125,7 @@ impl WaitQueues {
         request: &mut R,
     ) -> Result<Option<R::Obtained>> {
         let pauses = Backoff::exponential(FIRST_PAUSE, 2.0, LONGEST_PAUSE);
-        // Start of the outage, and start of the latest attempt in it.
+        // Start of the outage, and start of the latest try in it.
         let mut outage: Option<(Instant, Instant)> = None;
         let mut tries = 0;
         loop {
@@ -142,12 +142,12 @@ impl WaitQueues {
             // Consecutive failures are one outage, even if the store answered in between but its replicas
             // did not.
             let timeout = self.store.response_timeout();
-            let in_a_row = match &error {
+            let max_gap = match &error {
                 Error::NotReplicated { within, .. } => limit.max(within.saturating_add(timeout)),
                 _ => timeout,
             };
-            if let Some((earlier, asked)) = outage
-                && asked.elapsed() < in_a_row
+            if let Some((earlier, retried_at)) = outage
+                && retried_at.elapsed() < max_gap
             {
                 since = since.min(earlier);
             }
@@ -166,7 +166,7 @@ impl WaitQueues {
         }
     }
 
-    /// Logs once per outage and client that requests wait.
+    /// Logs that waiters keep waiting, once per outage and client.
     fn log_outage(&self, channel: &str, error: &Error) {
         // A waiter in the same outage gets here again within this time.
         let recent = self

@@ -1,19 +1,19 @@
 //! Waiting, implemented once for all primitives. A request either acquires its object or learns how long
 //! to wait at most.
 //!
-//! 1. A request first asks the store once. If it is refused, it joins the line of the object. If there is a
-//!    line at the channel already, it joins without asking.
-//! 2. Only the first in a line sends requests. The others wait for their turn and send nothing.
-//! 3. Unless the line is subscribed already, the first subscribes and sends its request behind the
-//!    subscription, in one round trip, so that it misses no later release.
+//! 1. A request is first sent once. If it is refused, it joins the wait queue of the object. If this client
+//!    already has waiters or a subscription on the channel, the request joins without being sent first.
+//! 2. Only the first waiter of a queue sends requests. The others wait for their turn and send nothing.
+//! 3. Unless the channel is subscribed to already, the first waiter subscribes and sends its request behind
+//!    the subscription, in one round trip, so that it misses no later release.
 //! 4. It then sleeps until a message arrives or the holder's lease ends, and repeats its request.
 //! 5. When it acquires the object, it passes the turn on, together with the end of its own lease. The next
 //!    waiter sends nothing before then unless a message arrives.
-//! 6. If the store cannot be reached, all waiters of the line fail together.
+//! 6. If the store cannot be reached, all waiters for the object fail together.
 //!
 //! The limits in `limits` apply to the whole request. At the wait limit the request is dropped, even during
 //! an outage, and steps that may be in flight are settled as after any drop. An outage interrupts the
-//! request: it leaves its line, pauses, and starts again, until the outage limit.
+//! request: it leaves its queue, pauses, and starts again, until the outage limit.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -35,11 +35,11 @@ pub(crate) use queues::{ChannelMap, QueueKind, WaitQueues};
 use queues::{QueueTurn, Waiter};
 
 /// Added to the holder's remaining lease, which the store truncates to whole milliseconds. Without it the
-/// waiter could be early and have to ask twice.
+/// waiter could be early and have to send its request twice.
 const ROUNDING: Duration = Duration::from_millis(1);
 
-/// How long the first in a line waits before that is logged. Longer than the default lease: the lock of a
-/// holder that died is free by then.
+/// How long the first waiter of a queue waits before that is logged. Not shorter than the default lease: the
+/// lock of a holder that died is free by then.
 const LONG_WAIT: Duration = Duration::from_secs(30);
 
 /// A resource that is requested repeatedly until it is acquired.
@@ -59,7 +59,7 @@ pub(crate) trait Attempt: Send {
         QueueKind::Exclusive
     }
 
-    /// Sends the request once, behind a subscription to the channel if `subscribe` is set.
+    /// Sends the request once, behind a subscription to the channel if `subscribe` is true.
     fn ask(&mut self, subscribe: bool)
     -> impl Future<Output = Result<Outcome<Self::Grant>>> + Send;
 
@@ -68,20 +68,20 @@ pub(crate) trait Attempt: Send {
         true
     }
 
-    /// News of the steps of this request.
+    /// Records whether the steps of this request were sent, and their outcome.
     fn progress(&self) -> &Progress;
 
-    /// Returns whether the request uses exactly the store for which the others in its line wait. If so, an
-    /// error means that they cannot reach it either.
+    /// Returns whether the request uses exactly the store for which the others in its queue wait. If so, an
+    /// outage of this request is an outage for them, too.
     fn represents_queue(&self) -> bool {
         true
     }
 
-    /// How long the acquisition excludes the other waiters in the queue. `None`: it does not, or its end is
-    /// not announced, so the next waiter asks at once.
+    /// Returns how long the acquisition excludes the other waiters in the queue. `None`: it does not, or its
+    /// end is not known, so the next waiter sends its request at once.
     fn excludes_waiters_for(&self) -> Option<Duration>;
 
-    /// Pause before the next request, for attempts that poll instead of subscribing.
+    /// Returns the pause before the next request, for attempts that poll instead of subscribing.
     fn pause(&mut self) -> Option<Duration> {
         None
     }
@@ -97,18 +97,18 @@ impl WaitQueues {
     /// Repeats the request until it acquires the object. If it does not wait, sends it once (`None`:
     /// another owner holds the object).
     ///
-    /// Cancel-safe: a dropped waiter leaves the line, and the next one takes its turn.
+    /// Cancel-safe: a dropped waiter leaves the queue, and the next one gets the turn.
     pub(crate) async fn obtain<A: Attempt>(
         &self,
         attempt: &mut A,
         waits: bool,
     ) -> Result<Option<A::Grant>> {
         let kind = attempt.queue_kind();
-        let present = match waits {
+        let joined = match waits {
             false => None,
             true => self.join_existing(attempt.channel(), attempt.object(), kind),
         };
-        let waiter = match present {
+        let waiter = match joined {
             Some(waiter) => waiter,
             // No waiters here: the object is probably free, and one round trip is enough.
             None => match attempt.ask(false).await? {
@@ -173,8 +173,8 @@ async fn wait_as_first<A: Attempt>(
     mut turn: QueueTurn<'_>,
     attempt: &mut A,
 ) -> Result<A::Grant> {
-    // The waiter that had the turn before acquired the object, and the line has received every release
-    // since: there is no need to ask yet.
+    // The waiter that had the turn before acquired the object, and this client has received every release
+    // since: no request is needed yet.
     let mut next = match turn.take_passed_time() {
         Some(at) if waiter.is_subscribed() && Instant::now() < at && !waiter.discard_wakeups() => {
             // No release has arrived since the previous waiter acquired it, so another owner still holds
@@ -196,7 +196,7 @@ async fn wait_as_first<A: Attempt>(
         }
         // Earlier messages do not matter to an answer that comes after them.
         waiter.discard_wakeups();
-        let asked = Instant::now();
+        let sent_at = Instant::now();
         let pause = attempt.pause();
         let outcome = if pause.is_some() {
             request_as_first(waiter, attempt, false).await?
@@ -212,7 +212,7 @@ async fn wait_as_first<A: Attempt>(
         next = match (outcome, pause) {
             (Outcome::Done(grant), _) => {
                 if let Some(held) = attempt.excludes_waiters_for() {
-                    turn.pass_turn(asked + held + ROUNDING);
+                    turn.pass_turn(sent_at + held + ROUNDING);
                 }
                 return Ok(grant);
             }
@@ -225,8 +225,8 @@ async fn wait_as_first<A: Attempt>(
     }
 }
 
-/// Sends the request, and shares the store's news with the whole line. If the store cannot be reached, all
-/// fail together. Otherwise each would take another response timeout to fail.
+/// Sends the request, and shares its outcome with the whole queue. If the store cannot be reached, all
+/// waiters fail together. Otherwise each would take another response timeout to fail.
 async fn request_as_first<A: Attempt>(
     waiter: &Waiter,
     attempt: &mut A,
@@ -248,7 +248,7 @@ async fn request_as_first<A: Attempt>(
     answer
 }
 
-/// When the first in line repeats its request, unless a message arrives before.
+/// When the first waiter repeats its request, unless a message arrives before.
 enum NextRequest {
     Now,
     At(Instant),
@@ -256,7 +256,7 @@ enum NextRequest {
 }
 
 impl NextRequest {
-    /// After this pause; never, if the clock cannot represent that.
+    /// Returns the time after this pause; [`NextRequest::OnMessage`] if the clock cannot represent it.
     fn after(pause: Duration) -> NextRequest {
         Instant::now()
             .checked_add(pause)

@@ -1,15 +1,15 @@
-//! Lines of local waiters: one subscription per channel, and per requested object its waiters in order.
+//! Wait queues of one client: one subscription per channel, and per requested object its waiters in order.
 //!
 //! Redisson's layout gives two objects one channel: `a` and `{a}`. Each has queues of its own, so a waiter
 //! never waits behind a waiter for the other object. They share the subscription:
 //!
-//! 1. The first waiter that is refused joins the line of its object, and subscribes when it has the turn.
+//! 1. A waiter that is refused joins a queue of its object. The first one subscribes when it has the turn.
 //! 2. A message on the channel wakes the first waiter of every queue. So does a broken connection, because
 //!    messages may have been missed.
 //! 3. The last waiter of the channel starts a task that ends the subscription after the linger time, unless
 //!    a waiter joins before.
-//! 4. While the subscription is being ended, new waiters get no turn (`Subscription::ending`), so that ending and
-//!    subscribing cannot cross.
+//! 4. While the subscription is being ended, new waiters get no turn (`Subscription::ending`), so that ending
+//!    and subscribing cannot cross.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -25,7 +25,7 @@ use crate::environment::task;
 use crate::error::Error;
 use crate::store::{ContactSource, LastContact, Store, Subscriber};
 
-/// All lines of one client.
+/// All wait queues of one client.
 #[derive(Clone)]
 pub(crate) struct WaitQueues {
     channels: Arc<ChannelMap>,
@@ -36,24 +36,26 @@ pub(crate) struct WaitQueues {
     pub(super) last_outage: Arc<Mutex<Option<Instant>>>,
 }
 
-/// The lines by channel. Receives the messages of the store.
+/// The subscriptions and wait queues by channel. Receives the messages of the store.
 #[derive(Default)]
 pub(crate) struct ChannelMap(Mutex<BTreeMap<Arc<str>, ChannelEntry>>);
 
+/// One channel: its subscription, and the objects with waiters on it.
 struct ChannelEntry {
     subscription: Arc<Subscription>,
     /// The objects with waiters on this channel: mostly one. Cleared when the subscription is ended.
     objects: Vec<Arc<ObjectQueues>>,
-    /// Number of members of the line, including the first.
-    members: usize,
-    /// When the last member left.
+    /// Number of waiters on this channel, including the first of each queue.
+    waiters: usize,
+    /// When the last waiter left.
     idle_since: Option<Instant>,
-    /// The task that will close the line.
+    /// The task that ends the subscription after the linger time.
     closer: Option<AbortHandle>,
 }
 
 struct Subscription {
     channel: Arc<str>,
+    /// [`NOT_SUBSCRIBED`], [`SUBSCRIBING`], [`SUBSCRIBED`] or [`ENDED`].
     state: AtomicU8,
     /// Locked while the subscription is being ended. A waiter that joins meanwhile subscribes only
     /// afterwards, so that ending and subscribing cannot cross.
@@ -63,21 +65,22 @@ struct Subscription {
 /// The queues of one object.
 struct ObjectQueues {
     key: Box<str>,
+    /// One queue for each [`QueueKind`].
     queues: [WaitQueue; 2],
     /// Since when the store cannot be reached, and why.
     outage: Mutex<Option<(Instant, Error)>>,
-    /// Notified when the store could not be reached, to fail all waiters of the line.
+    /// Notified when the store could not be reached, to fail all waiters for the object.
     failed: Notify,
 }
 
-/// What the store has answered to the first of a queue.
+/// The contacts of one queue with the store.
 #[derive(Debug, Default)]
 struct ContactState {
     /// Number of waiters in the queue. The rest is reset when the last one leaves.
     waiters: usize,
     /// Since when a request has been without an answer.
     unanswered_since: Option<Instant>,
-    /// When the object was first released since the store was last asked, as far as this client knows.
+    /// When the object was first released since the last request was sent, as far as this client knows.
     released_at: Option<Instant>,
     /// Whether the store has answered a request of the queue.
     answered: bool,
@@ -87,8 +90,9 @@ struct ContactState {
 #[derive(Default)]
 struct WaitQueue {
     contact: Mutex<ContactState>,
-    /// The owner of this lock is the first in line; tokio's mutex is fair. Contains the time before which
-    /// the next waiter need not ask, set by the waiter that has just acquired the object.
+    /// The waiter that holds this lock is the first of the queue; tokio's mutex is fair. Contains the time
+    /// before which the next waiter need not send a request, set by the waiter that has just acquired the
+    /// object.
     turn: tokio::sync::Mutex<Option<Instant>>,
     /// Notified when a message was published, or may have been.
     wake: Notify,
@@ -102,14 +106,14 @@ pub(crate) enum QueueKind {
 }
 
 const NOT_SUBSCRIBED: u8 = 0;
-/// Sent; whether it took effect is unknown.
+/// The subscription was sent; whether it took effect is unknown.
 const SUBSCRIBING: u8 = 1;
 const SUBSCRIBED: u8 = 2;
-/// The store reported its end. In a cluster that may be the end of an earlier subscription, at the node
-/// that had the slot before. So there may be a subscription to end.
+/// The store reported the end of the subscription. In a cluster that may be the end of an earlier
+/// subscription, at the node that had the slot before. So there may be a subscription to end.
 const ENDED: u8 = 3;
 
-/// A member of a line. Leaves it when dropped.
+/// A waiter in a queue. Leaves the queue when dropped.
 pub(super) struct Waiter {
     queues: WaitQueues,
     subscription: Arc<Subscription>,
@@ -117,7 +121,7 @@ pub(super) struct Waiter {
     kind: QueueKind,
 }
 
-/// The turn of the first in line. Dropping it passes the turn to the next waiter.
+/// The turn of the first waiter of a queue. Dropping it passes the turn to the next waiter.
 pub(super) struct QueueTurn<'a>(tokio::sync::MutexGuard<'a, Option<Instant>>);
 
 impl WaitQueues {
@@ -136,21 +140,21 @@ impl WaitQueues {
         }
     }
 
-    /// Returns the number of lines with a subscription, in use or lingering. Spin locks have none.
+    /// Returns the number of subscribed channels, in use or lingering. Spin locks have none.
     pub(crate) fn subscriptions(&self) -> usize {
         let channels = self.channels.lock();
         let subscribed = |entry: &&ChannelEntry| entry.subscription.may_be_subscribed();
         channels.values().filter(subscribed).count()
     }
 
-    /// Returns whether there is a line for `object` at `channel`. Requests then wait for their turn in it.
+    /// Returns whether there are wait queues for `object` on `channel`. Requests then wait for their turn.
     pub(crate) fn has_queue(&self, channel: &str, object: &str) -> bool {
         let channels = self.channels.lock();
         let entry = channels.get(channel);
         entry.is_some_and(|entry| entry.find(object).is_some())
     }
 
-    /// Joins the line for `object` at `channel`, if there is a line at the channel.
+    /// Joins the wait queue for `object`, if `channel` has waiters or a lingering subscription.
     pub(super) fn join_existing(
         &self,
         channel: &str,
@@ -162,21 +166,22 @@ impl WaitQueues {
         Some(self.add_waiter(entry, object, kind))
     }
 
-    /// Wakes the first in the line of `channel`, so that it repeats its request.
+    /// Wakes the first waiter of every queue on `channel`, so that it repeats its request.
     pub(crate) fn wake(&self, channel: &str) {
         self.channels.on_message(channel);
     }
 
-    /// Records that this client is about to release the objects of `channel`. Waiters that join from now
-    /// on do not take them for held. The message that wakes waiters may arrive later, on another connection.
+    /// Records that this client is about to release the objects of `channel`. For waiters that join from now
+    /// on, an earlier answer no longer means that they are held. The message that wakes waiters may arrive
+    /// later, on another connection.
     pub(crate) fn record_release(&self, channel: &str) {
         if let Some(entry) = self.channels.lock().get(channel) {
             entry.record_release();
         }
     }
 
-    /// Joins the line for `object` at `channel`, which is created if there is none. For a request that the
-    /// store has answered.
+    /// Joins the wait queue for `object` on `channel`, which is created if there is none. For a request that
+    /// the store has answered.
     pub(super) fn join(&self, channel: &str, object: &str, kind: QueueKind) -> Waiter {
         let mut channels = self.channels.lock();
         let channel: Arc<str> = channel.into();
@@ -189,7 +194,7 @@ impl WaitQueues {
     }
 
     fn add_waiter(&self, entry: &mut ChannelEntry, object: &str, kind: QueueKind) -> Waiter {
-        entry.members += 1;
+        entry.waiters += 1;
         let waiter = Waiter {
             queues: self.clone(),
             subscription: entry.subscription.clone(),
@@ -200,7 +205,7 @@ impl WaitQueues {
         waiter
     }
 
-    /// Ends the line's subscription after it had no member for the linger time. So repeated waiting for a
+    /// Ends the subscription of a channel that had no waiter for the linger time. So repeated waiting for a
     /// lock does not subscribe each time.
     async fn close_when_idle(
         channels: Weak<ChannelMap>,
@@ -222,7 +227,8 @@ impl WaitQueues {
                 Ready::No => return,
                 Ready::Now(subscription, ending) => (subscription, ending),
             };
-            // Also if none is known here: a repetition may have restarted one that ended. The store knows.
+            // Also if this client knows of none: a repeated step may have subscribed again after the end. The
+            // store knows.
             if let Err(error) = store.unsubscribe(&channel).await {
                 tracing::debug!(%channel, %error, "a subscription ended with an error");
             }
@@ -232,10 +238,11 @@ impl WaitQueues {
     }
 }
 
+/// Whether the subscription of a channel can be ended.
 enum Ready {
     Later(Instant),
     No,
-    /// New members wait until the second value is dropped.
+    /// New waiters wait until the second value is dropped.
     Now(Arc<Subscription>, tokio::sync::OwnedMutexGuard<()>),
 }
 
@@ -249,14 +256,14 @@ impl ChannelMap {
         let Some(entry) = channels.get_mut(channel) else {
             return Ready::No;
         };
-        let Some(idle_since) = entry.idle_since.filter(|_| entry.members == 0) else {
+        let Some(idle_since) = entry.idle_since.filter(|_| entry.waiters == 0) else {
             entry.closer = None;
             return Ready::No;
         };
         if idle_since + linger > Instant::now() {
             return Ready::Later(idle_since + linger);
         }
-        // The line has no member, and none can join until this returns, so no waiter holds this lock.
+        // The channel has no waiter, and none can join until this returns, so no waiter holds this lock.
         let Ok(ending) = entry.subscription.ending.clone().try_lock_owned() else {
             return Ready::Later(Instant::now() + linger);
         };
@@ -266,11 +273,11 @@ impl ChannelMap {
         Ready::Now(entry.subscription.clone(), ending)
     }
 
-    /// Records that the subscription has ended. Removes the line unless a waiter has joined meanwhile.
+    /// Records that the subscription has ended. Removes the channel unless a waiter has joined meanwhile.
     fn closed(&self, channel: &str) {
         let mut channels = self.lock();
         match channels.get_mut(channel) {
-            Some(entry) if entry.members > 0 => entry.closer = None,
+            Some(entry) if entry.waiters > 0 => entry.closer = None,
             _ => drop(channels.remove(channel)),
         }
     }
@@ -309,7 +316,7 @@ impl ChannelEntry {
                 ending: Arc::default(),
             }),
             objects: Vec::new(),
-            members: 0,
+            waiters: 0,
             idle_since: None,
             closer: None,
         }
@@ -359,9 +366,9 @@ impl Subscription {
 
     fn begin_ending(&self) {
         // Unknown from here on, even if ending is dropped half-way.
-        let (was, is) = (SUBSCRIBED, SUBSCRIBING);
+        let (from, to) = (SUBSCRIBED, SUBSCRIBING);
         let subscription = &self.state;
-        let _ = subscription.compare_exchange(was, is, Ordering::SeqCst, Ordering::SeqCst);
+        let _ = subscription.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst);
     }
 }
 
@@ -385,7 +392,7 @@ impl ObjectQueues {
     }
 }
 
-/// The news of one queue.
+/// Shares the contacts of one queue with its waiters.
 struct QueueContacts {
     object: Arc<ObjectQueues>,
     kind: QueueKind,
@@ -398,18 +405,18 @@ impl std::fmt::Debug for QueueContacts {
 }
 
 impl ContactSource for QueueContacts {
-    /// If a request in this queue was refused, the store has answered that another owner holds the object.
-    /// That counts as news, unless a request has been without an answer ever since `since`, or the object
-    /// was released before `since` and no request was sent after that. There is no news if all requests of
-    /// the queue have left.
+    /// If a request of this queue was refused, the store has answered that another owner holds the object.
+    /// That counts as a contact of every waiter, unless a request has been without an answer ever since
+    /// `since`, or the object was released before `since` and no request was sent after that. There is no
+    /// contact if all waiters of the queue have left.
     fn contact_since(&self, since: Instant) -> Option<LastContact> {
         if let Some((since, error)) = self.object.outage().clone() {
             return Some(LastContact::Failed { since, error });
         }
         let contact = self.object.queue(self.kind).contact();
-        let silent = contact.unanswered_since.or(contact.released_at);
-        let silent = silent.is_some_and(|silent| silent <= since);
-        (!silent && contact.answered).then_some(LastContact::Answered)
+        let outdated_at = contact.unanswered_since.or(contact.released_at);
+        let is_outdated = outdated_at.is_some_and(|outdated_at| outdated_at <= since);
+        (!is_outdated && contact.answered).then_some(LastContact::Answered)
     }
 }
 
@@ -435,7 +442,7 @@ impl Waiter {
         contact.unanswered_since.get_or_insert_with(Instant::now);
     }
 
-    /// Records that the request has ended, with the latest news.
+    /// Records that the request has ended, with its last contact with the store.
     pub(super) fn request_ended(&self, last: Option<LastContact>) {
         let mut contact = self.queue().contact();
         contact.unanswered_since = None;
@@ -451,7 +458,7 @@ impl Waiter {
         }
     }
 
-    /// Reports to all waiters in line that the store cannot be reached.
+    /// Reports to all waiters for the object that the store cannot be reached.
     pub(super) fn fail_all(&self) {
         self.object.failed.notify_waiters();
     }
@@ -468,7 +475,7 @@ impl Waiter {
     }
 
     /// Waits until all earlier waiters have had their turns and no subscription of the channel is being
-    /// ended. None is ended from then on, because this line has a member.
+    /// ended. None is ended from then on, because the channel has a waiter.
     pub(super) async fn turn(&self) -> QueueTurn<'_> {
         let turn = self.queue().turn.lock().await;
         drop(self.subscription.ending.lock().await);
@@ -482,7 +489,7 @@ impl Waiter {
 
     /// Discards the messages so far. Returns whether the object was released since this was last called.
     pub(super) fn discard_wakeups(&self) -> bool {
-        // In this order: a message that arrives in between costs one request more, and is not forgotten.
+        // In this order: a message that arrives in between costs one more request, and is not lost.
         let notified = std::pin::pin!(self.queue().wake.notified()).enable();
         let mut contact = self.queue().contact();
         let released = contact.released_at.take();
@@ -519,29 +526,29 @@ impl Drop for Waiter {
         let Some(entry) = channels.get_mut(&self.subscription.channel) else {
             return;
         };
-        entry.members -= 1;
+        entry.waiters -= 1;
         let mut contact = self.queue().contact();
         contact.waiters -= 1;
         if contact.waiters == 0 {
-            // Later requests find out by themselves.
+            // Later requests must contact the store themselves.
             *contact = ContactState::default();
         }
         drop(contact);
-        if entry.members > 0 {
+        if entry.waiters > 0 {
             return;
         }
         entry.idle_since = Some(Instant::now());
         for object in &entry.objects {
             *object.outage() = None;
         }
-        let closes = |closer: &AbortHandle| !closer.is_finished();
+        let is_running = |closer: &AbortHandle| !closer.is_finished();
         let Some(runtime) = self.queues.background.handle() else {
             return;
         };
-        if entry.closer.as_ref().is_some_and(closes) {
+        if entry.closer.as_ref().is_some_and(is_running) {
             return;
         }
-        // Not counted as background work: callers that wait for that do not mean to wait for this.
+        // Not counted as background work: callers of `flush` do not mean to wait for this.
         let closer = runtime.spawn(task(WaitQueues::close_when_idle(
             Arc::downgrade(&self.queues.channels),
             Arc::downgrade(&self.queues.store),
@@ -558,6 +565,7 @@ impl QueueTurn<'_> {
         *self.0 = Some(until);
     }
 
+    /// Takes the time that the previous waiter recorded with [`QueueTurn::pass_turn`], if it did.
     pub(super) fn take_passed_time(&mut self) -> Option<Instant> {
         self.0.take()
     }
@@ -591,10 +599,10 @@ mod tests {
         WaitQueues::new(channels, store, Background::default(), LINGER)
     }
 
-    /// Returns whether a waiter in line is woken at once.
+    /// Returns whether a waiter is woken at once.
     async fn is_woken(waiter: &Waiter) -> bool {
-        let called = tokio::time::timeout(Duration::ZERO, waiter.woken());
-        called.await.is_ok()
+        let woken = tokio::time::timeout(Duration::ZERO, waiter.woken());
+        woken.await.is_ok()
     }
 
     #[tokio::test(start_paused = true)]
@@ -618,7 +626,7 @@ mod tests {
     async fn a_request_that_joins_after_a_message_has_no_news_until_the_store_answers() {
         let queues = queues();
         let waiter = queues.join("c", "object", QueueKind::Exclusive);
-        let is_news = |since| {
+        let has_contact = |since| {
             matches!(
                 waiter.contacts().contact_since(since),
                 Some(LastContact::Answered)
@@ -629,19 +637,19 @@ mod tests {
         tick().await;
         queues.channels.on_message("c");
         let after = Instant::now();
-        assert!(is_news(before) && !is_news(after));
+        assert!(has_contact(before) && !has_contact(after));
         assert!(waiter.discard_wakeups());
         waiter.request_started();
-        assert!(!is_news(after));
+        assert!(!has_contact(after));
         tick().await;
         queues.channels.on_message("c");
         let during = Instant::now();
         waiter.request_ended(Some(LastContact::Answered));
-        assert!(is_news(after) && !is_news(during));
+        assert!(has_contact(after) && !has_contact(during));
         waiter.discard_wakeups();
         waiter.request_started();
         waiter.request_ended(Some(LastContact::Answered));
-        assert!(is_news(during));
+        assert!(has_contact(during));
     }
 
     #[test]
@@ -654,15 +662,15 @@ mod tests {
     }
 
     #[test]
-    fn line_is_closed_unless_waiter_joins() {
+    fn channel_is_removed_unless_waiter_joins() {
         let channels = ChannelMap::default();
         channels
             .lock()
             .insert("c".into(), ChannelEntry::new("c".into()));
-        channels.lock().get_mut("c").unwrap().members = 1;
+        channels.lock().get_mut("c").unwrap().waiters = 1;
         channels.closed("c");
         assert_eq!(channels.lock().len(), 1);
-        channels.lock().get_mut("c").unwrap().members = 0;
+        channels.lock().get_mut("c").unwrap().waiters = 0;
         channels.closed("c");
         assert_eq!(channels.lock().len(), 0);
     }

@@ -15,11 +15,11 @@ const SECOND: Duration = Duration::from_secs(1);
 
 type Answer = Result<Outcome<u32>>;
 
-/// A request that records after how many seconds it asked, and whether it subscribed.
+/// A request that records after how many seconds it was sent, and whether it subscribed.
 struct Scripted {
     begun: Instant,
     answers: VecDeque<Answer>,
-    asked: Arc<Mutex<Vec<(u64, bool)>>>,
+    sent: Arc<Mutex<Vec<(u64, bool)>>>,
     progress: Arc<Progress>,
     object: &'static str,
     kind: QueueKind,
@@ -47,12 +47,12 @@ fn queues_of(store: &Embedded) -> WaitQueues {
     WaitQueues::new(channels, store.into(), Background::default(), 10 * SECOND)
 }
 
-/// After the last of these answers it never gets another one.
+/// Creates a request that gets these answers, and never another one.
 fn scripted(queues: &WaitQueues, answers: impl IntoIterator<Item = Answer>) -> Scripted {
     Scripted {
         begun: Instant::now(),
         answers: answers.into_iter().collect(),
-        asked: Arc::default(),
+        sent: Arc::default(),
         progress: Arc::default(),
         object: "object",
         kind: QueueKind::Exclusive,
@@ -80,7 +80,7 @@ impl Attempt for Scripted {
 
     async fn ask(&mut self, subscribe: bool) -> Answer {
         let after = self.begun.elapsed().as_secs();
-        self.asked.lock().unwrap().push((after, subscribe));
+        self.sent.lock().unwrap().push((after, subscribe));
         let Some(answer) = self.answers.pop_front() else {
             return std::future::pending().await;
         };
@@ -126,8 +126,8 @@ async fn first_waiter_subscribes_and_retries_at_lease_end() {
     let queues = queues();
     let mut one = scripted(&queues, [wait(10), wait(10), wait(5), Ok(Outcome::Done(1))]);
     assert_eq!(queues.obtain(&mut one, true).await.unwrap(), Some(1));
-    let asked = one.asked.lock().unwrap().clone();
-    assert_eq!(asked, [(0, false), (0, true), (10, false), (15, false)]);
+    let sent = one.sent.lock().unwrap().clone();
+    assert_eq!(sent, [(0, false), (0, true), (10, false), (15, false)]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -137,7 +137,7 @@ async fn message_makes_first_waiter_retry() {
         &queues,
         [wait(60), wait(60), wait(60), Ok(Outcome::Done(1))],
     );
-    let asked = one.asked.clone();
+    let sent = one.sent.clone();
     let call = async {
         sleep(3).await;
         queues.wake("another channel");
@@ -147,7 +147,7 @@ async fn message_makes_first_waiter_retry() {
         queues.wake("channel");
     };
     let _ = tokio::join!(queues.obtain(&mut one, true), call);
-    assert_eq!(asked.lock().unwrap()[2..], [(4, false), (6, false)]);
+    assert_eq!(sent.lock().unwrap()[2..], [(4, false), (6, false)]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -155,21 +155,21 @@ async fn waiter_for_endless_hold_retries_on_message() {
     let queues = queues();
     let for_ever = || Ok(Outcome::Wait(Duration::MAX));
     let mut one = scripted(&queues, [for_ever(), for_ever(), Ok(Outcome::Done(1))]);
-    let asked = one.asked.clone();
+    let sent = one.sent.clone();
     let call = async {
         sleep(3600).await;
         queues.wake("channel");
     };
     let _ = tokio::join!(queues.obtain(&mut one, true), call);
-    assert_eq!(asked.lock().unwrap()[2..], [(3600, false)]);
+    assert_eq!(sent.lock().unwrap()[2..], [(3600, false)]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn request_without_wait_asks_once_and_leaves_no_line() {
+async fn request_without_wait_is_sent_once_and_leaves_no_queue() {
     let queues = queues();
     let mut one = scripted(&queues, [wait(10)]);
     assert_eq!(queues.obtain(&mut one, false).await.unwrap(), None);
-    assert_eq!(*one.asked.lock().unwrap(), [(0, false)]);
+    assert_eq!(*one.sent.lock().unwrap(), [(0, false)]);
     assert!(!queues.has_queue("channel", "object"));
 }
 
@@ -180,20 +180,20 @@ async fn polling_attempt_does_not_subscribe() {
     let mut one = scripted(&queues, answers);
     one.pause = Some(2 * SECOND);
     assert_eq!(queues.obtain(&mut one, true).await.unwrap(), Some(1));
-    let asked = one.asked.lock().unwrap().clone();
-    assert_eq!(asked, [(0, false), (0, false), (2, false), (4, false)]);
+    let sent = one.sent.lock().unwrap().clone();
+    assert_eq!(sent, [(0, false), (0, false), (2, false), (4, false)]);
     assert_eq!(queues.subscriptions(), 0);
 }
 
-/// The winner at 1 s keeps it for 10 s: no waiter asks before 11 s, unless a message arrives.
+/// The winner at 1 s keeps it for 10 s: no waiter sends a request before 11 s, unless a message arrives.
 #[tokio::test(start_paused = true)]
-async fn next_waiter_does_not_ask_during_winners_lease() {
+async fn next_waiter_sends_nothing_during_winners_lease() {
     for (message, expected) in [(false, 11_u32), (true, 5)] {
         let queues = queues();
         let mut one = scripted(&queues, [wait(1), wait(1), Ok(Outcome::Done(1))]);
         one.keeps = Some(10 * SECOND);
         let mut two = scripted(&queues, [Ok(Outcome::Done(2))]);
-        let asked = two.asked.clone();
+        let sent = two.sent.clone();
         let second = async {
             tokio::task::yield_now().await;
             let won = queues.obtain(&mut two, true).await.unwrap();
@@ -207,7 +207,7 @@ async fn next_waiter_does_not_ask_during_winners_lease() {
         };
         let (first, (), ()) = tokio::join!(queues.obtain(&mut one, true), second, call);
         assert_eq!(first.unwrap(), Some(1));
-        assert_eq!(*asked.lock().unwrap(), [(expected.into(), false)]);
+        assert_eq!(*sent.lock().unwrap(), [(expected.into(), false)]);
         // The remaining lease was truncated to whole milliseconds.
         let over = two.begun.elapsed() - expected * SECOND;
         assert_eq!(over > Duration::ZERO, !message, "{over:?}");
@@ -215,13 +215,13 @@ async fn next_waiter_does_not_ask_during_winners_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn outage_fails_whole_line_unless_of_other_store() {
+async fn outage_fails_whole_queue_unless_of_other_store() {
     for together in [true, false] {
         let queues = queues();
         let mut one = scripted(&queues, [wait(1), wait(1), outage()]);
         one.represents_queue = together;
         let mut two = scripted(&queues, [Ok(Outcome::Done(2))]);
-        let (asked, progress) = (two.asked.clone(), two.progress.clone());
+        let (sent, progress) = (two.sent.clone(), two.progress.clone());
         let second = async {
             tokio::task::yield_now().await;
             queues.obtain(&mut two, true).await
@@ -230,9 +230,9 @@ async fn outage_fails_whole_line_unless_of_other_store() {
         assert!(matches!(first, Err(Error::ResponseTimeout { .. })));
         let failed = matches!(second, Err(Error::ResponseTimeout { .. }));
         assert_eq!(failed, together);
-        assert_eq!(asked.lock().unwrap().is_empty(), together);
-        let told = matches!(progress.last_contact(), Some(LastContact::Failed { .. }));
-        assert_eq!(told, together);
+        assert_eq!(sent.lock().unwrap().is_empty(), together);
+        let knows_outage = matches!(progress.last_contact(), Some(LastContact::Failed { .. }));
+        assert_eq!(knows_outage, together);
     }
 }
 
@@ -246,7 +246,7 @@ async fn queues_and_objects_of_channel_are_independent() {
     reader.kind = QueueKind::Shared;
     let mut other = scripted(&queues, [wait(60), wait(60)]);
     other.object = "another";
-    let asked = [&same, &reader, &other].map(|one| one.asked.clone());
+    let sent = [&same, &reader, &other].map(|one| one.sent.clone());
     let all = async {
         tokio::join!(
             queues.obtain(&mut one, true),
@@ -256,7 +256,7 @@ async fn queues_and_objects_of_channel_are_independent() {
         )
     };
     assert!(tokio::time::timeout(SECOND, all).await.is_err());
-    let counts = asked.map(|asked| asked.lock().unwrap().len());
+    let counts = sent.map(|sent| sent.lock().unwrap().len());
     assert_eq!(counts, [0, 1, 1]);
     // They share one subscription.
     assert_eq!(queues.subscriptions(), 1);
@@ -312,7 +312,7 @@ async fn request_joining_after_release_has_no_news() {
             Limits::new(WaitLimit::at_most(SECOND), None),
         );
         let second = queues.within(limits, &progress, &mut two).await;
-        assert_eq!(two.asked.lock().unwrap().len(), usize::from(released));
+        assert_eq!(two.sent.lock().unwrap().len(), usize::from(released));
         match second {
             Ok(won) => assert_eq!((won, released), (None, false)),
             Err(error) => assert!(released, "{error}"),
@@ -320,7 +320,7 @@ async fn request_joining_after_release_has_no_news() {
     }
 }
 
-/// Waiters wait for another object at the same channel, or its subscription is being ended.
+/// Another object on the same channel has waiters. Their contacts do not count.
 #[tokio::test(start_paused = true)]
 async fn line_of_other_object_at_channel_has_no_news() {
     let queues = queues();
@@ -462,8 +462,8 @@ async fn outage_is_logged_once() {
         let failing = [outage(), outage(), Ok(Outcome::Done(1))];
         let (won, _) = within_at(queues, WaitLimit::Endless, limit, failing).await;
         assert_eq!(won.unwrap(), Some(1));
-        let told = ["WARN", "the store is unavailable", "channel=\"channel\""];
-        log.lines(&told).len()
+        let warning = ["WARN", "the store is unavailable", "channel=\"channel\""];
+        log.lines(&warning).len()
     };
     let limit = Some(60 * SECOND);
     // `tracing` forgets an event for good that another test logs for the first time just while a subscriber is set.
@@ -512,7 +512,7 @@ impl Attempt for Plain {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiter_subscribes_and_asks_for_its_line_by_default() {
+async fn waiter_subscribes_and_represents_its_queue_by_default() {
     let queues = queues();
     let mut one = Plain(scripted(&queues, [wait(5), wait(5), outage()]));
     let mut two = Plain(scripted(&queues, []));
@@ -523,14 +523,14 @@ async fn waiter_subscribes_and_asks_for_its_line_by_default() {
     let (first, second) = tokio::join!(queues.obtain(&mut one, true), second);
     assert!(first.is_err() && second.is_err(), "they fail together");
     assert_eq!(
-        *one.0.asked.lock().unwrap(),
+        *one.0.sent.lock().unwrap(),
         [(0, false), (0, true), (5, false)]
     );
     assert_eq!(two.0.begun.elapsed().as_secs(), 5);
 }
 
 #[tokio::test(start_paused = true)]
-async fn latest_news_decides_at_wait_limit() {
+async fn last_contact_decides_at_wait_limit() {
     let limit = || WaitLimit::at_most(5 * SECOND);
     let (answered, after) = within(limit(), None, [wait(60), wait(60)]).await;
     assert_eq!((answered.unwrap(), after / 10), (None, 500));
@@ -540,10 +540,10 @@ async fn latest_news_decides_at_wait_limit() {
     let (failed, after) = within(limit(), hour, (0..1000).map(|_| outage())).await;
     assert!(matches!(failed, Err(Error::ResponseTimeout { after }) if after == SECOND));
     assert_eq!(after / 10, 500);
-    // Without any news it waits a moment longer.
-    let (silent, after) = within(limit(), None, []).await;
+    // Without any contact it waits a moment longer.
+    let (unanswered, after) = within(limit(), None, []).await;
     let waited = 5 * SECOND;
-    assert!(matches!(silent, Err(Error::ResponseTimeout { after }) if after == waited));
+    assert!(matches!(unanswered, Err(Error::ResponseTimeout { after }) if after == waited));
     assert_eq!(after / 10, 505);
 }
 
@@ -570,23 +570,23 @@ async fn waiting_lasts_through_outage_until_limit() {
 
 /// That readers hold the object is no answer to a reader.
 #[tokio::test(start_paused = true)]
-async fn answer_to_one_queue_is_no_news_for_the_other() {
+async fn answer_to_one_queue_is_no_contact_for_the_other() {
     let queues = queues();
     let writer = queues.join("channel", "object", QueueKind::Exclusive);
     let Some(reader) = queues.join_existing("channel", "object", QueueKind::Shared) else {
         panic!("the waiter exists");
     };
     let before = Instant::now() - SECOND;
-    let is_news = |waiter: &Waiter| {
+    let has_contact = |waiter: &Waiter| {
         matches!(
             waiter.contacts().contact_since(before),
             Some(LastContact::Answered)
         )
     };
-    assert!(is_news(&writer) && !is_news(&reader));
+    assert!(has_contact(&writer) && !has_contact(&reader));
     reader.request_started();
     writer.request_ended(Some(LastContact::Answered));
-    assert!(is_news(&writer) && !is_news(&reader));
+    assert!(has_contact(&writer) && !has_contact(&reader));
     reader.request_ended(Some(LastContact::Answered));
     drop(writer);
     let writer = queues.join("channel", "object", QueueKind::Exclusive);
@@ -595,13 +595,13 @@ async fn answer_to_one_queue_is_no_news_for_the_other() {
         .join_existing("channel", "object", QueueKind::Shared)
         .unwrap();
     assert!(
-        is_news(&writer) && !is_news(&reader),
+        has_contact(&writer) && !has_contact(&reader),
         "all readers had left"
     );
 }
 
 #[tokio::test(start_paused = true)]
-async fn line_without_answers_has_no_news() {
+async fn queue_without_answers_has_no_contact() {
     let queues = queues();
     let waiter = queues.join("channel", "object", QueueKind::Exclusive);
     let (contacts, joined) = (waiter.contacts(), Instant::now());

@@ -12,13 +12,13 @@ use crate::wait::ChannelMap;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A kind that records when the store was asked for its hold.
+/// A kind that records when a step for its hold was run.
 struct RecordingKind {
     begun: Instant,
     weight: usize,
     missing: AtomicBool,
-    /// After how many seconds, and whether to renew it.
-    asked: Mutex<Vec<(u64, bool)>>,
+    /// After how many seconds a step ran, and whether it renewed the hold.
+    steps: Mutex<Vec<(u64, bool)>>,
 }
 
 impl HoldKind for Arc<RecordingKind> {
@@ -34,8 +34,8 @@ impl HoldKind for Arc<RecordingKind> {
         lease: Option<Lease>,
         now: Instant,
     ) -> Result<bool> {
-        let asked = (now - self.begun).as_secs();
-        self.asked.lock().unwrap().push((asked, lease.is_some()));
+        let after = (now - self.begun).as_secs();
+        self.steps.lock().unwrap().push((after, lease.is_some()));
         Ok(!self.missing.load(Ordering::SeqCst))
     }
 
@@ -60,7 +60,7 @@ impl Watched {
             begun: Instant::now(),
             weight,
             missing: AtomicBool::new(false),
-            asked: Mutex::default(),
+            steps: Mutex::default(),
         });
         let hold = Arc::new(differential::hold(KeyLayout::Lock, 1, kind.clone()));
         hold.add_guard(Instant::now() + lease, renewed).unwrap();
@@ -80,9 +80,9 @@ impl Watched {
         self.kind.missing.store(true, Ordering::SeqCst);
     }
 
-    /// Returns when the hold was asked for since the last call, and whether to renew it.
-    fn asked(&self) -> Vec<(u64, bool)> {
-        std::mem::take(&mut self.kind.asked.lock().unwrap())
+    /// Returns when steps for the hold were run since the last call, and whether they renewed it.
+    fn steps(&self) -> Vec<(u64, bool)> {
+        std::mem::take(&mut self.kind.steps.lock().unwrap())
     }
 }
 
@@ -112,12 +112,12 @@ async fn hold_is_renewed_after_each_third_of_its_lease() {
     let (watchdog, one) = (watchdog(), Watched::renewed());
     watchdog.watch(&one.hold);
     sleep(35 * SECOND).await;
-    assert_eq!(one.asked(), [(10, true), (20, true), (30, true)]);
+    assert_eq!(one.steps(), [(10, true), (20, true), (30, true)]);
     assert!(one.hold.valid_for() > 24 * SECOND);
     watchdog.unwatch(&one.hold);
     assert_eq!(watchdog.len(), 0);
     sleep(35 * SECOND).await;
-    assert_eq!(one.asked(), []);
+    assert_eq!(one.steps(), []);
     assert_eq!(one.hold.loss(), Some(Loss::LeaseEnded));
 }
 
@@ -131,7 +131,7 @@ async fn fixed_lease_ends_on_time_without_request() {
     other.hold.lost().await;
     assert_eq!(begun.elapsed(), 25 * SECOND);
     sleep(SECOND).await;
-    assert_eq!((watchdog.len(), other.asked()), (1, vec![]));
+    assert_eq!((watchdog.len(), other.steps()), (1, vec![]));
 }
 
 #[tokio::test(start_paused = true)]
@@ -143,8 +143,8 @@ async fn holds_due_within_a_thirtieth_of_lease_share_renewal() {
         watchdog.watch(&one.hold);
     }
     sleep(19 * SECOND).await;
-    let asked = holds.each_ref().map(Watched::asked);
-    assert_eq!(asked, [[(10, true)], [(10, true)], [(11, true)]]);
+    let steps = holds.each_ref().map(Watched::steps);
+    assert_eq!(steps, [[(10, true)], [(10, true)], [(11, true)]]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -155,7 +155,7 @@ async fn earlier_due_hold_wakes_task() {
     sleep(SECOND).await;
     watchdog.watch(&other.hold);
     sleep(4 * SECOND).await;
-    assert_eq!((one.asked(), other.asked()), (vec![], vec![(4, true)]));
+    assert_eq!((one.steps(), other.steps()), (vec![], vec![(4, true)]));
 }
 
 #[tokio::test(start_paused = true)]
@@ -178,7 +178,7 @@ async fn one_task_watches_all_holds_and_ends_after_idle_third() {
     let later = Watched::renewed();
     watchdog.watch(&later.hold);
     sleep(11 * SECOND).await;
-    assert_eq!(later.asked(), [(10, true)]);
+    assert_eq!(later.steps(), [(10, true)]);
     drop(watchdog);
     tokio::task::yield_now().await;
     assert_eq!(tasks(), 0);
@@ -201,23 +201,23 @@ async fn missing_hold_triggers_check_without_renewing_fixed_leases() {
     one.mark_missing();
     sleep(12 * SECOND).await;
     assert_eq!(one.hold.loss(), Some(Loss::NotHeld));
-    assert_eq!(other.asked(), [(10, true)]);
-    assert_eq!(fixed.asked(), [(10, false)]);
+    assert_eq!(other.steps(), [(10, true)]);
+    assert_eq!(fixed.steps(), [(10, false)]);
     assert!(fixed.hold.valid_for() < 90 * SECOND);
     watchdog.report_missing(&one.hold);
     watchdog.report_missing(&one.hold);
     sleep(2 * SECOND).await;
-    assert_eq!((other.asked(), fixed.asked()), (vec![], vec![]));
+    assert_eq!((other.steps(), fixed.steps()), (vec![], vec![]));
     sleep(5 * SECOND).await;
-    assert_eq!(other.asked(), [(15, true)]);
-    assert_eq!(fixed.asked(), [(15, false)]);
+    assert_eq!(other.steps(), [(15, true)]);
+    assert_eq!(fixed.steps(), [(15, false)]);
     // Later than that it is immediate.
     sleep(2 * SECOND).await;
     fixed.mark_missing();
     watchdog.report_missing(&one.hold);
     sleep(SECOND).await;
     assert_eq!(fixed.hold.loss(), Some(Loss::NotHeld));
-    assert_eq!(fixed.asked(), [(21, false)]);
+    assert_eq!(fixed.steps(), [(21, false)]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -233,12 +233,12 @@ async fn hold_with_step_in_progress_is_skipped_for_a_second() {
     watchdog.watch(&one.hold);
     let turn = one.hold.step_lock.lock().await;
     sleep(Duration::from_millis(12_500)).await;
-    assert_eq!(one.asked(), []);
+    assert_eq!(one.steps(), []);
     drop(turn);
     sleep(2 * SECOND).await;
-    assert_eq!(one.asked(), [(13, true)]);
+    assert_eq!(one.steps(), [(13, true)]);
     sleep(5 * SECOND).await;
-    assert_eq!(one.asked(), [], "renewed as usual from then on");
+    assert_eq!(one.steps(), [], "renewed as usual from then on");
 }
 
 #[tokio::test(start_paused = true)]
@@ -263,9 +263,9 @@ async fn hold_changed_after_batching_is_not_renewed() {
     renew(watchdog.store.clone(), batches.pop().unwrap()).await;
     assert!(batches.is_empty());
     for one in [released, lost, fixed] {
-        assert_eq!(one.asked(), []);
+        assert_eq!(one.steps(), []);
     }
-    assert_eq!(held.asked(), [(10, true)]);
+    assert_eq!(held.steps(), [(10, true)]);
     // Holds that still exist return to the queue of their node.
     assert_eq!(watchdog.len(), 2);
 }
@@ -285,8 +285,8 @@ async fn hold_ended_after_batching_is_not_checked() {
     released.hold.remove_guard(false);
     lost.hold.mark_lost(Loss::NotHeld);
     renew(watchdog.store.clone(), batches.pop().unwrap()).await;
-    assert_eq!((released.asked(), lost.asked()), (vec![], vec![]));
-    assert_eq!(held.asked(), [(0, false)]);
+    assert_eq!((released.steps(), lost.steps()), (vec![], vec![]));
+    assert_eq!(held.steps(), [(0, false)]);
 }
 
 /// Returns the batches that start now, and their sizes in ascending order.
@@ -374,20 +374,20 @@ async fn hold_released_before_batching_is_left_out() {
 
 #[tokio::test(start_paused = true)]
 async fn node_is_remembered_until_next_sweep_is_allowed() {
-    let mut at_node = NodeQueue::default();
-    assert!(!at_node.is_used());
-    at_node.swept = Some(Instant::now());
-    assert!(at_node.is_used());
+    let mut node_queue = NodeQueue::default();
+    assert!(!node_queue.is_used());
+    node_queue.swept = Some(Instant::now());
+    assert!(node_queue.is_used());
     tokio::time::advance(SWEEP_PAUSE).await;
-    assert!(!at_node.is_used());
-    at_node.sweep = Some(Instant::now());
-    assert!(at_node.is_used());
-    at_node.sweep = None;
-    at_node.batches = 1;
-    assert!(at_node.is_used());
-    at_node.batches = 0;
-    at_node.ready.push_back(Watched::renewed().hold);
-    assert!(at_node.is_used());
+    assert!(!node_queue.is_used());
+    node_queue.sweep = Some(Instant::now());
+    assert!(node_queue.is_used());
+    node_queue.sweep = None;
+    node_queue.batches = 1;
+    assert!(node_queue.is_used());
+    node_queue.batches = 0;
+    node_queue.ready.push_back(Watched::renewed().hold);
+    assert!(node_queue.is_used());
 }
 
 #[tokio::test(start_paused = true)]
@@ -427,7 +427,7 @@ fn watchdog_continues_in_last_used_runtime() {
     drop(first);
     second.block_on(async {
         sleep(15 * SECOND).await;
-        assert_eq!((one.asked().len(), tasks()), (1, 1));
+        assert_eq!((one.steps().len(), tasks()), (1, 1));
         // It has nothing to continue for once it has ended by itself.
         watchdog.unwatch(&one.hold);
         sleep(40 * SECOND).await;

@@ -3,19 +3,19 @@
 //! 1. An attempt takes a permit when there is a connection to send it on. It keeps the permit until it is
 //!    answered or its connection breaks.
 //! 2. If the caller drops the attempt without an answer, the permit passes to the task that settles it. So
-//!    however many callers come and go, at most [`MAX_ATTEMPTS_IN_FLIGHT`] attempts are sent to a server that does not
-//!    answer, and at most as many are left to be settled. Other callers send nothing and leave nothing
-//!    behind.
-//! 3. While a call waits for its permit, its response timeout restarts with each answer to another attempt. A
-//!    busy server that answers costs no caller its permit; at a server that answers nothing, all callers give
-//!    up together.
+//!    however many callers start and cancel attempts, at most [`MAX_ATTEMPTS_IN_FLIGHT`] are sent to a server
+//!    that does not answer, and at most as many are left to be settled. Other callers send nothing and leave
+//!    nothing behind.
+//! 3. While a call waits for its permit, its response timeout restarts with each answer to another attempt.
+//!    So no call times out at a busy server that answers. At a server that answers nothing, all calls time
+//!    out together.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-/// Number of attempts to acquire in flight. The others wait here and not inside the connection, where
+/// Limit of attempts to acquire in flight. The others wait here and not inside the connection, where
 /// renewals and releases would queue behind them.
 pub(super) const MAX_ATTEMPTS_IN_FLIGHT: usize = 512;
 

@@ -3,12 +3,12 @@
 //! 1. A redirection (MOVED) is followed at once, for its slot only.
 //! 2. The whole map is requested again when there is a reason to (a redirection, a connection that fails, a
 //!    missing answer), and periodically, because a node that hangs gives no reason.
-//! 3. Several nodes are asked. Among their answers, the one with the latest epoch counts, so that a node
+//! 3. Several nodes are queried. Among their answers, the one with the latest epoch counts, so that a node
 //!    that was cut off cannot mislead the client.
-//! 4. A node that is behind in gossip must not undo newer knowledge. So an answer is ignored if its epoch
+//! 4. A node that is behind in gossip must not undo newer changes. So an answer is ignored if its epoch
 //!    is earlier than that of the map in use, or, for a slot that MOVED has moved, if its epoch is not
-//!    later than at that time. Both rules end after [`OLD_EPOCH_IGNORED_FOR`], because a cluster that was set up again has
-//!    earlier epochs.
+//!    later than at that time. Both rules end after [`OLD_EPOCH_IGNORED_FOR`], because a cluster that was set
+//!    up again has earlier epochs.
 //!
 //! A node may have no host name (`?`). CLUSTER SLOTS then gives its address separately, but redirections do
 //! not. Then the nodes are queried once more.
@@ -35,10 +35,10 @@ use crate::join::join_until;
 /// Time limit for the answer of one node with a connection.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Number of connected nodes that are asked at a time.
+/// Number of connected nodes that are queried at a time.
 const MAX_QUERIED: usize = 5;
 
-/// Interval at which the nodes are asked without a reason.
+/// Interval at which the nodes are queried without a reason.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How long answers that are not newer are ignored. Gossip takes less: at most half of
@@ -193,8 +193,8 @@ impl Cluster {
         self.node(&mut self.map(), &endpoint)
     }
 
-    /// Returns the nameless node that a redirection of the slot's owner means, if its port is unique. If
-    /// that is wrong, the node refuses the command, because only the node that imports the slot accepts it.
+    /// Returns the node without a host name to which the slot's owner redirects, if its port is unique. If that
+    /// is the wrong node, it refuses the command, because only the node that imports the slot accepts it.
     fn only_other_with_port(&self, slot: u16, address: &str) -> Option<Endpoint> {
         let port: u16 = address.rsplit_once(':')?.1.parse().ok()?;
         let map = self.map();
@@ -218,7 +218,7 @@ impl Cluster {
             .ensure_running(|| refresh_loop(Arc::downgrade(self), self.refresh_signal.clone()));
     }
 
-    /// Waits until the nodes have been asked once more.
+    /// Waits until the nodes have been queried once more.
     async fn refresh_and_wait(self: &Arc<Self>) {
         let mut refreshes = self.refreshes.subscribe();
         let started = *refreshes.borrow_and_update();
@@ -226,23 +226,23 @@ impl Cluster {
         let _ = refreshes.wait_for(|refreshes| *refreshes > started).await;
     }
 
-    /// Asks the nodes for the owners of the slots.
+    /// Queries the nodes for the owners of the slots.
     async fn refresh(&self) {
-        // Ask some connected nodes first; if none answers, ask all.
+        // Query some connected nodes first; if none answers, query all.
         if !self.query_nodes(true).await {
             self.query_nodes(false).await;
         }
         self.refreshes.send_modify(|refreshes| *refreshes += 1);
     }
 
-    /// Asks some nodes, and uses their best answer. Returns whether there was one.
+    /// Queries some nodes, and uses their best answer. Returns whether there was one.
     async fn query_nodes(&self, connected: bool) -> bool {
         let limit = match connected {
             true => QUERY_TIMEOUT,
-            // There are no other nodes to ask.
+            // There are no other nodes to query.
             false => self.settings.connect_timeout.max(QUERY_TIMEOUT),
         };
-        let asking = self.nodes_to_query(connected).into_iter().map(
+        let queries = self.nodes_to_query(connected).into_iter().map(
             |(at, connection)| async move {
                 let report = match timeout(limit, fetch_slots(&at, &connection)).await {
                     Ok(report) => report,
@@ -263,7 +263,7 @@ impl Cluster {
         let some = |answers: &[Option<Option<SlotReport>>]| {
             answers.iter().flatten().flatten().any(healthy)
         };
-        let answers = join_until(asking, some, STRAGGLER_LIMIT).await;
+        let answers = join_until(queries, some, STRAGGLER_LIMIT).await;
         let reports = answers.into_iter().flatten().flatten();
         let latest = reports.max_by_key(|report| (report.is_healthy, report.epoch));
         // Use an answer of a node that is cut off only if there is no map at all.
@@ -274,19 +274,19 @@ impl Cluster {
     fn nodes_to_query(&self, connected: bool) -> Vec<(Endpoint, Arc<Connection>)> {
         let mut map = self.map();
         let known: Vec<Endpoint> = map.masters.iter().chain(&self.seeds).cloned().collect();
-        let mut ask: Vec<(Endpoint, Arc<Connection>)> = Vec::new();
+        let mut queried: Vec<(Endpoint, Arc<Connection>)> = Vec::new();
         for at in known {
             if let Some(node) = self.node(&mut map, &at)
                 && (!connected || node.commands.is_connected())
-                && ask.iter().all(|(other, _)| *other != at)
+                && queried.iter().all(|(other, _)| *other != at)
             {
-                ask.push((at, node.commands.clone()));
+                queried.push((at, node.commands.clone()));
             }
         }
         if connected {
-            ask.truncate(MAX_QUERIED);
+            queried.truncate(MAX_QUERIED);
         }
-        ask
+        queried
     }
 
     /// Uses a node's answer unless something newer is known. Returns whether it did.
@@ -316,8 +316,8 @@ impl Cluster {
             self.node(&mut map, &at);
         }
         let SlotMap { masters, nodes, .. } = &mut *map;
-        // A node that has lost its slots may hang with commands in flight. A node that has none yet may be
-        // asked for keys of a slot that is moving there, so it is kept while it is in use.
+        // A node that has lost its slots may hang with commands in flight, so it is invalidated. A node that has
+        // none yet may serve keys of a slot that is moving there, so it is kept while it is in use.
         let is_in_use = |node: &Arc<Node>| Arc::strong_count(node) > 1;
         // A new master may lack data of the old one.
         let is_new = |at: &&Endpoint| !before.is_empty() && !before.contains(at);
@@ -332,7 +332,7 @@ impl Cluster {
         drop(map);
         new.into_iter()
             .for_each(|node| self.settings.suspect_nodes.add(node));
-        // Not under the lock: giving up notifies waiters.
+        // Not under the lock: invalidating a connection notifies waiters.
         for node in gone {
             node.invalidate();
         }
@@ -397,7 +397,7 @@ async fn refresh_loop(cluster: Weak<Cluster>, refresh_signal: Arc<Notify>) {
     }
 }
 
-/// Asks a node for its view of the cluster.
+/// Queries a node for its view of the cluster.
 async fn fetch_slots(
     at: &Endpoint,
     connection: &Arc<Connection>,

@@ -1,14 +1,14 @@
 //! One connection to one server.
 //!
-//! 1. It is made when it is needed, by a task that all callers wait for. So a caller that gives up does not
-//!    restart it for the others.
-//! 2. After a failure the next attempt starts after a random, growing pause.
+//! 1. It is made when it is needed, by a task that all callers wait for. So a caller that stops waiting does
+//!    not restart it for the others.
+//! 2. After a failure the next try to connect starts after a random, growing pause.
 //! 3. On a new connection, subscriptions are restored before anything else is sent (only with
 //!    [`SubscriptionMode::Restored`]; otherwise they end with their connection).
 //! 4. A connection counts as broken when sending fails or when its task ends, for any reason. Waiters for
 //!    its messages are woken then, because messages may have been missed. The next caller reconnects.
-//! 5. If another server can replace this one, its connection can be *given up*: every caller that waits for
-//!    an answer on it gets an error at once.
+//! 5. If another server can replace this one, its connection can be *invalidated*: every caller that waits
+//!    for an answer on it gets an error at once.
 //!
 //! Uses the client library's multiplexed connection, but not its connection manager: that keeps the error
 //! of a refused reconnection (a wrong password for a moment, too many clients) for good.
@@ -40,7 +40,7 @@ use crate::error::Error;
 use crate::store::{NodeId, ServerId, SharedSubscriber, SuspectNodes};
 
 /// Commands that may queue inside the client library. An attempt with its subscription is two commands;
-/// renewals and releases still have room beside [`MAX_ATTEMPTS_IN_FLIGHT`].
+/// so the capacity leaves room for renewals and releases beside [`MAX_ATTEMPTS_IN_FLIGHT`].
 const PIPELINE_CAPACITY: usize = 4 * MAX_ATTEMPTS_IN_FLIGHT;
 
 /// Pauses before connecting is retried: short enough to find a restarted server quickly, long enough that a
@@ -107,7 +107,7 @@ pub(super) enum Target {
 pub(super) trait MasterResolver: Send + Sync {
     /// Returns the current address.
     fn resolve(self: Arc<Self>) -> ResolveFuture;
-    /// Hint appended to timeout errors if the server does not answer.
+    /// Returns a hint to append to timeout errors if the server does not answer.
     fn timeout_hint(&self) -> &'static str;
 }
 
@@ -115,7 +115,7 @@ pub(super) type ResolveFuture =
     Pin<Box<dyn Future<Output = Result<(Connector, Endpoint), ExchangeError>> + Send>>;
 
 impl Target {
-    /// Hint appended to timeout errors if the server does not answer.
+    /// Returns a hint to append to timeout errors if the server does not answer.
     fn timeout_hint(&self) -> &'static str {
         match self {
             Target::Fixed(connector) => connector.timeout_hint(),
@@ -124,14 +124,14 @@ impl Target {
     }
 }
 
-/// The current attempt to connect. It runs in a task of its own: a caller may stop waiting without
-/// restarting it for the others, and all callers get its outcome.
+/// The current try to connect. It runs in a task of its own: a caller may stop waiting without restarting it
+/// for the others, and all callers get its outcome.
 #[derive(Default)]
 struct Connecting {
     generation: Generation,
     outcome: Option<Outcome>,
     task: Option<AbortHandle>,
-    /// The latest generation that must not be used, even if its attempt succeeds.
+    /// The latest generation that must not be used, even if connecting succeeds.
     invalidated: Generation,
     /// The resolved address, if it can change.
     endpoint: Option<Endpoint>,
@@ -154,7 +154,8 @@ struct Shared {
     lost_at: Mutex<Option<Instant>>,
 }
 
-/// Numbers the established connections of a [`Connection`], so that late events of an old one do not end a new one.
+/// Numbers the established connections of a [`Connection`], so that late events of an old one do not end a
+/// new one.
 pub(super) type Generation = u64;
 
 /// Number of clones of a connection that are kept for later commands.
@@ -166,8 +167,8 @@ pub(super) struct LiveConnection {
     raw: RawConnection,
     generation: Generation,
     server: ServerId,
-    /// Closed when the connection is given up, which may still be open then. Present if another server can
-    /// replace this one.
+    /// Closed when the connection is invalidated; the socket may still be open then. Present if another
+    /// server can replace this one.
     invalidated: Option<Receiver<()>>,
 }
 
@@ -180,7 +181,7 @@ struct Established {
     address: String,
     /// The resolved address, if it can change.
     endpoint: Option<Endpoint>,
-    /// Dropping it notifies the listeners.
+    /// Dropping it notifies all callers that wait for an answer.
     _invalidated: Option<Sender<()>>,
 }
 
@@ -215,19 +216,19 @@ impl Connection {
         }
     }
 
-    /// Asks which server process a new connection leads to.
+    /// Queries which server process a new connection leads to.
     async fn fetch_run_id(&self, mut live: LiveConnection) {
         let Some(run_id_tracker) = &self.run_id_tracker else {
             return;
         };
         let info = redis::cmd("INFO").arg("server").take();
-        let asking = self.query(&mut live, &info);
-        let answer = tokio::time::timeout(self.connect_timeout, asking).await;
+        let querying = self.query(&mut live, &info);
+        let answer = tokio::time::timeout(self.connect_timeout, querying).await;
         let current = answer.ok().and_then(Result::ok).and_then(run_id);
         run_id_tracker.record(current);
     }
 
-    /// Returns the current connection or makes a new one. Concurrent callers share one attempt to connect.
+    /// Returns the current connection or makes a new one. Concurrent callers share one try to connect.
     pub(super) async fn get_or_connect(self: &Arc<Self>) -> Result<LiveConnection, ExchangeError> {
         if let Some(live) = self.shared.live() {
             return Ok(live);
@@ -245,7 +246,8 @@ impl Connection {
         outcome.recv().await.unwrap_or_else(interrupted)
     }
 
-    /// Takes back the result of [`get_or_connect`](Connection::get_or_connect) for a later command. It may be dropped instead.
+    /// Takes back the result of [`get_or_connect`](Connection::get_or_connect) for a later command. It may be
+    /// dropped instead.
     pub(super) fn recycle(&self, idle: LiveConnection) {
         self.shared.recycle(idle);
     }
@@ -271,17 +273,18 @@ impl Connection {
         }
     }
 
-    /// Returns the current attempt to connect or starts one; or returns the connection if it was just made.
+    /// Joins the current try to connect or starts one, and returns its pending outcome as the error. Returns the
+    /// connection if it was just made.
     fn join_connecting(self: &Arc<Self>) -> Result<LiveConnection, Outcome> {
         let mut connecting = self.lock_connecting();
         if let Some(live) = self.shared.live() {
             return Ok(live);
         }
-        let under_way = connecting
+        let pending = connecting
             .outcome
             .as_ref()
             .filter(|outcome| outcome.is_pending());
-        if let Some(outcome) = under_way {
+        if let Some(outcome) = pending {
             return Err(outcome.clone());
         }
         connecting.generation += 1;
@@ -381,7 +384,7 @@ impl Connection {
         !restored || matches!(self.target, Target::CurrentMaster(_))
     }
 
-    /// Subscribes to all channels, and then makes the connection available.
+    /// Subscribes to all restored channels, and then makes the connection available.
     async fn restore(
         &self,
         mut connection: MultiplexedConnection,
@@ -544,7 +547,7 @@ impl Connection {
     }
 }
 
-/// The connection was given up before the answer arrived.
+/// The connection was invalidated before the answer arrived.
 struct Invalidated;
 
 impl From<Invalidated> for ExchangeError {
@@ -571,7 +574,7 @@ async fn unless_invalidated<T>(
     tokio::select! {
         biased;
         done = work => Ok(done),
-        // Nothing is ever sent; this returns when the other end is dropped.
+        // Nothing is ever sent; this returns when the sender is dropped.
         _ = invalidated.recv() => Err(Invalidated),
     }
 }
@@ -627,7 +630,7 @@ impl Connecting {
     }
 
     fn finished(&mut self, success: bool) {
-        // The waiting callers have it. Keeping it here would keep a connection open that was given up.
+        // The waiting callers have it. Keeping it here would keep an invalidated connection open.
         self.outcome = None;
         (self.failures, self.last_failure) = match success {
             true => (0, None),
@@ -797,34 +800,40 @@ fn push_handler(
 mod tests {
     use super::*;
 
-    /// Returns whether a connection to this process, after the earlier ones, raises suspect_nodes.
-    async fn raises(run_id_tracker: &RunIdTracker, run_id: Option<&str>) -> bool {
+    /// Returns whether a connection to this process, after the earlier ones, makes its node suspect.
+    async fn makes_suspect(run_id_tracker: &RunIdTracker, run_id: Option<&str>) -> bool {
         run_id_tracker.record(run_id.map(str::to_owned));
-        let raised = tokio::time::timeout(Duration::ZERO, run_id_tracker.suspect_nodes.next());
-        raised.await.is_ok()
+        let nodes = tokio::time::timeout(Duration::ZERO, run_id_tracker.suspect_nodes.next());
+        nodes.await.is_ok()
     }
 
     #[tokio::test]
-    async fn reconnection_raises_doubts_only_for_other_process() {
+    async fn reconnection_makes_node_suspect_only_for_other_process() {
         let run_id_tracker = RunIdTracker::new(NodeId(7), Arc::default());
         assert!(
-            !raises(&run_id_tracker, Some("a")).await,
+            !makes_suspect(&run_id_tracker, Some("a")).await,
             "the first connection"
         );
         assert!(
-            !raises(&run_id_tracker, Some("a")).await,
+            !makes_suspect(&run_id_tracker, Some("a")).await,
             "the same process"
         );
-        assert!(raises(&run_id_tracker, Some("b")).await, "another process");
-        assert!(!raises(&run_id_tracker, Some("b")).await, "the same again");
-        assert!(raises(&run_id_tracker, None).await, "it does not tell");
         assert!(
-            raises(&run_id_tracker, None).await,
-            "it does not tell either"
+            makes_suspect(&run_id_tracker, Some("b")).await,
+            "another process"
         );
         assert!(
-            raises(&run_id_tracker, Some("b")).await,
-            "it did not tell before"
+            !makes_suspect(&run_id_tracker, Some("b")).await,
+            "the same again"
+        );
+        assert!(makes_suspect(&run_id_tracker, None).await, "no run id");
+        assert!(
+            makes_suspect(&run_id_tracker, None).await,
+            "no run id again"
+        );
+        assert!(
+            makes_suspect(&run_id_tracker, Some("b")).await,
+            "no run id before"
         );
     }
 }

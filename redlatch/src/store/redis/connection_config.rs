@@ -116,12 +116,12 @@ impl ConnectionConfig {
         self.connector_for_addr(endpoint.to_addr())
     }
 
-    /// Hint appended to timeout errors if the server does not answer.
+    /// Returns a hint to append to timeout errors if the server does not answer.
     pub(super) fn timeout_hint(&self) -> &'static str {
         connector::timeout_hint(self.tls.is_some())
     }
 
-    /// The selected database.
+    /// Returns the selected database.
     pub(super) fn db(&self) -> i64 {
         self.settings.db()
     }

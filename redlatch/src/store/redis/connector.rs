@@ -15,7 +15,7 @@ use crate::environment::check_sockets;
 #[cfg(any(feature = "tls", feature = "simulation"))]
 use crate::environment::task;
 
-/// Never constructed without the feature.
+/// Never constructed without the feature `tls`.
 #[cfg(not(feature = "tls"))]
 #[derive(Debug)]
 pub(super) enum Tls {}
@@ -27,7 +27,7 @@ pub(super) struct Connector {
     pub(super) tls: Option<Arc<Tls>>,
 }
 
-/// A connection, and the task that drives it if that is ours. The task ends with the last clone.
+/// A connection, and the task that drives it if this crate started it. The task ends with the last clone.
 #[derive(Clone)]
 pub(super) struct RawConnection {
     pub(super) connection: MultiplexedConnection,
@@ -130,14 +130,14 @@ impl Connector {
         timeout_hint(self.tls.is_some())
     }
 
-    /// The address, for messages.
+    /// Returns the address, for messages.
     pub(super) fn address(&self) -> String {
         self.client.get_connection_info().addr().to_string()
     }
 }
 
-/// Hint appended to timeout errors if the server does not answer. It may wait for the rest of what looks to it
-/// like a long command.
+/// Returns a hint to append to timeout errors if the server does not answer. A server without TLS takes the
+/// handshake for the start of a long command, and waits for its rest.
 pub(super) fn timeout_hint(tls: bool) -> &'static str {
     match tls {
         true => "; the server may not speak TLS on this port",

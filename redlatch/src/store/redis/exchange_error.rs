@@ -14,8 +14,8 @@ use crate::store::Progress;
 pub(super) enum ExchangeError {
     /// There was no connection, or the server rejected the command for now. It had no effect.
     NotExecuted(String),
-    /// The server rejected the command for now and is still the right one. It had no effect. The topology
-    /// is not suspected: each check of it would add load.
+    /// The server rejected the command for now and is still the right one. It had no effect. The topology is
+    /// not checked: each check would add load.
     Busy(String),
     /// The connection broke before the answer arrived. The command may have had its effect.
     Unanswered(String),
@@ -30,7 +30,7 @@ pub(super) enum ExchangeError {
 }
 
 /// Returns the code of an error. Before 7.0 an error inside of a script arrives wrapped in another. One
-/// that the script has caught follows the place where it happened: `…: -READONLY …`.
+/// that the script has caught follows the script line where it happened: `…: -READONLY …`.
 fn inner_code<'a>(code: &'a str, message: &'a str) -> &'a str {
     if code != "ERR" && !code.starts_with('@') {
         return code;
@@ -78,7 +78,7 @@ impl ExchangeError {
             "NOAUTH" | "WRONGPASS" => {
                 ExchangeError::Permanent(Error::AuthenticationFailed { reason: message })
             }
-            // A script met a key that has moved with its slot. Its effects before that remain.
+            // A script accessed a key that has moved with its slot. Its effects before that remain.
             "ERR" if details.is_some_and(|message| message.starts_with(NON_LOCAL_KEY)) => {
                 ExchangeError::Unanswered(message)
             }
@@ -167,7 +167,7 @@ impl Retry {
     }
 
     /// Sleeps until it is time to retry, or returns the error if a retry makes no sense. The failure is
-    /// recorded in `sent`, for a caller that does not wait that long.
+    /// recorded in `progress`, for a caller that does not wait that long.
     pub(super) async fn pause_after(
         &mut self,
         failure: ExchangeError,

@@ -2,8 +2,8 @@
 //!
 //! 1. `Topology` finds the node of the step's first key: the single server, the master that the sentinels
 //!    name, or the owner of the slot in a cluster.
-//! 2. An attempt to acquire waits for a permit at that node (`attempt_limiter`). Renewals, releases and inspections do
-//!    not queue.
+//! 2. An attempt to acquire waits for a permit at that node (`attempt_limiter`). Renewals, releases and
+//!    inspections do not queue.
 //! 3. The script is sent by SHA (EVALSHA), and in full (EVAL) if the server replies NOSCRIPT.
 //! 4. A subscription is sent before the script, and WAIT for the replicas behind it, in the same round
 //!    trip.
@@ -70,14 +70,14 @@ pub(crate) struct Redis {
     response_timeout: Duration,
 }
 
-/// One command with everything needed to send it and to read its reply.
+/// One command with everything needed to send it and to decode its reply.
 struct Exchange<'a> {
     cmd: Cmd,
     /// Builds the command to send if the server does not know the script.
     eval_fallback: Option<&'a (dyn Fn() -> Cmd + Sync)>,
-    /// The key that determines the node, and is named in errors about it.
+    /// The key that determines the node and is named in errors.
     key: &'a str,
-    /// The node, if not the key determines it.
+    /// The node, if it is not determined by the key.
     node: Option<&'a Arc<Node>>,
     /// The channel to subscribe to first.
     channel: Option<&'a str>,
@@ -222,7 +222,7 @@ impl Redis {
         limits.settle_permits.clone().acquire_owned().await.ok()
     }
 
-    /// Returns the error for a request for this key that got no news for this long.
+    /// Returns the error for a request for this key that had no contact with the store for this long.
     pub(crate) fn timeout_error(&self, key: &str, after: Duration) -> Error {
         exchange_error::timeout_error(after, self.topology.timeout_hint(key))
     }
@@ -286,8 +286,8 @@ impl Redis {
         Ok((keys, (next.node < nodes.len()).then_some(next)))
     }
 
-    /// Repeats the exchange until there is an answer or the response timeout has passed. Also returns
-    /// whether the answer may be to a repetition.
+    /// Repeats the exchange until there is an answer or the response timeout has passed. Also returns whether
+    /// the answer may be that to a repetition.
     async fn send_with_retries(&self, exchange: &Exchange<'_>) -> Result<(ServerReply, bool)> {
         check_runtime()?;
         let own = Progress::default();
@@ -341,12 +341,12 @@ impl Redis {
 
     /// Makes one exchange, following redirections of the cluster.
     async fn send(&self, exchange: &Exchange<'_>) -> Result<ServerReply, ExchangeError> {
-        let mut found;
+        let mut resolved;
         let mut node = match exchange.node.or(self.topology.only_node()) {
             Some(node) => node,
             None => {
-                found = self.topology.node(exchange.key).await?;
-                &found
+                resolved = self.topology.node(exchange.key).await?;
+                &resolved
             }
         };
         let mut importing = false;
@@ -393,11 +393,11 @@ impl Redis {
             if let Some(progress) = exchange.progress
                 && !was_sent_before
             {
-                // That node did nothing.
+                // The node that redirected did not run the command.
                 progress.mark_unsent();
             }
-            found = other;
-            (node, importing) = (&found, matches!(failure, ExchangeError::Ask(_)));
+            resolved = other;
+            (node, importing) = (&resolved, matches!(failure, ExchangeError::Ask(_)));
         }
         Err(ExchangeError::NotExecuted(
             "too many redirects between the nodes of the cluster".into(),
@@ -417,8 +417,8 @@ impl Redis {
         };
         let mut permit = None;
         if exchange.delivery.queued {
-            let free = node.limits.attempt_limiter.try_acquire();
-            permit = match free.filter(|_| missing_connection(node, exchange).is_none()) {
+            let available = node.limits.attempt_limiter.try_acquire();
+            permit = match available.filter(|_| missing_connection(node, exchange).is_none()) {
                 Some(permit) => Some(permit),
                 None => self.acquire_attempt_permit(node, exchange).await?,
             };
@@ -503,7 +503,7 @@ impl Redis {
     }
 
     /// Waits for the permit to send an attempt to this node. Without a connection no attempt has a permit: all
-    /// wait for the one attempt to connect, and fail together if that fails.
+    /// wait for one try to connect, and fail together if that fails.
     ///
     /// Boxed: few attempts wait.
     fn acquire_attempt_permit<'a>(

@@ -24,7 +24,7 @@ pub(super) struct NodeSettings {
     pub(super) requirement: Option<ReplicaRequirement>,
 }
 
-/// Number of background releases in flight at one node. If thousands of attempts are dropped at once,
+/// Limit of background releases in flight at one node. If thousands of attempts are dropped at once,
 /// renewals must not wait behind their releases.
 const MAX_SETTLES_IN_FLIGHT: usize = 64;
 
@@ -44,6 +44,7 @@ impl Default for NodeLimits {
     }
 }
 
+/// One server that holds data.
 pub(super) struct Node {
     /// Unique in this process.
     pub(super) id: NodeId,
@@ -55,11 +56,12 @@ pub(super) struct Node {
     /// For subscriptions: the connection of the attempts, so that an attempt can follow its subscription
     /// directly, unless channels are sharded (see [`SubscriptionMode::Sharded`]).
     pub(super) pubsub: Arc<Connection>,
+    /// Present if acquisitions wait for replicas.
     pub(super) replicas: Option<Arc<Replicas>>,
 }
 
 impl Node {
-    /// Calls `target` once for each connection.
+    /// Creates a node; `target` is called once for each connection.
     pub(super) fn new(
         settings: &NodeSettings,
         target: impl Fn() -> Result<Target, Error>,
@@ -116,7 +118,7 @@ impl Node {
             .flatten()
     }
 
-    /// Gives up all connections, because this node must not be used any more.
+    /// Invalidates all connections, because this node must not be used any more.
     pub(super) fn invalidate(&self) {
         self.connections()
             .for_each(|connection| connection.invalidate());

@@ -78,7 +78,7 @@ async fn send_sharded(
             Ok(())
         }
         Value::ServerError(error) => Err(error.into()),
-        // All later answers would be out of step, too.
+        // All later answers would be matched to the wrong commands, too.
         _ => Err(std::io::Error::other("a confirmation of another subscription").into()),
     }
 }
@@ -88,7 +88,7 @@ pub(super) fn breaks_connection(error: &RedisError) -> bool {
     error.is_io_error() || error.is_unrecoverable_error()
 }
 
-/// Returns the text at the start of a push.
+/// Returns the text of a value, such as the channel at the start of a push message.
 pub(super) fn as_text(value: Option<&Value>) -> Option<&str> {
     match value {
         Some(Value::BulkString(text)) => std::str::from_utf8(text).ok(),

@@ -8,7 +8,7 @@ use tokio::task::AbortHandle;
 
 use crate::environment::task;
 
-/// Once enough nodes have answered, the others get only this much more time.
+/// Time that the other nodes still get once enough nodes have answered.
 pub(super) const STRAGGLER_LIMIT: Duration = Duration::from_millis(100);
 
 /// Shortest time between two checks.
@@ -18,7 +18,7 @@ pub(super) const MIN_REFRESH_INTERVAL: Duration = Duration::from_millis(50);
 pub(super) struct RefreshTask(Mutex<Option<AbortHandle>>);
 
 impl RefreshTask {
-    /// Starts the task unless it is running. It ends when this is dropped.
+    /// Starts the task unless it is running. The task ends when `self` is dropped.
     pub(super) fn ensure_running<F: Future<Output = ()> + Send + 'static>(
         &self,
         refresh: impl FnOnce() -> F,

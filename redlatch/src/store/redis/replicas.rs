@@ -2,8 +2,8 @@
 //!
 //! 1. WAIT blocks its connection until the replicas have answered. So attempts have a connection of their
 //!    own, and renewals and releases do not queue behind a WAIT.
-//! 2. One WAIT confirms all steps that were sent before it. At most two are in flight ([`MAX_WAITS_IN_FLIGHT`]),
-//!    however many attempts there are and however long a replica does not answer.
+//! 2. One WAIT confirms all steps that were sent before it. At most two are in flight
+//!    ([`MAX_WAITS_IN_FLIGHT`]), however many attempts there are and however long a replica does not answer.
 //! 3. While those are in flight, later attempts share one further WAIT, which is sent when one of them is
 //!    answered.
 //! 4. The number of connected replicas comes from ROLE. It is read once per connection, and again in the
@@ -29,8 +29,8 @@ use crate::store::Progress;
 /// [`Error::NotReplicated`](crate::Error::NotReplicated). All settings but `Off` need a second connection.
 /// It carries the attempts and waits for the replicas (Redis: WAIT), in the same round trip as the attempt.
 ///
-/// With no setting does a lock survive every failover: the replica that becomes the master may not be one
-/// that has the lock. For actions that must not happen twice, use the tokens of a
+/// No setting makes a lock survive every failover: the replica that becomes the master may not have the
+/// lock. For actions that must not happen twice, use the tokens of a
 /// [`FencedLock`](crate::FencedLock), or a [`RedLock`](crate::RedLock) over independent servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
@@ -49,7 +49,7 @@ pub enum ReplicaSync {
     Off,
 }
 
-/// Number of WAITs in flight: a second one confirms later steps.
+/// Limit of WAITs in flight: a second one confirms later steps.
 const MAX_WAITS_IN_FLIGHT: usize = 2;
 
 /// Age at which the number of replicas is refreshed.
@@ -204,7 +204,7 @@ impl Replicas {
             None => {
                 let (sender, outcome) = shared_oneshot::channel();
                 let live = live.clone();
-                // Replacing a WAIT for a connection that has ended fails its listeners.
+                // Replacing a WAIT for a connection that has ended fails its receivers.
                 state.next = Some(WaitRequest { live, sender });
                 start_sender = state.waits_in_flight < MAX_WAITS_IN_FLIGHT;
                 state.waits_in_flight += usize::from(start_sender);
@@ -243,12 +243,12 @@ impl Replicas {
         connection: &Connection,
         live: &mut LiveConnection,
     ) -> Result<(usize, usize), ExchangeError> {
-        let Some(asked) = self.replicas_to_await(&self.state(), live) else {
+        let Some(awaited) = self.replicas_to_await(&self.state(), live) else {
             return Err(ExchangeError::Unanswered("the connection has ended".into()));
         };
         let millis = self.requirement.timeout.as_millis().max(1);
         let mut wait = redis::cmd("WAIT");
-        wait.arg(asked)
+        wait.arg(awaited)
             .arg(u64::try_from(millis).unwrap_or(u64::MAX));
         let limit = self
             .requirement
@@ -260,7 +260,7 @@ impl Replicas {
             )));
         };
         match answer? {
-            Value::Int(have) => Ok((asked, usize::try_from(have).unwrap_or(0))),
+            Value::Int(in_sync) => Ok((awaited, usize::try_from(in_sync).unwrap_or(0))),
             Value::ServerError(error) => Err(ExchangeError::from_reply(&error, "")),
             other => Err(ExchangeError::NotExecuted(format!(
                 "unexpected reply: {other:?}"
@@ -296,7 +296,7 @@ impl Replicas {
     }
 }
 
-/// Sends WAITs, and is counted in `waits_in_flight`.
+/// Sends WAITs one after the other, and is counted in `waits_in_flight`.
 struct WaitSender {
     replicas: Arc<Replicas>,
     finished: bool,
@@ -315,11 +315,12 @@ impl WaitSender {
         while let Some(WaitRequest { mut live, sender }) = self.next() {
             let replicas = &self.replicas;
             let outcome = replicas.send_wait(&connection, &mut live).await;
-            let short = matches!(&outcome, Ok((asked, have)) if have < asked);
-            let outcome =
-                outcome.map(|(asked, have)| (replicas.requirement.sync.acks_required(asked), have));
+            let is_short = matches!(&outcome, Ok((awaited, in_sync)) if in_sync < awaited);
+            let outcome = outcome.map(|(awaited, in_sync)| {
+                (replicas.requirement.sync.acks_required(awaited), in_sync)
+            });
             sender.send(outcome);
-            if short {
+            if is_short {
                 replicas.recount_in_background(connection.clone(), live);
             }
         }
@@ -338,7 +339,7 @@ impl WaitSender {
     }
 }
 
-/// Ended with its runtime, perhaps before it has started.
+/// Handles a task that ended with its runtime, perhaps before it started.
 impl Drop for WaitSender {
     fn drop(&mut self) {
         if self.finished {
@@ -346,7 +347,7 @@ impl Drop for WaitSender {
         }
         let mut state = self.replicas.state();
         state.waits_in_flight -= 1;
-        // No sender is left: dropping the WAIT fails its listeners.
+        // No sender is left: dropping the WAIT fails its receivers.
         if state.waits_in_flight == 0 {
             state.next = None;
         }

@@ -2,11 +2,11 @@
 //!
 //! A sentinel may be down, slow, cut off or wrong. So:
 //!
-//! 1. All sentinels are asked, and the answer of most of them counts.
-//! 2. The server that they name must confirm that it is a master ([`super::connection`] asks it for its role).
+//! 1. All sentinels are queried, and the answer of most of them counts.
+//! 2. The server that they name must confirm that it is a master ([`super::connection`] queries its role).
 //! 3. The sentinels publish failovers. A message, a broken connection or a missing answer is only a reason
 //!    to repeat the query.
-//! 4. A connection that leads to another server than the master is given up.
+//! 4. A connection that leads to another server than the master is invalidated.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -42,7 +42,7 @@ pub(super) struct Sentinels {
     data_config: ConnectionConfig,
     sentinels: Vec<(Endpoint, Arc<Connection>)>,
     refresh_signal: Arc<RefreshSignal>,
-    /// The links that follow the master.
+    /// The connections that must lead to the master.
     master_connections: Mutex<Vec<Weak<Connection>>>,
     /// The master at the last check.
     latest_master: Mutex<Option<Endpoint>>,
@@ -98,7 +98,7 @@ impl Sentinels {
         }))
     }
 
-    /// Registers a connection, which is given up when it leads to a server that is no longer the master.
+    /// Registers a connection, which is invalidated when it leads to a server that is no longer the master.
     pub(super) fn track(&self, connection: &Arc<Connection>) {
         let master_connections = &mut self
             .master_connections
@@ -144,7 +144,7 @@ impl Sentinels {
     }
 
     async fn query_master(&self) -> Result<Endpoint, ExchangeError> {
-        let asking = self.sentinels.iter().map(|(at, connection)| async move {
+        let queries = self.sentinels.iter().map(|(at, connection)| async move {
             let answer = match timeout(QUERY_TIMEOUT, self.query_sentinel(at, connection)).await {
                 Ok(answer) => answer,
                 Err(_) => {
@@ -160,7 +160,7 @@ impl Sentinels {
             let votes = most_voted(replies(answers)).map_or(0, |(_, votes)| votes);
             votes * 2 > answers.len()
         };
-        let answers = join_until(asking, agree, STRAGGLER_LIMIT).await;
+        let answers = join_until(queries, agree, STRAGGLER_LIMIT).await;
         if let Some((endpoint, _)) = most_voted(replies(&answers)) {
             return Ok(endpoint);
         }
@@ -180,7 +180,7 @@ impl Sentinels {
         Err(ExchangeError::NotExecuted(reasons.join("; ")))
     }
 
-    /// Asks one sentinel. `None`: it does not know that master.
+    /// Queries one sentinel. `None`: it does not know that master.
     async fn query_sentinel(
         &self,
         at: &Endpoint,
@@ -212,7 +212,7 @@ impl Sentinels {
         }))
     }
 
-    /// Gives up the connections that do not lead to the master.
+    /// Invalidates the connections that do not lead to the master.
     async fn refresh(&self) {
         let Ok(master) = self.query_master().await else {
             return;
@@ -256,7 +256,7 @@ impl MasterResolver for Sentinels {
     }
 }
 
-/// Asks again when there is a reason to. Also keeps the connections to the sentinels, on which such reasons
+/// Repeats the query when there is a reason to. Also keeps the connections to the sentinels, on which such reasons
 /// arrive.
 async fn refresh_loop(sentinels: Weak<Sentinels>, refresh_signal: Arc<RefreshSignal>) {
     refresh_signal.0.notify_one();
@@ -354,14 +354,14 @@ mod tests {
     fn wrong_sentinel_is_outvoted() {
         let answers = [reply(1, 7), reply(2, 3), reply(2, 3)];
         assert_eq!(most_voted(answers.iter()), Some((Endpoint::new("h", 2), 2)));
-        let in_doubt = [reply(1, 3), reply(2, 4)];
+        let undecided = [reply(1, 3), reply(2, 4)];
         assert_eq!(
-            most_voted(in_doubt.iter()),
+            most_voted(undecided.iter()),
             Some((Endpoint::new("h", 2), 1))
         );
         assert_eq!(most_voted([].iter()), None);
         // A failover that only one of two knows, and a wrong sentinel.
-        let in_doubt = [reply(1, 3), reply(2, 4), reply(3, 7)];
-        assert_eq!(most_voted(in_doubt.iter()), None);
+        let undecided = [reply(1, 3), reply(2, 4), reply(3, 7)];
+        assert_eq!(most_voted(undecided.iter()), None);
     }
 }

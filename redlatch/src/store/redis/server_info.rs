@@ -9,6 +9,7 @@ use super::exchange_error::ExchangeError;
 use crate::error::{Error, Result};
 use crate::step::unexpected_reply;
 
+/// What a server reports about itself.
 pub(super) struct ServerInfo {
     /// `redis` or `valkey`; empty if it is not reported.
     server: String,
@@ -33,7 +34,7 @@ pub(super) fn run_id(info: Value) -> Option<String> {
 }
 
 impl ServerInfo {
-    /// Asks once, and checks the version.
+    /// Queries the server once, and checks its version.
     pub(super) async fn fetch(connection: &Arc<Connection>) -> Result<ServerInfo> {
         let mut live = connection
             .get_or_connect()
@@ -83,8 +84,8 @@ impl ServerInfo {
         })
     }
 
-    /// 6.2 is the oldest version with all that is needed: RESP3 and the commands in use. Valkey started at
-    /// 7.2.
+    /// Checks the version: 6.2 is the oldest with all that is needed, RESP3 and the commands in use. Valkey
+    /// started at 7.2.
     fn check_version(&self) -> Result<()> {
         if self.server == "redis" && self.major_minor < (6, 2) {
             let (major, minor) = self.major_minor;

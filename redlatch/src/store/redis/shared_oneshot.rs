@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-/// Sends the value. If it is dropped before, there is none.
+/// Sends the value. If the sender is dropped before, the channel is closed without a value.
 #[derive(Debug)]
 pub(super) struct Sender<T>(Arc<Channel<T>>);
 

@@ -120,8 +120,8 @@ impl Tls {
             .map_err(ExchangeError::Permanent)
     }
 
-    /// Explains a failure of the first exchange on a connection. Only there a server rejects the client
-    /// certificate; some just disconnect.
+    /// Explains a failure of the first exchange on a connection: the first at which a server can reject the
+    /// client certificate. Some servers just disconnect.
     pub(super) fn explain_first_exchange(
         &self,
         error: &redis::RedisError,
@@ -143,7 +143,7 @@ impl Tls {
         })
     }
 
-    /// The same with the server's address, because it may be the only one at fault.
+    /// Explains a TLS error, and names the server: it may be the only one with the problem.
     fn explain(
         &self,
         error: &(dyn StdError + 'static),
@@ -309,7 +309,7 @@ fn io_error(error: io::Error) -> ExchangeError {
     ExchangeError::NotExecuted(error.to_string())
 }
 
-/// Explains a TLS error, and what to do.
+/// Returns a text that explains a TLS error and what to do.
 fn describe_tls_error(
     error: &(dyn StdError + 'static),
     host: &str,
@@ -317,8 +317,8 @@ fn describe_tls_error(
 ) -> Option<String> {
     let tls = find_tls_error(error)?;
     Some(match tls {
-        TlsError::InvalidCertificate(fault) => {
-            let fault = match fault {
+        TlsError::InvalidCertificate(problem) => {
+            let problem = match problem {
                 CertificateError::UnknownIssuer => {
                     "was not issued by a trusted CA (builder setting `tls_ca`)".into()
                 }
@@ -337,7 +337,7 @@ fn describe_tls_error(
                 }
                 other => format!("was rejected: {other}"),
             };
-            format!("the server's certificate {fault}")
+            format!("the server's certificate {problem}")
         }
         TlsError::AlertReceived(
             AlertDescription::CertificateRequired

@@ -290,13 +290,13 @@ impl Topology {
     }
 }
 
-/// Returns the server info of the nodes of a cluster. One of the named nodes answers for all.
+/// Returns the server info of a cluster's nodes: the first answer of a node in the URL counts for all.
 async fn fetch_server_info(
     seeds: &[Endpoint],
     config: &ConnectionConfig,
     settings: &NodeSettings,
 ) -> Result<ServerInfo> {
-    let asking = seeds.iter().map(|seed| async move {
+    let queries = seeds.iter().map(|seed| async move {
         let target = Target::Fixed(
             config
                 .connector_for(seed)
@@ -313,7 +313,7 @@ async fn fetch_server_info(
         ServerInfo::fetch(&connection).await
     });
     let one = |answers: &[Option<Result<ServerInfo>>]| answers.iter().flatten().any(Result::is_ok);
-    let answers = join_until(asking, one, STRAGGLER_LIMIT).await;
+    let answers = join_until(queries, one, STRAGGLER_LIMIT).await;
     let mut reason: Option<Error> = None;
     for answer in answers.into_iter().flatten() {
         match answer {
