@@ -276,7 +276,7 @@ impl CountDownLatch {
         waiting.within(limits, &progress, &mut waiter).await
     }
 
-    /// Returns the place, if its name is valid.
+    /// Returns the keys and channels, if the name is valid.
     fn object(&self) -> Result<&Arc<ObjectKeys>> {
         self.object.check()?;
         Ok(&self.object)

@@ -58,7 +58,7 @@ use crate::step::{BoxedStep, Outcome, Script, Step};
 ///     tokio::task::yield_now().await; // until the other has joined the queue
 /// }
 /// first.unlock().await?;
-/// assert!(lock.try_lock().await?.is_none(), "it is somebody else's turn");
+/// assert!(lock.try_lock().await?.is_none(), "it is another waiter's turn");
 /// # use std::future::IntoFuture;
 /// next.await.unwrap()?.unlock().await
 /// # }

@@ -1,4 +1,4 @@
-//! The step that takes several objects or none. It is composed of the members' own steps, both in
+//! The step that acquires several objects or none. It is composed of the members' own steps, both in
 //! Lua and in Rust.
 
 use std::any::Any;
@@ -16,7 +16,7 @@ use crate::step::{Args, BoxedStep, Outcome, Script, Step, script_error, unexpect
 /// The value of an acquisition, with its type erased.
 pub(crate) type ErasedGrant = Arc<dyn Any + Send + Sync>;
 
-/// Takes all objects in their order, or none of them.
+/// Acquires all objects in their order, or none of them.
 pub(crate) struct AcquireAll<'a> {
     parts: Vec<Part<'a>>,
     /// The scripts of the parts, in the order of their numbers in the composed script.
@@ -24,7 +24,7 @@ pub(crate) struct AcquireAll<'a> {
     script: &'static Script,
 }
 
-/// The step that takes one object, and the step that undoes it.
+/// The step that acquires one object, and the step that undoes it.
 pub(crate) struct Part<'a> {
     pub(crate) name: &'a str,
     pub(crate) acquire: BoxedStep<'a, Outcome<ErasedGrant>>,
@@ -46,7 +46,7 @@ impl<'a> AcquireAll<'a> {
         self.parts.get(i).ok_or_else(|| unexpected_reply(raw))
     }
 
-    /// Interprets a reply of the script that took nothing.
+    /// Interprets a reply of the script that acquired nothing.
     fn blocked(&self, i: usize, refusal: Value) -> Result<AllOrNone<ErasedGrant>> {
         let part = self.part(i, &refusal)?;
         match refusal {
@@ -90,8 +90,8 @@ impl Step for AcquireAll<'_> {
 
     fn args(&self, args: &mut Args<'_>) {
         let number = |script: &'static Script| {
-            let object = self.kinds.iter().position(|kind| kind.id() == script.id());
-            object.map_or(0, |object| object + 1)
+            let index = self.kinds.iter().position(|kind| kind.id() == script.id());
+            index.map_or(0, |index| index + 1)
         };
         for part in &self.parts {
             let (acquire, undo) = (&*part.acquire, &*part.undo);
@@ -124,7 +124,7 @@ impl Step for AcquireAll<'_> {
         for (part, raw) in self.parts.iter().zip(all) {
             match part.acquire.reply(single(raw)?)? {
                 Outcome::Done(grant) => grants.push(grant),
-                // The script took it, because it treats any reply but a number as a success.
+                // The script acquired it, because it treats any reply but a number as a success.
                 Outcome::Wait(_) => {
                     return Err(Error::Refused {
                         reason: "the script reported a refused acquisition as granted".into(),
@@ -146,8 +146,8 @@ impl Step for AcquireAll<'_> {
                 Ok(Outcome::Wait(left)) => Ok(AllOrNone::Blocked(i, left)),
                 Err(error) => Err(error),
             };
-            for taken in self.parts.iter().take(i).rev() {
-                taken.undo.apply(keyspace, now)?;
+            for acquired in self.parts.iter().take(i).rev() {
+                acquired.undo.apply(keyspace, now)?;
             }
             return refusal;
         }

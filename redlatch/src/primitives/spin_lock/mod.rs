@@ -65,7 +65,7 @@ impl HoldKind for Spin {
         Reentrant.renew_script()
     }
 
-    /// Passes no channel: spin_queue waiters do not subscribe.
+    /// Passes no channel: waiters of a spin lock do not subscribe.
     fn renew_args(&self, hold: &Hold, args: &mut Args<'_>) {
         args.text(&hold.field);
         args.text("");
