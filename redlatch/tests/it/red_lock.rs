@@ -189,7 +189,7 @@ async fn waiting_ends_at_its_limit_or_with_the_lock(stores: TestStores) {
         within_limit("served", one).await.unwrap();
     }
     for client in &clients {
-        until("no line is left", || async {
+        until("no queue is left", || async {
             client.status().subscriptions == 0
         })
         .await;
@@ -228,7 +228,7 @@ async fn lost_minority_does_no_harm(stores: TestStores) {
     assert!(guard.is_valid());
     assert!(poll_up_to(1, &mut lost).await.is_none());
     assert!(clients[2].lock("a").force_unlock().await.unwrap());
-    within_limit("told", lost).await;
+    within_limit("the loss is reported", lost).await;
     assert!(!guard.is_valid());
     let error = guard.run(std::future::pending::<()>()).await.unwrap_err();
     assert_lost(&error, Loss::NotHeld);
@@ -492,14 +492,14 @@ async fn minority_may_hang_or_be_down() {
     all[1].freeze();
     all[3].kill();
     assert!(guard.is_valid());
-    within_limit("not held up", guard.unlock()).await.unwrap();
+    within_limit("without delay", guard.unlock()).await.unwrap();
     for _ in 0..3 {
         let guard = within_limit("without them", lock.lock().into_future())
             .await
             .unwrap();
         assert_eq!(guard.held(), 3);
         assert!(guard.is_valid());
-        within_limit("not held up", guard.unlock()).await.unwrap();
+        within_limit("without delay", guard.unlock()).await.unwrap();
     }
     // Of a bare quorum one server hangs, and a server that had refused works again. Other owners
     // could acquire the lock, so it counts as released.
@@ -509,7 +509,7 @@ async fn minority_may_hang_or_be_down() {
     assert_eq!(guard.held(), 3);
     all[1].thaw();
     all[0].freeze();
-    within_limit("not held up", guard.unlock()).await.unwrap();
+    within_limit("without delay", guard.unlock()).await.unwrap();
     all[0].thaw();
     all[3].restart();
     within_limit("all of them again", async {
@@ -570,15 +570,15 @@ async fn late_quorum_does_not_acquire() {
     all[1].freeze();
     let asked = std::time::Instant::now();
     let trying = tokio::spawn(lock.try_lock().lease(lease).into_future());
-    until("the third has said yes", || async {
+    until("the third has granted it", || async {
         clients[2].lock("a").is_locked().await.unwrap() || asked.elapsed() > lease
     })
     .await;
     until("the lease is over", || async { asked.elapsed() > lease }).await;
     all[0].thaw();
     all[1].thaw();
-    let won = within_limit("answered", trying).await.unwrap();
-    assert!(matches!(won, Ok(None)), "{won:?}");
+    let answer = within_limit("answered", trying).await.unwrap();
+    assert!(matches!(answer, Ok(None)), "{answer:?}");
     assert_nothing_left(&clients, "a").await;
 }
 
@@ -780,7 +780,7 @@ async fn only_identical_requests_share_a_queue() {
     let single = tokio::spawn(clients[0].lock("a").lock().into_future());
     tokio::time::sleep(Duration::from_secs(1)).await;
     held.remove(0).unlock().await.unwrap();
-    drop(within_limit("it is called", single).await.unwrap().unwrap());
+    drop(within_limit("it is woken", single).await.unwrap().unwrap());
     assert!(!blocked.is_finished());
     blocked.abort();
 }

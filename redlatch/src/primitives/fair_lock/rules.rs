@@ -373,8 +373,8 @@ pub(super) fn renew(
     Ok(held)
 }
 
-/// Removes the owner from the queue and moves the timeouts of those behind it nearer. Returns
-/// whether it was waiting.
+/// Removes the owner from the queue and moves the timeouts of those behind it to an
+/// earlier time. Returns whether it was waiting.
 fn leave_queue(queue: &mut FairQueue<'_>, owner: &str, left: Option<i64>) -> Result<bool> {
     let Some(position) = queue.position_of(owner)? else {
         return Ok(false);

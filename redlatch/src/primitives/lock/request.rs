@@ -96,7 +96,7 @@ impl<K: LockKind> TryAcquire<K> {
     /// could not be reached. A step that is in flight at that time is settled in the background. A
     /// time that the clock cannot represent means no limit.
     ///
-    /// Without a limit (or with zero) the store is asked once, and the response timeout applies.
+    /// Without a limit (or with zero) it makes one attempt, and the response timeout applies.
     pub fn wait(mut self, wait: Duration) -> TryAcquire<K> {
         self.wait = wait;
         if let Some(kind) = self.request.lock.kind.waiting_at_most(wait) {
@@ -105,8 +105,8 @@ impl<K: LockKind> TryAcquire<K> {
         self
     }
 
-    /// As [`Acquire::outage_limit`]. The wait limit wins if it is shorter. Without a wait limit the
-    /// store is asked once, even with an outage limit.
+    /// As [`Acquire::outage_limit`]. The wait limit wins if it is shorter. Without a wait limit it
+    /// makes one attempt, even with an outage limit.
     pub fn outage_limit(mut self, limit: Duration) -> TryAcquire<K> {
         self.request.outage_limit = Some(limit);
         self
