@@ -391,8 +391,9 @@ async fn one_holder_at_a_time_over_five(stores: TestStores) {
 }
 
 /// F19 (redisson#624, #2172): many owners acquire it with a lease that is shorter than their wait,
-/// and some without waiting. Two of them never find it valid at the same time.
-async fn contend(stores: TestStores, frozen: Option<Arc<AtomicUsize>>) {
+/// and some without waiting. Two of them never find it valid at the same time. With a counter of
+/// acquisitions, the servers also hang one after the other.
+async fn contend(stores: TestStores, acquisitions: Option<Arc<AtomicUsize>>) {
     const PROCESSES: usize = 3;
     const TASKS: usize = 2;
     const ROUNDS: usize = 8;
@@ -402,17 +403,17 @@ async fn contend(stores: TestStores, frozen: Option<Arc<AtomicUsize>>) {
     for process in 0..PROCESSES {
         let clients = stores.clients().await;
         for task in 0..TASKS {
-            let timeout = match frozen {
+            let timeout = match acquisitions {
                 Some(_) => SECOND / 10,
                 None => 5 * SECOND,
             };
             let lock = red_lock(&clients, "a").timeout(timeout);
-            let (inside, frozen) = (inside.clone(), frozen.clone());
+            let (inside, acquisitions) = (inside.clone(), acquisitions.clone());
             tasks.push(tokio::spawn(async move {
-                let mut had = 0;
-                while had < ROUNDS {
+                let mut rounds = 0;
+                while rounds < ROUNDS {
                     let mut request = lock.try_lock().lease(LONG / 3);
-                    if (process + task + had) % 3 > 0 {
+                    if (process + task + rounds) % 3 > 0 {
                         request = request.wait(LONG);
                     }
                     // A majority was slow for a moment, which counts as refused.
@@ -430,9 +431,9 @@ async fn contend(stores: TestStores, frozen: Option<Arc<AtomicUsize>>) {
                     let alone = guard.is_valid();
                     inside.store(false, Ordering::SeqCst);
                     assert!(alone, "the machine was too slow for this test");
-                    had += 1;
-                    if let Some(frozen) = &frozen {
-                        frozen.fetch_add(1, Ordering::SeqCst);
+                    rounds += 1;
+                    if let Some(acquisitions) = &acquisitions {
+                        acquisitions.fetch_add(1, Ordering::SeqCst);
                     }
                     guard.unlock().await.unwrap();
                 }
@@ -440,14 +441,14 @@ async fn contend(stores: TestStores, frozen: Option<Arc<AtomicUsize>>) {
         }
         all.push(clients);
     }
-    if let (Some(had), TestStores::Servers(servers)) = (&frozen, &stores) {
+    if let (Some(acquisitions), TestStores::Servers(servers)) = (&acquisitions, &stores) {
         // The servers hang one after the other, and recover: always a minority.
         for (n, server) in servers.iter().enumerate() {
-            let so_far = had.load(Ordering::SeqCst);
+            let so_far = acquisitions.load(Ordering::SeqCst);
             server.freeze();
             until("it continues without that one", || async {
-                had.load(Ordering::SeqCst) > so_far + 3
-                    || had.load(Ordering::SeqCst) == PROCESSES * TASKS * ROUNDS
+                acquisitions.load(Ordering::SeqCst) > so_far + 3
+                    || acquisitions.load(Ordering::SeqCst) == PROCESSES * TASKS * ROUNDS
             })
             .await;
             server.thaw();
