@@ -41,7 +41,7 @@ async fn run() -> Result<()> {
             None => Store::Embedded(Embedded::new()),
         },
         // A unique name; a fleet would agree on one.
-        lock: format!("redlatch-example:{}:leader", Client::embedded().id()),
+        name: format!("redlatch-example:{}:leader", Client::embedded().id()),
     });
 
     // A process that dies takes its tasks with it: here, a thread with its own runtime.
@@ -65,7 +65,7 @@ async fn run() -> Result<()> {
 /// Waits to become the leader, leads for a while and resigns. Returns when it took over.
 async fn serve(name: &str, fleet_lock: Arc<FleetLock>) -> Result<Instant> {
     let client = fleet_lock.client().await?;
-    let guard = client.lock(&fleet_lock.lock).lock().await?;
+    let guard = client.lock(&fleet_lock.name).lock().await?;
     let since = Instant::now();
     println!("{name}: leads");
     // If the leadership is lost (the store was unreachable for too long, say), the work is dropped where it
@@ -96,7 +96,7 @@ fn lead_and_die(fleet_lock: &FleetLock) -> Result<Instant> {
         .build()?;
     process.block_on(async {
         let client = fleet_lock.client().await?;
-        let guard = client.lock(&fleet_lock.lock).lock().await?;
+        let guard = client.lock(&fleet_lock.name).lock().await?;
         println!("first: leads");
         guard.run(lead("first")).await??;
         println!("first: dies");
@@ -109,7 +109,7 @@ fn lead_and_die(fleet_lock: &FleetLock) -> Result<Instant> {
 /// The lock of the fleet.
 struct FleetLock {
     store: Store,
-    lock: String,
+    name: String,
 }
 
 enum Store {

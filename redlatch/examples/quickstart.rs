@@ -119,11 +119,11 @@ async fn main() -> ExitCode {
 
 /// Sells everything twice and prints the results.
 async fn sell_out(url: Option<&str>) -> Result<ExitCode> {
-    let place = match url {
+    let location = match url {
         None => format!("{WORKERS} tasks in this process, on the embedded store"),
         Some(_) => format!("{WORKERS} tasks in {PROCESSES} processes, on a server"),
     };
-    println!("A shop has {STOCK} things. Its workers are {place}.");
+    println!("A shop has {STOCK} things. Its workers are {location}.");
     println!("Each one looks how many are left, thinks for a moment, and writes down one less.\n");
 
     let without = sell(url, false).await?;

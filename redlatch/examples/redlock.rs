@@ -64,7 +64,7 @@ async fn run() -> Result<()> {
         fleet.spawn(async move {
             for report in 0..REPORTS {
                 let guard = lock.lock().await?;
-                let beside = writing.fetch_add(1, SeqCst);
+                let concurrent = writing.fetch_add(1, SeqCst);
                 // The work is dropped if the lock is lost meanwhile.
                 let work = tokio::time::sleep(Duration::from_millis(5));
                 let done = guard.run(work).await;
@@ -75,7 +75,7 @@ async fn run() -> Result<()> {
                     guard.held()
                 );
                 guard.unlock().await?;
-                if beside > 0 {
+                if concurrent > 0 {
                     return Err("two wrote at a time".into());
                 }
             }

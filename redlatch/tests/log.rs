@@ -170,7 +170,7 @@ fn failed_release_of_dropped_guard_is_logged() {
             "acquire",
             "acquired",
             "waiting",
-            "not obtained",
+            "not acquired",
             "renewed",
             "released",
         ] {
@@ -190,7 +190,7 @@ fn failed_release_of_dropped_guard_is_logged() {
             took < SHORT - Duration::from_secs(1),
             "dropping blocked for {took:?}"
         );
-        within_limit("given up", client.flush()).await;
+        within_limit("settled", client.flush()).await;
         within_limit("lost", lost.lost()).await;
     });
     let said = log.text();

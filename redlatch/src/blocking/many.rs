@@ -230,17 +230,17 @@ macro_rules! guard_of {
         }
 
         impl ManyGuard<$lock> {
-            #[doc = concat!("Releases and returns when it is done: [`crate::", stringify!($guard), "::unlock`].")]
+            #[doc = concat!("Releases and waits until it is confirmed: [`crate::", stringify!($guard), "::unlock`].")]
             pub fn unlock(self) -> Result<()> {
                 first(&self.workers)?.run(self.inner.unlock())?
             }
 
-            #[doc = concat!("Whether it is certainly still held: [`crate::", stringify!($guard), "::is_valid`].")]
+            #[doc = concat!("Returns whether it is certainly held: [`crate::", stringify!($guard), "::is_valid`].")]
             pub fn is_valid(&self) -> bool {
                 self.inner.is_valid()
             }
 
-            #[doc = concat!("For how long it is certainly held: [`crate::", stringify!($guard), "::valid_for`].")]
+            #[doc = concat!("Returns how long it is certainly held: [`crate::", stringify!($guard), "::valid_for`].")]
             pub fn valid_for(&self) -> Duration {
                 self.inner.valid_for()
             }

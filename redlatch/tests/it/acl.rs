@@ -192,20 +192,20 @@ async fn operator_can_inspect_but_not_change() {
     latch.try_set_count(1).await.unwrap();
 
     let settings = secured.settings_of(operator, Client::builder());
-    let looking = settings.connect(&secured.server.url()).await.unwrap();
+    let operator = settings.connect(&secured.server.url()).await.unwrap();
     let mut seen = 0;
-    let mut all = looking.list("*");
+    let mut all = operator.list("*");
     while all.next().await.unwrap().is_some() {
         seen += 1;
     }
     assert_eq!(seen, 6);
     let key = format!("{PREFIX}{name}");
-    assert!(looking.inspect(&key).await.unwrap().is_some());
+    assert!(operator.inspect(&key).await.unwrap().is_some());
     assert_eq!(denied(secured.server.plain()), [""; 0]);
 
-    assert_refused(&looking.lock(&key).force_unlock().await.unwrap_err());
-    assert_refused(&looking.lock(&unique("new")).lock().await.unwrap_err());
-    assert_refused(&looking.lock(&key).lock().await.unwrap_err());
+    assert_refused(&operator.lock(&key).force_unlock().await.unwrap_err());
+    assert_refused(&operator.lock(&unique("new")).lock().await.unwrap_err());
+    assert_refused(&operator.lock(&key).lock().await.unwrap_err());
     plain.unlock().await.unwrap();
     fenced.unlock().await.unwrap();
     fair.unlock().await.unwrap();
@@ -216,8 +216,10 @@ async fn operator_can_inspect_but_not_change() {
 #[tokio::test]
 async fn denied_request_fails_immediately() {
     let Rules { app, .. } = rules();
-    let deaf = app.replacen("app ", "deaf ", 1).replace("+subscribe ", "");
-    let secured = Secured::start(&[app, &deaf]);
+    let restricted = app
+        .replacen("app ", "restricted ", 1)
+        .replace("+subscribe ", "");
+    let secured = Secured::start(&[app, &restricted]);
     let url = secured.server.url();
 
     let settings = secured.settings_of(app, Client::builder());
@@ -233,11 +235,11 @@ async fn denied_request_fails_immediately() {
     assert_eq!((status.holds, status.subscriptions), (0, 0));
 
     let client = secured.client(Client::builder(), "").await;
-    let settings = secured.settings_of(&deaf, Client::builder().prefix(PREFIX));
-    let deaf = settings.connect(&url).await.unwrap();
+    let settings = secured.settings_of(&restricted, Client::builder().prefix(PREFIX));
+    let restricted = settings.connect(&url).await.unwrap();
     let lock = client.lock(&unique("waited-for"));
     let guard = lock.lock().await.unwrap();
-    let waiting = deaf.lock(lock.name());
+    let waiting = restricted.lock(lock.name());
     let refused = within_limit("refused", waiting.lock().into_future()).await;
     assert_refused(&refused.unwrap_err());
     guard.unlock().await.unwrap();

@@ -295,7 +295,7 @@ async fn foreign_keys_do_not_disturb_listing() {
     let client = Client::connect(&server.url()).await.unwrap();
     let _held = client.lock("mine").lock().await.unwrap();
     let many = "for n = 1, 100000 do redis.call('HSET', 'many', n, n) end";
-    for planted in [
+    for command in [
         &["HSET", "count", "c:1", "99999999999"][..],
         &["SET", "number", "9999999999999999999"],
         &["HSET", "write", "mode", "dark", "quota:write", "-1"],
@@ -310,7 +310,7 @@ async fn foreign_keys_do_not_disturb_listing() {
         // Next to a lock that does not exist.
         &["SET", "redisson_lock_token:{gone}", "precious"],
     ] {
-        let _: redis::Value = server.ask(planted);
+        let _: redis::Value = server.ask(command);
     }
     let () = server.ask(&["CONFIG", "RESETSTAT"]);
     let mut found = Vec::new();

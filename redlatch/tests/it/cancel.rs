@@ -75,7 +75,7 @@ async fn waiting_in_the_local_queue(store: TestStore) {
                     biased;
                     gone = &mut gone => gone,
                     _ = &mut after => unreachable!("held by another owner"),
-                    () = until("in line", || async { client.status().subscriptions == 1 }) => None,
+                    () = until("it is queued", || async { client.status().subscriptions == 1 }) => None,
                 }
             };
             let first = both.await;
@@ -153,7 +153,7 @@ async fn release_between_any_two_polls_wakes_waiter() {
         // The connection keeps order: everything that the waiter has sent so far has been answered.
         assert!(lock.is_locked().await.unwrap());
         held.unlock().await.unwrap();
-        let guard = within_limit("heard, not slept through", waiter)
+        let guard = within_limit("woken, not slept through", waiter)
             .await
             .unwrap();
         guard.unlock().await.unwrap();
@@ -225,9 +225,9 @@ async fn many_canceled_requests_leave_nothing_behind() {
             .map(|n| {
                 let lock = lock.clone();
                 tokio::spawn(async move {
-                    let patience = Duration::from_micros((n * 7919 + round * 104_729) % 5000);
+                    let limit = Duration::from_micros((n * 7919 + round * 104_729) % 5000);
                     let waiting = lock.lock().into_future();
-                    drop(tokio::time::timeout(patience, waiting).await);
+                    drop(tokio::time::timeout(limit, waiting).await);
                 })
             })
             .collect();

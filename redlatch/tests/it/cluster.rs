@@ -71,8 +71,8 @@ async fn wrong_kind_of_url_is_reported() {
         assert!(matches!(error, Error::UnsupportedServer { .. }), "{error}");
         assert!(error.to_string().contains(other), "{error}");
     }
-    let nobody = Client::connect("redis+cluster://:sesame@127.0.0.1:1,127.0.0.1:2");
-    let error = within_limit("said", nobody).await.unwrap_err();
+    let connecting = Client::connect("redis+cluster://:sesame@127.0.0.1:1,127.0.0.1:2");
+    let error = within_limit("answered", connecting).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     assert!(!format!("{error} {error:?}").contains("sesame"));
 }
@@ -184,13 +184,14 @@ fn topology_changes_are_detected_in_every_runtime() {
         replicas: 0,
         ..ClusterPlan::default()
     });
-    let looks = || {
-        let figures = (0..3).map(|place| cluster.ask::<String>(place, &["INFO", "commandstats"]));
+    let refreshes = || {
+        let figures = (0..3).map(|node| cluster.ask::<String>(node, &["INFO", "commandstats"]));
         let calls = |figures: String| {
-            let asked = figures
+            let commands = figures
                 .lines()
                 .filter(|line| line.starts_with("cmdstat_cluster"));
-            let calls = asked.filter_map(|line| line.split(['=', ',']).nth(1)?.parse::<u64>().ok());
+            let calls =
+                commands.filter_map(|line| line.split(['=', ',']).nth(1)?.parse::<u64>().ok());
             calls.sum::<u64>()
         };
         figures.map(calls).sum::<u64>()
@@ -201,7 +202,7 @@ fn topology_changes_are_detected_in_every_runtime() {
     drop(ending);
     runtime().block_on(async {
         let _guard = retry_transient(|| client.lock("a").lock()).await;
-        let before = looks();
-        until("it looks by itself", || async { looks() > before }).await;
+        let before = refreshes();
+        until("it refreshes by itself", || async { refreshes() > before }).await;
     });
 }

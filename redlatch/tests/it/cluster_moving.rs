@@ -206,8 +206,8 @@ async fn new_waiter_waits_while_slot_moves() {
     let waiting = tokio::spawn(hasty.lock("{w}:held").lock().into_future());
     until("it waits", || async { hasty.status().subscriptions == 1 }).await;
     // Longer than the client retries a request without success.
-    let patience = hasty.lock("{w}:held").try_lock().wait(crate::common::SHORT);
-    let other = patience.await.unwrap();
+    let limited = hasty.lock("{w}:held").try_lock().wait(crate::common::SHORT);
+    let other = limited.await.unwrap();
     assert!(other.is_none() && !waiting.is_finished());
     cluster.finish_moving(slot, to);
     held.unlock().await.unwrap();
@@ -296,12 +296,12 @@ async fn while_a_new_node_is_asked(cluster: &Cluster, added: usize) {
         .unwrap();
 
     cluster.freeze(added);
-    let asked = permits.clone();
-    let asked = tokio::spawn(async move { asked.release(1).await });
+    let releasing = permits.clone();
+    let releasing = tokio::spawn(async move { releasing.release(1).await });
     let watched = &cluster.nodes()[cluster.owner_of(&elsewhere)];
     for _ in 0..2 {
-        let looks = || watched.info("cmdstat_cluster|slots");
-        let before = looks();
+        let refreshes = || watched.info("cmdstat_cluster|slots");
+        let before = refreshes();
         // A broken connection triggers a refresh.
         watched.cut_all();
         retry_transient(|| client.lock(&elsewhere).lock())
@@ -309,10 +309,10 @@ async fn while_a_new_node_is_asked(cluster: &Cluster, added: usize) {
             .unlock()
             .await
             .unwrap();
-        until("it has looked", || async { looks() != before }).await;
+        until("it has refreshed", || async { refreshes() != before }).await;
     }
     cluster.thaw(added);
-    within_limit("answered", asked).await.unwrap().unwrap();
+    within_limit("answered", releasing).await.unwrap().unwrap();
     assert_eq!(permits.available().await.unwrap(), 3);
     cluster.finish_moving(slot, added);
 }

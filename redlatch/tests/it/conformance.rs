@@ -323,7 +323,7 @@ async fn force_unlock_notifies_holder_and_wakes_waiter(store: TestStore) {
     until("it waits", || async { other.status().subscriptions == 1 }).await;
     assert!(lock.force_unlock().await.unwrap());
     let next = within_limit("woken", waiter).await.unwrap().unwrap();
-    within_limit("told at the next renewal", renewed.lost()).await;
+    within_limit("the loss is reported at the next renewal", renewed.lost()).await;
     let lost = renewed.unlock().await.unwrap_err();
     assert_lost(&lost, Loss::NotHeld);
     assert!(next.is_valid());
@@ -372,8 +372,8 @@ async fn released_guard_does_not_report_loss(store: TestStore) {
         Ok(lost)
     })
     .await;
-    let told = tokio::time::timeout(Duration::from_millis(300), lost).await;
-    assert!(told.is_err(), "a loss was reported after the release");
+    let reported = tokio::time::timeout(Duration::from_millis(300), lost).await;
+    assert!(reported.is_err(), "a loss was reported after the release");
 }
 
 async fn run_returns_the_result_and_releases(store: TestStore) {
@@ -498,14 +498,14 @@ async fn waiters_of_one_client_are_served_in_order(store: TestStore) {
         let first = futures_poll(&mut waiting);
         assert!(first.is_none());
         if n == 0 {
-            // The first waiter asks the store before it joins the queue; then it is the first in
+            // The first waiter sends a request before it joins the queue; then it is the first in
             // the queue.
             let client = client.clone();
             let mut waiting_first = waiting;
             tokio::select! {
                 biased;
                 _ = &mut waiting_first => panic!("the lock was not released"),
-                () = until("it is in line", || async { client.status().subscriptions == 1 }) => {}
+                () = until("it is queued", || async { client.status().subscriptions == 1 }) => {}
             }
             waiting = waiting_first;
         }

@@ -24,9 +24,9 @@ fn waiting(latch: &CountDownLatch) -> tokio::task::JoinHandle<redlatch::Result<(
     tokio::spawn(async move { latch.wait().await })
 }
 
-async fn subscribed(client: &Client, lines: usize) {
+async fn subscribed(client: &Client, subscriptions: usize) {
     until("it waits", || async {
-        client.status().subscriptions == lines
+        client.status().subscriptions == subscriptions
     })
     .await;
 }
@@ -83,7 +83,7 @@ async fn counting_down_an_open_latch_leaves_nothing_behind(store: TestStore) {
     let latch = client.count_down_latch(&unique("open"));
     assert_eq!(latch.count_down().await.unwrap(), 0);
     assert_eq!(latch.count_down_by(7).await.unwrap(), 0);
-    assert!(!latch.delete().await.unwrap(), "a key was made");
+    assert!(!latch.delete().await.unwrap(), "a key was created");
     assert!(latch.try_set_count(1).await.unwrap());
     assert_eq!(latch.count().await.unwrap(), 1);
 }
@@ -128,11 +128,11 @@ async fn waiting_with_a_limit(store: TestStore) {
     let latch = set(&client, "limit", 1).await;
     assert!(!latch.wait_for(Duration::ZERO).await.unwrap());
     assert!(!retry_if_late(|| latch.wait_for(Duration::from_millis(30))).await);
-    let patient = latch.clone();
-    let patient = tokio::spawn(async move { patient.wait_for(LONG).await });
+    let limited = latch.clone();
+    let limited = tokio::spawn(async move { limited.wait_for(LONG).await });
     subscribed(&client, 1).await;
     latch.count_down().await.unwrap();
-    assert!(within_limit("woken", patient).await.unwrap().unwrap());
+    assert!(within_limit("woken", limited).await.unwrap().unwrap());
     assert!(latch.wait_for(Duration::MAX).await.unwrap());
 }
 
@@ -145,7 +145,7 @@ async fn deleting_a_latch_wakes_all_waiters(store: TestStore) {
     let waiter = waiting(&other.count_down_latch(latch.name()));
     subscribed(&other, 1).await;
     assert!(latch.delete().await.unwrap());
-    within_limit("let go", waiter).await.unwrap().unwrap();
+    within_limit("woken", waiter).await.unwrap().unwrap();
 }
 
 async fn a_latch_can_be_used_again(store: TestStore) {
@@ -200,9 +200,9 @@ async fn a_thousand_waiters_of_one_latch(store: TestStore) {
     if let TestStore::Server(server) = &store {
         let channel = format!("redisson_countdownlatch__channel__{{{}}}", latch.name());
         until("subscribed, once", || async {
-            let (_, listening): (String, i64) = server.ask(&["PUBSUB", "NUMSUB", &channel]);
-            assert!(listening <= 1);
-            listening == 1
+            let (_, subscribers): (String, i64) = server.ask(&["PUBSUB", "NUMSUB", &channel]);
+            assert!(subscribers <= 1);
+            subscribers == 1
         })
         .await;
     }
@@ -246,7 +246,7 @@ async fn invalid_counts_and_names_are_rejected(store: TestStore) {
     let latch = client.count_down_latch(&unique("zero"));
     let error = latch.try_set_count(0).await.unwrap_err();
     assert!(matches!(error, Error::InvalidCount { .. }), "{error}");
-    assert!(!latch.delete().await.unwrap(), "made by an error");
+    assert!(!latch.delete().await.unwrap(), "created by an error");
     for name in ["", "a\nb", &"x".repeat(513)] {
         let latch = client.count_down_latch(name);
         for error in [
@@ -274,11 +274,13 @@ async fn dropped_everywhere(store: TestStore) {
         assert!(latch.try_set_count(1).await.unwrap());
         let after = {
             let mut gone = pin!(poll_up_to(polls, latch.wait()));
-            let in_line = until("in line", || async { client.status().subscriptions == 1 });
+            let queued = until("it is queued", || async {
+                client.status().subscriptions == 1
+            });
             tokio::select! {
                 biased;
                 gone = &mut gone => assert!(gone.is_none(), "closed"),
-                () = in_line => {}
+                () = queued => {}
             }
             waiting(&latch)
         };
@@ -325,7 +327,7 @@ async fn count_down_between_any_two_polls_wakes_waiter() {
         // The connection keeps order: everything that the waiter has sent so far has been answered.
         assert_eq!(latch.count().await.unwrap(), 1);
         assert_eq!(same.count_down().await.unwrap(), 0);
-        within_limit("heard, not slept through", waiter)
+        within_limit("woken, not slept through", waiter)
             .await
             .unwrap();
     }
@@ -421,7 +423,7 @@ async fn keys_and_messages_match_redisson() {
     let channel = format!("redisson_countdownlatch__channel__{{{}}}", latch.name());
     let mut connection = server.connection();
     let (ready, is_ready) = tokio::sync::oneshot::channel();
-    let listening = std::thread::spawn(move || {
+    let subscriber = std::thread::spawn(move || {
         let mut pubsub = connection.as_pubsub();
         pubsub.subscribe(&channel).unwrap();
         ready.send(()).unwrap();
@@ -439,9 +441,9 @@ async fn keys_and_messages_match_redisson() {
     latch.count_down().await.unwrap();
     latch.try_set_count(2).await.unwrap();
     latch.delete().await.unwrap();
-    let heard = tokio::task::spawn_blocking(|| listening.join().unwrap());
+    let messages = tokio::task::spawn_blocking(|| subscriber.join().unwrap());
     assert_eq!(
-        within_limit("heard", heard).await.unwrap(),
+        within_limit("the messages arrive", messages).await.unwrap(),
         ["1", "0", "1", "0"]
     );
 }
@@ -469,7 +471,7 @@ async fn foreign_keys_stay_unchanged() {
         assert_eq!(server.ask::<Vec<u8>>(&["DUMP", name]), before);
     }
     let said = client.count_down_latch(&text).count().await.unwrap_err();
-    assert!(said.to_string().contains("no whole number"), "{said}");
+    assert!(said.to_string().contains("not an integer"), "{said}");
 }
 
 /// A count of zero or less, as Redisson's `trySetCount(0)` leaves it, is an open latch like any
@@ -537,7 +539,7 @@ async fn time_limits_are_kept() {
     assert_eq!(
         begun.elapsed(),
         Duration::ZERO,
-        "told, not found by looking"
+        "woken by the message, not by a retry"
     );
 }
 

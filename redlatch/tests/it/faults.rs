@@ -106,12 +106,12 @@ async fn holder_learns_of_loss_before_lease_ends() {
                 .unwrap();
             let valid = guard.is_valid();
             if !there {
-                assert!(!valid, "believed in a lease that had ended");
+                assert!(!valid, "still valid after its lease had ended");
                 break;
             }
             tokio::task::yield_now().await;
         }
-        within_limit("told", guard.lost()).await;
+        within_limit("the loss is reported", guard.lost()).await;
         let lost = guard.unlock().await.unwrap_err();
         assert_lost(&lost, Loss::LeaseEnded);
         proxy.stall(false);
@@ -163,7 +163,7 @@ async fn client_reconnects_to_restarted_server_and_reports_lost_lock() {
     let client = settings.connect(&server.url()).await.unwrap();
     let guard = client.lock("a").lock().await.unwrap();
     server.restart();
-    within_limit("told", guard.lost()).await;
+    within_limit("the loss is reported", guard.lost()).await;
     assert!(guard.unlock().await.is_err());
     let guard = client.lock("a").lock().await.unwrap();
     guard.unlock().await.unwrap();
@@ -294,7 +294,7 @@ async fn flushed_data_is_reported_as_loss() {
     let guard = client.lock("a").lock().await.unwrap();
     let _: () = server.ask(&["FLUSHALL"]);
     let other = client.lock("a").lock().await.unwrap();
-    within_limit("told", guard.lost()).await;
+    within_limit("the loss is reported", guard.lost()).await;
     let lost = guard.unlock().await.unwrap_err();
     assert_lost(&lost, Loss::NotHeld);
     assert!(other.is_valid());
@@ -314,7 +314,7 @@ async fn one_bad_key_does_not_fail_the_renewal_batch() {
         guards.push(client.lock(&format!("batch-{n}")).lock().await.unwrap());
     }
     let _: () = server.ask(&["SET", "batch-70", "precious"]);
-    within_limit("told", guards[70].lost()).await;
+    within_limit("the loss is reported", guards[70].lost()).await;
     let bad = guards.remove(70);
     assert!(bad.unlock().await.is_err());
     until_renewed(&server, "batch-149").await;

@@ -162,12 +162,12 @@ async fn invalid_token_is_an_error() {
     let client = Client::connect(&server.url()).await.unwrap();
     let lock = client.fenced_lock("a");
     let key = "redisson_lock_token:{a}";
-    for planted in [
+    for foreign in [
         &["SET", key, "precious"][..],
         &["RPUSH", key, "precious"],
         &["SET", key, "9223372036854775807"],
     ] {
-        let _: redis::Value = server.ask(planted);
+        let _: redis::Value = server.ask(foreign);
         let before: Vec<u8> = server.ask(&["DUMP", key]);
         assert!(lock.lock().await.is_err());
         within_limit("settled", client.flush()).await;
@@ -212,8 +212,8 @@ async fn tokens_beyond_float_precision_are_exact() {
     assert_eq!(guard.token(), 9_007_199_254_740_993);
     assert_eq!(lock.current_token().await.unwrap(), 9_007_199_254_740_993);
     guard.unlock().await.unwrap();
-    for planted in ["precious", "9223372036854775807"] {
-        let () = server.ask(&["SET", key, planted]);
+    for foreign in ["precious", "9223372036854775807"] {
+        let () = server.ask(&["SET", key, foreign]);
         let error = lock.lock().await.unwrap_err();
         assert!(matches!(error, Error::WrongKind { .. }), "{error}");
     }

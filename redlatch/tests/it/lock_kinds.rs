@@ -229,7 +229,7 @@ async fn release_passes_the_lock_on<K: LockKind + OwnedKind>(store: TestStore, m
         };
         let there = async {
             let guard = within_limit("served there", there).await.unwrap().unwrap();
-            guard.expect("patient").unlock().await.unwrap();
+            guard.expect("within its limit").unlock().await.unwrap();
         };
         tokio::join!(here, there);
     }
@@ -251,7 +251,7 @@ async fn force_unlock_wakes_a_waiter<K: LockKind + OwnedKind>(store: TestStore, 
     let guard = lock.lock().await.unwrap();
     let waiting = spawn_waiter(&lock, lock.lock()).await;
     assert!(lock.force_unlock().await.unwrap());
-    let next = within_limit("let in", waiting).await.unwrap().unwrap();
+    let next = within_limit("admitted", waiting).await.unwrap().unwrap();
     assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
     assert!(lock.is_held_by(next.owner()).await.unwrap());
     next.unlock().await.unwrap();
@@ -296,16 +296,16 @@ async fn attempts_of_many_tasks_leave_nothing_behind<K: LockKind + OwnedKind>(
 ) {
     let client = store.client().await;
     let lock = make(&client, &unique("tries"));
-    let won = Arc::new(AtomicU32::new(0));
+    let acquired = Arc::new(AtomicU32::new(0));
     let tasks: Vec<_> = (0..16)
         .map(|_| {
-            let (client, lock, won) = (client.clone(), lock.clone(), won.clone());
+            let (client, lock, acquired) = (client.clone(), lock.clone(), acquired.clone());
             tokio::spawn(async move {
                 for _ in 0..100 {
                     if let Some(guard) = lock.try_lock().await.unwrap() {
                         assert!(client.status().holds >= 1, "held and not watched");
                         guard.unlock().await.unwrap();
-                        won.fetch_add(1, Ordering::SeqCst);
+                        acquired.fetch_add(1, Ordering::SeqCst);
                     }
                 }
             })
@@ -315,7 +315,7 @@ async fn attempts_of_many_tasks_leave_nothing_behind<K: LockKind + OwnedKind>(
         within_limit("tried", task).await.unwrap();
     }
     assert!(
-        won.load(Ordering::SeqCst) >= 16,
+        acquired.load(Ordering::SeqCst) >= 16,
         "hardly any task acquired it"
     );
     assert_nothing_left(&client, &lock).await;
@@ -330,9 +330,9 @@ async fn dropped_try_lock_leaves_nothing_behind<K: LockKind + OwnedKind>(
     let client = store.client().await;
     let lock = make(&client, &unique("dropped"));
     drop_after_each_poll(async |polls| {
-        let won = poll_up_to(polls, lock.try_lock().into_future()).await;
-        let through = won.is_some();
-        drop(won);
+        let guard = poll_up_to(polls, lock.try_lock().into_future()).await;
+        let through = guard.is_some();
+        drop(guard);
         assert_nothing_left(&client, &lock).await;
         through
     })
@@ -533,7 +533,7 @@ async fn long_enough_wait_acquires_the_lock<K: LockKind + OwnedKind>(
     assert!(!waiting.is_finished());
     guard.unlock().await.unwrap();
     let next = waiting.await.unwrap().unwrap().expect("in time");
-    // A spin_queue waiter retries every 128 ms.
+    // A waiter of a spin lock retries every 128 ms.
     assert!(begun.elapsed() <= SECOND / 2 + SECOND / 7);
     let left = next.valid_for();
     assert!(left > 29 * SECOND && left <= 30 * SECOND, "{left:?}");
@@ -661,7 +661,7 @@ async fn restart_reports_loss_and_renews_new_hold<K: LockKind + OwnedKind>(
     let lock = make(&client, "a");
     let forgotten = lock.lock().await.unwrap();
     server.restart();
-    within_limit("told", forgotten.lost()).await;
+    within_limit("the loss is reported", forgotten.lost()).await;
     assert!(matches!(forgotten.unlock().await, Err(Error::Lost { .. })));
     for _ in 0..2 {
         let guard = lock.lock().await.unwrap();
@@ -720,7 +720,7 @@ async fn hold_of_redisson_is_respected<K: LockKind + OwnedKind>(server: Server, 
     assert_eq!(server.ask::<Vec<String>>(&["HVALS", "orders:42"]), ["2"]);
     let _: i64 = server.ask(&["DEL", "orders:42"]);
     let _: i64 = server.ask(&["PUBLISH", "redisson_lock__channel:{orders:42}", "0"]);
-    let guard = within_limit("heard", waiting).await.unwrap().unwrap();
+    let guard = within_limit("woken", waiting).await.unwrap().unwrap();
 
     // This is what Java sees then.
     let held: Vec<String> = server.ask(&["HGETALL", "orders:42"]);

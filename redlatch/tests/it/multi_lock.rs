@@ -116,12 +116,12 @@ async fn one_of_ten_attempts_wins(store: TestStore) {
                 multi.try_lock().lease(LONG).await.unwrap()
             })
         });
-        let mut won = Vec::new();
+        let mut guards = Vec::new();
         for one in tries.collect::<Vec<_>>() {
-            won.extend(within_limit("answered", one).await.unwrap());
+            guards.extend(within_limit("answered", one).await.unwrap());
         }
-        assert_eq!(won.len(), 1);
-        won.remove(0).unlock().await.unwrap();
+        assert_eq!(guards.len(), 1);
+        guards.remove(0).unlock().await.unwrap();
     }
     for client in &clients {
         assert_nothing_left(client, &[&a, &b, &c]).await;
@@ -227,7 +227,7 @@ async fn members_can_have_different_kinds(store: TestStore) {
     let guard = within_limit("woken", waiting).await.unwrap().unwrap();
     assert_eq!(guard.token(&token), Some(before + 1));
     guard.unlock().await.unwrap();
-    until("no line is left", || async {
+    until("no queue is left", || async {
         client.status().subscriptions == 0
     })
     .await;
@@ -291,7 +291,7 @@ async fn fair_and_read_write_members(store: TestStore) {
     within_limit("settled", client.flush()).await;
     held.unlock().await.unwrap();
     let free = theirs.0.try_lock().await.unwrap();
-    assert!(free.is_some(), "a ghost is queued");
+    assert!(free.is_some(), "a waiter that gave up is still queued");
     drop(free);
     within_limit("settled", other.flush()).await;
     assert_nothing_left(&client, &[&a, &d]).await;
@@ -351,7 +351,10 @@ async fn owner_does_not_block_itself(store: TestStore) {
     let owner = Owner::new();
     let outer = client.lock(&a).lock().owner(owner).await.unwrap();
     let next = tokio::spawn(client.lock(&a).lock().into_future());
-    until("in line", || async { client.status().subscriptions == 1 }).await;
+    until("it is queued", || async {
+        client.status().subscriptions == 1
+    })
+    .await;
     let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
     let inner = within_limit("re-entered", multi.lock().owner(owner).into_future()).await;
     inner.unwrap().unlock().await.unwrap();
@@ -462,7 +465,7 @@ async fn one_lost_member_means_a_lost_guard(store: TestStore) {
     let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
     let guard = multi.lock().await.unwrap();
     assert!(client.lock(&b).force_unlock().await.unwrap());
-    within_limit("told", guard.lost()).await;
+    within_limit("the loss is reported", guard.lost()).await;
     assert!(!guard.is_valid());
     let lost = guard.run(std::future::pending::<()>()).await.unwrap_err();
     assert_lost(&lost, Loss::NotHeld);

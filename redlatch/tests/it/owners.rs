@@ -120,10 +120,10 @@ async fn waiting_writer_that_reads_is_refused_immediately(store: TestStore) {
     let writing = tokio::spawn(lock.write().lock().owner(me).into_future());
     until("it waits", || async { one.status().subscriptions == 1 }).await;
     let reader = lock.read().lock().owner(me).await.unwrap();
-    let told = within_limit("told", writing).await.unwrap();
+    let answer = within_limit("answered", writing).await.unwrap();
     assert!(
-        matches!(told, Err(Error::WriteWhileReading { .. })),
-        "{told:?}"
+        matches!(answer, Err(Error::WriteWhileReading { .. })),
+        "{answer:?}"
     );
     reader.unlock().await.unwrap();
     other.unlock().await.unwrap();
@@ -205,7 +205,7 @@ async fn force_unlock_is_not_repeated_against_next_holder() {
     proxy.wait_until_discarded();
     proxy.discard_replies(false);
     proxy.cut();
-    let said = within_limit("said", force).await.unwrap();
+    let said = within_limit("answered", force).await.unwrap();
     assert!(
         matches!(said, Err(Error::OutcomeUnknown { .. })),
         "{said:?}"

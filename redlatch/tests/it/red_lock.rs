@@ -189,7 +189,7 @@ async fn waiting_ends_at_its_limit_or_with_the_lock(stores: TestStores) {
         within_limit("served", one).await.unwrap();
     }
     for client in &clients {
-        until("no line is left", || async {
+        until("no queue is left", || async {
             client.status().subscriptions == 0
         })
         .await;
@@ -228,7 +228,7 @@ async fn lost_minority_does_no_harm(stores: TestStores) {
     assert!(guard.is_valid());
     assert!(poll_up_to(1, &mut lost).await.is_none());
     assert!(clients[2].lock("a").force_unlock().await.unwrap());
-    within_limit("told", lost).await;
+    within_limit("the loss is reported", lost).await;
     assert!(!guard.is_valid());
     let error = guard.run(std::future::pending::<()>()).await.unwrap_err();
     assert_lost(&error, Loss::NotHeld);
@@ -391,8 +391,9 @@ async fn one_holder_at_a_time_over_five(stores: TestStores) {
 }
 
 /// F19 (redisson#624, #2172): many owners acquire it with a lease that is shorter than their wait,
-/// and some without waiting. Two of them never find it valid at the same time.
-async fn contend(stores: TestStores, frozen: Option<Arc<AtomicUsize>>) {
+/// and some without waiting. Two of them never find it valid at the same time. With a counter of
+/// acquisitions, the servers also hang one after the other.
+async fn contend(stores: TestStores, acquisitions: Option<Arc<AtomicUsize>>) {
     const PROCESSES: usize = 3;
     const TASKS: usize = 2;
     const ROUNDS: usize = 8;
@@ -402,17 +403,17 @@ async fn contend(stores: TestStores, frozen: Option<Arc<AtomicUsize>>) {
     for process in 0..PROCESSES {
         let clients = stores.clients().await;
         for task in 0..TASKS {
-            let timeout = match frozen {
+            let timeout = match acquisitions {
                 Some(_) => SECOND / 10,
                 None => 5 * SECOND,
             };
             let lock = red_lock(&clients, "a").timeout(timeout);
-            let (inside, frozen) = (inside.clone(), frozen.clone());
+            let (inside, acquisitions) = (inside.clone(), acquisitions.clone());
             tasks.push(tokio::spawn(async move {
-                let mut had = 0;
-                while had < ROUNDS {
+                let mut rounds = 0;
+                while rounds < ROUNDS {
                     let mut request = lock.try_lock().lease(LONG / 3);
-                    if (process + task + had) % 3 > 0 {
+                    if (process + task + rounds) % 3 > 0 {
                         request = request.wait(LONG);
                     }
                     // A majority was slow for a moment, which counts as refused.
@@ -430,9 +431,9 @@ async fn contend(stores: TestStores, frozen: Option<Arc<AtomicUsize>>) {
                     let alone = guard.is_valid();
                     inside.store(false, Ordering::SeqCst);
                     assert!(alone, "the machine was too slow for this test");
-                    had += 1;
-                    if let Some(frozen) = &frozen {
-                        frozen.fetch_add(1, Ordering::SeqCst);
+                    rounds += 1;
+                    if let Some(acquisitions) = &acquisitions {
+                        acquisitions.fetch_add(1, Ordering::SeqCst);
                     }
                     guard.unlock().await.unwrap();
                 }
@@ -440,14 +441,14 @@ async fn contend(stores: TestStores, frozen: Option<Arc<AtomicUsize>>) {
         }
         all.push(clients);
     }
-    if let (Some(had), TestStores::Servers(servers)) = (&frozen, &stores) {
+    if let (Some(acquisitions), TestStores::Servers(servers)) = (&acquisitions, &stores) {
         // The servers hang one after the other, and recover: always a minority.
         for (n, server) in servers.iter().enumerate() {
-            let so_far = had.load(Ordering::SeqCst);
+            let so_far = acquisitions.load(Ordering::SeqCst);
             server.freeze();
             until("it continues without that one", || async {
-                had.load(Ordering::SeqCst) > so_far + 3
-                    || had.load(Ordering::SeqCst) == PROCESSES * TASKS * ROUNDS
+                acquisitions.load(Ordering::SeqCst) > so_far + 3
+                    || acquisitions.load(Ordering::SeqCst) == PROCESSES * TASKS * ROUNDS
             })
             .await;
             server.thaw();
@@ -492,14 +493,14 @@ async fn minority_may_hang_or_be_down() {
     all[1].freeze();
     all[3].kill();
     assert!(guard.is_valid());
-    within_limit("not held up", guard.unlock()).await.unwrap();
+    within_limit("without delay", guard.unlock()).await.unwrap();
     for _ in 0..3 {
         let guard = within_limit("without them", lock.lock().into_future())
             .await
             .unwrap();
         assert_eq!(guard.held(), 3);
         assert!(guard.is_valid());
-        within_limit("not held up", guard.unlock()).await.unwrap();
+        within_limit("without delay", guard.unlock()).await.unwrap();
     }
     // Of a bare quorum one server hangs, and a server that had refused works again. Other owners
     // could acquire the lock, so it counts as released.
@@ -509,7 +510,7 @@ async fn minority_may_hang_or_be_down() {
     assert_eq!(guard.held(), 3);
     all[1].thaw();
     all[0].freeze();
-    within_limit("not held up", guard.unlock()).await.unwrap();
+    within_limit("without delay", guard.unlock()).await.unwrap();
     all[0].thaw();
     all[3].restart();
     within_limit("all of them again", async {
@@ -570,15 +571,15 @@ async fn late_quorum_does_not_acquire() {
     all[1].freeze();
     let asked = std::time::Instant::now();
     let trying = tokio::spawn(lock.try_lock().lease(lease).into_future());
-    until("the third has said yes", || async {
+    until("the third has granted it", || async {
         clients[2].lock("a").is_locked().await.unwrap() || asked.elapsed() > lease
     })
     .await;
     until("the lease is over", || async { asked.elapsed() > lease }).await;
     all[0].thaw();
     all[1].thaw();
-    let won = within_limit("answered", trying).await.unwrap();
-    assert!(matches!(won, Ok(None)), "{won:?}");
+    let answer = within_limit("answered", trying).await.unwrap();
+    assert!(matches!(answer, Ok(None)), "{answer:?}");
     assert_nothing_left(&clients, "a").await;
 }
 
@@ -780,7 +781,7 @@ async fn only_identical_requests_share_a_queue() {
     let single = tokio::spawn(clients[0].lock("a").lock().into_future());
     tokio::time::sleep(Duration::from_secs(1)).await;
     held.remove(0).unlock().await.unwrap();
-    drop(within_limit("it is called", single).await.unwrap().unwrap());
+    drop(within_limit("it is woken", single).await.unwrap().unwrap());
     assert!(!blocked.is_finished());
     blocked.abort();
 }

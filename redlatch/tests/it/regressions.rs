@@ -110,7 +110,7 @@ async fn queued_owner_starts_over_when_its_other_hold_was_lost(store: TestStore)
     let second = lock.lock().owner(me).lease(SHORT).into_future();
     let second = tokio::spawn(second);
     held.unlock().await.unwrap();
-    let brief = within_limit("won", brief).await.unwrap().unwrap();
+    let brief = within_limit("acquired", brief).await.unwrap().unwrap();
     within_limit("lost", brief.lost()).await;
     // Whether it re-entered before the loss or requested it afterwards: it gets no error, and never
     // blocks forever.
@@ -172,7 +172,7 @@ async fn subscription_is_sent_first_for_any_task_budget() {
     let client = Client::connect(&server.url()).await.unwrap();
     let other = Client::connect(&server.url()).await.unwrap();
     let seen = monitor(&server);
-    until("the monitor listens", || async {
+    until("the monitor is active", || async {
         let _: String = server.ask(&["PING"]);
         !seen.lock().unwrap().is_empty()
     })
@@ -217,7 +217,7 @@ async fn subscription_is_sent_first_for_any_task_budget() {
             "sent before the subscription"
         );
         held.unlock().await.unwrap();
-        let guard = within_limit("heard", waiting).await.unwrap().unwrap();
+        let guard = within_limit("woken", waiting).await.unwrap().unwrap();
         guard.unlock().await.unwrap();
     }
 }
@@ -355,7 +355,7 @@ async fn lost_guard_never_affects_later_holds_of_its_owner() {
         client.flush().await;
         assert!(
             lock.is_held_by(me).await.unwrap(),
-            "taken by the lost guard's end"
+            "deleted by the release of the lost guard"
         );
         again.unlock().await.unwrap();
     }
@@ -450,7 +450,7 @@ fn end_of_one_runtime_does_not_affect_another() {
     drop(ending);
     staying.block_on(async {
         blocker.unlock().await.unwrap();
-        drop(within_limit("heard", waiter).await.unwrap().unwrap());
+        drop(within_limit("woken", waiter).await.unwrap().unwrap());
         renewed_again([&held, &first]).await;
         held.unlock().await.unwrap();
         first.unlock().await.unwrap();
@@ -520,7 +520,7 @@ fn interrupted_queue_closing_loses_no_wake_up() {
         })
         .await;
         held.unlock().await.unwrap();
-        drop(within_limit("heard", waiter).await.unwrap().unwrap());
+        drop(within_limit("woken", waiter).await.unwrap().unwrap());
     });
 }
 
@@ -548,7 +548,7 @@ async fn refused_channel_affects_only_its_own_name() {
     let still = client.lock("other").try_lock().await.unwrap();
     assert!(still.is_some());
     fine.unlock().await.unwrap();
-    drop(within_limit("heard", waiter).await.unwrap().unwrap());
+    drop(within_limit("woken", waiter).await.unwrap().unwrap());
 }
 
 /// A release is retried even if the server refuses the client for a while.
@@ -625,10 +625,10 @@ async fn many_permits_are_renewed_in_small_batches() {
     for _ in 0..5 {
         guards.push(semaphore.acquire_many(500).await.unwrap());
     }
-    let heard = monitor(&server);
+    let commands = monitor(&server);
     let scripts = || {
-        let heard = heard.lock().unwrap();
-        let renewals = heard.iter().filter(|line| line.contains("\"EVALSHA\""));
+        let commands = commands.lock().unwrap();
+        let renewals = commands.iter().filter(|line| line.contains("\"EVALSHA\""));
         renewals.cloned().collect::<Vec<_>>()
     };
     for guard in &guards {
@@ -687,27 +687,27 @@ async fn many_leaving_waiters_do_not_delay_renewal() {
     }
     // Stands for a renewal: counts how often another request gets through while they leave.
     let other = client.lock("b");
-    let looks = AtomicUsize::new(0);
-    let looking = async {
+    let inspections = AtomicUsize::new(0);
+    let inspecting = async {
         loop {
             other.is_locked().await.unwrap();
-            looks.fetch_add(1, Ordering::SeqCst);
+            inspections.fetch_add(1, Ordering::SeqCst);
         }
     };
     tokio::select! {
         biased;
         () = within_limit("settled", client.flush()) => {}
-        () = looking => {}
+        () = inspecting => {}
     }
     assert_eq!(server.ask::<i64>(&["EXISTS", queue]), 0);
     // Counted here: a monitor would have to receive all commands that the scripts call, millions of
     // them.
-    let looks = looks.into_inner();
-    let left = scripts() - before - looks as u64;
+    let inspections = inspections.into_inner();
+    let left = scripts() - before - inspections as u64;
     // Some waiters were just asking.
     assert!(left >= CROWD as u64, "only {left} have left");
     // The last one may have been answered after all waiters had left.
-    let between = looks.saturating_sub(1);
+    let between = inspections.saturating_sub(1);
     assert!(between >= 5, "only {between} times: they leave all at once");
     guard.unlock().await.unwrap();
 }

@@ -32,7 +32,7 @@ impl Replicated {
 
     /// Waits until this many replicas are connected and in sync.
     async fn until_in_sync(&self, count: usize) {
-        until("in step", || async {
+        until("in sync", || async {
             let info: String = self.master.ask(&["INFO", "replication"]);
             info.lines()
                 .filter(|line| line.contains("state=online"))
@@ -83,7 +83,7 @@ fn assert_not_replicated<T>(asked: Result<T>, needed: usize, in_sync: usize) {
     );
     let said = error.to_string();
     for part in [
-        &format!("{in_sync} of the {needed}"),
+        &format!("{in_sync} of {needed} required replicas"),
         "100ms",
         "replica_sync",
         "replica_timeout",

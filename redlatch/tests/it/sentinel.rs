@@ -110,14 +110,14 @@ async fn wrong_kind_of_url_is_reported() {
     let url = shared_sentinels().url();
     let name = url.rsplit('/').next().unwrap();
     let unknown = url.replace(name, "nobody");
-    let error = within_limit("said", Client::connect(&unknown))
+    let error = within_limit("answered", Client::connect(&unknown))
         .await
         .unwrap_err();
     assert!(error.to_string().contains("\"nobody\""), "{error}");
 
     let nowhere =
         "redis+sentinel://:swordfish@127.0.0.1:1,127.0.0.1:2/main?sentinel_password=sesame";
-    let error = within_limit("said", Client::connect(nowhere))
+    let error = within_limit("answered", Client::connect(nowhere))
         .await
         .unwrap_err();
     let Error::Unavailable { reason, .. } = &error else {
@@ -132,12 +132,12 @@ async fn wrong_kind_of_url_is_reported() {
     // A server that is no sentinel, and a sentinel that is no server.
     let port = shared_sentinels().servers()[0].port();
     let data = format!("redis+sentinel://127.0.0.1:{port}/main");
-    let error = within_limit("said", Client::connect(&data))
+    let error = within_limit("answered", Client::connect(&data))
         .await
         .unwrap_err();
     assert!(matches!(error, Error::UnsupportedServer { .. }), "{error}");
     let sentinel = shared_sentinels().sentinels()[0].url();
-    let error = within_limit("said", Client::connect(&sentinel))
+    let error = within_limit("answered", Client::connect(&sentinel))
         .await
         .unwrap_err();
     assert!(matches!(error, Error::UnsupportedServer { .. }), "{error}");

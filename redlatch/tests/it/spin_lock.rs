@@ -86,7 +86,7 @@ async fn spin_lock_never_subscribes_and_never_publishes() {
     assert!(calls(&server, &["publish", "spublish"]) >= 1);
 }
 
-/// Of fifty waiters of one client, one asks, and pauses in between.
+/// Of fifty waiters of one client, one polls, and pauses in between.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_waiter_per_client_asks_the_server() {
     const WAITERS: u64 = 50;
@@ -94,21 +94,21 @@ async fn one_waiter_per_client_asks_the_server() {
     let server = Server::start();
     let (holder, crowd) = (client(&server).await, client(&server).await);
     let held = holder.spin_lock("a").lock().await.unwrap();
-    let spin_queue = crowd.spin_lock("a").backoff(Backoff::constant(PAUSE));
+    let spin = crowd.spin_lock("a").backoff(Backoff::constant(PAUSE));
     let waiters: Vec<_> = (0..WAITERS)
         .map(|_| {
-            let lock = spin_queue.clone();
+            let lock = spin.clone();
             tokio::spawn(async move { lock.lock().await.unwrap().unlock().await.unwrap() })
         })
         .collect();
-    // Each waiter that starts before the local queue exists asks once.
+    // Each waiter that starts before the local queue exists sends one request.
     let before = script_calls(&server);
     until("all have arrived and one keeps polling", || async {
         script_calls(&server) > before + WAITERS
     })
     .await;
     let (before, begun) = (script_calls(&server), std::time::Instant::now());
-    until("it asks again and again", || async {
+    until("it polls repeatedly", || async {
         script_calls(&server) >= before + 20
     })
     .await;
@@ -121,24 +121,24 @@ async fn one_waiter_per_client_asks_the_server() {
     }
 }
 
-/// Both kinds use one key, so they exclude each other. A spin_queue waiter notices every release.
+/// Both kinds use one key, so they exclude each other. A waiter of the spin lock notices every release.
 async fn spin_lock_and_plain_lock_share_their_key(store: TestStore) {
     let (one, two) = (store.client().await, store.client().await);
     let name = unique("both");
-    let (woken, spin_queue) = (one.lock(&name), two.spin_lock(&name));
+    let (plain, spin) = (one.lock(&name), two.spin_lock(&name));
 
-    let guard = woken.lock().await.unwrap();
-    assert!(spin_queue.try_lock().await.unwrap().is_none());
-    let holder = spin_queue.holder().await.unwrap().unwrap();
+    let guard = plain.lock().await.unwrap();
+    assert!(spin.try_lock().await.unwrap().is_none());
+    let holder = spin.holder().await.unwrap().unwrap();
     assert_eq!(holder.owner, guard.owner_id());
-    let waiting = tokio::spawn(spin_queue.lock().into_future());
+    let waiting = tokio::spawn(spin.lock().into_future());
     guard.unlock().await.unwrap();
     let guard = within_limit("seen", waiting).await.unwrap().unwrap();
 
-    assert!(woken.try_lock().await.unwrap().is_none());
-    assert!(woken.is_locked().await.unwrap());
+    assert!(plain.try_lock().await.unwrap().is_none());
+    assert!(plain.is_locked().await.unwrap());
     guard.unlock().await.unwrap();
-    drop(woken.try_lock().await.unwrap().expect("it is free"));
+    drop(plain.try_lock().await.unwrap().expect("it is free"));
 }
 
 /// Releasing a spin lock wakes no waiter of a plain lock: at worst, that waiter retries when the
@@ -146,22 +146,19 @@ async fn spin_lock_and_plain_lock_share_their_key(store: TestStore) {
 async fn woken_and_spinning_waiters_take_turns(store: TestStore) {
     let (one, two) = (store.client().await, store.client().await);
     let name = unique("turns");
-    let (woken, spin_queue) = (one.lock(&name), two.spin_lock(&name));
-    let guard = spin_queue.lock().lease(SHORT).await.unwrap();
-    let waiting = tokio::spawn(woken.lock().into_future());
+    let (plain, spin) = (one.lock(&name), two.spin_lock(&name));
+    let guard = spin.lock().lease(SHORT).await.unwrap();
+    let waiting = tokio::spawn(plain.lock().into_future());
     until("it waits", || async { one.status().subscriptions == 1 }).await;
     guard.unlock().await.unwrap();
-    let next = within_limit("it looks again", waiting)
-        .await
-        .unwrap()
-        .unwrap();
+    let next = within_limit("it retries", waiting).await.unwrap().unwrap();
     next.unlock().await.unwrap();
 
-    let guard = spin_queue.lock().lease(10 * LONG).await.unwrap();
-    let waiting = tokio::spawn(woken.lock().into_future());
+    let guard = spin.lock().lease(10 * LONG).await.unwrap();
+    let waiting = tokio::spawn(plain.lock().into_future());
     until("it waits", || async { one.status().subscriptions == 1 }).await;
-    assert!(spin_queue.force_unlock().await.unwrap());
-    let next = within_limit("called", waiting).await.unwrap().unwrap();
+    assert!(spin.force_unlock().await.unwrap());
+    let next = within_limit("woken", waiting).await.unwrap().unwrap();
     assert!(guard.unlock().await.is_err());
     next.unlock().await.unwrap();
 }
@@ -171,32 +168,32 @@ async fn woken_and_spinning_waiters_take_turns(store: TestStore) {
 async fn owner_cannot_mix_spin_lock_and_plain_lock(store: TestStore) {
     let (client, me) = (store.client().await, Owner::new());
     let name = unique("ways");
-    let (woken, spin_queue) = (client.lock(&name), client.spin_lock(&name));
+    let (plain, spin) = (client.lock(&name), client.spin_lock(&name));
 
-    let guard = spin_queue.lock().owner(me).await.unwrap();
-    let mixed = woken.lock().owner(me).await;
+    let guard = spin.lock().owner(me).await.unwrap();
+    let mixed = plain.lock().owner(me).await;
     assert!(matches!(mixed, Err(Error::WrongKind { .. })), "{mixed:?}");
     assert_eq!(guard.hold_count(), 1);
     guard.unlock().await.unwrap();
 
-    let guard = woken.lock().owner(me).await.unwrap();
-    let mixed = spin_queue.try_lock().owner(me).await;
+    let guard = plain.lock().owner(me).await.unwrap();
+    let mixed = spin.try_lock().owner(me).await;
     assert!(matches!(mixed, Err(Error::WrongKind { .. })), "{mixed:?}");
     guard.unlock().await.unwrap();
     // Using one kind after the other is allowed.
-    let guard = spin_queue.try_lock().owner(me).await.unwrap();
+    let guard = spin.try_lock().owner(me).await.unwrap();
     guard.expect("it is free").unlock().await.unwrap();
 }
 
-/// Returns when a spin_queue waiter acquires a lock that was released after `held`.
+/// Returns when a waiter of a spin lock acquires a lock that was released after `held`.
 async fn served_after(held: Duration, backoff: Backoff) -> Duration {
     let store = Embedded::new();
     let client = || Client::builder().connect_embedded(&store).unwrap();
     let (holder, other) = (client(), client());
     let begun = Instant::now();
     let guard = holder.lock("a").lock().await.unwrap();
-    let spin_queue: SpinLock = other.spin_lock("a").backoff(backoff);
-    let waiting = tokio::spawn(spin_queue.lock().into_future());
+    let spin: SpinLock = other.spin_lock("a").backoff(backoff);
+    let waiting = tokio::spawn(spin.lock().into_future());
     sleep(held).await;
     assert!(!waiting.is_finished());
     guard.unlock().await.unwrap();
@@ -269,49 +266,44 @@ async fn wait_limit_ends_within_a_pause() {
     guard.unlock().await.unwrap();
 }
 
-/// In one client, a spin_queue waiter does not queue behind a waiter of a plain lock.
+/// In one client, a waiter of a spin lock does not queue behind a waiter of a plain lock.
 #[tokio::test(start_paused = true)]
 async fn spinning_waiter_does_not_queue_behind_plain_waiters() {
     let store = Embedded::new();
     let client = || Client::builder().connect_embedded(&store).unwrap();
     let (holder, both) = (client(), client());
     let guard = holder.spin_lock("a").lock().await.unwrap();
-    let woken = both.lock("a");
-    let called = tokio::spawn(async move { woken.lock().await.unwrap().unlock().await });
+    let plain = both.lock("a");
+    let waiting = tokio::spawn(async move { plain.lock().await.unwrap().unlock().await });
     sleep(SECOND).await;
-    let spin_queue = tokio::spawn(both.spin_lock("a").lock().into_future());
+    let spinning = tokio::spawn(both.spin_lock("a").lock().into_future());
     sleep(SECOND).await;
     let begun = Instant::now();
     guard.unlock().await.unwrap();
-    let next = spin_queue.await.unwrap().unwrap();
+    let next = spinning.await.unwrap().unwrap();
     assert!(begun.elapsed() <= SECOND, "{:?}", begun.elapsed());
     next.unlock().await.unwrap();
-    called.await.unwrap().unwrap();
+    waiting.await.unwrap().unwrap();
 }
 
-/// A spin_queue waiter for a lock named like another lock's channel is not in that lock's queue.
+/// A waiter of a spin lock that is named like another lock's channel is not in that lock's queue.
 #[tokio::test(start_paused = true)]
 async fn queue_of_spinning_waiters_is_separate_from_channels() {
     let store = Embedded::new();
     let client = || Client::builder().connect_embedded(&store).unwrap();
     let (holder, both) = (client(), client());
     let odd = "redisson_lock__channel:{a}";
-    let _spun = holder.spin_lock(odd).lock().await.unwrap();
+    let _held = holder.spin_lock(odd).lock().await.unwrap();
     let guard = holder.lock("a").lock().await.unwrap();
-    let spin_queue = tokio::spawn(both.spin_lock(odd).lock().into_future());
+    let spinning = tokio::spawn(both.spin_lock(odd).lock().into_future());
     sleep(SECOND).await;
     let waiting = tokio::spawn(both.lock("a").lock().into_future());
     sleep(SECOND).await;
     // The status counts subscribed channels, not queues.
     assert_eq!(both.status().subscriptions, 1);
     guard.unlock().await.unwrap();
-    drop(
-        within_limit("it is called", waiting)
-            .await
-            .unwrap()
-            .unwrap(),
-    );
-    spin_queue.abort();
+    drop(within_limit("it is woken", waiting).await.unwrap().unwrap());
+    spinning.abort();
 }
 
 #[tokio::test(start_paused = true)]

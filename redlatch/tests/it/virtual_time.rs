@@ -60,7 +60,7 @@ async fn fixed_lease_ends_on_time() {
     let guard = client.lock("a").lock().lease(10 * SECOND).await.unwrap();
     let begun = Instant::now();
     let lost = guard.lost();
-    let told = tokio::spawn(async move {
+    let reported = tokio::spawn(async move {
         lost.await;
         Instant::now()
     });
@@ -69,10 +69,10 @@ async fn fixed_lease_ends_on_time() {
     assert_eq!(guard.valid_for(), Duration::from_millis(1));
     advance(Duration::from_millis(1)).await;
     assert!(!guard.is_valid());
-    let told = told.await.unwrap() - begun;
+    let reported = reported.await.unwrap() - begun;
     assert!(
-        told >= 10 * SECOND && told < 10 * SECOND + Duration::from_millis(5),
-        "{told:?}"
+        reported >= 10 * SECOND && reported < 10 * SECOND + Duration::from_millis(5),
+        "{reported:?}"
     );
 }
 
@@ -108,7 +108,7 @@ async fn wait_limit_ends_on_time_in_the_queue() {
     let first = tokio::spawn(lock.try_lock().wait(HOUR).into_future());
     sleep(SECOND).await;
     let begun = Instant::now();
-    // Second in the queue: it never asks the store at all.
+    // Second in the queue: it never sends a request.
     assert!(lock.try_lock().wait(60 * SECOND).await.unwrap().is_none());
     assert!(begun.elapsed() >= 60 * SECOND && begun.elapsed() < 61 * SECOND);
     guard.unlock().await.unwrap();

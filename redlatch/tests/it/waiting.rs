@@ -14,7 +14,7 @@ fn channels(server: &Server) -> usize {
     server.info("pubsub_channels").parse().unwrap()
 }
 
-/// Only the first waiter in the queue asks; a turn costs one release and one acquisition.
+/// Only the first waiter in the queue sends requests; a turn costs one release and one acquisition.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_waiter_per_name_asks_the_server() {
     const WAITERS: usize = 200;
@@ -37,7 +37,7 @@ async fn one_waiter_per_name_asks_the_server() {
     })
     .await;
     let asked = server.calls("eval") - before;
-    // Each waiter that starts before the local queue exists asks once; no waiter polls.
+    // Each waiter that starts before the local queue exists sends one request; no waiter polls.
     assert!(asked <= WAITERS as u64 + 2, "{asked}");
 
     let before = server.calls("eval");
@@ -84,7 +84,7 @@ async fn client_waits_for_ten_thousand_names() {
         guard.unlock().await.unwrap();
     }
     until("no channel is left", || async { channels(&server) == 0 }).await;
-    until("none is kept account of", || async {
+    until("no subscription is counted", || async {
         waiter.status().subscriptions == 0
     })
     .await;

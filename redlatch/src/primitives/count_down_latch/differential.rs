@@ -21,7 +21,7 @@ enum Move {
 fn moves() -> impl Strategy<Value = Move> {
     let by = prop_oneof![8 => 1..4u32, 1 => Just(u32::MAX)];
     let count = prop_oneof![8 => 1..6u32, 1 => Just(u32::MAX)];
-    let planted = prop_oneof![
+    let foreign = prop_oneof![
         -3..3i64,
         Just(999_999_999_999_999),
         Just(-99_999_999_999_999)
@@ -31,7 +31,7 @@ fn moves() -> impl Strategy<Value = Move> {
         12 => by.prop_map(|by| Move::CountDown { by }),
         2 => Just(Move::Read),
         1 => Just(Move::Delete),
-        1 => planted.prop_map(|number| Move::SetForeign { number }),
+        1 => foreign.prop_map(|number| Move::SetForeign { number }),
     ]
 }
 

@@ -91,7 +91,7 @@ impl Model for Latch {
         let opened = Message { channel, payload };
         let published = keyspace.take_published().contains(&opened);
         ensure(published == (before > 0 && self.count == 0), || {
-            format!("told that it is open: {published}")
+            format!("published that it is open: {published}")
         })?;
         Ok(Some(reply))
     }

@@ -211,7 +211,7 @@ impl CountDownLatch {
     /// Waits until the latch is open, at most this long. Returns whether it is open. At the limit
     /// it returns `false` if the store reported a closed latch, or the error if the store could not
     /// be reached. Otherwise as [`CountDownLatch::wait`]. A time that the clock cannot represent
-    /// means no limit; with zero the store is asked once.
+    /// means no limit; with zero the store is queried once.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -276,7 +276,7 @@ impl CountDownLatch {
         waiting.within(limits, &progress, &mut waiter).await
     }
 
-    /// Returns the place, if its name is valid.
+    /// Returns the keys and channels, if the name is valid.
     fn object(&self) -> Result<&Arc<ObjectKeys>> {
         self.object.check()?;
         Ok(&self.object)

@@ -1,4 +1,4 @@
-//! The latch's own step; the others come from `number`.
+//! The latch's own step; the others come from `counter`.
 
 use std::sync::Arc;
 

@@ -54,7 +54,7 @@ enum Move {
         time: u32,
     },
     SetForeign {
-        beside: bool,
+        deadlines: bool,
     },
     DeleteNumber,
 }
@@ -89,7 +89,7 @@ fn moves() -> impl Strategy<Value = Move> {
         1 => Just(Move::Delete),
         4 => (1..3u32).prop_map(|time| Move::Advance { time }),
         1 => prop_oneof![4 => Just(false), 1 => Just(true)]
-            .prop_map(|beside| Move::SetForeign { beside }),
+            .prop_map(|deadlines| Move::SetForeign { deadlines }),
         1 => Just(Move::DeleteNumber),
     ]
 }
@@ -234,8 +234,8 @@ fn lua_and_rules_agree() {
             // A little longer than the leases: dates are rounded up, and permits that were acquired
             // in the same millisecond must have expired on both sides.
             Move::Advance { time: n } => harness.advance(time(*n) + Duration::from_millis(5)).await,
-            Move::SetForeign { beside } => {
-                let key = if *beside {
+            Move::SetForeign { deadlines } => {
+                let key = if *deadlines {
                     object.deadlines()
                 } else {
                     object.key()

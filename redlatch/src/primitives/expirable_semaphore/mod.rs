@@ -255,14 +255,14 @@ impl ExpirableSemaphore {
     /// jobs.try_set_permits(1).await?;
     /// let ids = jobs.acquire().await?.into_ids()?;
     /// assert!(jobs.update_lease(ids[0], Duration::from_secs(3600)).await?);
-    /// let left = jobs.lease_of(ids[0]).await?.expect("it is out");
+    /// let left = jobs.lease_of(ids[0]).await?.expect("it is held");
     /// assert!(left > Duration::from_secs(3500));
     /// # Ok(()) }
     /// ```
     pub async fn update_lease(&self, id: PermitId, lease: Duration) -> Result<bool> {
         let (object, lease) = (self.lock.object()?, Lease::new(lease)?);
         let id = &id.to_string();
-        self.look(&UpdateLease { object, id, lease }).await
+        self.run_for_reply(&UpdateLease { object, id, lease }).await
     }
 
     /// Returns the time until a permit expires unless it is renewed or released; `None` if it is
@@ -271,7 +271,7 @@ impl ExpirableSemaphore {
     pub async fn lease_of(&self, id: PermitId) -> Result<Option<Duration>> {
         let object = self.lock.object()?;
         let id = &id.to_string();
-        self.look(&LeaseOf { object, id }).await
+        self.run_for_reply(&LeaseOf { object, id }).await
     }
 
     /// Returns the number of free permits; 0 if none were set. Negative if more are held than there
@@ -303,9 +303,9 @@ impl ExpirableSemaphore {
     /// # let jobs = redlatch::Client::embedded().expirable_semaphore("jobs");
     /// jobs.try_set_permits(3).await?;
     /// let permit = jobs.acquire().await?;
-    /// let out = jobs.holders().await?;
-    /// assert_eq!(out.len(), 1);
-    /// assert_eq!(out[0].owner, permit.ids()[0].to_string());
+    /// let held = jobs.holders().await?;
+    /// assert_eq!(held.len(), 1);
+    /// assert_eq!(held[0].owner, permit.ids()[0].to_string());
     /// # Ok(()) }
     /// ```
     pub async fn holders(&self) -> Result<Vec<Holder>> {
@@ -357,7 +357,7 @@ impl ExpirableSemaphore {
     /// # Ok(()) }
     /// ```
     pub async fn set_permits(&self, permits: u32) -> Result<()> {
-        self.look(&self.set(permits, false)?).await?;
+        self.run_for_reply(&self.set(permits, false)?).await?;
         Ok(())
     }
 
@@ -423,7 +423,7 @@ impl ExpirableSemaphore {
 
     async fn counts(&self) -> Result<Counts> {
         let object = self.lock.object()?;
-        self.look(&Count { object }).await
+        self.run_for_reply(&Count { object }).await
     }
 
     fn set(&self, permits: u32, if_absent: bool) -> Result<Set> {
@@ -471,7 +471,7 @@ impl ExpirableSemaphore {
             .await
     }
 
-    async fn look<S: Step>(&self, step: &S) -> Result<S::Reply> {
+    async fn run_for_reply<S: Step>(&self, step: &S) -> Result<S::Reply> {
         self.lock.session.store.read(step).await
     }
 }

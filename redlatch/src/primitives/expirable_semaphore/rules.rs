@@ -292,25 +292,25 @@ impl Step for Release<'_> {
 
     fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<usize> {
         let state = SemaphoreState::load(keyspace, self.object, at)?;
-        let prior_hold_count = match state.available {
+        let held_count = match state.available {
             Some(_) => count_held(keyspace, self.object, self.ids, at)?,
             None => 0,
         };
         let kept = match self.mode {
             ReleaseMode::Held => false,
-            ReleaseMode::AllOrNone => prior_hold_count < split_ids(self.ids).count(),
+            ReleaseMode::AllOrNone => held_count < split_ids(self.ids).count(),
             ReleaseMode::CountOnly => true,
         };
-        if prior_hold_count == 0 || kept {
-            return Ok(prior_hold_count);
+        if held_count == 0 || kept {
+            return Ok(held_count);
         }
         if let Some(held) = keyspace.find::<Dates>(self.object.deadlines(), at)? {
             for id in split_ids(self.ids) {
                 held.value.remove(id);
             }
         }
-        state.add_and_publish(keyspace, self.object, signed(prior_hold_count), at)?;
-        Ok(prior_hold_count)
+        state.add_and_publish(keyspace, self.object, signed(held_count), at)?;
+        Ok(held_count)
     }
 }
 

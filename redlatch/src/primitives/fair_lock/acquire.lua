@@ -1,6 +1,6 @@
 -- Acquires the lock for an owner whose turn it is, or returns when to retry. A waiting owner joins the queue.
 --
--- KEYS     the lock, the queue, the timeouts, the absent
+-- KEYS     the lock, the queue, the timeouts, the absent waiters
 -- ARGV     owner, lease in ms, requested hold count, wait time in ms (0: does not wait, so does
 --          not join the queue), channel, grace period in ms
 -- Returns  nil: held now, with that count
@@ -10,7 +10,7 @@ local owner, lease, wait, channel = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4]
 -- In ms: how long the head sleeps at most, and the additional sleep per position in the queue.
 local MAX_SLEEP, STAGGER = 5000, 10
 
-local function take()
+local function acquire()
     redis.call('HSET', KEYS[1], owner, ARGV[3])
     redis.call('PEXPIRE', KEYS[1], lease)
 end
@@ -43,7 +43,7 @@ end
 
 if redis.call('EXISTS', KEYS[2]) == 0 then
     if free then
-        take()
+        acquire()
         return nil
     end
     if wait == 0 then
@@ -95,7 +95,7 @@ if free and (not head or head == owner) then
         -- The next waiter is the head now: it must learn how long the lock is held.
         wake_head(channel)
     end
-    take()
+    acquire()
     return nil
 end
 if dropped and head ~= owner then

@@ -202,7 +202,7 @@ fn lua_and_rules_agree() {
                     .step(&ListWaiters { object })
                     .await
                     .unwrap_or_default();
-                assert_eq!(again, queue, "looking changes nothing");
+                assert_eq!(again, queue, "listing changes nothing");
             }
             Move::Subscribe(owners) => subscribe(harness, *owners).await,
             Move::SetForeign => harness.set_foreign("name", 5).await,

@@ -105,8 +105,8 @@ fn granted(granted: &Granted<'_>) -> Verdict {
     })?;
     let mut others = alive.into_iter().filter(|owner| *owner != field);
     let mut after = queue(granted.after).iter();
-    let keeps_place = |waiter: &str| after.any(|owner| owner == waiter);
-    ensure(others.all(keeps_place), || {
-        "a waiter has lost its object in the queue".to_owned()
+    let keeps_position = |waiter: &str| after.any(|owner| owner == waiter);
+    ensure(others.all(keeps_position), || {
+        "a waiter has lost its position in the queue".to_owned()
     })
 }

@@ -1,6 +1,6 @@
 -- Releases the lock whichever owner holds it, and wakes the next waiter. Only changes locks.
 --
--- KEYS     the lock, the queue, the timeouts, the absent
+-- KEYS     the lock, the queue, the timeouts, the absent waiters
 -- ARGV     channel, grace period in ms
 -- Returns  1: released, 0: it was free, -1: the key is a hash, but no lock
 local fields = redis.call('HLEN', KEYS[1])

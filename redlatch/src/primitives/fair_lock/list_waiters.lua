@@ -1,6 +1,6 @@
 -- Returns the waiting owners, the next one first, without heads whose time has passed. Changes nothing.
 --
--- KEYS     the lock, the queue, the timeouts, the absent
+-- KEYS     the lock, the queue, the timeouts, the absent waiters
 -- Returns  the owners
 local queue = redis.call('LRANGE', KEYS[2], 0, -1)
 if #queue == 0 then

@@ -58,7 +58,7 @@ use crate::step::{BoxedStep, Outcome, Script, Step};
 ///     tokio::task::yield_now().await; // until the other has joined the queue
 /// }
 /// first.unlock().await?;
-/// assert!(lock.try_lock().await?.is_none(), "it is somebody else's turn");
+/// assert!(lock.try_lock().await?.is_none(), "it is another waiter's turn");
 /// # use std::future::IntoFuture;
 /// next.await.unwrap()?.unlock().await
 /// # }
@@ -106,7 +106,7 @@ impl Lock<Fair> {
     /// A shorter limit of the request ([`TryAcquire::wait`](crate::TryAcquire::wait)) replaces this time.
     ///
     /// A short time causes polling: every waiter that is not next checks at this interval whether
-    /// the waiters before it were dropped. With 10 ms, each of them asks the store a hundred times a second.
+    /// the waiters before it were dropped. With 10 ms, each of them sends a hundred requests a second.
     ///
     /// A waiter must be able to answer within this time. If processes are stopped or disconnected
     /// for longer, they lose their position and continue to wait at the end of the queue.

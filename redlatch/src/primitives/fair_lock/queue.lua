@@ -3,7 +3,7 @@
 -- KEYS     the lock: hash owner -> hold count
 --          the queue: list of the waiting owners, the oldest first
 --          the timeouts: zset owner -> date in ms until when its turn is kept
---          the absent: zset owner -> date in ms until when a disconnected waiter keeps its position
+--          the absent waiters: zset owner -> date in ms until when a disconnected waiter keeps its position
 --
 -- The timeout of the head is the lock's end plus its own wait time; that of each further waiter is
 -- its own wait time later than the one before it.

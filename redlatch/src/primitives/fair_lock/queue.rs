@@ -89,7 +89,7 @@ impl<'a> FairQueue<'a> {
         Ok(dates.map(|dates| dates.value))
     }
 
-    fn forget(&mut self, key: &str, owner: &str) -> Result<()> {
+    fn remove_date(&mut self, key: &str, owner: &str) -> Result<()> {
         if let Some(dates) = self.dates(key)? {
             dates.remove(owner);
         }
@@ -121,7 +121,7 @@ impl<'a> FairQueue<'a> {
     pub(super) fn remove(&mut self, position: usize) -> Result<()> {
         let gone = self.owners()?.and_then(|owners| owners.remove(position));
         if let Some(gone) = gone {
-            self.forget(self.object.timeouts(), &gone)?;
+            self.remove_date(self.object.timeouts(), &gone)?;
             self.clear_absence(&gone)?;
         }
         Ok(())
@@ -161,7 +161,7 @@ impl<'a> FairQueue<'a> {
 
     /// Notes that an owner is connected, or no longer waits.
     pub(super) fn clear_absence(&mut self, owner: &str) -> Result<()> {
-        self.forget(self.object.absent_waiters(), owner)
+        self.remove_date(self.object.absent_waiters(), owner)
     }
 
     pub(super) fn is_connected(&self, owner: &str) -> bool {

@@ -1,7 +1,7 @@
 -- Sets an owner's hold count to the number of holds to keep. 0 releases the lock, wakes the next
 -- waiter, and removes the owner from the queue if it is still there from waiting.
 --
--- KEYS     the lock, the queue, the timeouts, the absent
+-- KEYS     the lock, the queue, the timeouts, the absent waiters
 -- ARGV     owner, hold count to keep, new lease in ms (0: unchanged), channel, grace period in ms
 -- Returns  1: done; 0: this owner does not hold the lock
 local owner, keep, lease, channel = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]

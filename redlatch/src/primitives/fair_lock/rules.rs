@@ -45,7 +45,7 @@ macro_rules! script {
     }};
 }
 
-/// The lock, the queue, the timeouts, the absent.
+/// The lock, the queue, the timeouts, the absent waiters.
 fn keys(object: &ObjectKeys) -> impl ExactSizeIterator<Item = &str> + Send {
     [
         object.key(),
@@ -276,9 +276,10 @@ impl Acquire<'_> {
         // A waiter is woken when its turn comes. This covers the case that no client wakes it,
         // because the holder or the waiters before it died: it retries when the lease ends, or when
         // the head had time to take its turn.
-        let apart = i64::try_from(position.saturating_sub(state.absent_before)).unwrap_or(i64::MAX);
+        let distance =
+            i64::try_from(position.saturating_sub(state.absent_before)).unwrap_or(i64::MAX);
         let base = left.unwrap_or(state.head_time);
-        let again = wait.min(base.saturating_add(apart.saturating_mul(STAGGER)));
+        let again = wait.min(base.saturating_add(distance.saturating_mul(STAGGER)));
         let mut again = again.min(max_sleep);
         let mut ends = None;
         while position > 0 && ends.is_none() {
@@ -372,8 +373,8 @@ pub(super) fn renew(
     Ok(held)
 }
 
-/// Removes the owner from the queue and moves the timeouts of those behind it nearer. Returns
-/// whether it was waiting.
+/// Removes the owner from the queue and moves the timeouts of those behind it to an
+/// earlier time. Returns whether it was waiting.
 fn leave_queue(queue: &mut FairQueue<'_>, owner: &str, left: Option<i64>) -> Result<bool> {
     let Some(position) = queue.position_of(owner)? else {
         return Ok(false);
@@ -480,14 +481,14 @@ impl Step for ListWaiters<'_> {
             Some(owners) => owners.iter().cloned().collect(),
             None => Vec::new(),
         };
-        let mut given_up = 0;
+        let mut timed_out = 0;
         for owner in &waiting {
             if queue.timeout_of(owner)?.is_some_and(|until| until > now) {
                 break;
             }
-            given_up += 1;
+            timed_out += 1;
         }
-        waiting.drain(..given_up);
+        waiting.drain(..timed_out);
         Ok(waiting)
     }
 }

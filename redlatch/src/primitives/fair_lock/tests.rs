@@ -116,7 +116,7 @@ fn absent_waiters_keep_the_lock_free_for_their_grace_period() {
         world.retry_after(owner, 2000, WAIT);
     }
     world.pass(2000);
-    // No waiter subscribes: 2 and 4 are absent, and 3 is here.
+    // No waiter subscribes: 2 and 4 are absent, and 3 sends a request.
     assert_eq!(world.retry_after(3, 2000, WAIT), Some(800));
     world.pass(300);
     // Both before it are absent.

@@ -52,9 +52,9 @@ use crate::step::{BoxedStep, Outcome, Script, Step};
 /// remembers a token, delete its key with [`delete_token`](Lock::delete_token). If entities are
 /// created and deleted all the time, compare a version that the resource itself keeps instead.
 ///
-/// # All clients must take it as a fenced lock
+/// # All clients must use it as a fenced lock
 ///
-/// All clients must use it as a fenced lock. A holder that uses
+/// A holder that uses
 /// [`Client::lock`](crate::Client::lock) with the same name is mutually exclusive with this lock
 /// but has no token, so the resource cannot reject its late writes.
 ///
@@ -72,7 +72,7 @@ use crate::step::{BoxedStep, Outcome, Script, Step};
 /// impl Store {
 ///     fn write(&self, token: u64) -> Result<(), &'static str> {
 ///         match self.newest.fetch_max(token, Ordering::SeqCst) {
-///             newer if newer > token => Err("somebody else has written since"),
+///             newer if newer > token => Err("a later holder has written since"),
 ///             _ => Ok(()),
 ///         }
 ///     }

@@ -3,7 +3,7 @@
 //! State: the lock's hash, and a number that only grows, in a separate key that never expires.
 //!
 //! An acquisition that changes the hold count increments the number and returns it as the token.
-//! One that asks for the count that the owner already has is a repetition after a lost answer, and
+//! One that requests the count that the owner already has is a repetition after a lost answer, and
 //! returns the current number. The number is incremented before the hash is written, so a number
 //! that cannot be incremented leaves the lock unchanged.
 

@@ -1,5 +1,5 @@
 //! Compares script and rule of the listing step on any data under a name. The steps of other
-//! primitives create the data: each of their tests covers its own primitive, this one how they look in listings.
+//! primitives create the data: each of their tests covers its own primitive, this one how listings show them.
 
 use std::time::Duration;
 
@@ -73,7 +73,7 @@ fn lua_and_rules_agree() {
 
 impl Comparable for Vec<super::rules::Inspected> {
     fn comparable(&self) -> String {
-        let cut = |left: Duration| (left.as_secs() + 50_000) / 100_000;
+        let rounded = |left: Duration| (left.as_secs() + 50_000) / 100_000;
         let one = |seen: &super::rules::Inspected| match seen {
             Ok(None) => "nothing".to_owned(),
             Err(_) => "something else".to_owned(),
@@ -83,7 +83,7 @@ impl Comparable for Vec<super::rules::Inspected> {
                 token,
             })) => {
                 let holder = holder.iter().cloned().collect::<Vec<_>>().comparable();
-                let waits = |waiting: &Waiting| (waiting.owner.clone(), cut(waiting.remaining));
+                let waits = |waiting: &Waiting| (waiting.owner.clone(), rounded(waiting.remaining));
                 let queue: Vec<_> = queue.iter().map(waits).collect();
                 format!("lock {holder} {queue:?} {token:?}")
             }
@@ -92,16 +92,17 @@ impl Comparable for Vec<super::rules::Inspected> {
                 format!("{writer}; {}", readers.comparable())
             }
             Ok(Some(ObjectState::Counter { value, remaining })) => {
-                format!("{value} {:?}", remaining.map(cut))
+                format!("{value} {:?}", remaining.map(rounded))
             }
             Ok(Some(ObjectState::ExpirableSemaphore {
                 available,
                 acquired,
             })) => {
-                let out = |permit: &OutPermit| (permit.id.clone(), permit.remaining.map(cut));
-                let mut out: Vec<_> = acquired.iter().map(out).collect();
-                out.sort();
-                format!("{available} {out:?}")
+                let permit =
+                    |permit: &OutPermit| (permit.id.clone(), permit.remaining.map(rounded));
+                let mut permits: Vec<_> = acquired.iter().map(permit).collect();
+                permits.sort();
+                format!("{available} {permits:?}")
             }
         };
         self.iter().map(one).collect::<Vec<_>>().join("\n")

@@ -73,12 +73,12 @@ fn inspect_name(keyspace: &mut Keyspace, name: &CandidateKeys, now: Instant) -> 
             match remaining_times(keyspace, &name.deadlines, now) {
                 None => ObjectState::Counter { value, remaining },
                 Some(deadlines) => {
-                    let out = |(id, left): &(String, Option<Duration>)| OutPermit {
+                    let permit = |(id, left): &(String, Option<Duration>)| OutPermit {
                         id: id.clone(),
                         remaining: *left,
                     };
                     let is_held = |(_, left): &&(String, _)| *left != Some(Duration::ZERO);
-                    let acquired: Vec<_> = deadlines.iter().filter(is_held).map(out).collect();
+                    let acquired: Vec<_> = deadlines.iter().filter(is_held).map(permit).collect();
                     let expired = deadlines.len() - acquired.len();
                     ObjectState::ExpirableSemaphore {
                         available: value.saturating_add(i64::try_from(expired).unwrap_or(0)),

@@ -33,7 +33,7 @@ impl<K: LockKind> Guard<K> {
         }
     }
 
-    /// Returns this guard's claim on the hold.
+    /// Returns this guard's reference to the hold.
     pub(crate) fn hold_ref(&self) -> &HoldRef {
         &self.held.hold_ref
     }

@@ -1,13 +1,15 @@
-//! One entry into a hold, which is released once. Every guard is built on it.
+//! The guard of one count of a hold, which is released once. Every public guard contains it.
 
 use crate::error::{Error, Loss, Result};
 use crate::session::{HoldRef, Terms};
 
-/// One acquired entry. Released in the background when dropped.
+/// One count of an acquired hold. Released in the background when dropped.
 pub(crate) struct HoldGuard {
     pub(crate) hold_ref: HoldRef,
     pub(crate) terms: Terms,
-    left: bool,
+    /// Whether this guard has been removed from the local hold count.
+    removed: bool,
+    /// Whether the store has the same count, so that there is nothing left to settle.
     settled: bool,
 }
 
@@ -16,15 +18,15 @@ impl HoldGuard {
         HoldGuard {
             hold_ref,
             terms,
-            left: false,
+            removed: false,
             settled: false,
         }
     }
 
-    /// Releases the entry and waits until the store has confirmed it. If that fails or is dropped,
+    /// Releases it and waits until the store has confirmed it. If that fails or is dropped,
     /// the release continues in the background.
     pub(crate) async fn release(mut self) -> Result<()> {
-        self.leave();
+        self.remove();
         // Reported immediately; the drop of `self` settles what the store may still keep.
         self.check()?;
         let settled = self.hold_ref.settle().await;
@@ -46,7 +48,7 @@ impl HoldGuard {
     /// if it was lost.
     pub(crate) fn detach(mut self) -> Result<()> {
         self.check()?;
-        self.leave();
+        self.remove();
         let hold = &self.hold_ref.hold;
         self.hold_ref.session.watchdog.unwatch(hold);
         // The store keeps the hold intentionally: there is nothing to settle.
@@ -62,8 +64,8 @@ impl HoldGuard {
             .map_or(Ok(()), |loss| Err(hold.lost_error(loss)))
     }
 
-    fn leave(&mut self) {
-        if !std::mem::replace(&mut self.left, true) {
+    fn remove(&mut self) {
+        if !std::mem::replace(&mut self.removed, true) {
             self.hold_ref.remove_guard(self.terms);
         }
     }
@@ -71,7 +73,7 @@ impl HoldGuard {
 
 impl Drop for HoldGuard {
     fn drop(&mut self) {
-        self.leave();
+        self.remove();
         if !self.settled {
             self.hold_ref.settle_in_background(self.terms.lease);
         }

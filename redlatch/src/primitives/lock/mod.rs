@@ -3,10 +3,10 @@
 //! A kind of lock supplies its steps ([`Rules`]); everything above them is written once:
 //!
 //! 1. [`Lock`] is the handle: a name, a session and the kind's settings.
-//! 2. [`Acquire`] and [`TryAcquire`] claim the owner's hold, wait in the client's queue and run
+//! 2. [`Acquire`] and [`TryAcquire`] look up the owner's hold, wait in the client's queue and run
 //!    [`Rules::acquire`] with the hold count that the owner should have.
-//! 3. [`Guard`] is one entry into the hold. Releasing or dropping it lowers the local hold count
-//!    and settles it with the store.
+//! 3. [`Guard`] stands for one count of the hold. Releasing or dropping it decrements the local hold
+//!    count and settles it with the store.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -106,7 +106,7 @@ pub(crate) trait Rules: HoldKind + Sized + 'static {
     }
 
     /// Returns whether an acquisition blocks the other waiters in the client's queue until a
-    /// message reports its end. Otherwise the next waiter asks immediately, because the lock can be
+    /// message reports its end. Otherwise the next waiter retries immediately, because the lock can be
     /// shared or its end is not announced.
     fn excludes_waiters(&self) -> bool {
         matches!(Self::QUEUE, QueueKind::Exclusive) && self.pause(0).is_none()
@@ -312,7 +312,7 @@ impl<K: LockKind> Lock<K> {
         Ok(unlocked)
     }
 
-    /// Returns the place, if its name is valid.
+    /// Returns the keys and channels, if the name is valid.
     pub(crate) fn object(&self) -> Result<&Arc<ObjectKeys>> {
         self.object.check()?;
         Ok(&self.object)

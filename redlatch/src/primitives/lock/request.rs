@@ -24,7 +24,7 @@ pub(crate) struct AcquireOptions<K: LockKind> {
     lease: Option<Duration>,
     outage_limit: Option<Duration>,
     owner: Option<Owner>,
-    /// The claim to re-enter, if the request comes from a guard.
+    /// The hold to re-enter, if the request comes from a guard.
     reenters: Option<HoldRef>,
 }
 
@@ -96,7 +96,7 @@ impl<K: LockKind> TryAcquire<K> {
     /// could not be reached. A step that is in flight at that time is settled in the background. A
     /// time that the clock cannot represent means no limit.
     ///
-    /// Without a limit (or with zero) the store is asked once, and the response timeout applies.
+    /// Without a limit (or with zero) it makes one attempt, and the response timeout applies.
     pub fn wait(mut self, wait: Duration) -> TryAcquire<K> {
         self.wait = wait;
         if let Some(kind) = self.request.lock.kind.waiting_at_most(wait) {
@@ -105,8 +105,8 @@ impl<K: LockKind> TryAcquire<K> {
         self
     }
 
-    /// As [`Acquire::outage_limit`]. The wait limit wins if it is shorter. Without a wait limit the
-    /// store is asked once, even with an outage limit.
+    /// As [`Acquire::outage_limit`]. The wait limit wins if it is shorter. Without a wait limit it
+    /// makes one attempt, even with an outage limit.
     pub fn outage_limit(mut self, limit: Duration) -> TryAcquire<K> {
         self.request.outage_limit = Some(limit);
         self
@@ -142,7 +142,7 @@ impl<K: LockKind> IntoFuture for Acquire<K> {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            // Endless patience never returns `None`: the loop tells the compiler so.
+            // Without a wait limit it never returns `None`; the loop proves that to the compiler.
             loop {
                 if let Some(guard) = self.request.obtain(WaitLimit::Endless).await? {
                     return Ok(guard);
@@ -181,7 +181,7 @@ impl<K: LockKind> AcquireOptions<K> {
         let terms = session.terms(lease, self.lock.reentrant);
         let limits = Limits::new(wait, self.outage_limit.or(session.outage_limit));
         if let Some(hold_ref) = &self.reenters {
-            let grant = self.obtain_claimed(hold_ref.clone(), terms, limits, true);
+            let grant = self.obtain_hold(hold_ref.clone(), terms, limits, true);
             return grant.await;
         }
         let named = match self.owner {
@@ -194,7 +194,7 @@ impl<K: LockKind> AcquireOptions<K> {
             let field = || kind.field(object, &session.id, owner);
             let hold_ref = session.hold_ref(object, owner, field, kind)?;
             let hold = hold_ref.hold.clone();
-            let grant = self.obtain_claimed(hold_ref, terms, limits, named.is_some());
+            let grant = self.obtain_hold(hold_ref, terms, limits, named.is_some());
             match grant.await {
                 // The owner's previous hold was lost meanwhile: start again with a new one.
                 Err(Error::Lost { .. }) if named.is_some() && hold.loss().is_some() => {}
@@ -204,7 +204,7 @@ impl<K: LockKind> AcquireOptions<K> {
     }
 
     /// `owner_is_named`: callers may name the owner, and acquire for it concurrently.
-    async fn obtain_claimed(
+    async fn obtain_hold(
         &self,
         hold_ref: HoldRef,
         terms: Terms,
@@ -276,21 +276,21 @@ impl<K: LockKind> Request for LockRequest<'_, K> {
             return waiting.obtain(self, waits).await;
         }
         hold_ref.settle_sibling().await;
-        let mut asked = None;
+        let mut since = None;
         loop {
             // Bypasses the queue: see `HoldRef::hold_period`.
-            if hold_ref.hold_period() > asked || hold_ref.hold.loss().is_some() {
-                asked = Some(HoldPeriod::latest());
+            if hold_ref.hold_period() > since || hold_ref.hold.loss().is_some() {
+                since = Some(HoldPeriod::latest());
                 match self.ask(false).await? {
                     Outcome::Done(grant) => return Ok(Some(grant)),
                     Outcome::Wait(_) if !self.waits => return Ok(None),
-                    // The hold period has ended, and another owner was faster.
+                    // The hold period has ended, and another owner has acquired the lock.
                     Outcome::Wait(_) => continue,
                 }
             }
             tokio::select! {
                 biased;
-                () = hold_ref.held_after(asked) => {}
+                () = hold_ref.held_after(since) => {}
                 grant = waiting.obtain(self, waits) => return grant,
             }
         }
@@ -324,18 +324,18 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
         };
         let channel = subscribe.then(|| kind.channel(&self.hold_ref.hold));
         self.in_flight = true;
-        let asked = self
+        let outcome = self
             .hold_ref
             .try_acquire(self.terms, channel, self.progress, step)
             .await;
         self.in_flight = false;
-        match &asked {
+        match &outcome {
             Ok(Outcome::Done(_)) => self.may_be_registered = false,
             Ok(Outcome::Wait(_)) => self.may_be_registered = self.waits,
             // If the store remembers this attempt, the step that settles it removes that too.
             Err(_) => {}
         }
-        asked
+        outcome
     }
 
     fn progress(&self) -> &Progress {

@@ -1,8 +1,8 @@
--- Takes several objects or none of them. The caller prepends `local scripts = { … }`: as functions,
--- the scripts that take each kind of object, and the scripts that undo that.
+-- Acquires several objects or none of them. The caller prepends `local scripts = { … }`: as functions,
+-- the scripts that acquire each kind of object, and the scripts that undo that.
 --
--- KEYS     for each object the keys of its take script, then those of its undo script
--- ARGV     for each object, for its take script and then for its undo script: the script's
+-- KEYS     for each object the keys of its acquisition script, then those of its undo script
+-- ARGV     for each object, for its acquisition script and then for its undo script: the script's
 --          number, the number of keys, the number of arguments, the arguments
 -- Returns  { { reply }, … }: all are held now, with the reply for each
 --          { i, { reply } }: object i (from 0) is refused with this reply, nothing has changed
@@ -28,9 +28,9 @@ end
 
 local replies, undoing = {}, {}
 while arg < #ARGV do
-    local take, undo = read(), read()
-    -- pcall: objects taken so far must be released if the next one is of another kind.
-    local done, reply = pcall(take.run, take.keys, take.args)
+    local acquire, undo = read(), read()
+    -- pcall: objects acquired so far must be released if the next one is of another kind.
+    local done, reply = pcall(acquire.run, acquire.keys, acquire.args)
     local refusal, failure
     if type(reply) == 'table' and reply.err then
         failure = reply.err

@@ -1,4 +1,4 @@
-//! The step that takes several objects or none. It is composed of the members' own steps, both in
+//! The step that acquires several objects or none. It is composed of the members' own steps, both in
 //! Lua and in Rust.
 
 use std::any::Any;
@@ -16,15 +16,15 @@ use crate::step::{Args, BoxedStep, Outcome, Script, Step, script_error, unexpect
 /// The value of an acquisition, with its type erased.
 pub(crate) type ErasedGrant = Arc<dyn Any + Send + Sync>;
 
-/// Takes all objects in their order, or none of them.
+/// Acquires all objects in their order, or none of them.
 pub(crate) struct AcquireAll<'a> {
     parts: Vec<Part<'a>>,
     /// The scripts of the parts, in the order of their numbers in the composed script.
-    kinds: Vec<&'static Script>,
+    scripts: Vec<&'static Script>,
     script: &'static Script,
 }
 
-/// The step that takes one object, and the step that undoes it.
+/// The step that acquires one object, and the step that undoes it.
 pub(crate) struct Part<'a> {
     pub(crate) name: &'a str,
     pub(crate) acquire: BoxedStep<'a, Outcome<ErasedGrant>>,
@@ -33,10 +33,10 @@ pub(crate) struct Part<'a> {
 
 impl<'a> AcquireAll<'a> {
     pub(crate) fn new(parts: Vec<Part<'a>>) -> AcquireAll<'a> {
-        let kinds = kinds(&parts);
+        let scripts = scripts(&parts);
         AcquireAll {
-            script: composed(&kinds),
-            kinds,
+            script: composed(&scripts),
+            scripts,
             parts,
         }
     }
@@ -46,7 +46,7 @@ impl<'a> AcquireAll<'a> {
         self.parts.get(i).ok_or_else(|| unexpected_reply(raw))
     }
 
-    /// Interprets a reply of the script that took nothing.
+    /// Interprets a reply of the script that acquired nothing.
     fn blocked(&self, i: usize, refusal: Value) -> Result<AllOrNone<ErasedGrant>> {
         let part = self.part(i, &refusal)?;
         match refusal {
@@ -90,8 +90,8 @@ impl Step for AcquireAll<'_> {
 
     fn args(&self, args: &mut Args<'_>) {
         let number = |script: &'static Script| {
-            let object = self.kinds.iter().position(|kind| kind.id() == script.id());
-            object.map_or(0, |object| object + 1)
+            let index = self.scripts.iter().position(|one| one.id() == script.id());
+            index.map_or(0, |index| index + 1)
         };
         for part in &self.parts {
             let (acquire, undo) = (&*part.acquire, &*part.undo);
@@ -124,7 +124,7 @@ impl Step for AcquireAll<'_> {
         for (part, raw) in self.parts.iter().zip(all) {
             match part.acquire.reply(single(raw)?)? {
                 Outcome::Done(grant) => grants.push(grant),
-                // The script took it, because it treats any reply but a number as a success.
+                // The script acquired it, because it treats any reply but a number as a success.
                 Outcome::Wait(_) => {
                     return Err(Error::Refused {
                         reason: "the script reported a refused acquisition as granted".into(),
@@ -146,8 +146,8 @@ impl Step for AcquireAll<'_> {
                 Ok(Outcome::Wait(left)) => Ok(AllOrNone::Blocked(i, left)),
                 Err(error) => Err(error),
             };
-            for taken in self.parts.iter().take(i).rev() {
-                taken.undo.apply(keyspace, now)?;
+            for acquired in self.parts.iter().take(i).rev() {
+                acquired.undo.apply(keyspace, now)?;
             }
             return refusal;
         }
@@ -166,37 +166,37 @@ fn write(args: &mut Args<'_>, script: usize, keys: usize, own: impl Fn(&mut Args
 }
 
 /// Returns the scripts of these parts, each once.
-fn kinds(parts: &[Part<'_>]) -> Vec<&'static Script> {
-    let mut kinds: Vec<&'static Script> = Vec::new();
+fn scripts(parts: &[Part<'_>]) -> Vec<&'static Script> {
+    let mut scripts: Vec<&'static Script> = Vec::new();
     for part in parts {
         for script in [part.acquire.script(), part.undo.script()] {
-            if kinds.iter().all(|kind| kind.id() != script.id()) {
-                kinds.push(script);
+            if scripts.iter().all(|one| one.id() != script.id()) {
+                scripts.push(script);
             }
         }
     }
     // Sorted, so that the same scripts in another order compose the same script.
-    kinds.sort_unstable_by_key(|script| script.id());
-    kinds
+    scripts.sort_unstable_by_key(|script| script.id());
+    scripts
 }
 
-/// Returns the composed script for these scripts. It is never freed: there is one for each set of
+/// Returns the script that is composed of these. It is never freed: there is one for each set of
 /// kinds that are ever locked together, and the server keeps it too.
-fn composed(kinds: &[&'static Script]) -> &'static Script {
+fn composed(parts: &[&'static Script]) -> &'static Script {
     static SCRIPTS: OnceLock<Mutex<HashMap<Vec<usize>, &'static Script>>> = OnceLock::new();
-    let ids = kinds.iter().map(|kind| kind.id()).collect();
+    let ids = parts.iter().map(|part| part.id()).collect();
     let scripts = SCRIPTS.get_or_init(Mutex::default);
     let mut scripts = scripts.lock().unwrap_or_else(PoisonError::into_inner);
     scripts.entry(ids).or_insert_with(|| {
         let mut source = String::from("local scripts = {\n");
-        for kind in kinds {
+        for part in parts {
             source.push_str("function(KEYS, ARGV)\n");
-            source.push_str(kind.source());
+            source.push_str(part.source());
             source.push_str("\nend,\n");
         }
         source.push_str("}\n");
         source.push_str(include_str!("acquire_all.lua"));
-        let undeclared = kinds.iter().any(|kind| kind.has_undeclared_keys());
+        let undeclared = parts.iter().any(|part| part.has_undeclared_keys());
         let script = Script::new(Box::leak(source.into_boxed_str()));
         Box::leak(Box::new(script.set_undeclared_keys(undeclared)))
     })

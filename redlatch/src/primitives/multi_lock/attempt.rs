@@ -1,8 +1,8 @@
 //! Acquires all members or none, and waits for the member that blocks while holding nothing.
 //!
-//! 1. Split the members, in their global order, into batches that one script can take. If a member
+//! 1. Split the members, in their global order, into batches that one script can acquire. If a member
 //!    already has a local queue of waiters, go to 4 with that member.
-//! 2. Take the batches one after the other, without waiting for locks. If all succeed, return them.
+//! 2. Acquire the batches one after the other, without waiting for locks. If all succeed, return them.
 //! 3. If a member is held by another owner, release everything that this attempt acquired.
 //! 4. Wait in that member's queue. When it is this request's turn, start over at 2; from now on the
 //!    attempt that reaches the member also subscribes to its channel and registers as its waiter.
@@ -12,7 +12,7 @@
 //! No deadlock: no request holds a lock *while waiting* for another, so waiters form no cycle.
 //!
 //! No livelock: during an attempt, a request may briefly hold some locks and thereby refuse another
-//! attempt. All requests take the locks in the same order. Of all locks that are held so briefly,
+//! attempt. All requests acquire the locks in the same order. Of all locks that are held so briefly,
 //! consider the last one in that order: its holder can only be refused by an owner that has
 //! acquired all of its locks. So attempts cannot make each other fail forever. They can refuse each other
 //! many times while a later lock is held for long, and delay those that wait for an earlier one. So a
@@ -41,7 +41,7 @@ use crate::step::Outcome;
 use crate::store::Progress;
 use crate::wait::{Attempt, QueueKind, Request};
 
-/// Maximum number of locks that one script takes, so that it does not block the server.
+/// Maximum number of locks that one script acquires, so that it does not block the server.
 const MAX_BATCH: usize = 100;
 
 /// Pauses of a request that goes from queue to queue.
@@ -57,7 +57,7 @@ pub(super) struct MultiLockRequest<'a> {
     hold_refs: &'a [HoldRef],
     terms: Vec<Terms>,
     progress: &'a Progress,
-    /// Adjacent members that one script takes.
+    /// Adjacent members that one script acquires.
     batches: Vec<Range<usize>>,
     /// The member that is waited for; the request is in its queue.
     blocking_member: Option<usize>,
@@ -71,7 +71,7 @@ pub(super) struct MultiLockRequest<'a> {
     acquired_all: bool,
     /// Number of pauses since the request has been waiting for that member.
     tries: u32,
-    /// When the request last went on to another member's queue, and how often it did so shortly before.
+    /// When the request last switched to another member's queue, and how often it did so shortly before.
     last_switch: Option<(Instant, u32)>,
     /// Set while an attempt runs: what the owner acquires then, it acquires through this request.
     attempt_runs: Arc<AtomicBool>,
@@ -167,13 +167,13 @@ impl<'a> MultiLockRequest<'a> {
             let blocking_member = self.blocking_member.filter(|i| batch.contains(i));
             // Before the step is sent, the store cannot remember this request.
             self.member_in_flight = blocking_member.is_some();
-            let taken = self
+            let result = self
                 .acquire_batch(batch.clone(), blocking_member, subscribe)
                 .await;
             self.member_in_flight = false;
             self.may_be_registered |= blocking_member.is_some() && self.progress.was_sent();
             self.member_requested |= blocking_member.is_some();
-            let grants = match taken {
+            let grants = match result {
                 Ok(AllOrNone::Acquired(grants)) => grants,
                 Ok(AllOrNone::Blocked(i, left)) => {
                     release_all(held_members).await;
@@ -194,7 +194,7 @@ impl<'a> MultiLockRequest<'a> {
         Ok(Ok(held_members))
     }
 
-    /// Takes one batch. If `subscribe` is set, subscribes first to the channel of the member that is waited for.
+    /// Acquires one batch. If `subscribe` is set, subscribes first to the channel of the member that is waited for.
     async fn acquire_batch(
         &self,
         batch: Range<usize>,
@@ -221,10 +221,10 @@ impl<'a> MultiLockRequest<'a> {
         };
         if let (Some((i, member, hold_ref, terms)), 1) = (each().next(), batch.len()) {
             let step = |hold, count| member.0.acquire(params(i, hold, count, terms));
-            let entered = hold_ref
+            let outcome = hold_ref
                 .try_acquire(terms, channel, self.progress, step)
                 .await?;
-            return Ok(match entered {
+            return Ok(match outcome {
                 Outcome::Done(grant) => AllOrNone::Acquired(vec![grant]),
                 Outcome::Wait(left) => AllOrNone::Blocked(0, left),
             });
@@ -264,7 +264,7 @@ fn batches(members: &[Member], hold_refs: &[HoldRef]) -> Vec<Range<usize>> {
     let mut batches: Vec<Range<usize>> = Vec::new();
     let mut before: Option<&Member> = None;
     for (i, (member, hold_ref)) in members.iter().zip(hold_refs).enumerate() {
-        // A member without an undo step is taken by itself.
+        // A member without an undo step is acquired by itself.
         let composes = member.0.undo(&hold_ref.hold, 0).is_some();
         let joins = |last: &Member| {
             composes
@@ -282,20 +282,20 @@ fn batches(members: &[Member], hold_refs: &[HoldRef]) -> Vec<Range<usize>> {
     batches
 }
 
-/// Returns when the owner of a claim has a hold period that began after `since`, through an acquisition
-/// other than the current attempt.
-async fn entered_by_another(
+/// Waits until the owner has a hold period that started after `since`, through an acquisition other than
+/// the current attempt.
+async fn held_through_another(
     hold_ref: &HoldRef,
     since: Option<HoldPeriod>,
     attempt_runs: &AtomicBool,
 ) {
-    let mut entered = pin!(hold_ref.held_after(since));
+    let mut held = pin!(hold_ref.held_after(since));
     poll_fn(|cx| {
         if attempt_runs.load(Ordering::Relaxed) {
             // Polled again after the attempt has ended: it runs in the same task, before this.
             return Poll::Pending;
         }
-        entered.as_mut().poll(cx)
+        held.as_mut().poll(cx)
     })
     .await;
 }
@@ -323,12 +323,12 @@ impl Request for MultiLockRequest<'_> {
         for hold_ref in self.hold_refs {
             hold_ref.settle_sibling().await;
         }
-        let mut asked = None;
+        let mut since = None;
         let mut blocking = self.first_queued_member().filter(|_| waits);
         loop {
             let Some(i) = blocking else {
                 self.switch_to(None);
-                asked = Some(HoldPeriod::latest());
+                since = Some(HoldPeriod::latest());
                 match self.try_all(false).await? {
                     Ok(held_members) => return Ok(Some(held_members)),
                     Err(_) if !waits => return Ok(None),
@@ -346,7 +346,7 @@ impl Request for MultiLockRequest<'_> {
                 biased;
                 result = member.session().waiting.obtain_queued(self) => result?,
                 // Bypasses the queue: see `HoldRef::hold_period`.
-                () = entered_by_another(hold_ref, asked, &attempt_runs) => {
+                () = held_through_another(hold_ref, since, &attempt_runs) => {
                     blocking = None;
                     continue;
                 }
@@ -412,8 +412,9 @@ impl Attempt for MultiLockRequest<'_> {
         let i = self.blocking_member.filter(|_| self.acquired_all)?;
         let (member, terms) = (self.members.get(i)?, self.terms.get(i)?);
         // A spin lock publishes nothing when it is released.
-        let tells = member.0.queue_kind() == QueueKind::Exclusive && member.0.pause(0).is_none();
-        tells.then(|| terms.lease.duration())
+        let publishes =
+            member.0.queue_kind() == QueueKind::Exclusive && member.0.pause(0).is_none();
+        publishes.then(|| terms.lease.duration())
     }
 
     fn pause(&mut self) -> Option<Duration> {

@@ -1,5 +1,5 @@
-//! Compares Lua and rules of taking several objects over random histories: mixed kinds, some held
-//! by other owners, some of a wrong kind, with the objects taken so far undone.
+//! Compares Lua and rules of acquiring several objects over random histories: mixed kinds, some held
+//! by other owners, some of a wrong kind, with the objects acquired so far undone.
 
 use std::sync::Arc;
 
@@ -19,12 +19,12 @@ use crate::primitives::spin_lock::Spin;
 use crate::session::AllOrNone;
 use crate::step::{BoxedStep, MapReply, Outcome};
 
-/// The locks: some re-entrant, some fenced, some spin_queue.
+/// The locks: some re-entrant, some fenced, some spin locks.
 const NAMES: u8 = 5;
 
 #[derive(Debug, Clone)]
 enum Move {
-    /// Takes several locks, each with this hold count, in any order; a lock may occur twice.
+    /// Acquires several locks, each with this hold count, in any order; a lock may occur twice.
     AcquireAll {
         owner: u8,
         all: Vec<(u8, u32)>,

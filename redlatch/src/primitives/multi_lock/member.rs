@@ -169,8 +169,8 @@ pub(crate) fn validated(members: &[Member]) -> Result<Vec<Member>> {
     Ok(all)
 }
 
-/// Returns each lock once, in the global order in which all requests take them: by slot in a
-/// cluster, so that members that one script can take are adjacent; by key; the write side before
+/// Returns each lock once, in the global order in which all requests acquire them: by slot in a
+/// cluster, so that members that one script can acquire are adjacent; by key; the write side before
 /// the read side (a writer may read, but not the other way round); by store.
 pub(crate) fn in_global_order(members: &[Member]) -> Result<Vec<Member>> {
     let mut all = validated(members)?;

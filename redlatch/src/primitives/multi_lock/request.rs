@@ -144,7 +144,7 @@ impl<L: LockOfMany> IntoFuture for AcquireMany<L> {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            // Endless patience never returns `None`: the loop tells the compiler so.
+            // Without a wait limit it never returns `None`; the loop proves that to the compiler.
             loop {
                 if let Some(guard) = self.obtain(WaitLimit::Endless).await? {
                     return Ok(guard);

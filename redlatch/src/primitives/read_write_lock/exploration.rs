@@ -62,7 +62,7 @@ fn check(observed: &Observed<'_>) -> Verdict {
     if let Some((DumpedValue::Dates(writers), _)) = state.get(WRITERS) {
         let stray = writers.keys().find(|owner| !waiting.contains(&&***owner));
         ensure(stray.is_none(), || {
-            format!("{stray:?} holds readers back and does not wait")
+            format!("{stray:?} blocks readers and does not wait")
         })?;
     }
     Ok(())

@@ -145,9 +145,10 @@ impl ReadWriteLock {
     /// Returns the same lock with priority for writers: once a writer waits, new readers wait
     /// behind it. Owners that already read may re-enter.
     ///
-    /// It only has an effect between handles that have this setting. While waiting, owners that use
-    /// another handle, or Redisson, do not hold readers back, and waiting writers do not hold them back. A waiting writer retries
-    /// every 3 s and is remembered in the store for 10 s, so a writer that dies blocks readers for at most 10 s.
+    /// It only has an effect between handles that have this setting. Writers that wait through another
+    /// handle, or in Redisson, do not block readers. Readers that use another handle, or Redisson, are not
+    /// blocked by waiting writers. A waiting writer retries every 3 s and is remembered in the store for
+    /// 10 s, so a writer that dies blocks readers for at most 10 s.
     ///
     /// Of the writers that wait through one client, only the first is known to the store: after its
     /// turn a new reader may come before the next writer.

@@ -52,7 +52,7 @@ if most == 0 then
 else
     redis.call('PEXPIRE', KEYS[1], most)
 end
--- Writers sleep until the end that they received. If it is now much nearer, they are woken: the
+-- Writers sleep until the end that they received. If it is now much earlier, they are woken: the
 -- remaining readers may be dead and never release.
 if most == 0 or left == -1 or left - most >= 1000 then
     redis.call('PUBLISH', ARGV[5], '0')

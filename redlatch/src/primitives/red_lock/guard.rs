@@ -68,7 +68,7 @@ impl Majority {
         if self.state.load(Ordering::SeqCst) != HELD {
             return Duration::ZERO;
         }
-        // The hold may have been entered for longer, before or since: clocks have had that long to drift.
+        // The hold may have been acquired for longer, before or since: clocks have had that long to drift.
         let valid = |(hold, lease): &(Arc<Hold>, Duration)| {
             let clock_drift = clock_drift(hold.longest_lease().max(*lease));
             hold.valid_for().saturating_sub(clock_drift)
@@ -115,8 +115,8 @@ impl Majority {
         if self.state.load(Ordering::SeqCst) != LOST {
             return None;
         }
-        let taken = |hold: &Hold| hold.loss() == Some(Loss::NotHeld);
-        let reason = if self.holds.iter().any(|(hold, _)| taken(hold)) {
+        let is_missing = |hold: &Hold| hold.loss() == Some(Loss::NotHeld);
+        let reason = if self.holds.iter().any(|(hold, _)| is_missing(hold)) {
             Loss::NotHeld
         } else {
             Loss::LeaseEnded

@@ -168,12 +168,12 @@ impl RedLock {
         for member in &members {
             member.session().background.remember_runtime()?;
         }
-        let asking = members.iter().map(|member| async move {
-            let asked = tokio::time::timeout(member_timeout, member.0.is_held_by(owner)).await;
-            asked.unwrap_or_else(|_| Err(timeout_error(member_timeout)))
+        let queries = members.iter().map(|member| async move {
+            let answer = tokio::time::timeout(member_timeout, member.0.is_held_by(owner)).await;
+            answer.unwrap_or_else(|_| Err(timeout_error(member_timeout)))
         });
         let (mut yes, mut errors) = (0, Vec::new());
-        for answer in join_all(asking).await {
+        for answer in join_all(queries).await {
             match answer {
                 Ok(held) => yes += usize::from(held),
                 Err(error) => errors.push(error),
@@ -258,10 +258,9 @@ impl Obtain for RedLock {
         if shortest <= clock_drift(shortest) {
             return Err(Error::InvalidSetting {
                 setting: "lease",
-                reason:
-                    "1 % and 2 ms of a RedLock's lease are reserved for clock clock_drift; use at \
+                reason: "1 % and 2 ms of a RedLock's lease are reserved for clock drift; use at \
                          least 3 ms"
-                        .into(),
+                    .into(),
             });
         }
         let owner = named.unwrap_or_else(Owner::new);

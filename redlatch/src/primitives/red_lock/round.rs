@@ -1,6 +1,6 @@
 //! Requests the lock from all members, in rounds (the Redlock algorithm).
 //!
-//! 1. In each round, send the acquisition to all members concurrently. Each has `limit` to answer;
+//! 1. In each round, send the acquisition to all members concurrently. Each has `member_timeout` to answer;
 //!    a late or failed member counts as a refusal, and its attempt is undone in the background.
 //! 2. If a quorum (N/2 + 1) granted the lock and remains valid, less the allowance for clock drift,
 //!    the lock is acquired.
@@ -70,13 +70,13 @@ impl RedLockRequest<'_> {
     /// Requests all members once. Without a quorum that is valid for some time, releases what was acquired.
     async fn round(&mut self) -> Result<Option<Grant>> {
         let begun = Instant::now();
-        let mut asked = Vec::with_capacity(self.members.len());
+        let mut holds = Vec::with_capacity(self.members.len());
         for member in self.members {
-            // Claimed anew in each round, so that a hold that was lost meanwhile is not re-entered.
-            asked.push((member, member.0.hold_ref(self.owner)?));
+            // Looked up anew in each round, so that a hold that was lost meanwhile is not re-entered.
+            holds.push((member, member.0.hold_ref(self.owner)?));
         }
         let (lease, member_timeout) = (self.lease, self.member_timeout);
-        let asking = asked.into_iter().map(|(member, hold_ref)| async move {
+        let attempts = holds.into_iter().map(|(member, hold_ref)| async move {
             let terms = member.terms(lease);
             let step = |hold, count| {
                 member.0.acquire(AcquireParams {
@@ -89,12 +89,12 @@ impl RedLockRequest<'_> {
             // A member that does not answer in time may have granted the lock: dropping the attempt
             // undoes it in the background.
             let progress = Progress::default();
-            let entered = timeout(
+            let outcome = timeout(
                 member_timeout,
                 hold_ref.try_acquire(terms, None, &progress, step),
             )
             .await;
-            match entered {
+            match outcome {
                 Ok(Ok(Outcome::Done(grant))) => Ok(Some(HeldMember::new(hold_ref, terms, grant))),
                 Ok(Ok(Outcome::Wait(_))) => Ok(None),
                 Ok(Err(error)) => Err(error),
@@ -103,7 +103,7 @@ impl RedLockRequest<'_> {
         });
         let mut held_members = Vec::with_capacity(self.members.len());
         let mut errors = Vec::new();
-        for answer in join_all(asking).await {
+        for answer in join_all(attempts).await {
             match answer {
                 Ok(held_member) => held_members.extend(held_member),
                 Err(error) => errors.push(error),

@@ -46,8 +46,15 @@ fn moves() -> impl Strategy<Value = Move> {
 
 #[test]
 fn lua_and_rules_agree() {
-    let (taken, refused, out_of_range, owed, expired, ending) = Default::default();
-    let seen: [&Cell<u32>; 6] = [&taken, &refused, &out_of_range, &owed, &expired, &ending];
+    let (taken, refused, out_of_range, below_zero, expired, ending) = Default::default();
+    let seen: [&Cell<u32>; 6] = [
+        &taken,
+        &refused,
+        &out_of_range,
+        &below_zero,
+        &expired,
+        &ending,
+    ];
     let count = |what: &Cell<u32>, happened: bool| what.set(what.get() + u32::from(happened));
     assert_equivalent(moves(), async |harness, one| {
         let object = std::sync::Arc::new(ObjectKeys::new(KeyLayout::Semaphore, "", "name"));
@@ -81,7 +88,7 @@ fn lua_and_rules_agree() {
                 };
                 let added = harness.step(&step).await;
                 count(&out_of_range, added.is_err());
-                count(&owed, matches!(added, Ok(Some(..0))));
+                count(&below_zero, matches!(added, Ok(Some(..0))));
             }
             Move::Drain => {
                 harness.step(&Drain { object }).await.unwrap();

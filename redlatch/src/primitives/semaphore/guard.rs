@@ -158,11 +158,11 @@ impl std::fmt::Debug for SemaphorePermits {
 struct PendingRelease {
     session: Arc<Session>,
     object: Arc<ObjectKeys>,
-    /// 0 if nothing is owed.
+    /// 0 if there is nothing to release.
     permits: u32,
     /// The error that makes a retry useless.
     final_error: Option<Error>,
-    /// When the semaphore's time to live ends, after which nothing is owed.
+    /// When the semaphore's time to live ends, after which there is nothing to release.
     ends: Option<Instant>,
     delivery: Delivery,
 }

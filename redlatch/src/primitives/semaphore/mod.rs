@@ -20,7 +20,7 @@ use crate::name::{KeyLayout, ObjectKeys};
 use crate::primitives::counter::{Delete, Read};
 use crate::session::Session;
 
-/// The maximum number of permits, available or owed: what a Java `int` holds.
+/// The maximum number of permits, available or (below zero) missing: what a Java `int` holds.
 const MAX_PERMITS: i64 = i32::MAX as i64;
 
 /// A number of permits that all processes share, which limits concurrent work (Redisson:
@@ -301,7 +301,7 @@ impl Semaphore {
         self.session.run_at_most_once(step, "adding permits").await
     }
 
-    /// Returns the place, if its name is valid.
+    /// Returns the keys and channels, if the name is valid.
     fn object(&self) -> Result<&Arc<ObjectKeys>> {
         self.object.check()?;
         Ok(&self.object)

@@ -91,7 +91,7 @@ impl IntoFuture for AcquirePermits {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            // Endless patience never returns `None`: the loop tells the compiler so.
+            // Without a wait limit it never returns `None`; the loop proves that to the compiler.
             loop {
                 let (permits, limit) = (self.permits, self.outage_limit);
                 let grant = obtain(&self.semaphore, permits, WaitLimit::Endless, limit);
@@ -175,23 +175,23 @@ impl Attempt for PermitsRequest<'_> {
         let session = &self.semaphore.session;
         let wait = Outcome::Wait(session.watchdog.lease().duration());
         if subscribe {
-            // Reading may be repeated, taking must not. So the connection is made and the channel
-            // subscribed before anything is taken, at no extra cost to requests that must wait anyway.
-            let look = Read {
+            // Reading may be repeated, acquiring must not. So the connection is made and the channel
+            // subscribed before anything is acquired, at no extra cost to requests that must wait anyway.
+            let read = Read {
                 object: &self.semaphore.object,
             };
             let store = &session.store;
-            let seen = store.subscribe_and_run(
+            let answer = store.subscribe_and_run(
                 self.channel(),
-                &look,
+                &read,
                 Delivery::QUEUED_INSPECTION,
                 self.progress,
             );
-            if seen.await?.reply < i64::from(self.permits) {
+            if answer.await?.reply < i64::from(self.permits) {
                 return Ok(wait);
             }
         }
-        Ok(match self.take().await? {
+        Ok(match self.try_acquire().await? {
             Outcome::Wait(_) => wait,
             done => done,
         })
@@ -210,7 +210,7 @@ impl Attempt for PermitsRequest<'_> {
 impl PermitsRequest<'_> {
     /// Makes one attempt. If it is dropped after it was sent, or the answer takes too long, a
     /// background task awaits the answer and drops the permits that it grants, which releases them.
-    async fn take(&self) -> Result<Outcome<SemaphorePermits>> {
+    async fn try_acquire(&self) -> Result<Outcome<SemaphorePermits>> {
         let session = self.semaphore.session.clone();
         let object = self.semaphore.object.clone();
         let (background, store) = (session.background.clone(), session.store.clone());
@@ -245,12 +245,12 @@ impl PermitsRequest<'_> {
                     Outcome::Done(ttl) => {
                         tracing::debug!(semaphore = object.name(), permits, "acquired");
                         let ends = answer.sent_at.checked_add(ttl);
-                        let taken = SemaphorePermits::new(session, object, permits, ends);
+                        let acquired = SemaphorePermits::new(session, object, permits, ends);
                         match answer.confirmation.confirmed(&progress).await {
-                            Ok(()) => Ok(Outcome::Done(taken)),
+                            Ok(()) => Ok(Outcome::Done(acquired)),
                             Err(error) => {
                                 // If this fails too, it continues in the background.
-                                let _ = taken.release_unconfirmed(answer.server).await;
+                                let _ = acquired.release_unconfirmed(answer.server).await;
                                 Err(error)
                             }
                         }

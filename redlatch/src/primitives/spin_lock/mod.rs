@@ -25,8 +25,8 @@ use crate::step::{Args, BoxedStep, Outcome, Script, Step};
 /// [`Error::WrongKind`](crate::Error::WrongKind): both would share one hold, and only one of them wakes waiters.
 ///
 /// When not to use it: where a lock is held for longer than some milliseconds or many processes
-/// wait for it. Each of them asks up to 1000 times a second, later 8 times a second; a waiter that
-/// is woken asks once.
+/// wait for it. Each of them sends up to 1000 requests a second, later 8 a second; a waiter that is
+/// woken sends one.
 ///
 /// ```
 /// use std::time::Duration;
@@ -65,7 +65,7 @@ impl HoldKind for Spin {
         Reentrant.renew_script()
     }
 
-    /// Passes no channel: spin_queue waiters do not subscribe.
+    /// Passes no channel: waiters of a spin lock do not subscribe.
     fn renew_args(&self, hold: &Hold, args: &mut Args<'_>) {
         args.text(&hold.field);
         args.text("");

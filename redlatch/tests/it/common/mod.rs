@@ -89,12 +89,12 @@ where
 /// Waits until a value rises between two observations, such as the remaining lease at a renewal.
 pub async fn until_rises<T: PartialOrd, F: Future<Output = T>>(
     what: &str,
-    mut look: impl FnMut() -> F,
+    mut observe: impl FnMut() -> F,
 ) {
     let begun = std::time::Instant::now();
-    let mut before = look().await;
+    let mut before = observe().await;
     loop {
-        let now = look().await;
+        let now = observe().await;
         if now > before {
             return;
         }
@@ -125,8 +125,8 @@ pub async fn poll_up_to<F: Future>(polls: usize, future: F) -> Option<F::Output>
 pub async fn poll_until_subscribed<F: Future>(polls: usize, waiter: F, channel: &str) {
     let mut few = pin!(poll_up_to(polls, waiter));
     let subscribed = until("subscribed", || async {
-        let listening: (String, i64) = shared().ask(&["PUBSUB", "NUMSUB", channel]);
-        listening.1 == 1
+        let (_, subscribers): (String, i64) = shared().ask(&["PUBSUB", "NUMSUB", channel]);
+        subscribers == 1
     });
     tokio::select! {
         biased;

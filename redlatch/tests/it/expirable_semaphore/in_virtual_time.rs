@@ -47,8 +47,8 @@ async fn fixed_lease_ends_on_time_and_guard_notices() {
     next.release().await.unwrap();
 }
 
-/// One message announces several permits: each local waiter asks as soon as the previous one was
-/// served.
+/// One message announces several permits: each local waiter sends its request as soon as the
+/// previous one was served.
 #[tokio::test(start_paused = true)]
 async fn permits_released_together_serve_all_waiters() {
     let (client, other) = clients();

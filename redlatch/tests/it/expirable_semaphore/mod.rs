@@ -370,7 +370,7 @@ async fn guard_learns_that_a_permit_was_released(store: TestStore) {
     let theirs = other.expirable_semaphore(semaphore.name());
     let renewed = semaphore.acquire_many(3).await.unwrap();
     theirs.release(renewed.ids()[1]).await.unwrap();
-    within_limit("told at the next renewal", renewed.lost()).await;
+    within_limit("the loss is reported at the next renewal", renewed.lost()).await;
     assert!(!renewed.is_valid());
     assert!(is_lost(
         &renewed.run(async { unreachable!("not even polled") }).await
@@ -403,7 +403,7 @@ async fn all_permits_can_be_revoked(store: TestStore) {
 
     let renewed = semaphore.acquire().await.unwrap();
     assert!(theirs.force_release().await.unwrap());
-    within_limit("told at the next renewal", renewed.lost()).await;
+    within_limit("the loss is reported at the next renewal", renewed.lost()).await;
     assert!(is_lost(&renewed.release().await));
     assert_eq!(counts(&semaphore).await, (2, 0, 2));
 }
@@ -423,10 +423,10 @@ async fn permits_can_leave_their_guard(store: TestStore) {
     assert_eq!(client.status().holds, 0);
     assert_eq!(counts(&semaphore).await, (1, 1, 2), "not released");
     // Another process would receive the id as text.
-    let told: PermitId = ids[0].to_string().parse().unwrap();
+    let received: PermitId = ids[0].to_string().parse().unwrap();
     other
         .expirable_semaphore(semaphore.name())
-        .release(told)
+        .release(received)
         .await
         .unwrap();
     assert_eq!(counts(&semaphore).await, (2, 0, 2));
@@ -472,11 +472,13 @@ async fn waiters_of_one_client_are_served_in_order(store: TestStore) {
         let mut waiting = semaphore.acquire_many(permits).into_future();
         // Polled here, so that they queue in this order.
         {
-            let in_line = until("in line", || async { client.status().subscriptions == 1 });
+            let queued = until("it is queued", || async {
+                client.status().subscriptions == 1
+            });
             tokio::select! {
                 biased;
                 _ = &mut waiting => panic!("served before its time"),
-                () = in_line => {}
+                () = queued => {}
             }
         }
         let order = order.clone();
@@ -649,7 +651,7 @@ async fn a_deleted_semaphore_is_gone(store: TestStore) {
     // Permits acquired from the deleted semaphore do not count in the next one.
     assert!(semaphore.try_set_permits(3).await.unwrap());
     assert!(!semaphore.try_release(ids[0]).await.unwrap());
-    within_limit("told at the next renewal", renewed.lost()).await;
+    within_limit("the loss is reported at the next renewal", renewed.lost()).await;
     assert!(is_lost(&renewed.release().await));
     client.flush().await;
     assert_eq!(counts(&semaphore).await, (3, 0, 3));

@@ -9,17 +9,17 @@ async fn layout_and_messages_match_redisson() {
     let name = unique("layout");
     let mut connection = server.connection();
     connection.set_read_timeout(Some(LONG)).unwrap();
-    let mut ears = connection.as_pubsub();
-    ears.subscribe(format!("redisson_sc:{{{name}}}")).unwrap();
-    let mut heard = || -> String { ears.get_message().unwrap().get_payload().unwrap() };
+    let mut pubsub = connection.as_pubsub();
+    pubsub.subscribe(format!("redisson_sc:{{{name}}}")).unwrap();
+    let mut next_message = || -> String { pubsub.get_message().unwrap().get_payload().unwrap() };
 
     let semaphore = client.expirable_semaphore(&name);
     assert!(semaphore.try_set_permits(3).await.unwrap());
-    assert_eq!(heard(), "3");
+    assert_eq!(next_message(), "3");
     let two = semaphore.acquire_many(2).lease(LONG).await.unwrap();
     assert_eq!(server.ask::<String>(&["GET", &name]), "1");
-    let beside = format!("{{{name}}}:timeout");
-    let kept: Vec<(Vec<u8>, i64)> = server.ask(&["ZRANGE", &beside, "0", "-1", "WITHSCORES"]);
+    let deadlines = format!("{{{name}}}:timeout");
+    let kept: Vec<(Vec<u8>, i64)> = server.ask(&["ZRANGE", &deadlines, "0", "-1", "WITHSCORES"]);
     let mut ids: Vec<_> = kept.iter().map(|(id, _)| id.clone()).collect();
     let mut expected: Vec<_> = two.ids().iter().map(|id| id.as_bytes().to_vec()).collect();
     ids.sort();
@@ -34,25 +34,25 @@ async fn layout_and_messages_match_redisson() {
     }
     let ids = two.into_ids().unwrap();
     semaphore.release(ids[0]).await.unwrap();
-    assert_eq!(heard(), "2");
+    assert_eq!(next_message(), "2");
     semaphore.release(ids[1]).await.unwrap();
-    assert_eq!(heard(), "3");
+    assert_eq!(next_message(), "3");
     semaphore.add_permits(4).await.unwrap();
-    assert_eq!(heard(), "7");
+    assert_eq!(next_message(), "7");
     semaphore.set_permits(5).await.unwrap();
-    assert_eq!(heard(), "5");
+    assert_eq!(next_message(), "5");
     let id = semaphore.acquire().await.unwrap().into_ids().unwrap()[0];
-    let nearer = semaphore.update_lease(id, Duration::from_millis(1)).await;
-    assert!(nearer.unwrap());
-    assert_eq!(heard(), "4");
+    let updated = semaphore.update_lease(id, Duration::from_millis(1)).await;
+    assert!(updated.unwrap());
+    assert_eq!(next_message(), "4");
     until("it has expired", || async {
         semaphore.available().await.unwrap() == 5
     })
     .await;
-    assert_eq!(heard(), "5");
+    assert_eq!(next_message(), "5");
     let pttl: (i64, i64) = (
         server.ask(&["PTTL", &name]),
-        server.ask(&["EXISTS", &beside]),
+        server.ask(&["EXISTS", &deadlines]),
     );
     assert_eq!(pttl, (-1, 0));
 }
@@ -63,8 +63,8 @@ async fn permits_without_lease_are_supported() {
     let server = shared();
     let client = Client::connect(&server.url()).await.unwrap();
     let semaphore = with_permits(&client, "for-ever", 1).await;
-    let beside = format!("{{{}}}:timeout", semaphore.name());
-    let raw = ["ZADD", &beside, "922337203685477", "0123456789abcdef"];
+    let deadlines = format!("{{{}}}:timeout", semaphore.name());
+    let raw = ["ZADD", &deadlines, "922337203685477", "0123456789abcdef"];
     let () = server.ask(&raw);
     let () = server.ask(&["DECR", semaphore.name()]);
     let id = PermitId::from_bytes(*b"0123456789abcdef");
@@ -77,13 +77,13 @@ async fn permits_without_lease_are_supported() {
     let waiter = tokio::spawn(semaphore.acquire().into_future());
     until("it waits", || async { client.status().subscriptions == 1 }).await;
     // As a client would that knows no leases.
-    let () = server.ask(&["ZREM", &beside, "0123456789abcdef"]);
+    let () = server.ask(&["ZREM", &deadlines, "0123456789abcdef"]);
     let () = server.ask(&["INCR", semaphore.name()]);
     let channel = format!("redisson_sc:{{{}}}", semaphore.name());
     // The message arrives once the waiter is subscribed; until then the waiter checks by itself.
-    let told =
+    let is_woken =
         || async { waiter.is_finished() || server.ask::<i64>(&["PUBLISH", &channel, "1"]) < 0 };
-    until("woken", told).await;
+    until("woken", is_woken).await;
     waiter.await.unwrap().unwrap().release().await.unwrap();
 }
 
@@ -94,7 +94,7 @@ async fn permits_of_a_deleted_semaphore_are_not_counted() {
     let server = shared();
     let client = Client::connect(&server.url()).await.unwrap();
     let semaphore = with_permits(&client, "gone", 3).await;
-    let beside = format!("{{{}}}:timeout", semaphore.name());
+    let deadlines = format!("{{{}}}:timeout", semaphore.name());
     for removal in [vec!["DEL"], vec!["PEXPIRE", "1"]] {
         let ids = semaphore.acquire_many(2).await.unwrap().into_ids().unwrap();
         let mut command = vec![removal[0], semaphore.name()];
@@ -107,7 +107,7 @@ async fn permits_of_a_deleted_semaphore_are_not_counted() {
         assert_eq!(server.ask::<i64>(&["EXISTS", semaphore.name()]), 0);
         assert!(semaphore.try_set_permits(3).await.unwrap());
         assert_eq!(counts(&semaphore).await, (3, 0, 3));
-        assert_eq!(server.ask::<i64>(&["EXISTS", &beside]), 0);
+        assert_eq!(server.ask::<i64>(&["EXISTS", &deadlines]), 0);
     }
 }
 
@@ -117,10 +117,10 @@ async fn inspecting_deletes_nothing() {
     let server = shared();
     let client = Client::connect(&server.url()).await.unwrap();
     let semaphore = client.expirable_semaphore(&unique("looking"));
-    let beside = format!("{{{}}}:timeout", semaphore.name());
+    let deadlines = format!("{{{}}}:timeout", semaphore.name());
     let id: PermitId = "ff".repeat(16).parse().unwrap();
     let mut add = redis::cmd("ZADD");
-    add.arg(&beside)
+    add.arg(&deadlines)
         .arg(99_999_999_999_999i64)
         .arg(&[0xffu8; 16][..]);
     let () = add.query(&mut server.connection()).unwrap();
@@ -132,7 +132,7 @@ async fn inspecting_deletes_nothing() {
     assert!(semaphore.try_acquire().await.unwrap().is_none());
     assert!(!semaphore.force_release().await.unwrap());
     assert!(!semaphore.delete().await.unwrap());
-    assert_eq!(server.ask::<i64>(&["ZCARD", &beside]), 1);
+    assert_eq!(server.ask::<i64>(&["ZCARD", &deadlines]), 1);
     assert_eq!(server.ask::<i64>(&["EXISTS", semaphore.name()]), 0);
 }
 
@@ -140,15 +140,15 @@ async fn inspecting_deletes_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_publish_permission_nothing_changes() {
     let server = Server::start();
-    let mut rights = vec!["ACL", "SETUSER", "mute", "on", ">pw", "~*", "+@all"];
+    let mut rights = vec!["ACL", "SETUSER", "restricted", "on", ">pw", "~*", "+@all"];
     rights.push("resetchannels");
     let () = server.ask(&rights);
     let admin = Client::connect(&server.url()).await.unwrap();
-    let url = format!("redis://mute:pw@127.0.0.1:{}", server.port());
-    let mute = Client::connect(&url).await.unwrap();
+    let url = format!("redis://restricted:pw@127.0.0.1:{}", server.port());
+    let restricted = Client::connect(&url).await.unwrap();
     let (seen, semaphore) = (
         admin.expirable_semaphore("a"),
-        mute.expirable_semaphore("a"),
+        restricted.expirable_semaphore("a"),
     );
     assert!(semaphore.set_permits(3).await.is_err());
     assert_eq!(server.ask::<i64>(&["DBSIZE"]), 0);
@@ -207,18 +207,22 @@ async fn server_without_memory_loses_no_permit() {
 async fn foreign_keys_stay_unchanged() {
     let server = shared();
     let client = Client::connect(&server.url()).await.unwrap();
-    for plant in [
+    for write in [
         vec!["HSET", "name", "a", "1"],
         vec!["SET", "name", "abc"],
         vec!["SET", "name", "1.5"],
         vec!["SET", "name", "9223372036854775807"],
-        vec!["RPUSH", "beside", "a"],
-        vec!["SET", "beside", "5"],
+        vec!["RPUSH", "deadlines", "a"],
+        vec!["SET", "deadlines", "5"],
     ] {
         let name = unique("foreign");
-        let beside = format!("{{{name}}}:timeout");
-        let foreign = if plant[1] == "name" { &name } else { &beside };
-        let mut command = plant.clone();
+        let deadlines = format!("{{{name}}}:timeout");
+        let foreign = if write[1] == "name" {
+            &name
+        } else {
+            &deadlines
+        };
+        let mut command = write.clone();
         command[1] = foreign;
         let () = server.ask(&command);
         let before: Vec<u8> = server.ask(&["DUMP", foreign]);
@@ -241,18 +245,18 @@ async fn foreign_keys_stay_unchanged() {
         ] {
             assert!(
                 matches!(error, Some(Error::WrongKind { .. })),
-                "{plant:?}: {error:?}"
+                "{write:?}: {error:?}"
             );
         }
         assert_eq!(
             server.ask::<Vec<u8>>(&["DUMP", foreign]),
             before,
-            "{plant:?}"
+            "{write:?}"
         );
         assert_eq!(
-            server.ask::<i64>(&["EXISTS", &name, &beside]),
+            server.ask::<i64>(&["EXISTS", &name, &deadlines]),
             1,
-            "{plant:?}"
+            "{write:?}"
         );
     }
 }

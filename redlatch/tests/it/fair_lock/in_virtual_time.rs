@@ -9,7 +9,7 @@ fn two_of(store: &redlatch::Embedded) -> (Client, Client) {
     (client(), client())
 }
 
-/// Waiters keep their places in the queue while a holder is renewed for hours.
+/// Waiters keep their positions in the queue while a holder is renewed for hours.
 #[tokio::test(start_paused = true)]
 async fn waiters_keep_their_places_while_lock_is_held_for_hours() {
     let (one, two) = two_of(&redlatch::Embedded::new());
@@ -73,13 +73,13 @@ async fn hanging_waiter_costs_only_its_own_wait_time() {
     std::mem::forget(dead.lock().lease(20 * SECOND).await.unwrap());
     let begun = tokio::time::Instant::now();
     for n in 0..2 {
-        let mut ghost = Box::pin(dead.lock().into_future());
+        let mut hanging = Box::pin(dead.lock().into_future());
         tokio::select! {
-            _ = &mut ghost => unreachable!("it is held"),
+            _ = &mut hanging => unreachable!("it is held"),
             () = until_queued(&lock, n + 1) => {}
         }
         // Never polled again.
-        std::mem::forget(ghost);
+        std::mem::forget(hanging);
     }
     let guard = within_virtual_limit(lock.lock().into_future()).await;
     let took = begun.elapsed();

@@ -34,7 +34,7 @@ async fn until_subscribed(client: &Client, waiters: usize) {
     .await;
 }
 
-/// Starts a waiter, and returns once it has its place in the queue.
+/// Starts a waiter, and returns once it has its position in the queue.
 async fn spawn_waiter(lock: &FairLock, ahead: usize) -> WaiterTask {
     let waiting = tokio::spawn(lock.lock().into_future());
     until_queued(lock, ahead + 1).await;
@@ -282,7 +282,7 @@ async fn waiter_that_gives_up_passes_its_turn(store: TestStore) {
             assert_eq!(lock.queue().await.unwrap().len(), 1);
             held.unlock().await.unwrap();
         } else {
-            // The waiter is notified, and gives up before it asks: the notification passes to the
+            // The waiter is notified, and gives up before it retries: the notification passes to the
             // next waiter.
             held.unlock().await.unwrap();
             assert!(!lock.is_locked().await.unwrap());
@@ -393,7 +393,7 @@ async fn force_unlock_wakes_the_next_waiter(store: TestStore) {
     assert!(lock.force_unlock().await.unwrap());
     let guard = await_turn(first).await;
     assert!(!second.is_finished());
-    within_limit("told at the next renewal", held.lost()).await;
+    within_limit("the loss is reported at the next renewal", held.lost()).await;
     let lost = held.unlock().await.unwrap_err();
     assert_lost(&lost, Loss::NotHeld);
     assert!(guard.is_valid());
@@ -465,7 +465,7 @@ async fn leases_end_in_order(store: &TestStore) -> bool {
         waiting.push(tokio::spawn(async move {
             let guard = match turn.await {
                 Err(Error::Lost { .. }) => return None,
-                won => won.unwrap().expect("patient"),
+                acquired => acquired.unwrap().expect("within its limit"),
             };
             order.lock().unwrap().push(n);
             guard.is_valid().then_some(guard)
@@ -616,7 +616,7 @@ async fn fair_lock_excludes_other_locks_of_the_same_name(store: TestStore) {
     assert_nothing_left(&[&client], &fair).await;
 }
 
-/// Polls a waiter for a held lock until the store has told it how long to wait.
+/// Polls a waiter for a held lock until the store has answered how long to wait.
 async fn refused(lock: &redlatch::Lock, mut waiting: impl Future + Unpin) {
     let asked = async {
         // The connection keeps order for attempts: these follow the waiter's own request and its
@@ -647,7 +647,7 @@ async fn plain_waiter_is_woken_when_queue_is_empty(store: TestStore) {
     refused(&plain, &mut waiting).await;
     let waiting = tokio::spawn(waiting);
     guard.unlock().await.unwrap();
-    let next = within_limit("called by a release", waiting).await;
+    let next = within_limit("woken by a release", waiting).await;
     next.unwrap().unwrap().unlock().await.unwrap();
 
     let guard = held().await;
@@ -655,7 +655,7 @@ async fn plain_waiter_is_woken_when_queue_is_empty(store: TestStore) {
     refused(&plain, &mut waiting).await;
     let waiting = tokio::spawn(waiting);
     assert!(fair.force_unlock().await.unwrap());
-    let next = within_limit("called by force", waiting).await;
+    let next = within_limit("woken by a forced unlock", waiting).await;
     next.unwrap().unwrap().unlock().await.unwrap();
     drop(guard);
 
@@ -680,7 +680,7 @@ async fn plain_waiter_is_woken_when_queue_is_empty(store: TestStore) {
     assert_eq!(fair.queue().await.unwrap().len(), 1);
     assert!(!waiting.is_finished());
     drop(queues);
-    let next = within_limit("called by who gave up", waiting).await;
+    let next = within_limit("woken by the waiter that gave up", waiting).await;
     next.unwrap().unwrap().unlock().await.unwrap();
     assert_nothing_left(&[&holder, &other], &fair).await;
 }
@@ -699,14 +699,14 @@ async fn holders_are_exclusive(store: TestStore) {
             tokio::spawn(async move {
                 use std::sync::atomic::Ordering::SeqCst;
                 for turn in 0..15 {
-                    let patience = Duration::from_micros(((n * 15 + turn) * 7919 % 4000) as u64);
+                    let limit = Duration::from_micros(((n * 15 + turn) * 7919 % 4000) as u64);
                     let guard = match turn % 3 {
                         // Such a short limit may end before the first answer.
-                        0 => match lock.try_lock().wait(patience).await {
+                        0 => match lock.try_lock().wait(limit).await {
                             Err(error) if error.is_transient() => None,
                             answer => answer.unwrap(),
                         },
-                        1 => tokio::time::timeout(patience, lock.lock().into_future())
+                        1 => tokio::time::timeout(limit, lock.lock().into_future())
                             .await
                             .ok()
                             .map(|guard| guard.unwrap()),
@@ -723,7 +723,7 @@ async fn holders_are_exclusive(store: TestStore) {
         })
         .collect();
     for task in tasks {
-        within_limit("everybody has their turns", task)
+        within_limit("every task has its turns", task)
             .await
             .unwrap();
     }
@@ -739,7 +739,7 @@ async fn lost_guard_does_not_release_the_next_hold(store: TestStore) {
     let lock = client.fair_lock(&unique("late"));
     let late = retry_if_late(|| lock.lock().lease(Duration::from_millis(100))).await;
     let next = await_turn(tokio::spawn(lock.lock().into_future())).await;
-    within_limit("told", late.lost()).await;
+    within_limit("the loss is reported", late.lost()).await;
     let lost = late.unlock().await.unwrap_err();
     assert_lost(&lost, Loss::LeaseEnded);
     assert!(lock.is_held_by(next.owner()).await.unwrap());
@@ -757,17 +757,17 @@ fn threads_are_served_in_order() {
     let order = Arc::new(Mutex::new(Vec::new()));
     let mut threads = Vec::new();
     for n in 0..8 {
-        let (lock, seen, order) = (lock.clone(), lock.clone(), order.clone());
-        let (tell, told) = std::sync::mpsc::channel();
+        let (lock, observer, order) = (lock.clone(), lock.clone(), order.clone());
+        let (sender, receiver) = std::sync::mpsc::channel();
         threads.push(std::thread::spawn(move || {
-            tell.send(redlatch::blocking::current_thread()).unwrap();
+            sender.send(redlatch::blocking::current_thread()).unwrap();
             let guard = lock.lock().unwrap();
             order.lock().unwrap().push(n);
             guard.unlock().unwrap();
         }));
-        let owner = told.recv().unwrap();
+        let owner = receiver.recv().unwrap();
         let begun = std::time::Instant::now();
-        while seen.position(owner).unwrap() != Some(n) {
+        while observer.position(owner).unwrap() != Some(n) {
             assert!(begun.elapsed() < LONG, "never in the queue");
             std::thread::yield_now();
         }

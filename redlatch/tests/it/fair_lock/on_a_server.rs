@@ -32,7 +32,7 @@ async fn release_wakes_only_the_next_waiter() {
     let first = await_turn(waiting.remove(0)).await;
     // The release, the acquisition, and the request of the next waiter, which learns how long the
     // new hold lasts.
-    until("the next one has asked", || async {
+    until("the next one has retried", || async {
         server.calls("eval") >= quiet + 3
     })
     .await;
@@ -172,7 +172,7 @@ async fn giving_up_reaches_it(way: &str) {
     assert_eq!(
         lock.queue().await.unwrap().len(),
         1,
-        "{way}: a ghost, for now"
+        "{way}: still in the queue, for now"
     );
     proxy.refuse(false);
     proxy.stall(false);
@@ -271,8 +271,8 @@ async fn queue_timeouts_do_not_drift() {
     let mut held = lock.lock().lease(LONG).await.unwrap();
     let mut waiting = Vec::new();
     for n in 0..3 {
-        let patient = lock.lock().lease(LONG).into_future();
-        waiting.push(tokio::spawn(patient));
+        let waiter = lock.lock().lease(LONG).into_future();
+        waiting.push(tokio::spawn(waiter));
         until_queued(&lock, n + 1).await;
     }
     for round in 0..40 {
@@ -287,7 +287,7 @@ async fn queue_timeouts_do_not_drift() {
             within_limit("settled", client.flush()).await;
             held.unlock().await.unwrap();
             held = await_turn(waiting.remove(0)).await;
-            // Behind some waiters that leave once it has its place.
+            // Behind some waiters that leave once it has its position.
             let leave = (0..4).map(|_| tokio::spawn(lock.lock().into_future()));
             let leave: Vec<_> = leave.collect();
             until_queued(&lock, 6).await;
@@ -305,12 +305,12 @@ async fn queue_timeouts_do_not_drift() {
     let [_, _, timeouts] = keys("a");
     let scores: Vec<(String, f64)> = server.ask(&["ZRANGE", &timeouts, "0", "-1", "WITHSCORES"]);
     let now: Vec<f64> = server.ask(&["TIME"]);
-    for (place, (_, until)) in scores.iter().enumerate() {
+    for (position, (_, until)) in scores.iter().enumerate() {
         let left = until / 1000.0 - now[0];
-        let most = 60.0 + 100.0 * (place + 1) as f64;
+        let most = 60.0 + 100.0 * (position + 1) as f64;
         assert!(
             left <= most + 1.0 && left > most - 70.0,
-            "{place}: {left} s"
+            "{position}: {left} s"
         );
     }
     held.unlock().await.unwrap();
@@ -353,7 +353,7 @@ async fn waiters_queue_again_after_data_loss() {
     }
 }
 
-/// The connection is cut while all waiters wait: they keep their places.
+/// The connection is cut while all waiters wait: they keep their positions.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_keep_their_places_across_reconnection() {
     let server = Server::start();
@@ -388,8 +388,8 @@ async fn foreign_keys_are_rejected_and_stay_unchanged() {
     for foreign in 0..3 {
         let name = unique("foreign");
         let lock = client.fair_lock(&name);
-        let planted = &keys(&name)[foreign];
-        let _: () = server.ask(&["SET", planted, "mine"]);
+        let key = &keys(&name)[foreign];
+        let _: () = server.ask(&["SET", key, "mine"]);
         if foreign > 0 {
             // Another owner holds the lock, so that queueing is the step that fails.
             let _: i64 = server.ask(&["HSET", &name, "other:1", "1"]);
@@ -401,7 +401,7 @@ async fn foreign_keys_are_rejected_and_stay_unchanged() {
             "{foreign}: {refused}"
         );
         within_limit("settled", client.flush()).await;
-        assert_eq!(server.ask::<String>(&["GET", planted]), "mine");
+        assert_eq!(server.ask::<String>(&["GET", key]), "mine");
     }
     let name = unique("foreign-hash");
     let lock = client.fair_lock(&name);
@@ -445,17 +445,17 @@ async fn queue_matches_redisson() {
         "its own wait time behind the last one"
     );
     // A release notifies the head of the queue, on its own channel.
-    let (tell, told) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     let mut java = server.connection();
     let (ready, is_ready) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        let mut listening = java.as_pubsub();
-        listening
+        let mut pubsub = java.as_pubsub();
+        pubsub
             .subscribe("redisson_lock__channel:{a}:java:7")
             .unwrap();
         ready.send(()).unwrap();
-        let _ = tell.send(
-            listening
+        let _ = sender.send(
+            pubsub
                 .get_message()
                 .unwrap()
                 .get_payload::<String>()
@@ -464,7 +464,7 @@ async fn queue_matches_redisson() {
     });
     is_ready.recv().unwrap();
     held.unlock().await.unwrap();
-    assert_eq!(told.recv_timeout(LONG).unwrap(), "0");
+    assert_eq!(receiver.recv_timeout(LONG).unwrap(), "0");
     assert_eq!(server.ask::<i64>(&["EXISTS", &hash]), 0, "left to the head");
     assert!(!waiting.is_finished());
     // Java takes its turn as its script does, and releases: the next waiter is notified.
@@ -474,7 +474,7 @@ async fn queue_matches_redisson() {
     assert_eq!(
         server.ask::<i64>(&["PUBLISH", &channel, "0"]),
         1,
-        "it listens"
+        "it is subscribed"
     );
     await_turn(waiting).await.unlock().await.unwrap();
     assert_nothing_left(&[&client], &lock).await;
@@ -496,7 +496,7 @@ async fn queue_keys_have_the_prefix() {
     assert_eq!(present, expected);
     let owner = &lock.queue().await.unwrap()[0];
     let channel = format!("redisson_lock__channel:{{test::a}}:{owner}");
-    until("it listens", || async {
+    until("it is subscribed", || async {
         let channels: Vec<String> = server.ask(&["PUBSUB", "CHANNELS"]);
         channels == [&*channel]
     })

@@ -150,8 +150,8 @@ async fn busy_node_does_not_trigger_topology_refresh() {
             .find(|(name, _)| *name == figure);
         figure.map_or(0, |(_, value)| value.parse().unwrap())
     };
-    let looks = || calls(1, "cluster|slots", "calls");
-    let (looked, refused) = (looks(), calls(0, "evalsha", "rejected_calls"));
+    let refreshes = || calls(1, "cluster|slots", "calls");
+    let (refreshed, refused) = (refreshes(), calls(0, "evalsha", "rejected_calls"));
     let acquiring: Vec<_> = std::thread::scope(|scope| {
         let busy = ["EVAL", "while true do end", "0"];
         // Fails with an error when the script is killed.
@@ -171,10 +171,13 @@ async fn busy_node_does_not_trigger_topology_refresh() {
         within_limit("acquired", acquired).await.unwrap().unwrap();
     }
     let refused = calls(0, "evalsha", "rejected_calls") - refused;
-    let looked = looks() - looked;
+    let refreshed = refreshes() - refreshed;
     assert!(refused >= 60, "it was busy: {refused}");
     // One every five seconds without a reason; it was up to 20 per second.
-    assert!(looked <= 6, "{looked} looks for {refused} refusals");
+    assert!(
+        refreshed <= 6,
+        "{refreshed} refreshes for {refused} refusals"
+    );
 }
 
 // Names

@@ -109,7 +109,7 @@ fn keys(name: &str) -> [String; 3] {
         "redisson_lock_timeout",
         "redlatch_lock_absent",
     ]
-    .map(|beside| format!("{beside}:{{{name}}}"))
+    .map(|prefix| format!("{prefix}:{{{name}}}"))
 }
 
 /// Adds an owner to the end of the queue with a timeout hours ahead.
@@ -159,7 +159,7 @@ async fn dead_waiters_on_a_server_cost_one_grace_period() {
     dead_among_the_living(&server, &client, "a").await;
 }
 
-/// In a cluster the listeners of sharded channels count.
+/// In a cluster the subscribers of sharded channels count.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dead_waiters_in_a_cluster_cost_one_grace_period() {
     let cluster = shared_cluster();
@@ -211,17 +211,17 @@ async fn waiter_that_reconnects_within_the_grace_period_keeps_its_place() {
     let behind = spawn_waiter(&lock, 1).await;
     let owner = lock.queue().await.unwrap()[0].clone();
     let channel = format!("redisson_lock__channel:{{a}}:{owner}");
-    let listens = async |wanted: i64| {
-        until("it listens, or not", || async {
-            let (_, listeners): (String, i64) = server.ask(&["PUBSUB", "NUMSUB", &channel]);
-            listeners == wanted
+    let until_subscribers = async |wanted: i64| {
+        until("it is subscribed, or not", || async {
+            let (_, subscribers): (String, i64) = server.ask(&["PUBSUB", "NUMSUB", &channel]);
+            subscribers == wanted
         })
         .await;
     };
-    listens(1).await;
+    until_subscribers(1).await;
     proxy.stall(true);
     proxy.cut();
-    listens(0).await;
+    until_subscribers(0).await;
     held.unlock().await.unwrap();
     let [_, _, absent] = keys("a");
     let noted: Vec<String> = server.ask(&["ZRANGE", &absent, "0", "-1"]);
@@ -234,8 +234,8 @@ async fn waiter_that_reconnects_within_the_grace_period_keeps_its_place() {
     await_turn(behind).await.unlock().await.unwrap();
 }
 
-/// A waiter in Java listens and does not poll. It was absent when the grace period began, and keeps
-/// its place and its timeout because it listens when its turn comes; it is notified again then.
+/// A waiter in Java subscribes and does not poll. It was absent when the grace period began, and keeps
+/// its position and its timeout because it is subscribed when its turn comes; it is notified again then.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_in_java_that_listens_again_keeps_its_place() {
     let server = Server::start();
@@ -251,22 +251,22 @@ async fn waiter_in_java_that_listens_again_keeps_its_place() {
     let noted: Option<f64> = server.ask(&["ZSCORE", &absent, "java:7"]);
     assert!(noted.is_some() && timeout().is_some());
     let mut connection = server.connection();
-    let (tell, told) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        let mut listening = connection.as_pubsub();
+        let mut pubsub = connection.as_pubsub();
         let channel = "redisson_lock__channel:{a}:java:7";
-        listening.subscribe(channel).unwrap();
-        while let Ok(message) = listening.get_message() {
-            let _ = tell.send(message.get_payload::<String>().unwrap());
+        pubsub.subscribe(channel).unwrap();
+        while let Ok(message) = pubsub.get_message() {
+            let _ = sender.send(message.get_payload::<String>().unwrap());
         }
     });
     until("the dead one is dropped", || async {
         server.ask::<Vec<String>>(&["LRANGE", &queue, "0", "0"]) == ["java:7"]
     })
     .await;
-    assert_eq!(told.recv_timeout(LONG).unwrap(), "0");
+    assert_eq!(receiver.recv_timeout(LONG).unwrap(), "0");
     // Notified again, in case it missed that: its process may have been reconnecting.
-    assert_eq!(told.recv_timeout(LONG).unwrap(), "0");
+    assert_eq!(receiver.recv_timeout(LONG).unwrap(), "0");
     assert!(!waiting.is_finished() && timeout().is_some());
     // It takes its turn as Redisson's script does, and releases.
     let _: String = server.ask(&["LPOP", &queue]);
@@ -286,7 +286,10 @@ async fn waiter_that_hangs_costs_its_wait_time() {
     let lease = 2 * SHORT;
     let held = lock.lock().lease(lease).await.unwrap();
     let hangs = spawn_waiter(&far.fair_lock("a").wait_time(SHORT), 0).await;
-    until("it listens", || async { far.status().subscriptions == 1 }).await;
+    until("it is subscribed", || async {
+        far.status().subscriptions == 1
+    })
+    .await;
     let waiting = spawn_waiter(&lock, 1).await;
     proxy.stall(true);
     held.unlock().await.unwrap();
@@ -295,7 +298,7 @@ async fn waiter_that_hangs_costs_its_wait_time() {
     let took = begun.elapsed();
     assert!(
         took >= lease + SHORT - SECOND,
-        "its place was kept: {took:?}"
+        "its position was kept: {took:?}"
     );
     guard.unlock().await.unwrap();
     hangs.abort();

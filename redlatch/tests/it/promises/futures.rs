@@ -44,6 +44,6 @@ async fn requests_are_small_futures() {
     let guard = lock.lock().await.unwrap();
     let unlock = size_of_val(&guard.unlock());
     assert!(unlock <= EMBEDDED, "unlock: {unlock} bytes");
-    let look = size_of_val(&lock.is_locked());
-    assert!(look <= EMBEDDED, "is_locked: {look} bytes");
+    let is_locked = size_of_val(&lock.is_locked());
+    assert!(is_locked <= EMBEDDED, "is_locked: {is_locked} bytes");
 }

@@ -448,7 +448,7 @@ async fn random_losses_and_cancellations_never_break_exclusion() {
     };
     let clients = [connect().await, connect().await];
     let locks = [0, 1].map(|i: usize| NAMES.map(|name| clients[i].fenced_lock(name)));
-    let world = Arc::new(SharedState {
+    let shared = Arc::new(SharedState {
         server,
         proxy,
         clients,
@@ -467,29 +467,29 @@ async fn random_losses_and_cancellations_never_break_exclusion() {
         for _ in 0..2 {
             let owner = Owner::new();
             for _ in 0..3 {
-                let (world, random) = (world.clone(), Random(seeds.next()));
+                let (shared, random) = (shared.clone(), Random(seeds.next()));
                 tasks.push(tokio::spawn(async move {
-                    world.work(client, owner, random).await
+                    shared.work(client, owner, random).await
                 }));
             }
         }
     }
-    let (breaking, random) = (world.clone(), Random(seeds.next()));
+    let (breaking, random) = (shared.clone(), Random(seeds.next()));
     tasks.push(tokio::spawn(
         async move { breaking.inject_faults(random).await },
     ));
     let end = Instant::now() + lasts;
     until("time is up", || async {
-        Instant::now() > end || world.over.load(Ordering::SeqCst)
+        Instant::now() > end || shared.over.load(Ordering::SeqCst)
     })
     .await;
-    world.over.store(true, Ordering::SeqCst);
+    shared.over.store(true, Ordering::SeqCst);
     for task in tasks {
         within_limit("the tasks end", task).await.unwrap();
     }
-    let (acquired, lost) = (&world.acquired, &world.lost);
+    let (acquired, lost) = (&shared.acquired, &shared.lost);
     println!("{acquired:?} acquired, {lost:?} of them lost");
-    let violations = world.violations.lock().unwrap().clone();
+    let violations = shared.violations.lock().unwrap().clone();
     assert!(
         violations.is_empty(),
         "REDLATCH_SEED={seed}: {violations:#?}"
@@ -498,7 +498,7 @@ async fn random_losses_and_cancellations_never_break_exclusion() {
     // Nothing is left behind for longer than a lease.
     for name in NAMES {
         until("free", || async {
-            !world.server.ask::<bool>(&["EXISTS", name])
+            !shared.server.ask::<bool>(&["EXISTS", name])
         })
         .await;
     }

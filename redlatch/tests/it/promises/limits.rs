@@ -160,7 +160,7 @@ async fn wait_limit_returns_none_if_last_answer_was_held() {
 /// Waits until new waiters in this lock's local queue know that another owner holds the lock, or
 /// until they do not know any more.
 async fn until_queue_knows(lock: &Lock, known: bool) {
-    until("those who join the line know", || async {
+    until("new waiters of the queue know", || async {
         let wait = Duration::from_millis(1);
         lock.try_lock().wait(wait).await.is_ok() == known
     })
@@ -214,8 +214,8 @@ async fn answer_in_flight_at_the_limit_is_awaited_briefly() {
     // A busy machine is late with some of the answers.
     for n in 0..20 {
         let lock = client.lock(&format!("a-{n}"));
-        if let Ok(won) = lock.try_lock().wait(Duration::from_millis(1)).await {
-            assert!(won.is_some());
+        if let Ok(guard) = lock.try_lock().wait(Duration::from_millis(1)).await {
+            assert!(guard.is_some());
             obtained += 1;
         }
     }
@@ -307,7 +307,7 @@ async fn unanswered_inspections_keep_no_turns() {
     let url = server.url();
     let client = retry_transient(|| settings.clone().connect(&url)).await;
     server.freeze();
-    let looking: Vec<_> = (0..700)
+    let inspecting: Vec<_> = (0..700)
         .map(|i| {
             let latch = client.count_down_latch(&format!("l{i}"));
             tokio::spawn(async move { latch.wait().await })
@@ -321,8 +321,8 @@ async fn unanswered_inspections_keep_no_turns() {
         assert!(once.wait().await.unwrap_err().is_transient());
     }
     server.thaw();
-    for looking in looking {
-        within_limit("answered", looking).await.unwrap().unwrap();
+    for inspecting in inspecting {
+        within_limit("answered", inspecting).await.unwrap().unwrap();
     }
 }
 
@@ -631,7 +631,7 @@ async fn acquisition_whose_wait_is_interrupted_is_retried() {
     };
     let once = tokio::spawn(client.lock("a").try_lock().into_future());
     interrupt().await;
-    let error = within_limit("told", once).await.unwrap().unwrap_err();
+    let error = within_limit("answered", once).await.unwrap().unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     let waiter = tokio::spawn(client.lock("b").lock().into_future());
     interrupt().await;

@@ -214,7 +214,7 @@ async fn names_with_one_channel_miss_no_release(store: TestStore) {
                 }
                 held.unlock().await.unwrap();
                 for waiting in waiting {
-                    within_limit("heard", waiting).await.unwrap();
+                    within_limit("woken", waiting).await.unwrap();
                 }
             }
         })

@@ -52,32 +52,35 @@ async fn waiter_is_woken<K: LockKind, L: LockKind>(
     }
     let waiting = tokio::spawn(wanted.lock().into_future());
     until("it waits", || async { subscribed() > 0 }).await;
-    until("it has asked behind its subscription", || async {
-        let clients: String = server.ask(&["CLIENT", "LIST"]);
-        let listens = |client: &&str| client.contains(" sub=1 ");
-        let mut listening = clients.lines().filter(listens);
-        listening.any(|client| !client.contains(" cmd=subscribe "))
-    })
+    until(
+        "it has sent its request behind its subscription",
+        || async {
+            let clients: String = server.ask(&["CLIENT", "LIST"]);
+            let is_subscribed = |client: &&str| client.contains(" sub=1 ");
+            let mut subscribed = clients.lines().filter(is_subscribed);
+            subscribed.any(|client| !client.contains(" cmd=subscribe "))
+        },
+    )
     .await;
     let channels: Vec<String> = server.ask(&["PUBSUB", "CHANNELS"]);
-    let mut listening = server.connection();
-    let mut listening = listening.as_pubsub();
-    listening.subscribe(channels).unwrap();
+    let mut connection = server.connection();
+    let mut pubsub = connection.as_pubsub();
+    pubsub.subscribe(channels).unwrap();
     let deleted: i64 = server.ask(&["DEL", held.name()]);
     assert_eq!(deleted, 1);
     if let Found::ByRelease = found {
         let _ = guard.unlock().await;
     }
-    let won = within_limit("the waiter is woken", waiting)
+    let guard = within_limit("the waiter is woken", waiting)
         .await
         .unwrap()
         .unwrap();
-    listening
+    pubsub
         .set_read_timeout(Some(Duration::from_millis(50)))
         .unwrap();
-    let heard = listening.get_message().is_ok();
-    won.unlock().await.unwrap();
-    heard
+    let was_woken = pubsub.get_message().is_ok();
+    guard.unlock().await.unwrap();
+    was_woken
 }
 
 macro_rules! a_waiter_is_woken {
@@ -86,7 +89,7 @@ macro_rules! a_waiter_is_woken {
         async fn $name() {
             for found in [Found::ByRenewal, Found::ByRelease] {
                 // On a busy machine it may have retried first.
-                until("it is called", || async {
+                until("it is woken", || async {
                     let server = Server::start();
                     let (holder, waiter) = clients(&server).await;
                     let held = { let $client = &holder; $held };
@@ -145,9 +148,9 @@ async fn lost_hold_wakes_no_waiter_while_another_owner_holds_the_lock() {
     let lost = holder.lock("x").lock().await.unwrap();
     let _: i64 = server.ask(&["DEL", "x"]);
     let next = other.lock("x").lock().await.unwrap();
-    let mut listening = server.connection();
-    let mut listening = listening.as_pubsub();
-    listening.subscribe("redisson_lock__channel:{x}").unwrap();
+    let mut connection = server.connection();
+    let mut pubsub = connection.as_pubsub();
+    pubsub.subscribe("redisson_lock__channel:{x}").unwrap();
     within_limit("lost", lost.lost()).await;
     let _ = lost.unlock().await;
     // A step in flight for the lost hold would find no owner after the release, and notify a
@@ -155,15 +158,12 @@ async fn lost_hold_wakes_no_waiter_while_another_owner_holds_the_lock() {
     within_limit("settled", holder.flush()).await;
     next.unlock().await.unwrap();
     // The first message is that of the release.
-    listening.set_read_timeout(Some(LONG)).unwrap();
-    listening.get_message().unwrap();
-    listening
+    pubsub.set_read_timeout(Some(LONG)).unwrap();
+    pubsub.get_message().unwrap();
+    pubsub
         .set_read_timeout(Some(Duration::from_millis(50)))
         .unwrap();
-    assert!(
-        listening.get_message().is_err(),
-        "one message, of the release"
-    );
+    assert!(pubsub.get_message().is_err(), "one message, of the release");
 }
 
 /// Renewals are due after hours, so only a sweep can find a loss earlier.

@@ -194,7 +194,7 @@ async fn restarted_process_with_same_client_id_is_another_owner() {
     // Keeps the lease alive, however slow this machine is.
     assert!(server.ask::<bool>(&["PEXPIRE", "a", "3600000"]));
     let mut second = Holder::start(&server.url());
-    assert_eq!(second.acquire(), None, "entered the hold of {owner}");
+    assert_eq!(second.acquire(), None, "acquired the hold of {owner}");
     // The lease ends.
     assert!(server.ask::<bool>(&["PEXPIRE", "a", "1"]));
     until("expired", || async {

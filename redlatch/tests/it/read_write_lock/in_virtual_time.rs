@@ -158,7 +158,7 @@ async fn writer_waits_for_the_rest_of_a_dead_readers_lease() {
         lock.read().remaining_lease().await.unwrap(),
         Some(15 * SECOND)
     );
-    // The writer had been told another end, an hour away.
+    // The writer had received another end, an hour away.
     let writer = writer.await;
     assert_about(begun.elapsed(), 20 * SECOND);
     writer.unwrap().unwrap().unlock().await.unwrap();
@@ -337,7 +337,7 @@ async fn writer_that_gives_up_admits_readers_immediately() {
     reader.unlock().await.unwrap();
 }
 
-/// The second writer of a client asks as soon as the first has released, and not before.
+/// The second writer of a client retries as soon as the first has released, and not before.
 #[tokio::test(start_paused = true)]
 async fn preferred_writers_of_one_client_take_turns() {
     let [client, other] = clients();

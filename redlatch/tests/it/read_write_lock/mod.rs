@@ -296,10 +296,10 @@ async fn reader_that_requests_write_side_fails_immediately(store: TestStore) {
             false => None,
         };
         let write = lock.write();
-        refused(within_limit("told", write.lock().owner(me).into_future()).await);
+        refused(within_limit("answered", write.lock().owner(me).into_future()).await);
         refused(write.try_lock().owner(me).await);
         let wait = write.try_lock().owner(me).wait(LONG);
-        refused(within_limit("told", wait.into_future()).await);
+        refused(within_limit("answered", wait.into_future()).await);
         drop(other);
         client.flush().await;
     }
@@ -320,7 +320,7 @@ async fn reader_that_requests_write_side_behind_others_fails_immediately(store: 
         let waiting = tokio::spawn(lock.write().lock().into_future());
         until_waiting(&client).await;
         // In the queue, it would wait for a waiter that waits for it.
-        refused(within_limit("told", lock.write().lock().owner(me).into_future()).await);
+        refused(within_limit("answered", lock.write().lock().owner(me).into_future()).await);
         mine.unlock().await.unwrap();
         let writer = within_limit("served", waiting).await.unwrap().unwrap();
         writer.unlock().await.unwrap();
@@ -422,7 +422,9 @@ async fn downgrading_a_lost_hold_is_an_error(store: TestStore) {
     let writer = lock.write().lock().await.unwrap();
     assert!(lock.write().force_unlock().await.unwrap());
     let theirs = lock.write().lock().await.unwrap();
-    let lost = within_limit("told", writer.downgrade()).await.unwrap_err();
+    let lost = within_limit("answered", writer.downgrade())
+        .await
+        .unwrap_err();
     assert_lost(&lost, Loss::NotHeld);
     client.flush().await;
     assert!(lock.write().is_held_by(theirs.owner()).await.unwrap());
@@ -446,7 +448,7 @@ async fn downgrading_a_lost_hold_is_an_error(store: TestStore) {
 
 async fn lost_writer_that_requests_read_side_fails_immediately(store: TestStore) {
     let (client, lock) = lock_of(&store, "read-lost").await;
-    let told = |read: Result<Guard<Read>, Error>| {
+    let assert_reported = |read: Result<Guard<Read>, Error>| {
         assert!(matches!(read, Err(Error::Lost { .. })), "{read:?}");
     };
     let brief = || lock.write().lock().lease(Duration::from_millis(50));
@@ -459,12 +461,12 @@ async fn lost_writer_that_requests_read_side_fails_immediately(store: TestStore)
     .await;
     let late = writer.read();
     within_limit("ended", writer.lost()).await;
-    told(within_limit("told", writer.read().into_future()).await);
+    assert_reported(within_limit("answered", writer.read().into_future()).await);
     // An owner that already reads continues as any reader does.
     let again = within_limit("entered", reader.reenter().into_future()).await;
     again.unwrap().unlock().await.unwrap();
     reader.unlock().await.unwrap();
-    told(within_limit("told", late.into_future()).await);
+    assert_reported(within_limit("answered", late.into_future()).await);
     drop(writer);
     client.flush().await;
 
@@ -474,7 +476,7 @@ async fn lost_writer_that_requests_read_side_fails_immediately(store: TestStore)
     let theirs = lock.write().lock().await.unwrap();
     let waiting = tokio::spawn(lock.read().lock().into_future());
     until_waiting(&client).await;
-    told(within_limit("told", writer.read().into_future()).await);
+    assert_reported(within_limit("answered", writer.read().into_future()).await);
     theirs.unlock().await.unwrap();
     let waiting = within_limit("free", waiting).await.unwrap().unwrap();
     waiting.unlock().await.unwrap();
@@ -483,7 +485,7 @@ async fn lost_writer_that_requests_read_side_fails_immediately(store: TestStore)
     let writer = lock.write().lock().await.unwrap();
     assert!(lock.write().force_unlock().await.unwrap());
     let theirs = lock.write().lock().await.unwrap();
-    told(within_limit("told", writer.read().into_future()).await);
+    assert_reported(within_limit("answered", writer.read().into_future()).await);
     assert!(!writer.is_valid());
     drop(writer);
     client.flush().await;
@@ -639,7 +641,7 @@ async fn non_reentrant_side_refuses_its_owner(store: TestStore) {
     let me = Owner::new();
     let read = lock.read().clone().non_reentrant();
     let reader = read.lock().owner(me).await.unwrap();
-    let refused = within_limit("told", read.lock().owner(me).into_future()).await;
+    let refused = within_limit("answered", read.lock().owner(me).into_future()).await;
     assert!(matches!(refused, Err(Error::AlreadyHeld { .. })));
     reader.unlock().await.unwrap();
     let write = lock.write().clone().non_reentrant();
@@ -670,7 +672,7 @@ async fn each_side_is_force_unlocked_separately(store: TestStore) {
     assert!(lock.read().force_unlock().await.unwrap());
     let writer = within_limit("woken", waiting).await.unwrap().unwrap();
     for guard in [reader, outer, inner] {
-        within_limit("told at the next renewal", guard.lost()).await;
+        within_limit("the loss is reported at the next renewal", guard.lost()).await;
         let lost = guard.unlock().await.unwrap_err();
         assert_lost(&lost, Loss::NotHeld);
     }
@@ -681,15 +683,15 @@ async fn each_side_is_force_unlocked_separately(store: TestStore) {
     assert!(lock.read().force_unlock().await.unwrap());
     assert!(!lock.read().is_locked().await.unwrap());
     assert!(lock.write().is_held_by(writer.owner()).await.unwrap());
-    within_limit("told", reader.lost()).await;
+    within_limit("the loss is reported", reader.lost()).await;
     drop(reader);
     let reader = writer.read().await.unwrap();
     let waiting = tokio::spawn(lock.read().lock().into_future());
     until_waiting(&client).await;
     assert!(lock.write().force_unlock().await.unwrap());
     let next = within_limit("woken", waiting).await.unwrap().unwrap();
-    within_limit("told", writer.lost()).await;
-    within_limit("told", reader.lost()).await;
+    within_limit("the loss is reported", writer.lost()).await;
+    within_limit("the loss is reported", reader.lost()).await;
     assert!(next.is_valid());
     drop((writer, reader));
     client.flush().await;
@@ -860,7 +862,7 @@ async fn preferred_writer_that_gives_up_admits_readers(store: TestStore) {
         } else {
             drop(writer);
         }
-        let more = within_limit("let in", waiting).await.unwrap().unwrap();
+        let more = within_limit("admitted", waiting).await.unwrap().unwrap();
         more.unlock().await.unwrap();
         reader.unlock().await.unwrap();
         writers.flush().await;

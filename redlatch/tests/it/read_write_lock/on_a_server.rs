@@ -106,19 +106,19 @@ async fn messages_match_redisson() {
     let client = client(&server).await;
     let lock = client.read_write_lock("a");
     let mut connection = server.connection();
-    let mut listener = connection.as_pubsub();
-    listener.subscribe("redisson_rwlock:{a}").unwrap();
-    listener.set_read_timeout(Some(LONG)).unwrap();
-    let mut heard = || -> String { listener.get_message().unwrap().get_payload().unwrap() };
+    let mut pubsub = connection.as_pubsub();
+    pubsub.subscribe("redisson_rwlock:{a}").unwrap();
+    pubsub.set_read_timeout(Some(LONG)).unwrap();
+    let mut next_message = || -> String { pubsub.get_message().unwrap().get_payload().unwrap() };
 
     let (one, two) = (lock.read().lock().await, lock.read().lock().await);
     one.unwrap().unlock().await.unwrap();
     // No message so far: there is still a reader.
     two.unwrap().unlock().await.unwrap();
-    assert_eq!(heard(), "0");
+    assert_eq!(next_message(), "0");
     lock.write().lock().await.unwrap().unlock().await.unwrap();
     // The second message is for a Redisson thread that is only about to sleep.
-    assert_eq!([heard(), heard()], ["1", "0"]);
+    assert_eq!([next_message(), next_message()], ["1", "0"]);
     let reader = lock
         .write()
         .lock()
@@ -128,23 +128,23 @@ async fn messages_match_redisson() {
         .await
         .unwrap();
     // Only redlatch sends this one, so that waiting readers do not keep sleeping.
-    assert_eq!([heard(), heard()], ["1", "0"]);
+    assert_eq!([next_message(), next_message()], ["1", "0"]);
     assert!(lock.read().force_unlock().await.unwrap());
-    assert_eq!(heard(), "0");
+    assert_eq!(next_message(), "0");
     // Its release finds that the lock is gone, and cannot know that waiters were woken already.
     drop(reader);
     client.flush().await;
-    assert_eq!(heard(), "0");
+    assert_eq!(next_message(), "0");
     let writer = lock.write().lock().await.unwrap();
     assert!(lock.write().force_unlock().await.unwrap());
-    assert_eq!([heard(), heard()], ["1", "0"]);
+    assert_eq!([next_message(), next_message()], ["1", "0"]);
     drop(writer);
     client.flush().await;
-    assert_eq!([heard(), heard()], ["1", "0"]);
+    assert_eq!([next_message(), next_message()], ["1", "0"]);
     // None of these messages was published twice.
     let last = lock.read().lock().await.unwrap();
     last.unlock().await.unwrap();
-    assert_eq!(heard(), "0");
+    assert_eq!(next_message(), "0");
     assert_eq!(keys(&server), [""; 0]);
 }
 
@@ -293,7 +293,7 @@ async fn new_read_hold_after_restart_is_renewed() {
     let lock = client.read_write_lock("a");
     let forgotten = lock.read().lock().await.unwrap();
     server.restart();
-    within_limit("told", forgotten.lost()).await;
+    within_limit("the loss is reported", forgotten.lost()).await;
     let error = forgotten.unlock().await.unwrap_err();
     assert!(matches!(error, Error::Lost { .. }), "{error}");
     for _ in 0..2 {

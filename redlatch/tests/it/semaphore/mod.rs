@@ -235,7 +235,7 @@ async fn released_guard_does_not_recreate_a_semaphore(store: TestStore) {
     one.release().await.unwrap();
     drop(two);
     within_limit("settled", client.flush()).await;
-    assert!(!semaphore.delete().await.unwrap(), "made anew");
+    assert!(!semaphore.delete().await.unwrap(), "created again");
 }
 
 /// Permits of a semaphore whose time to live has ended do not count in the semaphore that was set
@@ -296,14 +296,14 @@ async fn wait_limits_are_kept(store: TestStore) {
     let waiting = tokio::spawn(waiting.try_acquire().wait(LONG).into_future());
     until("it waits", || async { other.status().subscriptions == 1 }).await;
     held.release().await.unwrap();
-    let won = within_limit("woken", waiting)
+    let permits = within_limit("woken", waiting)
         .await
         .unwrap()
         .unwrap()
         .unwrap();
     assert!(semaphore.try_acquire().await.unwrap().is_none());
-    won.release().await.unwrap();
-    until("no line is left", || async {
+    permits.release().await.unwrap();
+    until("no queue is left", || async {
         client.status().subscriptions + other.status().subscriptions == 0
     })
     .await;
@@ -430,7 +430,7 @@ async fn first_come_first_served(store: TestStore) {
             permit.release().await.unwrap();
         });
         if n == 0 {
-            until("the first is in line", || async {
+            until("the first is queued", || async {
                 client.status().subscriptions == 1
             })
             .await;
@@ -565,7 +565,7 @@ async fn invalid_numbers_are_rejected(store: TestStore) {
         let error = semaphore.try_set_permits(1).time_to_live(lives).await;
         assert!(matches!(error, Err(Error::InvalidLease { .. })));
     }
-    assert!(!semaphore.delete().await.unwrap(), "made by an error");
+    assert!(!semaphore.delete().await.unwrap(), "created by an error");
     let long = semaphore.try_set_permits(MOST).time_to_live(MAX_LEASE);
     assert!(long.await.unwrap());
     // At the maximum: one more is rejected, and changes nothing.

@@ -9,16 +9,16 @@ async fn keys_and_messages_match_redisson() {
     let client = Client::connect(&server.url()).await.unwrap();
     let semaphore = client.semaphore(&unique("layout"));
     let channel = format!("redisson_sc:{{{}}}", semaphore.name());
-    let heard = Arc::new(Mutex::new(Vec::<String>::new()));
+    let messages = Arc::new(Mutex::new(Vec::<String>::new()));
     let mut connection = server.connection();
     let (ready, is_ready) = tokio::sync::oneshot::channel();
-    let (listening, of) = (heard.clone(), channel.clone());
+    let (received, of) = (messages.clone(), channel.clone());
     std::thread::spawn(move || {
         let mut pubsub = connection.as_pubsub();
         pubsub.subscribe(&of).unwrap();
         ready.send(()).unwrap();
         while let Ok(message) = pubsub.get_message() {
-            listening
+            received
                 .lock()
                 .unwrap()
                 .push(message.get_payload().unwrap());
@@ -41,11 +41,11 @@ async fn keys_and_messages_match_redisson() {
     assert_eq!(value(), "0");
     semaphore.release(2).await.unwrap();
     assert_eq!(value(), "2");
-    until("all is heard", || async {
-        heard.lock().unwrap().len() >= 4
+    until("all messages have arrived", || async {
+        messages.lock().unwrap().len() >= 4
     })
     .await;
-    assert_eq!(*heard.lock().unwrap(), ["3", "3", "7", "2"]);
+    assert_eq!(*messages.lock().unwrap(), ["3", "3", "7", "2"]);
     assert_eq!(server.ask::<i64>(&["PTTL", semaphore.name()]), -1);
 }
 
@@ -101,7 +101,10 @@ async fn foreign_keys_stay_unchanged() {
         &format!("redisson_sc:{{{}}}", semaphore.name()),
         "1",
     ]);
-    let error = within_limit("told", waiting).await.unwrap().unwrap_err();
+    let error = within_limit("answered", waiting)
+        .await
+        .unwrap()
+        .unwrap_err();
     assert!(matches!(error, Error::WrongKind { .. }), "{error}");
     let error = held.release().await.unwrap_err();
     assert!(matches!(error, Error::WrongKind { .. }), "{error}");
@@ -215,8 +218,8 @@ async fn request_to_busy_server_is_retried() {
     let settings = Client::builder().response_timeout(Duration::from_millis(300));
     let hasty = settings.connect(&server.url()).await.unwrap();
     let settings = Client::builder().response_timeout(LONG);
-    let patient = settings.connect(&server.url()).await.unwrap();
-    let same = set(&patient, "busy", 2).await;
+    let other = settings.connect(&server.url()).await.unwrap();
+    let same = set(&other, "busy", 2).await;
     let semaphore = hasty.semaphore(same.name());
     let mut connection = server.connection();
     let busy = std::thread::spawn(move || {
@@ -258,8 +261,8 @@ async fn late_answer_is_undone() {
     let server = Server::start();
     let settings = Client::builder().response_timeout(Duration::from_millis(200));
     let client = settings.connect(&server.url()).await.unwrap();
-    let patient = crate::common::client(&server).await;
-    let same = set(&patient, "late", 2).await;
+    let other = crate::common::client(&server).await;
+    let same = set(&other, "late", 2).await;
     let semaphore = client.semaphore(same.name());
     // Loads the script, so that the late answer is that of the step itself.
     same.acquire().await.unwrap().release().await.unwrap();
@@ -280,8 +283,8 @@ async fn awaiting_late_answers_does_not_block_other_requests() {
     let proxy = Proxy::to(server.port());
     let settings = Client::builder().response_timeout(Duration::from_millis(500));
     let client = settings.connect(&proxy.url()).await.unwrap();
-    let patient = crate::common::client(&server).await;
-    let same = set(&patient, "heard-out", 1000).await;
+    let other = crate::common::client(&server).await;
+    let same = set(&other, "heard-out", 1000).await;
     same.acquire().await.unwrap().release().await.unwrap();
     let semaphore = client.semaphore(same.name());
     proxy.stall(true);
@@ -359,7 +362,7 @@ async fn permits_released_between_any_two_polls_wake_waiter() {
         // The connection keeps order: everything that the waiter has sent so far has been answered.
         assert_eq!(semaphore.available().await.unwrap(), 0);
         held.release().await.unwrap();
-        let permits = within_limit("heard, not slept through", waiter)
+        let permits = within_limit("woken, not slept through", waiter)
             .await
             .unwrap();
         permits.release().await.unwrap();
@@ -409,14 +412,14 @@ async fn refused_channel_loses_no_permits() {
     let () = server.ask(&[
         "ACL",
         "SETUSER",
-        "mute",
+        "restricted",
         "on",
         ">secret",
         "~*",
         "resetchannels",
         "+@all",
     ]);
-    let url = format!("redis://mute:secret@127.0.0.1:{}", server.port());
+    let url = format!("redis://restricted:secret@127.0.0.1:{}", server.port());
     let (client, other) = (
         Client::connect(&url).await.unwrap(),
         Client::connect(&server.url()).await.unwrap(),
@@ -431,12 +434,12 @@ async fn refused_channel_loses_no_permits() {
     let error = permits.release().await.unwrap_err();
     assert!(matches!(error, Error::NotPermitted { .. }), "{error}");
     assert_eq!(semaphore.available().await.unwrap(), 0);
-    let () = server.ask(&["ACL", "SETUSER", "mute", "allchannels"]);
+    let () = server.ask(&["ACL", "SETUSER", "restricted", "allchannels"]);
     within_limit("settled", client.flush()).await;
     assert_eq!(semaphore.available().await.unwrap(), 2);
 }
 
-/// Only the first of many waiters asks; waiting costs one subscription.
+/// Only the first of many waiters sends requests; waiting costs one subscription.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_waiters_cost_one_subscription() {
     let server = Server::start();
@@ -456,9 +459,9 @@ async fn many_waiters_cost_one_subscription() {
     until("they wait", || async { crowd.status().subscriptions == 1 }).await;
     let channel = format!("redisson_sc:{{{}}}", semaphore.name());
     until("subscribed, once", || async {
-        let (_, listening): (String, i64) = server.ask(&["PUBSUB", "NUMSUB", &channel]);
-        assert!(listening <= 1);
-        listening == 1
+        let (_, subscribers): (String, i64) = server.ask(&["PUBSUB", "NUMSUB", &channel]);
+        assert!(subscribers <= 1);
+        subscribers == 1
     })
     .await;
     held.release().await.unwrap();

@@ -84,7 +84,7 @@ pub async fn a_lock_that_is_lost_with_its_master(deployment: &mut Deployment) {
     }
     let new = deployment.await_new_master("{b}", old);
     assert!(!deployment.server(new).ask::<bool>(&["EXISTS", "{b}:lost"]));
-    within_limit("told", guard.lost()).await;
+    within_limit("the loss is reported", guard.lost()).await;
     assert!(!guard.is_valid());
     assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
 }

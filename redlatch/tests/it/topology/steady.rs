@@ -28,7 +28,7 @@ pub async fn a_master_that_hangs(deployment: &Deployment) {
         }
         server.thaw();
     };
-    within_limit("told", guard.lost()).await;
+    within_limit("the loss is reported", guard.lost()).await;
     assert_lost(&guard.unlock().await.unwrap_err(), Loss::LeaseEnded);
     server.thaw();
     until("nothing is left", || async {

@@ -11,7 +11,7 @@
 //! * Write: possible without a hash, or if the owner already writes. An error if the owner itself
 //!   reads. A writer that waits marks itself, for a limited time.
 //! * Release of a read hold: pass its lease on to the remaining holds of the owner. The last reader
-//!   deletes the hash and wakes a waiter; waiters are also woken if the end moves nearer by a second.
+//!   deletes the hash and wakes a waiter; waiters are also woken if it now expires at least a second earlier.
 //! * Release of the write side: if the owner still reads, the mode becomes read, otherwise the hash
 //!   is deleted. All waiters are woken.
 //! * A reader whose keys have all expired is dead: it blocks no owner and is removed by the next release.

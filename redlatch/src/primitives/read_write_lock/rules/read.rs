@@ -199,7 +199,7 @@ impl Step for Release<'_> {
         } else if let Some((_, mut holds)) = find(keyspace, object, now)? {
             holds.set_end(now + most);
         }
-        // Writers sleep until the end that they received. If it is now much nearer, they are woken:
+        // Writers sleep until the end that they received. If it is now much earlier, they are woken:
         // the remaining readers may be dead and never release.
         if most.is_zero() || left.saturating_sub(most) >= MIN_WAKE_CHANGE {
             keyspace.publish(object.channel(), READ_RELEASED);
