@@ -126,7 +126,7 @@ impl Specification for LockModel {
                     .keys()
                     .all(|(owner, _)| *owner == invocation.owner);
                 let admits = lock.admits(invocation.owner, invocation.mode);
-                grows && (admits || invocation.mode == Mode::Alone && is_alone)
+                grows && (admits || invocation.mode == Mode::Exclusive && is_alone)
             }
             Step::Release => match next.holds.get_mut(&hold) {
                 Some(1) => next.holds.remove(&hold).is_some(),
