@@ -1,9 +1,16 @@
 //! Acquiring, losing and settling on a stopped clock, with the embedded store.
 
 use std::collections::HashSet;
-use std::hash::BuildHasher as _;
+use std::hash::{BuildHasher as _, BuildHasherDefault};
 
+use tokio::time::Instant;
+
+use super::registry::MixHasher;
+use super::settle::{PendingRelease, SETTLE_GRACE, WarnIfDropped};
 use super::*;
+use crate::error::{Error, Loss};
+use crate::hold::HoldPeriod;
+use crate::owner::Owner;
 use crate::store::embedded::failure_injection::Failure::{
     self, NoAnswer, NoEffect, NotSent, Unconfirmed,
 };

@@ -1,0 +1,140 @@
+//! The session of one client: its store, wait queues, watchdog and identity. All primitives acquire and
+//! release holds through it.
+//!
+//! 1. [`Session::hold_ref`] returns a counted reference to the owner's hold on an object. A lost hold is
+//!    replaced by a new one.
+//! 2. [`HoldRef::try_acquire`] makes one attempt to acquire. The steps of one hold take turns
+//!    ([`Hold::turn`]). If the store may still keep something that the owner released, a release is sent
+//!    first and must be answered. The attempt carries the wanted hold count.
+//! 3. If the store grants the attempt and the replicas confirm it, a guard is added and the watchdog watches
+//!    the hold.
+//! 4. If an attempt fails or is dropped without an answer, its outcome is unknown ([`SettleOnDrop`]). It is
+//!    settled in the background.
+//! 5. [`HoldRef::settle`] sends the hold count of this client to the store; 0 releases the hold. Unlocking,
+//!    dropping a guard, dropping an attempt and failing all settle in this way.
+//! 6. Settling in the background retries until the lease must have ended ([`SETTLE_GRACE`]).
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use crate::background::Background;
+use crate::error::Result;
+use crate::lease::Lease;
+use crate::owner::ClientId;
+use crate::step::Step;
+use crate::store::{Delivery, Progress, Store};
+use crate::wait::WaitQueues;
+use crate::watchdog::Watchdog;
+
+mod acquire;
+mod registry;
+mod settle;
+
+pub(crate) use acquire::AllOrNone;
+pub(crate) use registry::HoldRef;
+use registry::HoldRegistry;
+
+/// The state of one client that all its primitives share.
+pub(crate) struct Session {
+    pub(crate) id: ClientId,
+    pub(crate) prefix: String,
+    pub(crate) store: Arc<Store>,
+    pub(crate) waiting: WaitQueues,
+    pub(crate) watchdog: Watchdog,
+    pub(crate) background: Background,
+    /// How long an outage may last before waiting fails, if it is set.
+    pub(crate) outage_limit: Option<Duration>,
+    holds: Mutex<HoldRegistry>,
+    /// Notified when any hold was acquired.
+    acquired: Notify,
+}
+
+/// How a hold is acquired.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Terms {
+    /// How long the store keeps the hold without a renewal.
+    pub(crate) lease: Lease,
+    /// Whether the watchdog renews it.
+    pub(crate) renewed: bool,
+    /// Whether the owner may already hold it.
+    pub(crate) reentrant: bool,
+    /// How long the store may keep traces of an attempt: the lease, or longer if the attempt waits.
+    pub(crate) trace_lifetime: Lease,
+}
+
+impl Terms {
+    /// Returns the terms for an attempt that waits, if the store remembers waiters for this long.
+    pub(crate) fn waiting(self, remembered: Option<Lease>) -> Terms {
+        Terms {
+            trace_lifetime: remembered.map_or(self.lease, |lifetime| lifetime.max(self.lease)),
+            ..self
+        }
+    }
+}
+
+impl Session {
+    pub(crate) fn new(
+        id: ClientId,
+        prefix: String,
+        store: Arc<Store>,
+        waiting: WaitQueues,
+        lease: Lease,
+        background: Background,
+        outage_limit: Option<Duration>,
+    ) -> Session {
+        Session {
+            outage_limit,
+            id,
+            prefix,
+            watchdog: Watchdog::new(lease, store.clone(), background.clone()),
+            store,
+            waiting,
+            background,
+            holds: Mutex::default(),
+            acquired: Notify::new(),
+        }
+    }
+
+    /// Returns the terms of an acquisition: with this lease, or renewed with the watchdog's.
+    pub(crate) fn terms(&self, lease: Option<Lease>, reentrant: bool) -> Terms {
+        let renewed = lease.is_none();
+        let lease = lease.unwrap_or(self.watchdog.lease());
+        Terms {
+            lease,
+            renewed,
+            reentrant,
+            trace_lifetime: lease,
+        }
+    }
+
+    /// Runs a step that must not be applied twice: [`Store::run_at_most_once`]. Once started it is completed:
+    /// if this is dropped, it continues in the background.
+    pub(crate) async fn run_at_most_once<S: Step<Reply: 'static> + 'static>(
+        &self,
+        step: S,
+        what: &'static str,
+    ) -> Result<S::Reply> {
+        let store = self.store.clone();
+        let progress = Progress::default();
+        let work = async move {
+            let run =
+                store.run_at_most_once(&step, what, Delivery::IMMEDIATE, Duration::ZERO, &progress);
+            Ok(run.await?.reply)
+        };
+        self.run_to_completion(work).await
+    }
+
+    /// Completes `work` once it is started: if this is dropped, it continues in the background.
+    pub(crate) async fn run_to_completion<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        self.background.remember_runtime()?;
+        self.background.detach_on_drop(work, || true).await
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,213 @@
+//! Makes the store match this client: sends the current hold count, at once or in the background.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{HoldRef, Terms};
+use crate::error::{Error, Loss, Result};
+use crate::hold::{Hold, HoldSnapshot};
+use crate::lease::Lease;
+use crate::store::{AttemptPermit, Delivery, Progress, Route};
+
+/// How long after the end of a lease a release is retried.
+pub(super) const SETTLE_GRACE: Duration = Duration::from_secs(10);
+
+impl HoldRef {
+    /// Removes one guard. [`HoldRef::settle`] then updates the store.
+    pub(crate) fn remove_guard(&self, terms: Terms) {
+        let change = self.hold.remove_guard(terms.renewed);
+        self.removed_at.store(change, Ordering::Relaxed);
+    }
+
+    /// Makes the store match this client: sends the current hold count, which may be 0. Returns whether the
+    /// owner still held it.
+    ///
+    /// Sending it twice has the effect of one. It is repeated when the connection breaks. "Not held" in
+    /// reply to the repetition means that the first one took effect.
+    pub(crate) async fn settle(&self) -> Result<bool> {
+        let up_to_change = match self.removed_at.load(Ordering::Relaxed) {
+            0 => self.hold.changes(),
+            removed_at => removed_at,
+        };
+        let mut turn = self.hold.turn().await?;
+        let settled = self.settle_in_turn(up_to_change).await;
+        turn.record_result(&settled);
+        settled
+    }
+
+    /// Settles for a caller that has the turn. `up_to_change`: number of changes when the caller started.
+    pub(super) async fn settle_in_turn(&self, up_to_change: u64) -> Result<bool> {
+        let snapshot = self.hold.snapshot();
+        let Some(loss) = snapshot.loss.filter(|_| snapshot.is_superseded) else {
+            return self.settle_hold(&self.hold, snapshot, up_to_change).await;
+        };
+        // The store's state of this owner now belongs to the latest generation. Its request may have been
+        // canceled before it released what this generation left there.
+        if let Some(latest) = self.session.latest_generation(&self.hold)
+            && let snapshot = latest.snapshot()
+            && snapshot.has_unacknowledged_changes
+        {
+            let up_to_change = snapshot.changes;
+            self.settle_hold(&latest, snapshot, up_to_change).await?;
+        }
+        Err(self.hold.lost_error(loss))
+    }
+
+    /// Settles the latest generation of the hold.
+    async fn settle_hold(
+        &self,
+        hold: &Arc<Hold>,
+        now: HoldSnapshot,
+        up_to_change: u64,
+    ) -> Result<bool> {
+        let session = &self.session;
+        let keep = match now.loss {
+            None => now.count,
+            // An answer that came too late may have left something in the store.
+            Some(_) => 0,
+        };
+        if keep == 0 {
+            session.watchdog.unwatch(hold);
+            if now.released_at >= up_to_change {
+                // A release through another reference has sent the same count.
+                return Ok(true);
+            }
+        }
+        let lease = now.is_renewed.then(|| session.watchdog.lease());
+        let step = hold.kind.release(hold, keep, lease);
+        let store = &session.store;
+        let delivery = Delivery::on(match now.has_attempt_in_flight {
+            true => Route::Acquisitions,
+            false => Route::Commands,
+        });
+        let release = PendingRelease::new(hold, keep);
+        if keep == 0 {
+            session.waiting.record_release(hold.object.channel());
+        }
+        let answer = release.record_answer(store.run(&step, delivery, &release.progress).await)?;
+        tracing::debug!(lock = hold.object.name(), owner = %hold.field, keep,
+            held = answer.reply, "released");
+        if keep == 0 && !hold.owner_key.is_empty() {
+            // The owner's waiting state in the store is removed too: another attempt of the same owner has
+            // to start again.
+            session.waiting.wake(&hold.owner_key);
+        }
+        let is_repeated = answer.repeated || now.maybe_released;
+        let held = answer.reply || keep == 0 && is_repeated;
+        hold.release_acknowledged(now.changes, keep == 0 && held && now.loss.is_none());
+        if let Some(loss) = now.loss {
+            return Err(hold.lost_error(loss));
+        }
+        if keep > 0 {
+            if !held {
+                hold.mark_lost(Loss::NotHeld);
+                session.watchdog.report_missing(hold);
+            } else if let Some(lease) = lease {
+                hold.extend(answer.sent_at + lease.duration());
+            }
+            session.watchdog.watch(hold);
+        }
+        Ok(held)
+    }
+
+    /// Settles in the background. Retries until the lease in the store must have ended.
+    pub(crate) fn settle_in_background(&self, lease: Lease) {
+        self.clone().settle_detached(lease.duration(), None);
+    }
+
+    /// Settles an attempt that may still be in flight. The attempt keeps its permit until the first try to
+    /// settle it. So the attempts that wait for settling are limited like those in flight, however many
+    /// callers start and cancel attempts.
+    pub(super) fn settle_detached(self, lease: Duration, attempt: Option<AttemptPermit>) {
+        let background = self.session.background.clone();
+        let unstarted = WarnIfDropped(Some(self));
+        background.spawn(async move {
+            let mut unstarted = unstarted;
+            if let Some(hold_ref) = unstarted.0.take() {
+                hold_ref.settle_with_retries(lease, attempt).await;
+                hold_ref.hold.settling_ended();
+            }
+        });
+    }
+
+    pub(super) async fn settle_with_retries(
+        &self,
+        lease: Duration,
+        mut attempt: Option<AttemptPermit>,
+    ) {
+        // A step in flight may take effect this late; its lease starts then.
+        let deadline = Instant::now() + lease + SETTLE_GRACE;
+        let name = self.hold.object.name();
+        loop {
+            let key = self.hold.object.key();
+            let permit = self.session.store.settling_permit(key).await;
+            let settled = self.settle().await;
+            drop((permit, attempt.take()));
+            match settled {
+                Ok(_) | Err(Error::Lost { .. } | Error::WrongKind { .. }) => return,
+                // After any error, even a refusal: its cause may end before the lease does.
+                Err(error) if Instant::now() < deadline => {
+                    tracing::debug!(lock = name, owner = %self.hold.field, %error,
+                        "release failed; retrying");
+                    tokio::time::sleep(SETTLE_GRACE / 20).await;
+                }
+                Err(error) => {
+                    tracing::warn!(lock = name, owner = %self.hold.field, %error,
+                        "release failed; the lock is free when its lease ends");
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// A release that can be canceled or fail between being sent and being answered. Its hold remembers that:
+/// the next release, which may be another caller's, counts as a repetition. If that finds nothing, the
+/// first one took effect, and nothing was lost.
+pub(super) struct PendingRelease<'a> {
+    hold: &'a Hold,
+    keep: u32,
+    pub(super) progress: Progress,
+}
+
+impl<'a> PendingRelease<'a> {
+    pub(super) fn new(hold: &'a Hold, keep: u32) -> PendingRelease<'a> {
+        let progress = Progress::default();
+        PendingRelease {
+            hold,
+            keep,
+            progress,
+        }
+    }
+
+    pub(super) fn record_answer<T>(&self, answer: Result<T>) -> Result<T> {
+        if answer.as_ref().err().is_none_or(Error::leaves_untouched) {
+            self.progress.mark_unsent();
+        }
+        answer
+    }
+}
+
+impl Drop for PendingRelease<'_> {
+    fn drop(&mut self) {
+        if self.keep == 0 && self.progress.was_sent() {
+            self.hold.release_unanswered();
+        }
+    }
+}
+
+/// Logs a warning if background work is dropped before it starts, because its runtime has ended.
+pub(super) struct WarnIfDropped(pub(super) Option<HoldRef>);
+
+impl Drop for WarnIfDropped {
+    fn drop(&mut self) {
+        if let Some(hold_ref) = &self.0 {
+            tracing::warn!(lock = hold_ref.hold.object.name(), owner = %hold_ref.hold.field,
+                "no runtime to release the lock in; it is free when its lease ends");
+            hold_ref.hold.settling_ended();
+        }
+    }
+}
