@@ -1,6 +1,7 @@
 //! Redisson's distributed locks for Rust, on Redis and Valkey.
 #![doc = include_str!("crate.md")]
 #![forbid(unsafe_code)]
+#![warn(missing_debug_implementations)]
 
 mod background;
 mod backoff;

@@ -47,6 +47,14 @@ pub struct Listed {
     pub state: ObjectState,
 }
 
+impl std::fmt::Debug for Listing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Listing")
+            .field("pattern", &self.pattern)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Listing {
     pub(crate) fn new(session: Arc<Session>, pattern: &str) -> Listing {
         Listing {

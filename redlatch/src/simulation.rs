@@ -52,6 +52,12 @@ pub(crate) fn current() -> Option<Arc<dyn Process>> {
 /// A future that runs in a process. Everything that it spawns in the library runs in the same process.
 pub struct Inside<F: Future + Send + 'static>(Arc<Shared<F>>);
 
+impl<F: Future + Send + 'static> std::fmt::Debug for Inside<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inside").finish_non_exhaustive()
+    }
+}
+
 struct Shared<F> {
     process: Option<Arc<dyn Process>>,
     /// `None` after it was dropped.

@@ -173,6 +173,15 @@ impl Clone for HoldRef {
     }
 }
 
+impl std::fmt::Debug for HoldRef {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HoldRef")
+            .field("name", &self.hold.object.name())
+            .field("owner", &self.hold.field)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Drop for HoldRef {
     fn drop(&mut self) {
         let key = self.key();

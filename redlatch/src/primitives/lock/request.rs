@@ -19,6 +19,7 @@ use crate::store::Progress;
 use crate::wait::{Attempt, Limits, QueueKind, Request};
 
 /// The settings that both requests share.
+#[derive(Debug)]
 pub(crate) struct AcquireOptions<K: LockKind> {
     lock: Lock<K>,
     lease: Option<Duration>,
@@ -43,6 +44,7 @@ pub(crate) struct AcquireOptions<K: LockKind> {
 /// remains that is not renewed. Once polled, it must be polled further or dropped, as with any fair
 /// lock: a request that is kept but not polled keeps its position in the queue.
 #[must_use = "nothing is acquired until this is awaited"]
+#[derive(Debug)]
 pub struct Acquire<K: LockKind = Reentrant> {
     pub(super) request: AcquireOptions<K>,
 }
@@ -51,6 +53,7 @@ pub struct Acquire<K: LockKind = Reentrant> {
 ///
 /// Errors and cancel safety are those of [`Acquire`].
 #[must_use = "nothing is acquired until this is awaited"]
+#[derive(Debug)]
 pub struct TryAcquire<K: LockKind = Reentrant> {
     request: AcquireOptions<K>,
     wait: Duration,

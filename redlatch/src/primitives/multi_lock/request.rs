@@ -43,6 +43,7 @@ pub(crate) trait Obtain: Clone + Send + Sync + 'static {
 ///
 /// May be dropped at any point: locks that were acquired by then are released in the background.
 #[must_use = "nothing is acquired until this is awaited"]
+#[derive(Debug)]
 pub struct AcquireMany<L: LockOfMany> {
     lock: L,
     lease: Option<Duration>,
@@ -56,6 +57,7 @@ pub struct AcquireMany<L: LockOfMany> {
 ///
 /// Errors and cancel safety are those of [`AcquireMany`].
 #[must_use = "nothing is acquired until this is awaited"]
+#[derive(Debug)]
 pub struct TryAcquireMany<L: LockOfMany> {
     request: AcquireMany<L>,
     wait: Duration,

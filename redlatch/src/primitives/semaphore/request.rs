@@ -40,6 +40,7 @@ use crate::wait::{Attempt, Limits, Request};
 /// after [`Error::ResponseTimeout`] or a drop, because the connection breaks or the runtime ends,
 /// the permits may stay taken. The log reports it (`tracing`, level WARN, with the semaphore's name).
 #[must_use = "nothing is acquired until this is awaited"]
+#[derive(Debug)]
 pub struct AcquirePermits {
     pub(super) semaphore: Semaphore,
     pub(super) permits: u32,
@@ -51,6 +52,7 @@ pub struct AcquirePermits {
 ///
 /// Errors and cancel safety are those of [`AcquirePermits`].
 #[must_use = "nothing is acquired until this is awaited"]
+#[derive(Debug)]
 pub struct TryAcquirePermits {
     pub(super) semaphore: Semaphore,
     pub(super) permits: u32,
@@ -328,6 +330,7 @@ impl Drop for UnclaimedAttempt {
 
 /// Sets the permits when awaited, if they are not set yet: [`Semaphore::try_set_permits`].
 #[must_use = "nothing is set until this is awaited"]
+#[derive(Debug)]
 pub struct TrySetPermits {
     pub(super) semaphore: Semaphore,
     pub(super) permits: u32,
