@@ -623,7 +623,7 @@ mod tests {
 
     /// A release may have freed the object that the earlier answer called held.
     #[tokio::test(start_paused = true)]
-    async fn a_request_that_joins_after_a_message_has_no_news_until_the_store_answers() {
+    async fn request_that_joins_after_message_has_no_answer_until_store_answers() {
         let queues = queues();
         let waiter = queues.join("c", "object", QueueKind::Exclusive);
         let has_contact = |since| {

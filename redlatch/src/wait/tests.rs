@@ -292,7 +292,7 @@ async fn subscription_ends_after_linger_time() {
 /// One request acquires the lock at 1 s and keeps it for 10 s. Another one joins at 5 s and gets no answer
 /// until its wait limit.
 #[tokio::test(start_paused = true)]
-async fn request_joining_after_release_has_no_news() {
+async fn request_joining_after_release_has_no_answer() {
     let nothing: fn(&WaitQueues) = |_| {};
     // Either the message has arrived, or only this client knows as yet.
     let releases: [fn(&WaitQueues); 2] = [
@@ -322,7 +322,7 @@ async fn request_joining_after_release_has_no_news() {
 
 /// Another object on the same channel has waiters. Their contacts do not count.
 #[tokio::test(start_paused = true)]
-async fn line_of_other_object_at_channel_has_no_news() {
+async fn queue_of_other_object_at_channel_has_no_answer() {
     let queues = queues();
     let mut one = scripted(&queues, [wait(60), wait(60)]);
     let mut two = scripted(&queues, []);
@@ -570,7 +570,7 @@ async fn waiting_lasts_through_outage_until_limit() {
 
 /// That readers hold the object is no answer to a reader.
 #[tokio::test(start_paused = true)]
-async fn answer_to_one_queue_is_no_contact_for_the_other() {
+async fn answer_to_one_queue_does_not_count_for_the_other() {
     let queues = queues();
     let writer = queues.join("channel", "object", QueueKind::Exclusive);
     let Some(reader) = queues.join_existing("channel", "object", QueueKind::Shared) else {
