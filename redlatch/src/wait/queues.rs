@@ -12,7 +12,7 @@
 //!    and subscribing cannot cross.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -38,7 +38,11 @@ pub(crate) struct WaitQueues {
 
 /// The subscriptions and wait queues by channel. Receives the messages of the store.
 #[derive(Default)]
-pub(crate) struct ChannelMap(Mutex<BTreeMap<Arc<str>, ChannelEntry>>);
+pub(crate) struct ChannelMap {
+    entries: Mutex<BTreeMap<Arc<str>, ChannelEntry>>,
+    /// Number of entries. Saves most requests, which find no waiters, from locking the map.
+    len: AtomicUsize,
+}
 
 /// One channel: its subscription, and the objects with waiters on it.
 struct ChannelEntry {
@@ -149,7 +153,9 @@ impl WaitQueues {
 
     /// Returns whether there are wait queues for `object` on `channel`. Requests then wait for their turn.
     pub(crate) fn has_queue(&self, channel: &str, object: &str) -> bool {
-        let channels = self.channels.lock();
+        let Some(channels) = self.channels.lock_unless_empty() else {
+            return false;
+        };
         let entry = channels.get(channel);
         entry.is_some_and(|entry| entry.find(object).is_some())
     }
@@ -161,7 +167,7 @@ impl WaitQueues {
         object: &str,
         kind: QueueKind,
     ) -> Option<Waiter> {
-        let mut channels = self.channels.lock();
+        let mut channels = self.channels.lock_unless_empty()?;
         let entry = channels.get_mut(channel)?;
         Some(self.add_waiter(entry, object, kind))
     }
@@ -175,7 +181,8 @@ impl WaitQueues {
     /// on, an earlier answer no longer means that they are held. The message that wakes waiters may arrive
     /// later, on another connection.
     pub(crate) fn record_release(&self, channel: &str) {
-        if let Some(entry) = self.channels.lock().get(channel) {
+        let channels = self.channels.lock_unless_empty();
+        if let Some(entry) = channels.as_ref().and_then(|channels| channels.get(channel)) {
             entry.record_release();
         }
     }
@@ -190,6 +197,7 @@ impl WaitQueues {
             .or_insert_with(|| ChannelEntry::new(channel));
         let waiter = self.add_waiter(entry, object, kind);
         waiter.queue().contact().answered = true;
+        self.channels.len.store(channels.len(), Ordering::Release);
         waiter
     }
 
@@ -248,7 +256,12 @@ enum Ready {
 
 impl ChannelMap {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, ChannelEntry>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Locks the map unless it is empty. An entry that another thread is about to add may be missed.
+    fn lock_unless_empty(&self) -> Option<MutexGuard<'_, BTreeMap<Arc<str>, ChannelEntry>>> {
+        (self.len.load(Ordering::Acquire) > 0).then(|| self.lock())
     }
 
     fn ready_to_close(&self, channel: &str, linger: Duration) -> Ready {
@@ -280,6 +293,7 @@ impl ChannelMap {
             Some(entry) if entry.waiters > 0 => entry.closer = None,
             _ => drop(channels.remove(channel)),
         }
+        self.len.store(channels.len(), Ordering::Release);
     }
 }
 
@@ -581,7 +595,7 @@ mod tests {
         let entry = ChannelEntry::new("c".into());
         let subscription = entry.subscription.clone();
         subscription.state.store(SUBSCRIBED, Ordering::SeqCst);
-        let channels = ChannelMap(Mutex::default());
+        let channels = ChannelMap::default();
         channels.lock().insert("c".into(), entry);
         channels.on_unsubscribed("c");
         assert!(subscription.may_be_subscribed());
