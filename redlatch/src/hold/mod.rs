@@ -61,6 +61,11 @@ pub(crate) trait HoldKind: Send + Sync {
         lease: Option<Lease>,
     ) -> BoxedStep<'a, bool>;
 
+    /// Returns whether a full release frees the object and publishes that.
+    fn release_frees(&self) -> bool {
+        true
+    }
+
     /// Cost of a renewal for the server, relative to a plain lock.
     fn weight(&self, hold: &Hold) -> usize {
         let _ = hold;

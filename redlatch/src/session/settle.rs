@@ -84,10 +84,15 @@ impl HoldRef {
             false => Route::Commands,
         });
         let release = PendingRelease::new(hold, keep);
-        if keep == 0 {
+        let frees = keep == 0 && hold.kind.release_frees();
+        if frees {
             session.waiting.record_release(hold.object.channel());
         }
         let answer = release.record_answer(store.run(&step, delivery, &release.progress).await)?;
+        if frees && !answer.reply {
+            // There may be no message, so another waiter's request is necessary to learn who holds it now.
+            session.waiting.wake(hold.object.channel());
+        }
         tracing::debug!(lock = hold.object.name(), owner = %hold.field, keep,
             held = answer.reply, "released");
         if keep == 0 && !hold.owner_key.is_empty() {

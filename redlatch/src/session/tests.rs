@@ -608,3 +608,21 @@ async fn next_acquisition_waits_for_pending_release() {
         guard.unlock().await.unwrap();
     }
 }
+
+/// A release that publishes no message: the first waiter sleeps on, and the others have had their answer.
+#[tokio::test(start_paused = true)]
+async fn release_without_message_leaves_waiters_their_answer() {
+    let (_, client) = client();
+    let lock = client.read_write_lock("a");
+    let (read, write) = (lock.read(), lock.write());
+    let one = read.lock().await.unwrap();
+    let _other = read.lock().await.unwrap();
+    let waiting = tokio::spawn(write.lock().into_future());
+    tokio::time::sleep(SECOND / 10).await;
+    one.unlock().await.unwrap();
+    let limited = write.try_lock().wait(SECOND).await;
+    assert!(limited.unwrap().is_none());
+    // Nothing is forced open, so there is no message either.
+    assert!(!client.lock("b").force_unlock().await.unwrap());
+    assert!(!waiting.is_finished());
+}

@@ -120,9 +120,12 @@ impl WaitQueues {
         wait_in_queue(waiter, attempt).await.map(Some)
     }
 
-    /// Like `obtain`, for a request that was refused before: waits for its turn first.
+    /// Like `obtain`, for a request that was refused before or that found a queue: waits for its turn first.
     pub(crate) async fn obtain_queued<A: Attempt>(&self, attempt: &mut A) -> Result<A::Grant> {
-        let waiter = self.join(attempt.channel(), attempt.object(), attempt.queue_kind());
+        let (channel, object, kind) = (attempt.channel(), attempt.object(), attempt.queue_kind());
+        // That a queue exists is no answer: a request for several objects may not have been sent yet.
+        let existing = self.join_existing(channel, object, kind);
+        let waiter = existing.unwrap_or_else(|| self.join(channel, object, kind));
         wait_in_queue(waiter, attempt).await
     }
 }
@@ -180,6 +183,7 @@ async fn wait_as_first<A: Attempt>(
             // No release has arrived since the previous waiter acquired it, so another owner still holds
             // it. This counts as the store's answer to this request.
             attempt.progress().record_answer();
+            waiter.request_ended(Some(LastContact::Answered));
             NextRequest::At(at)
         }
         _ => NextRequest::Now,

@@ -568,6 +568,27 @@ async fn waiting_lasts_through_outage_until_limit() {
     assert_eq!((refused.unwrap(), after), (None, 0));
 }
 
+/// One request acquires the lock at 1 s and keeps it for 10 s. The second one relies on that, and the third one
+/// waits behind it.
+#[tokio::test(start_paused = true)]
+async fn request_behind_one_that_relies_on_the_winner_is_answered() {
+    let queues = queues();
+    let mut one = scripted(&queues, [wait(1), wait(1), Ok(Outcome::Done(1))]);
+    one.keeps = Some(10 * SECOND);
+    queues.obtain(&mut one, true).await.unwrap();
+    let (mut two, mut three) = (scripted(&queues, []), scripted(&queues, []));
+    let limits = Limits::new(WaitLimit::at_most(SECOND), None);
+    let progress = three.progress.clone();
+    let third = async {
+        tokio::task::yield_now().await;
+        queues.within(limits, &progress, &mut three).await
+    };
+    tokio::select! {
+        second = queues.obtain(&mut two, true) => panic!("{second:?}"),
+        third = third => assert_eq!(third.unwrap(), None),
+    }
+}
+
 /// That readers hold the object is no answer to a reader.
 #[tokio::test(start_paused = true)]
 async fn answer_to_one_queue_does_not_count_for_the_other() {

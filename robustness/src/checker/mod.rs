@@ -170,11 +170,12 @@ pub fn explain(violation: &Violation, history: &History) -> Option<&'static str>
     lost.next_back().map(|lost| lost.loss.why)
 }
 
-/// Returns whether another fault lasted on after this data loss, or began before all holds were renewed.
+/// Returns whether another fault began after this data loss, before all holds were renewed.
 fn is_followed(history: &History, lost: &DataLossWindow) -> bool {
     let renewed = lost.until + history.lease / 3;
     let mut windows = history.windows.iter();
-    windows.any(|window| window.from < renewed && lost.until < window.until)
+    windows
+        .any(|window| lost.from < window.from && window.from < renewed && lost.until < window.until)
 }
 
 impl std::fmt::Display for Violation {

@@ -516,6 +516,11 @@ impl Guard<Permits> {
 }
 
 impl HoldKind for Permits {
+    fn release_frees(&self) -> bool {
+        // Other permits remain taken.
+        false
+    }
+
     fn renew_script(&self) -> &'static Script {
         rules::renew_script()
     }

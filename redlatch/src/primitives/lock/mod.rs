@@ -295,15 +295,20 @@ impl<K: LockKind> Lock<K> {
     /// If dropped after it started, it continues in the background.
     pub async fn force_unlock(&self) -> Result<bool> {
         let (kind, object) = (self.kind.clone(), self.object()?.clone());
-        let store = self.session.store.clone();
-        self.session.waiting.record_release(object.channel());
+        let (store, waiting) = (self.session.store.clone(), self.session.waiting.clone());
+        waiting.record_release(object.channel());
         // Not repeated: a second execution would release the next owner's hold.
         let unlocked = self.session.run_to_completion(async move {
             let step = kind.force(&object);
             let (what, progress) = ("unlocking by force", Progress::default());
             let run =
                 store.run_at_most_once(&step, what, Delivery::IMMEDIATE, Duration::ZERO, &progress);
-            Ok(run.await?.reply)
+            let unlocked = run.await?.reply;
+            if !unlocked {
+                // There is no message.
+                waiting.wake(object.channel());
+            }
+            Ok(unlocked)
         });
         let unlocked = unlocked.await?;
         if unlocked {

@@ -297,6 +297,11 @@ impl Guard<Write> {
 }
 
 impl HoldKind for Read {
+    fn release_frees(&self) -> bool {
+        // Other readers may remain.
+        false
+    }
+
     fn renew_script(&self) -> &'static Script {
         read::renew_script()
     }
