@@ -335,7 +335,8 @@ fn terminal_columns() -> Option<usize> {
     Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
 }
 
-/// Shortens owners, then names, until the table fits. JSON always contains them in full.
+/// Shortens owners, then names, then kinds, to their minimum widths if necessary. JSON always contains
+/// them in full.
 fn fit_columns(cells: &mut [[String; 5]], columns: usize) {
     const SEPARATORS: usize = 4 * 2;
     // Owners remain distinguishable: they keep the beginning of the client id, and the number.

@@ -279,7 +279,7 @@ impl Server {
         self.ask::<String>(&["CLIENT", "LIST"]).lines().count() - 1
     }
 
-    /// Closes all connections from the server's side.
+    /// Makes the server close the connections of all clients, but not of replicas.
     pub fn cut_all(&self) {
         let mut connection = self.connection();
         for kind in ["normal", "pubsub"] {

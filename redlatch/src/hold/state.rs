@@ -47,7 +47,7 @@ pub(super) struct State {
     renewed: u32,
     /// Time until which the store keeps the hold, as far as is known: never later than its real end.
     pub(super) end: Instant,
-    /// The longest remaining lease with which it was ever acquired.
+    /// The longest lease that an acquisition in this hold period still had when it was answered.
     pub(super) longest: Duration,
     pub(super) loss: Option<Loss>,
     /// Number of the latest change.
@@ -110,8 +110,8 @@ impl State {
         }
     }
 
-    /// Adds a guard after the store has granted the hold until `end`. Fails if that has passed already; the
-    /// count is then unchanged.
+    /// Adds a guard after the store has granted the hold until `end`. Fails if the hold is lost, or if
+    /// this would be its first guard and that has passed. The count is then unchanged.
     pub(super) fn add_guard(
         &mut self,
         end: Instant,
@@ -251,7 +251,7 @@ impl State {
             return Some((self.end, WatchAction::Expire));
         }
         Some(match self.watchdog.not_before {
-            // After a failure: when its pause is over, and not earlier.
+            // After a failure: when the pause is over, or at the end of the lease if that is earlier.
             Some(again) => (again.min(self.end), WatchAction::Retry),
             None if self.watchdog.suspect => (now, WatchAction::Renew),
             None => (

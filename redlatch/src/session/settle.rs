@@ -38,7 +38,7 @@ impl HoldRef {
         settled
     }
 
-    /// Settles for a caller that has the turn. `up_to_change`: number of changes when the caller started.
+    /// Settles for a caller that has the turn. `up_to_change`: the latest change that must be settled.
     pub(super) async fn settle_in_turn(&self, up_to_change: u64) -> Result<bool> {
         let snapshot = self.hold.snapshot();
         let Some(loss) = snapshot.loss.filter(|_| snapshot.is_superseded) else {
@@ -66,7 +66,7 @@ impl HoldRef {
         let session = &self.session;
         let keep = match now.loss {
             None => now.count,
-            // An answer that came too late may have left something in the store.
+            // An attempt whose answer came too late may have acquired the object in the store.
             Some(_) => 0,
         };
         if keep == 0 {
@@ -88,7 +88,8 @@ impl HoldRef {
         if frees {
             session.waiting.record_release(hold.object.channel());
         }
-        let answer = release.record_answer(store.run(&step, delivery, &release.progress).await)?;
+        let answer =
+            release.disarm_if_answered(store.run(&step, delivery, &release.progress).await)?;
         if frees && !answer.reply {
             // There may be no message, so another waiter's request is necessary to learn who holds it now.
             session.waiting.wake(hold.object.channel());
@@ -188,7 +189,7 @@ impl<'a> PendingRelease<'a> {
         }
     }
 
-    pub(super) fn record_answer<T>(&self, answer: Result<T>) -> Result<T> {
+    pub(super) fn disarm_if_answered<T>(&self, answer: Result<T>) -> Result<T> {
         if answer.as_ref().err().is_none_or(Error::leaves_untouched) {
             self.progress.mark_unsent();
         }

@@ -368,7 +368,7 @@ async fn unanswered_release_makes_next_one_a_repetition() {
     let release = PendingRelease::new(hold, 0);
     hold.release_acknowledged(hold.changes(), false);
     release.progress.mark_sent();
-    release.record_answer(Ok(())).unwrap();
+    release.disarm_if_answered(Ok(())).unwrap();
     drop(release);
     assert!(!hold.snapshot().maybe_released, "it was answered");
     // The store does not have it any more: the earlier release took effect.

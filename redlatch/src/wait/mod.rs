@@ -178,7 +178,7 @@ async fn wait_as_first<A: Attempt>(
 ) -> Result<A::Grant> {
     // The waiter that had the turn before acquired the object, and this client has received every release
     // since: no request is needed yet.
-    let mut next = match turn.take_passed_time() {
+    let mut next = match turn.take_next_request_at() {
         Some(at) if waiter.is_subscribed() && Instant::now() < at && !waiter.discard_wakeups() => {
             // No release has arrived since the previous waiter acquired it, so another owner still holds
             // it. This counts as the store's answer to this request.
@@ -216,7 +216,7 @@ async fn wait_as_first<A: Attempt>(
         next = match (outcome, pause) {
             (Outcome::Done(grant), _) => {
                 if let Some(held) = attempt.excludes_waiters_for() {
-                    turn.pass_turn(sent_at + held + ROUNDING);
+                    turn.set_next_request_at(sent_at + held + ROUNDING);
                 }
                 return Ok(grant);
             }

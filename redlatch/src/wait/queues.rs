@@ -1,4 +1,5 @@
-//! Wait queues of one client: one subscription per channel, and per requested object its waiters in order.
+//! Wait queues of one client: one subscription per channel, and two queues (exclusive and shared) for
+//! each object that is waited for.
 //!
 //! Redisson's layout gives two objects one channel: `a` and `{a}`. Each has queues of its own, so a waiter
 //! never waits behind a waiter for the other object. They share the subscription:
@@ -47,7 +48,7 @@ pub(crate) struct ChannelMap {
 /// One channel: its subscription, and the objects with waiters on it.
 struct ChannelEntry {
     subscription: Arc<Subscription>,
-    /// The objects with waiters on this channel: mostly one. Cleared when the subscription is ended.
+    /// The objects that had waiters since the subscription began: usually one.
     objects: Vec<Arc<ObjectQueues>>,
     /// Number of waiters on this channel, including the first of each queue.
     waiters: usize,
@@ -59,7 +60,7 @@ struct ChannelEntry {
 
 struct Subscription {
     channel: Arc<str>,
-    /// [`NOT_SUBSCRIBED`], [`SUBSCRIBING`], [`SUBSCRIBED`] or [`ENDED`].
+    /// [`NOT_SUBSCRIBED`], [`UNCONFIRMED`], [`SUBSCRIBED`] or [`END_REPORTED`].
     state: AtomicU8,
     /// Locked while the subscription is being ended. A waiter that joins meanwhile subscribes only
     /// afterwards, so that ending and subscribing cannot cross.
@@ -82,10 +83,11 @@ struct ObjectQueues {
 struct ContactState {
     /// Number of waiters in the queue. The rest is reset when the last one leaves.
     waiters: usize,
-    /// Since when a request has been without an answer.
-    unanswered_since: Option<Instant>,
-    /// When the object was first released since the last request was sent, as far as this client knows.
-    released_at: Option<Instant>,
+    /// Start of the oldest request without an answer, or the release that it follows. Earlier answers
+    /// count only for waiters that joined before.
+    stale_since: Option<Instant>,
+    /// When the object was first released, or may have been, since the last request was sent.
+    maybe_released_at: Option<Instant>,
     /// Whether the store has answered a request of the queue.
     answered: bool,
 }
@@ -111,11 +113,11 @@ pub(crate) enum QueueKind {
 
 const NOT_SUBSCRIBED: u8 = 0;
 /// The subscription was sent; whether it took effect is unknown.
-const SUBSCRIBING: u8 = 1;
+const UNCONFIRMED: u8 = 1;
 const SUBSCRIBED: u8 = 2;
 /// The store reported the end of the subscription. In a cluster that may be the end of an earlier
 /// subscription, at the node that had the slot before. So there may be a subscription to end.
-const ENDED: u8 = 3;
+const END_REPORTED: u8 = 3;
 
 /// A waiter in a queue. Leaves the queue when dropped.
 pub(super) struct Waiter {
@@ -151,7 +153,8 @@ impl WaitQueues {
         channels.values().filter(subscribed).count()
     }
 
-    /// Returns whether there are wait queues for `object` on `channel`. Requests then wait for their turn.
+    /// Returns whether a request for `object` joins a queue: it has waiters, or had some since the
+    /// subscription began.
     pub(crate) fn has_queue(&self, channel: &str, object: &str) -> bool {
         let Some(channels) = self.channels.lock_unless_empty() else {
             return false;
@@ -314,7 +317,7 @@ impl Subscriber for ChannelMap {
         if let Some(entry) = self.lock().get(channel) {
             let subscription = &entry.subscription.state;
             let _ = subscription.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| {
-                (now != NOT_SUBSCRIBED).then_some(ENDED)
+                (now != NOT_SUBSCRIBED).then_some(END_REPORTED)
             });
             entry.wake();
         }
@@ -361,7 +364,10 @@ impl ChannelEntry {
 
     fn record_release(&self) {
         for queue in self.queues() {
-            queue.contact().released_at.get_or_insert_with(Instant::now);
+            queue
+                .contact()
+                .maybe_released_at
+                .get_or_insert_with(Instant::now);
         }
     }
 
@@ -380,7 +386,7 @@ impl Subscription {
 
     fn begin_ending(&self) {
         // Unknown from here on, even if ending is dropped half-way.
-        let (from, to) = (SUBSCRIBED, SUBSCRIBING);
+        let (from, to) = (SUBSCRIBED, UNCONFIRMED);
         let subscription = &self.state;
         let _ = subscription.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst);
     }
@@ -428,7 +434,7 @@ impl ContactSource for QueueContacts {
             return Some(LastContact::Failed { since, error });
         }
         let contact = self.object.queue(self.kind).contact();
-        let outdated_at = contact.unanswered_since.or(contact.released_at);
+        let outdated_at = contact.stale_since.or(contact.maybe_released_at);
         let is_outdated = outdated_at.is_some_and(|outdated_at| outdated_at <= since);
         (!is_outdated && contact.answered).then_some(LastContact::Answered)
     }
@@ -453,13 +459,13 @@ impl Waiter {
     /// Records that a request is about to be sent.
     pub(super) fn request_started(&self) {
         let mut contact = self.queue().contact();
-        contact.unanswered_since.get_or_insert_with(Instant::now);
+        contact.stale_since.get_or_insert_with(Instant::now);
     }
 
     /// Records that the request has ended, with its last contact with the store.
     pub(super) fn request_ended(&self, last: Option<LastContact>) {
         let mut contact = self.queue().contact();
-        contact.unanswered_since = None;
+        contact.stale_since = None;
         match last {
             Some(LastContact::Answered) => {
                 contact.answered = true;
@@ -501,13 +507,14 @@ impl Waiter {
         self.queue().wake.notified().await;
     }
 
-    /// Discards the messages so far. Returns whether the object was released since this was last called.
+    /// Discards pending wakeups, and makes answers from before them out of date. Returns whether there
+    /// were any.
     pub(super) fn discard_wakeups(&self) -> bool {
         // In this order: a message that arrives in between costs one more request, and is not lost.
         let notified = std::pin::pin!(self.queue().wake.notified()).enable();
         let mut contact = self.queue().contact();
-        let released = contact.released_at.take();
-        contact.unanswered_since = contact.unanswered_since.or(released);
+        let released = contact.maybe_released_at.take();
+        contact.stale_since = contact.stale_since.or(released);
         notified || released.is_some()
     }
 
@@ -519,14 +526,14 @@ impl Waiter {
     pub(super) fn subscribing(&self) {
         let subscription = &self.subscription.state;
         let _ = subscription.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| {
-            matches!(now, NOT_SUBSCRIBED | ENDED).then_some(SUBSCRIBING)
+            matches!(now, NOT_SUBSCRIBED | END_REPORTED).then_some(UNCONFIRMED)
         });
     }
 
     /// Records that the subscription took effect, unless it has ended already.
     pub(super) fn subscribed(&self) {
         let _ = self.subscription.state.compare_exchange(
-            SUBSCRIBING,
+            UNCONFIRMED,
             SUBSCRIBED,
             Ordering::SeqCst,
             Ordering::SeqCst,
@@ -575,12 +582,12 @@ impl Drop for Waiter {
 
 impl QueueTurn<'_> {
     /// Records, for the waiter that acquired the object, until when the next one need not send a request.
-    pub(super) fn pass_turn(&mut self, until: Instant) {
+    pub(super) fn set_next_request_at(&mut self, until: Instant) {
         *self.0 = Some(until);
     }
 
-    /// Takes the time that the previous waiter recorded with [`QueueTurn::pass_turn`], if it did.
-    pub(super) fn take_passed_time(&mut self) -> Option<Instant> {
+    /// Takes the time that the previous waiter recorded with [`QueueTurn::set_next_request_at`], if it did.
+    pub(super) fn take_next_request_at(&mut self) -> Option<Instant> {
         self.0.take()
     }
 }

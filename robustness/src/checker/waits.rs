@@ -37,7 +37,7 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
     let names = history.by_name();
     for &name in names.keys() {
         let limit = history.lease + nanos(MARGIN);
-        // One violation stands for all requests that waited at the same time.
+        // Only the longest wait for each name is reported.
         let too_long = idle_waits(history, &names, name)
             .into_iter()
             .filter(|idle| idle.until - idle.from > limit);

@@ -6,8 +6,8 @@
 //! 3. If a member is held by another owner, release everything that this attempt acquired.
 //! 4. Wait in that member's queue. When it is this request's turn, start over at 2; from now on the
 //!    attempt that reaches the member also subscribes to its channel and registers as its waiter.
-//! 5. If another member blocks this time, leave the queue, pause unless this is the first time, and go to 4
-//!    with that member.
+//! 5. If another member blocks this time, leave the queue, pause if the request has just come from
+//!    another queue, and go to 4 with that member.
 //!
 //! No deadlock: no request holds a lock *while waiting* for another, so waiters form no cycle.
 //!

@@ -1,4 +1,4 @@
-//! One connection to one server.
+//! A connection that is opened on demand and replaced when it breaks.
 //!
 //! 1. It is made when it is needed, by a task that all callers wait for. So a caller that stops waiting does
 //!    not restart it for the others.

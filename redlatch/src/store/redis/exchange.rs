@@ -21,7 +21,7 @@ use crate::store::{Answer, Delivery, Progress, Route, ServerId};
 /// Limit of consecutive redirections in a cluster.
 const MAX_REDIRECTIONS: usize = 8;
 
-/// One command with everything needed to send it and to decode its reply.
+/// One command, and how to send it.
 pub(super) struct Exchange<'a> {
     cmd: Cmd,
     /// Builds the command to send if the server does not know the script.
@@ -194,7 +194,7 @@ impl Redis {
             };
         }
         // If an attempt is dropped without an answer, its permit passes to the task that settles it. An
-        // inspection needs no settling, so its permit ends here.
+        // inspection needs no settling, so its permit is released when this returns.
         if exchange.delivery.replicate
             && let Some(progress) = exchange.progress
             && let Some(permit) = permit.take()
@@ -336,7 +336,7 @@ impl Redis {
 /// Builds EVALSHA or EVAL with the keys and arguments of a step.
 fn command<S: Step>(step: &S, verb: &str, script: &str) -> Cmd {
     let keys = step.keys();
-    // Enough for the longest command with a long name, so that the buffer never grows.
+    // Enough for a step on one object with a long name; only steps on several let the buffer grow.
     let mut cmd = Cmd::with_capacity(16, 512);
     cmd.arg(verb).arg(script).arg(keys.len());
     for key in keys {
