@@ -59,6 +59,9 @@ struct Invocation {
     owner: usize,
     mode: Mode,
     step: Step,
+    /// Whether the owner requested the same before without an answer. Delivered late, that lets an owner that
+    /// reads also write; it excludes all other owners.
+    is_repeated: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -119,14 +122,10 @@ impl Specification for LockModel {
                 let is_new = !lock.holds.contains_key(&hold);
                 let grows = token.is_none() || token > lock.token || !is_new && token == lock.token;
                 next.token = token.max(lock.token);
-                // A write that is requested again while the owner reads is granted if the first request, whose client
-                // has given it up, was delivered late. It excludes all other owners.
-                let is_alone = lock
-                    .holds
-                    .keys()
-                    .all(|(owner, _)| *owner == invocation.owner);
+                let mut owners = lock.holds.keys().map(|(owner, _)| *owner);
+                let is_alone = owners.all(|owner| owner == invocation.owner);
                 let admits = lock.admits(invocation.owner, invocation.mode);
-                grows && (admits || invocation.mode == Mode::Exclusive && is_alone)
+                grows && (admits || invocation.is_repeated && is_alone)
             }
             Step::Release => match next.holds.get_mut(&hold) {
                 Some(1) => next.holds.remove(&hold).is_some(),
@@ -187,6 +186,13 @@ fn operations(history: &History, sections: &[&Section]) -> Vec<Operation> {
             }
             None => number,
         };
+        let is_same = |one: &Section| {
+            let same = one.same_owner(section) && one.request.mode == request.mode;
+            same && one.acquired.is_none() && one.requested < section.requested
+        };
+        let is_repeated = sections
+            .iter()
+            .any(|one| is_same(one) && one.failed.is_some());
         let mut add = |called, answered, step| {
             operations.push(Operation {
                 called,
@@ -195,6 +201,7 @@ fn operations(history: &History, sections: &[&Section]) -> Vec<Operation> {
                     owner,
                     mode: request.mode,
                     step,
+                    is_repeated,
                 },
                 requester: section.requester(),
             });
@@ -316,7 +323,12 @@ mod tests {
         Operation {
             called,
             answered,
-            invocation: Invocation { owner, mode, step },
+            invocation: Invocation {
+                owner,
+                mode,
+                step,
+                is_repeated: false,
+            },
             requester: format!("owner {owner}"),
         }
     }
