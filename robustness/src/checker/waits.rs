@@ -71,10 +71,13 @@ pub fn check_promptness(history: &History, limit: Duration) -> Vec<Violation> {
     let prompt = names.iter().filter(is_prompt);
     let idle = prompt.flat_map(|(name, _)| idle_waits(history, &names, name));
     let too_long = idle.filter(|idle| {
-        let reconnects = if idle.after_fault {
-            RECONNECT_ALLOWANCE
-        } else {
-            0
+        // Clients may still be connecting for a while after a fault.
+        let mut faults = history.windows.iter();
+        let is_recent = faults
+            .any(|fault| fault.until <= idle.from && idle.from - fault.until < RECONNECT_ALLOWANCE);
+        let reconnects = match idle.after_fault || is_recent {
+            true => RECONNECT_ALLOWANCE,
+            false => 0,
         };
         idle.until - idle.from > nanos(limit) + reconnects
     });
@@ -326,6 +329,20 @@ mod tests {
         let limit = Duration::from_millis(50);
         assert!(check_promptness(&late(550), limit).is_empty());
         assert_eq!(check_promptness(&late(551), limit).len(), 1);
+        // Another client held the lock when the fault ended.
+        let held = |fault: Time| {
+            let mut held = history(vec![section("a", 0, 1000), waited(5, 1200)]);
+            let (from, until) = ((fault - 5) * MS, fault * MS);
+            let is_outage = false;
+            held.windows.push(FaultWindow {
+                from,
+                until,
+                is_outage,
+            });
+            held
+        };
+        assert!(check_promptness(&held(900), limit).is_empty());
+        assert_eq!(check_promptness(&held(400), limit).len(), 1);
     }
 
     #[test]
