@@ -27,21 +27,27 @@ thread_local! {
     static STEPS_LEFT: Cell<u64> = const { Cell::new(MAX_STEPS) };
 }
 
-/// Returns a violation for each name whose history no order explains.
-pub(crate) fn check(history: &History) -> Vec<Violation> {
+/// Returns a violation for each name whose history no order explains, and the number of names whose search ended
+/// without a result.
+pub(crate) fn check(history: &History) -> (Vec<Violation>, usize) {
     let mut names = history.by_name();
     if history.leaseless_losses().next().is_some() {
         // Counters have no lease, so after lost data they are not checked.
         names.retain(|name, _| !COUNTERS.iter().any(|kind| name.starts_with(kind)));
     }
-    let violations = names.iter().filter_map(|(name, sections)| {
+    let (mut violations, mut abandoned) = (Vec::new(), 0);
+    for (name, sections) in &names {
         let operations = operations(history, sections);
-        let end = first_unexplained(&operations)?;
-        let (who, step) = (&end.requester, end.invocation.step);
-        let text = format!("{name}: no order of the operations explains {step:?} of {who}");
-        Some(Violation::at(end.answered, Rule::Linearizability, text))
-    });
-    violations.collect()
+        STEPS_LEFT.set(MAX_STEPS);
+        if let Some(end) = first_unexplained(&operations) {
+            let (who, step) = (&end.requester, end.invocation.step);
+            let text = format!("{name}: no order of the operations explains {step:?} of {who}");
+            violations.push(Violation::at(end.answered, Rule::Linearizability, text));
+        } else if STEPS_LEFT.get() == 0 {
+            abandoned += 1;
+        }
+    }
+    (violations, abandoned)
 }
 
 /// An operation, and its owner.

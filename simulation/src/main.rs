@@ -141,6 +141,7 @@ struct Total {
     failed: u64,
     first_failed: Option<u64>,
     explained: usize,
+    abandoned: usize,
     entered: usize,
     simulated: Duration,
     hasher: DefaultHasher,
@@ -155,6 +156,7 @@ impl Total {
         }
         if let Ok(outcome) = outcome {
             self.explained += outcome.explained;
+            self.abandoned += outcome.abandoned;
             self.entered += outcome.entered;
             self.simulated += outcome.simulated;
             outcome.hash.hash(&mut self.hasher);
@@ -165,12 +167,13 @@ impl Total {
         let minutes = took.as_secs_f64() / 60.0;
         let hours = self.simulated.as_secs_f64() / 3600.0;
         print_line!(
-            "{} seeds, {} with violations, {} violations explained by documented limits; {} \
-             critical sections; {hours:.1} simulated hours; {:.0} seeds and {:.1} simulated hours \
+            "{} seeds, {} with violations, {} violations explained by documented limits, {} \
+             searches for an order abandoned; {} critical sections; {hours:.1} simulated hours; {:.0} seeds and {:.1} simulated hours \
              per minute; hash {:016x}",
             self.runs,
             self.failed,
             self.explained,
+            self.abandoned,
             self.entered,
             self.runs as f64 / minutes,
             hours / minutes,

@@ -39,6 +39,8 @@ pub struct Outcome {
     pub violations: Vec<Violation>,
     /// Number of violations that a documented limit explains.
     pub explained: usize,
+    /// Number of names whose linearizability was not decided within the limit of the search.
+    pub abandoned: usize,
     /// Number of critical sections that were entered.
     pub entered: usize,
     /// Simulated time of the run.
@@ -84,12 +86,14 @@ impl Run<'_> {
         let network = Network::new(plan.seed, plan.latency, Trace::new(keeps_trace));
         let deployment = Deployment::start(plan.topology, &network);
         let driver = tokio::spawn(network.clone().run());
+        let mut history = History::new(plan.lease);
+        history.awaits_replicas = plan.topology != Topology::Single && plan.sync != Sync::Off;
         let mut run = Run {
             plan,
             deployment,
             random: Random::new(plan.seed ^ 0xfa17),
             begun,
-            history: Arc::new(Mutex::new(History::new(plan.lease))),
+            history: Arc::new(Mutex::new(history)),
             records: Arc::default(),
             shutdown: Arc::default(),
             processes: Vec::new(),
@@ -114,7 +118,6 @@ impl Run<'_> {
         }
         let mut history = lock(&run.history);
         history.end = now(begun);
-        history.awaits_replicas = plan.topology != Topology::Single && plan.sync != Sync::Off;
         let tallies = run.records.tallies();
         let mut violations = checker::check(&history, plan.losses(), &tallies);
         if plan.is_gentle() {
@@ -127,7 +130,8 @@ impl Run<'_> {
                 plan.latency * QUEUE_JOIN_LATENCIES,
             ));
         }
-        violations.extend(linearizability::check(&history));
+        let (unexplained, abandoned) = linearizability::check(&history);
+        violations.extend(unexplained);
         violations.extend(left);
         let found = violations.len();
         violations.retain(|violation| checker::explain(violation, &history).is_none());
@@ -140,6 +144,7 @@ impl Run<'_> {
         Ok(Outcome {
             violations,
             explained,
+            abandoned,
             entered: history.entered(),
             simulated: begun.elapsed(),
             hash,
