@@ -4,10 +4,11 @@
 //! the same state. Everything above a step is written once and does not depend on the primitive.
 
 use std::borrow::Cow;
+use std::fmt::Debug;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use redis::Value;
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
@@ -24,74 +25,41 @@ pub(crate) trait Step: Send + Sync {
     /// The Lua script that a server runs.
     fn script(&self) -> &'static Script;
     /// The keys that the step accesses, all in the slot of the name.
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send;
+    fn keys(&self) -> Keys<'_>;
     /// Adds the other arguments of the script.
-    fn args(&self, args: &mut Args<'_>);
+    fn args(&self, args: &mut dyn Args);
     /// Decodes the reply of the script.
-    fn reply(&self, raw: Value) -> Result<Self::Reply>;
+    fn decode(&self, reply: ScriptReply) -> Result<Self::Reply>;
     /// The rule: the same change to the embedded keyspace.
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Self::Reply>;
 }
 
+/// The keys of a step: no allocation for those of one object.
+pub(crate) type Keys<'a> = SmallVec<[&'a str; 4]>;
+
 /// A step of which only the reply type is known.
-pub(crate) type BoxedStep<'a, R> = Box<dyn DynStep<R> + 'a>;
+pub(crate) type BoxedStep<'a, R> = Box<dyn Step<Reply = R> + 'a>;
 
-/// Object-safe version of [`Step`], for [`BoxedStep`].
-pub(crate) trait DynStep<R>: Send + Sync {
-    fn script(&self) -> &'static Script;
-    fn key_count(&self) -> usize;
-    fn key(&self, n: usize) -> &str;
-    fn args(&self, args: &mut Args<'_>);
-    fn reply(&self, raw: Value) -> Result<R>;
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<R>;
-}
-
-impl<S: Step> DynStep<S::Reply> for S {
-    fn script(&self) -> &'static Script {
-        Step::script(self)
-    }
-
-    fn key_count(&self) -> usize {
-        Step::keys(self).len()
-    }
-
-    fn key(&self, n: usize) -> &str {
-        Step::keys(self).nth(n).unwrap_or_default()
-    }
-
-    fn args(&self, args: &mut Args<'_>) {
-        Step::args(self, args);
-    }
-
-    fn reply(&self, raw: Value) -> Result<S::Reply> {
-        Step::reply(self, raw)
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<S::Reply> {
-        Step::apply(self, keyspace, now)
-    }
-}
-
-impl<R: Send> Step for BoxedStep<'_, R> {
-    type Reply = R;
+impl<S: Step + ?Sized> Step for Box<S> {
+    type Reply = S::Reply;
 
     fn script(&self) -> &'static Script {
         (**self).script()
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        (0..(**self).key_count()).map(|n| (**self).key(n))
+    fn keys(&self) -> Keys<'_> {
+        (**self).keys()
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         (**self).args(args);
     }
 
-    fn reply(&self, raw: Value) -> Result<R> {
-        (**self).reply(raw)
+    fn decode(&self, reply: ScriptReply) -> Result<S::Reply> {
+        (**self).decode(reply)
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<R> {
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<S::Reply> {
         (**self).apply(keyspace, now)
     }
 }
@@ -102,7 +70,7 @@ pub(crate) struct MapReply<S, F>(pub(crate) S, pub(crate) F);
 impl<S, F, R> Step for MapReply<S, F>
 where
     S: Step,
-    F: Fn(S::Reply) -> R + Send + Sync,
+    F: Fn(S::Reply) -> Result<R> + Send + Sync,
     R: Send,
 {
     type Reply = R;
@@ -111,20 +79,20 @@ where
         self.0.script()
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+    fn keys(&self) -> Keys<'_> {
         self.0.keys()
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         self.0.args(args);
     }
 
-    fn reply(&self, raw: Value) -> Result<R> {
-        self.0.reply(raw).map(&self.1)
+    fn decode(&self, reply: ScriptReply) -> Result<R> {
+        self.0.decode(reply).and_then(&self.1)
     }
 
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<R> {
-        self.0.apply(keyspace, now).map(&self.1)
+        self.0.apply(keyspace, now).and_then(&self.1)
     }
 }
 
@@ -142,7 +110,7 @@ pub(crate) enum Outcome<T = ()> {
 pub(crate) struct Script {
     source: &'static str,
     /// By [`PublishMode`].
-    hashes: [OnceLock<redis::Script>; 2],
+    hashes: [OnceLock<String>; 2],
     /// See [`Script::has_undeclared_keys`].
     undeclared: bool,
 }
@@ -205,39 +173,90 @@ impl Script {
         }
     }
 
-    pub(crate) fn sha(&self, mode: PublishMode) -> &str {
+    /// Returns the SHA-1 of [`Script::source_for`]. `sha1` calculates it the first time.
+    pub(crate) fn sha(&self, mode: PublishMode, sha1: impl FnOnce(&str) -> String) -> &str {
         let [global, sharded] = &self.hashes;
         let hash = match mode {
             PublishMode::Global => global,
             PublishMode::Sharded => sharded,
         };
-        hash.get_or_init(|| redis::Script::new(&self.source_for(mode)))
-            .get_hash()
+        hash.get_or_init(|| sha1(&self.source_for(mode)))
     }
 }
 
-/// The arguments of a step for the server.
-pub(crate) struct Args<'a>(pub(crate) &'a mut redis::Cmd);
+/// Receives the arguments of a step for the server, in order.
+pub(crate) trait Args {
+    fn text(&mut self, text: &str);
+    fn number(&mut self, number: u64);
+    fn signed(&mut self, number: i64);
+}
 
-impl Args<'_> {
-    pub(crate) fn text(&mut self, text: &str) {
-        self.0.arg(text);
+/// For tests.
+#[cfg(test)]
+impl Args for Vec<String> {
+    fn text(&mut self, text: &str) {
+        self.push(text.to_owned());
     }
 
-    pub(crate) fn number(&mut self, number: u64) {
-        self.0.arg(number);
+    fn number(&mut self, number: u64) {
+        self.push(number.to_string());
     }
 
-    pub(crate) fn signed(&mut self, number: i64) {
-        self.0.arg(number);
+    fn signed(&mut self, number: i64) {
+        self.push(number.to_string());
     }
 }
 
-/// Decodes the reply of a script that returns 1 or 0.
-pub(crate) fn decode_bool(raw: &Value) -> Result<bool> {
-    match raw {
-        Value::Int(answer @ (0 | 1)) => Ok(*answer == 1),
-        other => Err(unexpected_reply(other)),
+/// The reply of a script.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ScriptReply {
+    Nil,
+    Integer(i64),
+    Bytes(Vec<u8>),
+    List(Vec<ScriptReply>),
+}
+
+impl ScriptReply {
+    pub(crate) fn integer(self) -> Result<i64> {
+        match self {
+            ScriptReply::Integer(number) => Ok(number),
+            other => Err(unexpected_reply(&other)),
+        }
+    }
+
+    /// Decodes the reply of a script that returns 1 or 0.
+    pub(crate) fn flag(self) -> Result<bool> {
+        match self {
+            ScriptReply::Integer(flag @ (0 | 1)) => Ok(flag == 1),
+            other => Err(unexpected_reply(&other)),
+        }
+    }
+
+    pub(crate) fn text(self) -> Result<String> {
+        match self {
+            ScriptReply::Bytes(text) => Ok(String::from_utf8_lossy(&text).into_owned()),
+            other => Err(unexpected_reply(&other)),
+        }
+    }
+
+    pub(crate) fn list(self) -> Result<Vec<ScriptReply>> {
+        match self {
+            ScriptReply::List(list) => Ok(list),
+            other => Err(unexpected_reply(&other)),
+        }
+    }
+
+    /// Decodes a list with this number of replies.
+    pub(crate) fn array<const N: usize>(self) -> Result<[ScriptReply; N]> {
+        let array = self.list()?.try_into();
+        array.map_err(|list| unexpected_reply(&ScriptReply::List(list)))
+    }
+}
+
+/// Returns the error for a reply that none of this crate's scripts gives.
+pub(crate) fn unexpected_reply(reply: &impl Debug) -> Error {
+    Error::Refused {
+        reason: format!("unexpected reply: {reply:?}"),
     }
 }
 
@@ -263,12 +282,5 @@ pub(crate) fn script_error(name: &str, message: String) -> Error {
         Error::NotPermitted { reason: message }
     } else {
         Error::Refused { reason: message }
-    }
-}
-
-/// Returns the error for a reply that none of this crate's scripts gives.
-pub(crate) fn unexpected_reply(raw: &Value) -> Error {
-    Error::Refused {
-        reason: format!("unexpected reply: {raw:?}"),
     }
 }

@@ -25,7 +25,6 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use redis::Value;
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep_until};
@@ -33,19 +32,19 @@ use tokio::time::{Instant, sleep_until};
 use crate::background::Background;
 use crate::environment::task;
 use crate::error::{Loss, Result};
-use crate::hold::{Hold, WatchAction};
+use crate::hold::{Hold, Renewal, WatchAction};
 use crate::join::join_all;
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
 use crate::log::join_names;
-use crate::step::{Args, Script, Step, unexpected_reply};
+use crate::step::{Args, Keys, Script, ScriptReply, Step, unexpected_reply};
 use crate::store::{NodeId, Store, SuspectNodes};
 
 /// Names per round trip, as in Redisson: enough that cost grows with batches, few enough that no script
 /// blocks the server.
 const MAX_BATCH_HOLDS: usize = 100;
 
-/// Total weight of one round trip ([`HoldKind::weight`](crate::hold::HoldKind::weight)). A single hold may exceed it.
+/// Total weight of one round trip ([`Renewal::weight`]). A single hold may exceed it.
 const MAX_BATCH_WEIGHT: usize = 1000;
 
 /// Shortest time between two sweeps of a node because of missing holds: a thousand losses in a row must not
@@ -152,7 +151,7 @@ impl Watchdog {
     /// Handles a reply that the store does not have this hold. Other holds at the same node may be missing,
     /// too.
     pub(crate) fn report_missing(&self, hold: &Hold) {
-        let node = self.store.node(hold.kind.renew_key(hold));
+        let node = self.store.node(hold.object.key());
         self.core.report_missing(node);
     }
 
@@ -269,7 +268,7 @@ impl Core {
         if swept.is_empty() {
             return;
         }
-        let is_there = |hold: &&Arc<Hold>| swept.contains(&store.node(hold.kind.renew_key(hold)));
+        let is_there = |hold: &&Arc<Hold>| swept.contains(&store.node(hold.object.key()));
         let holds: Vec<Arc<Hold>> = schedule.due.values().filter(is_there).cloned().collect();
         tracing::debug!(holds = holds.len(), "checking all holds of a node");
         for hold in holds {
@@ -301,7 +300,7 @@ impl Core {
             if taken {
                 hold.watchdog_state(|state| state.renewing = true);
                 later.push((hold.clone(), hold.end()));
-                let node = store.node(hold.kind.renew_key(&hold));
+                let node = store.node(hold.object.key());
                 schedule
                     .nodes
                     .entry(node)
@@ -374,13 +373,13 @@ impl NodeQueue {
                 hold.watchdog_state(|state| state.renewing = false);
                 continue;
             }
-            if store.node(hold.kind.renew_key(&hold)) != node {
+            if store.node(hold.object.key()) != node {
                 moved.push(hold);
                 continue;
             }
             let renews = hold.is_renewed();
-            let script = (hold.kind.renew_script().id(), renews);
-            let weight = hold.kind.weight(&hold);
+            let Renewal { script, weight, .. } = hold.kind.renewal(&hold);
+            let script = (script.id(), renews);
             let fits = |(batch, remaining): &(Batch, usize)| {
                 batch.holds.len() < MAX_BATCH_HOLDS && *remaining >= weight
             };
@@ -500,7 +499,7 @@ async fn renew(store: Arc<Store>, batch: Batch) {
     // together, so they take one round trip to the node.
     let mut together: BTreeMap<Option<&str>, Vec<&Arc<Hold>>> = BTreeMap::new();
     for hold in holds {
-        let key = hold.kind.renew_key(hold);
+        let key = hold.object.key();
         let alone = store.slot(key).map(|_| key);
         together.entry(alone).or_default().push(hold);
     }
@@ -518,7 +517,7 @@ async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>]) {
     // was made, it may no longer be due.
     let mut turns = Vec::with_capacity(holds.len());
     let mut step = Renew {
-        script: first.kind.renew_script(),
+        script: first.kind.renewal(first).script,
         lease: batch.renews.then_some(core.lease),
         holds: Vec::with_capacity(holds.len()),
     };
@@ -604,24 +603,27 @@ impl Step for Renew<'_> {
         self.script
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        self.holds.iter().map(|hold| hold.kind.renew_key(hold))
+    fn keys(&self) -> Keys<'_> {
+        let keys = self.holds.iter();
+        keys.map(|hold| hold.kind.renewal(hold).key).collect()
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         args.number(self.lease.map_or(0, Lease::millis));
         for hold in &self.holds {
-            hold.kind.renew_args(hold, args);
+            for arg in hold.kind.renewal(hold).args {
+                args.text(arg);
+            }
         }
     }
 
-    fn reply(&self, raw: Value) -> Result<Vec<bool>> {
-        match raw {
-            Value::Array(renewed) if renewed.len() == self.holds.len() => {
-                Ok(renewed.iter().map(|one| *one == Value::Int(1)).collect())
-            }
-            other => Err(unexpected_reply(&other)),
+    fn decode(&self, reply: ScriptReply) -> Result<Vec<bool>> {
+        let renewed = reply.list()?;
+        if renewed.len() != self.holds.len() {
+            return Err(unexpected_reply(&renewed));
         }
+        let is_renewed = |one| one == ScriptReply::Integer(1);
+        Ok(renewed.into_iter().map(is_renewed).collect())
     }
 
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Vec<bool>> {

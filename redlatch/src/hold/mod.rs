@@ -4,6 +4,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -13,7 +14,7 @@ use crate::lease::Lease;
 use crate::name::ObjectKeys;
 use crate::owner::Owner;
 use crate::runtime::sleep_until;
-use crate::step::{Args, BoxedStep, Script};
+use crate::step::{BoxedStep, Script};
 use crate::watchdog::Due;
 
 mod state;
@@ -23,26 +24,11 @@ pub(crate) use state::{HoldPeriod, HoldSnapshot};
 
 /// What a primitive defines about its holds: how they are renewed and released.
 pub(crate) trait HoldKind: Send + Sync {
-    /// Renews many holds of this kind. KEYS are those of the holds; ARGV are the lease and then the
-    /// arguments of [`HoldKind::renew_args`] for each hold. Replies 1 or 0 for each.
-    ///
-    /// Also wakes a waiter for each lock that disappeared without a release. Otherwise waiters sleep until
-    /// the end of the lease that the store last reported to them.
-    fn renew_script(&self) -> &'static Script;
+    /// Returns how a server renews a hold.
+    fn renewal<'a>(&'a self, hold: &'a Hold) -> Renewal<'a>;
 
-    /// The key by which that script finds a hold.
-    fn renew_key<'a>(&self, hold: &'a Hold) -> &'a str {
-        hold.object.key()
-    }
-
-    /// Adds the script's arguments for one hold.
-    fn renew_args(&self, hold: &Hold, args: &mut Args<'_>) {
-        args.text(&hold.field);
-        args.text(hold.object.channel());
-    }
-
-    /// The Rust rule for one hold. Returns whether it was renewed. Without a lease nothing changes, and it
-    /// returns whether it is held.
+    /// The rule for the same. Returns whether the hold was renewed. Without a lease nothing changes, and it
+    /// returns whether the hold exists.
     fn renew(
         &self,
         keyspace: &mut Keyspace,
@@ -66,12 +52,6 @@ pub(crate) trait HoldKind: Send + Sync {
         true
     }
 
-    /// Cost of a renewal for the server, relative to a plain lock.
-    fn weight(&self, hold: &Hold) -> usize {
-        let _ = hold;
-        1
-    }
-
     /// Another object that the same owner may hold and that blocks waiters for this one. An owner that
     /// holds it must not wait behind them.
     fn sibling(&self) -> Option<&Arc<ObjectKeys>> {
@@ -89,6 +69,22 @@ pub(crate) trait HoldKind: Send + Sync {
         let _ = (hold, keep);
         None
     }
+}
+
+/// How a server renews one hold: with a script that renews many, of all kinds that share it.
+///
+/// KEYS of the script are the keys of the holds; ARGV are the lease (0: only check) and then the arguments of
+/// each hold. Replies 1 or 0 for each.
+///
+/// The script also wakes a waiter for each lock that disappeared without a release. Otherwise waiters sleep
+/// until the end of the lease that the store last reported to them.
+pub(crate) struct Renewal<'a> {
+    pub(crate) script: &'static Script,
+    /// The key by which the script finds the hold.
+    pub(crate) key: &'a str,
+    pub(crate) args: SmallVec<[&'a str; 3]>,
+    /// Cost for the server, relative to a plain lock.
+    pub(crate) weight: usize,
 }
 
 /// Serializes the steps of one owner on one object. Contains the time and error of the latest step, if it
@@ -379,6 +375,7 @@ mod tests {
     use crate::name::KeyLayout;
     use crate::primitives::differential;
     use crate::primitives::lock::Reentrant;
+    use crate::step::Step as _;
     use crate::watchdog::Renew;
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -526,22 +523,20 @@ mod tests {
     #[test]
     fn lock_has_weight_one() {
         let hold = hold();
-        assert_eq!(hold.kind.weight(&hold), 1);
+        assert_eq!(hold.kind.renewal(&hold).weight, 1);
     }
 
     #[test]
     fn renewal_names_key_owner_and_channel() {
         let hold = hold();
         let step = Renew {
-            script: hold.kind.renew_script(),
+            script: hold.kind.renewal(&hold).script,
             lease: Some(Lease::WATCHDOG),
             holds: vec![&hold],
         };
-        let mut cmd = redis::Cmd::new();
-        crate::step::Step::args(&step, &mut Args(&mut cmd));
-        let packed = String::from_utf8(cmd.get_packed_command()).unwrap();
-        let sent = ["30000", &hold.field, hold.object.channel()];
-        assert!(packed.starts_with("*3\r\n") && sent.iter().all(|arg| packed.contains(arg)));
-        assert!(crate::step::Step::keys(&step).eq([hold.object.key()]));
+        let mut args = Vec::new();
+        step.args(&mut args);
+        assert_eq!(args, ["30000", &hold.field, hold.object.channel()]);
+        assert_eq!(*step.keys(), [hold.object.key()]);
     }
 }

@@ -31,7 +31,7 @@ use crate::name::{CandidateKeys, KeyLayout, ObjectKeys};
 use crate::owner::Owner;
 use crate::primitives::inspect::InspectNames;
 use crate::primitives::lock::Holder;
-use crate::step::{Args, Outcome, Step};
+use crate::step::{Outcome, Step};
 use crate::watchdog::Renew;
 
 /// Random histories per primitive and run. Each run has another seed.
@@ -192,9 +192,9 @@ impl Differential {
         for key in keys {
             cmd.arg(key);
         }
-        step.args(&mut Args(&mut cmd));
-        let server = match cmd.query_async(&mut self.connection).await {
-            Ok(raw) => step.reply(raw),
+        step.args(&mut cmd);
+        let server = match cmd.query_async::<redis::Value>(&mut self.connection).await {
+            Ok(reply) => reply.try_into().and_then(|reply| step.decode(reply)),
             Err(error) => Err(Error::Refused {
                 reason: error.to_string(),
             }),
@@ -216,7 +216,7 @@ impl Differential {
     /// Runs one renewal, as in the watchdog's batches; with 0 instead of a lease it only checks.
     pub(crate) async fn renew(&mut self, hold: &Hold, multiple: u32) -> bool {
         let step = Renew {
-            script: hold.kind.renew_script(),
+            script: hold.kind.renewal(hold).script,
             lease: (multiple > 0).then(|| lease(multiple)),
             holds: vec![hold],
         };

@@ -89,7 +89,7 @@ impl HoldRef {
             session.waiting.record_release(hold.object.channel());
         }
         let answer =
-            release.disarm_if_answered(store.run(&step, delivery, &release.progress).await)?;
+            release.disarm_if_answered(store.run(&*step, delivery, &release.progress).await)?;
         if frees && !answer.reply {
             // There may be no message, so another waiter's request is necessary to learn who holds it now.
             session.waiting.wake(hold.object.channel());

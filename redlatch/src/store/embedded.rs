@@ -78,7 +78,11 @@ impl EmbeddedConnection {
         format!("embedded:{:p}", Arc::as_ptr(&self.store.0))
     }
 
-    pub(crate) fn run<S: Step>(&self, step: &S, progress: &Progress) -> Result<Answer<S::Reply>> {
+    pub(crate) fn run<R: Send>(
+        &self,
+        step: &dyn Step<Reply = R>,
+        progress: &Progress,
+    ) -> Result<Answer<R>> {
         #[cfg(test)]
         if let Some(answer) = self.run_with_failure(step, progress) {
             return answer;
@@ -99,7 +103,7 @@ impl EmbeddedConnection {
         Duration::MAX
     }
 
-    fn apply<S: Step>(&self, step: &S) -> Result<Answer<S::Reply>> {
+    fn apply<R: Send>(&self, step: &dyn Step<Reply = R>) -> Result<Answer<R>> {
         let sent_at = Instant::now();
         let (reply, deliveries) = {
             let mut shared = self.store.shared();

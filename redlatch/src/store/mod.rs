@@ -324,12 +324,12 @@ impl Store {
     }
 
     /// Runs a step. If the connection breaks, repeats it on the next one until the response timeout.
-    pub(crate) async fn run<S: Step>(
+    pub(crate) async fn run<R: Send>(
         &self,
-        step: &S,
+        step: &dyn Step<Reply = R>,
         delivery: Delivery,
         progress: &Progress,
-    ) -> Result<Answer<S::Reply>> {
+    ) -> Result<Answer<R>> {
         match self {
             Store::Redis(redis) => redis.run(step, delivery, None, progress).await,
             Store::Embedded(embedded) => embedded.run(step, progress),
@@ -337,7 +337,7 @@ impl Store {
     }
 
     /// Runs a read-only step. Its outcome makes no difference to the store.
-    pub(crate) async fn read<S: Step>(&self, step: &S) -> Result<S::Reply> {
+    pub(crate) async fn read<R: Send>(&self, step: &dyn Step<Reply = R>) -> Result<R> {
         let answer = self
             .run(step, Delivery::IMMEDIATE, &Progress::default())
             .await?;
@@ -345,11 +345,11 @@ impl Store {
     }
 
     /// Runs a step once. If the connection breaks, that is an error.
-    pub(crate) async fn run_once<S: Step>(
+    pub(crate) async fn run_once<R: Send>(
         &self,
-        step: &S,
+        step: &dyn Step<Reply = R>,
         within: Duration,
-    ) -> Result<Answer<S::Reply>> {
+    ) -> Result<Answer<R>> {
         match self {
             Store::Redis(redis) => redis.run_once(step, within).await,
             Store::Embedded(embedded) => embedded.run(step, &Progress::default()),
@@ -363,14 +363,14 @@ impl Store {
     /// `answered_within`, if that is longer.
     ///
     /// [`Error::OutcomeUnknown`]: crate::Error::OutcomeUnknown
-    pub(crate) async fn run_at_most_once<S: Step>(
+    pub(crate) async fn run_at_most_once<R: Send>(
         &self,
-        step: &S,
+        step: &dyn Step<Reply = R>,
         what: &'static str,
         delivery: Delivery,
         answered_within: Duration,
         progress: &Progress,
-    ) -> Result<Answer<S::Reply>> {
+    ) -> Result<Answer<R>> {
         match self {
             Store::Redis(redis) => {
                 let answer =
@@ -424,13 +424,13 @@ impl Store {
 
     /// Subscribes to a channel and runs a step behind the subscription, in one round trip. So all messages
     /// published after the step arrive.
-    pub(crate) async fn subscribe_and_run<S: Step>(
+    pub(crate) async fn subscribe_and_run<R: Send>(
         &self,
         channel: &str,
-        step: &S,
+        step: &dyn Step<Reply = R>,
         delivery: Delivery,
         progress: &Progress,
-    ) -> Result<Answer<S::Reply>> {
+    ) -> Result<Answer<R>> {
         match self {
             Store::Redis(redis) => redis.run(step, delivery, Some(channel), progress).await,
             Store::Embedded(embedded) => {

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use smallvec::SmallVec;
+
 use super::*;
 use crate::hold::HoldKind;
 use crate::name::KeyLayout;
@@ -22,9 +24,14 @@ struct RecordingKind {
 }
 
 impl HoldKind for Arc<RecordingKind> {
-    fn renew_script(&self) -> &'static Script {
+    fn renewal<'a>(&'a self, hold: &'a Hold) -> Renewal<'a> {
         static SCRIPT: Script = Script::new("");
-        &SCRIPT
+        Renewal {
+            script: &SCRIPT,
+            key: hold.object.key(),
+            args: SmallVec::new(),
+            weight: self.weight,
+        }
     }
 
     fn renew(
@@ -41,10 +48,6 @@ impl HoldKind for Arc<RecordingKind> {
 
     fn release<'a>(&'a self, _: &'a Hold, _: u32, _: Option<Lease>) -> BoxedStep<'a, bool> {
         unreachable!("the watchdog releases nothing")
-    }
-
-    fn weight(&self, _: &Hold) -> usize {
-        self.weight
     }
 }
 
@@ -439,17 +442,17 @@ fn watchdog_continues_in_last_used_runtime() {
 fn reply_for_wrong_number_of_holds_is_refused() {
     let (one, other) = (Watched::renewed(), Watched::renewed());
     let step = Renew {
-        script: one.hold.kind.renew_script(),
+        script: one.hold.kind.renewal(&one.hold).script,
         lease: None,
         holds: vec![&one.hold, &other.hold],
     };
     let reply = |answers: &[i64]| {
-        let answers = answers.iter().copied().map(Value::Int);
-        step.reply(Value::Array(answers.collect()))
+        let answers = answers.iter().copied().map(ScriptReply::Integer);
+        step.decode(ScriptReply::List(answers.collect()))
     };
     assert_eq!(reply(&[1, 0]).unwrap(), [true, false]);
     assert!(reply(&[1]).is_err() && reply(&[1, 1, 1]).is_err());
-    assert!(step.reply(Value::Okay).is_err());
+    assert!(step.decode(ScriptReply::Nil).is_err());
 }
 
 #[test]

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use redis::Value;
+use smallvec::smallvec;
 use tokio::time::Instant;
 
 use crate::error::Result;
 use crate::keyspace::Keyspace;
 use crate::name::ObjectKeys;
 use crate::primitives::counter::{read_number, script};
-use crate::step::{Args, Script, Step, unexpected_reply};
+use crate::step::{Args, Keys, Script, ScriptReply, Step};
 
 /// The message that a latch is open.
 pub(super) const OPENED: u32 = 0;
@@ -30,20 +30,17 @@ impl Step for CountDown {
         script!("count_down.lua")
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        std::iter::once(self.object.key())
+    fn keys(&self) -> Keys<'_> {
+        smallvec![self.object.key()]
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         args.number(self.by.into());
         args.text(self.object.channel());
     }
 
-    fn reply(&self, raw: Value) -> Result<u64> {
-        match raw {
-            Value::Int(left) => Ok(count(left)),
-            other => Err(unexpected_reply(&other)),
-        }
+    fn decode(&self, reply: ScriptReply) -> Result<u64> {
+        reply.integer().map(count)
     }
 
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<u64> {

@@ -3,14 +3,14 @@
 
 use std::sync::Arc;
 
-use redis::Value;
+use smallvec::smallvec;
 use tokio::time::Instant;
 
 use crate::error::Result;
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
 use crate::name::ObjectKeys;
-use crate::step::{Args, Script, Step, decode_bool, unexpected_reply};
+use crate::step::{Args, Keys, Script, ScriptReply, Step};
 
 /// Returns a script that uses numbers, with the function `number(key)` prepended.
 macro_rules! script {
@@ -37,17 +37,14 @@ impl Step for Read<'_> {
         script!("read.lua")
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        std::iter::once(self.object.key())
+    fn keys(&self) -> Keys<'_> {
+        smallvec![self.object.key()]
     }
 
-    fn args(&self, _: &mut Args<'_>) {}
+    fn args(&self, _: &mut dyn Args) {}
 
-    fn reply(&self, raw: Value) -> Result<i64> {
-        match raw {
-            Value::Int(number) => Ok(number),
-            other => Err(unexpected_reply(&other)),
-        }
+    fn decode(&self, reply: ScriptReply) -> Result<i64> {
+        reply.integer()
     }
 
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<i64> {
@@ -72,11 +69,11 @@ impl Step for SetIfAbsent {
         script!("set_if_absent.lua")
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        std::iter::once(self.object.key())
+    fn keys(&self) -> Keys<'_> {
+        smallvec![self.object.key()]
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         args.number(self.number.into());
         args.number(self.time_to_live.map_or(0, Lease::millis));
         args.text(self.object.channel());
@@ -84,8 +81,8 @@ impl Step for SetIfAbsent {
         args.number(self.above_zero.into());
     }
 
-    fn reply(&self, raw: Value) -> Result<bool> {
-        decode_bool(&raw)
+    fn decode(&self, reply: ScriptReply) -> Result<bool> {
+        reply.flag()
     }
 
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
@@ -114,11 +111,11 @@ impl Step for Delete {
         script!("delete.lua")
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        std::iter::once(self.object.key())
+    fn keys(&self) -> Keys<'_> {
+        smallvec![self.object.key()]
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         match self.payload {
             Some(payload) => {
                 args.text(self.object.channel());
@@ -128,8 +125,8 @@ impl Step for Delete {
         }
     }
 
-    fn reply(&self, raw: Value) -> Result<bool> {
-        decode_bool(&raw)
+    fn decode(&self, reply: ScriptReply) -> Result<bool> {
+        reply.flag()
     }
 
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {

@@ -14,20 +14,21 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use smallvec::smallvec;
 use tokio::time::Instant;
 
 pub use self::permit_id::PermitId;
 use self::permit_id::{join_ids, split_ids};
 use self::rules::{Add, Count, Counts, Delete, LeaseOf, Release, ReleaseMode, Set, UpdateLease};
 use crate::error::{Error, Loss, Result};
-use crate::hold::{Hold, HoldKind};
+use crate::hold::{Hold, HoldKind, Renewal};
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::owner::{ClientId, Owner};
 use crate::primitives::lock::{Acquire, AcquireParams, Guard, Holder, Lock, Rules, TryAcquire};
 use crate::session::Session;
-use crate::step::{Args, BoxedStep, MapReply, Outcome, Script, Step};
+use crate::step::{BoxedStep, MapReply, Outcome, Step};
 use crate::store::{Answer, Delivery, Progress};
 
 /// The maximum number of permits of a semaphore: what a Java `int` holds, because Redisson counts
@@ -464,14 +465,14 @@ impl ExpirableSemaphore {
         Ok((released, wanted))
     }
 
-    async fn run_step<S: Step>(&self, step: &S) -> Result<Answer<S::Reply>> {
+    async fn run_step<R: Send>(&self, step: &dyn Step<Reply = R>) -> Result<Answer<R>> {
         let store = &self.lock.session.store;
         store
             .run(step, Delivery::IMMEDIATE, &Progress::default())
             .await
     }
 
-    async fn run_for_reply<S: Step>(&self, step: &S) -> Result<S::Reply> {
+    async fn run_for_reply<R: Send>(&self, step: &dyn Step<Reply = R>) -> Result<R> {
         self.lock.session.store.read(step).await
     }
 }
@@ -521,16 +522,13 @@ impl HoldKind for Permits {
         false
     }
 
-    fn renew_script(&self) -> &'static Script {
-        rules::renew_script()
-    }
-
-    fn renew_key<'a>(&self, hold: &'a Hold) -> &'a str {
-        hold.object.deadlines()
-    }
-
-    fn renew_args(&self, hold: &Hold, args: &mut Args<'_>) {
-        args.text(&hold.field);
+    fn renewal<'a>(&'a self, hold: &'a Hold) -> Renewal<'a> {
+        Renewal {
+            script: rules::renew_script(),
+            key: hold.object.deadlines(),
+            args: smallvec![&*hold.field],
+            weight: split_ids(&hold.field).count(),
+        }
     }
 
     fn renew(
@@ -543,12 +541,8 @@ impl HoldKind for Permits {
         rules::renew(keyspace, hold, lease, now)
     }
 
-    fn weight(&self, hold: &Hold) -> usize {
-        split_ids(&hold.field).count()
-    }
-
     fn release<'a>(&'a self, hold: &'a Hold, keep: u32, _: Option<Lease>) -> BoxedStep<'a, bool> {
-        let all = move |released| released == split_ids(&hold.field).count();
+        let all = move |released| Ok(released == split_ids(&hold.field).count());
         Box::new(MapReply(
             Release {
                 object: &hold.object,

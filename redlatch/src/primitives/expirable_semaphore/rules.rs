@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::Value;
+use smallvec::smallvec;
 use tokio::time::Instant;
 
 use super::MAX_PERMITS;
@@ -29,7 +29,7 @@ use crate::keyspace::Keyspace;
 use crate::lease::Lease;
 use crate::name::ObjectKeys;
 use crate::primitives::lock::Holder;
-use crate::step::{Args, Outcome, Script, Step, decode_bool, unexpected_reply};
+use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, unexpected_reply};
 
 /// Dates on which permits expire, by id.
 type Dates = BTreeMap<String, i64>;
@@ -44,8 +44,8 @@ macro_rules! script {
 }
 
 /// The keys of every step except renewal.
-fn keys(object: &ObjectKeys) -> impl ExactSizeIterator<Item = &str> + Send {
-    [object.key(), object.deadlines()].into_iter()
+fn keys(object: &ObjectKeys) -> Keys<'_> {
+    smallvec![object.key(), object.deadlines()]
 }
 
 /// The state after the prelude.
@@ -198,21 +198,20 @@ impl Step for Acquire<'_> {
         script!("acquire.lua")
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+    fn keys(&self) -> Keys<'_> {
         keys(self.object)
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         args.text(self.object.channel());
         args.text(self.ids);
         args.number(self.lease.millis());
     }
 
-    fn reply(&self, raw: Value) -> Result<Outcome> {
-        match raw {
-            Value::Nil => Ok(Outcome::Done(())),
-            Value::Int(raw) => Ok(Outcome::Wait(left(raw))),
-            other => Err(unexpected_reply(&other)),
+    fn decode(&self, reply: ScriptReply) -> Result<Outcome> {
+        match reply {
+            ScriptReply::Nil => Ok(Outcome::Done(())),
+            other => Ok(Outcome::Wait(left(other.integer()?))),
         }
     }
 
@@ -269,11 +268,11 @@ impl Step for Release<'_> {
         script!("release.lua")
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+    fn keys(&self) -> Keys<'_> {
         keys(self.object)
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         args.text(self.object.channel());
         args.text(self.ids);
         args.text(match self.mode {
@@ -283,11 +282,8 @@ impl Step for Release<'_> {
         });
     }
 
-    fn reply(&self, raw: Value) -> Result<usize> {
-        match raw {
-            Value::Int(held) => Ok(usize::try_from(held).unwrap_or(0)),
-            other => Err(unexpected_reply(&other)),
-        }
+    fn decode(&self, reply: ScriptReply) -> Result<usize> {
+        Ok(usize::try_from(reply.integer()?).unwrap_or(0))
     }
 
     fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<usize> {
@@ -363,18 +359,18 @@ impl Step for Set {
         script!("set.lua")
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+    fn keys(&self) -> Keys<'_> {
         keys(&self.object)
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         args.text(self.object.channel());
         args.number(self.permits.into());
         args.number(self.if_absent.into());
     }
 
-    fn reply(&self, raw: Value) -> Result<bool> {
-        decode_bool(&raw)
+    fn decode(&self, reply: ScriptReply) -> Result<bool> {
+        reply.flag()
     }
 
     fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<bool> {
@@ -405,18 +401,18 @@ impl Step for Add {
         script!("add.lua")
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+    fn keys(&self) -> Keys<'_> {
         keys(&self.object)
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         args.text(self.object.channel());
         args.signed(self.delta);
         args.number(MAX_PERMITS.into());
     }
 
-    fn reply(&self, raw: Value) -> Result<bool> {
-        decode_bool(&raw)
+    fn decode(&self, reply: ScriptReply) -> Result<bool> {
+        reply.flag()
     }
 
     fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<bool> {
@@ -449,25 +445,20 @@ impl Step for Count<'_> {
         script!("count.lua")
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+    fn keys(&self) -> Keys<'_> {
         keys(self.object)
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         args.text(self.object.channel());
     }
 
-    fn reply(&self, raw: Value) -> Result<Counts> {
-        match &raw {
-            Value::Array(counts) => match counts.as_slice() {
-                [Value::Int(available), Value::Int(acquired)] => Ok(Counts {
-                    available: *available,
-                    acquired: *acquired,
-                }),
-                _ => Err(unexpected_reply(&raw)),
-            },
-            _ => Err(unexpected_reply(&raw)),
-        }
+    fn decode(&self, reply: ScriptReply) -> Result<Counts> {
+        let [available, acquired] = reply.array()?;
+        Ok(Counts {
+            available: available.integer()?,
+            acquired: acquired.integer()?,
+        })
     }
 
     fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<Counts> {
@@ -500,18 +491,18 @@ impl Step for UpdateLease<'_> {
         script!("update_lease.lua")
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+    fn keys(&self) -> Keys<'_> {
         keys(self.object)
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         args.text(self.object.channel());
         args.text(self.id);
         args.number(self.lease.millis());
     }
 
-    fn reply(&self, raw: Value) -> Result<bool> {
-        decode_bool(&raw)
+    fn decode(&self, reply: ScriptReply) -> Result<bool> {
+        reply.flag()
     }
 
     fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<bool> {
@@ -548,20 +539,19 @@ impl Step for LeaseOf<'_> {
         script!("lease_of.lua")
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+    fn keys(&self) -> Keys<'_> {
         keys(self.object)
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         args.text(self.object.channel());
         args.text(self.id);
     }
 
-    fn reply(&self, raw: Value) -> Result<Option<Duration>> {
-        match raw {
-            Value::Nil => Ok(None),
-            Value::Int(raw) => Ok(Some(left(raw))),
-            other => Err(unexpected_reply(&other)),
+    fn decode(&self, reply: ScriptReply) -> Result<Option<Duration>> {
+        match reply {
+            ScriptReply::Nil => Ok(None),
+            other => Ok(Some(left(other.integer()?))),
         }
     }
 
@@ -587,20 +577,17 @@ impl Step for Inspect<'_> {
         script!("inspect.lua")
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+    fn keys(&self) -> Keys<'_> {
         keys(self.object)
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         args.text(self.object.channel());
     }
 
-    fn reply(&self, raw: Value) -> Result<Vec<Holder>> {
-        let Value::Array(held) = raw else {
-            return Err(unexpected_reply(&raw));
-        };
-        let holder = |one: &[Value]| match one {
-            [Value::BulkString(id), Value::Int(raw)] => {
+    fn decode(&self, reply: ScriptReply) -> Result<Vec<Holder>> {
+        let holder = |one: &[ScriptReply]| match one {
+            [ScriptReply::Bytes(id), ScriptReply::Integer(raw)] => {
                 // An id of another format, written to the set by another program, is shown as it is.
                 let owner = match <[u8; PermitId::BYTES]>::try_from(id.as_slice()) {
                     Ok(id) => PermitId::from_bytes(id).to_string(),
@@ -612,9 +599,9 @@ impl Step for Inspect<'_> {
                     remaining: Some(left(*raw)).filter(|left| *left != Duration::MAX),
                 })
             }
-            _ => Err(unexpected_reply(&Value::Array(one.to_vec()))),
+            other => Err(unexpected_reply(&other)),
         };
-        held.chunks(2).map(holder).collect()
+        reply.list()?.chunks(2).map(holder).collect()
     }
 
     fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<Vec<Holder>> {
@@ -647,16 +634,16 @@ impl Step for Force<'_> {
         script!("force.lua")
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+    fn keys(&self) -> Keys<'_> {
         keys(self.object)
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         args.text(self.object.channel());
     }
 
-    fn reply(&self, raw: Value) -> Result<bool> {
-        decode_bool(&raw)
+    fn decode(&self, reply: ScriptReply) -> Result<bool> {
+        reply.flag()
     }
 
     fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<bool> {
@@ -687,16 +674,16 @@ impl Step for Delete {
         script!("delete.lua")
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+    fn keys(&self) -> Keys<'_> {
         keys(&self.object)
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         args.text(self.object.channel());
     }
 
-    fn reply(&self, raw: Value) -> Result<bool> {
-        decode_bool(&raw)
+    fn decode(&self, reply: ScriptReply) -> Result<bool> {
+        reply.flag()
     }
 
     fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<bool> {

@@ -12,17 +12,18 @@ mod tests;
 
 use std::time::Duration;
 
+use smallvec::smallvec;
 use tokio::time::Instant;
 
 use self::rules::{Acquire, Force, ListWaiters, Release};
 use crate::error::{Error, Result};
-use crate::hold::{Hold, HoldKind};
+use crate::hold::{Hold, HoldKind, Renewal};
 use crate::keyspace::Keyspace;
 use crate::lease::{Lease, MAX_LEASE};
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::owner::Owner;
-use crate::primitives::lock::{AcquireParams, Holder, Lock, OwnedKind, Reentrant, Rules};
-use crate::step::{BoxedStep, Outcome, Script, Step};
+use crate::primitives::lock::{AcquireParams, Lock, OwnedKind, Rules};
+use crate::step::{BoxedStep, Outcome, Step};
 
 /// A lock that is acquired in the order of the requests, across all clients, in Rust and Java
 /// (Redisson: `RedissonClient.getFairLock`).
@@ -204,8 +205,13 @@ impl Lock<Fair> {
 }
 
 impl HoldKind for Fair {
-    fn renew_script(&self) -> &'static Script {
-        rules::renew_script()
+    fn renewal<'a>(&'a self, hold: &'a Hold) -> Renewal<'a> {
+        Renewal {
+            script: rules::renew_script(),
+            key: hold.object.key(),
+            args: smallvec![&*hold.field, hold.object.channel()],
+            weight: 1,
+        }
     }
 
     fn renew(
@@ -245,10 +251,6 @@ impl Rules for Fair {
             wait_time,
             grace,
         }
-    }
-
-    fn inspect<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = Vec<Holder>> + 'a {
-        Reentrant.inspect(object)
     }
 
     fn force<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = bool> + 'a {

@@ -20,7 +20,7 @@
 
 use std::time::Duration;
 
-use redis::Value;
+use smallvec::smallvec;
 use tokio::time::Instant;
 
 use super::queue::{FairQueue, millis};
@@ -34,7 +34,7 @@ use crate::primitives::reentrant::rules::{
     self as reentrant, FOREIGN_HASH, is_held, parse_outcome, set_hold_count, try_acquire,
     wait_outcome, was_deleted, wrong_kind,
 };
-use crate::step::{Args, Outcome, Script, Step, decode_bool, unexpected_reply};
+use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step};
 
 /// Returns the script of a step, with the shared functions prepended.
 macro_rules! script {
@@ -46,14 +46,13 @@ macro_rules! script {
 }
 
 /// The lock, the queue, the timeouts, the absent waiters.
-fn keys(object: &ObjectKeys) -> impl ExactSizeIterator<Item = &str> + Send {
-    [
+fn keys(object: &ObjectKeys) -> Keys<'_> {
+    smallvec![
         object.key(),
         object.queue(),
         object.timeouts(),
         object.absent_waiters(),
     ]
-    .into_iter()
 }
 
 /// Time in milliseconds after which a waiter checks again whether the head has taken its turn.
@@ -100,11 +99,11 @@ impl Step for Acquire<'_> {
         script!("acquire.lua")
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+    fn keys(&self) -> Keys<'_> {
         keys(&self.params.hold.object)
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         args.text(&self.params.hold.field);
         args.number(self.params.lease.millis());
         args.number(self.params.count.into());
@@ -117,8 +116,8 @@ impl Step for Acquire<'_> {
         args.number(self.grace.millis());
     }
 
-    fn reply(&self, raw: Value) -> Result<Outcome> {
-        parse_outcome(&self.params.hold.object, &raw)
+    fn decode(&self, reply: ScriptReply) -> Result<Outcome> {
+        parse_outcome(&self.params.hold.object, reply)
     }
 
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Outcome> {
@@ -315,11 +314,11 @@ impl Step for Release<'_> {
         script!("release.lua")
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+    fn keys(&self) -> Keys<'_> {
         keys(&self.hold.object)
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         args.text(&self.hold.field);
         args.number(self.keep.into());
         args.number(self.lease.map_or(0, Lease::millis));
@@ -327,8 +326,8 @@ impl Step for Release<'_> {
         args.number(self.grace.millis());
     }
 
-    fn reply(&self, raw: Value) -> Result<bool> {
-        decode_bool(&raw)
+    fn decode(&self, reply: ScriptReply) -> Result<bool> {
+        reply.flag()
     }
 
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
@@ -418,19 +417,19 @@ impl Step for Force<'_> {
         script!("force.lua")
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+    fn keys(&self) -> Keys<'_> {
         keys(self.object)
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         args.text(self.object.channel());
         args.number(self.grace.millis());
     }
 
-    fn reply(&self, raw: Value) -> Result<bool> {
-        match raw {
-            Value::Int(-1) => Err(wrong_kind(self.object, FOREIGN_HASH)),
-            other => decode_bool(&other),
+    fn decode(&self, reply: ScriptReply) -> Result<bool> {
+        match reply {
+            ScriptReply::Integer(-1) => Err(wrong_kind(self.object, FOREIGN_HASH)),
+            other => other.flag(),
         }
     }
 
@@ -457,21 +456,14 @@ impl Step for ListWaiters<'_> {
         script!("list_waiters.lua")
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+    fn keys(&self) -> Keys<'_> {
         keys(self.object)
     }
 
-    fn args(&self, _: &mut Args<'_>) {}
+    fn args(&self, _: &mut dyn Args) {}
 
-    fn reply(&self, raw: Value) -> Result<Vec<String>> {
-        let Value::Array(owners) = raw else {
-            return Err(unexpected_reply(&raw));
-        };
-        let text = |owner| match owner {
-            Value::BulkString(owner) => Ok(String::from_utf8_lossy(&owner).into_owned()),
-            other => Err(unexpected_reply(&other)),
-        };
-        owners.into_iter().map(text).collect()
+    fn decode(&self, reply: ScriptReply) -> Result<Vec<String>> {
+        reply.list()?.into_iter().map(ScriptReply::text).collect()
     }
 
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Vec<String>> {

@@ -7,16 +7,12 @@ mod differential;
 mod exploration;
 mod rules;
 
-use tokio::time::Instant;
-
 use self::rules::{Acquire, AdvanceToken, DeleteToken, ReadToken};
 use crate::error::{Error, Result};
-use crate::hold::{Hold, HoldKind};
-use crate::keyspace::Keyspace;
-use crate::lease::Lease;
-use crate::name::{KeyLayout, ObjectKeys};
-use crate::primitives::lock::{AcquireParams, Guard, Holder, Lock, OwnedKind, Reentrant, Rules};
-use crate::step::{BoxedStep, Outcome, Script, Step};
+use crate::name::KeyLayout;
+use crate::primitives::lock::{AcquireParams, Guard, Lock, OwnedKind, Rules};
+use crate::primitives::reentrant::ReentrantHolds;
+use crate::step::{Outcome, Step};
 
 /// A lock whose every acquisition returns a *fencing token*, a number greater than the tokens of
 /// all earlier acquisitions (Redisson: `RFencedLock`).
@@ -187,35 +183,7 @@ impl Guard<Fenced> {
     }
 }
 
-/// Held, renewed and released like the re-entrant lock.
-impl HoldKind for Fenced {
-    fn renew_script(&self) -> &'static Script {
-        Reentrant.renew_script()
-    }
-
-    fn renew(
-        &self,
-        keyspace: &mut Keyspace,
-        hold: &Hold,
-        lease: Option<Lease>,
-        now: Instant,
-    ) -> Result<bool> {
-        Reentrant.renew(keyspace, hold, lease, now)
-    }
-
-    fn release<'a>(
-        &'a self,
-        hold: &'a Hold,
-        keep: u32,
-        lease: Option<Lease>,
-    ) -> BoxedStep<'a, bool> {
-        Reentrant.release(hold, keep, lease)
-    }
-
-    fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<BoxedStep<'a, bool>> {
-        Reentrant.undo(hold, keep)
-    }
-}
+impl ReentrantHolds for Fenced {}
 
 impl Rules for Fenced {
     type Grant = u64;
@@ -223,13 +191,5 @@ impl Rules for Fenced {
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome<u64>> + 'a {
         Acquire { params }
-    }
-
-    fn inspect<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = Vec<Holder>> + 'a {
-        Reentrant.inspect(object)
-    }
-
-    fn force<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = bool> + 'a {
-        Reentrant.force(object)
     }
 }

@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use redis::Value;
+use smallvec::smallvec;
 use tokio::time::Instant;
 
 use crate::error::Result;
@@ -17,7 +17,7 @@ use crate::keyspace::{Holds, Keyspace};
 use crate::name::ObjectKeys;
 use crate::primitives::lock::AcquireParams;
 use crate::primitives::reentrant::rules::{try_acquire, wait_outcome, wrong_kind};
-use crate::step::{Args, Outcome, Script, Step, decode_bool, unexpected_reply};
+use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, unexpected_reply};
 
 /// Acquires the lock for an owner and increments the token, or returns how long another owner may still hold it.
 pub(super) struct Acquire<'a> {
@@ -32,31 +32,27 @@ impl Step for Acquire<'_> {
         &SCRIPT
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+    fn keys(&self) -> Keys<'_> {
         let object = &self.params.hold.object;
-        [object.key(), object.token()].into_iter()
+        smallvec![object.key(), object.token()]
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         args.text(&self.params.hold.field);
         args.number(self.params.lease.millis());
         args.number(self.params.count.into());
     }
 
-    fn reply(&self, raw: Value) -> Result<Outcome<u64>> {
-        match raw {
-            Value::Array(token) => match token.as_slice() {
-                // A token that is not a number here became so after it was incremented, so the step
-                // may have changed the lock.
-                [Value::BulkString(text)] => match parse_token(text) {
-                    Some(token) => Ok(Outcome::Done(token)),
-                    None => Err(unexpected_reply(&Value::Array(token))),
-                },
-                _ => Err(unexpected_reply(&Value::Array(token))),
-            },
-            Value::Int(left) => wait_outcome(&self.params.hold.object, left),
-            other => Err(unexpected_reply(&other)),
+    fn decode(&self, reply: ScriptReply) -> Result<Outcome<u64>> {
+        if let ScriptReply::Integer(left) = reply {
+            return wait_outcome(&self.params.hold.object, left);
         }
+        let [token] = reply.array()?;
+        let token = token.text()?;
+        // A token that is not a number here became so after it was incremented, so the step may have
+        // changed the lock.
+        let parsed = parse_token(&token).map(Outcome::Done);
+        parsed.ok_or_else(|| unexpected_reply(&token))
     }
 
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Outcome<u64>> {
@@ -102,19 +98,14 @@ impl Step for ReadToken<'_> {
         &SCRIPT
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        std::iter::once(self.object.token())
+    fn keys(&self) -> Keys<'_> {
+        smallvec![self.object.token()]
     }
 
-    fn args(&self, _: &mut Args<'_>) {}
+    fn args(&self, _: &mut dyn Args) {}
 
-    fn reply(&self, raw: Value) -> Result<u64> {
-        match raw {
-            Value::BulkString(text) => {
-                parse_token(&text).ok_or_else(|| wrong_kind(self.object, NO_TOKEN))
-            }
-            other => Err(unexpected_reply(&other)),
-        }
+    fn decode(&self, reply: ScriptReply) -> Result<u64> {
+        parse_token(&reply.text()?).ok_or_else(|| wrong_kind(self.object, NO_TOKEN))
     }
 
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<u64> {
@@ -137,19 +128,19 @@ impl Step for AdvanceToken<'_> {
         &SCRIPT
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        std::iter::once(self.object.token())
+    fn keys(&self) -> Keys<'_> {
+        smallvec![self.object.token()]
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         args.signed(self.at_least);
     }
 
-    fn reply(&self, raw: Value) -> Result<u64> {
+    fn decode(&self, reply: ScriptReply) -> Result<u64> {
         ReadToken {
             object: self.object,
         }
-        .reply(raw)
+        .decode(reply)
     }
 
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<u64> {
@@ -176,14 +167,14 @@ impl Step for DeleteToken {
         &SCRIPT
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        [self.object.key(), self.object.token()].into_iter()
+    fn keys(&self) -> Keys<'_> {
+        smallvec![self.object.key(), self.object.token()]
     }
 
-    fn args(&self, _: &mut Args<'_>) {}
+    fn args(&self, _: &mut dyn Args) {}
 
-    fn reply(&self, raw: Value) -> Result<bool> {
-        decode_bool(&raw)
+    fn decode(&self, reply: ScriptReply) -> Result<bool> {
+        reply.flag()
     }
 
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
@@ -198,9 +189,8 @@ impl Step for DeleteToken {
 const NO_TOKEN: &str = "its token is no number that can be counted up";
 
 /// Parses a token as the store writes it.
-fn parse_token(text: &[u8]) -> Option<u64> {
-    let number = std::str::from_utf8(text).ok()?.parse().ok()?;
-    Some(unsigned(number))
+fn parse_token(text: &str) -> Option<u64> {
+    text.parse().ok().map(unsigned)
 }
 
 fn unsigned(token: i64) -> u64 {

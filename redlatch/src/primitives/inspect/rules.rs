@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use redis::Value;
 use tokio::time::Instant;
 
 use super::{ObjectState, OutPermit, Waiting};
@@ -13,7 +12,7 @@ use crate::name::{CandidateKeys, KeyLayout, ObjectKeys};
 use crate::primitives::lock::Holder;
 use crate::primitives::read_write_lock::Inspect;
 use crate::primitives::reentrant::rules::finite;
-use crate::step::{Args, Script, Step, unexpected_reply};
+use crate::step::{Args, Keys, Script, ScriptReply, Step, unexpected_reply};
 
 /// An entry that never expires has a date beyond this.
 const NEVER: i64 = 900_000_000_000_000;
@@ -40,18 +39,17 @@ impl Step for InspectNames<'_> {
         &SCRIPT
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        let keys: Vec<&str> = self.names.iter().flat_map(CandidateKeys::keys).collect();
-        keys.into_iter()
+    fn keys(&self) -> Keys<'_> {
+        self.names.iter().flat_map(CandidateKeys::keys).collect()
     }
 
-    fn args(&self, _: &mut Args<'_>) {}
+    fn args(&self, _: &mut dyn Args) {}
 
-    fn reply(&self, raw: Value) -> Result<Vec<Inspected>> {
-        match raw {
-            Value::Array(all) if all.len() == self.names.len() => {
+    fn decode(&self, reply: ScriptReply) -> Result<Vec<Inspected>> {
+        match reply {
+            ScriptReply::List(all) if all.len() == self.names.len() => {
                 // An unreadable reply is not an object of this library; it must not hide the others.
-                let inspected = |raw| parse_inspected(raw).unwrap_or(Err(OTHER_TYPE));
+                let inspected = |reply| parse_inspected(reply).unwrap_or(Err(OTHER_TYPE));
                 Ok(all.into_iter().map(inspected).collect())
             }
             other => Err(unexpected_reply(&other)),
@@ -172,13 +170,11 @@ fn remaining_times(
 }
 
 /// Parses the script's reply for one name.
-fn parse_inspected(raw: Value) -> Result<Inspected> {
-    let parts = match raw {
-        Value::Nil => return Ok(Ok(None)),
-        Value::Array(parts) => parts,
-        other => return Err(unexpected_reply(&other)),
-    };
-    let mut parts = Parts(parts.into_iter());
+fn parse_inspected(reply: ScriptReply) -> Result<Inspected> {
+    if reply == ScriptReply::Nil {
+        return Ok(Ok(None));
+    }
+    let mut parts = Parts(reply.list()?.into_iter());
     let state = match parts.text()?.as_str() {
         "lock" => {
             let owner = parts.text_or_nil()?;
@@ -259,13 +255,13 @@ fn other_kind(found: &str) -> &'static str {
 }
 
 /// The parts of a reply, in order.
-struct Parts(std::vec::IntoIter<Value>);
+struct Parts(std::vec::IntoIter<ScriptReply>);
 
 impl Parts {
     fn next_bytes(&mut self) -> Result<Option<Vec<u8>>> {
         match self.0.next() {
-            None | Some(Value::Nil) => Ok(None),
-            Some(Value::BulkString(bytes)) => Ok(Some(bytes)),
+            None | Some(ScriptReply::Nil) => Ok(None),
+            Some(ScriptReply::Bytes(bytes)) => Ok(Some(bytes)),
             Some(other) => Err(unexpected_reply(&other)),
         }
     }
@@ -281,24 +277,18 @@ impl Parts {
 
     fn text(&mut self) -> Result<String> {
         self.next_text()?
-            .ok_or_else(|| unexpected_reply(&Value::Nil))
+            .ok_or_else(|| unexpected_reply(&ScriptReply::Nil))
     }
 
     fn number<T: std::str::FromStr>(&mut self) -> Result<T> {
         let text = self.text()?;
-        let unknown = |_| unexpected_reply(&Value::SimpleString(text.clone()));
-        text.parse().map_err(unknown)
+        text.parse().map_err(|_| unexpected_reply(&text))
     }
 
     /// Parses milliseconds; a negative number means forever.
     fn time(&mut self) -> Result<Option<Duration>> {
-        match self.0.next() {
-            Some(Value::Int(millis)) => {
-                let millis = u64::try_from(millis).ok();
-                Ok(millis.map(Duration::from_millis))
-            }
-            other => Err(unexpected_reply(&other.unwrap_or(Value::Nil))),
-        }
+        let millis = self.0.next().unwrap_or(ScriptReply::Nil).integer()?;
+        Ok(u64::try_from(millis).ok().map(Duration::from_millis))
     }
 }
 
@@ -308,9 +298,9 @@ mod tests {
 
     #[test]
     fn data_of_other_kinds_is_described() {
-        let text = |text: &str| Value::BulkString(text.into());
+        let text = |text: &str| ScriptReply::Bytes(text.into());
         let described =
-            |found| parse_inspected(Value::Array(vec![text("other"), text(found)])).unwrap();
+            |found| parse_inspected(ScriptReply::List(vec![text("other"), text(found)])).unwrap();
         for kind in [
             "a hash of another kind",
             "a text",
@@ -329,7 +319,10 @@ mod tests {
         let step = InspectNames {
             names: &[CandidateKeys::new("name".into())],
         };
-        assert!(step.reply(Value::Array(vec![Value::Nil])).is_ok());
-        assert!(step.reply(Value::Array(vec![])).is_err());
+        assert!(
+            step.decode(ScriptReply::List(vec![ScriptReply::Nil]))
+                .is_ok()
+        );
+        assert!(step.decode(ScriptReply::List(vec![])).is_err());
     }
 }

@@ -17,6 +17,7 @@ use crate::hold::{Hold, HoldKind};
 use crate::lease::Lease;
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::owner::{ClientId, Owner};
+use crate::primitives::reentrant;
 use crate::session::Session;
 use crate::step::{Outcome, Step};
 use crate::store::{Delivery, Progress};
@@ -73,10 +74,14 @@ pub(crate) trait Rules: HoldKind + Sized + 'static {
     ) -> impl Step<Reply = Outcome<Self::Grant>> + 'a;
 
     /// Returns the holders.
-    fn inspect<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = Vec<Holder>> + 'a;
+    fn inspect<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = Vec<Holder>> + 'a {
+        reentrant::rules::Inspect { object }
+    }
 
     /// Removes all holds, whichever owner has them. Returns whether there were any.
-    fn force<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = bool> + 'a;
+    fn force<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = bool> + 'a {
+        reentrant::rules::Force { object }
+    }
 
     /// Checks the settings. Called when the lock is used, because creating a handle cannot fail.
     fn check(&self) -> Result<()> {

@@ -5,13 +5,14 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use redis::Value;
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::keyspace::Keyspace;
 use crate::session::AllOrNone;
-use crate::step::{Args, BoxedStep, Outcome, Script, Step, script_error, unexpected_reply};
+use crate::step::{
+    Args, BoxedStep, Keys, Outcome, Script, ScriptReply, Step, script_error, unexpected_reply,
+};
 
 /// The value of an acquisition, with its type erased.
 pub(crate) type ErasedGrant = Arc<dyn Any + Send + Sync>;
@@ -41,20 +42,16 @@ impl<'a> AcquireAll<'a> {
         }
     }
 
-    /// Returns the member to which a reply refers.
-    fn part(&self, i: usize, raw: &Value) -> Result<&Part<'a>> {
-        self.parts.get(i).ok_or_else(|| unexpected_reply(raw))
-    }
-
     /// Interprets a reply of the script that acquired nothing.
-    fn blocked(&self, i: usize, refusal: Value) -> Result<AllOrNone<ErasedGrant>> {
-        let part = self.part(i, &refusal)?;
+    fn blocked(&self, i: usize, refusal: ScriptReply) -> Result<AllOrNone<ErasedGrant>> {
+        let part = self.parts.get(i);
+        let part = part.ok_or_else(|| unexpected_reply(&refusal))?;
         match refusal {
-            Value::BulkString(text) => {
+            ScriptReply::Bytes(text) => {
                 let said = String::from_utf8_lossy(&text).into_owned();
                 Err(script_error(part.name, said))
             }
-            other => match part.acquire.reply(single(other)?)? {
+            other => match part.acquire.decode(single(other)?)? {
                 Outcome::Wait(left) => Ok(AllOrNone::Blocked(i, left)),
                 Outcome::Done(_) => Err(Error::Refused {
                     reason: "the script reported an acquisition that it had undone".into(),
@@ -65,9 +62,9 @@ impl<'a> AcquireAll<'a> {
 }
 
 /// Unwraps a reply from its own array; an empty array means nil.
-fn single(raw: Value) -> Result<Value> {
-    match raw {
-        Value::Array(mut one) if one.len() <= 1 => Ok(one.pop().unwrap_or(Value::Nil)),
+fn single(reply: ScriptReply) -> Result<ScriptReply> {
+    match reply {
+        ScriptReply::List(mut one) if one.len() <= 1 => Ok(one.pop().unwrap_or(ScriptReply::Nil)),
         other => Err(unexpected_reply(&other)),
     }
 }
@@ -79,50 +76,38 @@ impl Step for AcquireAll<'_> {
         self.script
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        let mut keys = Vec::new();
+    fn keys(&self) -> Keys<'_> {
+        let mut keys = Keys::new();
         for part in &self.parts {
             keys.extend(part.acquire.keys());
             keys.extend(part.undo.keys());
         }
-        keys.into_iter()
+        keys
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         let number = |script: &'static Script| {
             let index = self.scripts.iter().position(|one| one.id() == script.id());
             index.map_or(0, |index| index + 1)
         };
-        for part in &self.parts {
-            let (acquire, undo) = (&*part.acquire, &*part.undo);
-            write(
-                args,
-                number(acquire.script()),
-                acquire.key_count(),
-                |args| {
-                    acquire.args(args);
-                },
-            );
-            write(args, number(undo.script()), undo.key_count(), |args| {
-                undo.args(args);
-            });
+        for Part { acquire, undo, .. } in &self.parts {
+            write(args, number(acquire.script()), acquire);
+            write(args, number(undo.script()), undo);
         }
     }
 
-    fn reply(&self, raw: Value) -> Result<AllOrNone<ErasedGrant>> {
-        let Value::Array(mut all) = raw else {
-            return Err(unexpected_reply(&raw));
-        };
-        if let [Value::Int(i), _] = all.as_slice() {
+    fn decode(&self, reply: ScriptReply) -> Result<AllOrNone<ErasedGrant>> {
+        let mut all = reply.list()?;
+        if let [ScriptReply::Integer(i), _] = all.as_slice() {
             let i = usize::try_from(*i).unwrap_or(usize::MAX);
-            return self.blocked(i, all.pop().unwrap_or(Value::Nil));
+            return self.blocked(i, all.pop().unwrap_or(ScriptReply::Nil));
         }
         if all.len() != self.parts.len() {
-            return Err(unexpected_reply(&Value::Array(all)));
+            return Err(unexpected_reply(&ScriptReply::List(all)));
         }
         let mut grants = Vec::with_capacity(all.len());
-        for (part, raw) in self.parts.iter().zip(all) {
-            match part.acquire.reply(single(raw)?)? {
+        for (part, reply) in self.parts.iter().zip(all) {
+            match part.acquire.decode(single(reply)?)? {
                 Outcome::Done(grant) => grants.push(grant),
                 // The script acquired it, because it treats any reply but a number as a success.
                 Outcome::Wait(_) => {
@@ -156,13 +141,30 @@ impl Step for AcquireAll<'_> {
 }
 
 /// Writes one call of a member's script: its number, and the counts of its keys and arguments.
-fn write(args: &mut Args<'_>, script: usize, keys: usize, own: impl Fn(&mut Args<'_>)) {
-    let mut counted = redis::Cmd::new();
-    own(&mut Args(&mut counted));
-    for number in [script, keys, counted.args_iter().len()] {
+fn write(args: &mut dyn Args, script: usize, step: &impl Step) {
+    let mut count = ArgCount(0);
+    step.args(&mut count);
+    for number in [script, step.keys().len(), count.0] {
         args.number(u64::try_from(number).unwrap_or(u64::MAX));
     }
-    own(args);
+    step.args(args);
+}
+
+/// Counts arguments.
+struct ArgCount(usize);
+
+impl Args for ArgCount {
+    fn text(&mut self, _: &str) {
+        self.0 += 1;
+    }
+
+    fn number(&mut self, _: u64) {
+        self.0 += 1;
+    }
+
+    fn signed(&mut self, _: i64) {
+        self.0 += 1;
+    }
 }
 
 /// Returns the scripts of these parts, each once.

@@ -184,11 +184,13 @@ pub(crate) fn in_global_order(members: &[Member]) -> Result<Vec<Member>> {
 }
 
 /// Erases the type of an acquisition's value.
-pub(super) fn erase_grant<T: Send + Sync + 'static>(outcome: Outcome<T>) -> Outcome<ErasedGrant> {
-    match outcome {
+pub(super) fn erase_grant<T: Send + Sync + 'static>(
+    outcome: Outcome<T>,
+) -> Result<Outcome<ErasedGrant>> {
+    Ok(match outcome {
         Outcome::Done(grant) => Outcome::Done(Arc::new(grant)),
         Outcome::Wait(left) => Outcome::Wait(left),
-    }
+    })
 }
 
 /// Returns the shortest outage limit that is set for the members' clients.

@@ -10,19 +10,19 @@ mod rules;
 
 use std::sync::Arc;
 
-use redis::Value;
+use smallvec::smallvec;
 use tokio::time::Instant;
 
 pub(crate) use self::rules::Inspect;
 use self::rules::{Force, read, write};
 use crate::error::{Error, Loss, Result};
-use crate::hold::{Hold, HoldKind};
+use crate::hold::{Hold, HoldKind, Renewal};
 use crate::keyspace::{Keyspace, Mode};
 use crate::lease::Lease;
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::primitives::lock::{Acquire, AcquireParams, Guard, Holder, Lock, OwnedKind, Rules};
 use crate::session::Session;
-use crate::step::{Args, BoxedStep, Outcome, Script, Step};
+use crate::step::{BoxedStep, MapReply, Outcome, Step};
 use crate::wait::QueueKind;
 
 /// A lock that either many readers or one writer holds (Redisson: `RReadWriteLock`).
@@ -302,8 +302,13 @@ impl HoldKind for Read {
         false
     }
 
-    fn renew_script(&self) -> &'static Script {
-        read::renew_script()
+    fn renewal<'a>(&'a self, hold: &'a Hold) -> Renewal<'a> {
+        Renewal {
+            script: read::renew_script(),
+            key: hold.object.key(),
+            args: smallvec![&*hold.field, &*hold.owner_key, hold.object.channel()],
+            weight: 1,
+        }
     }
 
     fn renew(
@@ -314,12 +319,6 @@ impl HoldKind for Read {
         now: Instant,
     ) -> Result<bool> {
         read::renew(keyspace, hold, lease, now)
-    }
-
-    fn renew_args(&self, hold: &Hold, args: &mut Args<'_>) {
-        args.text(&hold.field);
-        args.text(&hold.owner_key);
-        args.text(hold.object.channel());
     }
 
     fn release<'a>(
@@ -346,13 +345,14 @@ impl Rules for Read {
         let prefers_writers = self.prefers_writers;
         // An owner that already reads keeps that hold, even if its write hold is lost now.
         let required = self.required.as_ref().filter(|_| params.count == 1);
-        AcquireWhileWriting {
-            step: read::Acquire {
-                params,
-                prefers_writers,
-            },
-            required: required.map(|required| &*required.write_hold),
-        }
+        let step = read::Acquire {
+            params,
+            prefers_writers,
+        };
+        MapReply(step, move |outcome| match required {
+            Some(required) => required.check(outcome),
+            None => Ok(outcome),
+        })
     }
 
     fn check(&self) -> Result<()> {
@@ -376,57 +376,31 @@ impl Rules for Read {
     }
 }
 
-/// An acquisition of the read side that relies on a write hold, which may turn out to be lost.
-struct AcquireWhileWriting<'a> {
-    step: read::Acquire<'a>,
-    required: Option<&'a Hold>,
-}
-
-impl AcquireWhileWriting<'_> {
-    fn check_write_hold(&self, outcome: Outcome) -> Result<Outcome> {
-        let Some(write_hold) = self.required else {
-            return Ok(outcome);
-        };
+impl RequiredWriteHold {
+    /// Returns the outcome of an acquisition of the read side that relies on this write hold, which may turn
+    /// out to be lost.
+    fn check(&self, outcome: Outcome) -> Result<Outcome> {
         if let Outcome::Wait(_) = outcome {
             // No other owner can block a writer, so the write hold is lost.
-            write_hold.mark_lost(Loss::NotHeld);
+            self.write_hold.mark_lost(Loss::NotHeld);
         }
-        match (write_hold.loss(), outcome) {
-            (Some(loss), _) => Err(write_hold.lost_error(loss)),
-            (None, Outcome::Wait(_)) => Err(write_hold.lost_error(Loss::NotHeld)),
+        match (self.write_hold.loss(), outcome) {
+            (Some(loss), _) => Err(self.write_hold.lost_error(loss)),
+            (None, Outcome::Wait(_)) => Err(self.write_hold.lost_error(Loss::NotHeld)),
             (None, done) => Ok(done),
         }
     }
 }
 
-impl Step for AcquireWhileWriting<'_> {
-    type Reply = Outcome;
-
-    fn script(&self) -> &'static Script {
-        self.step.script()
-    }
-
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        self.step.keys()
-    }
-
-    fn args(&self, args: &mut Args<'_>) {
-        self.step.args(args);
-    }
-
-    fn reply(&self, raw: Value) -> Result<Outcome> {
-        self.check_write_hold(self.step.reply(raw)?)
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Outcome> {
-        self.check_write_hold(self.step.apply(keyspace, now)?)
-    }
-}
-
 /// A writer is renewed like the holder of a plain lock: its lease is the key's expiry.
 impl HoldKind for Write {
-    fn renew_script(&self) -> &'static Script {
-        write::renew_script()
+    fn renewal<'a>(&'a self, hold: &'a Hold) -> Renewal<'a> {
+        Renewal {
+            script: write::renew_script(),
+            key: hold.object.key(),
+            args: smallvec![&*hold.field, hold.object.channel()],
+            weight: 1,
+        }
     }
 
     fn renew(

@@ -6,21 +6,39 @@ mod differential;
 mod exploration;
 pub(crate) mod rules;
 
+use smallvec::smallvec;
+use tokio::time::Instant;
+
 use crate::error::Result;
-use crate::hold::{Hold, HoldKind};
+use crate::hold::{Hold, HoldKind, Renewal};
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
-use crate::name::{KeyLayout, ObjectKeys};
-use crate::primitives::lock::{AcquireParams, Holder, OwnedKind, Reentrant, Rules};
-use crate::step::{BoxedStep, Outcome, Script, Step};
-
-use tokio::time::Instant;
+use crate::name::KeyLayout;
+use crate::primitives::lock::{AcquireParams, OwnedKind, Reentrant, Rules};
+use crate::step::{BoxedStep, Outcome, Step};
 
 impl OwnedKind for Reentrant {}
 
-impl HoldKind for Reentrant {
-    fn renew_script(&self) -> &'static Script {
-        rules::renew_script()
+impl ReentrantHolds for Reentrant {}
+
+/// A kind whose holds are renewed and released like those of the re-entrant lock.
+pub(crate) trait ReentrantHolds: Send + Sync {
+    /// Whether its waiters subscribe to the object's channel.
+    const WAKES_WAITERS: bool = true;
+}
+
+impl<K: ReentrantHolds> HoldKind for K {
+    fn renewal<'a>(&'a self, hold: &'a Hold) -> Renewal<'a> {
+        let channel = match K::WAKES_WAITERS {
+            true => hold.object.channel(),
+            false => "",
+        };
+        Renewal {
+            script: rules::renew_script(),
+            key: hold.object.key(),
+            args: smallvec![&*hold.field, channel],
+            weight: 1,
+        }
     }
 
     fn renew(
@@ -31,7 +49,7 @@ impl HoldKind for Reentrant {
         now: Instant,
     ) -> Result<bool> {
         let held = rules::renew(keyspace, hold, lease, now)?;
-        if rules::was_deleted(keyspace, held, &hold.object, now) {
+        if K::WAKES_WAITERS && rules::was_deleted(keyspace, held, &hold.object, now) {
             keyspace.publish(hold.object.channel(), 0);
         }
         Ok(held)
@@ -43,7 +61,8 @@ impl HoldKind for Reentrant {
         keep: u32,
         lease: Option<Lease>,
     ) -> BoxedStep<'a, bool> {
-        let step = rules::Release::new(hold, keep, lease);
+        let mut step = rules::Release::new(hold, keep, lease);
+        step.wakes_waiter = K::WAKES_WAITERS;
         Box::new(step)
     }
 
@@ -63,13 +82,5 @@ impl Rules for Reentrant {
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
         rules::Acquire::new(params)
-    }
-
-    fn inspect<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = Vec<Holder>> + 'a {
-        rules::Inspect { object }
-    }
-
-    fn force<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = bool> + 'a {
-        rules::Force { object }
     }
 }

@@ -17,7 +17,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use redis::Value;
+use smallvec::smallvec;
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
@@ -26,7 +26,7 @@ use crate::keyspace::{Holds, Keyspace};
 use crate::lease::Lease;
 use crate::name::ObjectKeys;
 use crate::primitives::lock::{AcquireParams, Holder};
-use crate::step::{Args, Outcome, Script, Step, decode_bool, unexpected_reply};
+use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step};
 
 /// Acquires the lock for an owner, or returns how long another owner may still hold it.
 pub(crate) struct Acquire<'a> {
@@ -56,11 +56,11 @@ impl Step for Acquire<'_> {
         &SCRIPT
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        std::iter::once(self.object.key())
+    fn keys(&self) -> Keys<'_> {
+        smallvec![self.object.key()]
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         args.text(self.owner);
         args.number(self.lease.millis());
         if self.count > 1 {
@@ -68,8 +68,8 @@ impl Step for Acquire<'_> {
         }
     }
 
-    fn reply(&self, raw: Value) -> Result<Outcome> {
-        parse_outcome(self.object, &raw)
+    fn decode(&self, reply: ScriptReply) -> Result<Outcome> {
+        parse_outcome(self.object, reply)
     }
 
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Outcome> {
@@ -85,11 +85,10 @@ impl Step for Acquire<'_> {
 }
 
 /// Interprets the reply of an acquisition: nil if it is held now, else how long to wait.
-pub(crate) fn parse_outcome(object: &ObjectKeys, raw: &Value) -> Result<Outcome> {
-    match raw {
-        Value::Nil => Ok(Outcome::Done(())),
-        Value::Int(left) => wait_outcome(object, *left),
-        other => Err(unexpected_reply(other)),
+pub(crate) fn parse_outcome(object: &ObjectKeys, reply: ScriptReply) -> Result<Outcome> {
+    match reply {
+        ScriptReply::Nil => Ok(Outcome::Done(())),
+        left => wait_outcome(object, left.integer()?),
     }
 }
 
@@ -173,11 +172,11 @@ impl Step for Release<'_> {
         &SCRIPT
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        std::iter::once(self.object.key())
+    fn keys(&self) -> Keys<'_> {
+        smallvec![self.object.key()]
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         args.text(self.owner);
         args.text(if self.wakes_waiter {
             self.object.channel()
@@ -193,8 +192,8 @@ impl Step for Release<'_> {
         }
     }
 
-    fn reply(&self, raw: Value) -> Result<bool> {
-        decode_bool(&raw)
+    fn decode(&self, reply: ScriptReply) -> Result<bool> {
+        reply.flag()
     }
 
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
@@ -296,18 +295,18 @@ impl Step for Force<'_> {
         &SCRIPT
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        std::iter::once(self.object.key())
+    fn keys(&self) -> Keys<'_> {
+        smallvec![self.object.key()]
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         args.text(self.object.channel());
     }
 
-    fn reply(&self, raw: Value) -> Result<bool> {
-        match raw {
-            Value::Int(-1) => Err(wrong_kind(self.object, FOREIGN_HASH)),
-            other => decode_bool(&other),
+    fn decode(&self, reply: ScriptReply) -> Result<bool> {
+        match reply {
+            ScriptReply::Integer(-1) => Err(wrong_kind(self.object, FOREIGN_HASH)),
+            other => other.flag(),
         }
     }
 
@@ -342,16 +341,16 @@ impl Step for Inspect<'_> {
         &SCRIPT
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        std::iter::once(self.object.key())
+    fn keys(&self) -> Keys<'_> {
+        smallvec![self.object.key()]
     }
 
-    fn args(&self, _: &mut Args<'_>) {}
+    fn args(&self, _: &mut dyn Args) {}
 
-    fn reply(&self, raw: Value) -> Result<Vec<Holder>> {
-        match raw {
-            Value::Nil => Ok(Vec::new()),
-            Value::Int(_) => Err(wrong_kind(self.object, FOREIGN_HASH)),
+    fn decode(&self, reply: ScriptReply) -> Result<Vec<Holder>> {
+        match reply {
+            ScriptReply::Nil => Ok(Vec::new()),
+            ScriptReply::Integer(_) => Err(wrong_kind(self.object, FOREIGN_HASH)),
             other => Ok(vec![parse_holder(other)?]),
         }
     }
@@ -372,22 +371,14 @@ impl Step for Inspect<'_> {
 }
 
 /// Parses a holder from a script's reply: owner, hold count, remaining milliseconds.
-pub(crate) fn parse_holder(raw: Value) -> Result<Holder> {
-    let Value::Array(parts) = raw else {
-        return Err(unexpected_reply(&raw));
-    };
-    match parts.as_slice() {
-        [
-            Value::BulkString(owner),
-            Value::BulkString(holds),
-            Value::Int(left),
-        ] => Ok(Holder {
-            owner: String::from_utf8_lossy(owner).into_owned(),
-            holds: String::from_utf8_lossy(holds).parse().unwrap_or(u32::MAX),
-            remaining: u64::try_from(*left).ok().map(Duration::from_millis),
-        }),
-        _ => Err(unexpected_reply(&Value::Array(parts))),
-    }
+pub(crate) fn parse_holder(reply: ScriptReply) -> Result<Holder> {
+    let [owner, holds, left] = reply.array()?;
+    let left = u64::try_from(left.integer()?);
+    Ok(Holder {
+        owner: owner.text()?,
+        holds: holds.text()?.parse().unwrap_or(u32::MAX),
+        remaining: left.ok().map(Duration::from_millis),
+    })
 }
 
 /// Converts a remaining time for callers: `None` for a key that never expires.

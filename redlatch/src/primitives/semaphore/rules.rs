@@ -11,7 +11,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::Value;
+use smallvec::smallvec;
 use tokio::time::Instant;
 
 use super::MAX_PERMITS;
@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::keyspace::Keyspace;
 use crate::name::ObjectKeys;
 use crate::primitives::counter::{read_number, script};
-use crate::step::{Args, Outcome, Script, Step, unexpected_reply};
+use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step};
 
 /// Takes permits, if enough are available. Replies with the semaphore's remaining time to live;
 /// [`Duration::MAX`] if it never expires.
@@ -35,26 +35,21 @@ impl Step for TakePermits<'_> {
         script!("take.lua")
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        std::iter::once(self.object.key())
+    fn keys(&self) -> Keys<'_> {
+        smallvec![self.object.key()]
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         args.number(self.permits.into());
     }
 
-    fn reply(&self, raw: Value) -> Result<Outcome<Duration>> {
-        match &raw {
-            Value::Int(0) => Ok(Outcome::Wait(Duration::MAX)),
-            Value::Array(ttl) => match ttl.as_slice() {
-                [Value::Int(ttl)] => {
-                    let ttl = u64::try_from(*ttl).map(Duration::from_millis);
-                    Ok(Outcome::Done(ttl.unwrap_or(Duration::MAX)))
-                }
-                _ => Err(unexpected_reply(&raw)),
-            },
-            _ => Err(unexpected_reply(&raw)),
+    fn decode(&self, reply: ScriptReply) -> Result<Outcome<Duration>> {
+        if reply == ScriptReply::Integer(0) {
+            return Ok(Outcome::Wait(Duration::MAX));
         }
+        let [ttl] = reply.array()?;
+        let ttl = u64::try_from(ttl.integer()?).map(Duration::from_millis);
+        Ok(Outcome::Done(ttl.unwrap_or(Duration::MAX)))
     }
 
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Outcome<Duration>> {
@@ -94,26 +89,25 @@ impl Step for Add {
         script!("add.lua")
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        std::iter::once(self.object.key())
+    fn keys(&self) -> Keys<'_> {
+        smallvec![self.object.key()]
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         args.signed(self.permits.into());
         args.number(self.if_exists.into());
         args.text(self.object.channel());
         args.signed(MAX_PERMITS);
     }
 
-    fn reply(&self, raw: Value) -> Result<Option<i64>> {
-        match raw {
-            Value::Int(0) => Ok(None),
-            Value::Int(-1) => Err(self.out_of_range()),
-            Value::Array(sum) => match sum.as_slice() {
-                [Value::Int(sum)] => Ok(Some(*sum)),
-                _ => Err(unexpected_reply(&Value::Array(sum))),
-            },
-            other => Err(unexpected_reply(&other)),
+    fn decode(&self, reply: ScriptReply) -> Result<Option<i64>> {
+        match reply {
+            ScriptReply::Integer(0) => Ok(None),
+            ScriptReply::Integer(-1) => Err(self.out_of_range()),
+            sum => {
+                let [sum] = sum.array()?;
+                sum.integer().map(Some)
+            }
         }
     }
 
@@ -149,17 +143,14 @@ impl Step for Drain {
         script!("drain.lua")
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        std::iter::once(self.object.key())
+    fn keys(&self) -> Keys<'_> {
+        smallvec![self.object.key()]
     }
 
-    fn args(&self, _: &mut Args<'_>) {}
+    fn args(&self, _: &mut dyn Args) {}
 
-    fn reply(&self, raw: Value) -> Result<i64> {
-        match raw {
-            Value::Int(permits) => Ok(permits),
-            other => Err(unexpected_reply(&other)),
-        }
+    fn decode(&self, reply: ScriptReply) -> Result<i64> {
+        reply.integer()
     }
 
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<i64> {

@@ -3,17 +3,12 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use crate::backoff::Backoff;
-use crate::error::Result;
-use crate::hold::{Hold, HoldKind};
-use crate::keyspace::Keyspace;
-use crate::lease::Lease;
-use crate::name::{KeyLayout, ObjectKeys};
-use crate::primitives::lock::{AcquireParams, Holder, Lock, OwnedKind, Reentrant, Rules};
-use crate::primitives::reentrant::rules;
-use crate::step::{Args, BoxedStep, Outcome, Script, Step};
+use crate::hold::Hold;
+use crate::name::KeyLayout;
+use crate::primitives::lock::{AcquireParams, Lock, OwnedKind, Rules};
+use crate::primitives::reentrant::{ReentrantHolds, rules};
+use crate::step::{Outcome, Step};
 
 /// A lock whose waiters poll with growing pauses (Redisson: `RSpinLock`).
 ///
@@ -60,41 +55,9 @@ impl Lock<Spin> {
     }
 }
 
-impl HoldKind for Spin {
-    fn renew_script(&self) -> &'static Script {
-        Reentrant.renew_script()
-    }
-
-    /// Passes no channel: waiters of a spin lock do not subscribe.
-    fn renew_args(&self, hold: &Hold, args: &mut Args<'_>) {
-        args.text(&hold.field);
-        args.text("");
-    }
-
-    fn renew(
-        &self,
-        keyspace: &mut Keyspace,
-        hold: &Hold,
-        lease: Option<Lease>,
-        now: Instant,
-    ) -> Result<bool> {
-        rules::renew(keyspace, hold, lease, now)
-    }
-
-    fn release<'a>(
-        &'a self,
-        hold: &'a Hold,
-        keep: u32,
-        lease: Option<Lease>,
-    ) -> BoxedStep<'a, bool> {
-        let mut step = rules::Release::new(hold, keep, lease);
-        step.wakes_waiter = false;
-        Box::new(step)
-    }
-
-    fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<BoxedStep<'a, bool>> {
-        Reentrant.undo(hold, keep)
-    }
+impl ReentrantHolds for Spin {
+    /// Its waiters do not subscribe.
+    const WAKES_WAITERS: bool = false;
 }
 
 impl Rules for Spin {
@@ -102,15 +65,7 @@ impl Rules for Spin {
     const LAYOUT: KeyLayout = KeyLayout::Spin;
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
-        Reentrant.acquire(params)
-    }
-
-    fn inspect<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = Vec<Holder>> + 'a {
-        Reentrant.inspect(object)
-    }
-
-    fn force<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = bool> + 'a {
-        Reentrant.force(object)
+        rules::Acquire::new(params)
     }
 
     /// No messages are sent on this channel. It only names a queue separate from that of the other handle.

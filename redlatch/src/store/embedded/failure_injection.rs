@@ -49,11 +49,11 @@ impl Embedded {
 
 impl EmbeddedConnection {
     /// Returns the answer to a step that is to fail, or `None` if it is to succeed.
-    pub(super) fn run_with_failure<S: Step>(
+    pub(super) fn run_with_failure<R: Send>(
         &self,
-        step: &S,
+        step: &dyn Step<Reply = R>,
         progress: &Progress,
-    ) -> Option<Result<Answer<S::Reply>>> {
+    ) -> Option<Result<Answer<R>>> {
         let failure = self.store.shared().injected.next.pop_front()??;
         if !matches!(failure, Failure::NotSent) {
             progress.mark_sent();

@@ -15,7 +15,7 @@ use super::node::Node;
 use super::replicas::{Confirmation, Replicas};
 use crate::Boxed;
 use crate::error::{Error, Result};
-use crate::step::{Args, Step, script_error};
+use crate::step::{Args, ScriptReply, Step, script_error, unexpected_reply};
 use crate::store::{Answer, Delivery, Progress, Route, ServerId};
 
 /// Limit of consecutive redirections in a cluster.
@@ -300,15 +300,15 @@ impl Redis {
         })
     }
 
-    pub(super) fn build_exchange<'a, S: Step>(
+    pub(super) fn build_exchange<'a, R: Send>(
         &self,
-        step: &'a S,
+        step: &'a dyn Step<Reply = R>,
         eval_fallback: &'a (dyn Fn() -> Cmd + Sync),
         delivery: Delivery,
         channel: Option<&'a str>,
         progress: &'a Progress,
     ) -> Result<Exchange<'a>> {
-        let mut keys = step.keys();
+        let mut keys = step.keys().into_iter();
         let key = keys.next().unwrap_or_default();
         self.topology.check_same_slot(key, keys)?;
         Ok(Exchange {
@@ -322,19 +322,20 @@ impl Redis {
         })
     }
 
-    fn evalsha_command<S: Step>(&self, step: &S) -> Cmd {
-        let script = step.script().sha(self.topology.publishing());
+    fn evalsha_command<R: Send>(&self, step: &dyn Step<Reply = R>) -> Cmd {
+        let sha1 = |source: &str| redis::Script::new(source).get_hash().to_owned();
+        let script = step.script().sha(self.topology.publishing(), sha1);
         command(step, "EVALSHA", script)
     }
 
-    pub(super) fn eval_command<S: Step>(&self, step: &S) -> Cmd {
+    pub(super) fn eval_command<R: Send>(&self, step: &dyn Step<Reply = R>) -> Cmd {
         let script = step.script().source_for(self.topology.publishing());
         command(step, "EVAL", &script)
     }
 }
 
 /// Builds EVALSHA or EVAL with the keys and arguments of a step.
-fn command<S: Step>(step: &S, verb: &str, script: &str) -> Cmd {
+fn command<R: Send>(step: &dyn Step<Reply = R>, verb: &str, script: &str) -> Cmd {
     let keys = step.keys();
     // Enough for a step on one object with a long name; only steps on several let the buffer grow.
     let mut cmd = Cmd::with_capacity(16, 512);
@@ -342,8 +343,39 @@ fn command<S: Step>(step: &S, verb: &str, script: &str) -> Cmd {
     for key in keys {
         cmd.arg(key);
     }
-    step.args(&mut Args(&mut cmd));
+    step.args(&mut cmd);
     cmd
+}
+
+impl Args for Cmd {
+    fn text(&mut self, text: &str) {
+        self.arg(text);
+    }
+
+    fn number(&mut self, number: u64) {
+        self.arg(number);
+    }
+
+    fn signed(&mut self, number: i64) {
+        self.arg(number);
+    }
+}
+
+impl TryFrom<Value> for ScriptReply {
+    type Error = Error;
+
+    fn try_from(reply: Value) -> Result<ScriptReply> {
+        Ok(match reply {
+            Value::Nil => ScriptReply::Nil,
+            Value::Int(number) => ScriptReply::Integer(number),
+            Value::BulkString(bytes) => ScriptReply::Bytes(bytes),
+            Value::Array(list) => {
+                let list = list.into_iter().map(ScriptReply::try_from);
+                ScriptReply::List(list.collect::<Result<_>>()?)
+            }
+            other => return Err(unexpected_reply(&other)),
+        })
+    }
 }
 
 /// Returns a connection that an attempt needs and that is not established yet.
@@ -417,9 +449,13 @@ impl SendContext<'_> {
 }
 
 impl ServerReply {
-    pub(super) fn decode<S: Step>(self, step: &S, repeated: bool) -> Result<Answer<S::Reply>> {
+    pub(super) fn decode<R: Send>(
+        self,
+        step: &dyn Step<Reply = R>,
+        repeated: bool,
+    ) -> Result<Answer<R>> {
         Ok(Answer {
-            reply: step.reply(self.answer)?,
+            reply: step.decode(self.answer.try_into()?)?,
             sent_at: self.sent_at,
             repeated,
             confirmation: self.confirmation,

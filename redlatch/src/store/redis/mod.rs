@@ -94,24 +94,24 @@ impl Redis {
         self.topology.slot(key)
     }
 
-    pub(crate) async fn run<S: Step>(
+    pub(crate) async fn run<R: Send>(
         &self,
-        step: &S,
+        step: &dyn Step<Reply = R>,
         delivery: Delivery,
         channel: Option<&str>,
         progress: &Progress,
-    ) -> Result<Answer<S::Reply>> {
+    ) -> Result<Answer<R>> {
         let eval_fallback = || self.eval_command(step);
         let exchange = self.build_exchange(step, &eval_fallback, delivery, channel, progress)?;
         let (reply, repeated) = self.send_with_retries(&exchange).await?;
         reply.decode(step, repeated)
     }
 
-    pub(crate) async fn run_once<S: Step>(
+    pub(crate) async fn run_once<R: Send>(
         &self,
-        step: &S,
+        step: &dyn Step<Reply = R>,
         within: Duration,
-    ) -> Result<Answer<S::Reply>> {
+    ) -> Result<Answer<R>> {
         let eval_fallback = || self.eval_command(step);
         let progress = Progress::default();
         let exchange =
@@ -120,14 +120,14 @@ impl Redis {
         self.send_once(&exchange, limit).await?.decode(step, false)
     }
 
-    pub(crate) async fn run_at_most_once<S: Step>(
+    pub(crate) async fn run_at_most_once<R: Send>(
         &self,
-        step: &S,
+        step: &dyn Step<Reply = R>,
         what: &'static str,
         delivery: Delivery,
         answered_within: Duration,
         progress: &Progress,
-    ) -> Result<Answer<S::Reply>> {
+    ) -> Result<Answer<R>> {
         check_runtime()?;
         let eval_fallback = || self.eval_command(step);
         let exchange = self.build_exchange(step, &eval_fallback, delivery, None, progress)?;

@@ -19,7 +19,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use redis::Value;
+use smallvec::smallvec;
 use tokio::time::Instant;
 
 use crate::error::Result;
@@ -27,7 +27,7 @@ use crate::keyspace::{FoundKey, Holds, Keyspace, Mode};
 use crate::name::ObjectKeys;
 use crate::primitives::lock::Holder;
 use crate::primitives::reentrant::rules::{FOREIGN_HASH, finite, parse_holder, wrong_kind};
-use crate::step::{Args, Script, Step, decode_bool, unexpected_reply};
+use crate::step::{Args, Keys, Script, ScriptReply, Step};
 
 pub(super) mod read;
 pub(super) mod write;
@@ -159,20 +159,19 @@ impl Step for Inspect<'_> {
         script!("../sides.lua", "../inspect.lua")
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        std::iter::once(self.object.key())
+    fn keys(&self) -> Keys<'_> {
+        smallvec![self.object.key()]
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         args.text(side(self.side));
         args.text(self.object.timeouts_prefix());
     }
 
-    fn reply(&self, raw: Value) -> Result<Vec<Holder>> {
-        match raw {
-            Value::Int(-1) => Err(wrong_kind(self.object, FOREIGN_HASH)),
-            Value::Array(holders) => holders.into_iter().map(parse_holder).collect(),
-            other => Err(unexpected_reply(&other)),
+    fn decode(&self, reply: ScriptReply) -> Result<Vec<Holder>> {
+        match reply {
+            ScriptReply::Integer(-1) => Err(wrong_kind(self.object, FOREIGN_HASH)),
+            holders => holders.list()?.into_iter().map(parse_holder).collect(),
         }
     }
 
@@ -221,20 +220,20 @@ impl Step for Force<'_> {
         script!("../sides.lua", "../force.lua")
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        std::iter::once(self.object.key())
+    fn keys(&self) -> Keys<'_> {
+        smallvec![self.object.key()]
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         args.text(side(self.side));
         args.text(self.object.timeouts_prefix());
         args.text(self.object.channel());
     }
 
-    fn reply(&self, raw: Value) -> Result<bool> {
-        match raw {
-            Value::Int(-1) => Err(wrong_kind(self.object, FOREIGN_HASH)),
-            other => decode_bool(&other),
+    fn decode(&self, reply: ScriptReply) -> Result<bool> {
+        match reply {
+            ScriptReply::Integer(-1) => Err(wrong_kind(self.object, FOREIGN_HASH)),
+            other => other.flag(),
         }
     }
 

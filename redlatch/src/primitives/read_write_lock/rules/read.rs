@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use redis::Value;
+use smallvec::smallvec;
 use tokio::time::Instant;
 
 use super::{
@@ -17,7 +17,7 @@ use crate::lease::Lease;
 use crate::name::ObjectKeys;
 use crate::primitives::lock::AcquireParams;
 use crate::primitives::reentrant::rules::{NO_EXPIRY, parse_outcome, wrong_kind};
-use crate::step::{Args, Outcome, Script, Step, decode_bool};
+use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step};
 
 /// Acquires the read side for an owner, or returns how long another owner may still write.
 pub(in super::super) struct Acquire<'a> {
@@ -33,21 +33,21 @@ impl Step for Acquire<'_> {
         script!("../read_acquire.lua")
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+    fn keys(&self) -> Keys<'_> {
         let object = &self.params.hold.object;
-        let keys = [object.key(), object.writers()];
-        keys.into_iter().take(1 + usize::from(self.prefers_writers))
+        let writers = self.prefers_writers.then(|| object.writers());
+        [object.key()].into_iter().chain(writers).collect()
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         args.text(&self.params.hold.field);
         args.number(self.params.lease.millis());
         args.number(self.params.count.into());
         args.text(self.params.hold.object.timeouts_prefix());
     }
 
-    fn reply(&self, raw: Value) -> Result<Outcome> {
-        parse_outcome(&self.params.hold.object, &raw)
+    fn decode(&self, reply: ScriptReply) -> Result<Outcome> {
+        parse_outcome(&self.params.hold.object, reply)
     }
 
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Outcome> {
@@ -139,11 +139,11 @@ impl Step for Release<'_> {
         script!("../read_release.lua")
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        std::iter::once(self.hold.object.key())
+    fn keys(&self) -> Keys<'_> {
+        smallvec![self.hold.object.key()]
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         args.text(&self.hold.field);
         args.number(self.keep.into());
         args.number(self.lease.map_or(0, Lease::millis));
@@ -151,8 +151,8 @@ impl Step for Release<'_> {
         args.text(self.hold.object.channel());
     }
 
-    fn reply(&self, raw: Value) -> Result<bool> {
-        decode_bool(&raw)
+    fn decode(&self, reply: ScriptReply) -> Result<bool> {
+        reply.flag()
     }
 
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {

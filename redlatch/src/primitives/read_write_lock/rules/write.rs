@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use redis::Value;
+use smallvec::smallvec;
 use tokio::time::Instant;
 
 use super::{WRITE_RELEASED, find, longest_reader_remaining, longest_remaining, script, wake_all};
@@ -15,7 +15,7 @@ use crate::primitives::lock::AcquireParams;
 use crate::primitives::reentrant::rules::{
     self as reentrant, NO_EXPIRY, parse_outcome, was_deleted, wrong_kind,
 };
-use crate::step::{Args, Outcome, Script, Step, decode_bool};
+use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step};
 
 /// Acquires the write side for an owner, or returns how long others may still read or write.
 pub(in super::super) struct Acquire<'a> {
@@ -44,14 +44,13 @@ impl Step for Acquire<'_> {
         script!("../write_acquire.lua")
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+    fn keys(&self) -> Keys<'_> {
         let object = &self.params.hold.object;
-        let keys = [object.key(), object.writers()];
-        keys.into_iter()
-            .take(1 + usize::from(self.blocks_readers_for.is_some()))
+        let writers = self.blocks_readers_for.map(|_| object.writers());
+        [object.key()].into_iter().chain(writers).collect()
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         let object = &self.params.hold.object;
         args.text(&self.params.hold.field);
         args.number(self.params.lease.millis());
@@ -61,10 +60,10 @@ impl Step for Acquire<'_> {
         args.number(self.waiter_ttl().map_or(0, Lease::millis));
     }
 
-    fn reply(&self, raw: Value) -> Result<Outcome> {
-        match raw {
-            Value::Int(-3) => Err(self.write_while_reading()),
-            other => parse_outcome(&self.params.hold.object, &other),
+    fn decode(&self, reply: ScriptReply) -> Result<Outcome> {
+        match reply {
+            ScriptReply::Integer(-3) => Err(self.write_while_reading()),
+            other => parse_outcome(&self.params.hold.object, other),
         }
     }
 
@@ -161,12 +160,12 @@ impl Step for Release<'_> {
         script!("../write_release.lua")
     }
 
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+    fn keys(&self) -> Keys<'_> {
         let object = &self.hold.object;
-        [object.key(), object.writers()].into_iter()
+        smallvec![object.key(), object.writers()]
     }
 
-    fn args(&self, args: &mut Args<'_>) {
+    fn args(&self, args: &mut dyn Args) {
         args.text(&self.hold.field);
         args.number(self.keep.into());
         args.number(self.lease.map_or(0, Lease::millis));
@@ -174,8 +173,8 @@ impl Step for Release<'_> {
         args.text(self.hold.object.channel());
     }
 
-    fn reply(&self, raw: Value) -> Result<bool> {
-        decode_bool(&raw)
+    fn decode(&self, reply: ScriptReply) -> Result<bool> {
+        reply.flag()
     }
 
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
