@@ -14,7 +14,7 @@ help:
 	@echo "make robustness  injects faults into servers, networks and clients, and checks the locks"
 	@echo "make simulate runs the real client on a simulated network and server (a minute, SEEDS=… or SEED=…)"
 	@echo "make simulate-mutants  checks that the simulation detects deliberate bugs in the client and scripts (hours)"
-	@echo "make mutants  checks that the fast tests detect a changed expression (ROOM=hold|lease|wait|watchdog|session|rules)"
+	@echo "make mutants  checks that the fast tests detect a changed expression (MODULE=hold|lease|wait|watchdog|session|rules)"
 	@echo "make explore  checks all sequences of steps on the rules of each primitive (at most STATES=10000000)"
 	@echo "make soak     random faults, with many clients (SECONDS=600 TOPOLOGY=single SEED=…)"
 	@echo "make stress   the concurrency tests in a loop, with all cores busy (RUNS=200)"
@@ -89,6 +89,6 @@ RUNS ?= 200
 stress: redis
 	tools/stress $(RUNS)
 
-# Changes one expression at a time and runs the fast tests. ROOM is hold, lease, wait, watchdog, session or rules.
+# Changes one expression at a time and runs the fast tests. MODULE is hold, lease, wait, watchdog, session or rules.
 mutants:
-	@tools/mutants "$(ROOM)"
+	@tools/mutants "$(MODULE)"
