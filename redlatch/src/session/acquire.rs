@@ -74,15 +74,7 @@ impl Session {
         let step = step(&held);
         // A re-entry blocks no other attempt, and must not delay its own renewal by queueing.
         let delivery = Delivery::acquisition(held.iter().any(|&held| held > 0));
-        let store = &self.store;
-        let answer = match subscribe {
-            Some(channel) => {
-                store
-                    .subscribe_and_run(channel, &step, delivery, progress)
-                    .await
-            }
-            None => store.run(&step, delivery, progress).await,
-        };
+        let answer = self.store.run(&step, subscribe, delivery, progress).await;
         let mark_settled = || unsettled.iter().for_each(SettleOnDrop::mark_settled);
         let answer = match answer {
             Ok(answer) => answer,

@@ -88,8 +88,8 @@ impl HoldRef {
         if frees {
             session.waiting.record_release(hold.object.channel());
         }
-        let answer =
-            release.disarm_if_answered(store.run(&*step, delivery, &release.progress).await)?;
+        let answer = release
+            .disarm_if_answered(store.run(&*step, None, delivery, &release.progress).await)?;
         if frees && !answer.reply {
             // There may be no message, so another waiter's request is necessary to learn who holds it now.
             session.waiting.wake(hold.object.channel());

@@ -325,19 +325,9 @@ impl Attempt for LatchWaiter<'_> {
         let step = Read {
             object: &self.latch.object,
         };
-        let (store, progress) = (&session.store, self.progress);
-        let answer = match subscribe {
-            true => {
-                store
-                    .subscribe_and_run(self.channel(), &step, Delivery::QUEUED_INSPECTION, progress)
-                    .await?
-            }
-            false => {
-                store
-                    .run(&step, Delivery::QUEUED_INSPECTION, progress)
-                    .await?
-            }
-        };
+        let channel = subscribe.then(|| self.channel());
+        let (store, delivery) = (&session.store, Delivery::QUEUED_INSPECTION);
+        let answer = store.run(&step, channel, delivery, self.progress).await?;
         Ok(match count(answer.reply) {
             0 => Outcome::Done(()),
             // A key that was removed by other means is found gone by reading, not by a message.

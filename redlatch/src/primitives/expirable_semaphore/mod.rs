@@ -468,7 +468,7 @@ impl ExpirableSemaphore {
     async fn run_step<R: Send>(&self, step: &dyn Step<Reply = R>) -> Result<Answer<R>> {
         let store = &self.lock.session.store;
         store
-            .run(step, Delivery::IMMEDIATE, &Progress::default())
+            .run(step, None, Delivery::IMMEDIATE, &Progress::default())
             .await
     }
 

@@ -182,13 +182,9 @@ impl Attempt for PermitsRequest<'_> {
             let read = Read {
                 object: &self.semaphore.object,
             };
+            let (channel, delivery) = (self.channel(), Delivery::QUEUED_INSPECTION);
             let store = &session.store;
-            let answer = store.subscribe_and_run(
-                self.channel(),
-                &read,
-                Delivery::QUEUED_INSPECTION,
-                self.progress,
-            );
+            let answer = store.run(&read, Some(channel), delivery, self.progress);
             if answer.await?.reply < i64::from(self.permits) {
                 return Ok(wait);
             }

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Answer, Confirmation, Embedded, EmbeddedConnection, Progress};
+use super::{Embedded, EmbeddedConnection};
 use crate::error::{Error, Result};
 use crate::step::Step;
+use crate::store::{Answer, Confirmation, Progress, shared_oneshot};
 
 /// Failures that a test injects.
 #[derive(Default)]
@@ -63,7 +64,7 @@ impl EmbeddedConnection {
             Failure::NoAnswer | Failure::Unconfirmed => Some(self.apply(step)),
         };
         if let (Failure::Unconfirmed, Some(answer)) = (failure, applied) {
-            let confirmation = Confirmation::connection_lost();
+            let confirmation = Confirmation::pending(shared_oneshot::channel().1, Duration::ZERO);
             return Some(answer.map(|answer| Answer {
                 confirmation,
                 ..answer

@@ -22,8 +22,9 @@ use redis::Value;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::connection::{Connection, Target};
-use super::connection_config::{ConnectionConfig, Endpoint, UNKNOWN_HOST};
+use super::connection::{ReconnectingConnection, Target};
+use super::connection_config::ConnectionConfig;
+use super::endpoint::{Endpoint, UNKNOWN_HOST};
 use super::exchange_error::ExchangeError;
 use super::node::{Node, NodeLimits, NodeSettings};
 use super::pubsub::as_text;
@@ -271,10 +272,10 @@ impl Cluster {
         latest.is_some_and(|report| self.apply_report(&report))
     }
 
-    fn nodes_to_query(&self, connected: bool) -> Vec<(Endpoint, Arc<Connection>)> {
+    fn nodes_to_query(&self, connected: bool) -> Vec<(Endpoint, Arc<ReconnectingConnection>)> {
         let mut map = self.map();
         let known: Vec<Endpoint> = map.masters.iter().chain(&self.seeds).cloned().collect();
-        let mut queried: Vec<(Endpoint, Arc<Connection>)> = Vec::new();
+        let mut queried: Vec<(Endpoint, Arc<ReconnectingConnection>)> = Vec::new();
         for at in known {
             if let Some(node) = self.node(&mut map, &at)
                 && (!connected || node.commands.is_connected())
@@ -400,7 +401,7 @@ async fn refresh_loop(cluster: Weak<Cluster>, refresh_signal: Arc<Notify>) {
 /// Queries a node for its view of the cluster.
 async fn fetch_slots(
     at: &Endpoint,
-    connection: &Arc<Connection>,
+    connection: &Arc<ReconnectingConnection>,
 ) -> Result<SlotReport, ExchangeError> {
     let mut live = connection.get_or_connect().await?;
     let info = connection

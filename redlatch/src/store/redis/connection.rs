@@ -25,19 +25,19 @@ use redis::{
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 
-use super::attempt_limiter::MAX_ATTEMPTS_IN_FLIGHT;
-use super::connection_config::Endpoint;
 use super::connector::{Connector, RawConnection};
+use super::endpoint::Endpoint;
 use super::exchange_error::ExchangeError;
 use super::pubsub::{
     CHANNELS_PER_SUBSCRIBE, SubscriptionMode, as_text, breaks_connection, resubscribe,
 };
-use super::server_info::run_id;
-use super::shared_oneshot::{self, Receiver, Sender};
+use super::run_id_tracker::{RunIdTracker, run_id};
 use crate::backoff::Backoff;
 use crate::environment::task;
 use crate::error::Error;
-use crate::store::{NodeId, ServerId, SharedSubscriber, SuspectNodes};
+use crate::store::attempt_limiter::MAX_ATTEMPTS_IN_FLIGHT;
+use crate::store::shared_oneshot::{self, Receiver, Sender};
+use crate::store::{ServerId, SharedSubscriber};
 
 /// Commands that may queue inside the client library. An attempt with its subscription is two commands;
 /// so the capacity leaves room for renewals and releases beside [`MAX_ATTEMPTS_IN_FLIGHT`].
@@ -48,51 +48,13 @@ const PIPELINE_CAPACITY: usize = 4 * MAX_ATTEMPTS_IN_FLIGHT;
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
-pub(super) struct Connection {
+pub(super) struct ReconnectingConnection {
     target: Target,
     connect_timeout: Duration,
     shared: Arc<Shared>,
     connecting: Mutex<Connecting>,
     /// Tracks which server process the connections lead to, if that matters.
     run_id_tracker: Option<RunIdTracker>,
-}
-
-/// Notices when a connection leads to a different server process than the one before it: after a restart or
-/// a failover. The holds there may then be lost.
-pub(super) struct RunIdTracker {
-    node: NodeId,
-    suspect_nodes: Arc<SuspectNodes>,
-    /// Run id at the latest connection. The inner `None` means that the server did not report it.
-    run_id: Mutex<Option<Option<String>>>,
-}
-
-impl RunIdTracker {
-    pub(super) fn new(node: NodeId, suspect_nodes: Arc<SuspectNodes>) -> RunIdTracker {
-        RunIdTracker {
-            node,
-            suspect_nodes,
-            run_id: Mutex::default(),
-        }
-    }
-
-    /// Records a connection to this process. If the server does not report a run id, each connection may
-    /// lead to a different process.
-    fn record(&self, run_id: Option<String>) {
-        let mut latest = self.run_id.lock().unwrap_or_else(PoisonError::into_inner);
-        let same = match latest.as_ref() {
-            None => true,
-            Some(before) => run_id.is_some() && *before == run_id,
-        };
-        *latest = Some(run_id);
-        drop(latest);
-        if !same {
-            self.report_replaced();
-        }
-    }
-
-    fn report_replaced(&self) {
-        self.suspect_nodes.add(self.node);
-    }
 }
 
 /// Where the server of a connection is.
@@ -154,7 +116,7 @@ struct Shared {
     lost_at: Mutex<Option<Instant>>,
 }
 
-/// Numbers the established connections of a [`Connection`], so that late events of an old one do not end a
+/// Numbers the established connections of a [`ReconnectingConnection`], so that late events of an old one do not end a
 /// new one.
 pub(super) type Generation = u64;
 
@@ -185,14 +147,14 @@ struct Established {
     _invalidated: Option<Sender<()>>,
 }
 
-impl Connection {
+impl ReconnectingConnection {
     pub(super) fn new(
         target: Target,
         connect_timeout: Duration,
         subscriber: SharedSubscriber,
         subscription_mode: SubscriptionMode,
         run_id_tracker: Option<RunIdTracker>,
-    ) -> Arc<Connection> {
+    ) -> Arc<ReconnectingConnection> {
         let shared = Shared {
             subscriber,
             subscription_mode,
@@ -200,7 +162,7 @@ impl Connection {
             channels: Mutex::new(BTreeSet::new()),
             lost_at: Mutex::default(),
         };
-        Arc::new(Connection {
+        Arc::new(ReconnectingConnection {
             target,
             connect_timeout,
             shared: Arc::new(shared),
@@ -246,7 +208,7 @@ impl Connection {
         outcome.recv().await.unwrap_or_else(interrupted)
     }
 
-    /// Takes back the result of [`get_or_connect`](Connection::get_or_connect) for a later command. It may be
+    /// Takes back the result of [`get_or_connect`](ReconnectingConnection::get_or_connect) for a later command. It may be
     /// dropped instead.
     pub(super) fn recycle(&self, idle: LiveConnection) {
         self.shared.recycle(idle);
@@ -403,7 +365,10 @@ impl Connection {
             let unwanted: Vec<String> = {
                 let connecting = self.lock_connecting();
                 if connecting.invalidated >= established.live.generation {
-                    return Err(std::io::Error::other("abandoned while connecting").into());
+                    return Err(std::io::Error::other(
+                        "another server replaced this one while connecting",
+                    )
+                    .into());
                 }
                 let channels = self.shared.channels();
                 let unwanted: Vec<String> = restored.difference(&channels).cloned().collect();
@@ -421,11 +386,10 @@ impl Connection {
         }
     }
 
-    /// Records that a channel is about to be subscribed to. Where subscriptions are restored, every later
-    /// connection subscribes to it.
-    pub(super) fn add_channel(&self, channel: &str) {
+    /// Makes every later connection subscribe to a channel, where subscriptions are restored.
+    pub(super) fn subscribe_on_reconnect(&self, channel: &str) {
         if self.shared.subscription_mode == SubscriptionMode::Restored {
-            self.shared.add_channel(channel);
+            self.shared.record_subscription(channel);
         }
     }
 
@@ -445,15 +409,11 @@ impl Connection {
         channel: &str,
     ) -> Result<(), ExchangeError> {
         // Recorded before sending, so that the subscription can be ended if this is dropped half-way.
-        if !self.shared.try_add_channel(live.generation, channel) {
+        if !self.shared.record_subscription_on(live.generation, channel) {
             return Err(Invalidated.into());
         }
         let subscribing = live.set_subscribed(self.shared.subscription_mode, true, channel);
-        let subscribed = match subscribing.await {
-            Ok(subscribed) => subscribed,
-            Err(Invalidated) => return Err(Invalidated.into()),
-        };
-        let Err(error) = subscribed else {
+        let Err(error) = subscribing.await? else {
             return Ok(());
         };
         let failure = self.classify_failure(live, &error);
@@ -547,12 +507,12 @@ impl Connection {
     }
 }
 
-/// The connection was invalidated before the answer arrived.
+/// The connection was invalidated or broke before the answer arrived.
 struct Invalidated;
 
 impl From<Invalidated> for ExchangeError {
     fn from(_: Invalidated) -> ExchangeError {
-        ExchangeError::Unanswered("the connection was abandoned for another server".into())
+        ExchangeError::Unanswered("the connection ended before the answer arrived".into())
     }
 }
 
@@ -664,27 +624,28 @@ impl Shared {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add_channel(&self, channel: &str) {
+    /// Records that a channel is about to be subscribed to.
+    fn record_subscription(&self, channel: &str) {
         let mut channels = self.channels();
         if !channels.contains(channel) {
             channels.insert(channel.to_owned());
         }
     }
 
-    /// Records that a channel is about to be subscribed to on this connection. Returns false if the
-    /// connection, with its subscriptions, has ended meanwhile.
-    fn try_add_channel(&self, generation: Generation, channel: &str) -> bool {
+    /// The same for this connection only, unless subscriptions are restored. Returns false if the connection,
+    /// with its subscriptions, has ended meanwhile.
+    fn record_subscription_on(&self, generation: Generation, channel: &str) -> bool {
         if self.subscription_mode == SubscriptionMode::Restored {
             return true;
         }
         let live = self.lock_live();
-        let lives = live
+        let is_current = live
             .as_ref()
             .is_some_and(|live| live.live.generation == generation);
-        if lives {
-            self.add_channel(channel);
+        if is_current {
+            self.record_subscription(channel);
         }
-        lives
+        is_current
     }
 
     /// Handles a subscription that the server has ended by itself.
@@ -787,53 +748,11 @@ fn push_handler(
             // Recorded again, in the server's order: the end of an earlier subscription may have been
             // received after this one was sent.
             (PushKind::SSubscribe, Some(channel)) => {
-                shared.try_add_channel(generation, channel);
+                shared.record_subscription_on(generation, channel);
             }
             (PushKind::Disconnection, _) => shared.connection_lost(generation, &"it was closed"),
             _ => {}
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Returns whether a connection to this process, after the earlier ones, makes its node suspect.
-    async fn makes_suspect(run_id_tracker: &RunIdTracker, run_id: Option<&str>) -> bool {
-        run_id_tracker.record(run_id.map(str::to_owned));
-        let nodes = tokio::time::timeout(Duration::ZERO, run_id_tracker.suspect_nodes.next());
-        nodes.await.is_ok()
-    }
-
-    #[tokio::test]
-    async fn reconnection_makes_node_suspect_only_for_other_process() {
-        let run_id_tracker = RunIdTracker::new(NodeId(7), Arc::default());
-        assert!(
-            !makes_suspect(&run_id_tracker, Some("a")).await,
-            "the first connection"
-        );
-        assert!(
-            !makes_suspect(&run_id_tracker, Some("a")).await,
-            "the same process"
-        );
-        assert!(
-            makes_suspect(&run_id_tracker, Some("b")).await,
-            "another process"
-        );
-        assert!(
-            !makes_suspect(&run_id_tracker, Some("b")).await,
-            "the same again"
-        );
-        assert!(makes_suspect(&run_id_tracker, None).await, "no run id");
-        assert!(
-            makes_suspect(&run_id_tracker, None).await,
-            "no run id again"
-        );
-        assert!(
-            makes_suspect(&run_id_tracker, Some("b")).await,
-            "no run id before"
-        );
     }
 }

@@ -7,22 +7,22 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 use tokio::time::{Instant, timeout};
 
-use super::Redis;
-use super::attempt_limiter::AttemptPermit;
-use super::connection::{Connection, LiveConnection};
+use super::connection::{LiveConnection, ReconnectingConnection};
 use super::exchange_error::{ExchangeError, Retry};
 use super::node::Node;
-use super::replicas::{Confirmation, Replicas};
+use super::replicas::Replicas;
+use super::topology::Topology;
 use crate::Boxed;
 use crate::error::{Error, Result};
 use crate::step::{Args, ScriptReply, Step, script_error, unexpected_reply};
-use crate::store::{Answer, Delivery, Progress, Route, ServerId};
+use crate::store::{Answer, AttemptPermit, Confirmation, Delivery, Progress, Route, ServerId};
 
 /// Limit of consecutive redirections in a cluster.
 const MAX_REDIRECTIONS: usize = 8;
 
 /// One command, and how to send it.
-pub(super) struct Exchange<'a> {
+pub(super) struct CommandRequest<'a> {
+    topology: &'a Topology,
     cmd: Cmd,
     /// Builds the command to send if the server does not know the script.
     eval_fallback: Option<&'a (dyn Fn() -> Cmd + Sync)>,
@@ -41,36 +41,75 @@ pub(super) struct Exchange<'a> {
 
 /// Reply of a server.
 pub(super) struct ServerReply {
-    pub(super) answer: Value,
-    /// When the answered command was sent.
+    pub(super) value: Value,
+    /// When the command with this reply was sent.
     sent_at: Instant,
     confirmation: Confirmation,
     server: ServerId,
 }
 
-impl Redis {
+impl<'a> CommandRequest<'a> {
+    pub(super) fn new(topology: &'a Topology, cmd: Cmd) -> CommandRequest<'a> {
+        CommandRequest {
+            topology,
+            cmd,
+            eval_fallback: None,
+            key: "",
+            node: None,
+            channel: None,
+            progress: None,
+            delivery: Delivery::IMMEDIATE,
+            has_undeclared_keys: false,
+        }
+    }
+
+    /// Returns the request that runs a step by the SHA of its script.
+    pub(super) fn for_step<R: Send>(
+        topology: &'a Topology,
+        step: &'a dyn Step<Reply = R>,
+        eval_fallback: &'a (dyn Fn() -> Cmd + Sync),
+        channel: Option<&'a str>,
+        delivery: Delivery,
+        progress: &'a Progress,
+    ) -> Result<CommandRequest<'a>> {
+        let mut keys = step.keys().into_iter();
+        let key = keys.next().unwrap_or_default();
+        topology.check_same_slot(key, keys)?;
+        let sha1 = |source: &str| redis::Script::new(source).get_hash().to_owned();
+        let sha = step.script().sha(topology.publishing(), sha1);
+        Ok(CommandRequest {
+            eval_fallback: Some(eval_fallback),
+            key,
+            channel,
+            progress: Some(progress),
+            delivery,
+            has_undeclared_keys: step.script().has_undeclared_keys(),
+            ..CommandRequest::new(topology, script_command(step, "EVALSHA", sha))
+        })
+    }
+
     /// Repeats the exchange until there is an answer or the response timeout has passed. Also returns whether
     /// the answer may be that to a repetition.
     pub(super) async fn send_with_retries(
         &self,
-        exchange: &Exchange<'_>,
+        response_timeout: Duration,
     ) -> Result<(ServerReply, bool)> {
         check_runtime()?;
         let own = Progress::default();
-        let progress = exchange.progress.unwrap_or(&own);
-        let mut retry = Retry::with_timeout(self.response_timeout);
+        let progress = self.progress.unwrap_or(&own);
+        let mut retry = Retry::with_timeout(response_timeout);
         let started = retry.started;
         let answered = {
             let trying = pin!(async {
                 loop {
-                    match self.send(exchange).await {
+                    match self.send().await {
                         Ok(answer) => return Ok(answer),
                         Err(failure) => retry.pause_after(failure, progress).await?,
                     }
                 }
             });
             progress
-                .with_timeout(started, self.response_timeout, trying)
+                .with_timeout(started, response_timeout, trying)
                 .await
         };
         match answered {
@@ -81,18 +120,14 @@ impl Redis {
             }
             None => {
                 self.topology.request_refresh();
-                Err(retry.deadline_error(self.timeout_hint(exchange), progress))
+                Err(retry.deadline_error(self.timeout_hint(), progress))
             }
         }
     }
 
-    pub(super) async fn send_once(
-        &self,
-        exchange: &Exchange<'_>,
-        limit: Duration,
-    ) -> Result<ServerReply> {
+    pub(super) async fn send_once(&self, limit: Duration) -> Result<ServerReply> {
         check_runtime()?;
-        match timeout(limit, pin!(self.send(exchange))).await {
+        match timeout(limit, pin!(self.send())).await {
             Ok(answer) => answer.map_err(ExchangeError::into_error),
             Err(_) => {
                 self.topology.request_refresh();
@@ -102,34 +137,34 @@ impl Redis {
     }
 
     /// Returns a hint for the timeout error if there is not even a connection.
-    pub(super) fn timeout_hint(&self, exchange: &Exchange<'_>) -> Option<&'static str> {
-        match exchange.node {
+    pub(super) fn timeout_hint(&self) -> Option<&'static str> {
+        match self.node {
             Some(node) => node.timeout_hint(),
-            None => self.topology.timeout_hint(exchange.key),
+            None => self.topology.timeout_hint(self.key),
         }
     }
 
     /// Makes one exchange, following redirections of the cluster.
-    pub(super) async fn send(&self, exchange: &Exchange<'_>) -> Result<ServerReply, ExchangeError> {
+    pub(super) async fn send(&self) -> Result<ServerReply, ExchangeError> {
         let mut resolved;
-        let mut node = match exchange.node.or(self.topology.only_node()) {
+        let mut node = match self.node.or(self.topology.only_node()) {
             Some(node) => node,
             None => {
-                resolved = self.topology.node(exchange.key).await?;
+                resolved = self.topology.node(self.key).await?;
                 &resolved
             }
         };
         let mut importing = false;
         // If an earlier try was not answered, the store may have applied it. A redirection of this try does
         // not change that.
-        let was_sent_before = exchange.progress.is_some_and(Progress::was_sent);
+        let was_sent_before = self.progress.is_some_and(Progress::was_sent);
         for _ in 0..MAX_REDIRECTIONS {
-            let answered = self.send_to(node, exchange, importing).await;
-            if exchange.delivery.queued {
+            let answered = self.send_to(node, importing).await;
+            if self.delivery.queued {
                 if answered.is_ok() {
                     node.limits.attempt_limiter.record_answer();
                 }
-                drop(exchange.progress.and_then(Progress::take_permit));
+                drop(self.progress.and_then(Progress::take_permit));
             }
             let failure = match answered {
                 Ok(answer) => return Ok(answer),
@@ -137,14 +172,14 @@ impl Redis {
             };
             let other = match &failure {
                 ExchangeError::Moved(to) => {
-                    Box::pin(self.topology.handle_moved(exchange.key, to)).await
+                    Box::pin(self.topology.handle_moved(self.key, to)).await
                 }
-                ExchangeError::Ask(_) if exchange.has_undeclared_keys => {
+                ExchangeError::Ask(_) if self.has_undeclared_keys => {
                     let message = "TRYAGAIN the slot is moving, and some of its keys are on another \
                                 node";
                     return Err(ExchangeError::Busy(message.into()));
                 }
-                ExchangeError::Ask(to) => self.topology.handle_ask(exchange.key, to),
+                ExchangeError::Ask(to) => self.topology.handle_ask(self.key, to),
                 ExchangeError::NotMaster(_)
                 | ExchangeError::NotExecuted(_)
                 | ExchangeError::Busy(_)
@@ -160,7 +195,7 @@ impl Redis {
                 }
                 return Err(failure);
             };
-            if let Some(progress) = exchange.progress
+            if let Some(progress) = self.progress
                 && !was_sent_before
             {
                 // The node that redirected did not run the command.
@@ -175,28 +210,23 @@ impl Redis {
     }
 
     /// Makes one exchange with this node. An attempt keeps its permit until the caller takes it back.
-    async fn send_to(
-        &self,
-        node: &Node,
-        exchange: &Exchange<'_>,
-        importing: bool,
-    ) -> Result<ServerReply, ExchangeError> {
-        let connection = match exchange.delivery.route {
+    async fn send_to(&self, node: &Node, importing: bool) -> Result<ServerReply, ExchangeError> {
+        let connection = match self.delivery.route {
             Route::Commands => &node.commands,
             Route::Acquisitions | Route::AcquisitionsOf(_) => &node.attempts,
         };
         let mut permit = None;
-        if exchange.delivery.queued {
+        if self.delivery.queued {
             let available = node.limits.attempt_limiter.try_acquire();
-            permit = match available.filter(|_| missing_connection(node, exchange).is_none()) {
+            permit = match available.filter(|_| self.missing_connection(node).is_none()) {
                 Some(permit) => Some(permit),
-                None => self.acquire_attempt_permit(node, exchange).await?,
+                None => self.acquire_attempt_permit(node).await?,
             };
         }
         // If an attempt is dropped without an answer, its permit passes to the task that settles it. An
         // inspection needs no settling, so its permit is released when this returns.
-        if exchange.delivery.replicate
-            && let Some(progress) = exchange.progress
+        if self.delivery.replicate
+            && let Some(progress) = self.progress
             && let Some(permit) = permit.take()
         {
             progress.keep_permit(permit);
@@ -204,26 +234,26 @@ impl Redis {
         let same_connection = Arc::ptr_eq(connection, &node.pubsub);
         // While a slot moves, its subscriptions stay at the source node, which ends them when the move is
         // complete; waiters then retry. The target node would refuse them.
-        let channel = exchange.channel.filter(|_| !importing);
+        let channel = self.channel.filter(|_| !importing);
         if let Some(channel) = channel {
-            node.pubsub.add_channel(channel);
+            node.pubsub.subscribe_on_reconnect(channel);
             if !same_connection {
                 Box::pin(node.pubsub.connect_and_subscribe(channel)).await?;
             }
         }
         let mut live = connection.get_or_connect().await?;
-        if let Route::AcquisitionsOf(server) = exchange.delivery.route
+        if let Route::AcquisitionsOf(server) = self.delivery.route
             && server != live.server()
         {
             let reason = "another server replaced this one and may not have the acquisition";
             return Err(ExchangeError::Unanswered(reason.into()));
         }
         let replicas = node.replicas.as_ref();
-        let replicas = replicas.filter(|_| exchange.delivery.replicate);
+        let replicas = replicas.filter(|_| self.delivery.replicate);
         if let Some(replicas) = replicas {
             Box::pin(replicas.ensure_counted(connection, &live)).await?;
         }
-        if let Some(progress) = exchange.progress {
+        if let Some(progress) = self.progress {
             progress.mark_sent();
         }
         let mut sent_at = Instant::now();
@@ -233,11 +263,10 @@ impl Redis {
             importing,
             replicas,
         };
-        let (mut answer, mut confirmation) =
-            context.send(&mut live, &exchange.cmd, channel).await?;
+        let (mut answer, mut confirmation) = context.send(&mut live, &self.cmd, channel).await?;
         if let Value::ServerError(error) = &answer
             && error.code() == "NOSCRIPT"
-            && let Some(eval_fallback) = exchange.eval_fallback
+            && let Some(eval_fallback) = self.eval_fallback
         {
             // A new or flushed server. EVAL loads the script for later.
             sent_at = Instant::now();
@@ -246,10 +275,10 @@ impl Redis {
         }
         match answer {
             Value::ServerError(error) => {
-                Err(match ExchangeError::from_reply(&error, exchange.key) {
+                Err(match ExchangeError::from_reply(&error, self.key) {
                     // With a single server there is no other node, so a retry does not help.
                     ExchangeError::NotMaster(message) if self.topology.is_single() => {
-                        ExchangeError::Permanent(script_error(exchange.key, message))
+                        ExchangeError::Permanent(script_error(self.key, message))
                     }
                     failure => {
                         if matches!(failure, ExchangeError::NotMaster(_)) {
@@ -259,11 +288,11 @@ impl Redis {
                     }
                 })
             }
-            answer => {
+            value => {
                 let server = live.server();
                 connection.recycle(live);
                 Ok(ServerReply {
-                    answer,
+                    value,
                     sent_at,
                     confirmation,
                     server,
@@ -272,18 +301,24 @@ impl Redis {
         }
     }
 
+    /// Returns a connection that an attempt needs and that is not established yet.
+    fn missing_connection<'n>(&self, node: &'n Node) -> Option<&'n Arc<ReconnectingConnection>> {
+        let pubsub = self.channel.map(|_| &node.pubsub);
+        let mut connections = std::iter::once(&node.attempts).chain(pubsub);
+        connections.find(|connection| !connection.is_connected())
+    }
+
     /// Waits for the permit to send an attempt to this node. Without a connection no attempt has a permit: all
     /// wait for one try to connect, and fail together if that fails.
     ///
     /// Boxed: few attempts wait.
-    fn acquire_attempt_permit<'a>(
-        &'a self,
-        node: &'a Node,
-        exchange: &'a Exchange<'_>,
-    ) -> Boxed<'a, Result<Option<AttemptPermit>, ExchangeError>> {
+    fn acquire_attempt_permit<'b>(
+        &'b self,
+        node: &'b Node,
+    ) -> Boxed<'b, Result<Option<AttemptPermit>, ExchangeError>> {
         Box::pin(async move {
             loop {
-                let permit = match (node.limits.attempt_limiter.try_acquire(), exchange.progress) {
+                let permit = match (node.limits.attempt_limiter.try_acquire(), self.progress) {
                     (Some(permit), _) => Some(permit),
                     (None, Some(progress)) => {
                         let _queued = progress.wait_for_permit(node.limits.attempt_limiter.clone());
@@ -291,7 +326,7 @@ impl Redis {
                     }
                     (None, None) => node.limits.attempt_limiter.acquire().await,
                 };
-                let Some(connection) = missing_connection(node, exchange) else {
+                let Some(connection) = self.missing_connection(node) else {
                     return Ok(permit);
                 };
                 drop(permit);
@@ -299,43 +334,16 @@ impl Redis {
             }
         })
     }
+}
 
-    pub(super) fn build_exchange<'a, R: Send>(
-        &self,
-        step: &'a dyn Step<Reply = R>,
-        eval_fallback: &'a (dyn Fn() -> Cmd + Sync),
-        delivery: Delivery,
-        channel: Option<&'a str>,
-        progress: &'a Progress,
-    ) -> Result<Exchange<'a>> {
-        let mut keys = step.keys().into_iter();
-        let key = keys.next().unwrap_or_default();
-        self.topology.check_same_slot(key, keys)?;
-        Ok(Exchange {
-            eval_fallback: Some(eval_fallback),
-            key,
-            channel,
-            progress: Some(progress),
-            delivery,
-            has_undeclared_keys: step.script().has_undeclared_keys(),
-            ..Exchange::plain(self.evalsha_command(step))
-        })
-    }
-
-    fn evalsha_command<R: Send>(&self, step: &dyn Step<Reply = R>) -> Cmd {
-        let sha1 = |source: &str| redis::Script::new(source).get_hash().to_owned();
-        let script = step.script().sha(self.topology.publishing(), sha1);
-        command(step, "EVALSHA", script)
-    }
-
-    pub(super) fn eval_command<R: Send>(&self, step: &dyn Step<Reply = R>) -> Cmd {
-        let script = step.script().source_for(self.topology.publishing());
-        command(step, "EVAL", &script)
-    }
+/// Builds the command that runs a step by the source of its script.
+pub(super) fn eval_command<R: Send>(topology: &Topology, step: &dyn Step<Reply = R>) -> Cmd {
+    let source = step.script().source_for(topology.publishing());
+    script_command(step, "EVAL", &source)
 }
 
 /// Builds EVALSHA or EVAL with the keys and arguments of a step.
-fn command<R: Send>(step: &dyn Step<Reply = R>, verb: &str, script: &str) -> Cmd {
+fn script_command<R: Send>(step: &dyn Step<Reply = R>, verb: &str, script: &str) -> Cmd {
     let keys = step.keys();
     // Enough for a step on one object with a long name; only steps on several let the buffer grow.
     let mut cmd = Cmd::with_capacity(16, 512);
@@ -378,16 +386,9 @@ impl TryFrom<Value> for ScriptReply {
     }
 }
 
-/// Returns a connection that an attempt needs and that is not established yet.
-fn missing_connection<'a>(node: &'a Node, exchange: &Exchange<'_>) -> Option<&'a Arc<Connection>> {
-    let pubsub = exchange.channel.map(|_| &node.pubsub);
-    let mut connections = std::iter::once(&node.attempts).chain(pubsub);
-    connections.find(|connection| !connection.is_connected())
-}
-
 /// How commands are sent on one connection.
 struct SendContext<'a> {
-    connection: &'a Arc<Connection>,
+    connection: &'a Arc<ReconnectingConnection>,
     importing: bool,
     /// The replicas that must confirm the command.
     replicas: Option<&'a Arc<Replicas>>,
@@ -455,27 +456,12 @@ impl ServerReply {
         repeated: bool,
     ) -> Result<Answer<R>> {
         Ok(Answer {
-            reply: step.decode(self.answer.try_into()?)?,
+            reply: step.decode(self.value.try_into()?)?,
             sent_at: self.sent_at,
             repeated,
             confirmation: self.confirmation,
             server: self.server,
         })
-    }
-}
-
-impl<'a> Exchange<'a> {
-    pub(super) fn plain(cmd: Cmd) -> Exchange<'a> {
-        Exchange {
-            cmd,
-            eval_fallback: None,
-            key: "",
-            node: None,
-            channel: None,
-            progress: None,
-            delivery: Delivery::IMMEDIATE,
-            has_undeclared_keys: false,
-        }
     }
 }
 

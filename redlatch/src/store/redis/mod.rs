@@ -19,11 +19,9 @@ use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{timeout, timeout_at};
 
-pub(crate) use self::attempt_limiter::{AttemptLimiter, AttemptPermit};
-use self::exchange::{Exchange, check_runtime};
+use self::exchange::{CommandRequest, check_runtime, eval_command};
 use self::exchange_error::{ExchangeError, Retry};
 use self::options::ConnectOptions;
-pub(crate) use self::replicas::Confirmation;
 pub use self::replicas::ReplicaSync;
 pub(crate) use self::topology::RedisSettings;
 use self::topology::Topology;
@@ -31,11 +29,11 @@ use super::{Answer, Cursor, Delivery, NodeId, Progress, ScanType, SharedSubscrib
 use crate::error::{Error, Result};
 use crate::step::Step;
 
-mod attempt_limiter;
 mod cluster;
 mod connection;
 mod connection_config;
 mod connector;
+mod endpoint;
 mod exchange;
 mod exchange_error;
 mod node;
@@ -43,9 +41,9 @@ pub(crate) mod options;
 mod pubsub;
 mod refresh_task;
 mod replicas;
+mod run_id_tracker;
 mod sentinel;
 mod server_info;
-mod shared_oneshot;
 mod slot;
 #[cfg(feature = "tls")]
 mod tls;
@@ -97,13 +95,14 @@ impl Redis {
     pub(crate) async fn run<R: Send>(
         &self,
         step: &dyn Step<Reply = R>,
-        delivery: Delivery,
         channel: Option<&str>,
+        delivery: Delivery,
         progress: &Progress,
     ) -> Result<Answer<R>> {
-        let eval_fallback = || self.eval_command(step);
-        let exchange = self.build_exchange(step, &eval_fallback, delivery, channel, progress)?;
-        let (reply, repeated) = self.send_with_retries(&exchange).await?;
+        let topology = &self.topology;
+        let eval = || eval_command(topology, step);
+        let request = CommandRequest::for_step(topology, step, &eval, channel, delivery, progress)?;
+        let (reply, repeated) = request.send_with_retries(self.response_timeout).await?;
         reply.decode(step, repeated)
     }
 
@@ -112,12 +111,13 @@ impl Redis {
         step: &dyn Step<Reply = R>,
         within: Duration,
     ) -> Result<Answer<R>> {
-        let eval_fallback = || self.eval_command(step);
+        let topology = &self.topology;
+        let eval = || eval_command(topology, step);
         let progress = Progress::default();
-        let exchange =
-            self.build_exchange(step, &eval_fallback, Delivery::IMMEDIATE, None, &progress)?;
+        let request =
+            CommandRequest::for_step(topology, step, &eval, None, Delivery::IMMEDIATE, &progress)?;
         let limit = within.min(self.response_timeout);
-        self.send_once(&exchange, limit).await?.decode(step, false)
+        request.send_once(limit).await?.decode(step, false)
     }
 
     pub(crate) async fn run_at_most_once<R: Send>(
@@ -129,13 +129,14 @@ impl Redis {
         progress: &Progress,
     ) -> Result<Answer<R>> {
         check_runtime()?;
-        let eval_fallback = || self.eval_command(step);
-        let exchange = self.build_exchange(step, &eval_fallback, delivery, None, progress)?;
+        let topology = &self.topology;
+        let eval = || eval_command(topology, step);
+        let request = CommandRequest::for_step(topology, step, &eval, None, delivery, progress)?;
         let unknown = |reason| Error::OutcomeUnknown { step: what, reason };
         let mut retry = Retry::with_timeout(self.response_timeout);
         let answer_timeout = answered_within.max(self.response_timeout);
         loop {
-            let mut sending = pin!(self.send(&exchange));
+            let mut sending = pin!(request.send());
             let answered = match progress
                 .with_timeout(retry.started, self.response_timeout, sending.as_mut())
                 .await
@@ -144,7 +145,7 @@ impl Redis {
                 None => {
                     self.topology.request_refresh();
                     if !progress.was_sent() {
-                        return Err(retry.deadline_error(self.timeout_hint(&exchange), progress));
+                        return Err(retry.deadline_error(request.timeout_hint(), progress));
                     }
                     let from = progress.timeout_start().max(Some(retry.started));
                     let answered_by = from.unwrap_or(retry.started) + answer_timeout;
@@ -226,11 +227,11 @@ impl Redis {
             ScanType::Hashes => "hash",
             ScanType::Strings => "string",
         });
-        let mut exchange = Exchange::plain(scan);
-        exchange.node = Some(node);
-        let (reply, _) = self.send_with_retries(&exchange).await?;
+        let mut request = CommandRequest::new(&self.topology, scan);
+        request.node = Some(node);
+        let (reply, _) = request.send_with_retries(self.response_timeout).await?;
         let (next, keys): (u64, Vec<Vec<u8>>) =
-            redis::from_redis_value(reply.answer).map_err(|e| Error::Refused {
+            redis::from_redis_value(reply.value).map_err(|e| Error::Refused {
                 reason: e.to_string(),
             })?;
         let keys = keys

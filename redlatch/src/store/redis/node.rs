@@ -1,16 +1,16 @@
 //! One server that holds data, and the connections to it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
-use super::attempt_limiter::AttemptLimiter;
-use super::connection::{Connection, RunIdTracker, Target};
+use super::connection::{ReconnectingConnection, Target};
 use super::pubsub::SubscriptionMode;
 use super::replicas::{ReplicaRequirement, Replicas};
+use super::run_id_tracker::RunIdTracker;
 use crate::error::Error;
+use crate::store::attempt_limiter::AttemptLimiter;
 use crate::store::{NodeId, SharedSubscriber, SuspectNodes};
 
 /// What all nodes of a deployment share.
@@ -50,12 +50,12 @@ pub(super) struct Node {
     pub(super) id: NodeId,
     pub(super) limits: Arc<NodeLimits>,
     /// For renewals, releases and inspections.
-    pub(super) commands: Arc<Connection>,
+    pub(super) commands: Arc<ReconnectingConnection>,
     /// For attempts: the same connection, unless replicas are waited for.
-    pub(super) attempts: Arc<Connection>,
+    pub(super) attempts: Arc<ReconnectingConnection>,
     /// For subscriptions: the connection of the attempts, so that an attempt can follow its subscription
     /// directly, unless channels are sharded (see [`SubscriptionMode::Sharded`]).
-    pub(super) pubsub: Arc<Connection>,
+    pub(super) pubsub: Arc<ReconnectingConnection>,
     /// Present if acquisitions wait for replicas.
     pub(super) replicas: Option<Arc<Replicas>>,
 }
@@ -66,14 +66,13 @@ impl Node {
         settings: &NodeSettings,
         target: impl Fn() -> Result<Target, Error>,
     ) -> Result<Arc<Node>, Error> {
-        static NODES: AtomicU64 = AtomicU64::new(1);
-        let id = NodeId(NODES.fetch_add(1, Ordering::Relaxed));
+        let id = NodeId::next();
         let connection = |subscription_mode, is_for_commands: bool| {
             let subscriber = settings.subscriber.clone();
             let run_id_tracker =
                 is_for_commands.then(|| RunIdTracker::new(id, settings.suspect_nodes.clone()));
             let limit = settings.connect_timeout;
-            Ok::<_, Error>(Connection::new(
+            Ok::<_, Error>(ReconnectingConnection::new(
                 target()?,
                 limit,
                 subscriber,
@@ -105,7 +104,7 @@ impl Node {
     }
 
     /// Returns all connections, possibly with duplicates.
-    pub(super) fn connections(&self) -> impl Iterator<Item = &Arc<Connection>> {
+    pub(super) fn connections(&self) -> impl Iterator<Item = &Arc<ReconnectingConnection>> {
         [&self.commands, &self.attempts, &self.pubsub].into_iter()
     }
 

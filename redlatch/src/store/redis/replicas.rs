@@ -15,13 +15,13 @@ use std::time::Duration;
 use redis::Value;
 use tokio::time::{Instant, timeout};
 
-use super::connection::{Connection, Generation, LiveConnection};
+use super::connection::{Generation, LiveConnection, ReconnectingConnection};
 use super::exchange_error::ExchangeError;
-use super::shared_oneshot::{self, Receiver, Sender};
 use crate::environment::task;
 use crate::error::{Error, Result};
 use crate::step::unexpected_reply;
-use crate::store::Progress;
+use crate::store::answer::{Confirmation, WaitResult};
+use crate::store::shared_oneshot::{self, Receiver, Sender};
 
 /// How many replicas must acknowledge an acquisition before it counts.
 ///
@@ -68,7 +68,10 @@ pub(super) struct ReplicaRequirement {
 impl ReplicaRequirement {
     /// Returns whether replicas have to be waited for at a server without sentinels or a cluster. If not,
     /// one connection is saved.
-    pub(super) async fn applies_to(&self, connection: &Arc<Connection>) -> Result<bool> {
+    pub(super) async fn applies_to(
+        &self,
+        connection: &Arc<ReconnectingConnection>,
+    ) -> Result<bool> {
         if let ReplicaSync::AtLeast(_) = self.sync {
             return Ok(true);
         }
@@ -109,53 +112,6 @@ struct WaitRequest {
     sender: Sender<WaitResult>,
 }
 
-/// Result of a WAIT: how many replicas were required, and how many acknowledged.
-type WaitResult = Result<(usize, usize), ExchangeError>;
-
-/// Resolves when the replicas have confirmed an acquisition.
-pub(crate) struct Confirmation {
-    outcome: Option<Receiver<WaitResult>>,
-    timeout: Duration,
-}
-
-impl Confirmation {
-    /// No replica is waited for.
-    pub(crate) const NOT_NEEDED: Confirmation = Confirmation {
-        outcome: None,
-        timeout: Duration::ZERO,
-    };
-
-    /// The connection breaks before the replicas have answered.
-    #[cfg(test)]
-    pub(crate) fn connection_lost() -> Confirmation {
-        Confirmation {
-            outcome: Some(shared_oneshot::channel().1),
-            timeout: Duration::ZERO,
-        }
-    }
-
-    /// Waits until enough replicas have acknowledged. Fails if too few did, or if that cannot be
-    /// determined. Until then the request has no answer: it is unknown whether it has acquired anything.
-    pub(crate) async fn confirmed(self, progress: &Progress) -> Result<()> {
-        let Some(outcome) = self.outcome else {
-            return Ok(());
-        };
-        progress.expect_answer();
-        match outcome.recv().await {
-            Some(Ok((needed, in_sync))) if in_sync < needed => Err(Error::NotReplicated {
-                needed,
-                in_sync,
-                within: self.timeout,
-            }),
-            Some(Ok(_)) => Ok(()),
-            Some(Err(failure)) => Err(failure.into_error()),
-            None => Err(Error::Unavailable {
-                reason: "the connection broke before the replicas answered".into(),
-            }),
-        }
-    }
-}
-
 impl Replicas {
     pub(super) fn new(requirement: ReplicaRequirement) -> Arc<Replicas> {
         Arc::new(Replicas {
@@ -167,7 +123,7 @@ impl Replicas {
     /// Reads how many replicas are connected to the master of this connection, if that is not known yet.
     pub(super) async fn ensure_counted(
         self: &Arc<Self>,
-        connection: &Arc<Connection>,
+        connection: &Arc<ReconnectingConnection>,
         live: &LiveConnection,
     ) -> Result<(), ExchangeError> {
         if matches!(self.requirement.sync, ReplicaSync::AtLeast(_)) {
@@ -188,7 +144,7 @@ impl Replicas {
     /// Starts to wait for the replicas to have everything sent on this connection before.
     pub(super) fn confirm(
         self: &Arc<Self>,
-        connection: &Arc<Connection>,
+        connection: &Arc<ReconnectingConnection>,
         live: &LiveConnection,
     ) -> Confirmation {
         let mut state = self.state();
@@ -220,10 +176,7 @@ impl Replicas {
     }
 
     fn confirmation(&self, outcome: Receiver<WaitResult>) -> Confirmation {
-        Confirmation {
-            outcome: Some(outcome),
-            timeout: self.requirement.timeout,
-        }
+        Confirmation::pending(outcome, self.requirement.timeout)
     }
 
     /// Returns the number of replicas to wait for on this connection. `None`: there is a newer connection,
@@ -240,7 +193,7 @@ impl Replicas {
     /// Sends WAIT. Returns the number of replicas that were waited for, and that acknowledged.
     async fn send_wait(
         &self,
-        connection: &Connection,
+        connection: &ReconnectingConnection,
         live: &mut LiveConnection,
     ) -> Result<(usize, usize), ExchangeError> {
         let Some(awaited) = self.replicas_to_await(&self.state(), live) else {
@@ -269,7 +222,11 @@ impl Replicas {
     }
 
     /// Runs [`Replicas::count`] in the background.
-    fn recount_in_background(self: &Arc<Self>, connection: Arc<Connection>, live: LiveConnection) {
+    fn recount_in_background(
+        self: &Arc<Self>,
+        connection: Arc<ReconnectingConnection>,
+        live: LiveConnection,
+    ) {
         if let Some((.., since)) = &mut self.state().connected {
             // Prevents another count meanwhile.
             *since = Instant::now();
@@ -283,7 +240,7 @@ impl Replicas {
 
     async fn count(
         &self,
-        connection: &Connection,
+        connection: &ReconnectingConnection,
         live: &LiveConnection,
     ) -> Result<(), ExchangeError> {
         let connected = connected_replicas(connection, live).await?;
@@ -311,7 +268,7 @@ impl WaitSender {
     }
 
     /// Sends one WAIT after the other until none is left.
-    async fn run(mut self, connection: Arc<Connection>) {
+    async fn run(mut self, connection: Arc<ReconnectingConnection>) {
         while let Some(WaitRequest { mut live, sender }) = self.next() {
             let replicas = &self.replicas;
             let outcome = replicas.send_wait(&connection, &mut live).await;
@@ -319,7 +276,7 @@ impl WaitSender {
             let outcome = outcome.map(|(awaited, in_sync)| {
                 (replicas.requirement.sync.acks_required(awaited), in_sync)
             });
-            sender.send(outcome);
+            sender.send(outcome.map_err(ExchangeError::into_error));
             if is_short {
                 replicas.recount_in_background(connection.clone(), live);
             }
@@ -356,7 +313,7 @@ impl Drop for WaitSender {
 
 /// Returns how many replicas are connected (`ROLE`).
 async fn connected_replicas(
-    connection: &Connection,
+    connection: &ReconnectingConnection,
     live: &LiveConnection,
 ) -> Result<usize, ExchangeError> {
     match connection

@@ -16,9 +16,10 @@ use redis::{ServerError, Value};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
-use super::connection::{Connection, MasterResolver, ResolveFuture, Target};
-use super::connection_config::{ConnectionConfig, Endpoint};
+use super::connection::{MasterResolver, ReconnectingConnection, ResolveFuture, Target};
+use super::connection_config::ConnectionConfig;
 use super::connector::Connector;
+use super::endpoint::Endpoint;
 use super::exchange_error::ExchangeError;
 use super::pubsub::SubscriptionMode;
 use super::refresh_task::{MIN_REFRESH_INTERVAL, RefreshTask, STRAGGLER_LIMIT};
@@ -40,10 +41,10 @@ pub(super) struct Sentinels {
     master: String,
     /// How to connect to the data servers.
     data_config: ConnectionConfig,
-    sentinels: Vec<(Endpoint, Arc<Connection>)>,
+    sentinels: Vec<(Endpoint, Arc<ReconnectingConnection>)>,
     refresh_signal: Arc<RefreshSignal>,
     /// The connections that must lead to the master.
-    master_connections: Mutex<Vec<Weak<Connection>>>,
+    master_connections: Mutex<Vec<Weak<ReconnectingConnection>>>,
     /// The master at the last check.
     latest_master: Mutex<Option<Endpoint>>,
     refresh_task: RefreshTask,
@@ -77,14 +78,14 @@ impl Sentinels {
                 .connector_for(endpoint)
                 .map_err(ExchangeError::into_error)?;
             let target = Target::Fixed(connector);
-            let connection = Connection::new(
+            let connection = ReconnectingConnection::new(
                 target,
                 limit,
                 subscriber.clone(),
                 SubscriptionMode::Restored,
                 None,
             );
-            connection.add_channel(SWITCH_MASTER_CHANNEL);
+            connection.subscribe_on_reconnect(SWITCH_MASTER_CHANNEL);
             Ok((endpoint.clone(), connection))
         };
         Ok(Arc::new(Sentinels {
@@ -99,7 +100,7 @@ impl Sentinels {
     }
 
     /// Registers a connection, which is invalidated when it leads to a server that is no longer the master.
-    pub(super) fn track(&self, connection: &Arc<Connection>) {
+    pub(super) fn track(&self, connection: &Arc<ReconnectingConnection>) {
         let master_connections = &mut self
             .master_connections
             .lock()
@@ -184,7 +185,7 @@ impl Sentinels {
     async fn query_sentinel(
         &self,
         at: &Endpoint,
-        connection: &Arc<Connection>,
+        connection: &Arc<ReconnectingConnection>,
     ) -> Result<Option<SentinelReply>, ExchangeError> {
         let mut live = connection.get_or_connect().await?;
         let address = redis::cmd("SENTINEL")

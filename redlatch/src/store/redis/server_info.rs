@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use redis::Value;
 
-use super::connection::Connection;
+use super::connection::ReconnectingConnection;
 use super::exchange_error::ExchangeError;
 use crate::error::{Error, Result};
 use crate::step::unexpected_reply;
@@ -25,17 +25,9 @@ enum Mode {
     Sentinel,
 }
 
-/// Extracts the run id of the server process from the reply to INFO.
-pub(super) fn run_id(info: Value) -> Option<String> {
-    let info: String = redis::from_redis_value(info).ok()?;
-    let lines = info.lines().filter_map(|line| line.split_once(':'));
-    let mut run_ids = lines.filter(|(name, _)| *name == "run_id");
-    run_ids.next().map(|(_, id)| id.trim().to_owned())
-}
-
 impl ServerInfo {
     /// Queries the server once, and checks its version.
-    pub(super) async fn fetch(connection: &Arc<Connection>) -> Result<ServerInfo> {
+    pub(super) async fn fetch(connection: &Arc<ReconnectingConnection>) -> Result<ServerInfo> {
         let mut live = connection
             .get_or_connect()
             .await

@@ -23,7 +23,7 @@ use tokio_rustls::rustls::{
     AlertDescription, CertificateError, ClientConfig, Error as TlsError, RootCertStore,
 };
 
-use super::connection_config::Endpoint;
+use super::endpoint::Endpoint;
 use super::exchange_error::ExchangeError;
 use super::options::{Certificates, Pem};
 use crate::error::{Error, Result};

@@ -7,8 +7,9 @@ use std::time::Duration;
 use redis::ConnectionAddr;
 
 use super::cluster::Cluster;
-use super::connection::{Connection, Target};
-use super::connection_config::{ConnectionConfig, Endpoint};
+use super::connection::{ReconnectingConnection, Target};
+use super::connection_config::ConnectionConfig;
+use super::endpoint::Endpoint;
 use super::exchange_error::ExchangeError;
 use super::node::{Node, NodeLimits, NodeSettings};
 use super::pubsub::SubscriptionMode;
@@ -303,7 +304,7 @@ async fn fetch_server_info(
                 .map_err(ExchangeError::into_error)?,
         );
         let (limit, subscriber) = (settings.connect_timeout, settings.subscriber.clone());
-        let connection = Connection::new(
+        let connection = ReconnectingConnection::new(
             target,
             limit,
             subscriber,

@@ -17,8 +17,9 @@ use std::sync::Arc;
 use percent_encoding::percent_decode_str;
 use redis::{ConnectionAddr, IntoConnectionInfo};
 
-use super::connection_config::{ConnectionConfig, Endpoint};
+use super::connection_config::ConnectionConfig;
 use super::connector::Tls;
+use super::endpoint::Endpoint;
 use super::options::{ConnectOptions, Login, Secret};
 use crate::error::{Error, Result};
 

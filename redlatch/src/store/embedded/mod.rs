@@ -6,10 +6,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Answer, Confirmation, Progress, SharedSubscriber};
 use crate::error::Result;
 use crate::keyspace::Keyspace;
 use crate::step::Step;
+use crate::store::{Answer, Confirmation, Progress, SharedSubscriber};
+
+#[cfg(test)]
+pub(crate) mod failure_injection;
+mod glob;
 
 /// A store without a server: the same steps, keys and messages, in this process.
 ///
@@ -147,7 +151,7 @@ impl EmbeddedConnection {
 
     pub(crate) fn keys(&self, pattern: &str) -> Vec<String> {
         let mut keys = self.store.shared().keyspace.keys(Instant::now());
-        keys.retain(|key| super::glob::matches(pattern.as_bytes(), key.as_bytes()));
+        keys.retain(|key| glob::matches(pattern.as_bytes(), key.as_bytes()));
         keys
     }
 }
@@ -165,9 +169,6 @@ impl Drop for EmbeddedConnection {
         });
     }
 }
-
-#[cfg(test)]
-pub(crate) mod failure_injection;
 
 impl Shared {
     /// Returns the subscribers of the messages just published. They are called after the lock is released,

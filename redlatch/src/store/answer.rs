@@ -1,0 +1,69 @@
+//! An answer of the store, and the confirmation of its replicas.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::nodes::ServerId;
+use super::progress::Progress;
+use super::shared_oneshot::Receiver;
+use crate::error::{Error, Result};
+
+/// A reply, and how it was obtained.
+pub(crate) struct Answer<R> {
+    pub(crate) reply: R,
+    /// When the answered step was sent. Leases count from here, because the server cannot have started them
+    /// earlier.
+    pub(crate) sent_at: Instant,
+    /// Whether the step was sent before without an answer, so that this may be the reply to a repetition.
+    pub(crate) repeated: bool,
+    /// For an acquisition: resolves when the replicas have confirmed it.
+    pub(crate) confirmation: Confirmation,
+    pub(crate) server: ServerId,
+}
+
+/// Resolves when the replicas have confirmed an acquisition.
+pub(crate) struct Confirmation {
+    outcome: Option<Receiver<WaitResult>>,
+    timeout: Duration,
+}
+
+/// Result of a WAIT: how many replicas were required, and how many acknowledged.
+pub(super) type WaitResult = Result<(usize, usize)>;
+
+impl Confirmation {
+    /// No replica is waited for.
+    pub(crate) const NOT_NEEDED: Confirmation = Confirmation {
+        outcome: None,
+        timeout: Duration::ZERO,
+    };
+
+    /// A WAIT that gives the replicas this long was sent, or is about to be.
+    pub(super) fn pending(outcome: Receiver<WaitResult>, timeout: Duration) -> Confirmation {
+        Confirmation {
+            outcome: Some(outcome),
+            timeout,
+        }
+    }
+
+    /// Waits until enough replicas have acknowledged. Fails if too few did, or if that cannot be
+    /// determined. Until then the request has no answer: it is unknown whether it has acquired anything.
+    pub(crate) async fn confirmed(self, progress: &Progress) -> Result<()> {
+        let Some(outcome) = self.outcome else {
+            return Ok(());
+        };
+        progress.expect_answer();
+        match outcome.recv().await {
+            Some(Ok((needed, in_sync))) if in_sync < needed => Err(Error::NotReplicated {
+                needed,
+                in_sync,
+                within: self.timeout,
+            }),
+            Some(Ok(_)) => Ok(()),
+            Some(Err(error)) => Err(error),
+            None => Err(Error::Unavailable {
+                reason: "the connection broke before the replicas answered".into(),
+            }),
+        }
+    }
+}

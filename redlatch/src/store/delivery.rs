@@ -1,0 +1,57 @@
+//! How a step is sent: whether it queues, on which connection, and whether replicas confirm it.
+
+use super::nodes::ServerId;
+
+/// How a step is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Delivery {
+    /// Whether the step waits for a permit, behind other acquisitions at the node.
+    pub(crate) queued: bool,
+    pub(crate) route: Route,
+    /// Whether replicas have to confirm the step. Such a step is settled if its caller drops it.
+    pub(crate) replicate: bool,
+}
+
+/// The connection on which a step is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Route {
+    /// That of renewals, releases and inspections.
+    Commands,
+    /// That of acquisitions: behind those that may still be in flight.
+    Acquisitions,
+    /// The same, to this server only: another one may not have the acquisition.
+    AcquisitionsOf(ServerId),
+}
+
+impl Delivery {
+    pub(crate) const ACQUISITION: Delivery = Delivery {
+        queued: true,
+        route: Route::Acquisitions,
+        replicate: true,
+    };
+    /// For a waiter that inspects an object.
+    pub(crate) const QUEUED_INSPECTION: Delivery = Delivery {
+        replicate: false,
+        ..Delivery::ACQUISITION
+    };
+    /// For a step that does not wait for a permit: renewals, releases and inspections.
+    pub(crate) const IMMEDIATE: Delivery = Delivery::on(Route::Commands);
+
+    /// Returns a delivery on this route, without waiting for a permit.
+    pub(crate) const fn on(route: Route) -> Delivery {
+        Delivery {
+            queued: false,
+            route,
+            replicate: false,
+        }
+    }
+
+    /// Returns the delivery of an acquisition. If the owner may already hold the object (`held`), the
+    /// acquisition does not wait behind others.
+    pub(crate) const fn acquisition(held: bool) -> Delivery {
+        Delivery {
+            queued: !held,
+            ..Delivery::ACQUISITION
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Addresses of servers.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+
+use redis::ConnectionAddr;
+
+/// What a cluster node writes instead of the host of a node without a host name, if host names are
+/// preferred (`cluster-preferred-endpoint-type hostname`). It may stand for any node, not only the
+/// answering one.
+pub(super) const UNKNOWN_HOST: &str = "?";
+
+/// Address of a server.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Endpoint {
+    host: String,
+    port: u16,
+}
+
+impl Endpoint {
+    pub(super) fn new(host: &str, port: u16) -> Endpoint {
+        Endpoint {
+            host: host.to_owned(),
+            port,
+        }
+    }
+
+    pub(super) fn to_addr(&self) -> ConnectionAddr {
+        ConnectionAddr::Tcp(self.host.clone(), self.port)
+    }
+
+    /// Parses `host`, `host:port`, `[v6]` or `[v6]:port`. A non-ASCII host name is converted to its `xn--`
+    /// form, which DNS and certificates use.
+    pub(super) fn parse(text: &str, default_port: u16) -> Option<Endpoint> {
+        let (host, port) = match text.strip_prefix('[') {
+            Some(rest) => {
+                let (host, port) = rest.split_once(']')?;
+                // May contain a zone: `fe80::1%eth0`.
+                let address = host.split('%').next()?;
+                address.parse::<Ipv6Addr>().ok()?;
+                let port = match port {
+                    "" => None,
+                    port => Some(port.strip_prefix(':')?),
+                };
+                (Cow::Borrowed(host), port)
+            }
+            None => {
+                let (host, port) = match text.split_once(':') {
+                    Some((host, port)) => (host, Some(port)),
+                    None => (text, None),
+                };
+                let ascii = match host.is_ascii() {
+                    true => Cow::Borrowed(host),
+                    false => Cow::Owned(idna::domain_to_ascii(host).ok()?),
+                };
+                (Some(ascii).filter(|host| !host.contains(['%', ':']))?, port)
+            }
+        };
+        let port = match port {
+            Some(port) => port.parse().ok().filter(|&port| port > 0)?,
+            None => default_port,
+        };
+        let is_host = |c: char| !c.is_whitespace() && !c.is_control() && !"/?#@[]".contains(c);
+        let is_wildcard = host
+            .parse()
+            .is_ok_and(|address: IpAddr| address.is_unspecified());
+        let good = !host.is_empty() && !is_wildcard && host.chars().all(is_host);
+        good.then(|| Endpoint::new(&host, port))
+    }
+
+    /// Parses an address in a redirection: the port follows the last colon, a v6 address has no brackets,
+    /// and an empty host means that of `responder`, the answering node. `None` also for [`UNKNOWN_HOST`].
+    pub(super) fn parse_redirect(text: &str, responder: &Endpoint) -> Option<Endpoint> {
+        let (host, port) = text.rsplit_once(':')?;
+        let port = port.parse().ok()?;
+        (host != UNKNOWN_HOST).then(|| responder.with_host_and_port(host, port))
+    }
+
+    /// Returns the endpoint with this port, and with this host unless it is empty.
+    pub(super) fn with_host_and_port(&self, host: &str, port: u16) -> Endpoint {
+        match host {
+            "" => Endpoint::new(&self.host, port),
+            host => Endpoint::new(host, port),
+        }
+    }
+
+    pub(super) fn port(&self) -> u16 {
+        self.port
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.host.contains(':') {
+            true => write!(f, "[{}]:{}", self.host, self.port),
+            false => write!(f, "{}:{}", self.host, self.port),
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! Scans: pages of the keys of a store.
+
+/// Start of a page of keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Cursor {
+    /// Index of the node in a cluster.
+    pub(crate) node: usize,
+    /// Cursor of SCAN.
+    pub(crate) key: u64,
+}
+
+/// The keys that a scan returns: those of locks (hashes), or those of counters (strings).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ScanType {
+    Hashes,
+    Strings,
+}

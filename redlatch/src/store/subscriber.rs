@@ -1,0 +1,16 @@
+//! What a store pushes to its client.
+
+use std::sync::Arc;
+
+/// Receives what the store pushes. Called from the connection's own task: must not block.
+pub(crate) trait Subscriber: Send + Sync {
+    /// A message was published to `channel`.
+    fn on_message(&self, channel: &str);
+    /// The connection broke: messages may have been missed since.
+    fn on_disconnect(&self);
+    /// The subscription of `channel` has ended. Its messages are missed until it is subscribed to again.
+    fn on_unsubscribed(&self, channel: &str);
+}
+
+/// Shared by the store and the wait queues. It exists before the store, so it misses no message.
+pub(crate) type SharedSubscriber = Arc<dyn Subscriber>;
