@@ -10,16 +10,24 @@ use redlatch_testkit::{Proxy, Server};
 use crate::Result;
 use crate::clock::now;
 use crate::deployment::Deployment;
-use crate::faults::Fault;
 use crate::final_check::set_permits_blocking;
 use crate::history::{DataLoss, DataLossWindow, FaultWindow, History};
+use crate::names::locks_of;
 use crate::processes::{Processes, lock};
 use crate::random::Random;
-use crate::schedule::Schedule;
-use crate::worker::{WorkerOptions, locks_of};
+use crate::worker::WorkerOptions;
 
 /// Time within which a repaired store must answer.
 const REPAIR_LIMIT: Duration = Duration::from_secs(10);
+
+/// Time from the start of one fault to the next.
+const FAULT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Number of late faults that are made up for.
+const MAX_OVERDUE_FAULTS: u32 = 5;
+
+/// Breaks something for a while, and repairs it.
+pub(crate) type Inject = fn(&mut Context, Duration) -> Result<()>;
 
 pub(crate) struct Context {
     pub(crate) deployment: Box<dyn Deployment>,
@@ -62,7 +70,13 @@ impl Context {
         let in_use = history.sections.iter().map(|one| one.request.name.clone());
         let mut names: BTreeSet<String> = in_use.collect();
         drop(history);
-        names.extend(self.worker.names.iter().chain(&self.worker.few).cloned());
+        names.extend(
+            self.worker
+                .names
+                .iter()
+                .chain(&self.worker.contended_names)
+                .cloned(),
+        );
         let cluster = self.deployment.cluster().ok_or("no cluster")?;
         // Thousands of names have a few slots.
         let mut owners = BTreeMap::new();
@@ -84,20 +98,6 @@ impl Context {
 
     pub(crate) fn names(&self) -> Vec<String> {
         self.worker.all_names()
-    }
-
-    /// Runs a fault, and repairs it. If a replica was promoted meanwhile, intentionally or not, it may lack data.
-    pub(crate) fn inject(&mut self, fault: &Fault, duration: Duration) -> Result<()> {
-        let (from, before) = (now(), self.deployment.masters());
-        (fault.inject)(self, duration).map_err(|error| format!("{}: {error}", fault.name))?;
-        if !fault.lossless_failover && self.deployment.masters() != before {
-            lock(&self.history).data_losses.push(DataLossWindow {
-                from,
-                until: now(),
-                loss: DataLoss::UNREPLICATED,
-            });
-        }
-        Ok(())
     }
 
     /// Lets time pass. If there is a schedule, other faults may happen meanwhile.
@@ -173,5 +173,47 @@ impl Context {
             until,
             is_outage,
         });
+    }
+}
+
+/// A random schedule of faults: about once a second one begins, whether or not earlier ones are over.
+pub(crate) struct Schedule {
+    due: Instant,
+    /// Names and injections of the faults that may happen during another one.
+    overlapping: Vec<(&'static str, Inject)>,
+    lease: Duration,
+    /// How often each was drawn.
+    pub(crate) drawn: BTreeMap<&'static str, usize>,
+}
+
+impl Schedule {
+    pub(crate) fn new(overlapping: Vec<(&'static str, Inject)>, lease: Duration) -> Schedule {
+        Schedule {
+            due: Instant::now(),
+            overlapping,
+            lease,
+            drawn: BTreeMap::new(),
+        }
+    }
+
+    /// Waits until the next fault is due.
+    pub(crate) fn wait(&mut self) {
+        let now = Instant::now();
+        sleep(self.due.saturating_duration_since(now));
+        self.due = (self.due + FAULT_INTERVAL).max(now - FAULT_INTERVAL * MAX_OVERDUE_FAULTS);
+    }
+
+    /// Runs one fault after the other of those that may happen during another one.
+    pub(crate) fn run_until(&mut self, end: Instant, context: &mut Context) {
+        while !self.overlapping.is_empty() && self.due < end {
+            self.wait();
+            let (name, inject) = self.overlapping[context.random.below(self.overlapping.len())];
+            let left = end.saturating_duration_since(Instant::now());
+            let duration = context.random.between(self.lease / 60, self.lease / 4);
+            // A fault that affected no client does not count. These faults do not change masters.
+            if inject(context, duration.min(left)).is_ok() {
+                *self.drawn.entry(name).or_default() += 1;
+            }
+        }
     }
 }

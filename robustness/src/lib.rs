@@ -18,16 +18,17 @@ pub mod checker;
 pub mod clock;
 mod context;
 mod deployment;
+mod error;
 mod faults;
 pub mod final_check;
 pub mod history;
+pub mod names;
 mod namespace;
 mod options;
 mod processes;
 pub mod random;
 pub mod resource;
 mod run;
-mod schedule;
 mod soak;
 mod stall_monitor;
 mod table;
@@ -37,10 +38,8 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 
+pub use error::{Error, Result};
 use options::{Command, Options};
-
-pub type Error = Box<dyn std::error::Error + Send + Sync>;
-pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Runs the program.
 pub fn main() -> ExitCode {

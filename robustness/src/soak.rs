@@ -8,14 +8,14 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::Result;
 use crate::checker::Losses;
 use crate::clock::millis;
-use crate::context::Context;
+use crate::context::{Context, Schedule};
 use crate::deployment::{Needs, Topology};
 use crate::faults::{self, Fault, FaultDuration};
+use crate::names::{contended_names, names};
 use crate::options::SoakOptions;
 use crate::processes::lock;
 use crate::run::{Outcome, Setup, run};
-use crate::schedule::Schedule;
-use crate::table::{few, format_explained, names, print_violations};
+use crate::table::{format_explained, print_violations};
 use crate::worker::WorkerOptions;
 
 const LEASE: Duration = Duration::from_secs(3);
@@ -37,13 +37,13 @@ pub(crate) fn soak(options: &SoakOptions) -> Result<bool> {
     );
     let mut worker = WorkerOptions::new(LEASE, tasks, names(options.names), seed);
     worker.clients = clients;
-    worker.inside = 50;
+    worker.max_hold_ms = 50;
     // Each client that dies in a fair lock's queue delays the others: if a hundred died at once, these locks
     // would make no progress for minutes.
     worker.fair = tasks.div_ceil(10);
     // Enough tasks hold locks for long to be affected by every fault, and enough names stay free for others.
-    worker.sitters = (options.names / 4 / processes.max(1)).max(1);
-    worker.few = few(options.names.div_ceil(2));
+    worker.long_holders = (options.names / 4 / processes.max(1)).max(1);
+    worker.contended_names = contended_names(options.names.div_ceil(2));
     let setup = Setup {
         topology,
         needs: Needs {
@@ -72,7 +72,9 @@ fn break_at_random(
     faults: &[Fault],
     length: Duration,
 ) -> Result<BTreeMap<&'static str, usize>> {
-    let mut schedule = Schedule::new(faults, LEASE);
+    let overlapping = faults.iter().filter(|fault| fault.can_overlap);
+    let overlapping = overlapping.map(|fault| (fault.name, fault.inject));
+    let mut schedule = Schedule::new(overlapping.collect(), LEASE);
     let began = Instant::now();
     let bar = ProgressBar::new(length.as_secs());
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} s {msg}") {
@@ -91,7 +93,7 @@ fn break_at_random(
         let entered = lock(&context.history).entered();
         bar.set_message(format!("{entered} sections, {}", fault.name));
         context.schedule = Some(schedule);
-        let done = context.inject(fault, duration);
+        let done = fault.run(context, duration);
         schedule = context.schedule.take().ok_or("a schedule")?;
         match done {
             Ok(()) => *schedule.drawn.entry(fault.name).or_default() += 1,

@@ -14,10 +14,11 @@ use crate::checker::Rule;
 use crate::clock::millis;
 use crate::deployment::Topology;
 use crate::faults::{self, Fault};
+use crate::names::{contended_names, names};
 use crate::namespace;
 use crate::options::TableOptions;
 use crate::run::{Explained, Outcome, Setup, run};
-use crate::worker::{KINDS, OWNER_KINDS, WorkerOptions};
+use crate::worker::WorkerOptions;
 
 /// Number of violations of a row that are printed in full.
 const PRINTED_VIOLATIONS: usize = 10;
@@ -124,12 +125,12 @@ fn row(fault: &Fault, topology: Topology, options: &TableOptions, seed: u64) -> 
         needs: fault.needs,
         losses: fault.losses,
         // One process is enough to hold thousands of locks.
-        processes: if fault.held > 0 { 1 } else { 3 },
+        processes: if fault.permanent_locks > 0 { 1 } else { 3 },
         worker: WorkerOptions {
             sync: fault.sync,
             client_id: fault.chosen_ids.then(|| "pod".to_owned()),
-            few: few(10),
-            held: fault.held,
+            contended_names: contended_names(10),
+            permanent_locks: fault.permanent_locks,
             ..WorkerOptions::new(lease, 8, names(20), seed)
         },
         keep: options.output_folder(&format!("{}-{}", fault.name, topology.name())),
@@ -140,27 +141,10 @@ fn row(fault: &Fault, topology: Topology, options: &TableOptions, seed: u64) -> 
             if time > 0 {
                 sleep(lease / 3);
             }
-            context.inject(fault, fault.duration.of(lease))?;
+            fault.run(context, fault.duration.of(lease))?;
         }
         Ok(())
     })
-}
-
-/// Returns this many names, of all kinds in turn.
-pub(crate) fn names(many: usize) -> Vec<String> {
-    let kinds = KINDS.iter().cycle().take(many).enumerate();
-    // The members of a multi-lock have its number, or half of it as theirs.
-    kinds
-        .map(|(number, kind)| format!("{kind}:{}", number / KINDS.len()))
-        .collect()
-}
-
-/// Returns this many names for owners that several tasks share, and for threads.
-pub(crate) fn few(many: usize) -> Vec<String> {
-    let kinds = OWNER_KINDS.iter().cycle().take(many).enumerate();
-    kinds
-        .map(|(number, kind)| format!("{kind}:few-{number}"))
-        .collect()
 }
 
 const HEAD: &str = "\

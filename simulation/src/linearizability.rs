@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use redlatch_robustness::checker::{MARGIN, Rule, Violation};
 use redlatch_robustness::clock::{Time, nanos};
 use redlatch_robustness::history::{History, Mode, PERMITS, Section};
-use redlatch_robustness::worker::{COUNTERS, locks_of};
+use redlatch_robustness::names::{COUNTERS, locks_of};
 use todc_utils::linearizability::{WGLChecker, history as wgl};
 use todc_utils::specifications::Specification;
 

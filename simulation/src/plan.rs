@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use redlatch_robustness::checker::Losses;
+use redlatch_robustness::names::{COUNTERS, KINDS, locks_of, locks_of_all};
 use redlatch_robustness::random::Random;
-use redlatch_robustness::worker::{COUNTERS, KINDS, Sync, locks_of, locks_of_all};
+use redlatch_robustness::worker::Sync;
 
 use crate::deployment::Topology;
 use crate::network::{Direction, ProcessId, TCP_USER_TIMEOUT};
@@ -34,13 +35,13 @@ pub struct Plan {
     /// Names of the locks, `kind:number` each.
     pub names: Vec<String>,
     /// Names of the locks that the shared owners acquire.
-    pub few: Vec<String>,
+    pub contended_names: Vec<String>,
     /// Number of additional locks that the first client of each process holds during the whole run.
-    pub held: usize,
+    pub permanent_locks: usize,
     /// The watchdog's lease.
     pub lease: Duration,
     /// The longest time that most tasks hold a lock.
-    pub inside: Duration,
+    pub max_hold: Duration,
     /// Interval at which holders check whether their guards are valid.
     pub check_interval: Duration,
     /// Maximum latency of a packet.
@@ -144,11 +145,11 @@ impl Plan {
         let mut lease = millis(900 + 300 * random.below(8) as u64);
         let duration = random.between(lease, lease * 4);
         let names = draw_names(&mut random);
-        let few = ["fenced:few", "lock:few", "rw:few", "fair:few", "spin:few"];
-        let few = few.into_iter().filter(|_| random.below(2) == 0);
-        let mut few: Vec<String> = few.map(str::to_owned).collect();
-        if few.is_empty() {
-            few.push("fenced:few".to_owned());
+        let contended = ["fenced:few", "lock:few", "rw:few", "fair:few", "spin:few"];
+        let contended = contended.into_iter().filter(|_| random.below(2) == 0);
+        let mut contended_names: Vec<String> = contended.map(str::to_owned).collect();
+        if contended_names.is_empty() {
+            contended_names.push("fenced:few".to_owned());
         }
         let topology = match random.below(4) {
             0 | 1 => Topology::Single,
@@ -216,14 +217,14 @@ impl Plan {
             clients: 1 + random.below(2),
             chosen_ids: random.below(2) == 0,
             names,
-            few,
-            held: match random.below(16) {
+            contended_names,
+            permanent_locks: match random.below(16) {
                 // In one of these sixteen runs thousands.
                 0 => (50 + random.below(250)) * if seed.is_multiple_of(16) { 20 } else { 1 },
                 _ => 0,
             },
             lease,
-            inside: millis(10 + random.below(300) as u64),
+            max_hold: millis(10 + random.below(300) as u64),
             check_interval: millis(if random.below(4) == 0 { 5 } else { 50 }),
             latency: millis(1 + random.below(20) as u64),
             duration,
@@ -233,7 +234,7 @@ impl Plan {
 
     /// Returns the names of all locks.
     pub fn all_names(&self) -> Vec<String> {
-        locks_of_all(self.names.iter().chain(&self.few))
+        locks_of_all(self.names.iter().chain(&self.contended_names))
     }
 
     /// Returns whether waiters acquire free locks promptly, and in their turn, when no fault is active.

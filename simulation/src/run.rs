@@ -164,9 +164,9 @@ impl Run<'_> {
         worker.sync = plan.sync;
         worker.owners = plan.owners;
         worker.clients = plan.clients;
-        worker.few = plan.few.clone();
-        worker.held = plan.held;
-        worker.inside = u64::try_from(plan.inside.as_millis()).unwrap_or(u64::MAX);
+        worker.contended_names = plan.contended_names.clone();
+        worker.permanent_locks = plan.permanent_locks;
+        worker.max_hold_ms = u64::try_from(plan.max_hold.as_millis()).unwrap_or(u64::MAX);
         worker.client_id = plan.chosen_ids.then(|| format!("chosen-{place}"));
         let sink = Arc::new(EventRecorder {
             process: number,

@@ -59,13 +59,16 @@ fn smaller_plans(plan: &Plan) -> Vec<Plan> {
             plan.names.remove(i);
         });
     }
-    for i in (0..plan.few.len()).rev().filter(|_| plan.few.len() > 1) {
+    for i in (0..plan.contended_names.len())
+        .rev()
+        .filter(|_| plan.contended_names.len() > 1)
+    {
         with(&|plan| {
-            plan.few.remove(i);
+            plan.contended_names.remove(i);
         });
     }
-    if plan.held > 0 {
-        with(&|plan| plan.held = 0);
+    if plan.permanent_locks > 0 {
+        with(&|plan| plan.permanent_locks = 0);
     }
     if plan.tasks > 1 {
         with(&|plan| plan.tasks -= 1);
@@ -120,8 +123,8 @@ mod tests {
         let small = shrink(plan.clone(), |plan| freezes(plan) && plan.processes >= 2);
         assert_eq!((small.faults.len(), small.processes), (1, 2), "{plan:#?}");
         assert_eq!((small.tasks, small.owners, small.clients), (1, 0, 1));
-        assert_eq!(small.held, 0);
-        assert_eq!((small.names.len(), small.few.len()), (1, 1));
+        assert_eq!(small.permanent_locks, 0);
+        assert_eq!((small.names.len(), small.contended_names.len()), (1, 1));
         assert!(small.duration < plan.duration);
         assert_eq!(small.seed, plan.seed);
     }

@@ -9,7 +9,7 @@
 //! 5. Any other overlap is a violation: [`Rule::TakenFromTheDead`] if the earlier holder was killed, else
 //!    [`Rule::Exclusion`].
 
-use super::{Rule, Violation};
+use super::violation::{Rule, Violation};
 use crate::clock::{Time, millis};
 use crate::history::{History, Mode, PERMITS, Section};
 

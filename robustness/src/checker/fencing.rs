@@ -6,7 +6,7 @@
 //!    [`Rule::SameToken`]: the store may have forgotten that release. All other violations are [`Rule::Tokens`].
 //! 4. Each write to the resource adds one to a number, so it must equal the count of accepted writes.
 
-use super::{Rule, Violation};
+use super::violation::{Rule, Violation};
 use crate::clock::Time;
 use crate::history::{History, Section};
 use crate::resource::Tally;

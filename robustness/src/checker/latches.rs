@@ -8,7 +8,7 @@
 //!    set it again. [`super::waits`] uses this to find waiters that do not pass an open latch.
 //! 4. While the store may have lost its data, nothing is certain.
 
-use super::{Rule, Violation};
+use super::violation::{Rule, Violation};
 use crate::clock::{Time, millis};
 use crate::history::{DataLossWindow, History, Mode, Section};
 

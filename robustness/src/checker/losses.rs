@@ -8,9 +8,21 @@
 //! 4. If the fault is too short to prevent renewal, or concerns another server, any loss is
 //!    [`Rule::LostWithoutNeed`], unless the process was stopped and could not renew.
 
-use super::{Losses, MARGIN, Rule, Violation};
+use super::allowances::MARGIN;
+use super::violation::{Rule, Violation};
 use crate::clock::{Time, millis, nanos};
 use crate::history::{History, Section};
+
+/// Which holds may be lost in a fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Losses {
+    /// None: the fault ends before a lease does.
+    None,
+    /// Only holds on one server, which is unreachable for longer than a lease.
+    Unreachable,
+    /// Any: the fault lasts longer than a lease, or removes locks.
+    Any,
+}
 
 pub(super) fn check(history: &History, losses: Losses) -> Vec<Violation> {
     let mut found = Vec::new();

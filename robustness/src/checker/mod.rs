@@ -9,6 +9,7 @@
 //!    because they are valid only on a simulated clock.
 //! 4. [`explain`] returns which violations are documented limitations, such as a store that lost its data.
 
+mod allowances;
 mod exclusion;
 mod fencing;
 #[cfg(test)]
@@ -17,108 +18,26 @@ mod latches;
 mod losses;
 mod order;
 mod semaphores;
+mod violation;
 mod waits;
 
-use std::time::Duration;
-
+pub use allowances::{FAIR_GRACE_PERIOD, MARGIN};
+pub use losses::Losses;
 pub use order::check_order;
 pub use semaphores::may_lack_permits;
+pub use violation::{Rule, Violation};
 pub use waits::check_promptness;
 pub(crate) use waits::worst_recovery;
 
-use crate::clock::{Time, millis, nanos};
+use crate::clock::{Time, nanos};
 use crate::history::{DataLossWindow, History};
 use crate::resource::Tally;
-
-/// How long a fair lock is kept for departed waiters: the default of `FairLock::grace_period`.
-pub const FAIR_GRACE_PERIOD: Duration = Duration::from_secs(5);
-
-/// How much longer a request may take just after a fault, in nanoseconds. A client whose connections broke several
-/// times in a row pauses for up to 250 ms before it connects, and for as long again before it repeats the request.
-const RECONNECT_ALLOWANCE: Time = 500_000_000;
-
-/// How late a report or an action may be on a busy machine. Checks of validity allow no margin.
-pub const MARGIN: Duration = Duration::from_millis(1500);
-
-/// An invariant that a history must satisfy.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Rule {
-    /// A lock has at most one valid guard at any instant. A semaphore has one per permit; readers share.
-    Exclusion,
-    /// No semaphore grants more permits than it has.
-    Permits,
-    /// No waiter passes a latch before its count is zero.
-    Latch,
-    /// No other owner acquires the locks of a killed process before their lease has ended, not even in a process with
-    /// the same client id.
-    TakenFromTheDead,
-    /// No lock disappears from the store while its lease runs and its guard is valid.
-    TakenFromHolder,
-    /// No guard is valid for longer than a lease after the last time at which it could be renewed.
-    ValidTooLong,
-    /// A running holder learns of the loss when its lease has ended.
-    ToldTooLate,
-    /// No hold is lost if it could be renewed.
-    LostWithoutNeed,
-    /// Every acquisition has its own token, greater than all earlier ones.
-    Tokens,
-    /// A new hold of an owner has a different token than its previous hold.
-    SameToken,
-    /// No write that the resource accepted is lost.
-    LostWrite,
-    /// No waiter waits longer than a lease for a free lock.
-    Hang,
-    /// The same for a fair lock, if the entries of departed waiters in its queue can explain the delay.
-    Queue,
-    /// A waiter acquires a lock within a few round trips after it has become free.
-    Promptness,
-    /// Waiters acquire a fair lock in the order in which they joined its queue.
-    Order,
-    /// Some sequential order of the operations on a lock explains all answers.
-    Linearizability,
-    /// Nothing remains in the store or in a client after all releases.
-    LeftOver,
-    /// No client process exits unexpectedly.
-    Crash,
-}
-
-/// One violation of a rule.
-#[derive(Debug, Clone)]
-pub struct Violation {
-    pub rule: Rule,
-    pub from: Time,
-    pub until: Time,
-    pub text: String,
-}
-
-impl Violation {
-    /// Creates a violation at a single instant.
-    pub fn at(at: Time, rule: Rule, text: impl Into<String>) -> Violation {
-        Violation {
-            rule,
-            from: at,
-            until: at,
-            text: text.into(),
-        }
-    }
-}
 
 /// Returns whether a key may remain in the store after all releases: fencing tokens and the numbers of free permits.
 pub fn may_remain(key: &str) -> bool {
     ["redisson_lock_token:", "permits:", "semaphore:"]
         .iter()
         .any(|prefix| key.starts_with(prefix))
-}
-
-/// Which holds may be lost in a fault.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Losses {
-    /// None: the fault ends before a lease does.
-    None,
-    /// Only holds on one server, which is unreachable for longer than a lease.
-    Unreachable,
-    /// Any: the fault lasts longer than a lease, or removes locks.
-    Any,
 }
 
 /// Returns all violations, ordered by time.
@@ -176,13 +95,6 @@ fn is_followed(history: &History, lost: &DataLossWindow) -> bool {
     let mut windows = history.windows.iter();
     windows
         .any(|window| lost.from < window.from && window.from < renewed && lost.until < window.until)
-}
-
-impl std::fmt::Display for Violation {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let took = millis(self.until - self.from);
-        write!(f, "{:?} ({took} ms): {}", self.rule, self.text)
-    }
 }
 
 #[cfg(test)]

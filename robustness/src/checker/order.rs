@@ -6,7 +6,8 @@
 
 use std::time::Duration;
 
-use super::{RECONNECT_ALLOWANCE, Rule, Violation};
+use super::allowances::RECONNECT_ALLOWANCE;
+use super::violation::{Rule, Violation};
 use crate::clock::{Time, millis, nanos};
 use crate::history::{History, Section};
 

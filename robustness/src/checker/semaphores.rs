@@ -6,7 +6,7 @@
 //! 4. A step whose answer was lost may leave a permit taken for good. Such permits are no violation, but other checks
 //!    must not expect them to be free.
 
-use super::{Rule, Violation};
+use super::violation::{Rule, Violation};
 use crate::clock::Time;
 use crate::history::{History, Mode, PERMITS, Section};
 

@@ -12,10 +12,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::{FAIR_GRACE_PERIOD, MARGIN, RECONNECT_ALLOWANCE, Rule, Violation, latches, semaphores};
+use super::allowances::{FAIR_GRACE_PERIOD, MARGIN, RECONNECT_ALLOWANCE};
+use super::violation::{Rule, Violation};
+use super::{latches, semaphores};
 use crate::clock::{Time, millis, nanos};
 use crate::history::{History, Mode, PERMITS, Section};
-use crate::worker::locks_of;
+use crate::names::locks_of;
 
 /// The sections by name.
 type SectionsByName<'a> = BTreeMap<&'a str, Vec<&'a Section>>;
@@ -28,7 +30,7 @@ struct IdleWait<'a> {
     section: &'a Section,
     from: Time,
     until: Time,
-    /// Whether a fault ended, or a process was stopped or killed, just before.
+    /// Whether a fault ended within [`RECONNECT_ALLOWANCE`] before, or a process was stopped or killed.
     after_fault: bool,
 }
 
@@ -71,11 +73,8 @@ pub fn check_promptness(history: &History, limit: Duration) -> Vec<Violation> {
     let prompt = names.iter().filter(is_prompt);
     let idle = prompt.flat_map(|(name, _)| idle_waits(history, &names, name));
     let too_long = idle.filter(|idle| {
-        // Clients may still be connecting for a while after a fault.
-        let mut faults = history.windows.iter();
-        let is_recent = faults
-            .any(|fault| fault.until <= idle.from && idle.from - fault.until < RECONNECT_ALLOWANCE);
-        let reconnects = match idle.after_fault || is_recent {
+        // Clients may still be connecting.
+        let reconnects = match idle.after_fault {
             true => RECONNECT_ALLOWANCE,
             false => 0,
         };
@@ -216,6 +215,11 @@ impl IdleWait<'_> {
                 self.start_at(killed);
             }
         }
+        let mut windows = history
+            .windows
+            .iter()
+            .map(|window| self.from - window.until);
+        self.after_fault |= windows.any(|since| (0..RECONNECT_ALLOWANCE).contains(&since));
     }
 
     fn start_at(&mut self, at: Time) {

@@ -1,6 +1,6 @@
 //! Faults of clients: processes that are paused or killed.
 
-use super::{BASE, Fault, FaultDuration};
+use super::fault::{BASE, Fault, FaultDuration};
 use crate::Result;
 use crate::checker::Losses;
 use crate::context::Context;

@@ -2,8 +2,8 @@
 
 use std::thread::sleep;
 
+use super::fault::{BASE, Fault, FaultDuration};
 use super::server::run_command;
-use super::{BASE, Fault, FaultDuration};
 use crate::Result;
 use crate::checker::Losses;
 use crate::context::Context;

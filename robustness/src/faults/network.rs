@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use redlatch_testkit::Proxy;
 
-use super::{BASE, Fault, FaultDuration};
+use super::fault::{BASE, Fault, FaultDuration};
 use crate::Result;
 use crate::checker::Losses;
 use crate::context::Context;

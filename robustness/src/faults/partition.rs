@@ -4,7 +4,7 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use super::{BASE, Fault};
+use super::fault::{BASE, Fault};
 use crate::Result;
 use crate::checker::{Losses, MARGIN};
 use crate::clock::now;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use redlatch_testkit::Sentinels;
 
+use super::fault::{BASE, Fault};
 use super::server::run_command;
-use super::{BASE, Fault};
 use crate::Result;
 use crate::checker::Losses;
 use crate::context::Context;

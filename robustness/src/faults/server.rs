@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use redlatch_testkit::Server;
 
-use super::{BASE, Fault, FaultDuration};
+use super::fault::{BASE, Fault, FaultDuration};
 use crate::Result;
 use crate::checker::Losses;
 use crate::context::Context;
@@ -98,7 +98,7 @@ pub(super) const FAULTS: [Fault; 14] = [
         duration: FaultDuration::PastLease,
         times: 1,
         in_soak: false,
-        held: 3000,
+        permanent_locks: 3000,
         lease: 2,
         inject: |context, duration| {
             let master = context.master()?;

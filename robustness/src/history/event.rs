@@ -2,7 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::section::Request;
 use crate::clock::Time;
 
 /// Time, section (numbered by the worker; 0 for none), and content.
@@ -45,6 +44,22 @@ pub enum EventKind {
     Leftover { client: usize, status: String },
     /// Every section has ended and no background work is left.
     Done,
+}
+
+/// The request of a section.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Request {
+    pub task: usize,
+    pub client: usize,
+    /// The number of the owner, which several tasks share or which is a thread. `None`: this acquisition has an
+    /// owner of its own.
+    pub owner: Option<u64>,
+    pub name: String,
+    pub mode: Mode,
+    /// Whether it is one of several locks that are requested together, all or none. The whole has a section of
+    /// its own. While this one is awaited, another member may block the request.
+    #[serde(default)]
+    pub is_member: bool,
 }
 
 /// Which sections may be active at the same time.

@@ -8,8 +8,8 @@
 mod event;
 mod section;
 
-pub use event::{Event, EventKind, Mode};
-pub use section::{Request, Section};
+pub use event::{Event, EventKind, Mode, Request};
+pub use section::Section;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

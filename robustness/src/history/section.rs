@@ -1,25 +1,7 @@
 //! One critical section, from the request to the release.
 
-use serde::{Deserialize, Serialize};
-
-use super::event::{EventKind, Mode};
+use super::event::{EventKind, Request};
 use crate::clock::Time;
-
-/// The request of a section.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Request {
-    pub task: usize,
-    pub client: usize,
-    /// The number of the owner, which several tasks share or which is a thread. `None`: this acquisition has an
-    /// owner of its own.
-    pub owner: Option<u64>,
-    pub name: String,
-    pub mode: Mode,
-    /// Whether it is one of several locks that are requested together, all or none. The whole has a section of
-    /// its own. While this one is awaited, another member may block the request.
-    #[serde(default)]
-    pub is_member: bool,
-}
 
 /// What happened in the section.
 #[derive(Debug, Clone)]

@@ -1,6 +1,5 @@
 //! The kinds of locks that workers use, selected by prefixes of the names.
 
-use std::collections::BTreeSet;
 use std::future::IntoFuture;
 use std::time::Duration;
 
@@ -12,41 +11,8 @@ use tokio::time::timeout;
 use super::section::SectionRunner;
 use crate::Result;
 use crate::history::{Mode, PERMITS};
+use crate::names::{COUNTERS, KINDS, locks_of};
 use crate::random::Random;
-
-/// Kinds with leases. A `multi` is a multi-lock of three kinds, a `red` a RedLock of three locks.
-pub const KINDS: [&str; 8] = [
-    "lock", "fair", "fenced", "rw", "permits", "spin", "multi", "red",
-];
-
-/// Kinds without leases: what they lose in an outage is lost for good. Only simulated runs use them.
-pub const COUNTERS: [&str; 2] = ["semaphore", "latch"];
-
-/// The kinds that named owners and threads use, over few names. Only threads use `red`.
-pub const OWNER_KINDS: [&str; 6] = ["fenced", "lock", "rw", "fair", "spin", "red"];
-
-/// Returns the names of the locks that are acquired for a name: itself, or the members of a multi-lock or a
-/// RedLock. Two multi-locks share members, with each other and with tasks that use these alone.
-pub fn locks_of(name: &str) -> Vec<String> {
-    match name.split_once(':') {
-        Some(("red", number)) => (0..3).map(|one| format!("lock:{number}.{one}")).collect(),
-        Some(("multi", number)) => {
-            let half = number.parse().unwrap_or(0) / 2;
-            vec![
-                format!("lock:{number}"),
-                format!("fair:{half}"),
-                format!("rw:{half}"),
-            ]
-        }
-        _ => vec![name.to_owned()],
-    }
-}
-
-/// Returns the names of all locks that are acquired for these names, each once.
-pub fn locks_of_all<'a>(names: impl Iterator<Item = &'a String>) -> Vec<String> {
-    let locks: BTreeSet<String> = names.flat_map(|name| locks_of(name)).collect();
-    locks.into_iter().collect()
-}
 
 pub enum Handle {
     Lock(Lock),

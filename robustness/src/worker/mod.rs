@@ -4,9 +4,10 @@
 //! After `end` on standard input the worker starts nothing new, and reports when everything is over. It exits at
 //! the end of standard input.
 
-mod held;
 mod kinds;
+mod options;
 mod owners;
+mod permanent_locks;
 mod reporter;
 mod section;
 mod threads;
@@ -18,174 +19,25 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
-use redlatch::{Client, ClientBuilder, ClientStatus, Error, Owner, ReplicaSync, blocking};
+use redlatch::{Client, ClientStatus, Owner, blocking};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use crate::Result;
 use crate::history::EventKind;
-use crate::random::Random;
 use crate::resource::ResourceClient;
 use crate::stall_monitor;
-pub use kinds::{COUNTERS, Handle, KINDS, OWNER_KINDS, locks_of, locks_of_all};
+pub use kinds::Handle;
+use options::{LINGER, wait_to_reconnect};
+pub use options::{Sync, WorkerOptions};
 use owners::OwnerTask;
 use reporter::StdoutSink;
 pub use reporter::{EventSink, Reporter};
 use section::SectionRunner;
 use threads::Thread;
 
-/// How long a subscription outlives its last waiter.
-const LINGER: Duration = Duration::from_millis(200);
-
-/// Options of a worker process.
-#[derive(Debug, Clone, Args)]
-pub struct WorkerOptions {
-    #[arg(long)]
-    pub url: String,
-    /// Address of the resource.
-    #[arg(long)]
-    pub resource: String,
-    /// Number of tasks that acquire locks.
-    #[arg(long)]
-    pub tasks: usize,
-    /// Number of these tasks that hold their locks for long.
-    #[arg(long)]
-    pub sitters: usize,
-    /// Number of these tasks that acquire fair locks. If all of them die, the waiters behind them wait for each.
-    #[arg(long)]
-    pub fair: usize,
-    /// Number of clients that the tasks share.
-    #[arg(long)]
-    pub clients: usize,
-    /// Names of the locks, `kind:number` each, separated by commas.
-    #[arg(long, value_delimiter = ',')]
-    pub names: Vec<String>,
-    /// Number of owners that several tasks share.
-    #[arg(long)]
-    pub owners: usize,
-    /// Number of threads that acquire locks through a blocking client.
-    #[arg(long)]
-    pub threads: usize,
-    /// Names of the locks that these owners and threads acquire: few, so that they compete.
-    #[arg(long, value_delimiter = ',')]
-    pub few: Vec<String>,
-    /// Number of additional locks that the first client holds during the whole run.
-    #[arg(long)]
-    pub held: usize,
-    /// Prefix of the client ids. Without it they are random.
-    #[arg(long)]
-    pub client_id: Option<String>,
-    /// The watchdog's lease in ms.
-    #[arg(long)]
-    pub lease: u64,
-    /// The response timeout in ms.
-    #[arg(long)]
-    pub timeout: u64,
-    /// The longest time that the other tasks hold a lock, in ms.
-    #[arg(long)]
-    pub inside: u64,
-    #[arg(long)]
-    pub sync: Sync,
-    #[arg(long)]
-    pub seed: u64,
-}
-
 /// Number of tasks that share an owner.
 const TASKS_PER_OWNER: usize = 2;
-
-/// Number of replicas that must acknowledge an acquisition.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Sync {
-    /// One of the connected replicas, if there are any: the default of clients.
-    All,
-    /// One.
-    One,
-    /// None.
-    Off,
-}
-
-impl Sync {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Sync::All => "all",
-            Sync::One => "one",
-            Sync::Off => "off",
-        }
-    }
-
-    fn replicas(self) -> ReplicaSync {
-        match self {
-            Sync::All => ReplicaSync::All,
-            Sync::One => ReplicaSync::AtLeast(1),
-            Sync::Off => ReplicaSync::Off,
-        }
-    }
-}
-
-impl WorkerOptions {
-    /// Creates the options of a worker. One task in four holds its locks for long.
-    pub fn new(lease: Duration, tasks: usize, names: Vec<String>, seed: u64) -> WorkerOptions {
-        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        WorkerOptions {
-            url: String::new(),
-            resource: String::new(),
-            tasks,
-            sitters: tasks / 4,
-            fair: tasks,
-            clients: 2,
-            names,
-            owners: 3,
-            threads: 2,
-            few: Vec::new(),
-            held: 0,
-            client_id: None,
-            lease: millis(lease),
-            timeout: millis(lease / 3),
-            inside: 20,
-            sync: Sync::All,
-            seed,
-        }
-    }
-
-    /// Returns the names of all locks that are acquired.
-    pub fn all_names(&self) -> Vec<String> {
-        locks_of_all(self.names.iter().chain(&self.few))
-    }
-
-    /// Returns the random numbers of one of the tasks.
-    fn random(&self, task: usize) -> Random {
-        Random::new(self.seed.wrapping_mul(1009).wrapping_add(task as u64))
-    }
-
-    fn lease(&self) -> Duration {
-        Duration::from_millis(self.lease)
-    }
-
-    /// Returns the settings of the client with this number.
-    pub fn builder(&self, client: usize) -> ClientBuilder {
-        let builder = Client::builder()
-            .watchdog_lease(self.lease())
-            .response_timeout(Duration::from_millis(self.timeout))
-            .connect_timeout(Duration::from_millis(self.timeout))
-            .replica_sync(self.sync.replicas())
-            .subscription_linger(LINGER);
-        match &self.client_id {
-            Some(id) => builder.client_id(format!("{id}-{client}")),
-            None => builder,
-        }
-    }
-
-    /// Connects the client with this number. Retries without a limit, because the store may be broken.
-    pub async fn connect(&self, client: usize) -> Client {
-        loop {
-            match self.builder(client).connect(&self.url).await {
-                Ok(client) => return client,
-                Err(error) => wait_to_reconnect(&error).await,
-            }
-        }
-    }
-}
 
 pub(crate) async fn run(worker: WorkerOptions) -> Result<()> {
     let worker = Arc::new(worker);
@@ -206,7 +58,7 @@ pub(crate) async fn run(worker: WorkerOptions) -> Result<()> {
     stall_monitor::start(move |since, until| {
         stall_reporter.report_at(until, 0, EventKind::Stalled { since })
     });
-    if worker.held == 0 {
+    if worker.permanent_locks == 0 {
         reporter.report(EventKind::Ready);
     }
     let mut tasks = JoinSet::new();
@@ -287,9 +139,10 @@ impl WorkerTasks {
     pub fn task_futures(&self) -> Result<Vec<TaskFuture>> {
         let worker = &self.worker;
         let mut task_futures: Vec<TaskFuture> = Vec::new();
-        if worker.held > 0 {
+        if worker.permanent_locks > 0 {
             let (reporter, shutdown) = (self.reporter.clone(), self.shutdown.clone());
-            let running = held::run(worker.clone(), self.clients[0].clone(), reporter, shutdown);
+            let running =
+                permanent_locks::run(worker.clone(), self.clients[0].clone(), reporter, shutdown);
             task_futures.push(Box::pin(async move {
                 running.await;
                 Ok(())
@@ -312,7 +165,10 @@ impl WorkerTasks {
                 Ok(())
             }));
         }
-        let names = worker.few.iter().filter(|name| !name.starts_with("red:"));
+        let names = worker
+            .contended_names
+            .iter()
+            .filter(|name| !name.starts_with("red:"));
         let names: Vec<String> = names.cloned().collect();
         for (number, &owner) in self.owners.iter().enumerate() {
             let client = number % self.clients.len();
@@ -353,7 +209,7 @@ fn spawn_threads(
             number,
             client: client.clone(),
             client_number: others.len(),
-            names: worker.few.clone(),
+            names: worker.contended_names.clone(),
             lease: worker.lease(),
             reporter: reporter.clone(),
             random: worker.random(number),
@@ -374,12 +230,12 @@ async fn run_lock_task(
 ) {
     let mut random = worker.random(task);
     let lease = worker.lease();
-    let holds_long = task < worker.sitters;
+    let holds_long = task < worker.long_holders;
     let (least, most) = if holds_long {
         // Long enough to be renewed, and to be affected by faults.
         (lease / 2, lease * 3)
     } else {
-        (Duration::ZERO, Duration::from_millis(worker.inside))
+        (Duration::ZERO, Duration::from_millis(worker.max_hold_ms))
     };
     while !shutdown.load(Ordering::Relaxed) {
         // Tasks that hold locks for long use the first half of the names; of the others only every second uses
@@ -416,14 +272,6 @@ async fn connect_blocking(worker: &Arc<WorkerOptions>, number: usize) -> Result<
             Err(error) => wait_to_reconnect(&error).await,
         }
     }
-}
-
-async fn wait_to_reconnect(error: &Error) {
-    // A server with too many clients answers with an error of its own.
-    if !error.is_transient() {
-        eprintln!("a worker cannot connect yet: {error}");
-    }
-    sleep(Duration::from_millis(50)).await;
 }
 
 fn read_stdin(shutdown: Arc<AtomicBool>) {

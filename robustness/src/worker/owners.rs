@@ -100,7 +100,7 @@ impl OwnerTask {
         let holds = guard.hold_count();
         let acquired_token = token(&guard);
         self.runner.report_acquired(acquired_token, Some(holds));
-        let time = time_inside(self.lease, &mut self.random);
+        let time = random_hold_duration(self.lease, &mut self.random);
         let mut random = Random::new(self.random.next_u64());
         let (nested, is_left) = (self.runner.nested(), AtomicBool::new(false));
         let again = async {
@@ -230,7 +230,7 @@ fn boxed<'a, K: LockKind>(
 }
 
 /// Returns how long to hold the lock: in one of three sections long enough to lose it in an outage.
-pub(super) fn time_inside(lease: Duration, random: &mut Random) -> Duration {
+pub(super) fn random_hold_duration(lease: Duration, random: &mut Random) -> Duration {
     match random.below(3) {
         0 => random.between(lease / 2, lease * 5 / 2),
         _ => random.between(Duration::ZERO, PAUSE),

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::section::CHECK_INTERVAL;
 use crate::clock::{Time, nanos, now};
 use crate::history::{Event, EventKind};
+
+/// Interval at which the guard is checked for validity.
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Reports the events of tasks.
 #[derive(Debug, Clone)]

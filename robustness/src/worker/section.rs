@@ -8,14 +8,11 @@ use std::time::Duration;
 use redlatch::{Error, Guard, LockKind, MultiGuard, Owner, RedGuard, SemaphorePermits};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::kinds::locks_of;
-use super::reporter::Reporter;
+use super::reporter::{CHECK_INTERVAL, Reporter};
 use crate::clock::Time;
 use crate::history::{EventKind, Mode, Request};
+use crate::names::locks_of;
 use crate::resource::ResourceClient;
-
-/// Interval at which the guard is checked for validity.
-pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Time within which `lost()` must complete after the guard became invalid.
 const LOSS_REPORT_LIMIT: Duration = Duration::from_secs(3);
@@ -142,7 +139,7 @@ impl SectionRunner {
         self.hold_and_release(guard, None, time).await
     }
 
-    /// Stays inside for this long, or until the lock is lost, and releases it.
+    /// Holds the lock for this long, or until it is lost, and releases it.
     pub(crate) async fn hold_and_release<H: AsyncGuard>(
         &mut self,
         guard: Option<H>,

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use redlatch::blocking::{Client, Guard, ManyGuard, RedLock, current_thread};
 use redlatch::{Error, Fenced, LockKind, OwnedKind};
 
-use super::kinds::locks_of;
-use super::owners::time_inside;
-use super::reporter::Reporter;
-use super::section::{CHECK_INTERVAL, error_name};
+use super::owners::random_hold_duration;
+use super::reporter::{CHECK_INTERVAL, Reporter};
+use super::section::error_name;
 use crate::Result;
 use crate::history::{EventKind, Mode, Request};
+use crate::names::locks_of;
 use crate::random::Random;
 
 /// One of the threads.
@@ -140,7 +140,7 @@ impl Thread {
         };
         // Mostly short: the owners of tasks have to acquire the locks, too.
         let time = match self.random.below(3) {
-            0 => time_inside(self.lease, &mut self.random),
+            0 => random_hold_duration(self.lease, &mut self.random),
             _ => CHECK_INTERVAL,
         };
         let end = Instant::now() + time;

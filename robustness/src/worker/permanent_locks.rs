@@ -10,7 +10,7 @@ use std::time::Duration;
 use redlatch::{Client, Guard};
 use tokio::time::sleep;
 
-use super::WorkerOptions;
+use super::options::WorkerOptions;
 use super::reporter::Reporter;
 use super::section::error_name;
 use crate::history::{EventKind, Mode, Request};
@@ -59,8 +59,8 @@ async fn join_all<F: Future>(work: impl Iterator<Item = F>) -> Vec<F::Output> {
 
 /// Acquires all of them.
 async fn acquire(worker: &WorkerOptions, client: &Client, reporter: &Reporter) -> Vec<HeldLock> {
-    let mut held = Vec::with_capacity(worker.held);
-    let numbers: Vec<usize> = (0..worker.held).collect();
+    let mut held = Vec::with_capacity(worker.permanent_locks);
+    let numbers: Vec<usize> = (0..worker.permanent_locks).collect();
     for some in numbers.chunks(AT_ONCE) {
         let acquiring = some.iter().map(|number| async move {
             let name = format!("lock:{{held-{}}}.{}.{number}", number % TAGS, worker.seed);

@@ -1,0 +1,15 @@
+//! How late events may be before that is a violation.
+
+use std::time::Duration;
+
+use crate::clock::Time;
+
+/// How long a fair lock is kept for departed waiters: the default of `FairLock::grace_period`.
+pub const FAIR_GRACE_PERIOD: Duration = Duration::from_secs(5);
+
+/// How much longer a request may take just after a fault, in nanoseconds. A client whose connections broke several
+/// times in a row pauses for up to 250 ms before it connects, and for as long again before it repeats the request.
+pub(super) const RECONNECT_ALLOWANCE: Time = 500_000_000;
+
+/// How late a report or an action may be on a busy machine. Checks of validity allow no margin.
+pub const MARGIN: Duration = Duration::from_millis(1500);

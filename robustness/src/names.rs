@@ -1,0 +1,54 @@
+//! Names of locks, `kind:number` each: the kind selects the handle that workers use.
+
+use std::collections::BTreeSet;
+
+/// Kinds with leases. A `multi` is a multi-lock of three kinds, a `red` a RedLock of three locks.
+pub const KINDS: [&str; 8] = [
+    "lock", "fair", "fenced", "rw", "permits", "spin", "multi", "red",
+];
+
+/// Kinds without leases: what they lose in an outage is lost for good. Only simulated runs use them.
+pub const COUNTERS: [&str; 2] = ["semaphore", "latch"];
+
+/// The kinds that named owners and threads use, over few names. Only threads use `red`.
+pub const OWNER_KINDS: [&str; 6] = ["fenced", "lock", "rw", "fair", "spin", "red"];
+
+/// Returns the names of the locks that are acquired for a name: itself, or the members of a multi-lock or a
+/// RedLock. Two multi-locks share members, with each other and with tasks that use these alone.
+pub fn locks_of(name: &str) -> Vec<String> {
+    match name.split_once(':') {
+        Some(("red", number)) => (0..3).map(|one| format!("lock:{number}.{one}")).collect(),
+        Some(("multi", number)) => {
+            let half = number.parse().unwrap_or(0) / 2;
+            vec![
+                format!("lock:{number}"),
+                format!("fair:{half}"),
+                format!("rw:{half}"),
+            ]
+        }
+        _ => vec![name.to_owned()],
+    }
+}
+
+/// Returns the names of all locks that are acquired for these names, each once.
+pub fn locks_of_all<'a>(names: impl Iterator<Item = &'a String>) -> Vec<String> {
+    let locks: BTreeSet<String> = names.flat_map(|name| locks_of(name)).collect();
+    locks.into_iter().collect()
+}
+
+/// Returns this many names, of all kinds in turn.
+pub(crate) fn names(many: usize) -> Vec<String> {
+    let kinds = KINDS.iter().cycle().take(many).enumerate();
+    // The members of a multi-lock have its number, or half of it as theirs.
+    kinds
+        .map(|(number, kind)| format!("{kind}:{}", number / KINDS.len()))
+        .collect()
+}
+
+/// Returns this many names for owners that several tasks share, and for threads: few, so that they compete.
+pub(crate) fn contended_names(many: usize) -> Vec<String> {
+    let kinds = OWNER_KINDS.iter().cycle().take(many).enumerate();
+    kinds
+        .map(|(number, kind)| format!("{kind}:contended-{number}"))
+        .collect()
+}
