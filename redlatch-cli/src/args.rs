@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand, value_parser};
 
 use crate::duration;
+use crate::stderr::Output;
 use crate::store_args::StoreArgs;
 
 /// Distributed locks on Redis and Valkey, from the command line.
@@ -33,20 +34,6 @@ pub(crate) struct Args {
 
     #[command(subcommand)]
     pub(crate) command: Command,
-}
-
-/// How much is printed on standard error.
-#[derive(Debug, Clone, Copy, Default, clap::Args)]
-#[command(next_help_heading = "Messages")]
-pub(crate) struct Output {
-    /// Print only errors and lost locks; the exit code reports everything else
-    #[arg(short, long, global = true, conflicts_with = "verbose")]
-    pub(crate) quiet: bool,
-
-    /// Also print when a lock is acquired and released, and changes of the connection. The variable
-    /// REDLATCH_LOG (else RUST_LOG) selects log events in detail, such as `debug` or `redlatch=trace`
-    #[arg(short, long, global = true)]
-    pub(crate) verbose: bool,
 }
 
 #[derive(Debug, Subcommand)]

@@ -11,8 +11,6 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::args::Output;
-
 /// Like `eprintln!`, with the name of the program as prefix.
 macro_rules! stderr {
     ($($what:tt)*) => { $crate::stderr::line(format_args!($($what)*)) };
@@ -38,6 +36,20 @@ macro_rules! detail {
     };
 }
 pub(crate) use detail;
+
+/// How much is printed on standard error.
+#[derive(Debug, Clone, Copy, Default, clap::Args)]
+#[command(next_help_heading = "Messages")]
+pub(crate) struct Output {
+    /// Print only errors and lost locks; the exit code reports everything else
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
+
+    /// Also print when a lock is acquired and released, and changes of the connection. The variable
+    /// REDLATCH_LOG (else RUST_LOG) selects log events in detail, such as `debug` or `redlatch=trace`
+    #[arg(short, long, global = true)]
+    pub(crate) verbose: bool,
+}
 
 static OUTPUT: OnceLock<Output> = OnceLock::new();
 

@@ -17,6 +17,7 @@ mod sentinels;
 mod server;
 mod temp_dir;
 mod tls;
+mod tls_server;
 mod until;
 
 pub use addresses::SEPARATE_NETWORK;
@@ -27,7 +28,8 @@ pub use monitor::{Command, Monitor};
 pub use proxy::Proxy;
 pub use sentinels::{SentinelPlan, Sentinels};
 pub use server::{Server, shared};
-pub use tls::{Ca, CertSpec, Identity, LOOPBACK, TlsPlan, TlsServer};
+pub use tls::{Ca, CertSpec, Identity, LOOPBACK, TlsPlan};
+pub use tls_server::TlsServer;
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -6,8 +6,8 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::state::{ClientState, Event, LinkId};
-use super::{Direction, Network};
+use super::Network;
+use super::state::{ClientState, Direction, Event, LinkId};
 
 #[derive(Debug)]
 pub(super) struct ClientStream {

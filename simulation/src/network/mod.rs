@@ -20,20 +20,9 @@ use tokio::sync::Notify;
 
 use self::client_stream::ClientStream;
 use self::state::{ClientState, Event, Link, State};
+pub use self::state::{Direction, HostId, ProcessId, TCP_USER_TIMEOUT};
 use crate::server::{Output, Server, Snapshot};
 use crate::trace::Trace;
-
-/// Time after which a client's kernel gives up a silent connection.
-pub const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// The wall clock of the servers at the beginning: some day in 2026.
-const EPOCH: Duration = Duration::from_secs(1_790_000_000);
-
-/// Number of a simulated process.
-pub type ProcessId = usize;
-
-/// Number of a server.
-pub type HostId = usize;
 
 /// The whole network. Clones are the same network.
 #[derive(Debug, Clone)]
@@ -41,15 +30,6 @@ pub struct Network {
     state: Arc<Mutex<State>>,
     /// Notified when an event was scheduled.
     scheduled: Arc<Notify>,
-}
-
-/// The two directions between a process and a server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Direction {
-    /// From the process to the server.
-    Up,
-    /// From the server to the process.
-    Down,
 }
 
 impl Network {

@@ -9,9 +9,29 @@ use std::time::Duration;
 use redlatch_robustness::random::Random;
 use tokio::time::Instant;
 
-use super::{Direction, EPOCH, HostId, ProcessId, TCP_USER_TIMEOUT};
 use crate::server::{Config, ConnectionId, Effects, Output, Server, Unsupported};
 use crate::trace::Trace;
+
+/// Time after which a client's kernel gives up a silent connection.
+pub const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The wall clock of the servers at the beginning: some day in 2026.
+const EPOCH: Duration = Duration::from_secs(1_790_000_000);
+
+/// Number of a simulated process.
+pub type ProcessId = usize;
+
+/// Number of a server.
+pub type HostId = usize;
+
+/// The two directions between a process and a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Direction {
+    /// From the process to the server.
+    Up,
+    /// From the server to the process.
+    Down,
+}
 
 pub(super) type LinkId = u64;
 

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use super::commands::{CommandError, CommandSpec, refused};
+use super::Server;
+use super::command::{CommandError, CommandSpec, refused};
 use super::connection::ConnectionId;
 use super::glob::matches;
 use super::resp::Bytes;
-use super::{Server, State};
+use super::state::State;
 
 /// A user and its permissions.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -8,12 +8,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::time::Duration;
 
-use super::commands::{Call, CommandError, CommandResult, CommandSpec, refused};
+use super::Server;
+use super::command::{Call, CommandError, CommandResult, CommandSpec, refused};
 use super::connection::ConnectionId;
 use super::keyspace::Entry;
 use super::pubsub::SubscriptionKind;
 use super::resp::{Bytes, Reply};
-use super::{Output, Server, State};
+use super::state::{Output, State};
 
 /// Number of slots.
 pub const SLOTS: u16 = 16384;

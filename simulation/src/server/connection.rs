@@ -1,7 +1,7 @@
 //! Connections, and the commands on them.
 
 use super::auth::login;
-use super::commands::{Call, CommandResult, refused};
+use super::command::{Call, CommandResult, refused};
 use super::replication::PendingWait;
 use super::resp::{Bytes, Protocol, Reply};
 use super::tracking::{self, Tracking};

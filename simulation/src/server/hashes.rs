@@ -1,6 +1,6 @@
 //! Commands on hashes.
 
-use super::commands::{Call, CommandResult, integer, refused};
+use super::command::{Call, CommandResult, integer, refused};
 use super::keyspace::Hash;
 use super::resp::{Bytes, Reply};
 

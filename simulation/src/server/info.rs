@@ -2,9 +2,9 @@
 
 use std::fmt::Write;
 
-use super::State;
-use super::commands::{Call, CommandResult};
+use super::command::{Call, CommandResult};
 use super::resp::Reply;
+use super::state::State;
 
 /// The settings that CONFIG GET returns.
 const SETTINGS: &[(&str, &str)] = &[

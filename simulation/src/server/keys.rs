@@ -1,6 +1,6 @@
 //! Commands on keys of any type: existence, expiry, deletion, listing.
 
-use super::commands::{Call, CommandResult, refused};
+use super::command::{Call, CommandResult, refused};
 use super::glob::matches;
 use super::resp::{Bytes, Reply};
 

@@ -1,6 +1,6 @@
 //! Commands on lists.
 
-use super::commands::{Call, CommandResult};
+use super::command::{Call, CommandResult};
 use super::keyspace::List;
 use super::resp::{Bytes, Reply};
 

@@ -10,6 +10,7 @@
 
 mod auth;
 mod cluster;
+mod command;
 mod commands;
 mod connection;
 mod glob;
@@ -24,12 +25,12 @@ mod resp;
 mod script;
 mod sentinel;
 mod sorted_sets;
+mod state;
 mod strings;
 #[cfg(test)]
 mod tests;
 mod tracking;
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 pub use self::auth::User;
@@ -37,64 +38,10 @@ pub use self::cluster::{ClusterView, Node, SLOTS, SlotRange, slot};
 use self::connection::Connection;
 pub use self::connection::ConnectionId;
 pub use self::keyspace::Entry;
-use self::keyspace::Keyspace;
-use self::pubsub::Channels;
-use self::replication::Replication;
 pub use self::replication::{Effect, Effects, Snapshot};
-use self::resp::{Bytes, Reply, write_push};
 use self::script::Interpreter;
-use self::sentinel::Masters;
-use self::tracking::{Readers, Reads};
-
-/// Configuration of a server.
-#[derive(Debug, Clone)]
-pub struct Config {
-    /// Host at which clients reach it.
-    pub host: String,
-    /// Its port there.
-    pub port: u16,
-    /// The id of the process in INFO: 40 hex digits, different after each restart.
-    pub run_id: String,
-    /// The version that it reports and emulates: 7.0 or later.
-    pub version: String,
-    /// The password of the user `default`, if it needs one.
-    pub password: Option<String>,
-}
-
-/// Output of a server: bytes for a connection, or its end.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Output {
-    /// Sends these bytes.
-    Send {
-        /// The connection.
-        to: ConnectionId,
-        /// An answer or a message, complete.
-        bytes: Vec<u8>,
-    },
-    /// Closes the connection, after all that was sent before.
-    Close {
-        /// The connection, which the server has already removed.
-        to: ConnectionId,
-    },
-}
-
-/// Error that ends the run: a command, an option or a use of Lua that the simulated server does not support.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the simulated server does not support {0}")]
-pub struct Unsupported(String);
-
-/// Why a server refuses commands for a while.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
-    /// Commands that need memory are refused (`maxmemory`).
-    OutOfMemory,
-    /// Writes are refused: too few replicas are connected (`min-replicas-to-write`).
-    TooFewReplicas,
-    /// Writes are refused: the data cannot be saved.
-    DiskError,
-    /// All commands are refused until the data is loaded.
-    Loading,
-}
+use self::state::State;
+pub use self::state::{Config, Output, Refusal, Unsupported};
 
 /// One simulated server.
 #[derive(Debug)]
@@ -103,60 +50,11 @@ pub struct Server {
     interpreter: Interpreter,
 }
 
-/// The state of a server without its interpreter, which runs scripts on it.
-#[derive(Debug)]
-struct State {
-    config: Config,
-    /// Time since 1970, by this server's clock.
-    now: Duration,
-    keys: Keyspace,
-    connections: BTreeMap<ConnectionId, Connection>,
-    /// Number of connections ever accepted.
-    connected: u64,
-    channels: Channels,
-    replication: Replication,
-    users: BTreeMap<String, User>,
-    refusal: Option<Refusal>,
-    /// The view of a cluster node.
-    cluster: Option<ClusterView>,
-    /// The masters of a Sentinel.
-    sentinel: Option<Masters>,
-    /// Messages for the other nodes of the cluster.
-    broadcasts: Vec<(Bytes, Bytes)>,
-    readers: Readers,
-    reads: Reads,
-    /// The keys of the running script.
-    script_keys: Option<Vec<Bytes>>,
-    /// Whether the running script was redirected here by the owner of its slot (ASKING).
-    script_asks: bool,
-    outputs: Vec<Output>,
-}
-
 impl Server {
     /// Creates a master without data.
     pub fn new(config: Config) -> Server {
-        let default = User::unrestricted(config.password.as_deref());
-        let state = State {
-            now: Duration::ZERO,
-            keys: Keyspace::default(),
-            connections: BTreeMap::new(),
-            connected: 0,
-            channels: Channels::default(),
-            replication: Replication::default(),
-            users: BTreeMap::from([("default".to_owned(), default)]),
-            refusal: None,
-            cluster: None,
-            sentinel: None,
-            broadcasts: Vec::new(),
-            readers: Readers::new(),
-            reads: Reads::new(),
-            script_keys: None,
-            script_asks: false,
-            outputs: Vec::new(),
-            config,
-        };
         Server {
-            state,
+            state: State::new(config),
             interpreter: Interpreter::default(),
         }
     }
@@ -260,66 +158,5 @@ impl Server {
             self.run_input(id)?;
         }
         Ok(std::mem::take(&mut self.state.outputs))
-    }
-}
-
-impl State {
-    fn set_clock(&mut self, now: Duration) {
-        self.now = now;
-        self.keys.now = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
-    }
-
-    /// Removes the next complete command from the input of a connection that is not blocked.
-    fn next_command(&mut self, id: ConnectionId) -> Option<Vec<Bytes>> {
-        let connection = self.connections.get_mut(&id)?;
-        if connection.blocked.is_some() {
-            return None;
-        }
-        match resp::parse(&connection.input) {
-            Ok(None) => None,
-            Ok(Some((args, length))) => {
-                connection.input.drain(..length);
-                Some(args)
-            }
-            Err(error) => {
-                self.send(id, &Reply::Error(error));
-                self.close(id);
-                None
-            }
-        }
-    }
-
-    /// Sends an answer.
-    fn send(&mut self, to: ConnectionId, reply: &Reply) {
-        let Some(connection) = self.connections.get(&to) else {
-            return;
-        };
-        let mut bytes = Vec::new();
-        reply.write(connection.protocol, &mut bytes);
-        if !bytes.is_empty() {
-            self.outputs.push(Output::Send { to, bytes });
-        }
-    }
-
-    /// Sends a push message, which is no answer.
-    fn push(&mut self, to: ConnectionId, parts: &[Reply]) {
-        if let Some(connection) = self.connections.get(&to) {
-            let mut bytes = Vec::new();
-            write_push(connection.protocol, parts, &mut bytes);
-            self.outputs.push(Output::Send { to, bytes });
-        }
-    }
-
-    /// Closes a connection from this side.
-    fn close(&mut self, id: ConnectionId) {
-        if self.forget(id) {
-            self.outputs.push(Output::Close { to: id });
-        }
-    }
-
-    /// Removes a connection. Returns whether it existed.
-    fn forget(&mut self, id: ConnectionId) -> bool {
-        self.channels.forget(id);
-        self.connections.remove(&id).is_some()
     }
 }

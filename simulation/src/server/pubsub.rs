@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::commands::{Call, CommandResult};
+use super::Server;
+use super::command::{Call, CommandResult};
 use super::connection::ConnectionId;
 use super::glob::matches;
 use super::resp::{Bytes, Reply};
-use super::{Server, State};
+use super::state::State;
 
 /// The ways to subscribe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

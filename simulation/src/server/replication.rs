@@ -8,11 +8,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::commands::{Call, CommandResult, refused};
+use super::Server;
+use super::command::{Call, CommandResult, refused};
 use super::connection::ConnectionId;
 use super::keyspace::Entry;
 use super::resp::{Bytes, Reply};
-use super::{Output, Server, State, Unsupported};
+use super::state::{Output, State, Unsupported};
 
 /// The changes of one command or script.
 #[derive(Debug, Clone, PartialEq)]

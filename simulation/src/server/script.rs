@@ -13,10 +13,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use mlua::{Function, Lua, LuaOptions, MultiValue, StdLib, Table, Value};
 
-use super::State;
-use super::commands::{Call, CommandError, CommandResult, refused, run_in_script, unsupported};
+use super::command::{Call, CommandError, CommandResult, refused, unsupported};
+use super::commands::run_in_script;
 use super::connection::ConnectionId;
 use super::resp::{Bytes, Reply, decimal};
+use super::state::State;
 
 /// Runs first in the interpreter: see `prelude.lua`.
 const PRELUDE: &str = include_str!("prelude.lua");

@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use super::commands::{Call, CommandResult, refused};
+use super::Server;
+use super::command::{Call, CommandResult, refused};
 use super::resp::Reply;
-use super::{Config, Output, Server};
+use super::state::{Config, Output};
 
 /// A Sentinel's view of one master.
 #[derive(Debug, Clone, PartialEq, Eq)]

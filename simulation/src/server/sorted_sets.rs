@@ -1,6 +1,6 @@
 //! Commands on sorted sets.
 
-use super::commands::{Call, CommandError, CommandResult, refused};
+use super::command::{Call, CommandError, CommandResult, refused};
 use super::keyspace::SortedSet;
 use super::lists::range;
 use super::resp::Reply;

@@ -1,6 +1,6 @@
 //! Commands on strings and numbers.
 
-use super::commands::{Call, CommandError, CommandResult, integer, refused};
+use super::command::{Call, CommandError, CommandResult, integer, refused};
 use super::keys::{expiry, stored_date};
 use super::keyspace::{Entry, Value};
 use super::resp::Reply;

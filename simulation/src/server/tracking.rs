@@ -6,11 +6,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::State;
-use super::commands::{Call, CommandResult, CommandSpec, refused};
+use super::command::{Call, CommandResult, CommandSpec, refused};
 use super::connection::ConnectionId;
 use super::keyspace::Changes;
 use super::resp::{Bytes, Reply};
+use super::state::State;
 
 /// Tracking mode of a connection.
 #[derive(Debug, Clone, Copy)]

@@ -78,16 +78,6 @@ impl Cluster {
         Cluster::start_with(ClusterPlan::default())
     }
 
-    /// Starts a cluster with this configuration. Returns once the nodes agree on the state of the
-    /// cluster, all slots are served, and the replicas are in sync.
-    ///
-    /// # Panics
-    ///
-    /// If a node does not start, or the nodes do not form a cluster.
-    pub fn start_with(plan: ClusterPlan<'_>) -> Cluster {
-        setup::start_cluster(plan)
-    }
-
     /// Returns the URL for clients: the addresses of all nodes.
     pub fn url(&self) -> String {
         self.deployment.url("cluster", &self.nodes)

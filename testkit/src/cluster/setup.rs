@@ -14,51 +14,6 @@ use crate::until::until;
 /// Number of slots in a cluster.
 const SLOTS: usize = 16_384;
 
-pub(super) fn start_cluster(plan: ClusterPlan<'_>) -> Cluster {
-    let deployment = Deployment::new(plan.tls, plan.separate_addresses);
-    let args: Vec<String> = plan.args.iter().map(|&arg| arg.into()).collect();
-    let settings = format!(
-        "{FAST_REPLICATION}cluster-enabled yes
-cluster-config-file nodes.conf
-cluster-node-timeout {}
-{}",
-        plan.node_timeout_millis,
-        config::lines(&args)
-    );
-    let count = plan.masters * (1 + plan.replicas);
-    let nodes = thread::scope(|scope| {
-        let start = |index| start_node(&deployment, index, &settings);
-        let starting: Vec<_> = (0..count)
-            .map(|index| scope.spawn(move || start(index)))
-            .collect();
-        let started = starting
-            .into_iter()
-            .map(|node| node.join().expect("it starts"));
-        started.collect()
-    });
-    let cluster = Cluster {
-        nodes,
-        settings,
-        dir_count: count,
-        deployment,
-    };
-    for (index, node) in cluster.nodes[..plan.masters].iter().enumerate() {
-        let first = (SLOTS * index / plan.masters).to_string();
-        let last = (SLOTS * (index + 1) / plan.masters - 1).to_string();
-        let () = node.ask(&["CLUSTER", "ADDSLOTSRANGE", &first, &last]);
-        // Otherwise the nodes would have to resolve their conflicting epochs one after the other.
-        let () = node.ask(&["CLUSTER", "SET-CONFIG-EPOCH", &(index + 1).to_string()]);
-    }
-    for index in 1..count {
-        cluster.meet(index, &cluster.nodes[..index]);
-    }
-    for (index, node) in cluster.nodes.iter().enumerate().skip(plan.masters) {
-        cluster.replicate(node, index % plan.masters);
-    }
-    cluster.await_healthy();
-    cluster
-}
-
 /// Starts a node that knows no other node.
 fn start_node(deployment: &Deployment, number: usize, settings: &str) -> Server {
     let settings = |address| {
@@ -70,6 +25,57 @@ fn start_node(deployment: &Deployment, number: usize, settings: &str) -> Server 
 }
 
 impl Cluster {
+    /// Starts a cluster with this configuration. Returns once the nodes agree on the state of the
+    /// cluster, all slots are served, and the replicas are in sync.
+    ///
+    /// # Panics
+    ///
+    /// If a node does not start, or the nodes do not form a cluster.
+    pub fn start_with(plan: ClusterPlan<'_>) -> Cluster {
+        let deployment = Deployment::new(plan.tls, plan.separate_addresses);
+        let args: Vec<String> = plan.args.iter().map(|&arg| arg.into()).collect();
+        let settings = format!(
+            "{FAST_REPLICATION}cluster-enabled yes
+cluster-config-file nodes.conf
+cluster-node-timeout {}
+{}",
+            plan.node_timeout_millis,
+            config::lines(&args)
+        );
+        let count = plan.masters * (1 + plan.replicas);
+        let nodes = thread::scope(|scope| {
+            let start = |index| start_node(&deployment, index, &settings);
+            let starting: Vec<_> = (0..count)
+                .map(|index| scope.spawn(move || start(index)))
+                .collect();
+            let started = starting
+                .into_iter()
+                .map(|node| node.join().expect("it starts"));
+            started.collect()
+        });
+        let cluster = Cluster {
+            nodes,
+            settings,
+            dir_count: count,
+            deployment,
+        };
+        for (index, node) in cluster.nodes[..plan.masters].iter().enumerate() {
+            let first = (SLOTS * index / plan.masters).to_string();
+            let last = (SLOTS * (index + 1) / plan.masters - 1).to_string();
+            let () = node.ask(&["CLUSTER", "ADDSLOTSRANGE", &first, &last]);
+            // Otherwise the nodes would have to resolve their conflicting epochs one after the other.
+            let () = node.ask(&["CLUSTER", "SET-CONFIG-EPOCH", &(index + 1).to_string()]);
+        }
+        for index in 1..count {
+            cluster.meet(index, &cluster.nodes[..index]);
+        }
+        for (index, node) in cluster.nodes.iter().enumerate().skip(plan.masters) {
+            cluster.replicate(node, index % plan.masters);
+        }
+        cluster.await_healthy();
+        cluster
+    }
+
     /// Adds a master without slots; returns its index once all nodes know it.
     ///
     /// # Panics
