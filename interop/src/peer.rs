@@ -31,7 +31,7 @@ pub struct Answer {
     /// End of the call.
     pub at: i64,
     /// The returned value, or the error.
-    pub said: Result<Value, String>,
+    pub result: Result<Value, String>,
 }
 
 /// A pending answer.
@@ -187,7 +187,7 @@ impl Worker<'_> {
     /// If it succeeds, or takes too long.
     #[track_caller]
     pub fn fails(&self, command: &str) -> String {
-        match self.tell(command).answer().said {
+        match self.tell(command).answer().result {
             Err(error) => error,
             Ok(value) => panic!("{command} worked: {value}"),
         }
@@ -227,7 +227,7 @@ impl Pending {
     #[track_caller]
     pub fn value(self) -> Value {
         let what = self.what.clone();
-        match self.answer().said {
+        match self.answer().result {
             Ok(value) => value,
             Err(error) => panic!("{what}: {error}"),
         }
@@ -269,7 +269,7 @@ fn read_answers(
         let answer = Answer {
             from: message["from"].as_i64().unwrap_or_default(),
             at: message["at"].as_i64().unwrap_or_default(),
-            said: match message["error"].as_str() {
+            result: match message["error"].as_str() {
                 Some(error) => Err(error.to_owned()),
                 None => Ok(message["ok"].take()),
             },

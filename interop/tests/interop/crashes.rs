@@ -4,8 +4,8 @@ use redlatch_interop::Pending;
 use redlatch_testkit::unique;
 
 use crate::both_ways;
-use crate::locks::had;
-use crate::stand::{LEASE, start_on, until, until_subscribed};
+use crate::locks::acquired;
+use crate::peers::{LEASE, start_on, until, until_subscribed};
 
 const KINDS: [&str; 5] = ["lock", "fair", "write", "fenced", "spin"];
 
@@ -48,12 +48,12 @@ both_ways! {
         let names = KINDS.map(|kind| format!("{kind} {}", unique("frozen")));
         let worker = a.worker(1);
         for on in &names {
-            assert!(had(&worker.ask(&format!("lock {on} -1 -1"))));
+            assert!(acquired(&worker.ask(&format!("lock {on} -1 -1"))));
         }
         a.signal("STOP");
         let next: Vec<_> = names.iter().map(|on| (b.new_worker(), on)).collect();
         for (next, on) in &next {
-            assert!(had(&next.ask(&format!("lock {on} -1 {LEASE}"))));
+            assert!(acquired(&next.ask(&format!("lock {on} -1 {LEASE}"))));
         }
         a.signal("CONT");
         for (next, on) in next {
@@ -99,7 +99,7 @@ both_ways! {
             format!("red lock:{z}@0,lock:{z}@1,lock:{z}@2"),
         ];
         for on in names.iter().chain(&several).chain([&reads]) {
-            assert!(had(&a.worker(1).ask(&format!("lock {on} -1 -1"))));
+            assert!(acquired(&a.worker(1).ask(&format!("lock {on} -1 -1"))));
         }
         let permits = unique("killed");
         assert!(a.worker(1).does(&format!("x-set-permits {permits} 1")));
@@ -115,7 +115,7 @@ both_ways! {
         let permit = b.new_worker().tell(&format!("x-acquire {permits} 1 -1 {LEASE}"));
         a.kill();
         for waits in waiting {
-            assert!(had(&waits.value()));
+            assert!(acquired(&waits.value()));
         }
         assert_eq!(permit.value().as_array().map(Vec::len), Some(1));
     }

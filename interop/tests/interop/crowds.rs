@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use redlatch_interop::{Library, Peer, Pending};
 use redlatch_testkit::{Monitor, Server, unique};
 
-use crate::stand::{nothing_left, start_on, until};
+use crate::peers::{nothing_left, start_on, until};
 
 /// Four threads in each of two JVMs, eight tasks in each of two Rust processes, for each name.
 struct Crowd {

@@ -4,7 +4,7 @@ use redlatch_interop::{Pending, Worker};
 use redlatch_testkit::{Server, unique};
 
 use crate::both_ways;
-use crate::stand::{LEASE, keys, until};
+use crate::peers::{LEASE, keys, until};
 
 /// Returns the waiters for a fair lock, the next one first.
 fn queue(server: &Server, name: &str) -> Vec<String> {
@@ -39,8 +39,8 @@ both_ways! {
         assert_eq!(queue(pair.server, &name), owners);
         assert!(holder.does(&format!("unlock fair {name}")));
         while !waiting.is_empty() {
-            let (worker, had) = waiting.remove(0);
-            assert_eq!(had.value(), true);
+            let (worker, answer) = waiting.remove(0);
+            assert_eq!(answer.value(), true);
             owners.remove(0);
             assert_eq!(queue(pair.server, &name), owners);
             for (_, others) in &waiting {

@@ -3,7 +3,7 @@
 use redlatch_testkit::unique;
 
 use crate::both_ways;
-use crate::stand::{LEASE, REFUSED_AFTER};
+use crate::peers::{LEASE, REFUSED_AFTER};
 
 both_ways! {
     // Redisson 3.16.8 has no `RFencedLock`.

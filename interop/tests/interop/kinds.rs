@@ -3,7 +3,7 @@
 use redlatch_interop::Worker;
 use redlatch_testkit::Server;
 
-use crate::stand::{until, until_subscribed};
+use crate::peers::{until, until_subscribed};
 
 /// A kind of lock, by its name in the protocol.
 #[derive(Debug, Clone, Copy)]
@@ -84,8 +84,8 @@ macro_rules! each_kind {
         $(fn $test:ident($pair:ident: &Pair, $kind:ident: Kind) $body:block)*
         @late $(fn $late:ident($late_pair:ident: &Pair, $late_kind:ident: Kind) $late_body:block)*
     ) => {
-        $(fn $test($pair: &$crate::stand::Pair, $kind: $crate::kinds::Kind) $body)*
-        $(fn $late($late_pair: &$crate::stand::Pair, $late_kind: $crate::kinds::Kind) $late_body)*
+        $(fn $test($pair: &$crate::peers::Pair, $kind: $crate::kinds::Kind) $body)*
+        $(fn $late($late_pair: &$crate::peers::Pair, $late_kind: $crate::kinds::Kind) $late_body)*
 
         $crate::each_kind!(@kind lock "lock" [] $($test)* [@late] $($late)*);
         $crate::each_kind!(@kind fair "fair" [] $($test)* [@late] $($late)*);

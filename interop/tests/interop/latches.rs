@@ -3,7 +3,7 @@
 use redlatch_testkit::unique;
 
 use crate::both_ways;
-use crate::stand::{nothing_left, until_subscribed};
+use crate::peers::{nothing_left, until_subscribed};
 
 both_ways! {
     fn waiters_of_both_sides_return_when_it_opens(pair: &Pair) {

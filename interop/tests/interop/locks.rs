@@ -6,10 +6,10 @@ use serde_json::Value;
 
 use crate::each_kind;
 use crate::kinds::Line;
-use crate::stand::{LEASE, REFUSED_AFTER, WATCHDOG, keys, nothing_left, until};
+use crate::peers::{LEASE, REFUSED_AFTER, WATCHDOG, keys, nothing_left, until};
 
 /// Returns whether the lock was acquired: the answer is a token for a fenced lock, `true` for others.
-pub(crate) fn had(answer: &Value) -> bool {
+pub(crate) fn acquired(answer: &Value) -> bool {
     *answer != Value::Bool(false)
 }
 
@@ -18,16 +18,16 @@ each_kind! {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         let name = unique("woken");
         let on = kind.on(&name);
-        assert!(had(&a.ask(&format!("lock {on} -1 {LEASE}"))));
-        assert!(!had(&b.ask(&format!("lock {on} 0 -1"))), "held by a");
+        assert!(acquired(&a.ask(&format!("lock {on} -1 {LEASE}"))));
+        assert!(!acquired(&b.ask(&format!("lock {on} 0 -1"))), "held by a");
         let line = Line::of(pair.server, kind, &name, b);
         let waits = b.tell(&format!("lock {on} -1 {LEASE}"));
         line.until_waited();
         assert!(waits.is_under_way());
         assert!(a.does(&format!("unlock {on}")));
         // Long before the lease ends, so it was woken.
-        assert!(had(&waits.value()));
-        assert!(!had(&a.ask(&format!("lock {on} 0 -1"))), "held by b");
+        assert!(acquired(&waits.value()));
+        assert!(!acquired(&a.ask(&format!("lock {on} 0 -1"))), "held by b");
         assert!(b.does(&format!("unlock {on}")));
         assert!(!a.does(&format!("is-locked {on}")));
     }
@@ -43,7 +43,7 @@ each_kind! {
         }
         let times = if kind.is_reentrant() { 2 } else { 1 };
         for _ in 0..times {
-            assert!(had(&a.ask(&format!("lock {on} -1 {LEASE}"))));
+            assert!(acquired(&a.ask(&format!("lock {on} -1 {LEASE}"))));
         }
         for worker in [a, b] {
             assert!(worker.does(&format!("is-locked {on}")));
@@ -68,13 +68,13 @@ each_kind! {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         let name = unique("forced");
         let on = kind.on(&name);
-        assert!(had(&a.ask(&format!("lock {on} -1 {LEASE}"))));
+        assert!(acquired(&a.ask(&format!("lock {on} -1 {LEASE}"))));
         let next = pair.a.new_worker();
         let line = Line::of(pair.server, kind, &name, next);
         let waits = next.tell(&format!("lock {on} -1 {LEASE}"));
         line.until_waited();
         assert!(b.does(&format!("force-unlock {on}")));
-        assert!(had(&waits.value()), "a waiter is woken");
+        assert!(acquired(&waits.value()), "a waiter is woken");
         a.fails(&format!("unlock {on}"));
         assert!(next.does(&format!("is-held {on}")), "and keeps it");
         assert!(b.does(&format!("force-unlock {on}")));
@@ -90,8 +90,8 @@ each_kind! {
         }
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         let on = kind.on(&unique("ends"));
-        assert!(had(&a.ask(&format!("lock {on} -1 300"))));
-        assert!(had(&b.ask(&format!("lock {on} -1 {LEASE}"))));
+        assert!(acquired(&a.ask(&format!("lock {on} -1 300"))));
+        assert!(acquired(&b.ask(&format!("lock {on} -1 {LEASE}"))));
         assert!(!a.does(&format!("is-held {on}")));
         a.fails(&format!("unlock {on}"));
         assert!(b.does(&format!("unlock {on}")));
@@ -101,17 +101,17 @@ each_kind! {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         let name = unique("inner");
         let on = kind.on(&name);
-        assert!(had(&a.ask(&format!("lock {on} -1 {LEASE}"))));
+        assert!(acquired(&a.ask(&format!("lock {on} -1 {LEASE}"))));
         if !kind.is_reentrant() {
             a.fails(&format!("lock {on} -1 {LEASE}"));
             a.fails(&format!("lock {on} 0 -1"));
             assert!(a.does(&format!("unlock {on}")));
-            assert!(had(&b.ask(&format!("lock {on} 0 -1"))));
+            assert!(acquired(&b.ask(&format!("lock {on} 0 -1"))));
             b.fails(&format!("lock {on} 0 -1"));
             assert!(b.does(&format!("unlock {on}")));
             return;
         }
-        assert!(had(&a.ask(&format!("lock {on} 0 -1"))));
+        assert!(acquired(&a.ask(&format!("lock {on} 0 -1"))));
         let line = Line::of(pair.server, kind, &name, b);
         let waits = b.tell(&format!("lock {on} -1 {LEASE}"));
         line.until_waited();
@@ -119,7 +119,7 @@ each_kind! {
         assert!(a.does(&format!("is-held {on}")));
         assert!(waits.is_under_way());
         assert!(a.does(&format!("unlock {on}")));
-        assert!(had(&waits.value()));
+        assert!(acquired(&waits.value()));
         assert!(b.does(&format!("unlock {on}")));
     }
 
@@ -141,12 +141,12 @@ each_kind! {
     fn watchdog_keeps_the_lock_beyond_the_lease(pair: &Pair, kind: Kind) {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         let on = kind.on(&unique("renewed"));
-        assert!(had(&a.ask(&format!("lock {on} -1 -1"))));
+        assert!(acquired(&a.ask(&format!("lock {on} -1 -1"))));
         let beyond = WATCHDOG + WATCHDOG / 3;
-        assert!(!had(&b.ask(&format!("lock {on} {beyond} -1"))));
+        assert!(!acquired(&b.ask(&format!("lock {on} {beyond} -1"))));
         assert!(a.does(&format!("is-held {on}")));
         assert!(a.does(&format!("unlock {on}")));
-        assert!(had(&b.ask(&format!("lock {on} 0 -1"))));
+        assert!(acquired(&b.ask(&format!("lock {on} 0 -1"))));
         assert!(b.does(&format!("unlock {on}")));
     }
 
@@ -154,9 +154,9 @@ each_kind! {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         let name = unique("gives-up");
         let on = kind.on(&name);
-        assert!(had(&a.ask(&format!("lock {on} -1 {LEASE}"))));
+        assert!(acquired(&a.ask(&format!("lock {on} -1 {LEASE}"))));
         let held = keys(pair.server, &name);
-        assert!(!had(&b.ask(&format!("lock {on} {REFUSED_AFTER} -1"))));
+        assert!(!acquired(&b.ask(&format!("lock {on} {REFUSED_AFTER} -1"))));
         until("only what a holds is there", || keys(pair.server, &name) == held);
         assert!(a.does(&format!("unlock {on}")));
         if kind.0 != "fenced" {

@@ -155,7 +155,7 @@ fn is_of(name: &str, key: &str) -> bool {
 #[macro_export]
 macro_rules! both_ways {
     (@newest $(fn $test:ident($pair:ident: &Pair) $body:block)*) => {
-        $(fn $test($pair: &$crate::stand::Pair) $body)*
+        $(fn $test($pair: &$crate::peers::Pair) $body)*
 
         $crate::both_ways!(@with redisson_first [Redisson, Redlatch] $($test)*);
         $crate::both_ways!(@with redlatch_first [Redlatch, Redisson] $($test)*);
@@ -165,7 +165,7 @@ macro_rules! both_ways {
             $(#[test]
             fn $test() {
                 use redlatch_interop::Library::*;
-                super::$test(&$crate::stand::Pair::of([$a, $b]));
+                super::$test(&$crate::peers::Pair::of([$a, $b]));
             })*
         }
     };

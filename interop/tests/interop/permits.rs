@@ -5,7 +5,7 @@ use redlatch_testkit::{Server, unique};
 use serde_json::{Value, json};
 
 use crate::both_ways;
-use crate::stand::{LEASE, REFUSED_AFTER, WATCHDOG, until, until_subscribed};
+use crate::peers::{LEASE, REFUSED_AFTER, WATCHDOG, until, until_subscribed};
 
 fn channel(name: &str) -> String {
     format!("redisson_sc:{{{name}}}")
@@ -80,8 +80,8 @@ both_ways! {
         until_subscribed(pair.server, &channel(&name), 2);
         assert!(b.does(&format!("release {name} 2")));
         assert!(a.does(&format!("release {name} 2")));
-        for had in waiting {
-            assert_eq!(had.value(), true);
+        for answer in waiting {
+            assert_eq!(answer.value(), true);
         }
         assert_eq!(at(pair.server, &name), Some(0));
     }
@@ -137,8 +137,8 @@ both_ways! {
         until_subscribed(pair.server, &channel(&name), 1);
         // Released together, so that one message announces them, with their number.
         assert!(a.does(&format!("release {name} 3")));
-        for had in waiting {
-            assert_eq!(had.value(), true);
+        for answer in waiting {
+            assert_eq!(answer.value(), true);
         }
         assert_eq!(b.number(&format!("available {name}")), 0);
     }

@@ -25,7 +25,7 @@ use redlatch_interop::{Library, Peer, Pending, Worker};
 use redlatch_testkit::{Monitor, Server, unique};
 use serde_json::Value;
 
-use crate::stand::until;
+use crate::peers::until;
 
 /// Lease of both sides, in ms; all times are rounded to half a minute.
 const LEASE: u64 = 600_000;
@@ -234,7 +234,7 @@ impl Stage {
     /// Returns a worker's answer; records permits.
     fn answers(&mut self, worker: u64) -> String {
         let pending = self.waiting.remove(&worker).expect("a waiting request");
-        let answer = match pending.answer().said {
+        let answer = match pending.answer().result {
             Err(error) => {
                 // Shown if the play fails.
                 eprintln!("{worker} has the error {error}");
@@ -454,5 +454,5 @@ fn servers() -> &'static [Server; 3] {
 
 fn peer(library: Library) -> &'static Peer {
     static PEERS: [OnceLock<Peer>; Library::COUNT] = [const { OnceLock::new() }; Library::COUNT];
-    PEERS[library as usize].get_or_init(|| crate::stand::start_on(library, SETTINGS, servers()))
+    PEERS[library as usize].get_or_init(|| crate::peers::start_on(library, SETTINGS, servers()))
 }

@@ -4,7 +4,7 @@ use redlatch_interop::{Library, Worker};
 use redlatch_testkit::{Server, unique};
 
 use crate::both_ways;
-use crate::stand::{LEASE, WATCHDOG, nothing_left, until_subscribed};
+use crate::peers::{LEASE, WATCHDOG, nothing_left, until_subscribed};
 
 fn channel(name: &str) -> String {
     format!("redisson_rwlock:{{{name}}}")

@@ -3,8 +3,8 @@
 use redlatch_testkit::unique;
 
 use crate::both_ways;
-use crate::locks::had;
-use crate::stand::{LEASE, until_subscribed};
+use crate::locks::acquired;
+use crate::peers::{LEASE, until_subscribed};
 
 both_ways! {
     // Redisson 3.16.8 does not put a prefix before the names of read-write locks.
@@ -14,11 +14,11 @@ both_ways! {
         let name = unique("prefixed");
         let (holds, waits) = (a.worker(1), b.worker(1));
         for kind in ["lock", "fair", "read", "write", "fenced", "spin"] {
-            assert!(had(&holds.ask(&format!("lock {kind} {name}-{kind} -1 {LEASE}"))));
+            assert!(acquired(&holds.ask(&format!("lock {kind} {name}-{kind} -1 {LEASE}"))));
             let key: String = pair.server.ask(&["TYPE", &format!("app:{name}-{kind}")]);
             assert_eq!(key, "hash", "{kind}");
             let other = if kind == "read" { "write" } else { kind };
-            assert!(!had(&waits.ask(&format!("lock {other} {name}-{kind} 0 -1"))), "{kind}");
+            assert!(!acquired(&waits.ask(&format!("lock {other} {name}-{kind} 0 -1"))), "{kind}");
         }
         // The channel is that of the whole name.
         let waiting = waits.tell(&format!("lock lock {name}-lock -1 {LEASE}"));

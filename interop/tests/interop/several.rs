@@ -3,7 +3,7 @@
 use redlatch_testkit::unique;
 
 use crate::both_ways;
-use crate::stand::{LEASE, RED_REFUSED_AFTER, WATCHDOG, nothing_left, until, until_subscribed};
+use crate::peers::{LEASE, RED_REFUSED_AFTER, WATCHDOG, nothing_left, until, until_subscribed};
 
 both_ways! {
     fn multi_lock_holds_all_members_for_the_other_side(pair: &Pair) {

@@ -10,8 +10,8 @@ use std::time::Duration;
 use redlatch_interop::{Library, Peer, Pending, Worker};
 use redlatch_testkit::{Server, shared_cluster, shared_sentinels, slot_of, unique};
 
-use crate::locks::had;
-use crate::stand::{JAVA, LEASE, until};
+use crate::locks::acquired;
+use crate::peers::{JAVA, LEASE, until};
 
 /// A deployment that two peers share.
 struct Deployment {
@@ -210,9 +210,9 @@ fn wakes(on: &Deployment, a: &Peer, b: &Peer) {
     for (holds, wants) in KINDS {
         for (tag, name) in names("woken") {
             let (a, b) = (a.new_worker(), b.new_worker());
-            assert!(had(&a.ask(&format!("lock {holds} {name} -1 {LEASE}"))));
+            assert!(acquired(&a.ask(&format!("lock {holds} {name} -1 {LEASE}"))));
             assert!(
-                !had(&b.ask(&format!("lock {wants} {name} 0 -1"))),
+                !acquired(&b.ask(&format!("lock {wants} {name} 0 -1"))),
                 "held by a"
             );
             assert!(b.does(&format!("is-locked {holds} {name}")));
@@ -228,8 +228,8 @@ fn wakes(on: &Deployment, a: &Peer, b: &Peer) {
         on.until_subscribed(&waiter_channel, 1);
         assert!(waits.is_under_way());
         assert!(a.does(&format!("unlock {holds} {name}")));
-        assert!(had(&waits.value()));
-        let still = had(&a.ask(&format!("lock {holds} {name} 0 -1")));
+        assert!(acquired(&waits.value()));
+        let still = acquired(&a.ask(&format!("lock {holds} {name} 0 -1")));
         assert!(!still, "{wants} {name} is held by b");
         assert!(b.does(&format!("unlock {wants} {name}")));
         on.nothing_left(&tag);
@@ -267,10 +267,10 @@ on_each! {
             pair.on.until_subscribed(&beside("redisson_sc", &name), 1);
             assert!(waits.is_under_way());
             assert!(a.does(&format!("x-release {name} {held}")));
-            let had = waits.value();
-            let had = had[0].as_str().expect("a permit");
+            let acquired = waits.value();
+            let acquired = acquired[0].as_str().expect("a permit");
             assert_eq!(a.number(&format!("x-available {name}")), 0);
-            assert!(b.does(&format!("x-release {name} {had}")));
+            assert!(b.does(&format!("x-release {name} {acquired}")));
         }
     }
 
@@ -422,7 +422,7 @@ fn tagged_latch(on: &Deployment, rust: &Peer, java: &Worker<'_>) -> Duration {
     assert!(rust.new_worker().does(&format!("count-down {name}")));
     assert_eq!(waits.value(), true);
     let answer = unheard.answer();
-    assert_eq!(answer.said, Ok(true.into()));
+    assert_eq!(answer.result, Ok(true.into()));
     Duration::from_nanos(answer.at.abs_diff(answer.from))
 }
 

@@ -20,7 +20,7 @@ pub(crate) async fn count(
 ) -> Result<Value> {
     let mut redis = servers.bare().await?;
     for _ in 0..rounds {
-        let had = taken(&**lock, owner).await?;
+        let guard = taken(&**lock, owner).await?;
         let number: Option<u64> = redis.get(key).await?;
         if kind == "read" {
             let again: Option<u64> = redis.get(key).await?;
@@ -30,7 +30,7 @@ pub(crate) async fn count(
         } else {
             let () = redis.set(key, number.unwrap_or(0) + 1).await?;
         }
-        had.unlock().await?;
+        guard.unlock().await?;
     }
     Ok(rounds.into())
 }

@@ -24,11 +24,11 @@ pub(crate) async fn plain(client: &Client, command: &str, args: &[&str]) -> Resu
                 "0" => semaphore.try_acquire_many(n).await?,
                 wait => semaphore.try_acquire_many(n).wait(millis(wait)?).await?,
             };
-            let had = permits.is_some();
+            let acquired = permits.is_some();
             if let Some(permits) = permits {
                 permits.forget();
             }
-            had.into()
+            acquired.into()
         }
         ("release", [n]) => {
             semaphore.release(n.parse()?).await?;
@@ -75,7 +75,7 @@ impl Permits {
             ("x-acquire", [n, wait, lease]) => {
                 let n = n.parse()?;
                 let renewed = *lease == "-1";
-                let had = match *wait {
+                let acquired = match *wait {
                     "-1" if renewed => Some(semaphore.acquire_many(n).await?),
                     "-1" => Some(semaphore.acquire_many(n).lease(millis(lease)?).await?),
                     wait => {
@@ -86,7 +86,7 @@ impl Permits {
                         }
                     }
                 };
-                let ids = match had {
+                let ids = match acquired {
                     None => Vec::new(),
                     Some(guard) if renewed => {
                         let ids = guard.ids();

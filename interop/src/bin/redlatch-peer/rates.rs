@@ -31,8 +31,8 @@ pub(crate) async fn pairs(
         set.spawn(async move {
             let mut pairs = 0u64;
             while Instant::now() < end {
-                let had = taken(&*lock, owner).await?;
-                had.unlock().await?;
+                let guard = taken(&*lock, owner).await?;
+                guard.unlock().await?;
                 pairs += 1;
             }
             Ok::<u64, crate::Error>(pairs)
