@@ -1,15 +1,18 @@
 //! Joins several futures concurrently in one task.
 
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::task::Poll;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::Boxed;
 use crate::lease::MAX_LEASE;
 use crate::runtime::sleep_until;
+
+/// A future with a hidden type. Rare paths are boxed like this, so that common futures stay small and types
+/// are not nested too deeply for the compiler.
+pub(crate) type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Runs all futures concurrently. Returns their outputs in order.
 pub(crate) async fn join_all<'a, F>(work: impl Iterator<Item = F>) -> Vec<F::Output>

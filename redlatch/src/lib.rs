@@ -55,10 +55,6 @@ pub use primitives::spin_lock::{Spin, SpinLock};
 pub use store::ReplicaSync;
 pub use store::embedded::Embedded;
 
-/// A future with a hidden type. Rare paths are boxed like this, so that common futures stay small and types
-/// are not nested too deeply for the compiler.
-pub(crate) type Boxed<'a, T> = std::pin::Pin<Box<dyn std::future::Future<Output = T> + Send + 'a>>;
-
 /// Runs the examples of the README as doc tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]

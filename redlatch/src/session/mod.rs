@@ -29,11 +29,12 @@ use crate::wait::WaitQueues;
 use crate::watchdog::Watchdog;
 
 mod acquire;
+mod hold_ref;
 mod registry;
 mod settle;
 
 pub(crate) use acquire::AllOrNone;
-pub(crate) use registry::HoldRef;
+pub(crate) use hold_ref::HoldRef;
 use registry::HoldRegistry;
 
 /// The state of one client that all its primitives share.

@@ -15,9 +15,9 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::{Attempt, WaitQueues};
-use crate::Boxed;
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
+use crate::join::Boxed;
 use crate::lease::WaitLimit;
 use crate::store::{LastContact, Progress, Store};
 

@@ -21,8 +21,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use crate::Boxed;
 use crate::error::{Error, Result};
+use crate::join::Boxed;
 use crate::step::Outcome;
 use crate::store::{LastContact, Progress};
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::{Lock, LockKind};
-use crate::Boxed;
 use crate::hold::Hold;
+use crate::join::Boxed;
 use crate::log::join_names;
 
 /// Reads which owners hold the lock, and logs them with the waiting owner and the time waited since `since`.

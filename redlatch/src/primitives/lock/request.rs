@@ -8,9 +8,9 @@ use tracing::Instrument as _;
 
 use super::report::report;
 use super::{AcquireParams, Guard, Lock, LockKind, OwnedKind, Reentrant};
-use crate::Boxed;
 use crate::error::{Error, Result};
 use crate::hold::HoldPeriod;
+use crate::join::Boxed;
 use crate::lease::{Lease, WaitLimit};
 use crate::owner::Owner;
 use crate::session::{HoldRef, Terms};

@@ -6,9 +6,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::acquire_all::ErasedGrant;
-use crate::Boxed;
 use crate::error::{Error, Result};
 use crate::hold::Hold;
+use crate::join::Boxed;
 use crate::lease::Lease;
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::owner::Owner;

@@ -3,8 +3,8 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
-use crate::Boxed;
 use crate::error::Result;
+use crate::join::Boxed;
 use crate::lease::{Lease, WaitLimit};
 use crate::owner::Owner;
 

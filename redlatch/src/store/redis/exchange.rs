@@ -12,8 +12,8 @@ use super::exchange_error::{ExchangeError, Retry};
 use super::node::Node;
 use super::replicas::Replicas;
 use super::topology::Topology;
-use crate::Boxed;
 use crate::error::{Error, Result};
+use crate::join::Boxed;
 use crate::step::{Args, ScriptReply, Step, script_error, unexpected_reply};
 use crate::store::{Answer, AttemptPermit, Confirmation, Delivery, Progress, Route, ServerId};
 

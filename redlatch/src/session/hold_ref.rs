@@ -1,0 +1,205 @@
+//! Counted references to the holds of a client, each found in the registry while anything refers to it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use super::Session;
+use super::registry::{HoldRegistry, RegisteredHold};
+use crate::error::{Error, Result};
+use crate::hold::{Hold, HoldKind, HoldPeriod};
+use crate::name::ObjectKeys;
+use crate::owner::Owner;
+
+impl Session {
+    /// Returns a reference to the hold of `owner` on `object`, which is created if there is none.
+    pub(crate) fn hold_ref<K: HoldKind + 'static>(
+        self: &Arc<Self>,
+        object: &Arc<ObjectKeys>,
+        owner: Owner,
+        field: impl Fn() -> String,
+        kind: &Arc<K>,
+    ) -> Result<HoldRef> {
+        let mut holds = self.holds();
+        let new_hold = |step_lock| {
+            let (field, kind) = (field(), kind.clone());
+            Arc::new(Hold::new(object.clone(), owner, field, kind, step_lock))
+        };
+        let entry = holds
+            .entry((owner, object.clone()))
+            .or_insert_with(|| RegisteredHold {
+                hold: new_hold(Arc::default()),
+                refs: 0,
+            });
+        if entry.hold.object.layout() != object.layout() {
+            return Err(Error::WrongKind {
+                name: object.name().to_owned(),
+                reason: "the same owner uses it as another kind of lock",
+            });
+        }
+        if entry.hold.loss().is_some() {
+            // A lost hold stays lost, for its guards. A new request gets a new hold, which takes turns with
+            // steps of the old one that may still be in flight.
+            let successor = new_hold(entry.hold.step_lock.clone());
+            successor.supersede(&entry.hold);
+            entry.hold = successor;
+        }
+        entry.refs += 1;
+        Ok(HoldRef::new(self.clone(), entry.hold.clone()))
+    }
+
+    /// Returns the latest generation of a hold.
+    pub(super) fn latest_generation(&self, hold: &Hold) -> Option<Arc<Hold>> {
+        let holds = self.holds();
+        let entry = holds.get(&(hold.owner, hold.object.clone()));
+        entry.map(|entry| entry.hold.clone())
+    }
+
+    /// Returns the hold period of `owner` on `object`, if it holds the object as far as this client knows.
+    pub(super) fn hold_period(&self, owner: Owner, object: &Arc<ObjectKeys>) -> Option<HoldPeriod> {
+        let holds = self.holds();
+        let entry = holds.get(&(owner, object.clone()));
+        entry.and_then(|entry| entry.hold.hold_period())
+    }
+
+    /// Waits until `owner` holds `object`, as far as this client knows, in a hold period that started after
+    /// `since`.
+    pub(super) async fn wait_until_held(
+        &self,
+        owner: Owner,
+        object: &Arc<ObjectKeys>,
+        since: Option<HoldPeriod>,
+    ) {
+        loop {
+            let mut acquired = std::pin::pin!(self.acquired.notified());
+            acquired.as_mut().enable();
+            if self.hold_period(owner, object) > since {
+                return;
+            }
+            acquired.await;
+        }
+    }
+
+    /// Settles what `owner` has released of `object` but not settled yet.
+    pub(super) async fn settle_released(self: &Arc<Self>, owner: Owner, object: &Arc<ObjectKeys>) {
+        let hold_ref = {
+            let mut holds = self.holds();
+            let Some(entry) = holds.get_mut(&(owner, object.clone())) else {
+                return;
+            };
+            if !entry.hold.snapshot().has_unacknowledged_changes {
+                return;
+            }
+            entry.refs += 1;
+            HoldRef::new(self.clone(), entry.hold.clone())
+        };
+        // If this fails, it is retried in the background, and the request that follows will fail too.
+        let _ = hold_ref.settle().await;
+    }
+
+    pub(super) fn holds(&self) -> MutexGuard<'_, HoldRegistry> {
+        self.holds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A counted reference to a hold, acquired or not.
+pub(crate) struct HoldRef {
+    pub(crate) session: Arc<Session>,
+    pub(crate) hold: Arc<Hold>,
+    /// Number of the change with which this reference's guard was removed; 0 before.
+    pub(super) removed_at: AtomicU64,
+}
+
+impl Clone for HoldRef {
+    fn clone(&self) -> HoldRef {
+        if let Some(entry) = self.session.holds().get_mut(&self.key()) {
+            entry.refs += 1;
+        }
+        HoldRef {
+            session: self.session.clone(),
+            hold: self.hold.clone(),
+            removed_at: AtomicU64::new(self.removed_at.load(Ordering::Relaxed)),
+        }
+    }
+}
+
+impl std::fmt::Debug for HoldRef {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HoldRef")
+            .field("name", &self.hold.object.name())
+            .field("owner", &self.hold.field)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for HoldRef {
+    fn drop(&mut self) {
+        let key = self.key();
+        let unsettled = {
+            let mut holds = self.session.holds();
+            let Some(entry) = holds.get_mut(&key) else {
+                return;
+            };
+            if entry.refs == 1 && !entry.hold.needs_settling() {
+                holds.remove(&key);
+                return;
+            }
+            if entry.refs > 1 {
+                entry.refs -= 1;
+                return;
+            }
+            // This reference stays counted: it passes to one that settles in the background.
+            entry.hold.clone()
+        };
+        let lease = unsettled.longest_lease();
+        HoldRef::new(self.session.clone(), unsettled).settle_detached(lease, None);
+    }
+}
+
+impl HoldRef {
+    /// Creates a reference that is already counted.
+    pub(super) fn new(session: Arc<Session>, hold: Arc<Hold>) -> HoldRef {
+        HoldRef {
+            session,
+            hold,
+            removed_at: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn key(&self) -> (Owner, Arc<ObjectKeys>) {
+        (self.hold.owner, self.hold.object.clone())
+    }
+
+    /// Returns the owner's latest hold period of this object or of its [sibling](HoldKind::sibling).
+    ///
+    /// Invariant of all waiting: an owner with a hold period never waits in a wait queue, because the waiters
+    /// there may wait for that very hold period to end. It sends its request out of turn, once per hold
+    /// period. If the store refuses nevertheless (the hold period has ended meanwhile, or its loss was not
+    /// noticed yet), the owner waits in the wait queue until a later hold period starts.
+    pub(crate) fn hold_period(&self) -> Option<HoldPeriod> {
+        let sibling = self.hold.kind.sibling();
+        let sibling =
+            sibling.and_then(|sibling| self.session.hold_period(self.hold.owner, sibling));
+        self.hold.hold_period().max(sibling)
+    }
+
+    /// Waits until the owner has a [hold period](HoldRef::hold_period) that started after `since`.
+    pub(crate) async fn held_after(&self, since: Option<HoldPeriod>) {
+        let own = self.hold.held_after(since);
+        match self.hold.kind.sibling() {
+            None => own.await,
+            Some(sibling) => tokio::select! {
+                biased;
+                () = own => {}
+                () = self.session.wait_until_held(self.hold.owner, sibling, since) => {}
+            },
+        }
+    }
+
+    /// Settles what the owner has released of the sibling object, which could block this one.
+    pub(crate) async fn settle_sibling(&self) {
+        if let Some(sibling) = self.hold.kind.sibling() {
+            // Boxed: few kinds have a sibling object.
+            Box::pin(self.session.settle_released(self.hold.owner, sibling)).await;
+        }
+    }
+}
