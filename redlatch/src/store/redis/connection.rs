@@ -410,7 +410,7 @@ impl ReconnectingConnection {
     ) -> Result<(), ExchangeError> {
         // Recorded before sending, so that the subscription can be ended if this is dropped half-way.
         if !self.shared.record_subscription_on(live.generation, channel) {
-            return Err(Invalidated.into());
+            return Err(connection_ended());
         }
         let subscribing = live.set_subscribed(self.shared.subscription_mode, true, channel);
         let Err(error) = subscribing.await? else {
@@ -436,8 +436,8 @@ impl ReconnectingConnection {
             .set_subscribed(self.shared.subscription_mode, false, channel)
             .await
         {
-            Ok(Ok(())) | Err(Invalidated) => Ok(()),
             Ok(Err(error)) => Err(self.classify_failure(&live, &error)),
+            Ok(Ok(())) | Err(_) => Ok(()),
         }
     }
 
@@ -466,13 +466,9 @@ impl ReconnectingConnection {
                     true => Box::pin(send_with_asking(connection, cmd)).await,
                 }
             });
-            unless_invalidated(&live.invalidated, sending).await
+            unless_invalidated(&live.invalidated, sending).await?
         };
-        match answered {
-            Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(error)) => Err(self.classify_failure(live, &error)),
-            Err(Invalidated) => Err(Invalidated.into()),
-        }
+        answered.map_err(|error| self.classify_failure(live, &error))
     }
 
     /// Classifies the failure of something that was sent on this connection.
@@ -507,13 +503,9 @@ impl ReconnectingConnection {
     }
 }
 
-/// The connection was invalidated or broke before the answer arrived.
-struct Invalidated;
-
-impl From<Invalidated> for ExchangeError {
-    fn from(_: Invalidated) -> ExchangeError {
-        ExchangeError::Unanswered("the connection ended before the answer arrived".into())
-    }
+/// The connection was invalidated, or broke, before the answer arrived.
+fn connection_ended() -> ExchangeError {
+    ExchangeError::Unanswered("the connection ended before the answer arrived".into())
 }
 
 /// Sends one command with ASKING before it. In one write: ASKING applies only to the next command.
@@ -527,7 +519,7 @@ async fn send_with_asking(connection: &mut MultiplexedConnection, cmd: &Cmd) -> 
 async fn unless_invalidated<T>(
     invalidated: &Option<Receiver<()>>,
     work: Pin<&mut impl Future<Output = T>>,
-) -> Result<T, Invalidated> {
+) -> Result<T, ExchangeError> {
     let Some(invalidated) = invalidated else {
         return Ok(work.await);
     };
@@ -535,7 +527,7 @@ async fn unless_invalidated<T>(
         biased;
         done = work => Ok(done),
         // Nothing is ever sent; this returns when the sender is dropped.
-        _ = invalidated.recv() => Err(Invalidated),
+        _ = invalidated.recv() => Err(connection_ended()),
     }
 }
 
@@ -556,7 +548,7 @@ impl LiveConnection {
         subscription_mode: SubscriptionMode,
         subscribed: bool,
         channel: &str,
-    ) -> Result<Result<(), RedisError>, Invalidated> {
+    ) -> Result<Result<(), RedisError>, ExchangeError> {
         let work =
             pin!(subscription_mode.set_subscribed(&mut self.raw.connection, subscribed, channel));
         unless_invalidated(&self.invalidated, work).await
@@ -641,7 +633,7 @@ impl Shared {
         let live = self.lock_live();
         let is_current = live
             .as_ref()
-            .is_some_and(|live| live.live.generation == generation);
+            .is_some_and(|established| established.live.generation == generation);
         if is_current {
             self.record_subscription(channel);
         }

@@ -15,7 +15,7 @@ use super::topology::Topology;
 use crate::error::{Error, Result};
 use crate::join::Boxed;
 use crate::step::{Args, ScriptReply, Step, script_error, unexpected_reply};
-use crate::store::{Answer, AttemptPermit, Confirmation, Delivery, Progress, Route, ServerId};
+use crate::store::{Answer, AttemptPermit, Confirmation, Delivery, Progress, Route};
 
 /// Limit of consecutive redirections in a cluster.
 const MAX_REDIRECTIONS: usize = 8;
@@ -33,23 +33,21 @@ pub(super) struct CommandRequest<'a> {
     /// The channel to subscribe to first.
     channel: Option<&'a str>,
     /// Records that the command was sent.
-    progress: Option<&'a Progress>,
+    progress: &'a Progress,
     delivery: Delivery,
     /// Whether the script may access more keys than are declared.
     has_undeclared_keys: bool,
 }
 
-/// Reply of a server.
-pub(super) struct ServerReply {
-    pub(super) value: Value,
-    /// When the command with this reply was sent.
-    sent_at: Instant,
-    confirmation: Confirmation,
-    server: ServerId,
-}
+/// The answer to a command, before it is decoded.
+pub(super) type RawAnswer = Answer<Value>;
 
 impl<'a> CommandRequest<'a> {
-    pub(super) fn new(topology: &'a Topology, cmd: Cmd) -> CommandRequest<'a> {
+    pub(super) fn new(
+        topology: &'a Topology,
+        cmd: Cmd,
+        progress: &'a Progress,
+    ) -> CommandRequest<'a> {
         CommandRequest {
             topology,
             cmd,
@@ -57,7 +55,7 @@ impl<'a> CommandRequest<'a> {
             key: "",
             node: None,
             channel: None,
-            progress: None,
+            progress,
             delivery: Delivery::IMMEDIATE,
             has_undeclared_keys: false,
         }
@@ -81,22 +79,16 @@ impl<'a> CommandRequest<'a> {
             eval_fallback: Some(eval_fallback),
             key,
             channel,
-            progress: Some(progress),
             delivery,
             has_undeclared_keys: step.script().has_undeclared_keys(),
-            ..CommandRequest::new(topology, script_command(step, "EVALSHA", sha))
+            ..CommandRequest::new(topology, script_command(step, "EVALSHA", sha), progress)
         })
     }
 
-    /// Repeats the exchange until there is an answer or the response timeout has passed. Also returns whether
-    /// the answer may be that to a repetition.
-    pub(super) async fn send_with_retries(
-        &self,
-        response_timeout: Duration,
-    ) -> Result<(ServerReply, bool)> {
+    /// Repeats the exchange until there is an answer or the response timeout has passed.
+    pub(super) async fn send_with_retries(&self, response_timeout: Duration) -> Result<RawAnswer> {
         check_runtime()?;
-        let own = Progress::default();
-        let progress = self.progress.unwrap_or(&own);
+        let progress = self.progress;
         let mut retry = Retry::with_timeout(response_timeout);
         let started = retry.started;
         let answered = {
@@ -116,7 +108,10 @@ impl<'a> CommandRequest<'a> {
             Some(reply) => {
                 // An error that a retry does not change is an answer, too.
                 progress.record_answer();
-                reply.map(|reply| (reply, retry.repeated))
+                reply.map(|answer| Answer {
+                    repeated: retry.repeated,
+                    ..answer
+                })
             }
             None => {
                 self.topology.request_refresh();
@@ -125,7 +120,7 @@ impl<'a> CommandRequest<'a> {
         }
     }
 
-    pub(super) async fn send_once(&self, limit: Duration) -> Result<ServerReply> {
+    pub(super) async fn send_once(&self, limit: Duration) -> Result<RawAnswer> {
         check_runtime()?;
         match timeout(limit, pin!(self.send())).await {
             Ok(answer) => answer.map_err(ExchangeError::into_error),
@@ -145,7 +140,7 @@ impl<'a> CommandRequest<'a> {
     }
 
     /// Makes one exchange, following redirections of the cluster.
-    pub(super) async fn send(&self) -> Result<ServerReply, ExchangeError> {
+    pub(super) async fn send(&self) -> Result<RawAnswer, ExchangeError> {
         let mut resolved;
         let mut node = match self.node.or(self.topology.only_node()) {
             Some(node) => node,
@@ -157,14 +152,14 @@ impl<'a> CommandRequest<'a> {
         let mut importing = false;
         // If an earlier try was not answered, the store may have applied it. A redirection of this try does
         // not change that.
-        let was_sent_before = self.progress.is_some_and(Progress::was_sent);
+        let was_sent_before = self.progress.was_sent();
         for _ in 0..MAX_REDIRECTIONS {
             let answered = self.send_to(node, importing).await;
             if self.delivery.queued {
                 if answered.is_ok() {
                     node.limits.attempt_limiter.record_answer();
                 }
-                drop(self.progress.and_then(Progress::take_permit));
+                drop(self.progress.take_permit());
             }
             let failure = match answered {
                 Ok(answer) => return Ok(answer),
@@ -195,11 +190,9 @@ impl<'a> CommandRequest<'a> {
                 }
                 return Err(failure);
             };
-            if let Some(progress) = self.progress
-                && !was_sent_before
-            {
+            if !was_sent_before {
                 // The node that redirected did not run the command.
-                progress.mark_unsent();
+                self.progress.mark_unsent();
             }
             resolved = other;
             (node, importing) = (&resolved, matches!(failure, ExchangeError::Ask(_)));
@@ -210,7 +203,7 @@ impl<'a> CommandRequest<'a> {
     }
 
     /// Makes one exchange with this node. An attempt keeps its permit until the caller takes it back.
-    async fn send_to(&self, node: &Node, importing: bool) -> Result<ServerReply, ExchangeError> {
+    async fn send_to(&self, node: &Node, importing: bool) -> Result<RawAnswer, ExchangeError> {
         let connection = match self.delivery.route {
             Route::Commands => &node.commands,
             Route::Acquisitions | Route::AcquisitionsOf(_) => &node.attempts,
@@ -226,10 +219,9 @@ impl<'a> CommandRequest<'a> {
         // If an attempt is dropped without an answer, its permit passes to the task that settles it. An
         // inspection needs no settling, so its permit is released when this returns.
         if self.delivery.replicate
-            && let Some(progress) = self.progress
             && let Some(permit) = permit.take()
         {
-            progress.keep_permit(permit);
+            self.progress.keep_permit(permit);
         }
         let same_connection = Arc::ptr_eq(connection, &node.pubsub);
         // While a slot moves, its subscriptions stay at the source node, which ends them when the move is
@@ -253,9 +245,7 @@ impl<'a> CommandRequest<'a> {
         if let Some(replicas) = replicas {
             Box::pin(replicas.ensure_counted(connection, &live)).await?;
         }
-        if let Some(progress) = self.progress {
-            progress.mark_sent();
-        }
+        self.progress.mark_sent();
         let mut sent_at = Instant::now();
         let channel = channel.filter(|_| same_connection);
         let context = SendContext {
@@ -288,12 +278,13 @@ impl<'a> CommandRequest<'a> {
                     }
                 })
             }
-            value => {
+            reply => {
                 let server = live.server();
                 connection.recycle(live);
-                Ok(ServerReply {
-                    value,
+                Ok(Answer {
+                    reply,
                     sent_at,
+                    repeated: false,
                     confirmation,
                     server,
                 })
@@ -318,13 +309,13 @@ impl<'a> CommandRequest<'a> {
     ) -> Boxed<'b, Result<Option<AttemptPermit>, ExchangeError>> {
         Box::pin(async move {
             loop {
-                let permit = match (node.limits.attempt_limiter.try_acquire(), self.progress) {
-                    (Some(permit), _) => Some(permit),
-                    (None, Some(progress)) => {
-                        let _queued = progress.wait_for_permit(node.limits.attempt_limiter.clone());
-                        node.limits.attempt_limiter.acquire().await
+                let limiter = &node.limits.attempt_limiter;
+                let permit = match limiter.try_acquire() {
+                    Some(permit) => Some(permit),
+                    None => {
+                        let _queued = self.progress.wait_for_permit(limiter.clone());
+                        limiter.acquire().await
                     }
-                    (None, None) => node.limits.attempt_limiter.acquire().await,
                 };
                 let Some(connection) = self.missing_connection(node) else {
                     return Ok(permit);
@@ -449,16 +440,12 @@ impl SendContext<'_> {
     }
 }
 
-impl ServerReply {
-    pub(super) fn decode<R: Send>(
-        self,
-        step: &dyn Step<Reply = R>,
-        repeated: bool,
-    ) -> Result<Answer<R>> {
+impl RawAnswer {
+    pub(super) fn decode<R: Send>(self, step: &dyn Step<Reply = R>) -> Result<Answer<R>> {
         Ok(Answer {
-            reply: step.decode(self.value.try_into()?)?,
+            reply: step.decode(self.reply.try_into()?)?,
             sent_at: self.sent_at,
-            repeated,
+            repeated: self.repeated,
             confirmation: self.confirmation,
             server: self.server,
         })

@@ -102,8 +102,8 @@ impl Redis {
         let topology = &self.topology;
         let eval = || eval_command(topology, step);
         let request = CommandRequest::for_step(topology, step, &eval, channel, delivery, progress)?;
-        let (reply, repeated) = request.send_with_retries(self.response_timeout).await?;
-        reply.decode(step, repeated)
+        let answer = request.send_with_retries(self.response_timeout).await?;
+        answer.decode(step)
     }
 
     pub(crate) async fn run_once<R: Send>(
@@ -117,7 +117,7 @@ impl Redis {
         let request =
             CommandRequest::for_step(topology, step, &eval, None, Delivery::IMMEDIATE, &progress)?;
         let limit = within.min(self.response_timeout);
-        request.send_once(limit).await?.decode(step, false)
+        request.send_once(limit).await?.decode(step)
     }
 
     pub(crate) async fn run_at_most_once<R: Send>(
@@ -158,9 +158,9 @@ impl Redis {
                 }
             };
             match answered {
-                Ok(reply) => {
+                Ok(answer) => {
                     progress.record_answer();
-                    return reply.decode(step, false);
+                    return answer.decode(step);
                 }
                 Err(ExchangeError::Unanswered(reason)) => return Err(unknown(reason)),
                 Err(failure) => {
@@ -227,11 +227,12 @@ impl Redis {
             ScanType::Hashes => "hash",
             ScanType::Strings => "string",
         });
-        let mut request = CommandRequest::new(&self.topology, scan);
+        let progress = Progress::default();
+        let mut request = CommandRequest::new(&self.topology, scan, &progress);
         request.node = Some(node);
-        let (reply, _) = request.send_with_retries(self.response_timeout).await?;
+        let answer = request.send_with_retries(self.response_timeout).await?;
         let (next, keys): (u64, Vec<Vec<u8>>) =
-            redis::from_redis_value(reply.value).map_err(|e| Error::Refused {
+            redis::from_redis_value(answer.reply).map_err(|e| Error::Refused {
                 reason: e.to_string(),
             })?;
         let keys = keys

@@ -21,7 +21,7 @@ use crate::environment::task;
 use crate::error::{Error, Result};
 use crate::step::unexpected_reply;
 use crate::store::answer::{Confirmation, WaitResult};
-use crate::store::shared_oneshot::{self, Receiver, Sender};
+use crate::store::shared_oneshot::{self, Sender};
 
 /// How many replicas must acknowledge an acquisition before it counts.
 ///
@@ -147,11 +147,11 @@ impl Replicas {
         connection: &Arc<ReconnectingConnection>,
         live: &LiveConnection,
     ) -> Confirmation {
-        let mut state = self.state();
+        let (mut state, timeout) = (self.state(), self.requirement.timeout);
         match self.replicas_to_await(&state, live) {
             Some(0) => return Confirmation::NOT_NEEDED,
             Some(_) => {}
-            None => return self.confirmation(shared_oneshot::channel().1),
+            None => return Confirmation::pending(shared_oneshot::channel().1, timeout),
         }
         let same = |next: &&WaitRequest| next.live.generation() == live.generation();
         let mut start_sender = false;
@@ -172,11 +172,7 @@ impl Replicas {
         if start_sender {
             tokio::spawn(task(WaitSender::new(self).run(connection.clone())));
         }
-        self.confirmation(outcome)
-    }
-
-    fn confirmation(&self, outcome: Receiver<WaitResult>) -> Confirmation {
-        Confirmation::pending(outcome, self.requirement.timeout)
+        Confirmation::pending(outcome, timeout)
     }
 
     /// Returns the number of replicas to wait for on this connection. `None`: there is a newer connection,

@@ -176,10 +176,7 @@ impl Topology {
 
     /// Returns the cluster slot of a key. All keys of a script must be in the same slot.
     pub(super) fn slot(&self, key: &str) -> Option<u16> {
-        match &self.form {
-            Form::Single(_) | Form::Sentinel(..) => None,
-            Form::Cluster(_) => Some(slot(key)),
-        }
+        matches!(self.form, Form::Cluster(_)).then(|| slot(key))
     }
 
     /// Checks that these keys can be used in one script.
