@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
 use tokio::runtime::Handle;
@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 use crate::environment::task;
 use crate::error::Result;
 use crate::runtime;
+use crate::sync::{Mutex, wait_for};
 
 /// Runs a client's background work and counts it.
 #[derive(Clone, Default)]
@@ -40,7 +41,7 @@ impl Background {
             return Ok(());
         }
         let current = runtime::current()?;
-        let mut latest = self.lock();
+        let mut latest = self.0.latest.lock();
         if latest
             .as_ref()
             .is_none_or(|known| known.id() != current.id())
@@ -51,30 +52,28 @@ impl Background {
     }
 
     /// Returns the runtime that was used last. It may have ended since.
-    pub(crate) fn latest(&self) -> Option<Handle> {
+    pub(crate) fn latest_runtime(&self) -> Option<Handle> {
         let dedicated = self.0.dedicated.get().cloned();
-        dedicated.or_else(|| self.lock().clone())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Handle>> {
-        self.0.latest.lock().unwrap_or_else(PoisonError::into_inner)
+        dedicated.or_else(|| self.0.latest.lock().clone())
     }
 
     /// Returns the runtime for new work: the client's own, else the current one, else the one used last. A
     /// client may outlive the runtime in which it was created (a static client in tests).
-    pub(crate) fn handle(&self) -> Option<Handle> {
+    pub(crate) fn runtime(&self) -> Option<Handle> {
         let dedicated = self.0.dedicated.get().cloned();
         dedicated
             .or_else(|| runtime::current().ok())
-            .or_else(|| self.latest())
+            .or_else(|| self.latest_runtime())
     }
 
     /// Runs `work` in the background. Never blocks, never panics. Without a live runtime it drops the work,
     /// which `work` can detect in its own `Drop`.
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
-        let Some(handle) = self.handle() else { return };
+        let Some(runtime) = self.runtime() else {
+            return;
+        };
         let running = RunningGuard::new(self.0.clone());
-        handle.spawn(task(async move {
+        runtime.spawn(task(async move {
             let _running = running;
             work.await;
         }));
@@ -98,14 +97,7 @@ impl Background {
 
     /// Waits until no background work is running.
     pub(crate) async fn flush(&self) {
-        loop {
-            let mut idle = std::pin::pin!(self.0.idle.notified());
-            idle.as_mut().enable();
-            if self.running() == 0 {
-                return;
-            }
-            idle.await;
-        }
+        wait_for(&self.0.idle, || (self.running() == 0).then_some(())).await;
     }
 
     pub(crate) fn running(&self) -> usize {

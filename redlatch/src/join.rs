@@ -1,4 +1,4 @@
-//! Joins several futures concurrently in one task.
+//! Runs several futures concurrently in one task.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -15,47 +15,45 @@ use crate::runtime::sleep_until;
 pub(crate) type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Runs all futures concurrently. Returns their outputs in order.
-pub(crate) async fn join_all<'a, F>(work: impl Iterator<Item = F>) -> Vec<F::Output>
+pub(crate) async fn join_all<'a, F>(futures: impl Iterator<Item = F>) -> Vec<F::Output>
 where
     F: Future<Output: Send> + Send + 'a,
 {
-    // `enough` is never true, so this returns when all are done.
-    let done = join_until(work, |_| false, Duration::MAX).await;
-    done.into_iter().flatten().collect()
+    let outputs = join_until(futures, |_| false, MAX_LEASE).await;
+    outputs.into_iter().flatten().collect()
 }
 
-/// Runs all futures concurrently. Returns when all are done, or, once `limit` has passed, as soon as
-/// `enough` accepts the outputs so far. Outputs are in order; unfinished futures are dropped and have
-/// `None`.
+/// Runs all futures concurrently. Returns when all are done, or when `min_time` has passed and `enough`
+/// accepts the outputs so far. Outputs are in order; unfinished futures are dropped and have `None`.
 pub(crate) async fn join_until<'a, F>(
-    work: impl Iterator<Item = F>,
+    futures: impl Iterator<Item = F>,
     enough: impl Fn(&[Option<F::Output>]) -> bool,
-    limit: Duration,
+    min_time: Duration,
 ) -> Vec<Option<F::Output>>
 where
     F: Future<Output: Send> + Send + 'a,
 {
-    let mut work: Vec<Option<Boxed<'a, F::Output>>> = work
-        .map(|one| Some(Box::pin(one) as Boxed<'a, F::Output>))
+    let mut futures: Vec<Option<Boxed<'a, F::Output>>> = futures
+        .map(|future| Some(Box::pin(future) as Boxed<'a, F::Output>))
         .collect();
-    let mut done: Vec<Option<F::Output>> = work.iter().map(|_| None).collect();
-    let mut late = pin!(sleep_until(Instant::now() + limit.min(MAX_LEASE)));
-    let mut is_late = false;
+    let mut outputs: Vec<Option<F::Output>> = futures.iter().map(|_| None).collect();
+    let mut min_time = pin!(sleep_until(Instant::now() + min_time.min(MAX_LEASE)));
+    let mut has_passed = false;
     poll_fn(|cx| {
-        for (one, done) in work.iter_mut().zip(&mut done) {
-            if let Some(rest) = one
-                && let Poll::Ready(output) = rest.as_mut().poll(cx)
+        for (future, output) in futures.iter_mut().zip(&mut outputs) {
+            if let Some(pending) = future
+                && let Poll::Ready(done) = pending.as_mut().poll(cx)
             {
-                *one = None;
-                *done = Some(output);
+                *future = None;
+                *output = Some(done);
             }
         }
-        is_late = is_late || late.as_mut().poll(cx).is_ready();
-        if work.iter().all(Option::is_none) || (is_late && enough(&done)) {
-            return Poll::Ready(());
+        has_passed = has_passed || min_time.as_mut().poll(cx).is_ready();
+        match futures.iter().all(Option::is_none) || (has_passed && enough(&outputs)) {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
         }
-        Poll::Pending
     })
     .await;
-    done
+    outputs
 }

@@ -24,6 +24,7 @@ mod session;
 pub mod simulation;
 mod step;
 mod store;
+mod sync;
 mod wait;
 mod watchdog;
 

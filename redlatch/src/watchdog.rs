@@ -130,7 +130,7 @@ impl Watchdog {
             }
             return;
         }
-        let Some(runtime) = self.background.handle() else {
+        let Some(runtime) = self.background.runtime() else {
             return;
         };
         let watching = run_task(
@@ -479,7 +479,7 @@ impl Drop for RestartOnDrop {
         if self.ended || schedule.due.is_empty() || self.store.strong_count() == 0 {
             return;
         }
-        let Some(runtime) = self.background.latest() else {
+        let Some(runtime) = self.background.latest_runtime() else {
             return;
         };
         if runtime.id() != self.runtime {

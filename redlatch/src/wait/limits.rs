@@ -9,7 +9,6 @@
 
 use std::future::Future;
 use std::pin::pin;
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout, timeout_at};
@@ -139,15 +138,15 @@ impl WaitQueues {
                 Some(LastContact::Answered) | None => Instant::now(),
             };
             let limit = limits.outage_limit_for(&error, &self.store);
-            // Consecutive failures are one outage, even if the store answered in between but its replicas
-            // did not.
+            // A failure this soon after the previous one continues its outage, even if the store answered in
+            // between but its replicas did not.
             let timeout = self.store.response_timeout();
-            let max_gap = match &error {
+            let same_outage_within = match &error {
                 Error::NotReplicated { within, .. } => limit.max(within.saturating_add(timeout)),
                 _ => timeout,
             };
             if let Some((earlier, retried_at)) = outage
-                && retried_at.elapsed() < max_gap
+                && retried_at.elapsed() < same_outage_within
             {
                 since = since.min(earlier);
             }
@@ -174,13 +173,7 @@ impl WaitQueues {
             .response_timeout()
             .saturating_add(10 * LONGEST_PAUSE);
         let now = Instant::now();
-        let before = {
-            let mut latest = self
-                .last_outage
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            latest.replace(now)
-        };
+        let before = self.last_outage.lock().replace(now);
         if before.is_none_or(|before| now.duration_since(before) > recent) {
             tracing::warn!(channel, %error, "the store is unavailable; waiters keep waiting");
         }

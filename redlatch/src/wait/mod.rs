@@ -16,7 +16,7 @@
 //! request: it leaves its queue, pauses, and starts again, until the outage limit.
 
 use std::future::Future;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
@@ -42,12 +42,12 @@ const ROUNDING: Duration = Duration::from_millis(1);
 /// lock of a holder that died is free by then.
 const LONG_WAIT: Duration = Duration::from_secs(30);
 
-/// A resource that is requested repeatedly until it is acquired.
+/// A request for an object. It can be sent repeatedly, until the object is acquired.
 pub(crate) trait Attempt: Send {
     /// Result of the acquisition.
     type Grant: Send;
 
-    /// The channel on which the store publishes that a retry makes sense.
+    /// The channel on which the store publishes that the object may be free.
     fn channel(&self) -> &str;
 
     /// Key of the requested object. Two objects may share a channel, but a waiter never waits behind a
@@ -71,8 +71,8 @@ pub(crate) trait Attempt: Send {
     /// Records whether the steps of this request were sent, and their outcome.
     fn progress(&self) -> &Progress;
 
-    /// Returns whether the request uses exactly the store for which the others in its queue wait. If so, an
-    /// outage of this request is an outage for them, too.
+    /// Returns whether an outage of this request is one for all waiters in its queue. It is not if the request
+    /// also uses other stores.
     fn represents_queue(&self) -> bool {
         true
     }
@@ -149,39 +149,29 @@ fn wait_in_queue<'a, A: Attempt>(
         attempt.progress().leave_queue();
         let since = Instant::now();
         let report = attempt.report(since);
-        let waiting = pin!(wait_as_first(&waiter, turn, attempt));
-        with_report(since, report, waiting).await
+        let mut waiting = pin!(wait_as_first(&waiter, turn, attempt));
+        tokio::select! {
+            biased;
+            done = &mut waiting => return done,
+            () = async {
+                sleep_until(since + LONG_WAIT).await;
+                report.await;
+            } => {}
+        }
+        waiting.await
     })
 }
 
-/// Waits, and reports once if that takes long.
-async fn with_report<W: Future>(
-    since: Instant,
-    report: impl Future<Output = ()>,
-    mut waiting: Pin<&mut W>,
-) -> W::Output {
-    tokio::select! {
-        biased;
-        done = &mut waiting => return done,
-        () = async {
-            sleep_until(since + LONG_WAIT).await;
-            report.await;
-        } => {}
-    }
-    waiting.await
-}
-
+/// Waits as the first waiter of the queue: repeats the request when it may succeed.
 async fn wait_as_first<A: Attempt>(
     waiter: &Waiter,
     mut turn: QueueTurn<'_>,
     attempt: &mut A,
 ) -> Result<A::Grant> {
-    // The waiter that had the turn before acquired the object, and this client has received every release
-    // since: no request is needed yet.
-    let mut next = match turn.take_next_request_at() {
+    let mut next = match turn.take() {
         Some(at) if waiter.is_subscribed() && Instant::now() < at && !waiter.discard_wakeups() => {
-            // No release has arrived since the previous waiter acquired it, so another owner still holds
-            // it. This counts as the store's answer to this request.
+            // The previous waiter acquired the object, and no release has arrived since, so another owner
+            // still holds it. This counts as the store's answer to this request.
             attempt.progress().record_answer();
             waiter.request_ended(Some(LastContact::Answered));
             NextRequest::At(at)
@@ -202,21 +192,15 @@ async fn wait_as_first<A: Attempt>(
         waiter.discard_wakeups();
         let sent_at = Instant::now();
         let pause = attempt.pause();
-        let outcome = if pause.is_some() {
-            request_as_first(waiter, attempt, false).await?
-        } else {
-            let subscribed = waiter.is_subscribed();
-            waiter.subscribing();
-            let outcome = request_as_first(waiter, attempt, !subscribed).await?;
-            if attempt.has_subscribed() {
-                waiter.subscribed();
-            }
-            outcome
-        };
+        let subscribe = pause.is_none() && waiter.begin_subscribing();
+        let outcome = request_as_first(waiter, attempt, subscribe).await?;
+        if subscribe && attempt.has_subscribed() {
+            waiter.subscribed();
+        }
         next = match (outcome, pause) {
             (Outcome::Done(grant), _) => {
                 if let Some(held) = attempt.excludes_waiters_for() {
-                    turn.set_next_request_at(sent_at + held + ROUNDING);
+                    *turn = Some(sent_at + held + ROUNDING);
                 }
                 return Ok(grant);
             }

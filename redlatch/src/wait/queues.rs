@@ -13,8 +13,8 @@
 //!    and subscribing cannot cross.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -25,6 +25,7 @@ use crate::background::Background;
 use crate::environment::task;
 use crate::error::Error;
 use crate::store::{ContactSource, LastContact, Store, Subscriber};
+use crate::sync::Mutex;
 
 /// All wait queues of one client.
 #[derive(Clone)]
@@ -60,14 +61,25 @@ struct ChannelEntry {
 
 struct Subscription {
     channel: Arc<str>,
-    /// [`NOT_SUBSCRIBED`], [`UNCONFIRMED`], [`SUBSCRIBED`] or [`END_REPORTED`].
-    state: AtomicU8,
+    state: Mutex<SubscriptionState>,
     /// Locked while the subscription is being ended. A waiter that joins meanwhile subscribes only
     /// afterwards, so that ending and subscribing cannot cross.
     ending: Arc<tokio::sync::Mutex<()>>,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SubscriptionState {
+    NotSubscribed,
+    /// The subscription was sent; whether it took effect is unknown.
+    Unconfirmed,
+    Subscribed,
+    /// The store reported the end of the subscription. In a cluster that may be the end of an earlier
+    /// subscription, at the node that had the slot before. So there may be a subscription to end.
+    EndReported,
+}
+
 /// The queues of one object.
+#[derive(Debug)]
 struct ObjectQueues {
     key: Box<str>,
     /// One queue for each [`QueueKind`].
@@ -83,8 +95,8 @@ struct ObjectQueues {
 struct ContactState {
     /// Number of waiters in the queue. The rest is reset when the last one leaves.
     waiters: usize,
-    /// Start of the oldest request without an answer, or the release that it follows. Earlier answers
-    /// count only for waiters that joined before.
+    /// Since when the latest answer is out of date: since the release that the unanswered request follows,
+    /// or since that request was sent. The answer still counts for waiters that joined earlier.
     stale_since: Option<Instant>,
     /// When the object was first released, or may have been, since the last request was sent.
     maybe_released_at: Option<Instant>,
@@ -93,12 +105,11 @@ struct ContactState {
 }
 
 /// The waiters in one queue of an object.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct WaitQueue {
     contact: Mutex<ContactState>,
     /// The waiter that holds this lock is the first of the queue; tokio's mutex is fair. Contains the time
-    /// before which the next waiter need not send a request, set by the waiter that has just acquired the
-    /// object.
+    /// until which the next waiter need not send a request, set by a waiter that acquires the object.
     turn: tokio::sync::Mutex<Option<Instant>>,
     /// Notified when a message was published, or may have been.
     wake: Notify,
@@ -111,14 +122,6 @@ pub(crate) enum QueueKind {
     Shared,
 }
 
-const NOT_SUBSCRIBED: u8 = 0;
-/// The subscription was sent; whether it took effect is unknown.
-const UNCONFIRMED: u8 = 1;
-const SUBSCRIBED: u8 = 2;
-/// The store reported the end of the subscription. In a cluster that may be the end of an earlier
-/// subscription, at the node that had the slot before. So there may be a subscription to end.
-const END_REPORTED: u8 = 3;
-
 /// A waiter in a queue. Leaves the queue when dropped.
 pub(super) struct Waiter {
     queues: WaitQueues,
@@ -127,8 +130,9 @@ pub(super) struct Waiter {
     kind: QueueKind,
 }
 
-/// The turn of the first waiter of a queue. Dropping it passes the turn to the next waiter.
-pub(super) struct QueueTurn<'a>(tokio::sync::MutexGuard<'a, Option<Instant>>);
+/// The turn of the first waiter of a queue, with the time until which it need not send a request. Dropping it
+/// passes the turn to the next waiter.
+pub(super) type QueueTurn<'a> = tokio::sync::MutexGuard<'a, Option<Instant>>;
 
 impl WaitQueues {
     pub(crate) fn new(
@@ -148,7 +152,7 @@ impl WaitQueues {
 
     /// Returns the number of subscribed channels, in use or lingering. Spin locks have none.
     pub(crate) fn subscriptions(&self) -> usize {
-        let channels = self.channels.lock();
+        let channels = self.channels.entries.lock();
         let subscribed = |entry: &&ChannelEntry| entry.subscription.may_be_subscribed();
         channels.values().filter(subscribed).count()
     }
@@ -193,13 +197,13 @@ impl WaitQueues {
     /// Joins the wait queue for `object` on `channel`, which is created if there is none. For a request that
     /// the store has answered.
     pub(super) fn join(&self, channel: &str, object: &str, kind: QueueKind) -> Waiter {
-        let mut channels = self.channels.lock();
+        let mut channels = self.channels.entries.lock();
         let channel: Arc<str> = channel.into();
         let entry = channels
             .entry(channel.clone())
             .or_insert_with(|| ChannelEntry::new(channel));
         let waiter = self.add_waiter(entry, object, kind);
-        waiter.queue().contact().answered = true;
+        waiter.queue().contact.lock().answered = true;
         self.channels.len.store(channels.len(), Ordering::Release);
         waiter
     }
@@ -212,7 +216,7 @@ impl WaitQueues {
             object: entry.object(object),
             kind,
         };
-        waiter.queue().contact().waiters += 1;
+        waiter.queue().contact.lock().waiters += 1;
         waiter
     }
 
@@ -238,12 +242,12 @@ impl WaitQueues {
                 Ready::No => return,
                 Ready::Now(subscription, ending) => (subscription, ending),
             };
-            // Also if this client knows of none: a repeated step may have subscribed again after the end. The
-            // store knows.
+            // Sent even if no subscription is known here: a repeated step may have subscribed again after the
+            // store reported the end.
             if let Err(error) = store.unsubscribe(&channel).await {
                 tracing::debug!(%channel, %error, "a subscription ended with an error");
             }
-            subscription.state.store(NOT_SUBSCRIBED, Ordering::SeqCst);
+            *subscription.state.lock() = SubscriptionState::NotSubscribed;
             return channels.closed(&channel);
         }
     }
@@ -258,17 +262,13 @@ enum Ready {
 }
 
 impl ChannelMap {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, ChannelEntry>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Locks the map unless it is empty. An entry that another thread is about to add may be missed.
     fn lock_unless_empty(&self) -> Option<MutexGuard<'_, BTreeMap<Arc<str>, ChannelEntry>>> {
-        (self.len.load(Ordering::Acquire) > 0).then(|| self.lock())
+        (self.len.load(Ordering::Acquire) > 0).then(|| self.entries.lock())
     }
 
     fn ready_to_close(&self, channel: &str, linger: Duration) -> Ready {
-        let mut channels = self.lock();
+        let mut channels = self.entries.lock();
         let Some(entry) = channels.get_mut(channel) else {
             return Ready::No;
         };
@@ -291,7 +291,7 @@ impl ChannelMap {
 
     /// Records that the subscription has ended. Removes the channel unless a waiter has joined meanwhile.
     fn closed(&self, channel: &str) {
-        let mut channels = self.lock();
+        let mut channels = self.entries.lock();
         match channels.get_mut(channel) {
             Some(entry) if entry.waiters > 0 => entry.closer = None,
             _ => drop(channels.remove(channel)),
@@ -302,23 +302,26 @@ impl ChannelMap {
 
 impl Subscriber for ChannelMap {
     fn on_message(&self, channel: &str) {
-        if let Some(entry) = self.lock().get(channel) {
+        if let Some(entry) = self.entries.lock().get(channel) {
             entry.wake();
         }
     }
 
     fn on_disconnect(&self) {
-        for entry in self.lock().values() {
+        for entry in self.entries.lock().values() {
             entry.wake();
         }
     }
 
     fn on_unsubscribed(&self, channel: &str) {
-        if let Some(entry) = self.lock().get(channel) {
-            let subscription = &entry.subscription.state;
-            let _ = subscription.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| {
-                (now != NOT_SUBSCRIBED).then_some(END_REPORTED)
-            });
+        if let Some(entry) = self.entries.lock().get(channel) {
+            entry.subscription.change(
+                &[
+                    SubscriptionState::Unconfirmed,
+                    SubscriptionState::Subscribed,
+                ],
+                SubscriptionState::EndReported,
+            );
             entry.wake();
         }
     }
@@ -329,7 +332,7 @@ impl ChannelEntry {
         ChannelEntry {
             subscription: Arc::new(Subscription {
                 channel,
-                state: AtomicU8::new(NOT_SUBSCRIBED),
+                state: Mutex::new(SubscriptionState::NotSubscribed),
                 ending: Arc::default(),
             }),
             objects: Vec::new(),
@@ -364,10 +367,8 @@ impl ChannelEntry {
 
     fn record_release(&self) {
         for queue in self.queues() {
-            queue
-                .contact()
-                .maybe_released_at
-                .get_or_insert_with(Instant::now);
+            let mut contact = queue.contact.lock();
+            contact.maybe_released_at.get_or_insert_with(Instant::now);
         }
     }
 
@@ -380,21 +381,26 @@ impl ChannelEntry {
 }
 
 impl Subscription {
+    /// Changes the state from one of `from` to `to`. Returns the state before.
+    fn change(&self, from: &[SubscriptionState], to: SubscriptionState) -> SubscriptionState {
+        let mut state = self.state.lock();
+        let before = *state;
+        if from.contains(&before) {
+            *state = to;
+        }
+        before
+    }
+
     fn may_be_subscribed(&self) -> bool {
-        self.state.load(Ordering::SeqCst) != NOT_SUBSCRIBED
+        *self.state.lock() != SubscriptionState::NotSubscribed
     }
 
+    /// From here on it is unknown whether the subscription exists, even if the step that ends it is not sent.
     fn begin_ending(&self) {
-        // Unknown from here on, even if ending is dropped half-way.
-        let (from, to) = (SUBSCRIBED, UNCONFIRMED);
-        let subscription = &self.state;
-        let _ = subscription.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst);
-    }
-}
-
-impl WaitQueue {
-    fn contact(&self) -> MutexGuard<'_, ContactState> {
-        self.contact.lock().unwrap_or_else(PoisonError::into_inner)
+        self.change(
+            &[SubscriptionState::Subscribed],
+            SubscriptionState::Unconfirmed,
+        );
     }
 }
 
@@ -406,22 +412,13 @@ impl ObjectQueues {
             QueueKind::Shared => shared,
         }
     }
-
-    fn outage(&self) -> MutexGuard<'_, Option<(Instant, Error)>> {
-        self.outage.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// Shares the contacts of one queue with its waiters.
+#[derive(Debug)]
 struct QueueContacts {
     object: Arc<ObjectQueues>,
     kind: QueueKind,
-}
-
-impl std::fmt::Debug for QueueContacts {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("QueueContacts").finish_non_exhaustive()
-    }
 }
 
 impl ContactSource for QueueContacts {
@@ -430,10 +427,10 @@ impl ContactSource for QueueContacts {
     /// `since`, or the object was released before `since` and no request was sent after that. There is no
     /// contact if all waiters of the queue have left.
     fn contact_since(&self, since: Instant) -> Option<LastContact> {
-        if let Some((since, error)) = self.object.outage().clone() {
+        if let Some((since, error)) = self.object.outage.lock().clone() {
             return Some(LastContact::Failed { since, error });
         }
-        let contact = self.object.queue(self.kind).contact();
+        let contact = self.object.queue(self.kind).contact.lock();
         let outdated_at = contact.stale_since.or(contact.maybe_released_at);
         let is_outdated = outdated_at.is_some_and(|outdated_at| outdated_at <= since);
         (!is_outdated && contact.answered).then_some(LastContact::Answered)
@@ -458,21 +455,21 @@ impl Waiter {
 
     /// Records that a request is about to be sent.
     pub(super) fn request_started(&self) {
-        let mut contact = self.queue().contact();
+        let mut contact = self.queue().contact.lock();
         contact.stale_since.get_or_insert_with(Instant::now);
     }
 
     /// Records that the request has ended, with its last contact with the store.
     pub(super) fn request_ended(&self, last: Option<LastContact>) {
-        let mut contact = self.queue().contact();
+        let mut contact = self.queue().contact.lock();
         contact.stale_since = None;
         match last {
             Some(LastContact::Answered) => {
                 contact.answered = true;
-                *self.object.outage() = None;
+                *self.object.outage.lock() = None;
             }
             Some(LastContact::Failed { since, error }) => {
-                *self.object.outage() = Some((since, error))
+                *self.object.outage.lock() = Some((since, error))
             }
             None => {}
         }
@@ -488,7 +485,7 @@ impl Waiter {
     pub(super) async fn failed(&self) -> (Instant, Error) {
         loop {
             self.object.failed.notified().await;
-            if let Some(outage) = self.object.outage().clone() {
+            if let Some(outage) = self.object.outage.lock().clone() {
                 return outage;
             }
         }
@@ -499,7 +496,7 @@ impl Waiter {
     pub(super) async fn turn(&self) -> QueueTurn<'_> {
         let turn = self.queue().turn.lock().await;
         drop(self.subscription.ending.lock().await);
-        QueueTurn(turn)
+        turn
     }
 
     /// Waits until a message was published since [`Waiter::discard_wakeups`], or the connection broke.
@@ -512,43 +509,45 @@ impl Waiter {
     pub(super) fn discard_wakeups(&self) -> bool {
         // In this order: a message that arrives in between costs one more request, and is not lost.
         let notified = std::pin::pin!(self.queue().wake.notified()).enable();
-        let mut contact = self.queue().contact();
+        let mut contact = self.queue().contact.lock();
         let released = contact.maybe_released_at.take();
         contact.stale_since = contact.stale_since.or(released);
         notified || released.is_some()
     }
 
     pub(super) fn is_subscribed(&self) -> bool {
-        self.subscription.state.load(Ordering::SeqCst) == SUBSCRIBED
+        *self.subscription.state.lock() == SubscriptionState::Subscribed
     }
 
-    /// Records that a subscription is about to be sent, so there may be one to end.
-    pub(super) fn subscribing(&self) {
-        let subscription = &self.subscription.state;
-        let _ = subscription.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| {
-            matches!(now, NOT_SUBSCRIBED | END_REPORTED).then_some(UNCONFIRMED)
-        });
+    /// Returns whether a subscription has to be sent. If so, records that there may be one to end from now on.
+    pub(super) fn begin_subscribing(&self) -> bool {
+        let before = self.subscription.change(
+            &[
+                SubscriptionState::NotSubscribed,
+                SubscriptionState::EndReported,
+            ],
+            SubscriptionState::Unconfirmed,
+        );
+        before != SubscriptionState::Subscribed
     }
 
     /// Records that the subscription took effect, unless it has ended already.
     pub(super) fn subscribed(&self) {
-        let _ = self.subscription.state.compare_exchange(
-            UNCONFIRMED,
-            SUBSCRIBED,
-            Ordering::SeqCst,
-            Ordering::SeqCst,
+        self.subscription.change(
+            &[SubscriptionState::Unconfirmed],
+            SubscriptionState::Subscribed,
         );
     }
 }
 
 impl Drop for Waiter {
     fn drop(&mut self) {
-        let mut channels = self.queues.channels.lock();
+        let mut channels = self.queues.channels.entries.lock();
         let Some(entry) = channels.get_mut(&self.subscription.channel) else {
             return;
         };
         entry.waiters -= 1;
-        let mut contact = self.queue().contact();
+        let mut contact = self.queue().contact.lock();
         contact.waiters -= 1;
         if contact.waiters == 0 {
             // Later requests must contact the store themselves.
@@ -560,10 +559,10 @@ impl Drop for Waiter {
         }
         entry.idle_since = Some(Instant::now());
         for object in &entry.objects {
-            *object.outage() = None;
+            *object.outage.lock() = None;
         }
         let is_running = |closer: &AbortHandle| !closer.is_finished();
-        let Some(runtime) = self.queues.background.handle() else {
+        let Some(runtime) = self.queues.background.runtime() else {
             return;
         };
         if entry.closer.as_ref().is_some_and(is_running) {
@@ -580,18 +579,6 @@ impl Drop for Waiter {
     }
 }
 
-impl QueueTurn<'_> {
-    /// Records, for the waiter that acquired the object, until when the next one need not send a request.
-    pub(super) fn set_next_request_at(&mut self, until: Instant) {
-        *self.0 = Some(until);
-    }
-
-    /// Takes the time that the previous waiter recorded with [`QueueTurn::set_next_request_at`], if it did.
-    pub(super) fn take_next_request_at(&mut self) -> Option<Instant> {
-        self.0.take()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -601,12 +588,12 @@ mod tests {
     fn ended_subscription_may_have_to_be_ended_again() {
         let entry = ChannelEntry::new("c".into());
         let subscription = entry.subscription.clone();
-        subscription.state.store(SUBSCRIBED, Ordering::SeqCst);
+        *subscription.state.lock() = SubscriptionState::Subscribed;
         let channels = ChannelMap::default();
-        channels.lock().insert("c".into(), entry);
+        channels.entries.lock().insert("c".into(), entry);
         channels.on_unsubscribed("c");
         assert!(subscription.may_be_subscribed());
-        subscription.state.store(NOT_SUBSCRIBED, Ordering::SeqCst);
+        *subscription.state.lock() = SubscriptionState::NotSubscribed;
         channels.on_unsubscribed("c");
         assert!(!subscription.may_be_subscribed());
     }
@@ -676,24 +663,23 @@ mod tests {
     #[test]
     fn subscription_being_ended_is_not_used() {
         let subscription = ChannelEntry::new("c".into()).subscription;
-        subscription.state.store(SUBSCRIBED, Ordering::SeqCst);
+        *subscription.state.lock() = SubscriptionState::Subscribed;
         subscription.begin_ending();
         assert!(subscription.may_be_subscribed());
-        assert_ne!(subscription.state.load(Ordering::SeqCst), SUBSCRIBED);
+        assert_ne!(*subscription.state.lock(), SubscriptionState::Subscribed);
     }
 
     #[test]
     fn channel_is_removed_unless_waiter_joins() {
         let channels = ChannelMap::default();
-        channels
-            .lock()
-            .insert("c".into(), ChannelEntry::new("c".into()));
-        channels.lock().get_mut("c").unwrap().waiters = 1;
+        let entry = ChannelEntry::new("c".into());
+        channels.entries.lock().insert("c".into(), entry);
+        channels.entries.lock().get_mut("c").unwrap().waiters = 1;
         channels.closed("c");
-        assert_eq!(channels.lock().len(), 1);
-        channels.lock().get_mut("c").unwrap().waiters = 0;
+        assert_eq!(channels.entries.lock().len(), 1);
+        channels.entries.lock().get_mut("c").unwrap().waiters = 0;
         channels.closed("c");
-        assert_eq!(channels.lock().len(), 0);
+        assert_eq!(channels.entries.lock().len(), 0);
     }
 
     /// A waiter that joins and leaves within the linger time restarts it, with the same task.
@@ -702,7 +688,7 @@ mod tests {
         let queues = queues();
         for _ in 0..3 {
             let waiter = queues.join("c", "object", QueueKind::Exclusive);
-            waiter.subscribing();
+            waiter.begin_subscribing();
             waiter.subscribed();
             drop(waiter);
             tokio::time::sleep(LINGER / 2).await;
@@ -715,6 +701,6 @@ mod tests {
         assert_eq!(queues.subscriptions(), 1);
         tokio::time::sleep(Duration::from_millis(20)).await;
         assert_eq!(queues.subscriptions(), 0);
-        assert!(queues.channels.lock().is_empty());
+        assert!(queues.channels.entries.lock().is_empty());
     }
 }
