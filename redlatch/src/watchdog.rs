@@ -22,9 +22,10 @@
 //! most one sweep per [`SWEEP_PAUSE`] and node.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep_until};
@@ -39,6 +40,7 @@ use crate::lease::Lease;
 use crate::log::join_names;
 use crate::step::{Args, Keys, Script, ScriptReply, Step, unexpected_reply};
 use crate::store::{NodeId, Store, SuspectNodes};
+use crate::sync::Mutex;
 
 /// Names per round trip, as in Redisson: enough that cost grows with batches, few enough that no script
 /// blocks the server.
@@ -57,11 +59,14 @@ const MAX_BATCHES_IN_FLIGHT: usize = 8;
 pub(crate) struct Watchdog {
     core: Arc<Core>,
     store: Arc<Store>,
-    background: Background,
 }
 
+/// What the watchdog shares with its task.
 struct Core {
     lease: Lease,
+    /// Weak: the task does not keep the connections of a dropped client open.
+    store: Weak<Store>,
+    background: Background,
     schedule: Mutex<Schedule>,
     /// Notified when something is due before the task wakes.
     wake_sooner: Notify,
@@ -94,9 +99,9 @@ struct NodeQueue {
     /// Number of batches in flight.
     batches: usize,
     /// Start of the latest sweep.
-    swept: Option<Instant>,
+    last_sweep: Option<Instant>,
     /// Start of the next sweep.
-    sweep: Option<Instant>,
+    next_sweep: Option<Instant>,
 }
 
 impl Watchdog {
@@ -104,12 +109,13 @@ impl Watchdog {
         Watchdog {
             core: Arc::new(Core {
                 lease,
+                store: Arc::downgrade(&store),
+                background,
                 schedule: Mutex::default(),
                 wake_sooner: Notify::new(),
                 suspect_nodes: store.suspect_nodes(),
             }),
             store,
-            background,
         }
     }
 
@@ -120,56 +126,50 @@ impl Watchdog {
 
     /// Starts to watch a hold, or updates when it is due.
     pub(crate) fn watch(&self, hold: &Arc<Hold>) {
-        let mut schedule = self.core.schedule();
-        self.core.reschedule(&mut schedule, hold);
+        let schedule = &mut *self.core.schedule.lock();
+        self.core.reschedule(schedule, hold);
         let runs = |task: &AbortHandle| !task.is_finished();
         if schedule.task.as_ref().is_some_and(runs) {
-            let first = schedule.due.first_key_value().map(|((due, _), _)| *due);
-            if first < schedule.wakes_at {
+            if schedule.first_due() < schedule.wakes_at {
                 self.core.wake_sooner.notify_one();
             }
-            return;
+        } else if let Some(runtime) = self.core.background.runtime() {
+            self.core.start_task(schedule, &runtime);
         }
-        let Some(runtime) = self.background.runtime() else {
-            return;
-        };
-        let watching = run_task(
-            self.core.clone(),
-            Arc::downgrade(&self.store),
-            self.background.clone(),
-        );
-        schedule.task = Some(runtime.spawn(task(watching)).abort_handle());
-        schedule.wakes_at = Some(Instant::now());
-        schedule.idle = false;
     }
 
     /// Stops watching a hold.
     pub(crate) fn unwatch(&self, hold: &Arc<Hold>) {
-        self.core.schedule().remove(hold);
+        self.core.schedule.lock().remove(hold);
     }
 
     /// Handles a reply that the store does not have this hold. Other holds at the same node may be missing,
     /// too.
     pub(crate) fn report_missing(&self, hold: &Hold) {
         let node = self.store.node(hold.object.key());
-        self.core.report_missing(node);
+        self.core.plan_sweep(node, SWEEP_PAUSE);
     }
 
     /// Returns the number of watched holds.
     pub(crate) fn len(&self) -> usize {
-        self.core.schedule().due.len()
+        self.core.schedule.lock().due.len()
     }
 }
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        if let Some(task) = self.core.schedule().task.take() {
+        if let Some(task) = self.core.schedule.lock().task.take() {
             task.abort();
         }
     }
 }
 
 impl Schedule {
+    /// Returns when the first hold is due.
+    fn first_due(&self) -> Option<Instant> {
+        self.due.first_key_value().map(|((due, _), _)| *due)
+    }
+
     fn remove(&mut self, hold: &Arc<Hold>) {
         if let Some(due) = hold.watchdog_state(|state| state.due.take()) {
             self.due.remove(&due);
@@ -187,10 +187,6 @@ impl Schedule {
 }
 
 impl Core {
-    fn schedule(&self) -> MutexGuard<'_, Schedule> {
-        self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns how long before the end of its lease a hold is renewed.
     fn renewal_margin(&self) -> Duration {
         self.lease.duration() - self.lease.renewal_interval()
@@ -207,6 +203,13 @@ impl Core {
             .clamp(Duration::from_millis(10), Duration::from_secs(1))
     }
 
+    fn start_task(self: &Arc<Core>, schedule: &mut Schedule, runtime: &Handle) {
+        let task = runtime.spawn(task(run_task(self.clone())));
+        schedule.task = Some(task.abort_handle());
+        schedule.wakes_at = Some(Instant::now());
+        schedule.idle = false;
+    }
+
     fn reschedule(&self, schedule: &mut Schedule, hold: &Arc<Hold>) {
         match hold.next_watch(self.renewal_margin()) {
             Some((due, _)) => schedule.insert(hold, due),
@@ -216,7 +219,7 @@ impl Core {
 
     /// Moves due holds to the queues of their nodes, and takes the batches that may start now.
     fn take_due(self: &Arc<Core>, store: &Store) -> Vec<Batch> {
-        let schedule = &mut *self.schedule();
+        let schedule = &mut *self.schedule.lock();
         self.begin_sweeps(schedule, store);
         self.make_ready(schedule, store);
         let mut batches = Vec::new();
@@ -232,22 +235,18 @@ impl Core {
         batches
     }
 
-    fn report_missing(&self, node: Option<NodeId>) {
-        let not_before = |node_queue: &NodeQueue| Some(node_queue.swept? + SWEEP_PAUSE);
-        self.sweep(node, not_before);
-    }
-
-    /// Plans a sweep of a node, as early as `not_before` allows.
-    fn sweep(&self, node: Option<NodeId>, not_before: impl FnOnce(&NodeQueue) -> Option<Instant>) {
-        let schedule = &mut *self.schedule();
+    /// Plans a sweep of a node: now, or `pause` after the latest sweep.
+    fn plan_sweep(&self, node: Option<NodeId>, pause: Duration) {
+        let schedule = &mut *self.schedule.lock();
         if schedule.due.is_empty() {
             return;
         }
         let node_queue = schedule.nodes.entry(node).or_default();
         let now = Instant::now();
-        let at = not_before(node_queue).map_or(now, |not_before| now.max(not_before));
-        let at = node_queue.sweep.map_or(at, |planned| planned.min(at));
-        node_queue.sweep = Some(at);
+        let earliest = node_queue.last_sweep.map(|last| last + pause);
+        let at = earliest.map_or(now, |earliest| earliest.max(now));
+        let at = node_queue.next_sweep.map_or(at, |planned| planned.min(at));
+        node_queue.next_sweep = Some(at);
         if Some(at) < schedule.wakes_at {
             self.wake_sooner.notify_one();
         }
@@ -259,9 +258,9 @@ impl Core {
         let now = Instant::now();
         let mut swept = Vec::new();
         for (node, node_queue) in &mut schedule.nodes {
-            if node_queue.sweep.is_some_and(|at| at <= now) {
-                node_queue.sweep = None;
-                node_queue.swept = Some(now);
+            if node_queue.next_sweep.is_some_and(|at| at <= now) {
+                node_queue.next_sweep = None;
+                node_queue.last_sweep = Some(now);
                 swept.push(*node);
             }
         }
@@ -301,12 +300,8 @@ impl Core {
                 hold.watchdog_state(|state| state.renewing = true);
                 later.push((hold.clone(), hold.end()));
                 let node = store.node(hold.object.key());
-                schedule
-                    .nodes
-                    .entry(node)
-                    .or_default()
-                    .ready
-                    .push_back(hold);
+                let node_queue = schedule.nodes.entry(node).or_default();
+                node_queue.ready.push_back(hold);
             } else {
                 later.push((hold, due));
             }
@@ -316,20 +311,18 @@ impl Core {
         }
     }
 
-    /// Returns when the task wakes next. `None` ends the task, because there is nothing to watch.
+    /// Plans when the task wakes next. `None` ends the task, because there is nothing to watch.
     ///
     /// It does not end at once: otherwise short holds in sequence would each start and end a task. The
     /// first renewal of a new lease is due after a third of it, so until then nothing is missed and nothing
     /// has to wake the task.
-    fn sleep_until(&self, busy: usize) -> Option<Instant> {
-        let mut schedule = self.schedule();
-        let first = schedule.due.first_key_value().map(|((due, _), _)| *due);
-        let sweeps = schedule
-            .nodes
-            .values()
-            .filter_map(|node_queue| node_queue.sweep);
-        let first = first.map(|due| sweeps.fold(due, Instant::min));
-        let idle = first.is_none() && busy == 0;
+    fn plan_wake(&self, batches_in_flight: usize) -> Option<Instant> {
+        let schedule = &mut *self.schedule.lock();
+        let nodes = schedule.nodes.values();
+        let sweeps = nodes.filter_map(|node_queue| node_queue.next_sweep);
+        let first_due = schedule.first_due();
+        let first = first_due.map(|due| sweeps.fold(due, Instant::min));
+        let idle = first.is_none() && batches_in_flight == 0;
         schedule.wakes_at = match first {
             None if idle && schedule.idle => None,
             None if idle => Some(Instant::now() + self.lease.renewal_interval()),
@@ -343,6 +336,16 @@ impl Core {
         }
         schedule.wakes_at
     }
+
+    /// Schedules a hold again after a pause.
+    fn retry_later(&self, hold: &Hold) {
+        let again = Instant::now() + self.retry_pause();
+        hold.watchdog_state(|state| {
+            state.not_before = Some(again);
+            // Otherwise a hold with a fixed lease would not be checked again.
+            state.suspect = true;
+        });
+    }
 }
 
 impl NodeQueue {
@@ -351,8 +354,8 @@ impl NodeQueue {
         let lately = |swept: Instant| swept.elapsed() < SWEEP_PAUSE;
         self.batches > 0
             || !self.ready.is_empty()
-            || self.sweep.is_some()
-            || self.swept.is_some_and(lately)
+            || self.next_sweep.is_some()
+            || self.last_sweep.is_some_and(lately)
     }
 
     /// Takes as many batches as may start now. Adds to `moved` the holds that another node serves by now.
@@ -419,7 +422,7 @@ struct Batch {
 
 impl Drop for Batch {
     fn drop(&mut self) {
-        let schedule = &mut *self.core.schedule();
+        let schedule = &mut *self.core.schedule.lock();
         if let Some(node_queue) = schedule.nodes.get_mut(&self.node) {
             node_queue.batches = node_queue.batches.saturating_sub(1);
         }
@@ -431,30 +434,30 @@ impl Drop for Batch {
 }
 
 /// The task. If its runtime ends before the last hold, the task continues in the runtime used last.
-async fn run_task(core: Arc<Core>, store: Weak<Store>, background: Background) {
+async fn run_task(core: Arc<Core>) {
     let mut restart = RestartOnDrop {
         core: core.clone(),
-        store: store.clone(),
-        background,
-        runtime: tokio::runtime::Handle::current().id(),
+        runtime: Handle::current().id(),
         ended: false,
     };
     let mut renewals = JoinSet::new();
     loop {
         {
-            let Some(store) = store.upgrade() else { return };
+            let Some(store) = core.store.upgrade() else {
+                return;
+            };
             for batch in core.take_due(&store) {
                 renewals.spawn(task(renew(store.clone(), batch)));
             }
         }
-        let Some(wake) = core.sleep_until(renewals.len()) else {
+        let Some(wake) = core.plan_wake(renewals.len()) else {
             break;
         };
         tokio::select! {
             biased;
             Some(_) = renewals.join_next() => {}
             nodes = core.suspect_nodes.next() => {
-                nodes.into_iter().for_each(|node| core.sweep(Some(node), |_| None));
+                nodes.into_iter().for_each(|node| core.plan_sweep(Some(node), Duration::ZERO));
             }
             () = core.wake_sooner.notified() => {}
             () = sleep_until(wake) => {}
@@ -466,8 +469,6 @@ async fn run_task(core: Arc<Core>, store: Weak<Store>, background: Background) {
 /// Starts the task again in another runtime if it is dropped before it has ended.
 struct RestartOnDrop {
     core: Arc<Core>,
-    store: Weak<Store>,
-    background: Background,
     runtime: tokio::runtime::Id,
     /// The task has ended by itself. If it is needed again, another one has already been started.
     ended: bool,
@@ -475,18 +476,15 @@ struct RestartOnDrop {
 
 impl Drop for RestartOnDrop {
     fn drop(&mut self) {
-        let mut schedule = self.core.schedule();
-        if self.ended || schedule.due.is_empty() || self.store.strong_count() == 0 {
+        let core = &self.core;
+        let schedule = &mut *core.schedule.lock();
+        if self.ended || schedule.due.is_empty() || core.store.strong_count() == 0 {
             return;
         }
-        let Some(runtime) = self.background.latest_runtime() else {
-            return;
-        };
-        if runtime.id() != self.runtime {
-            let (core, store) = (self.core.clone(), self.store.clone());
-            let watching = run_task(core, store, self.background.clone());
-            schedule.task = Some(runtime.spawn(task(watching)).abort_handle());
-            schedule.wakes_at = Some(Instant::now());
+        if let Some(runtime) = core.background.latest_runtime()
+            && runtime.id() != self.runtime
+        {
+            core.start_task(schedule, &runtime);
         }
     }
 }
@@ -555,7 +553,7 @@ async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>]) {
             }
             tracing::debug!(renewed, of = step.holds.len(), "renewed a batch");
             if renewed < step.holds.len() {
-                core.report_missing(batch.node);
+                core.plan_sweep(batch.node, SWEEP_PAUSE);
             }
         }
         Err(error) => {
@@ -573,18 +571,6 @@ async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>]) {
         }
     }
     drop(turns);
-}
-
-impl Core {
-    /// Schedules a hold again after a pause.
-    fn retry_later(&self, hold: &Hold) {
-        let again = Instant::now() + self.retry_pause();
-        hold.watchdog_state(|state| {
-            state.not_before = Some(again);
-            // Otherwise a hold with a fixed lease would not be checked again.
-            state.suspect = true;
-        });
-    }
 }
 
 /// The step that renews one batch: holds of kinds that share a script.

@@ -42,7 +42,7 @@ impl HoldKind for Arc<RecordingKind> {
         now: Instant,
     ) -> Result<bool> {
         let after = (now - self.begun).as_secs();
-        self.steps.lock().unwrap().push((after, lease.is_some()));
+        self.steps.lock().push((after, lease.is_some()));
         Ok(!self.missing.load(Ordering::SeqCst))
     }
 
@@ -85,7 +85,7 @@ impl Watched {
 
     /// Returns when steps for the hold were run since the last call, and whether they renewed it.
     fn steps(&self) -> Vec<(u64, bool)> {
-        std::mem::take(&mut self.kind.steps.lock().unwrap())
+        std::mem::take(&mut self.kind.steps.lock())
     }
 }
 
@@ -227,7 +227,7 @@ async fn missing_hold_triggers_check_without_renewing_fixed_leases() {
 async fn empty_watchdog_plans_no_sweep() {
     let (watchdog, one) = (watchdog(), Watched::renewed());
     watchdog.report_missing(&one.hold);
-    assert!(watchdog.core.schedule().nodes.is_empty());
+    assert!(watchdog.core.schedule.lock().nodes.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -251,7 +251,7 @@ async fn hold_changed_after_batching_is_not_renewed() {
     for one in &holds {
         watchdog
             .core
-            .reschedule(&mut watchdog.core.schedule(), &one.hold);
+            .reschedule(&mut watchdog.core.schedule.lock(), &one.hold);
     }
     tokio::time::advance(10 * SECOND).await;
     let mut batches = watchdog.core.take_due(&watchdog.store);
@@ -281,7 +281,7 @@ async fn hold_ended_after_batching_is_not_checked() {
         one.hold.watchdog_state(|state| state.suspect = true);
         watchdog
             .core
-            .reschedule(&mut watchdog.core.schedule(), &one.hold);
+            .reschedule(&mut watchdog.core.schedule.lock(), &one.hold);
     }
     let mut batches = watchdog.core.take_due(&watchdog.store);
     let [released, lost, held] = &holds;
@@ -305,7 +305,7 @@ fn schedule_holds(watchdog: &Watchdog, weights: impl IntoIterator<Item = usize>)
         let one = Watched::new(weight, 20 * SECOND, true);
         watchdog
             .core
-            .reschedule(&mut watchdog.core.schedule(), &one.hold);
+            .reschedule(&mut watchdog.core.schedule.lock(), &one.hold);
         one
     });
     holds.collect()
@@ -351,7 +351,7 @@ async fn at_most_eight_batches_in_flight_per_node() {
     let (sizes, next) = batches(&watchdog);
     assert_eq!(sizes, [1, 1], "as many as have ended");
     drop((first, next));
-    assert_eq!(watchdog.core.schedule().nodes[&None].batches, 0);
+    assert_eq!(watchdog.core.schedule.lock().nodes[&None].batches, 0);
     drop(holds);
 }
 
@@ -372,20 +372,20 @@ async fn hold_released_before_batching_is_left_out() {
         watchdog.unwatch(&hold.hold);
     }
     assert_eq!(batches(&watchdog).0.len(), 0);
-    assert!(watchdog.core.schedule().nodes.is_empty());
+    assert!(watchdog.core.schedule.lock().nodes.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
 async fn node_is_remembered_until_next_sweep_is_allowed() {
     let mut node_queue = NodeQueue::default();
     assert!(!node_queue.is_used());
-    node_queue.swept = Some(Instant::now());
+    node_queue.last_sweep = Some(Instant::now());
     assert!(node_queue.is_used());
     tokio::time::advance(SWEEP_PAUSE).await;
     assert!(!node_queue.is_used());
-    node_queue.sweep = Some(Instant::now());
+    node_queue.next_sweep = Some(Instant::now());
     assert!(node_queue.is_used());
-    node_queue.sweep = None;
+    node_queue.next_sweep = None;
     node_queue.batches = 1;
     assert!(node_queue.is_used());
     node_queue.batches = 0;
@@ -399,19 +399,25 @@ async fn task_sleeps_until_next_hold_or_sweep() {
     let core = &watchdog.core;
     let now = Instant::now();
     let one = Watched::renewed();
-    core.reschedule(&mut core.schedule(), &one.hold);
-    assert_eq!(core.sleep_until(0), Some(now + 10 * SECOND));
-    core.sweep(None, |_| Some(now + 2 * SECOND));
-    core.sweep(None, |_| Some(now + 3 * SECOND));
-    assert_eq!(core.sleep_until(0), Some(now + 2 * SECOND));
-    core.schedule().nodes.clear();
-    core.schedule().remove(&one.hold);
+    core.reschedule(&mut core.schedule.lock(), &one.hold);
+    assert_eq!(core.plan_wake(0), Some(now + 10 * SECOND));
+    core.schedule
+        .lock()
+        .nodes
+        .entry(None)
+        .or_default()
+        .last_sweep = Some(now);
+    core.plan_sweep(None, 2 * SECOND);
+    core.plan_sweep(None, 3 * SECOND);
+    assert_eq!(core.plan_wake(0), Some(now + 2 * SECOND));
+    core.schedule.lock().nodes.clear();
+    core.schedule.lock().remove(&one.hold);
     // A batch in flight ends soon.
-    assert_eq!(core.sleep_until(1), Some(now + SECOND));
-    assert_eq!(core.sleep_until(0), Some(now + 10 * SECOND));
-    assert_eq!(core.sleep_until(1), Some(now + SECOND), "not idle any more");
-    assert_eq!(core.sleep_until(0), Some(now + 10 * SECOND));
-    assert_eq!(core.sleep_until(0), None);
+    assert_eq!(core.plan_wake(1), Some(now + SECOND));
+    assert_eq!(core.plan_wake(0), Some(now + 10 * SECOND));
+    assert_eq!(core.plan_wake(1), Some(now + SECOND), "not idle any more");
+    assert_eq!(core.plan_wake(0), Some(now + 10 * SECOND));
+    assert_eq!(core.plan_wake(0), None);
 }
 
 #[test]
@@ -425,7 +431,7 @@ fn watchdog_continues_in_last_used_runtime() {
         (watchdog, one)
     });
     second
-        .block_on(async { watchdog.background.remember_runtime() })
+        .block_on(async { watchdog.core.background.remember_runtime() })
         .unwrap();
     drop(first);
     second.block_on(async {
@@ -465,7 +471,7 @@ fn idle_watchdog_ends_with_its_runtime() {
         tokio::task::yield_now().await;
         watchdog.unwatch(&one.hold);
     });
-    let bound = second.block_on(async { watchdog.background.remember_runtime() });
+    let bound = second.block_on(async { watchdog.core.background.remember_runtime() });
     bound.unwrap();
     drop(first);
     assert_eq!(second.block_on(async { tasks() }), 0);
