@@ -20,8 +20,8 @@ use tokio::time::Instant;
 use super::{WatchAction, WatchdogState};
 use crate::error::Loss;
 
-/// The time from an owner's first acquisition of an object to its last release. Hold periods of all objects
-/// are numbered together: later ones compare greater.
+/// Identifies the time from an owner's first acquisition of an object to its last release. Hold periods of
+/// all objects are numbered together: later ones compare greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct HoldPeriod(u64);
 
@@ -99,6 +99,7 @@ impl State {
             end: now,
             longest: Duration::ZERO,
             loss: None,
+            // In the other numbers, 0 means none.
             changes: 1,
             acknowledged: 1,
             open_attempt: 0,

@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use smallvec::SmallVec;
-use tokio::time::Instant;
 
 use super::{HoldRef, Session, Terms};
 use crate::error::{Error, Loss, Result};
@@ -94,7 +93,10 @@ impl Session {
         }
         let end = |terms: &Terms| answer.sent_at + terms.lease.duration();
         for ((hold_ref, terms), &held) in hold_refs.iter().zip(&held) {
-            hold_ref.extend_prior_hold(held, end(terms));
+            // Before the replicas confirm it, because waiting for them delays the renewal of a re-entered hold.
+            if held > 0 {
+                hold_ref.hold.extend(end(terms));
+            }
         }
         if let Err(error) = answer.confirmation.confirmed(progress).await {
             // At once if possible, in the turns of this attempt: the caller may try elsewhere after this
@@ -165,14 +167,6 @@ impl HoldRef {
         Ok(held)
     }
 
-    /// Extends the local deadline of a re-entered hold as soon as the master has granted it, because waiting
-    /// for replicas delays its renewal.
-    fn extend_prior_hold(&self, held: u32, end: Instant) {
-        if held > 0 {
-            self.hold.extend(end);
-        }
-    }
-
     /// Handles a reply that the owner does not hold the object: marks the hold as lost. Returns the error.
     fn mark_not_held(&self) -> Error {
         self.hold.mark_lost(Loss::NotHeld);
@@ -203,9 +197,7 @@ impl<'a> SettleOnDrop<'a> {
             settled: AtomicBool::new(false),
         }
     }
-}
 
-impl SettleOnDrop<'_> {
     /// Records that the attempt has been answered.
     fn mark_settled(&self) {
         self.settled.store(true, Ordering::Relaxed);

@@ -1,14 +1,15 @@
 //! Counted references to the holds of a client, each found in the registry while anything refers to it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use super::Session;
-use super::registry::{HoldRegistry, RegisteredHold};
+use super::registry::RegisteredHold;
 use crate::error::{Error, Result};
 use crate::hold::{Hold, HoldKind, HoldPeriod};
 use crate::name::ObjectKeys;
 use crate::owner::Owner;
+use crate::sync::wait_for;
 
 impl Session {
     /// Returns a reference to the hold of `owner` on `object`, which is created if there is none.
@@ -19,7 +20,7 @@ impl Session {
         field: impl Fn() -> String,
         kind: &Arc<K>,
     ) -> Result<HoldRef> {
-        let mut holds = self.holds();
+        let mut holds = self.holds.lock();
         let new_hold = |step_lock| {
             let (field, kind) = (field(), kind.clone());
             Arc::new(Hold::new(object.clone(), owner, field, kind, step_lock))
@@ -49,14 +50,14 @@ impl Session {
 
     /// Returns the latest generation of a hold.
     pub(super) fn latest_generation(&self, hold: &Hold) -> Option<Arc<Hold>> {
-        let holds = self.holds();
+        let holds = self.holds.lock();
         let entry = holds.get(&(hold.owner, hold.object.clone()));
         entry.map(|entry| entry.hold.clone())
     }
 
     /// Returns the hold period of `owner` on `object`, if it holds the object as far as this client knows.
     pub(super) fn hold_period(&self, owner: Owner, object: &Arc<ObjectKeys>) -> Option<HoldPeriod> {
-        let holds = self.holds();
+        let holds = self.holds.lock();
         let entry = holds.get(&(owner, object.clone()));
         entry.and_then(|entry| entry.hold.hold_period())
     }
@@ -69,20 +70,14 @@ impl Session {
         object: &Arc<ObjectKeys>,
         since: Option<HoldPeriod>,
     ) {
-        loop {
-            let mut acquired = std::pin::pin!(self.acquired.notified());
-            acquired.as_mut().enable();
-            if self.hold_period(owner, object) > since {
-                return;
-            }
-            acquired.await;
-        }
+        let is_held = || self.hold_period(owner, object) > since;
+        wait_for(&self.acquired, || is_held().then_some(())).await;
     }
 
     /// Settles what `owner` has released of `object` but not settled yet.
     pub(super) async fn settle_released(self: &Arc<Self>, owner: Owner, object: &Arc<ObjectKeys>) {
         let hold_ref = {
-            let mut holds = self.holds();
+            let mut holds = self.holds.lock();
             let Some(entry) = holds.get_mut(&(owner, object.clone())) else {
                 return;
             };
@@ -94,10 +89,6 @@ impl Session {
         };
         // If this fails, it is retried in the background, and the request that follows will fail too.
         let _ = hold_ref.settle().await;
-    }
-
-    pub(super) fn holds(&self) -> MutexGuard<'_, HoldRegistry> {
-        self.holds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -111,7 +102,7 @@ pub(crate) struct HoldRef {
 
 impl Clone for HoldRef {
     fn clone(&self) -> HoldRef {
-        if let Some(entry) = self.session.holds().get_mut(&self.key()) {
+        if let Some(entry) = self.session.holds.lock().get_mut(&self.key()) {
             entry.refs += 1;
         }
         HoldRef {
@@ -135,7 +126,7 @@ impl Drop for HoldRef {
     fn drop(&mut self) {
         let key = self.key();
         let unsettled = {
-            let mut holds = self.session.holds();
+            let mut holds = self.session.holds.lock();
             let Some(entry) = holds.get_mut(&key) else {
                 return;
             };

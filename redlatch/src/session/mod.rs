@@ -14,7 +14,7 @@
 //!    dropping a guard, dropping an attempt and failing all settle in this way.
 //! 6. Settling in the background retries until the lease must have ended ([`SETTLE_GRACE`]).
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -25,6 +25,7 @@ use crate::lease::Lease;
 use crate::owner::ClientId;
 use crate::step::Step;
 use crate::store::{Delivery, Progress, Store};
+use crate::sync::Mutex;
 use crate::wait::WaitQueues;
 use crate::watchdog::Watchdog;
 
@@ -66,10 +67,10 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
-    /// Returns the terms for an attempt that waits, if the store remembers waiters for this long.
-    pub(crate) fn waiting(self, remembered: Option<Lease>) -> Terms {
+    /// Returns the terms for an attempt. `waiter_ttl`: how long the store remembers it as a waiter, if it does.
+    pub(crate) fn waiting(self, waiter_ttl: Option<Lease>) -> Terms {
         Terms {
-            trace_lifetime: remembered.map_or(self.lease, |lifetime| lifetime.max(self.lease)),
+            trace_lifetime: waiter_ttl.map_or(self.lease, |ttl| ttl.max(self.lease)),
             ..self
         }
     }

@@ -88,8 +88,9 @@ impl HoldRef {
         if frees {
             session.waiting.record_release(hold.object.channel());
         }
-        let answer = release
-            .disarm_if_answered(store.run(&*step, None, delivery, &release.progress).await)?;
+        let answer = store.run(&*step, None, delivery, &release.progress).await;
+        release.record_result(&answer);
+        let answer = answer?;
         if frees && !answer.reply {
             // There may be no message, so another waiter's request is necessary to learn who holds it now.
             session.waiting.wake(hold.object.channel());
@@ -189,11 +190,11 @@ impl<'a> PendingRelease<'a> {
         }
     }
 
-    pub(super) fn disarm_if_answered<T>(&self, answer: Result<T>) -> Result<T> {
-        if answer.as_ref().err().is_none_or(Error::leaves_untouched) {
+    /// Records the result. After an answer, the release is not pending any more.
+    pub(super) fn record_result<T>(&self, result: &Result<T>) {
+        if result.as_ref().err().is_none_or(Error::leaves_untouched) {
             self.progress.mark_unsent();
         }
-        answer
     }
 }
 

@@ -43,7 +43,7 @@ fn session(guard: &Guard) -> &Arc<Session> {
 
 /// Returns the numbers of references to all holds.
 fn refs(session: &Session) -> Vec<usize> {
-    session.holds().values().map(|one| one.refs).collect()
+    session.holds.lock().values().map(|one| one.refs).collect()
 }
 
 /// Lets another owner acquire a held lock. The guard of the earlier owner has not noticed it yet.
@@ -80,7 +80,7 @@ async fn hold_refs_share_hold_until_last_is_dropped() {
     let inner = outer.reenter().await.unwrap();
     assert_eq!((refs(&session), outer.hold_count()), (vec![2], 2));
     let other = client.lock("b").lock().await.unwrap();
-    assert_eq!(session.holds().len(), 2);
+    assert_eq!(session.holds.lock().len(), 2);
     other.unlock().await.unwrap();
     inner.unlock().await.unwrap();
     assert_eq!(refs(&session), [1]);
@@ -368,7 +368,7 @@ async fn unanswered_release_makes_next_one_a_repetition() {
     let release = PendingRelease::new(hold, 0);
     hold.release_acknowledged(hold.changes(), false);
     release.progress.mark_sent();
-    release.disarm_if_answered(Ok(())).unwrap();
+    release.record_result(&Ok(()));
     drop(release);
     assert!(!hold.snapshot().maybe_released, "it was answered");
     // The store does not have it any more: the earlier release took effect.
