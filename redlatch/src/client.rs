@@ -58,10 +58,7 @@ impl Client {
     /// Creates a client with an embedded store of its own and the default settings, for tests and for
     /// programs of one process. See [`Embedded`] for a store that several clients share.
     pub fn embedded() -> Client {
-        let validated = ValidatedSettings {
-            id: ClientId::random(),
-            lease: Lease::WATCHDOG,
-        };
+        let validated = (ClientId::random(), Lease::WATCHDOG);
         ClientBuilder::default().attach(&Embedded::new(), validated)
     }
 
@@ -447,23 +444,14 @@ impl ClientBuilder {
     }
 }
 
-/// Validated settings.
-struct ValidatedSettings {
-    id: ClientId,
-    lease: Lease,
-}
-
 impl ClientBuilder {
-    fn validate(&self) -> Result<ValidatedSettings> {
+    /// Validates the settings. Returns the id of the client, and the lease that the watchdog renews.
+    fn validate(&self) -> Result<(ClientId, Lease)> {
         let invalid = |setting, reason: String| Err(Error::InvalidSetting { setting, reason });
-        if self.watchdog_lease < MIN_WATCHDOG_LEASE {
-            return invalid(
-                "watchdog_lease",
-                format!(
-                    "{:?} is too short; use at least 100 ms",
-                    self.watchdog_lease
-                ),
-            );
+        let lease = self.watchdog_lease;
+        if lease < MIN_WATCHDOG_LEASE {
+            let reason = format!("{lease:?} is too short; use at least 100 ms");
+            return invalid("watchdog_lease", reason);
         }
         if let Some(reason) = invalid_character(&self.prefix) {
             return invalid("prefix", reason.into());
@@ -480,19 +468,17 @@ impl ClientBuilder {
         if self.linger > crate::MAX_LEASE {
             return invalid("subscription_linger", "use less than ten years".into());
         }
-        Ok(ValidatedSettings {
-            id: match &self.client_id {
-                Some(id) => ClientId::custom(id)?,
-                None => ClientId::random(),
-            },
-            lease: Lease::new(self.watchdog_lease).map_err(|error| Error::InvalidSetting {
-                setting: "watchdog_lease",
-                reason: error.to_string(),
-            })?,
-        })
+        let id = match &self.client_id {
+            Some(id) => ClientId::custom(id)?,
+            None => ClientId::random(),
+        };
+        match Lease::new(lease) {
+            Ok(lease) => Ok((id, lease)),
+            Err(error) => invalid("watchdog_lease", error.to_string()),
+        }
     }
 
-    fn attach(self, store: &Embedded, validated: ValidatedSettings) -> Client {
+    fn attach(self, store: &Embedded, validated: (ClientId, Lease)) -> Client {
         let channels = Arc::new(ChannelMap::default());
         let connection = store.connect(channels.clone());
         self.assemble(validated, Store::Embedded(connection), channels)
@@ -500,7 +486,7 @@ impl ClientBuilder {
 
     fn assemble(
         self,
-        validated: ValidatedSettings,
+        (id, lease): (ClientId, Lease),
         store: Store,
         channels: Arc<ChannelMap>,
     ) -> Client {
@@ -510,11 +496,11 @@ impl ClientBuilder {
         let store = Arc::new(store);
         let waiting = WaitQueues::new(channels, store.clone(), background.clone(), self.linger);
         let session = Session::new(
-            validated.id,
+            id,
             self.prefix,
             store,
             waiting,
-            validated.lease,
+            lease,
             background,
             self.outage_limit,
         );

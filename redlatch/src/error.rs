@@ -286,9 +286,6 @@ impl Error {
     /// Returns whether the same call may succeed later without changes on the client: the store was down,
     /// slow or unreachable, or its replicas were.
     pub fn is_transient(&self) -> bool {
-        matches!(
-            self,
-            Error::Unavailable { .. } | Error::ResponseTimeout { .. } | Error::NotReplicated { .. }
-        )
+        self.is_outage() || matches!(self, Error::NotReplicated { .. })
     }
 }

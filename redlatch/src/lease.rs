@@ -64,7 +64,7 @@ pub(crate) enum WaitLimit {
 }
 
 impl WaitLimit {
-    /// Waits at most `wait` from now. A deadline beyond the clock's range means no limit.
+    /// Returns the limit that ends `wait` from now. A deadline beyond the clock's range means no limit.
     pub(crate) fn at_most(wait: Duration) -> WaitLimit {
         if wait.is_zero() {
             return WaitLimit::None;

@@ -35,10 +35,8 @@ thread_local! {
 /// [`Error::NoRuntime`] if there is none or it has no timers.
 pub(crate) fn current() -> Result<Handle> {
     let handle = Handle::try_current().map_err(|_| Error::NoRuntime)?;
-    match capabilities(handle.id()).timers {
-        true => Ok(handle),
-        false => Err(Error::NoRuntime),
-    }
+    let has_timers = capabilities(handle.id()).timers;
+    has_timers.then_some(handle).ok_or(Error::NoRuntime)
 }
 
 /// Checks that connections can be made in the current runtime.
@@ -51,10 +49,7 @@ pub(crate) fn check_sockets() -> Result<()> {
     let sockets = capabilities.sockets.unwrap_or_else(has_sockets);
     capabilities.sockets = Some(sockets);
     cache(capabilities);
-    match sockets {
-        true => Ok(()),
-        false => Err(Error::NoRuntime),
-    }
+    sockets.then_some(()).ok_or(Error::NoRuntime)
 }
 
 /// Sleeps until `at`; never returns in a runtime without timers.

@@ -10,10 +10,12 @@
 //!    So no call times out at a busy server that answers. At a server that answers nothing, all calls time
 //!    out together.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
+
+use crate::sync::Mutex;
 
 /// Limit of attempts to acquire in flight. The others wait here and not inside the connection, where
 /// renewals and releases would queue behind them.
@@ -51,18 +53,12 @@ impl AttemptLimiter {
     /// Records that the server has answered an attempt.
     pub(super) fn record_answer(&self) {
         if self.semaphore.available_permits() == 0 {
-            *self.lock() = Some(Instant::now());
+            *self.latest_answer.lock() = Some(Instant::now());
         }
     }
 
     /// Returns the time of the latest answer to an attempt while others waited.
     pub(crate) fn latest_answer(&self) -> Option<Instant> {
-        *self.lock()
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Instant>> {
-        self.latest_answer
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        *self.latest_answer.lock()
     }
 }

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
+
+use crate::sync::Mutex;
 
 /// Identifies a server with data for as long as this process knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -18,8 +19,8 @@ impl NodeId {
     }
 }
 
-/// Identifies the server at the other end of a connection. A failover gives another one in a cluster and behind
-/// Sentinels, which name another address. Small, because every request keeps it.
+/// Identifies the server at the other end of a connection. After a failover in a cluster or behind sentinels it
+/// is a different one, at another address. Small, because every request keeps it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct ServerId(u32);
 
@@ -41,7 +42,7 @@ pub(crate) struct SuspectNodes {
 
 impl SuspectNodes {
     pub(crate) fn add(&self, node: NodeId) {
-        self.lock().insert(node);
+        self.nodes.lock().insert(node);
         self.added.notify_one();
     }
 
@@ -50,15 +51,11 @@ impl SuspectNodes {
     /// Cancel-safe: the nodes are removed only when they are returned.
     pub(crate) async fn next(&self) -> BTreeSet<NodeId> {
         loop {
-            let nodes = std::mem::take(&mut *self.lock());
+            let nodes = std::mem::take(&mut *self.nodes.lock());
             if !nodes.is_empty() {
                 return nodes;
             }
             self.added.notified().await;
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeSet<NodeId>> {
-        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

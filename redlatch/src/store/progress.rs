@@ -1,14 +1,15 @@
 //! How far a request has come: whether its step was sent, and the outcome of its last contact with the store.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 
 use super::attempt_limiter::{AttemptLimiter, AttemptPermit};
 use crate::error::Error;
+use crate::sync::Mutex;
 
 /// Records whether a step was sent, and its outcome. It lives outside of the future that sends the step, so
 /// it can still be read after that future was dropped.
@@ -75,7 +76,7 @@ impl Progress {
 
     /// Returns the last contact with the store, if there was any.
     pub(crate) fn last_contact(&self) -> Option<LastContact> {
-        let details = self.details();
+        let details = self.details.lock();
         let of_queue = details.wait_queue.as_ref();
         let of_queue = of_queue.and_then(|(wait_queue, since)| wait_queue.contact_since(*since));
         of_queue.or_else(|| match self.answered.load(Ordering::Relaxed) {
@@ -89,7 +90,7 @@ impl Progress {
 
     /// Records that the request has joined a wait queue.
     pub(crate) fn join_queue(&self, wait_queue: Arc<dyn ContactSource>) {
-        self.details().wait_queue = Some((wait_queue, Instant::now()));
+        self.details.lock().wait_queue = Some((wait_queue, Instant::now()));
         self.in_queue.store(true, Ordering::Relaxed);
     }
 
@@ -100,7 +101,7 @@ impl Progress {
             return;
         }
         self.in_queue.store(false, Ordering::Relaxed);
-        let left = self.details().wait_queue.take();
+        let left = self.details.lock().wait_queue.take();
         match left.and_then(|(wait_queue, since)| wait_queue.contact_since(since)) {
             Some(LastContact::Answered) => self.record_answer(),
             Some(LastContact::Failed { since, error }) => self.set_failure(since, error),
@@ -124,14 +125,14 @@ impl Progress {
 
     /// Records that the store has answered an earlier step, but not yet the current one.
     pub(crate) fn expect_answer(&self) {
-        self.details().failed = None;
+        self.details.lock().failed = None;
         self.answered.store(false, Ordering::Relaxed);
     }
 
     /// Records a failure to reach the store. The outage started at `since`, or at the first failure since the
     /// last answer, if that is earlier.
     pub(crate) fn record_failure(&self, since: Instant, error: Error) {
-        let since = match &self.details().failed {
+        let since = match &self.details.lock().failed {
             Some((earlier, _)) if !self.answered.load(Ordering::Relaxed) => since.min(*earlier),
             _ => since,
         };
@@ -139,13 +140,13 @@ impl Progress {
     }
 
     fn set_failure(&self, since: Instant, error: Error) {
-        self.details().failed = Some((since, error));
+        self.details.lock().failed = Some((since, error));
         self.answered.store(false, Ordering::Relaxed);
     }
 
     /// Keeps the permit of the attempt.
     pub(crate) fn keep_permit(&self, permit: AttemptPermit) {
-        self.details().permit = Some(permit);
+        self.details.lock().permit = Some(permit);
         self.in_flight.store(true, Ordering::Relaxed);
     }
 
@@ -155,19 +156,19 @@ impl Progress {
             return None;
         }
         self.in_flight.store(false, Ordering::Relaxed);
-        self.details().permit.take()
+        self.details.lock().permit.take()
     }
 
     /// Records that the attempt waits for a permit, until the result is dropped. Meanwhile the response
     /// timeout restarts with each answer to another attempt at this limiter.
     pub(crate) fn wait_for_permit(&self, limiter: Arc<AttemptLimiter>) -> impl Drop + '_ {
-        self.details().limiter = Some(limiter);
+        self.details.lock().limiter = Some(limiter);
         WaitingForPermit(self)
     }
 
     /// Returns the start of the response timeout, if the attempt had to wait for its permit.
     pub(crate) fn timeout_start(&self) -> Option<Instant> {
-        self.details().timeout_start()
+        self.details.lock().timeout_start()
     }
 
     /// Runs `work` until it is done. Returns `None` if it takes longer than `timeout`, which starts at `begun`
@@ -189,10 +190,6 @@ impl Progress {
             deadline = later.filter(|later| *later > deadline)?;
         }
     }
-
-    fn details(&self) -> MutexGuard<'_, ProgressDetails> {
-        self.details.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl ProgressDetails {
@@ -208,7 +205,7 @@ struct WaitingForPermit<'a>(&'a Progress);
 
 impl Drop for WaitingForPermit<'_> {
     fn drop(&mut self) {
-        let mut details = self.0.details();
+        let mut details = self.0.details.lock();
         details.timeout_start = details.timeout_start();
         details.limiter = None;
     }

@@ -3,9 +3,11 @@
 //! Waiters are woken in the order in which they started to wait. (`tokio::sync::watch` wakes them in random
 //! order, so one seed would not always give the same simulation.)
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use tokio::sync::Notify;
+
+use crate::sync::{Mutex, wait_for};
 
 /// Sends the value. If the sender is dropped before, the channel is closed without a value.
 #[derive(Debug)]
@@ -39,12 +41,8 @@ pub(super) fn channel<T>() -> (Sender<T>, Receiver<T>) {
 }
 
 impl<T> Channel<T> {
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn set(&self, to: State<T>) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if matches!(*state, State::Pending) {
             *state = to;
             drop(state);
@@ -79,20 +77,16 @@ impl<T> Clone for Receiver<T> {
 impl<T: Clone> Receiver<T> {
     /// Returns whether the value may still be sent.
     pub(super) fn is_pending(&self) -> bool {
-        matches!(*self.0.lock(), State::Pending)
+        matches!(*self.0.state.lock(), State::Pending)
     }
 
     /// Waits for the value; `None` if the sender was dropped. Cancel-safe.
     pub(super) async fn recv(&self) -> Option<T> {
-        loop {
-            let mut changed = std::pin::pin!(self.0.changed.notified());
-            changed.as_mut().enable();
-            match &*self.0.lock() {
-                State::Pending => {}
-                State::Ready(value) => return Some(value.clone()),
-                State::Closed => return None,
-            }
-            changed.await;
-        }
+        let value = || match &*self.0.state.lock() {
+            State::Pending => None,
+            State::Ready(value) => Some(Some(value.clone())),
+            State::Closed => Some(None),
+        };
+        wait_for(&self.0.changed, value).await
     }
 }

@@ -15,7 +15,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use redis::Value;
@@ -28,10 +28,11 @@ use super::endpoint::{Endpoint, UNKNOWN_HOST};
 use super::exchange_error::ExchangeError;
 use super::node::{Node, NodeLimits, NodeSettings};
 use super::pubsub::as_text;
-use super::refresh_task::{MIN_REFRESH_INTERVAL, RefreshTask, STRAGGLER_LIMIT};
+use super::refresh_task::{MIN_QUERY_TIME, MIN_REFRESH_INTERVAL, RefreshTask, answer_within};
 use super::slot::SLOT_COUNT;
 use crate::error::Result;
 use crate::join::join_until;
+use crate::sync::Mutex;
 
 /// Time limit for the answer of one node with a connection.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
@@ -95,6 +96,12 @@ impl SlotMap {
             range.fill(u16::try_from(index).unwrap_or(UNASSIGNED));
         }
     }
+
+    /// Returns the known owner of a slot.
+    fn owner(&self, slot: u16) -> Option<&Endpoint> {
+        let index = self.slots.get(usize::from(slot))?;
+        self.masters.get(usize::from(*index))
+    }
 }
 
 /// The owners of the slots according to one node.
@@ -149,17 +156,17 @@ impl Cluster {
 
     /// Returns all nodes that own slots, in a stable order.
     pub(super) async fn masters(self: &Arc<Self>) -> Vec<Arc<Node>> {
-        if self.map().masters.is_empty() {
+        if self.map.lock().masters.is_empty() {
             self.refresh_and_wait().await;
         }
-        let map = self.map();
+        let map = self.map.lock();
         let nodes = map.masters.iter().filter_map(|at| map.nodes.get(at));
         nodes.cloned().collect()
     }
 
     /// Returns all known nodes.
     pub(super) fn nodes(&self) -> Vec<Arc<Node>> {
-        self.map().nodes.values().cloned().collect()
+        self.map.lock().nodes.values().cloned().collect()
     }
 
     /// Handles MOVED: a node reports that another node owns the slot.
@@ -171,7 +178,7 @@ impl Cluster {
             return self.known_slot_owner(slot).filter(is_other);
         };
         self.request_refresh();
-        let mut map = self.map();
+        let mut map = self.map.lock();
         let node = self.node(&mut map, &to)?;
         if !map.masters.contains(&to) {
             self.settings.suspect_nodes.add(node.id);
@@ -191,16 +198,15 @@ impl Cluster {
         let endpoint = self
             .parse_redirect(slot, to)
             .or_else(|| self.only_other_with_port(slot, to))?;
-        self.node(&mut self.map(), &endpoint)
+        self.node(&mut self.map.lock(), &endpoint)
     }
 
-    /// Returns the node without a host name to which the slot's owner redirects, if its port is unique. If that
-    /// is the wrong node, it refuses the command, because only the node that imports the slot accepts it.
+    /// Returns the target of a redirection without a host: the only other node with its port, if there is one.
+    /// If that is the wrong node, it refuses the command, because only the node that imports the slot accepts it.
     fn only_other_with_port(&self, slot: u16, address: &str) -> Option<Endpoint> {
         let port: u16 = address.rsplit_once(':')?.1.parse().ok()?;
-        let map = self.map();
-        let owner = map.slots.get(usize::from(slot))?;
-        let owner = map.masters.get(usize::from(*owner));
+        let map = self.map.lock();
+        let owner = map.owner(slot);
         let is_other = |at: &&Endpoint| at.port() == port && Some(*at) != owner;
         let mut others = map.masters.iter().filter(is_other);
         let other = others.next()?.clone();
@@ -243,37 +249,29 @@ impl Cluster {
             // There are no other nodes to query.
             false => self.settings.connect_timeout.max(QUERY_TIMEOUT),
         };
-        let queries = self.nodes_to_query(connected).into_iter().map(
-            |(at, connection)| async move {
-                let report = match timeout(limit, fetch_slots(&at, &connection)).await {
-                    Ok(report) => report,
-                    Err(_) => Err(ExchangeError::NotExecuted(format!(
-                        "no answer within {limit:?}"
-                    ))),
-                };
-                match report {
-                    Ok(report) => Some(report),
-                    Err(failure) => {
-                        tracing::debug!(%at, error = ?failure, "a node did not report its slots");
-                        None
-                    }
-                }
-            },
-        );
-        let healthy = |report: &SlotReport| report.is_healthy;
-        let some = |answers: &[Option<Option<SlotReport>>]| {
-            answers.iter().flatten().flatten().any(healthy)
+        let query = |(at, connection): (Endpoint, Arc<ReconnectingConnection>)| async move {
+            let report = answer_within(limit, &connection, fetch_slots(&at, &connection)).await;
+            if let Err(failure) = &report {
+                tracing::debug!(%at, error = ?failure, "a node did not report its slots");
+            }
+            report.ok()
         };
-        let answers = join_until(queries, some, STRAGGLER_LIMIT).await;
+        let queries = self.nodes_to_query(connected).into_iter().map(query);
+        let enough = |answers: &[Option<Option<SlotReport>>]| {
+            let mut reports = answers.iter().flatten().flatten();
+            reports.any(|report| report.is_healthy)
+        };
+        let answers = join_until(queries, enough, MIN_QUERY_TIME).await;
         let reports = answers.into_iter().flatten().flatten();
         let latest = reports.max_by_key(|report| (report.is_healthy, report.epoch));
         // Use an answer of a node that is cut off only if there is no map at all.
-        let latest = latest.filter(|latest| latest.is_healthy || self.map().masters.is_empty());
+        let latest =
+            latest.filter(|latest| latest.is_healthy || self.map.lock().masters.is_empty());
         latest.is_some_and(|report| self.apply_report(&report))
     }
 
     fn nodes_to_query(&self, connected: bool) -> Vec<(Endpoint, Arc<ReconnectingConnection>)> {
-        let mut map = self.map();
+        let mut map = self.map.lock();
         let known: Vec<Endpoint> = map.masters.iter().chain(&self.seeds).cloned().collect();
         let mut queried: Vec<(Endpoint, Arc<ReconnectingConnection>)> = Vec::new();
         for at in known {
@@ -293,7 +291,7 @@ impl Cluster {
     /// Uses a node's answer unless something newer is known. Returns whether it did.
     fn apply_report(&self, report: &SlotReport) -> bool {
         let now = Instant::now();
-        let mut map = self.map();
+        let mut map = self.map.lock();
         let is_behind =
             |(epoch, at): (u64, Instant)| report.epoch < epoch && now < at + OLD_EPOCH_IGNORED_FOR;
         if map.current_epoch.is_some_and(is_behind) {
@@ -342,10 +340,8 @@ impl Cluster {
 
     /// Returns the known owner of a slot.
     pub(super) fn known_slot_owner(&self, slot: u16) -> Option<Arc<Node>> {
-        let map = self.map();
-        let index = map.slots.get(usize::from(slot))?;
-        let at = map.masters.get(usize::from(*index))?;
-        map.nodes.get(at).cloned()
+        let map = self.map.lock();
+        map.nodes.get(map.owner(slot)?).cloned()
     }
 
     /// Returns the limits of the node that owns a slot.
@@ -375,14 +371,9 @@ impl Cluster {
 
     /// Parses an address as the owner of a slot has written it.
     fn parse_redirect(&self, slot: u16, address: &str) -> Option<Endpoint> {
-        let map = self.map();
-        let index = map.slots.get(usize::from(slot)).copied();
-        let responder = index.and_then(|index| map.masters.get(usize::from(index)));
-        Endpoint::parse_redirect(address, responder.or_else(|| self.seeds.first())?)
-    }
-
-    fn map(&self) -> MutexGuard<'_, SlotMap> {
-        self.map.lock().unwrap_or_else(PoisonError::into_inner)
+        let map = self.map.lock();
+        let responder = map.owner(slot).or_else(|| self.seeds.first())?;
+        Endpoint::parse_redirect(address, responder)
     }
 }
 
@@ -416,11 +407,9 @@ async fn fetch_slots(
     let info: String =
         redis::from_redis_value(info).map_err(|e| ExchangeError::from_client_error(&e.into()))?;
     let info_field = |name: &str| {
-        let lines = info.lines().filter_map(|line| line.split_once(':'));
-        lines
-            .filter(|(it, _)| *it == name)
-            .map(|(_, value)| value.trim())
-            .next()
+        let mut fields = info.lines().filter_map(|line| line.split_once(':'));
+        let field = fields.find(|(other, _)| *other == name);
+        field.map(|(_, value)| value.trim())
     };
     let epoch = info_field("cluster_current_epoch").and_then(|epoch| epoch.parse().ok());
     let Value::Array(ranges) = slots else {
@@ -428,7 +417,7 @@ async fn fetch_slots(
     };
     let mut ranges: Vec<_> = ranges
         .iter()
-        .filter_map(|range| self::parse_slot_range(at, range))
+        .filter_map(|range| parse_slot_range(at, range))
         .collect();
     // Before Redis 7 each node has its own order; a listing needs a stable one.
     ranges.sort_unstable();
@@ -529,7 +518,7 @@ mod tests {
 
     /// Returns the owners of slots 1 and 2.
     fn owners(cluster: &Cluster) -> [u16; 2] {
-        let map = cluster.map();
+        let map = cluster.map.lock();
         [1, 2].map(|slot: usize| map.masters[usize::from(map.slots[slot])].port())
     }
 
@@ -577,7 +566,7 @@ mod tests {
         let found = |host: Value, metadata: Value| {
             let node = Value::Array(vec![host, Value::Int(7), text("id"), metadata]);
             let range = Value::Array(vec![Value::Int(0), Value::Int(9), node]);
-            super::parse_slot_range(&Endpoint::new("responder", 1), &range).unwrap()
+            parse_slot_range(&Endpoint::new("responder", 1), &range).unwrap()
         };
         for map in maps {
             let (first, last, at) = found(text("?"), map.clone());

@@ -67,10 +67,10 @@ impl Node {
         target: impl Fn() -> Result<Target, Error>,
     ) -> Result<Arc<Node>, Error> {
         let id = NodeId::next();
-        let connection = |subscription_mode, is_for_commands: bool| {
+        let connection = |subscription_mode, tracks_run_id: bool| {
             let subscriber = settings.subscriber.clone();
             let run_id_tracker =
-                is_for_commands.then(|| RunIdTracker::new(id, settings.suspect_nodes.clone()));
+                tracks_run_id.then(|| RunIdTracker::new(id, settings.suspect_nodes.clone()));
             let limit = settings.connect_timeout;
             Ok::<_, Error>(ReconnectingConnection::new(
                 target()?,
@@ -110,7 +110,7 @@ impl Node {
 
     /// Returns a hint for the timeout error if there is not even a connection.
     pub(super) fn timeout_hint(&self) -> Option<&'static str> {
-        // `None` if one of them is connected.
+        // Connections that are established have `None`, the smallest value.
         self.connections()
             .map(|connection| connection.timeout_hint())
             .min()

@@ -1,15 +1,18 @@
 //! The task that watches a deployment for changes. It lives as long as its runtime; the next connection
 //! starts another one.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::task::AbortHandle;
+use tokio::time::timeout;
 
+use super::connection::ReconnectingConnection;
+use super::exchange_error::ExchangeError;
 use crate::environment::task;
+use crate::sync::Mutex;
 
-/// Time that the other nodes still get once enough nodes have answered.
-pub(super) const STRAGGLER_LIMIT: Duration = Duration::from_millis(100);
+/// Time that every node has to answer, even if enough nodes have answered before.
+pub(super) const MIN_QUERY_TIME: Duration = Duration::from_millis(100);
 
 /// Shortest time between two checks.
 pub(super) const MIN_REFRESH_INTERVAL: Duration = Duration::from_millis(50);
@@ -23,7 +26,7 @@ impl RefreshTask {
         &self,
         refresh: impl FnOnce() -> F,
     ) {
-        let mut running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = self.0.lock();
         if running.as_ref().is_none_or(AbortHandle::is_finished) {
             *running = Some(tokio::spawn(task(refresh())).abort_handle());
         }
@@ -32,9 +35,22 @@ impl RefreshTask {
 
 impl Drop for RefreshTask {
     fn drop(&mut self) {
-        let task = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(task) = task.take() {
+        if let Some(task) = self.0.lock().take() {
             task.abort();
         }
     }
+}
+
+/// Returns the answer of one node to a query, or an error if it takes longer than `limit`.
+pub(super) async fn answer_within<T>(
+    limit: Duration,
+    connection: &ReconnectingConnection,
+    query: impl Future<Output = Result<T, ExchangeError>>,
+) -> Result<T, ExchangeError> {
+    let answer = timeout(limit, query).await;
+    answer.unwrap_or_else(|_| {
+        let timeout_hint = connection.timeout_hint().unwrap_or_default();
+        let reason = format!("no answer within {limit:?}{timeout_hint}");
+        Err(ExchangeError::NotExecuted(reason))
+    })
 }

@@ -9,7 +9,7 @@
 //! 4. The number of connected replicas comes from ROLE. It is read once per connection, and again in the
 //!    background when it is old or when a WAIT was not fulfilled.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Value;
@@ -22,6 +22,7 @@ use crate::error::{Error, Result};
 use crate::step::unexpected_reply;
 use crate::store::answer::{Confirmation, WaitResult};
 use crate::store::shared_oneshot::{self, Sender};
+use crate::sync::Mutex;
 
 /// How many replicas must acknowledge an acquisition before it counts.
 ///
@@ -129,7 +130,7 @@ impl Replicas {
         if matches!(self.requirement.sync, ReplicaSync::AtLeast(_)) {
             return Ok(());
         }
-        let known = self.state().connected;
+        let known = self.state.lock().connected;
         match known {
             Some((.., generation, since)) if generation == live.generation() => {
                 if since.elapsed() > COUNT_MAX_AGE {
@@ -147,7 +148,7 @@ impl Replicas {
         connection: &Arc<ReconnectingConnection>,
         live: &LiveConnection,
     ) -> Confirmation {
-        let (mut state, timeout) = (self.state(), self.requirement.timeout);
+        let (mut state, timeout) = (self.state.lock(), self.requirement.timeout);
         match self.replicas_to_await(&state, live) {
             Some(0) => return Confirmation::NOT_NEEDED,
             Some(_) => {}
@@ -192,7 +193,7 @@ impl Replicas {
         connection: &ReconnectingConnection,
         live: &mut LiveConnection,
     ) -> Result<(usize, usize), ExchangeError> {
-        let Some(awaited) = self.replicas_to_await(&self.state(), live) else {
+        let Some(awaited) = self.replicas_to_await(&self.state.lock(), live) else {
             return Err(ExchangeError::Unanswered("the connection has ended".into()));
         };
         let millis = self.requirement.timeout.as_millis().max(1);
@@ -223,7 +224,7 @@ impl Replicas {
         connection: Arc<ReconnectingConnection>,
         live: LiveConnection,
     ) {
-        if let Some((.., since)) = &mut self.state().connected {
+        if let Some((.., since)) = &mut self.state.lock().connected {
             // Prevents another count meanwhile.
             *since = Instant::now();
         }
@@ -240,16 +241,12 @@ impl Replicas {
         live: &LiveConnection,
     ) -> Result<(), ExchangeError> {
         let connected = connected_replicas(connection, live).await?;
-        self.state().connected = Some((connected, live.generation(), Instant::now()));
+        self.state.lock().connected = Some((connected, live.generation(), Instant::now()));
         Ok(())
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Sends WAITs one after the other, and is counted in `waits_in_flight`.
+/// A task that sends WAITs. It is counted in `waits_in_flight`.
 struct WaitSender {
     replicas: Arc<Replicas>,
     finished: bool,
@@ -282,7 +279,7 @@ impl WaitSender {
     /// Takes the next WAIT. If there is none, this sender leaves under the same lock, so that a later WAIT
     /// starts a new sender.
     fn next(&mut self) -> Option<WaitRequest> {
-        let mut state = self.replicas.state();
+        let mut state = self.replicas.state.lock();
         let next = state.next.take();
         if next.is_none() {
             self.finished = true;
@@ -298,7 +295,7 @@ impl Drop for WaitSender {
         if self.finished {
             return;
         }
-        let mut state = self.replicas.state();
+        let mut state = self.replicas.state.lock();
         state.waits_in_flight -= 1;
         // No sender is left: dropping the WAIT fails its receivers.
         if state.waits_in_flight == 0 {

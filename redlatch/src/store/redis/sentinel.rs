@@ -9,7 +9,7 @@
 //! 4. A connection that leads to another server than the master is invalidated.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use redis::{ServerError, Value};
@@ -22,11 +22,12 @@ use super::connector::Connector;
 use super::endpoint::Endpoint;
 use super::exchange_error::ExchangeError;
 use super::pubsub::SubscriptionMode;
-use super::refresh_task::{MIN_REFRESH_INTERVAL, RefreshTask, STRAGGLER_LIMIT};
+use super::refresh_task::{MIN_QUERY_TIME, MIN_REFRESH_INTERVAL, RefreshTask, answer_within};
 use crate::error::{Error, Result};
 use crate::join::join_until;
 use crate::lease::MAX_LEASE;
 use crate::store::{SharedSubscriber, Subscriber};
+use crate::sync::Mutex;
 
 /// Published when another server has become the master.
 const SWITCH_MASTER_CHANNEL: &str = "+switch-master";
@@ -101,14 +102,11 @@ impl Sentinels {
 
     /// Registers a connection, which is invalidated when it leads to a server that is no longer the master.
     pub(super) fn track(&self, connection: &Arc<ReconnectingConnection>) {
-        let master_connections = &mut self
-            .master_connections
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        master_connections.push(Arc::downgrade(connection));
+        let connection = Arc::downgrade(connection);
+        self.master_connections.lock().push(connection);
     }
 
-    /// Returns the name of the master, for messages.
+    /// Returns the master's name, the sentinels and the database, for messages.
     pub(super) fn address(&self) -> String {
         let mut all: Vec<String> = self
             .sentinels
@@ -146,22 +144,15 @@ impl Sentinels {
 
     async fn query_master(&self) -> Result<Endpoint, ExchangeError> {
         let queries = self.sentinels.iter().map(|(at, connection)| async move {
-            let answer = match timeout(QUERY_TIMEOUT, self.query_sentinel(at, connection)).await {
-                Ok(answer) => answer,
-                Err(_) => {
-                    let timeout_hint = connection.timeout_hint().unwrap_or_default();
-                    Err(ExchangeError::NotExecuted(format!(
-                        "no answer within {QUERY_TIMEOUT:?}{timeout_hint}"
-                    )))
-                }
-            };
+            let query = self.query_sentinel(at, connection);
+            let answer = answer_within(QUERY_TIMEOUT, connection, query).await;
             answer.map_err(|failure| (at, failure))
         });
-        let agree = |answers: &[Option<std::result::Result<Option<SentinelReply>, _>>]| {
+        let enough = |answers: &[Option<Result<Option<SentinelReply>, _>>]| {
             let votes = most_voted(replies(answers)).map_or(0, |(_, votes)| votes);
             votes * 2 > answers.len()
         };
-        let answers = join_until(queries, agree, STRAGGLER_LIMIT).await;
+        let answers = join_until(queries, enough, MIN_QUERY_TIME).await;
         if let Some((endpoint, _)) = most_voted(replies(&answers)) {
             return Ok(endpoint);
         }
@@ -192,7 +183,7 @@ impl Sentinels {
             .arg("GET-MASTER-ADDR-BY-NAME")
             .arg(&self.master)
             .take();
-        // Flags and epoch. Its address is the old one until a failover is complete.
+        // Only for the epoch: the address in this reply is the old one until a failover is complete.
         let master_info = redis::cmd("SENTINEL")
             .arg("MASTER")
             .arg(&self.master)
@@ -218,25 +209,12 @@ impl Sentinels {
         let Ok(master) = self.query_master().await else {
             return;
         };
-        let before = {
-            let mut latest = self
-                .latest_master
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            latest.replace(master.clone())
-        };
+        let before = self.latest_master.lock().replace(master.clone());
         let failed_over = before.is_some_and(|before| before != master);
-        let master_connections = self
-            .master_connections
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let master_connections = self.master_connections.lock();
         for connection in master_connections.iter().filter_map(Weak::upgrade) {
-            let elsewhere = |endpoint: &Endpoint| *endpoint != master;
-            if connection
-                .current_endpoint()
-                .as_ref()
-                .is_some_and(elsewhere)
-            {
+            let endpoint = connection.current_endpoint();
+            if endpoint.is_some_and(|endpoint| endpoint != master) {
                 tracing::info!(%master, name = self.master, "following a failover");
                 connection.invalidate();
             }
@@ -257,8 +235,8 @@ impl MasterResolver for Sentinels {
     }
 }
 
-/// Repeats the query when there is a reason to. Also keeps the connections to the sentinels, on which such reasons
-/// arrive.
+/// Repeats the query when there is a reason to. Also restores the connections to the sentinels, on which they
+/// publish such reasons.
 async fn refresh_loop(sentinels: Weak<Sentinels>, refresh_signal: Arc<RefreshSignal>) {
     refresh_signal.0.notify_one();
     let mut interval = MAX_LEASE;
@@ -268,16 +246,12 @@ async fn refresh_loop(sentinels: Weak<Sentinels>, refresh_signal: Arc<RefreshSig
             return;
         };
         sentinels.refresh().await;
-        let disconnected = sentinels
-            .sentinels
-            .iter()
-            .any(|(_, connection)| !connection.is_connected());
-        drop(sentinels);
-        interval = if disconnected {
-            RECONNECT_INTERVAL
-        } else {
-            MAX_LEASE
+        let mut connections = sentinels.sentinels.iter().map(|(_, connection)| connection);
+        interval = match connections.all(|connection| connection.is_connected()) {
+            true => MAX_LEASE,
+            false => RECONNECT_INTERVAL,
         };
+        drop(sentinels);
         sleep(MIN_REFRESH_INTERVAL).await;
     }
 }
@@ -297,7 +271,7 @@ impl Subscriber for RefreshSignal {
 }
 
 fn replies<E>(
-    answers: &[Option<std::result::Result<Option<SentinelReply>, E>>],
+    answers: &[Option<Result<Option<SentinelReply>, E>>],
 ) -> impl Iterator<Item = &SentinelReply> {
     answers.iter().flatten().flatten().flatten()
 }

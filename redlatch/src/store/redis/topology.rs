@@ -13,7 +13,7 @@ use super::endpoint::Endpoint;
 use super::exchange_error::ExchangeError;
 use super::node::{Node, NodeLimits, NodeSettings};
 use super::pubsub::SubscriptionMode;
-use super::refresh_task::STRAGGLER_LIMIT;
+use super::refresh_task::MIN_QUERY_TIME;
 use super::replicas::{ReplicaRequirement, ReplicaSync};
 use super::sentinel::Sentinels;
 use super::server_info::ServerInfo;
@@ -139,14 +139,11 @@ impl Topology {
     ) -> Result<Topology> {
         let info = fetch_server_info(&seeds, &config, &settings).await?;
         info.check_cluster_node()?;
-        let publishing = match info.supports_sharded_pubsub() {
-            true => PublishMode::Sharded,
-            false => PublishMode::Global,
+        let (publishing, subscription_mode) = match info.supports_sharded_pubsub() {
+            true => (PublishMode::Sharded, SubscriptionMode::Sharded),
+            false => (PublishMode::Global, SubscriptionMode::Unrestored),
         };
-        settings.subscription_mode = match publishing {
-            PublishMode::Sharded => SubscriptionMode::Sharded,
-            PublishMode::Global => SubscriptionMode::Unrestored,
-        };
+        settings.subscription_mode = subscription_mode;
         let cluster = Cluster::new(seeds, config, settings);
         if cluster.masters().await.is_empty() {
             return Err(Error::Unavailable {
@@ -310,8 +307,9 @@ async fn fetch_server_info(
         );
         ServerInfo::fetch(&connection).await
     });
-    let one = |answers: &[Option<Result<ServerInfo>>]| answers.iter().flatten().any(Result::is_ok);
-    let answers = join_until(queries, one, STRAGGLER_LIMIT).await;
+    let enough =
+        |answers: &[Option<Result<ServerInfo>>]| answers.iter().flatten().any(Result::is_ok);
+    let answers = join_until(queries, enough, MIN_QUERY_TIME).await;
     let mut reason: Option<Error> = None;
     for answer in answers.into_iter().flatten() {
         match answer {

@@ -59,10 +59,10 @@ pub(super) fn parse(url: &str, options: &ConnectOptions) -> Result<ParsedUrl> {
     // A URL that was read from a file may end with a line break.
     let url = url.trim();
     if url.contains(char::is_control) {
-        return invalid("it contains a line break, a tab or another control character".into());
+        return invalid("it contains a line break, a tab or another control character");
     }
     let Some((scheme, rest)) = url.split_once(':') else {
-        return invalid("it has no scheme; use redis://host:port".into());
+        return invalid("it has no scheme; use redis://host:port");
     };
     let (base, kind) = scheme.split_once('+').unwrap_or((scheme, ""));
     let (use_tls, kind) = match base {
@@ -73,10 +73,10 @@ pub(super) fn parse(url: &str, options: &ConnectOptions) -> Result<ParsedUrl> {
             return invalid(format!("unknown scheme {other:?}; use {URL_FORMS}"));
         }
         // Not repeated: without `//` it may be a user name.
-        _ => return invalid("it has no known scheme; use redis://host:port".into()),
+        _ => return invalid("it has no known scheme; use redis://host:port"),
     };
     if use_tls && kind == "unix" {
-        return invalid("TLS over a unix socket is not supported; use redis+unix:///path".into());
+        return invalid("TLS over a unix socket is not supported; use redis+unix:///path");
     }
     if rest.contains('#') {
         let certificate = match use_tls {
@@ -101,7 +101,7 @@ pub(super) fn parse(url: &str, options: &ConnectOptions) -> Result<ParsedUrl> {
         "sentinel" => context.sentinel(rest),
         "cluster" => context.cluster(rest),
         _ if is_scheme_text(kind) => invalid(format!("unknown scheme {scheme:?}; use {URL_FORMS}")),
-        _ => invalid("it has no known scheme; use redis://host:port".into()),
+        _ => invalid("it has no known scheme; use redis://host:port"),
     }
 }
 
@@ -122,8 +122,7 @@ impl UrlContext<'_> {
         let [host] = hosts.as_slice() else {
             return invalid(
                 "redis:// takes one server; for several hosts use redis+sentinel:// or \
-                 redis+cluster://"
-                    .into(),
+                 redis+cluster://",
             );
         };
         Ok(ParsedUrl {
@@ -139,8 +138,7 @@ impl UrlContext<'_> {
         if !path.starts_with('/') {
             return invalid(
                 "it has no absolute socket path, or a host, user or password before the path; use \
-                 redis+unix:///path?user=…&pass=…"
-                    .into(),
+                 redis+unix:///path?user=…&pass=…",
             );
         }
         let query = Query::parse(query, &[DB_PARAM, PROTOCOL_PARAM, "user", "pass"])?;
@@ -167,8 +165,7 @@ impl UrlContext<'_> {
         let (master, db) = parts.path.split_once('/').unwrap_or((parts.path, ""));
         if master.is_empty() {
             return invalid(
-                "it does not name the master; use redis+sentinel://host:port,host:port/master"
-                    .into(),
+                "it does not name the master; use redis+sentinel://host:port,host:port/master",
             );
         }
         let query = &parts.query;
@@ -187,7 +184,7 @@ impl UrlContext<'_> {
     fn cluster(self, rest: &str) -> Result<ParsedUrl> {
         let parts = UrlParts::parse(rest, &[DB_PARAM, PROTOCOL_PARAM])?;
         if parts.query.database(parts.path)? != 0 {
-            return invalid("a cluster has only database 0; omit the database".into());
+            return invalid("a cluster has only database 0; omit the database");
         }
         Ok(ParsedUrl {
             deployment: Deployment::Cluster(parts.hosts(NODE_PORT)?),
@@ -218,7 +215,7 @@ fn tls(use_tls: bool, options: &ConnectOptions) -> Result<Option<Arc<Tls>>> {
     #[cfg(feature = "tls")]
     return Ok(Some(super::tls::Tls::new(&options.tls)));
     #[cfg(not(feature = "tls"))]
-    return invalid("this build does not include TLS; enable the feature `tls` of redlatch".into());
+    return invalid("this build does not include TLS; enable the feature `tls` of redlatch");
 }
 
 /// The parts of a URL with hosts.
@@ -242,8 +239,7 @@ impl<'a> UrlParts<'a> {
         if path.contains('@') {
             return invalid(
                 "it has an @ after the first /; in a user or password, write / as %2F, ? as %3F \
-                 and @ as %40"
-                    .into(),
+                 and @ as %40",
             );
         }
         let (credentials, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
@@ -257,16 +253,11 @@ impl<'a> UrlParts<'a> {
 
     fn hosts(&self, port: u16) -> Result<Vec<Endpoint>> {
         let hosts = self.hosts.split(',').map(|host| {
-            Endpoint::parse(host, port).map_or_else(
-                || {
-                    invalid(
-                        "a host is missing, or a host or port is invalid; write host:port; in a \
+            Endpoint::parse(host, port).ok_or_else(|| Error::InvalidUrl {
+                reason: "a host is missing, or a host or port is invalid; write host:port; in a \
                          user or password, write / as %2F and ? as %3F"
-                            .into(),
-                    )
-                },
-                Ok,
-            )
+                    .into(),
+            })
         });
         hosts.collect()
     }
@@ -323,7 +314,7 @@ impl<'a> Query<'a> {
         let query = Query(pairs);
         match query.get(PROTOCOL_PARAM)?.as_deref() {
             None | Some("3" | "resp3") => Ok(query),
-            Some(_) => invalid("redlatch supports only RESP3; omit the protocol".into()),
+            Some(_) => invalid("redlatch supports only RESP3; omit the protocol"),
         }
     }
 
@@ -359,14 +350,14 @@ impl<'a> Query<'a> {
 
 /// Decodes percent-encoding.
 fn percent_decode(text: &str, what: &str) -> Result<String> {
-    let decoded = percent_decode_str(text).decode_utf8();
-    decoded.map_or_else(
-        |_| invalid(format!("{what} is not valid UTF-8")),
-        |text| Ok(text.into_owned()),
-    )
+    match percent_decode_str(text).decode_utf8() {
+        Ok(text) => Ok(text.into_owned()),
+        Err(_) => invalid(format!("{what} is not valid UTF-8")),
+    }
 }
 
-fn invalid<T>(reason: String) -> Result<T> {
+fn invalid<T>(reason: impl Into<String>) -> Result<T> {
+    let reason = reason.into();
     Err(Error::InvalidUrl { reason })
 }
 
