@@ -1,7 +1,7 @@
 //! Counted references to the holds of a client, each found in the registry while anything refers to it.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Session;
 use super::registry::RegisteredHold;
