@@ -5,11 +5,13 @@ use std::fmt;
 use std::io::{IsTerminal as _, Write as _};
 use std::sync::OnceLock;
 
-use tracing::{Event, Subscriber};
-use tracing_subscriber::EnvFilter;
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// Like `eprintln!`, with the name of the program as prefix.
 macro_rules! stderr {
@@ -90,23 +92,33 @@ pub(crate) fn start_log(output: Output) {
         .find(|filter| !filter.is_empty());
     let base = || {
         tracing_subscriber::fmt()
+            .with_max_level(Level::TRACE)
             .with_writer(std::io::stderr)
             .with_ansi(std::io::stderr().is_terminal())
             // Otherwise it would panic when standard error is closed.
             .log_internal_errors(false)
     };
     match custom_filter {
-        Some(filter) => base().with_env_filter(EnvFilter::new(filter)).init(),
+        Some(filter) => base().finish().with(targets(&filter)).init(),
         None => base()
-            .with_env_filter(EnvFilter::new(match output {
+            .with_ansi(false)
+            .event_format(MessageFormat)
+            .finish()
+            .with(targets(match output {
                 Output { quiet: true, .. } => QUIET_FILTER,
                 Output { verbose: true, .. } => VERBOSE_FILTER,
                 _ => DEFAULT_FILTER,
             }))
-            .with_ansi(false)
-            .event_format(MessageFormat)
             .init(),
     }
+}
+
+/// Parses a filter. Instead of an invalid one, which may be meant for another program, the default applies.
+fn targets(filter: &str) -> Targets {
+    filter.parse().unwrap_or_else(|error| {
+        stderr!("the log filter {filter:?} is invalid ({error}); using {DEFAULT_FILTER:?}");
+        targets(DEFAULT_FILTER)
+    })
 }
 
 /// `run` reports a loss itself, with its consequences. A lost connection is a warning, so its
@@ -130,8 +142,8 @@ where
         event: &Event<'_>,
     ) -> fmt::Result {
         let level = match *event.metadata().level() {
-            tracing::Level::ERROR => "error: ",
-            tracing::Level::WARN => "warning: ",
+            Level::ERROR => "error: ",
+            Level::WARN => "warning: ",
             _ => "",
         };
         write!(writer, "redlatch: {level}")?;
