@@ -2,6 +2,7 @@
 //! made in `store::redis::connector`.) It is in one file so that a simulation can provide all of it.
 
 use crate::error::Result;
+use crate::join::Boxed;
 #[cfg(feature = "simulation")]
 use crate::simulation;
 
@@ -43,14 +44,9 @@ pub(crate) fn check_sockets() -> Result<()> {
 }
 
 /// Wraps the work of a task. Every task of the library is spawned with this wrapper, so that a simulated
-/// process can stop its tasks.
-#[cfg(not(feature = "simulation"))]
-pub(crate) fn task<F: Future>(work: F) -> F {
-    work
-}
-
-/// The same for simulated processes.
-#[cfg(feature = "simulation")]
-pub(crate) fn task<F: Future + Send + 'static>(work: F) -> simulation::Inside<F> {
-    simulation::Inside::new(simulation::current(), work)
+/// process can stop its tasks. All have one type, for which tokio's code is compiled once.
+pub(crate) fn task<T>(work: impl Future<Output = T> + Send + 'static) -> Boxed<'static, T> {
+    #[cfg(feature = "simulation")]
+    let work = simulation::Inside::new(simulation::current(), work);
+    Box::pin(work)
 }

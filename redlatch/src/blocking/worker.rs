@@ -1,5 +1,6 @@
 //! The thread that runs a blocking client.
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
@@ -8,6 +9,7 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use crate::background::Background;
+use crate::environment::task;
 use crate::error::{Error, Result};
 
 /// How long a client's thread continues after its last handle, to release what was dropped.
@@ -19,7 +21,7 @@ pub(super) struct Worker {
     /// The background work that must finish before the thread ends.
     background: Arc<OnceLock<Background>>,
     /// Dropped with the worker, which ends the thread.
-    _ends: oneshot::Sender<std::convert::Infallible>,
+    _ends: oneshot::Sender<Infallible>,
 }
 
 impl Worker {
@@ -71,11 +73,15 @@ impl Worker {
         F: Future + Send + 'static,
         F::Output: Send + 'static,
     {
-        let (sender, receiver) = mpsc::sync_channel(1);
-        self.runtime.spawn(async move {
+        let (sender, mut output) = oneshot::channel();
+        // Carries no value, so that its code is compiled once and not for each type of output.
+        let (ends, ended) = mpsc::channel::<Infallible>();
+        self.runtime.spawn(task(async move {
             let _ = sender.send(work.await);
-        });
-        receiver.recv().map_err(|_| Error::NoRuntime)
+            drop(ends);
+        }));
+        let _ = ended.recv();
+        output.try_recv().map_err(|_| Error::NoRuntime)
     }
 }
 

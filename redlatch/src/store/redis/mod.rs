@@ -27,6 +27,7 @@ pub(crate) use self::topology::RedisSettings;
 use self::topology::Topology;
 use super::{Answer, Cursor, Delivery, NodeId, Progress, ScanType, SharedSubscriber, SuspectNodes};
 use crate::error::{Error, Result};
+use crate::join::Boxed;
 use crate::step::Step;
 
 mod cluster;
@@ -60,26 +61,28 @@ pub(crate) struct Redis {
 }
 
 impl Redis {
-    /// Connects, and checks that the servers are supported.
-    pub(crate) async fn connect(
-        url: &str,
-        options: &ConnectOptions,
+    /// Connects, and checks that the servers are supported. Boxed, so that a program does not compile its own copy.
+    pub(crate) fn connect<'a>(
+        url: &'a str,
+        options: &'a ConnectOptions,
         settings: RedisSettings,
         subscriber: SharedSubscriber,
-    ) -> Result<Redis> {
-        let response_timeout = settings.response_timeout;
-        // Not repeated: a program that starts up should get the error at once. If no connection can
-        // be made, the connect timeout reports that.
-        let limit = settings.connect_timeout.saturating_add(response_timeout);
-        let suspect_nodes = Arc::<SuspectNodes>::default();
-        let parsed = url::parse(url, options)?;
-        let connecting = Topology::connect(parsed, settings, subscriber, suspect_nodes.clone());
-        let topology = timeout(limit, connecting).await;
-        let topology = topology.map_err(|_| Error::ResponseTimeout { after: limit })??;
-        Ok(Redis {
-            topology,
-            suspect_nodes,
-            response_timeout,
+    ) -> Boxed<'a, Result<Redis>> {
+        Box::pin(async move {
+            let response_timeout = settings.response_timeout;
+            // Not repeated: a program that starts up should get the error at once. If no connection can
+            // be made, the connect timeout reports that.
+            let limit = settings.connect_timeout.saturating_add(response_timeout);
+            let suspect_nodes = Arc::<SuspectNodes>::default();
+            let parsed = url::parse(url, options)?;
+            let connecting = Topology::connect(parsed, settings, subscriber, suspect_nodes.clone());
+            let topology = timeout(limit, connecting).await;
+            let topology = topology.map_err(|_| Error::ResponseTimeout { after: limit })??;
+            Ok(Redis {
+                topology,
+                suspect_nodes,
+                response_timeout,
+            })
         })
     }
 
