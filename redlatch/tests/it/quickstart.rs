@@ -23,7 +23,6 @@ fn assert_sold_out(output: &Output) {
     let oversold = last.strip_prefix("sold 300 of 300, oversold 0, without the lock oversold ");
     let oversold: u64 = oversold.expect(last).parse().expect(last);
     assert!(oversold > 0, "{last}");
-    // Without a terminal, the progress bar is not shown.
     assert!(err.is_empty(), "{err}");
     assert!(!out.contains(['\r', '\x1b']), "{out}");
 }

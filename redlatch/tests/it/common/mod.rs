@@ -200,7 +200,7 @@ pub fn example(name: &str) -> Command {
             other => other,
         };
         let status = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--package", "redlatch"])
+            .args(["build", "--quiet", "--package", "redlatch-examples"])
             .args(["--example", name, "--profile", profile])
             .arg("--target-dir")
             .arg(built.parent().unwrap())

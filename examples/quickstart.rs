@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, SystemTime};
 
-use indicatif::{ProgressBar, ProgressStyle};
 use redis::aio::MultiplexedConnection;
 use redlatch::Client;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
@@ -148,19 +147,7 @@ async fn sell_out(url: Option<&str>) -> Result<ExitCode> {
 
 /// Sells everything once. Returns how much was sold.
 async fn sell(url: Option<&str>, locked: bool) -> Result<u64> {
-    let bar = ProgressBar::new(STOCK);
-    bar.set_style(ProgressStyle::with_template(
-        "{prefix:14} [{bar:40}] sold {pos} of {len}",
-    )?);
-    bar.set_prefix(if locked {
-        "with the lock"
-    } else {
-        "without a lock"
-    });
-    let sold = Sold {
-        count: Arc::default(),
-        bar,
-    };
+    let sold = Sold::default();
     match url {
         Some(url) => sell_with_processes(url, locked, &sold).await?,
         None => {
@@ -170,21 +157,16 @@ async fn sell(url: Option<&str>, locked: bool) -> Result<u64> {
             sell_with_tasks(WORKERS, stock, lock, move || sold.one()).await?;
         }
     }
-    sold.bar.finish_and_clear();
-    Ok(sold.count.load(SeqCst))
+    Ok(sold.0.load(SeqCst))
 }
 
-/// Counts the sales. The bar only shows them: a finished bar always looks full.
-#[derive(Clone)]
-struct Sold {
-    count: Arc<AtomicU64>,
-    bar: ProgressBar,
-}
+/// Counts the sales.
+#[derive(Clone, Default)]
+struct Sold(Arc<AtomicU64>);
 
 impl Sold {
     fn one(&self) {
-        self.count.fetch_add(1, SeqCst);
-        self.bar.inc(1);
+        self.0.fetch_add(1, SeqCst);
     }
 }
 
