@@ -22,6 +22,7 @@ mod fair_lock;
 mod faults;
 mod fenced_lock;
 mod lock_kinds;
+mod log;
 mod multi_lock;
 mod owners;
 mod promises;

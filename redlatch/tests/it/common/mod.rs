@@ -1,7 +1,6 @@
 //! Helpers that the integration tests share.
-#![allow(dead_code, unreachable_pub, reason = "`log.rs` uses a part of it")]
 
-pub mod secured;
+pub(crate) mod secured;
 
 use std::future::{Future, IntoFuture, poll_fn};
 use std::path::PathBuf;
@@ -18,17 +17,17 @@ use redlatch_testkit::{
 use secured::Secured;
 
 /// Longer than any successful operation takes, even on the slowest machine.
-pub const LONG: Duration = Duration::from_secs(60);
+pub(crate) const LONG: Duration = Duration::from_secs(60);
 
 /// A watchdog lease long enough to survive a pause of two or three seconds of the whole process on
 /// a busy machine. It is short enough for tests to wait for a renewal (after a third of it).
-pub const WATCHDOG: Duration = Duration::from_secs(6);
+pub(crate) const WATCHDOG: Duration = Duration::from_secs(6);
 
 /// A short duration that, like [`WATCHDOG`], still leaves time for a few steps.
-pub const SHORT: Duration = Duration::from_secs(5);
+pub(crate) const SHORT: Duration = Duration::from_secs(5);
 
 /// Waits until a condition holds.
-pub async fn until<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
+pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
     let begun = std::time::Instant::now();
     while !holds().await {
         assert!(begun.elapsed() < LONG, "never happened: {what}");
@@ -37,7 +36,7 @@ pub async fn until<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut()
 }
 
 /// Fails instead of hanging.
-pub async fn within_limit<T>(what: &str, work: impl Future<Output = T>) -> T {
+pub(crate) async fn within_limit<T>(what: &str, work: impl Future<Output = T>) -> T {
     match tokio::time::timeout(LONG, work).await {
         Ok(done) => done,
         Err(_) => panic!("never happened: {what}"),
@@ -46,7 +45,7 @@ pub async fn within_limit<T>(what: &str, work: impl Future<Output = T>) -> T {
 
 /// Retries an operation whose time limit is so short that a pause of the process can exceed it: a
 /// short lease that is not kept for long, or a short timeout or wait limit.
-pub async fn retry_if_late<T, F>(ask: impl Fn() -> F) -> T
+pub(crate) async fn retry_if_late<T, F>(ask: impl Fn() -> F) -> T
 where
     F: IntoFuture<Output = redlatch::Result<T>>,
 {
@@ -60,7 +59,7 @@ where
 }
 
 /// Same as [`retry_if_late`], for blocking calls.
-pub fn retry_if_late_blocking<T>(ask: impl Fn() -> redlatch::Result<T>) -> T {
+pub(crate) fn retry_if_late_blocking<T>(ask: impl Fn() -> redlatch::Result<T>) -> T {
     let begun = std::time::Instant::now();
     loop {
         match ask() {
@@ -71,7 +70,7 @@ pub fn retry_if_late_blocking<T>(ask: impl Fn() -> redlatch::Result<T>) -> T {
 }
 
 /// Retries while the store, its sentinels or its replicas are not ready, or do not answer in time.
-pub async fn retry_transient<T, F>(ask: impl Fn() -> F) -> T
+pub(crate) async fn retry_transient<T, F>(ask: impl Fn() -> F) -> T
 where
     F: IntoFuture<Output = redlatch::Result<T>>,
 {
@@ -87,7 +86,7 @@ where
 }
 
 /// Waits until a value rises between two observations, such as the remaining lease at a renewal.
-pub async fn until_rises<T: PartialOrd, F: Future<Output = T>>(
+pub(crate) async fn until_rises<T: PartialOrd, F: Future<Output = T>>(
     what: &str,
     mut observe: impl FnMut() -> F,
 ) {
@@ -106,7 +105,7 @@ pub async fn until_rises<T: PartialOrd, F: Future<Output = T>>(
 
 /// Polls up to `polls` times, each time when woken. Returns the output, or `None` if the future was
 /// dropped first.
-pub async fn poll_up_to<F: Future>(polls: usize, future: F) -> Option<F::Output> {
+pub(crate) async fn poll_up_to<F: Future>(polls: usize, future: F) -> Option<F::Output> {
     let mut future = pin!(future);
     let mut polled = 0;
     poll_fn(|cx| {
@@ -122,7 +121,7 @@ pub async fn poll_up_to<F: Future>(polls: usize, future: F) -> Option<F::Output>
 
 /// Polls a waiter this many times. Then keeps it without polling until the shared server reports a
 /// subscription to its channel.
-pub async fn poll_until_subscribed<F: Future>(polls: usize, waiter: F, channel: &str) {
+pub(crate) async fn poll_until_subscribed<F: Future>(polls: usize, waiter: F, channel: &str) {
     let mut few = pin!(poll_up_to(polls, waiter));
     let subscribed = until("subscribed", || async {
         let (_, subscribers): (String, i64) = shared().ask(&["PUBSUB", "NUMSUB", channel]);
@@ -137,7 +136,7 @@ pub async fn poll_until_subscribed<F: Future>(polls: usize, waiter: F, channel: 
 
 /// Drops `work` after one poll, then after two polls, and so on until it completes, several times
 /// over.
-pub async fn drop_after_each_poll<W, F>(mut work: W)
+pub(crate) async fn drop_after_each_poll<W, F>(mut work: W)
 where
     W: FnMut(usize) -> F,
     F: Future<Output = bool>,
@@ -151,23 +150,28 @@ where
     }
 }
 
+/// Waits until the proxy has discarded an answer of the server.
+pub(crate) async fn wait_until_discarded(proxy: &Arc<Proxy>) {
+    let proxy = proxy.clone();
+    let discarded = tokio::task::spawn_blocking(move || proxy.wait_until_discarded());
+    discarded.await.unwrap();
+}
+
 /// Runs `work`, discards the server's first answer, and then cuts the connection.
-pub async fn with_lost_answer<T>(proxy: &Arc<Proxy>, work: impl Future<Output = T>) -> T {
+pub(crate) async fn with_lost_answer<T>(proxy: &Arc<Proxy>, work: impl Future<Output = T>) -> T {
     with_lost_answer_after(proxy, work, std::future::ready(())).await
 }
 
 /// Same as [`with_lost_answer`], but runs `meanwhile` after the server has answered and before
 /// the connection is cut.
-pub async fn with_lost_answer_after<T>(
+pub(crate) async fn with_lost_answer_after<T>(
     proxy: &Arc<Proxy>,
     work: impl Future<Output = T>,
     meanwhile: impl Future<Output = ()>,
 ) -> T {
     proxy.discard_replies(true);
     let cutting = async {
-        let discarding = proxy.clone();
-        let discarded = tokio::task::spawn_blocking(move || discarding.wait_until_discarded());
-        discarded.await.unwrap();
+        wait_until_discarded(proxy).await;
         meanwhile.await;
         proxy.refuse(false);
         proxy.discard_replies(false);
@@ -180,7 +184,7 @@ pub async fn with_lost_answer_after<T>(
 
 /// Asserts that the error reports a lost hold with this cause.
 #[track_caller]
-pub fn assert_lost(error: &Error, why: Loss) {
+pub(crate) fn assert_lost(error: &Error, why: Loss) {
     match error {
         Error::Lost { reason, .. } => assert_eq!(*reason, why),
         other => panic!("not lost: {other}"),
@@ -189,7 +193,7 @@ pub fn assert_lost(error: &Error, why: Loss) {
 
 /// Returns the command that runs an example, without environment variables of the tests. Cargo
 /// builds the examples before it runs all tests, but not before it runs only some.
-pub fn example(name: &str) -> Command {
+pub(crate) fn example(name: &str) -> Command {
     let own = std::env::current_exe().unwrap();
     let built = own.parent().and_then(|deps| deps.parent()).unwrap();
     let file = format!("{name}{}", std::env::consts::EXE_SUFFIX);
@@ -214,7 +218,7 @@ pub fn example(name: &str) -> Command {
 }
 
 /// A store on which tests run. The same tests run on every kind of store.
-pub enum TestStore {
+pub(crate) enum TestStore {
     Embedded(Embedded),
     Server(&'static Server),
     Sentinel(&'static Sentinels),
@@ -223,40 +227,40 @@ pub enum TestStore {
 }
 
 impl TestStore {
-    pub fn embedded() -> TestStore {
+    pub(crate) fn embedded() -> TestStore {
         TestStore::Embedded(Embedded::new())
     }
 
-    pub fn server() -> TestStore {
+    pub(crate) fn server() -> TestStore {
         TestStore::Server(shared())
     }
 
-    pub fn sentinel() -> TestStore {
+    pub(crate) fn sentinel() -> TestStore {
         TestStore::Sentinel(shared_sentinels())
     }
 
-    pub fn cluster() -> TestStore {
+    pub(crate) fn cluster() -> TestStore {
         TestStore::Cluster(shared_cluster())
     }
 
     /// TLS with client certificates, and a user with minimal permissions.
-    pub fn secured() -> TestStore {
+    pub(crate) fn secured() -> TestStore {
         TestStore::Secured(Secured::shared())
     }
 
-    pub async fn client(&self) -> Client {
+    pub(crate) async fn client(&self) -> Client {
         self.client_with(Client::builder()).await
     }
 
     /// Creates a client whose waiters must be woken by messages: their periodic retry would come
     /// far too late.
-    pub async fn client_without_retries(&self) -> Client {
+    pub(crate) async fn client_without_retries(&self) -> Client {
         self.client_with(Client::builder().watchdog_lease(10 * LONG))
             .await
     }
 
     /// Returns the prefix of all names on this store.
-    pub fn prefix(&self) -> &'static str {
+    pub(crate) fn prefix(&self) -> &'static str {
         match self {
             TestStore::Secured(_) => secured::PREFIX,
             _ => "",
@@ -264,14 +268,14 @@ impl TestStore {
     }
 
     /// Creates a client with an additional prefix after that of the store.
-    pub async fn client_with_prefix(&self, prefix: &str) -> Client {
+    pub(crate) async fn client_with_prefix(&self, prefix: &str) -> Client {
         match self {
             TestStore::Secured(secured) => secured.client(Client::builder(), prefix).await,
             _ => self.client_with(Client::builder().prefix(prefix)).await,
         }
     }
 
-    pub async fn client_with(&self, settings: ClientBuilder) -> Client {
+    pub(crate) async fn client_with(&self, settings: ClientBuilder) -> Client {
         let settings = settings.response_timeout(LONG);
         let url = match self {
             TestStore::Embedded(store) => return settings.connect_embedded(store).unwrap(),
@@ -285,7 +289,7 @@ impl TestStore {
 }
 
 /// Runs a test of the blocking API on every store.
-pub fn on_every_store(test: impl Fn(&dyn Fn() -> redlatch::blocking::Client)) {
+pub(crate) fn on_every_store(test: impl Fn(&dyn Fn() -> redlatch::blocking::Client)) {
     use redlatch::blocking::Client;
     let store = Embedded::new();
     test(&|| Client::with_embedded(redlatch::Client::builder(), &store).unwrap());
@@ -302,7 +306,7 @@ pub fn on_every_store(test: impl Fn(&dyn Fn() -> redlatch::blocking::Client)) {
 }
 
 /// Creates a client of one server, for tests that do not depend on the response timeout.
-pub async fn client(server: &Server) -> Client {
+pub(crate) async fn client(server: &Server) -> Client {
     let settings = Client::builder().response_timeout(LONG);
     settings.connect(&server.url()).await.unwrap()
 }

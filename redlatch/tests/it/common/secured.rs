@@ -11,23 +11,23 @@ use super::LONG;
 const DOCS: &str = include_str!("../../../../docs/security.md");
 
 /// The prefix to which the rules apply.
-pub const PREFIX: &str = "app:";
+pub(crate) const PREFIX: &str = "app:";
 
 /// The documented ACL rules, without the word `user`.
-pub struct Rules {
+pub(crate) struct Rules {
     /// Rules of a client.
-    pub app: &'static str,
+    pub(crate) app: &'static str,
     /// Additional rules for names with their own hash tag.
-    pub tagged: &'static str,
+    pub(crate) tagged: &'static str,
     /// Additional rules in a cluster.
-    pub cluster: &'static str,
+    pub(crate) cluster: &'static str,
     /// Rules of a client at sentinels.
-    pub sentinel: &'static str,
+    pub(crate) sentinel: &'static str,
     /// Rules of a read-only operator.
-    pub operator: &'static str,
+    pub(crate) operator: &'static str,
 }
 
-pub fn rules() -> Rules {
+pub(crate) fn rules() -> Rules {
     let mut lines = DOCS.lines().map(str::trim);
     let rules = std::iter::from_fn(|| {
         lines.find(|line| *line == "```acl")?;
@@ -46,21 +46,21 @@ pub fn rules() -> Rules {
 }
 
 /// Returns the name and password of the user with these rules.
-pub fn login(rules: &str) -> (&str, &str) {
+pub(crate) fn login(rules: &str) -> (&str, &str) {
     let mut words = rules.split(' ');
     let name = words.next().expect("a name");
     let password = words.find_map(|word| word.strip_prefix('>'));
     (name, password.expect("a password"))
 }
 
-pub struct Secured {
-    pub server: TlsServer,
+pub(crate) struct Secured {
+    pub(crate) server: TlsServer,
     identity: Identity,
 }
 
 impl Secured {
     /// Returns the shared server, whose user has the rules for both kinds of name.
-    pub fn shared() -> &'static Secured {
+    pub(crate) fn shared() -> &'static Secured {
         static SHARED: OnceLock<Secured> = OnceLock::new();
         SHARED.get_or_init(|| {
             let Rules { app, tagged, .. } = rules();
@@ -68,14 +68,14 @@ impl Secured {
         })
     }
 
-    pub fn start(users: &[&str]) -> Secured {
+    pub(crate) fn start(users: &[&str]) -> Secured {
         let server = TlsServer::start("yes", users);
         let identity = server.ca().client();
         Secured { server, identity }
     }
 
     /// Adds the credentials of the user with these rules.
-    pub fn settings_of(&self, rules: &str, settings: ClientBuilder) -> ClientBuilder {
+    pub(crate) fn settings_of(&self, rules: &str, settings: ClientBuilder) -> ClientBuilder {
         let (name, password) = login(rules);
         let Identity { cert, key } = self.identity.clone();
         settings
@@ -86,12 +86,12 @@ impl Secured {
     }
 
     /// Adds the credentials of the client user, and the prefix of all its names.
-    pub fn settings(&self, settings: ClientBuilder, prefix: &str) -> ClientBuilder {
+    pub(crate) fn settings(&self, settings: ClientBuilder, prefix: &str) -> ClientBuilder {
         let settings = self.settings_of(rules().app, settings);
         settings.prefix(format!("{PREFIX}{prefix}"))
     }
 
-    pub async fn client(&self, settings: ClientBuilder, prefix: &str) -> Client {
+    pub(crate) async fn client(&self, settings: ClientBuilder, prefix: &str) -> Client {
         let settings = self.settings(settings, prefix).response_timeout(LONG);
         settings.connect(&self.server.url()).await.unwrap()
     }

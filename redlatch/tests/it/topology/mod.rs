@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use redlatch::{Client, ClientBuilder};
 use redlatch_testkit::{Ca, Cluster, ClusterPlan, SentinelPlan, Sentinels, Server, TlsPlan};
 
-pub use crate::common::retry_transient;
+pub(crate) use crate::common::retry_transient;
 use crate::common::{LONG, until_rises};
 
 pub mod failover;

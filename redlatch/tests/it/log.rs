@@ -1,39 +1,42 @@
-//! Tests of the log. They are a separate test binary because the subscriber is global: it receives
-//! the events of all tests, on all threads.
-
-#[path = "it/common/mod.rs"]
-mod common;
+//! Log events, compared with docs/logs.md.
 
 use std::collections::BTreeSet;
 use std::future::IntoFuture;
 use std::path::{Path, PathBuf};
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use common::{LONG, SHORT, WATCHDOG, retry_if_late, retry_transient, until, within_limit};
 use redlatch::{Client, Embedded, Error};
 use redlatch_testkit::{Log, Proxy, Server};
+use tracing::dispatcher::{self, Dispatch};
 
-/// Returns the log of this process, which starts with the first call.
-fn log() -> Log {
-    static LOG: LazyLock<Log> = LazyLock::new(|| {
-        let log = Log::default();
-        let writer = log.clone();
-        let subscriber = tracing_subscriber::fmt()
-            .with_max_level(tracing::Level::TRACE)
-            .with_ansi(false)
-            .with_writer(move || writer.clone())
-            .finish();
-        tracing::subscriber::set_global_default(subscriber).unwrap();
-        log
-    });
-    LOG.clone()
+use crate::common::{
+    self, LONG, SHORT, WATCHDOG, retry_if_late, retry_transient, until, wait_until_discarded,
+    within_limit,
+};
+
+/// Returns a log of the events of this thread, which ends when the second value is dropped.
+fn log() -> (Log, dispatcher::DefaultGuard) {
+    // `tracing` caches whether an event is logged. If there is only one subscriber, the first thread that logs the event decides this
+    // for all, also if it has no subscriber itself. So there are always two.
+    static SECOND: LazyLock<Dispatch> =
+        LazyLock::new(|| Dispatch::new(tracing::subscriber::NoSubscriber::new()));
+    LazyLock::force(&SECOND);
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::TRACE)
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .finish();
+    let guard = dispatcher::set_default(&Dispatch::new(subscriber));
+    (log, guard)
 }
 
 /// Permits that will not be released any more are logged, unless the caller got an error.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test]
 async fn possibly_lost_permits_are_logged() {
-    let log = log();
+    let (log, _guard) = log();
     let warned = |name: &str, what: &str| {
         let said = log.text();
         let words = ["WARN", name, what, "permits=2"];
@@ -41,7 +44,7 @@ async fn possibly_lost_permits_are_logged() {
         said.lines().any(about)
     };
     let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let proxy = Arc::new(Proxy::to(server.port()));
     let direct = common::client(&server).await;
     let [hasty, client] = [Duration::from_millis(300), LONG]
         .map(|timeout| Client::builder().response_timeout(timeout));
@@ -75,7 +78,7 @@ async fn possibly_lost_permits_are_logged() {
     let semaphore = set(&client, "dropped-and-cut").await;
     proxy.discard_replies(true);
     let acquiring = tokio::spawn(semaphore.acquire_many(2).into_future());
-    proxy.wait_until_discarded();
+    wait_until_discarded(&proxy).await;
     acquiring.abort();
     until("in the background", || async {
         client.status().background > 0
@@ -90,7 +93,7 @@ async fn possibly_lost_permits_are_logged() {
     let permits = semaphore.acquire_many(2).await.unwrap();
     proxy.discard_replies(true);
     let releasing = tokio::spawn(permits.release());
-    proxy.wait_until_discarded();
+    wait_until_discarded(&proxy).await;
     releasing.abort();
     until("in the background", || async {
         client.status().background > 0
@@ -104,7 +107,7 @@ async fn possibly_lost_permits_are_logged() {
     let semaphore = set(&client, "told").await;
     proxy.discard_replies(true);
     let acquiring = tokio::spawn(semaphore.acquire_many(2).into_future());
-    proxy.wait_until_discarded();
+    wait_until_discarded(&proxy).await;
     cut();
     let error = acquiring.await.unwrap().unwrap_err();
     assert!(matches!(error, Error::OutcomeUnknown { .. }), "{error}");
@@ -114,10 +117,16 @@ async fn possibly_lost_permits_are_logged() {
 /// The end of a runtime also ends its background work.
 #[test]
 fn permits_lost_with_a_runtime_are_logged() {
-    let log = log();
+    let (log, _guard) = log();
     let server = Server::start();
     let proxy = Proxy::to(server.port());
-    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let subscriber = dispatcher::get_default(Clone::clone);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        // The threads end with the runtime.
+        .on_thread_start(move || std::mem::forget(dispatcher::set_default(&subscriber)))
+        .build()
+        .unwrap();
     runtime.block_on(async {
         let client = Client::connect(&proxy.url()).await.unwrap();
         let semaphore = client.semaphore("ended");
@@ -144,7 +153,7 @@ fn permits_lost_with_a_runtime_are_logged() {
 /// The log also records the life of a lock, with name and owner, and never a password.
 #[test]
 fn failed_release_of_dropped_guard_is_logged() {
-    let log = log();
+    let (log, _guard) = log();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -208,9 +217,9 @@ fn failed_release_of_dropped_guard_is_logged() {
 }
 
 /// However often connecting fails in the meantime.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test]
 async fn lost_connection_and_its_return_are_logged_once() {
-    let log = log();
+    let (log, _guard) = log();
     let mut server = Server::start_durable();
     let address = format!("127.0.0.1:{}", server.port());
     let settings = Client::builder().response_timeout(Duration::from_secs(1));
@@ -239,9 +248,9 @@ async fn lost_connection_and_its_return_are_logged_once() {
     assert_eq!(log.lines(&["WARN", "was lost", &address]).len(), 1);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test]
 async fn failed_renewal_names_its_locks() {
-    let log = log();
+    let (log, _guard) = log();
     let server = Server::start();
     let client = Client::builder().watchdog_lease(WATCHDOG);
     let client = client.connect(&server.url()).await.unwrap();
@@ -262,7 +271,7 @@ async fn failed_renewal_names_its_locks() {
 /// Only for the first local waiter, and once.
 #[tokio::test(start_paused = true)]
 async fn long_wait_names_the_holder() {
-    let log = log();
+    let (log, _guard) = log();
     let store = Embedded::new();
     let [holder, client] = [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
     let guard = holder.lock("busy-for-long").lock().await.unwrap();
