@@ -1,4 +1,4 @@
-//! Redisson's distributed locks for Rust, on Redis and Valkey.
+//! Distributed locks and synchronizers on Redis and Valkey.
 #![doc = include_str!("crate.md")]
 #![forbid(unsafe_code)]
 #![warn(missing_debug_implementations)]

@@ -1,13 +1,15 @@
 //! One folder per primitive: its rules, its Lua scripts, its handle and its guard. `lock`
 //! contains the parts that all locks share.
 
+// First, so that the page of `Lock` begins with the methods that all locks have.
+pub(crate) mod lock;
+
 pub(crate) mod count_down_latch;
 pub(crate) mod counter;
 pub(crate) mod expirable_semaphore;
 pub(crate) mod fair_lock;
 pub(crate) mod fenced_lock;
 pub(crate) mod inspect;
-pub(crate) mod lock;
 pub(crate) mod multi_lock;
 pub(crate) mod read_write_lock;
 pub(crate) mod red_lock;

@@ -184,20 +184,6 @@ impl<K: LockKind> Lock<K> {
         self
     }
 
-    /// Returns a handle of the same lock that is not re-entrant (Redisson: the non-reentrant lock).
-    /// If the owner already holds the lock, a request fails immediately with [`Error::AlreadyHeld`]
-    /// instead of getting a second hold or waiting for itself. Other owners see no difference.
-    #[must_use]
-    pub fn non_reentrant(mut self) -> Lock<K> {
-        self.reentrant = false;
-        self
-    }
-
-    /// Returns the name as it was passed in.
-    pub fn name(&self) -> &str {
-        self.object.name()
-    }
-
     /// Acquires the lock and waits for it without a limit. Await the request, or configure it
     /// first: [`Acquire`].
     pub fn lock(&self) -> Acquire<K> {
@@ -237,6 +223,20 @@ impl<K: LockKind> Lock<K> {
         let guard = self.lock().await?;
         let output = guard.run(work).await?;
         unless_lost(output, guard.unlock().await)
+    }
+
+    /// Returns a handle of the same lock that is not re-entrant (Redisson: the non-reentrant lock).
+    /// If the owner already holds the lock, a request fails immediately with [`Error::AlreadyHeld`]
+    /// instead of getting a second hold or waiting for itself. Other owners see no difference.
+    #[must_use]
+    pub fn non_reentrant(mut self) -> Lock<K> {
+        self.reentrant = false;
+        self
+    }
+
+    /// Returns the name as it was passed in.
+    pub fn name(&self) -> &str {
+        self.object.name()
     }
 
     /// Returns whether any owner holds the lock.
