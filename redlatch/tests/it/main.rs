@@ -1,41 +1,47 @@
 //! Tests of the public API: on the embedded store, on real servers, and in virtual time.
 
-// Lower than the default of 128: see `promises::futures`.
+// Lower than the default of 128: see `future_size`.
 #![recursion_limit = "100"]
 
 #[macro_use]
 mod common;
 
 mod acl;
+mod addresses;
 mod bad_input;
 mod blocking;
 mod blocking_multi_lock;
-mod cancel;
+mod cancel_safety;
 mod cluster;
 mod cluster_moving;
 mod conformance;
 mod count_down_latch;
 mod examples;
-mod examples_cleanup;
 mod expirable_semaphore;
 mod fair_lock;
-mod faults;
 mod fenced_lock;
+mod fencing_tokens;
+mod frozen_node;
+mod future_size;
+mod hold_generations;
+mod local_queues;
 mod lock_kinds;
 mod log;
+mod losses;
+mod many_callers;
 mod multi_lock;
 mod owners;
-mod promises;
-mod quickstart;
 mod read_write_lock;
 mod red_lock;
 mod regressions;
 mod replicas;
 mod semaphore;
 mod sentinel;
+mod server_failures;
 mod spin_lock;
 mod tls;
 mod tls_topologies;
 mod topology;
 mod virtual_time;
+mod wait_limits;
 mod waiting;

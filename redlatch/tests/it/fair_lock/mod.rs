@@ -1,6 +1,7 @@
 //! Tests of the fair lock: first come, first served across all clients, even when waiters give up
 //! or die.
 
+mod dead_waiters;
 mod in_virtual_time;
 mod on_a_server;
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use redlatch::{Client, MultiLock, Owner};
 use redlatch_testkit::{Monitor, Proxy, Server};
 
-use super::generations::{refusals, refuse_writes};
+use crate::hold_generations::{refusals, refuse_writes};
 use crate::common::{LONG, client, retry_if_late, until, within_limit};
 
 /// Renewals are executed but their answers are lost: the holder loses a hold that the store still
@@ -126,7 +126,7 @@ impl Holder {
     fn start(url: &str) -> Holder {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "--nocapture", "--test-threads=1"])
-            .arg("promises::tokens::restarted_process_with_same_client_id_is_another_owner")
+            .arg("fencing_tokens::restarted_process_with_same_client_id_is_another_owner")
             .env(HOLDS, url)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -1,5 +1,8 @@
 //! Each example prints the output that it promises, without a server and with one.
 
+mod cleanup;
+mod quickstart;
+
 use std::process::Output;
 use std::time::{Duration, Instant};
 
@@ -62,7 +65,7 @@ fn last(out: &str) -> &str {
 #[test]
 fn every_example_is_tested() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples");
-    let here = include_str!("examples.rs");
+    let here = include_str!("mod.rs");
     for file in std::fs::read_dir(folder).unwrap() {
         let file = file.unwrap().file_name().into_string().unwrap();
         let Some(name) = file.strip_suffix(".rs") else {
