@@ -1,6 +1,5 @@
 //! Invalid input always causes a clear error, and never changes a foreign key.
 
-use std::future::IntoFuture as _;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::time::Duration;
@@ -8,7 +7,7 @@ use std::time::Duration;
 use redlatch::{Client, Error, MAX_LEASE, ObjectState};
 use redlatch_testkit::{Server, shared, unique};
 
-use crate::common::{LONG, TestStore, retry_if_late, within_limit};
+use crate::common::{LONG, TestStore, within_limit};
 
 on_every_store! {
     invalid_names_are_rejected,
@@ -338,126 +337,4 @@ async fn foreign_keys_do_not_disturb_listing() {
     // The big hash was not read for this: only the hashes of locks are, those of four keys here.
     let reads = server.calls("hgetall:");
     assert!((1..=5).contains(&reads), "{reads}");
-}
-
-#[test]
-fn guard_can_outlive_its_runtime() {
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let client = runtime.block_on(Client::connect(&shared().url())).unwrap();
-    let lock = client.lock(&unique("outlives"));
-    let short = || lock.lock().lease(Duration::from_millis(500));
-    let (one, two) = (
-        runtime.block_on(retry_if_late(short)),
-        client.lock(&unique("outlives")),
-    );
-    let two = runtime.block_on(two.lock().into_future()).unwrap();
-    drop(runtime);
-    drop(one);
-    let rest = tokio::runtime::Runtime::new().unwrap();
-    // Outside any runtime, every call fails immediately or has no effect.
-    let _ = two.is_valid();
-    drop(two.lost());
-    drop(two);
-    // The client continues to work in another runtime, on a new connection.
-    let guard = rest
-        .block_on(within_limit(
-            "in another runtime",
-            lock.lock().into_future(),
-        ))
-        .unwrap();
-    rest.block_on(guard.unlock()).unwrap();
-}
-
-#[test]
-fn call_without_runtime_fails() {
-    let lock = Client::embedded().lock("no-runtime");
-    let mut acquiring = lock.lock().into_future();
-    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
-    match acquiring.as_mut().poll(&mut cx) {
-        std::task::Poll::Ready(Err(Error::NoRuntime)) => {}
-        other => panic!("{other:?}"),
-    }
-}
-
-/// Nothing panics in a runtime without timers, regardless of where the client was created.
-#[test]
-fn runtime_without_timers_causes_error() {
-    let whole = tokio::runtime::Runtime::new().unwrap();
-    let bare = tokio::runtime::Builder::new_current_thread()
-        .enable_io()
-        .build()
-        .unwrap();
-    let url = shared().url();
-    let error = bare.block_on(Client::connect(&url)).unwrap_err();
-    assert_eq!(error, Error::NoRuntime);
-    let store = redlatch::Embedded::new();
-    for made in [
-        whole.block_on(Client::connect(&url)).unwrap(),
-        Client::builder().connect_embedded(&store).unwrap(),
-    ] {
-        let lock = made.lock(&unique("timers"));
-        let latch = made.count_down_latch(&unique("timers-latch"));
-        let permits = made.semaphore(&unique("timers-permits"));
-        let both = redlatch::MultiLock::new([&lock]);
-        let red = redlatch::RedLock::new([&lock]);
-        let me = redlatch::Owner::new();
-        let hold = || whole.block_on(lock.lock().owner(me).into_future());
-        let (held, more) = (hold().unwrap(), hold().unwrap());
-        bare.block_on(async {
-            let second = Duration::from_secs(1);
-            for error in [
-                lock.lock().await.err(),
-                lock.try_lock().await.err(),
-                lock.try_lock().wait(second).await.err(),
-                both.lock().await.err(),
-                both.try_lock().wait(second).await.err(),
-                red.try_lock().wait(second).await.err(),
-                red.is_held_by(held.owner()).await.err(),
-                latch.wait_for(second).await.err(),
-                permits.acquire().await.err(),
-            ] {
-                assert_eq!(error, Some(Error::NoRuntime));
-            }
-            // Must succeed or return an error, but not panic.
-            let _ = lock.is_locked().await;
-            let _ = both.is_held_by(held.owner()).await;
-            let mut lost = std::pin::pin!(held.lost());
-            tokio::select! {
-                biased;
-                () = &mut lost => panic!("it is held"),
-                () = tokio::task::yield_now() => {}
-            }
-            assert_eq!(held.run(async { 7 }).await.unwrap(), 7);
-            // Whatever cannot be released in this runtime is released in the other one.
-            let _ = more.unlock().await;
-            drop(held);
-        });
-        whole.block_on(async {
-            let guard = within_limit("released", lock.lock().into_future()).await;
-            guard.unwrap().unlock().await.unwrap();
-        });
-    }
-}
-
-/// Nothing panics in a runtime without sockets.
-#[test]
-fn runtime_without_sockets_causes_error() {
-    let whole = tokio::runtime::Runtime::new().unwrap();
-    let bare = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .build()
-        .unwrap();
-    let server = Server::start();
-    let error = bare.block_on(Client::connect(&server.url())).unwrap_err();
-    assert_eq!(error, Error::NoRuntime);
-    let client = whole.block_on(Client::connect(&server.url())).unwrap();
-    let lock = client.lock("sockets");
-    drop(whole);
-    // The connection ended with its runtime, and this runtime cannot open a new one.
-    let error = bare.block_on(lock.try_lock().into_future()).unwrap_err();
-    assert_eq!(error, Error::NoRuntime);
-    // The embedded store needs no sockets.
-    let lock = Client::embedded().lock("sockets");
-    let guard = bare.block_on(lock.lock().into_future()).unwrap();
-    bare.block_on(guard.unlock()).unwrap();
 }

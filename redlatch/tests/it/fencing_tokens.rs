@@ -8,8 +8,8 @@ use std::time::Duration;
 use redlatch::{Client, MultiLock, Owner};
 use redlatch_testkit::{Monitor, Proxy, Server};
 
-use crate::hold_generations::{refusals, refuse_writes};
 use crate::common::{LONG, client, retry_if_late, until, within_limit};
+use crate::hold_generations::{refusals, refuse_writes};
 
 /// Renewals are executed but their answers are lost: the holder loses a hold that the store still
 /// has. The owner's next acquisition must not count as a repetition of the one that returned the

@@ -8,7 +8,8 @@ use redlatch::{Client, Error, Loss, Owner};
 use redlatch_testkit::{Proxy, Server, shared, unique};
 
 use crate::common::{
-    SHORT, WATCHDOG, assert_lost, retry_if_late, until, until_rises, with_lost_answer, within_limit,
+    LONG, SHORT, WATCHDOG, assert_lost, retry_if_late, until, until_rises, with_lost_answer,
+    within_limit,
 };
 
 async fn pttl(server: &Server, key: &str) -> i64 {
@@ -414,4 +415,69 @@ async fn dropped_client_closes_its_connection() {
     assert!(guard.is_valid());
     guard.unlock().await.unwrap();
     until("closed", || async { server.clients() == before }).await;
+}
+
+/// The result of the work is not discarded because the release was not answered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn run_returns_the_result_if_the_release_is_not_answered() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let settings = Client::builder().response_timeout(Duration::from_millis(300));
+    let client = settings.connect(&proxy.url()).await.unwrap();
+    let lock = client.lock("a");
+    let work = || async {
+        proxy.stall(true);
+        42
+    };
+    assert_eq!(retry_if_late(|| lock.run(work())).await, 42);
+    proxy.stall(false);
+    within_limit("released in the background", client.flush()).await;
+    assert!(!retry_if_late(|| lock.is_locked()).await);
+}
+
+/// A release is retried even if the server refuses the client for a while.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn release_is_retried_after_refusal() {
+    let server = Server::start();
+    let _: () = server.ask(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all"]);
+    let url = format!("redis://app:pw@127.0.0.1:{}", server.port());
+    let client = Client::connect(&url).await.unwrap();
+    let guard = client.lock("a").lock().lease(10 * LONG).await.unwrap();
+    let _: () = server.ask(&["ACL", "SETUSER", "app", "off"]);
+    server.cut_all();
+    let refused = guard.unlock().await.unwrap_err();
+    assert!(
+        matches!(refused, Error::AuthenticationFailed { .. }),
+        "{refused}"
+    );
+    assert_eq!(client.status().background, 1);
+    let _: () = server.ask(&["ACL", "SETUSER", "app", "on"]);
+    within_limit("released", client.flush()).await;
+    assert!(!client.lock("a").is_locked().await.unwrap());
+}
+
+/// Attempts that were never sent leave nothing to settle.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unsent_attempts_need_no_settling() {
+    let mut server = Server::start();
+    // Long enough for each request to get the reason for the failed connection, which is not
+    // retried all the time.
+    let settings = Client::builder().response_timeout(Duration::from_secs(1));
+    let client = settings.connect(&server.url()).await.unwrap();
+    server.kill();
+    let error = client.lock("a").try_lock().await.unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    within_limit(
+        "the first, which found the connection broken",
+        client.flush(),
+    )
+    .await;
+    let tries: Vec<_> = (0..500)
+        .map(|n| tokio::spawn(client.lock(&format!("n-{n}")).try_lock().into_future()))
+        .collect();
+    for one in tries {
+        let error = within_limit("refused", one).await.unwrap().unwrap_err();
+        assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    }
+    assert_eq!(client.status().background, 0);
 }

@@ -1,14 +1,17 @@
 //! Waiting on a real server: its cost, and that no wake-up is missed.
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::future::poll_fn;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redlatch::Client;
 use redlatch_testkit::{Proxy, Server, unique};
 
-use crate::common::{LONG, client, until, within_limit};
+use crate::common::{LONG, WATCHDOG, client, until, within_limit};
 
 fn channels(server: &Server) -> usize {
     server.info("pubsub_channels").parse().unwrap()
@@ -196,4 +199,110 @@ async fn silently_deleted_lock_is_acquired_after_its_lease() {
             .unwrap()
             .unwrap(),
     );
+}
+
+/// A task without any remaining budget polls its futures once without progress. The second poll
+/// must not send the step before the subscription (F6).
+#[tokio::test(flavor = "current_thread")]
+async fn subscription_is_sent_first_for_any_task_budget() {
+    let server = Server::start();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let other = Client::connect(&server.url()).await.unwrap();
+    let seen = monitor(&server);
+    until("the monitor is active", || async {
+        let _: String = server.ask(&["PING"]);
+        !seen.lock().unwrap().is_empty()
+    })
+    .await;
+    for left in 1..12 {
+        let lock = client.lock(&format!("budget-{left}"));
+        let held = other
+            .lock(lock.name())
+            .lock()
+            .lease(10 * LONG)
+            .await
+            .unwrap();
+        until("the holder's step is seen", || async {
+            let seen = seen.lock().unwrap();
+            seen.iter().any(|line| line.contains(lock.name()))
+        })
+        .await;
+        seen.lock().unwrap().clear();
+        let mut waiting = lock.lock().into_future();
+        // Leaves this much of tokio's budget (128 per poll of a task) at each poll.
+        let waiting = poll_fn(move |cx| {
+            for _ in 0..(128 - left) {
+                let mut spent = pin!(tokio::task::consume_budget());
+                if spent.as_mut().poll(cx).is_pending() {
+                    break;
+                }
+            }
+            waiting.as_mut().poll(cx)
+        });
+        let waiting = tokio::spawn(waiting);
+        let sent = |verb: &str| -> Vec<usize> {
+            let seen = seen.lock().unwrap();
+            let ours = |line: &str| line.contains(verb) && line.contains(lock.name());
+            (0..seen.len()).filter(|&at| ours(&seen[at])).collect()
+        };
+        until("subscribed and retried", || async {
+            sent("SUBSCRIBE").len() == 1 && sent("EVALSHA").len() == 2
+        })
+        .await;
+        assert!(
+            sent("SUBSCRIBE")[0] < sent("EVALSHA")[1],
+            "sent before the subscription"
+        );
+        held.unlock().await.unwrap();
+        let guard = within_limit("woken", waiting).await.unwrap().unwrap();
+        guard.unlock().await.unwrap();
+    }
+}
+
+/// Records the commands that a server receives, as they arrive.
+pub(crate) fn monitor(server: &Server) -> Arc<Mutex<Vec<String>>> {
+    let mut stream = std::net::TcpStream::connect(("127.0.0.1", server.port())).unwrap();
+    stream.write_all(b"MONITOR\r\n").unwrap();
+    let seen: Arc<Mutex<Vec<String>>> = Arc::default();
+    let lines = BufReader::new(stream).lines();
+    let write = seen.clone();
+    std::thread::spawn(move || {
+        for line in lines
+            .map_while(Result::ok)
+            .filter(|line| line.starts_with('+'))
+        {
+            // Skip commands that scripts call.
+            if !line.contains(" lua]") && !line.contains("UNSUBSCRIBE") {
+                write.lock().unwrap().push(line);
+            }
+        }
+    });
+    seen
+}
+
+/// A channel that the server refuses affects neither other names nor the next connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refused_channel_affects_only_its_own_name() {
+    let server = Server::start();
+    let rights = "on >pw ~* +@all resetchannels &redisson_lock__channel:{fine}";
+    let rights: Vec<&str> = rights.split(' ').collect();
+    let _: () = server.ask(&[&["ACL", "SETUSER", "app"], &rights[..]].concat());
+    let url = format!("redis://app:pw@127.0.0.1:{}", server.port());
+    let client = Client::builder()
+        .watchdog_lease(WATCHDOG)
+        .connect(&url)
+        .await
+        .unwrap();
+    let admin = Client::connect(&server.url()).await.unwrap();
+    let _bad = admin.lock("bad").lock().lease(10 * LONG).await.unwrap();
+    let fine = admin.lock("fine").lock().lease(10 * LONG).await.unwrap();
+    let waiter = tokio::spawn(client.lock("fine").lock().into_future());
+    until("it waits", || async { client.status().subscriptions == 1 }).await;
+    let refused = client.lock("bad").lock().await.unwrap_err();
+    assert!(refused.to_string().contains("permissions"), "{refused}");
+    server.cut_all();
+    let still = client.lock("other").try_lock().await.unwrap();
+    assert!(still.is_some());
+    fine.unlock().await.unwrap();
+    drop(within_limit("woken", waiter).await.unwrap().unwrap());
 }

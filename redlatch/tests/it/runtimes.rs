@@ -1,0 +1,278 @@
+//! Clients that are used outside of a runtime, in several runtimes, or in one without timers or sockets.
+
+use std::future::IntoFuture;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use redlatch::{Client, Error, Guard, Owner, RedLock};
+use redlatch_testkit::{Server, shared, unique};
+
+use crate::common::{LONG, WATCHDOG, retry_if_late, until, until_rises, within_limit};
+
+/// Read-only calls also return an error outside a runtime, and do not panic.
+#[test]
+fn calls_without_runtime_fail_and_do_not_panic() {
+    fn refused<T>(what: &str, call: impl IntoFuture<Output = redlatch::Result<T>>) {
+        let mut context = Context::from_waker(Waker::noop());
+        match pin!(call.into_future()).poll(&mut context) {
+            Poll::Ready(Err(Error::NoRuntime)) => {}
+            Poll::Ready(Ok(_)) => panic!("{what}: done"),
+            Poll::Ready(Err(error)) => panic!("{what}: {error}"),
+            Poll::Pending => panic!("{what}: pending"),
+        }
+    }
+    let runtime = runtime();
+    let client = runtime.block_on(Client::connect(&shared().url())).unwrap();
+    let name = unique("no-runtime");
+    let (lock, me) = (client.lock(&name), Owner::new());
+    refused("lock", lock.lock());
+    refused("try_lock", lock.try_lock());
+    refused("is_locked", lock.is_locked());
+    refused("holder", lock.holder());
+    refused("force_unlock", lock.force_unlock());
+    refused("inspect", client.inspect(&name));
+    refused("red lock", RedLock::new([lock.clone()]).is_held_by(me));
+    let semaphore = client.semaphore(&name);
+    refused("acquire", semaphore.acquire());
+    refused("available", semaphore.available());
+    refused("try_set_permits", semaphore.try_set_permits(1));
+    refused("add_permits", semaphore.add_permits(1));
+    refused("delete", semaphore.delete());
+    let expirable = client.expirable_semaphore(&name);
+    refused("expirable acquire", expirable.acquire());
+    refused("expirable available", expirable.available());
+    refused("expirable set_permits", expirable.set_permits(1));
+    let latch = client.count_down_latch(&name);
+    refused("count", latch.count());
+    refused("count_down", latch.count_down());
+    refused("try_set_count", latch.try_set_count(1));
+    refused("wait", latch.wait());
+    refused("latch delete", latch.delete());
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    runtime.worker_threads(1).enable_all().build().unwrap()
+}
+
+/// A client is used from two runtimes. When the runtime that drives its connection and its watchdog
+/// ends, waiters and holders in the other one do not notice.
+#[test]
+fn end_of_one_runtime_does_not_affect_another() {
+    let server = Server::start();
+    let (ending, staying) = (runtime(), runtime());
+    let settings = Client::builder().watchdog_lease(WATCHDOG);
+    let client = ending.block_on(settings.connect(&server.url())).unwrap();
+    let other = staying.block_on(Client::connect(&server.url())).unwrap();
+    // The watchdog starts in the runtime that ends.
+    let first = ending
+        .block_on(client.lock("first").lock().into_future())
+        .unwrap();
+    let held = staying
+        .block_on(client.lock("held").lock().into_future())
+        .unwrap();
+    let blocker = other.lock("waited").lock().lease(10 * LONG).into_future();
+    let blocker = staying.block_on(blocker).unwrap();
+    let waiter = staying.spawn(client.lock("waited").lock().into_future());
+    staying.block_on(until("it waits", || async {
+        client.status().subscriptions == 1
+    }));
+    drop(ending);
+    staying.block_on(async {
+        blocker.unlock().await.unwrap();
+        drop(within_limit("woken", waiter).await.unwrap().unwrap());
+        renewed_again([&held, &first]).await;
+        held.unlock().await.unwrap();
+        first.unlock().await.unwrap();
+    });
+}
+
+/// The same, without any request in the meantime.
+#[test]
+fn watchdog_continues_in_another_runtime() {
+    let server = Server::start();
+    let (ending, staying) = (runtime(), runtime());
+    let settings = Client::builder().watchdog_lease(WATCHDOG);
+    let client = ending.block_on(settings.connect(&server.url())).unwrap();
+    let first = ending
+        .block_on(client.lock("first").lock().into_future())
+        .unwrap();
+    let held = staying
+        .block_on(client.lock("held").lock().into_future())
+        .unwrap();
+    drop(ending);
+    // Observes from a separate runtime.
+    runtime().block_on(renewed_again([&held, &first]));
+}
+
+/// Waits for two renewals of each guard: the first may have been in flight before.
+async fn renewed_again(guards: [&Guard; 2]) {
+    let [one, two] = guards.map(|guard| async move {
+        for _ in 0..2 {
+            until_rises("the lease", || async { guard.valid_for() }).await;
+        }
+        assert!(guard.is_valid());
+    });
+    tokio::join!(one, two);
+}
+
+/// A local queue whose closing was interrupted does not rely on a subscription that has ended.
+#[test]
+fn interrupted_queue_closing_loses_no_wake_up() {
+    let server = Server::start();
+    let (ending, staying) = (runtime(), runtime());
+    let settings = Client::builder()
+        .subscription_linger(Duration::from_millis(1))
+        .response_timeout(LONG);
+    let client = staying.block_on(settings.connect(&server.url())).unwrap();
+    let other = staying.block_on(Client::connect(&server.url())).unwrap();
+    let held = other.lock("a").lock().lease(10 * LONG).into_future();
+    let held = staying.block_on(held).unwrap();
+    let lock = client.lock("a");
+    let brief = retry_if_late(|| lock.try_lock().wait(Duration::from_millis(50)));
+    let gave_up = ending.block_on(async {
+        let gave_up = brief.await;
+        // The queue is about to be closed; the server does not answer.
+        server.freeze();
+        gave_up
+    });
+    assert!(gave_up.is_none());
+    std::thread::sleep(Duration::from_millis(50));
+    drop(ending);
+    server.thaw();
+    let waiter = staying.spawn(client.lock("a").lock().into_future());
+    staying.block_on(async {
+        until("it is subscribed", || async {
+            server
+                .ask::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"])
+                .len()
+                == 1
+        })
+        .await;
+        held.unlock().await.unwrap();
+        drop(within_limit("woken", waiter).await.unwrap().unwrap());
+    });
+}
+
+#[test]
+fn guard_can_outlive_its_runtime() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let client = runtime.block_on(Client::connect(&shared().url())).unwrap();
+    let lock = client.lock(&unique("outlives"));
+    let short = || lock.lock().lease(Duration::from_millis(500));
+    let (one, two) = (
+        runtime.block_on(retry_if_late(short)),
+        client.lock(&unique("outlives")),
+    );
+    let two = runtime.block_on(two.lock().into_future()).unwrap();
+    drop(runtime);
+    drop(one);
+    let rest = tokio::runtime::Runtime::new().unwrap();
+    // Outside any runtime, every call fails immediately or has no effect.
+    let _ = two.is_valid();
+    drop(two.lost());
+    drop(two);
+    // The client continues to work in another runtime, on a new connection.
+    let guard = rest
+        .block_on(within_limit(
+            "in another runtime",
+            lock.lock().into_future(),
+        ))
+        .unwrap();
+    rest.block_on(guard.unlock()).unwrap();
+}
+
+#[test]
+fn call_without_runtime_fails() {
+    let lock = Client::embedded().lock("no-runtime");
+    let mut acquiring = lock.lock().into_future();
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    match acquiring.as_mut().poll(&mut cx) {
+        std::task::Poll::Ready(Err(Error::NoRuntime)) => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Nothing panics in a runtime without timers, regardless of where the client was created.
+#[test]
+fn runtime_without_timers_causes_error() {
+    let whole = tokio::runtime::Runtime::new().unwrap();
+    let bare = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()
+        .unwrap();
+    let url = shared().url();
+    let error = bare.block_on(Client::connect(&url)).unwrap_err();
+    assert_eq!(error, Error::NoRuntime);
+    let store = redlatch::Embedded::new();
+    for made in [
+        whole.block_on(Client::connect(&url)).unwrap(),
+        Client::builder().connect_embedded(&store).unwrap(),
+    ] {
+        let lock = made.lock(&unique("timers"));
+        let latch = made.count_down_latch(&unique("timers-latch"));
+        let permits = made.semaphore(&unique("timers-permits"));
+        let both = redlatch::MultiLock::new([&lock]);
+        let red = redlatch::RedLock::new([&lock]);
+        let me = redlatch::Owner::new();
+        let hold = || whole.block_on(lock.lock().owner(me).into_future());
+        let (held, more) = (hold().unwrap(), hold().unwrap());
+        bare.block_on(async {
+            let second = Duration::from_secs(1);
+            for error in [
+                lock.lock().await.err(),
+                lock.try_lock().await.err(),
+                lock.try_lock().wait(second).await.err(),
+                both.lock().await.err(),
+                both.try_lock().wait(second).await.err(),
+                red.try_lock().wait(second).await.err(),
+                red.is_held_by(held.owner()).await.err(),
+                latch.wait_for(second).await.err(),
+                permits.acquire().await.err(),
+            ] {
+                assert_eq!(error, Some(Error::NoRuntime));
+            }
+            // Must succeed or return an error, but not panic.
+            let _ = lock.is_locked().await;
+            let _ = both.is_held_by(held.owner()).await;
+            let mut lost = std::pin::pin!(held.lost());
+            tokio::select! {
+                biased;
+                () = &mut lost => panic!("it is held"),
+                () = tokio::task::yield_now() => {}
+            }
+            assert_eq!(held.run(async { 7 }).await.unwrap(), 7);
+            // Whatever cannot be released in this runtime is released in the other one.
+            let _ = more.unlock().await;
+            drop(held);
+        });
+        whole.block_on(async {
+            let guard = within_limit("released", lock.lock().into_future()).await;
+            guard.unwrap().unlock().await.unwrap();
+        });
+    }
+}
+
+/// Nothing panics in a runtime without sockets.
+#[test]
+fn runtime_without_sockets_causes_error() {
+    let whole = tokio::runtime::Runtime::new().unwrap();
+    let bare = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .unwrap();
+    let server = Server::start();
+    let error = bare.block_on(Client::connect(&server.url())).unwrap_err();
+    assert_eq!(error, Error::NoRuntime);
+    let client = whole.block_on(Client::connect(&server.url())).unwrap();
+    let lock = client.lock("sockets");
+    drop(whole);
+    // The connection ended with its runtime, and this runtime cannot open a new one.
+    let error = bare.block_on(lock.try_lock().into_future()).unwrap_err();
+    assert_eq!(error, Error::NoRuntime);
+    // The embedded store needs no sockets.
+    let lock = Client::embedded().lock("sockets");
+    let guard = bare.block_on(lock.lock().into_future()).unwrap();
+    bare.block_on(guard.unlock()).unwrap();
+}
