@@ -21,6 +21,7 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
+use self::SubscriptionState::{EndReported, NotSubscribed, Subscribed, Unconfirmed};
 use crate::background::Background;
 use crate::environment::task;
 use crate::error::Error;
@@ -247,7 +248,7 @@ impl WaitQueues {
             if let Err(error) = store.unsubscribe(&channel).await {
                 tracing::debug!(%channel, %error, "a subscription ended with an error");
             }
-            *subscription.state.lock() = SubscriptionState::NotSubscribed;
+            *subscription.state.lock() = NotSubscribed;
             return channels.closed(&channel);
         }
     }
@@ -255,7 +256,9 @@ impl WaitQueues {
 
 /// Whether the subscription of a channel can be ended.
 enum Ready {
+    /// Not before then.
     Later(Instant),
+    /// It has waiters again, or is gone.
     No,
     /// New waiters wait until the second value is dropped.
     Now(Arc<Subscription>, tokio::sync::OwnedMutexGuard<()>),
@@ -315,13 +318,8 @@ impl Subscriber for ChannelMap {
 
     fn on_unsubscribed(&self, channel: &str) {
         if let Some(entry) = self.entries.lock().get(channel) {
-            entry.subscription.change(
-                &[
-                    SubscriptionState::Unconfirmed,
-                    SubscriptionState::Subscribed,
-                ],
-                SubscriptionState::EndReported,
-            );
+            let subscription = &entry.subscription;
+            subscription.change(&[Unconfirmed, Subscribed], EndReported);
             entry.wake();
         }
     }
@@ -332,7 +330,7 @@ impl ChannelEntry {
         ChannelEntry {
             subscription: Arc::new(Subscription {
                 channel,
-                state: Mutex::new(SubscriptionState::NotSubscribed),
+                state: Mutex::new(NotSubscribed),
                 ending: Arc::default(),
             }),
             objects: Vec::new(),
@@ -392,15 +390,12 @@ impl Subscription {
     }
 
     fn may_be_subscribed(&self) -> bool {
-        *self.state.lock() != SubscriptionState::NotSubscribed
+        *self.state.lock() != NotSubscribed
     }
 
-    /// From here on it is unknown whether the subscription exists, even if the step that ends it is not sent.
+    /// From here on it is unknown whether the subscription exists, even if ending it is interrupted.
     fn begin_ending(&self) {
-        self.change(
-            &[SubscriptionState::Subscribed],
-            SubscriptionState::Unconfirmed,
-        );
+        self.change(&[Subscribed], Unconfirmed);
     }
 }
 
@@ -516,27 +511,18 @@ impl Waiter {
     }
 
     pub(super) fn is_subscribed(&self) -> bool {
-        *self.subscription.state.lock() == SubscriptionState::Subscribed
+        *self.subscription.state.lock() == Subscribed
     }
 
     /// Returns whether a subscription has to be sent. If so, records that there may be one to end from now on.
     pub(super) fn begin_subscribing(&self) -> bool {
-        let before = self.subscription.change(
-            &[
-                SubscriptionState::NotSubscribed,
-                SubscriptionState::EndReported,
-            ],
-            SubscriptionState::Unconfirmed,
-        );
-        before != SubscriptionState::Subscribed
+        let subscription = &self.subscription;
+        subscription.change(&[NotSubscribed, EndReported], Unconfirmed) != Subscribed
     }
 
     /// Records that the subscription took effect, unless it has ended already.
     pub(super) fn subscribed(&self) {
-        self.subscription.change(
-            &[SubscriptionState::Unconfirmed],
-            SubscriptionState::Subscribed,
-        );
+        self.subscription.change(&[Unconfirmed], Subscribed);
     }
 }
 
@@ -588,12 +574,12 @@ mod tests {
     fn ended_subscription_may_have_to_be_ended_again() {
         let entry = ChannelEntry::new("c".into());
         let subscription = entry.subscription.clone();
-        *subscription.state.lock() = SubscriptionState::Subscribed;
+        *subscription.state.lock() = Subscribed;
         let channels = ChannelMap::default();
         channels.entries.lock().insert("c".into(), entry);
         channels.on_unsubscribed("c");
         assert!(subscription.may_be_subscribed());
-        *subscription.state.lock() = SubscriptionState::NotSubscribed;
+        *subscription.state.lock() = NotSubscribed;
         channels.on_unsubscribed("c");
         assert!(!subscription.may_be_subscribed());
     }
@@ -627,6 +613,19 @@ mod tests {
         queues.channels.on_message("c");
         waiter.discard_wakeups();
         assert!(!is_woken(&waiter).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn subscription_is_sent_until_confirmed_and_again_after_its_end() {
+        let queues = queues();
+        let waiter = queues.join("c", "object", QueueKind::Exclusive);
+        assert!(waiter.begin_subscribing() && waiter.begin_subscribing());
+        waiter.subscribed();
+        assert!(!waiter.begin_subscribing());
+        queues.channels.on_unsubscribed("c");
+        // The answer to a request without a subscription confirms none.
+        waiter.subscribed();
+        assert!(!waiter.is_subscribed() && waiter.begin_subscribing());
     }
 
     /// A release may have freed the object that the earlier answer called held.
@@ -663,10 +662,10 @@ mod tests {
     #[test]
     fn subscription_being_ended_is_not_used() {
         let subscription = ChannelEntry::new("c".into()).subscription;
-        *subscription.state.lock() = SubscriptionState::Subscribed;
+        *subscription.state.lock() = Subscribed;
         subscription.begin_ending();
         assert!(subscription.may_be_subscribed());
-        assert_ne!(*subscription.state.lock(), SubscriptionState::Subscribed);
+        assert_ne!(*subscription.state.lock(), Subscribed);
     }
 
     #[test]
