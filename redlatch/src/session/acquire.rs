@@ -25,7 +25,7 @@ pub(crate) enum AllOrNone<T> {
 type Each<T> = SmallVec<[T; 1]>;
 
 impl Session {
-    /// Makes one attempt to acquire all or none of several objects (once more) in one step. `step` creates the
+    /// Makes one attempt to acquire or re-enter all or none of several objects in one step. `step` creates the
     /// step for the hold counts so far; `blocked` returns, for its reply, the index of the object that another
     /// owner holds. All callers must use the same order of objects, so that two attempts never wait for each
     /// other's turns.
@@ -123,7 +123,7 @@ impl Session {
 }
 
 impl HoldRef {
-    /// Makes one attempt to acquire the object (once more): [`Session::try_acquire`]. `step` creates the
+    /// Makes one attempt to acquire or re-enter the object: [`Session::try_acquire`]. `step` creates the
     /// primitive's step for a hold count.
     pub(crate) async fn try_acquire<'a, T: Send, S: Step<Reply = Outcome<T>>>(
         &'a self,
@@ -214,14 +214,14 @@ impl<'a> SettleOnDrop<'a> {
 
 impl Drop for SettleOnDrop<'_> {
     fn drop(&mut self) {
-        let attempt = self.progress.take_permit();
+        let attempt_permit = self.progress.take_permit();
         if self.settled.load(Ordering::Relaxed) {
             return;
         }
         match self.progress.was_sent() {
             true => {
                 let hold_ref = self.hold_ref.clone();
-                hold_ref.settle_detached(self.terms.trace_lifetime.duration(), attempt);
+                hold_ref.settle_detached(self.terms.trace_lifetime.duration(), attempt_permit);
             }
             // It never reached the store.
             false => self.hold_ref.hold.attempt_acknowledged(self.change),

@@ -126,15 +126,15 @@ impl HoldRef {
     }
 
     /// Settles an attempt that may still be in flight. The attempt keeps its permit until the first try to
-    /// settle it. So the attempts that wait for settling are limited like those in flight, however many
-    /// callers start and cancel attempts.
-    pub(super) fn settle_detached(self, lease: Duration, attempt: Option<AttemptPermit>) {
+    /// settle it has ended. So the attempts that wait for settling are limited like those in flight, however
+    /// many callers start and cancel attempts.
+    pub(super) fn settle_detached(self, lease: Duration, attempt_permit: Option<AttemptPermit>) {
         let background = self.session.background.clone();
         let unstarted = WarnIfDropped(Some(self));
         background.spawn(async move {
             let mut unstarted = unstarted;
             if let Some(hold_ref) = unstarted.0.take() {
-                hold_ref.settle_with_retries(lease, attempt).await;
+                hold_ref.settle_with_retries(lease, attempt_permit).await;
                 hold_ref.hold.settling_ended();
             }
         });
@@ -143,7 +143,7 @@ impl HoldRef {
     pub(super) async fn settle_with_retries(
         &self,
         lease: Duration,
-        mut attempt: Option<AttemptPermit>,
+        mut attempt_permit: Option<AttemptPermit>,
     ) {
         // A step in flight may take effect this late; its lease starts then.
         let deadline = Instant::now() + lease + SETTLE_GRACE;
@@ -152,7 +152,7 @@ impl HoldRef {
             let key = self.hold.object.key();
             let permit = self.session.store.settling_permit(key).await;
             let settled = self.settle().await;
-            drop((permit, attempt.take()));
+            drop((permit, attempt_permit.take()));
             match settled {
                 Ok(_) | Err(Error::Lost { .. } | Error::WrongKind { .. }) => return,
                 // After any error, even a refusal: its cause may end before the lease does.
