@@ -1,8 +1,8 @@
 //! Checks whether the current tokio runtime has what a call needs.
 //!
 //! tokio offers no query for whether a runtime has timers and sockets: creating a timer or socket panics if
-//! they are not enabled. So this module creates one and catches the panic. tokio's message then appears once on stderr,
-//! or wherever the program's panic hook writes. The call returns [`Error::NoRuntime`].
+//! they are not enabled. So this module creates one and catches the panic. tokio's message then appears once
+//! on stderr, or wherever the program's panic hook writes. The call returns [`Error::NoRuntime`].
 
 use std::cell::Cell;
 use std::future::pending;
@@ -61,18 +61,17 @@ pub(crate) async fn sleep_until(at: Instant) {
 }
 
 fn capabilities(runtime: Id) -> Capabilities {
-    let capabilities = CACHED.try_with(Cell::get).ok().flatten();
+    let cached = CACHED.try_with(Cell::get).ok().flatten();
+    if let Some(cached) = cached.filter(|cached| cached.runtime == runtime) {
+        return cached;
+    }
+    let capabilities = Capabilities {
+        runtime,
+        timers: catch_unwind(|| drop(tokio::time::sleep(Duration::ZERO))).is_ok(),
+        sockets: None,
+    };
+    cache(capabilities);
     capabilities
-        .filter(|capabilities| capabilities.runtime == runtime)
-        .unwrap_or_else(|| {
-            let capabilities = Capabilities {
-                runtime,
-                timers: catch_unwind(|| drop(tokio::time::sleep(Duration::ZERO))).is_ok(),
-                sockets: None,
-            };
-            cache(capabilities);
-            capabilities
-        })
 }
 
 fn cache(capabilities: Capabilities) {

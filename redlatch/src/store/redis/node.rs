@@ -67,31 +67,27 @@ impl Node {
         target: impl Fn() -> Result<Target, Error>,
     ) -> Result<Arc<Node>, Error> {
         let id = NodeId::next();
-        let connection = |subscription_mode, tracks_run_id: bool| {
-            let subscriber = settings.subscriber.clone();
-            let run_id_tracker =
-                tracks_run_id.then(|| RunIdTracker::new(id, settings.suspect_nodes.clone()));
-            let limit = settings.connect_timeout;
+        // Only the connection that carries the commands tracks which server process it leads to.
+        let connection = |subscription_mode, carries_commands: bool| {
+            let run_id_tracker = || RunIdTracker::new(id, settings.suspect_nodes.clone());
             Ok::<_, Error>(ReconnectingConnection::new(
                 target()?,
-                limit,
-                subscriber,
+                settings.connect_timeout,
+                settings.subscriber.clone(),
                 subscription_mode,
-                run_id_tracker,
+                carries_commands.then(run_id_tracker),
             ))
         };
         let sharded = settings.subscription_mode == SubscriptionMode::Sharded;
-        let is_only_connection = settings.requirement.is_none();
-        let pubsub = connection(settings.subscription_mode, is_only_connection && !sharded)?;
-        let attempts = match settings.subscription_mode {
-            SubscriptionMode::Sharded => {
-                connection(SubscriptionMode::Unrestored, is_only_connection)?
-            }
-            SubscriptionMode::Restored | SubscriptionMode::Unrestored => pubsub.clone(),
+        let separate_commands = settings.requirement.is_some();
+        let pubsub = connection(settings.subscription_mode, !separate_commands && !sharded)?;
+        let attempts = match sharded {
+            true => connection(SubscriptionMode::Unrestored, !separate_commands)?,
+            false => pubsub.clone(),
         };
-        let commands = match settings.requirement {
-            Some(_) => connection(SubscriptionMode::Unrestored, true)?,
-            None => attempts.clone(),
+        let commands = match separate_commands {
+            true => connection(SubscriptionMode::Unrestored, true)?,
+            false => attempts.clone(),
         };
         Ok(Arc::new(Node {
             id,

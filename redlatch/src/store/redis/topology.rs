@@ -297,11 +297,10 @@ async fn fetch_server_info(
                 .connector_for(seed)
                 .map_err(ExchangeError::into_error)?,
         );
-        let (limit, subscriber) = (settings.connect_timeout, settings.subscriber.clone());
         let connection = ReconnectingConnection::new(
             target,
-            limit,
-            subscriber,
+            settings.connect_timeout,
+            settings.subscriber.clone(),
             SubscriptionMode::Unrestored,
             None,
         );
