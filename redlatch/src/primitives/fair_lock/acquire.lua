@@ -58,12 +58,12 @@ local head, dropped = drop_timed_out(now, owner)
 local head_time, absent_before = math.min(grace, 1000), 0
 if free and head and head ~= owner and not is_connected(channel, head) then
     local owners, absent = record_absences(channel, now, grace, owner)
-    local ends
+    local dropped_timeout
     head = nil
     for _, waiter in ipairs(owners) do
         local kept_until = absent[waiter]
         if not head and kept_until and kept_until <= now then
-            ends = timeout_of(waiter) or ends
+            dropped_timeout = timeout_of(waiter) or dropped_timeout
             drop_head(waiter)
             dropped = true
         else
@@ -80,17 +80,17 @@ if free and head and head ~= owner and not is_connected(channel, head) then
         end
     end
     head = head or redis.call('LINDEX', KEYS[2], 0)
-    if ends and ends > now then
+    if dropped_timeout and dropped_timeout > now then
         -- Shift as if the dropped waiters had given up.
-        shift(0, now - ends)
+        shift(0, now - dropped_timeout)
     end
 end
 if free and (not head or head == owner) then
     if head then
-        local ends = timeout_of(owner)
+        local timeout = timeout_of(owner)
         drop_head(owner)
-        if ends then
-            shift(0, now + lease - ends)
+        if timeout then
+            shift(0, now + lease - timeout)
         end
         -- The next waiter is the head now: it must learn how long the lock is held.
         wake_head(channel)
@@ -120,11 +120,11 @@ if not position then
     redis.call('ZADD', KEYS[3], from + wait, owner)
 elseif position == 0 then
     -- A waiter that retries is alive: it keeps its position, and those behind keep their distance.
-    local ends = timeout_of(owner)
-    if not ends then
+    local timeout = timeout_of(owner)
+    if not timeout then
         redis.call('ZADD', KEYS[3], now + left + wait, owner)
-    elseif ends - now - left < wait / 2 then
-        shift(0, now + left + wait - ends)
+    elseif timeout - now - left < wait / 2 then
+        shift(0, now + left + wait - timeout)
     end
 end
 -- FLUSHALL deletes the queue as well, and then no step knows whom to wake. So waiters retry from
@@ -139,14 +139,14 @@ end
 -- to take its turn. Waiters further back retry a little later each, so that a long queue does not
 -- retry all at once.
 local again = math.min(wait, (free and head_time or left) + (position - absent_before) * STAGGER, max_sleep)
-local ends
-while position > 0 and not ends do
+local earlier_timeout
+while position > 0 and not earlier_timeout do
     -- If timeouts were lost, the timeout of the waiter before this one may be missing: then use the
     -- one before that.
     position = position - 1
-    ends = timeout_of(redis.call('LINDEX', KEYS[2], position))
+    earlier_timeout = timeout_of(redis.call('LINDEX', KEYS[2], position))
 end
-if ends and ends > now then
-    again = math.min(again, ends - now)
+if earlier_timeout and earlier_timeout > now then
+    again = math.min(again, earlier_timeout - now)
 end
 return again

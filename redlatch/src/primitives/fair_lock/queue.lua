@@ -87,12 +87,12 @@ local function record_absences(channel, now, grace, requester)
         if owner == requester or listeners[2 * i] > 0 then
             redis.call('ZREM', KEYS[4], owner)
         else
-            local ends = tonumber(redis.call('ZSCORE', KEYS[4], owner))
-            if not ends then
-                ends = now + grace
-                redis.call('ZADD', KEYS[4], ends, owner)
+            local kept_until = tonumber(redis.call('ZSCORE', KEYS[4], owner))
+            if not kept_until then
+                kept_until = now + grace
+                redis.call('ZADD', KEYS[4], kept_until, owner)
             end
-            absent[owner] = ends
+            absent[owner] = kept_until
         end
     end
     -- Expires the key even if only Redisson empties the queue.
@@ -126,10 +126,10 @@ local function wake_after_release(channel, left, grace)
     if absent[head] and absent[head] < now + 50 then
         redis.call('ZADD', KEYS[4], now + 50, head)
     end
-    local before = timeout_of(head)
-    local after = math.max(before - left, now + 1000)
-    if after < before then
-        shift(0, after - before)
+    local timeout = timeout_of(head)
+    local shortened = math.max(timeout - left, now + 1000)
+    if shortened < timeout then
+        shift(0, shortened - timeout)
     end
 end
 

@@ -271,13 +271,13 @@ impl<'a> FairQueue<'a> {
         {
             self.set_absence(&head, earliest)?;
         }
-        let Some(before) = self.timeout_of(&head)? else {
+        let Some(timeout) = self.timeout_of(&head)? else {
             return Ok(());
         };
         let earliest = self.now_ms() + RECONNECT_GRACE;
-        let after = before.saturating_sub(left).max(earliest);
-        if after < before {
-            self.shift(0, after - before)?;
+        let shortened = timeout.saturating_sub(left).max(earliest);
+        if shortened < timeout {
+            self.shift(0, shortened - timeout)?;
         }
         Ok(())
     }

@@ -9,18 +9,18 @@ local left = redis.call('PTTL', KEYS[1])
 -- The owner no longer waits. First, because the lock's key may contain other data by now.
 local position = keep == '0' and redis.call('LPOS', KEYS[2], owner)
 if position then
-    local ends = timeout_of(owner)
-    local before
+    local timeout = timeout_of(owner)
+    local earlier_timeout
     if position == 0 then
-        before = now_ms() + math.max(left, 0)
+        earlier_timeout = now_ms() + math.max(left, 0)
     else
-        before = timeout_of(redis.call('LINDEX', KEYS[2], position - 1))
+        earlier_timeout = timeout_of(redis.call('LINDEX', KEYS[2], position - 1))
     end
     redis.call('LREM', KEYS[2], 1, owner)
     redis.call('ZREM', KEYS[3], owner)
     redis.call('ZREM', KEYS[4], owner)
-    if before and ends and before < ends then
-        shift(position, before - ends)
+    if earlier_timeout and timeout and earlier_timeout < timeout then
+        shift(position, earlier_timeout - timeout)
     end
     if position == 0 then
         -- The message that woke this owner is meant for the next one now.

@@ -125,10 +125,11 @@ impl Step for Acquire<'_> {
             hold, count, lease, ..
         } = self.params;
         let (object, owner) = (&*hold.object, &*hold.field);
-        let ours = |holds: &Holds| holds.mode.is_some() || holds.counts.contains_key(owner);
+        let ignores_queue =
+            |holds: &Holds| holds.mode.is_some() || holds.counts.contains_key(owner);
         let held = keyspace.find::<Holds>(object.key(), now)?;
         // Re-entered, lost meanwhile, or not a lock: the queue does not matter.
-        if count > 1 || held.is_some_and(|held| ours(held.value)) {
+        if count > 1 || held.is_some_and(|held| ignores_queue(held.value)) {
             return try_acquire(keyspace, object, owner, count, lease, now);
         }
         let left = remaining_ms(keyspace, object, now);
@@ -140,11 +141,11 @@ impl Step for Acquire<'_> {
         let (head, dropped) = (&state.head, state.dropped);
         if left.is_none() && head.as_deref().is_none_or(|head| head == owner) {
             if head.is_some() {
-                let ends = queue.timeout_of(owner)?;
+                let timeout = queue.timeout_of(owner)?;
                 queue.remove(0)?;
-                if let Some(ends) = ends {
-                    let end = queue.now_ms().saturating_add(millis(lease.duration()));
-                    queue.shift(0, end.saturating_sub(ends))?;
+                if let Some(timeout) = timeout {
+                    let lease_end = queue.now_ms().saturating_add(millis(lease.duration()));
+                    queue.shift(0, lease_end.saturating_sub(timeout))?;
                 }
                 // The next waiter is the head now: it must learn how long the lock is held.
                 queue.wake_head()?;
@@ -191,13 +192,13 @@ impl Acquire<'_> {
         }
         let now = queue.now_ms();
         let absent = queue.record_absences(grace, Some(owner))?;
-        let mut ends = None;
+        let mut dropped_timeout = None;
         state.head = None;
         for waiter in absent.owners {
             let kept_until = absent.kept_until.get(&waiter).copied();
             let is_first = state.head.is_none();
             if is_first && kept_until.is_some_and(|kept_until| kept_until <= now) {
-                ends = queue.timeout_of(&waiter)?.or(ends);
+                dropped_timeout = queue.timeout_of(&waiter)?.or(dropped_timeout);
                 queue.remove(0)?;
                 state.dropped = true;
                 continue;
@@ -215,9 +216,9 @@ impl Acquire<'_> {
         if state.head.is_none() {
             state.head = queue.owner_at(0)?;
         }
-        if let Some(ends) = ends.filter(|&ends| ends > now) {
+        if let Some(dropped_timeout) = dropped_timeout.filter(|&timeout| timeout > now) {
             // Shift as if the dropped waiters had given up.
-            queue.shift(0, now - ends)?;
+            queue.shift(0, now - dropped_timeout)?;
         }
         Ok(state)
     }
@@ -232,7 +233,7 @@ impl Acquire<'_> {
         let owner = &*self.params.hold.field;
         let wait = millis(self.wait_time.duration());
         let now = queue.now_ms();
-        let end = now.saturating_add(left.unwrap_or(0));
+        let lock_end = now.saturating_add(left.unwrap_or(0));
         let position = queue.position_of(owner)?;
         if let Some(head) = &state.head
             && left.is_none()
@@ -247,9 +248,9 @@ impl Acquire<'_> {
                 // A waiter that retries is alive: it keeps its position, and those behind keep
                 // their distance.
                 match queue.timeout_of(owner)? {
-                    None => queue.set_timeout(owner, end.saturating_add(wait))?,
-                    Some(ends) if (ends - end).saturating_mul(2) < wait => {
-                        queue.shift(0, end.saturating_add(wait) - ends)?;
+                    None => queue.set_timeout(owner, lock_end.saturating_add(wait))?,
+                    Some(timeout) if (timeout - lock_end).saturating_mul(2) < wait => {
+                        queue.shift(0, lock_end.saturating_add(wait) - timeout)?;
                     }
                     Some(_) => {}
                 }
@@ -258,8 +259,8 @@ impl Acquire<'_> {
             Some(position) => position,
             None => {
                 let from = match queue.last()? {
-                    Some(last) => queue.timeout_of(&last)?.unwrap_or(end).max(end),
-                    None => end,
+                    Some(last) => queue.timeout_of(&last)?.unwrap_or(lock_end).max(lock_end),
+                    None => lock_end,
                 };
                 queue.push(owner, from.saturating_add(wait))?
             }
@@ -280,17 +281,17 @@ impl Acquire<'_> {
         let base = left.unwrap_or(state.head_time);
         let again = wait.min(base.saturating_add(distance.saturating_mul(STAGGER)));
         let mut again = again.min(max_sleep);
-        let mut ends = None;
-        while position > 0 && ends.is_none() {
+        let mut earlier_timeout = None;
+        while position > 0 && earlier_timeout.is_none() {
             // If timeouts were lost, the timeout of the waiter before this one may be missing: then
             // use the one before that.
             position -= 1;
-            if let Some(before) = queue.owner_at(position)? {
-                ends = queue.timeout_of(&before)?;
+            if let Some(earlier) = queue.owner_at(position)? {
+                earlier_timeout = queue.timeout_of(&earlier)?;
             }
         }
-        if let Some(ends) = ends.filter(|&ends| ends > now) {
-            again = again.min(ends - now);
+        if let Some(earlier_timeout) = earlier_timeout.filter(|&timeout| timeout > now) {
+            again = again.min(earlier_timeout - now);
         }
         Ok(again)
     }
@@ -378,19 +379,19 @@ fn leave_queue(queue: &mut FairQueue<'_>, owner: &str, left: Option<i64>) -> Res
     let Some(position) = queue.position_of(owner)? else {
         return Ok(false);
     };
-    let ends = queue.timeout_of(owner)?;
-    let before = match position.checked_sub(1) {
+    let timeout = queue.timeout_of(owner)?;
+    let earlier_timeout = match position.checked_sub(1) {
         None => Some(queue.now_ms().saturating_add(left.unwrap_or(0).max(0))),
-        Some(before) => match queue.owner_at(before)? {
-            Some(before) => queue.timeout_of(&before)?,
+        Some(position) => match queue.owner_at(position)? {
+            Some(owner) => queue.timeout_of(&owner)?,
             None => None,
         },
     };
     queue.remove(position)?;
-    if let (Some(before), Some(ends)) = (before, ends)
-        && before < ends
+    if let (Some(earlier_timeout), Some(timeout)) = (earlier_timeout, timeout)
+        && earlier_timeout < timeout
     {
-        queue.shift(position, before - ends)?;
+        queue.shift(position, earlier_timeout - timeout)?;
     }
     if position == 0 {
         // The message that woke this owner is meant for the next one now.
