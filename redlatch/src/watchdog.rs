@@ -33,7 +33,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::background::Background;
 use crate::environment::task;
 use crate::error::{Loss, Result};
-use crate::hold::{Hold, Renewal, WatchAction};
+use crate::hold::{Due, Hold, Renewal, WatchAction};
 use crate::join::join_all;
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
@@ -72,10 +72,6 @@ struct Core {
     wake_sooner: Notify,
     suspect_nodes: Arc<SuspectNodes>,
 }
-
-/// When a hold is due. The number orders holds that are due at the same instant, so that all runs of a
-/// program use the same order.
-pub(crate) type Due = (Instant, u64);
 
 #[derive(Default)]
 struct Schedule {

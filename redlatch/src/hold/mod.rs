@@ -15,12 +15,11 @@ use crate::name::ObjectKeys;
 use crate::owner::Owner;
 use crate::runtime::sleep_until;
 use crate::step::{BoxedStep, Script};
-use crate::watchdog::Due;
 
 mod state;
 
-use state::State;
-pub(crate) use state::{HoldPeriod, HoldSnapshot};
+pub(crate) use state::{Due, HoldPeriod, HoldSnapshot, WatchAction};
+use state::{State, WatchdogState};
 
 /// What a primitive defines about its holds: how they are renewed and released.
 pub(crate) trait HoldKind: Send + Sync {
@@ -117,20 +116,6 @@ pub(crate) struct Hold {
     state: Mutex<State>,
     /// Notified when the hold was acquired or lost.
     changed: Notify,
-}
-
-/// What the watchdog knows about a hold.
-#[derive(Default)]
-pub(crate) struct WatchdogState {
-    /// Position of the hold in the watchdog's queue.
-    pub(crate) due: Option<Due>,
-    /// Whether a renewal is in flight.
-    pub(crate) renewing: bool,
-    /// Earliest time of the next renewal, after one has failed.
-    pub(crate) not_before: Option<Instant>,
-    /// Whether the store may have lost the hold. It is then renewed as soon as possible, or only checked if
-    /// its lease is fixed. Cleared just before that step is sent.
-    pub(crate) suspect: bool,
 }
 
 impl Hold {
@@ -356,17 +341,6 @@ impl Hold {
         tracing::warn!(lock = self.object.name(), owner = %self.field, %loss, "lost");
         self.changed.notify_waiters();
     }
-}
-
-/// What the watchdog does with a hold when it is due.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum WatchAction {
-    /// Renews it.
-    Renew,
-    /// Renews it after a failed renewal.
-    Retry,
-    /// Only reports the end of its lease.
-    Expire,
 }
 
 #[cfg(test)]

@@ -17,8 +17,36 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{WatchAction, WatchdogState};
 use crate::error::Loss;
+
+/// When a hold is due. The number orders holds that are due at the same instant, so that all runs of a
+/// program use the same order.
+pub(crate) type Due = (Instant, u64);
+
+/// What the watchdog knows about a hold.
+#[derive(Default)]
+pub(crate) struct WatchdogState {
+    /// Position of the hold in the watchdog's queue.
+    pub(crate) due: Option<Due>,
+    /// Whether a renewal is in flight.
+    pub(crate) renewing: bool,
+    /// Earliest time of the next renewal, after one has failed.
+    pub(crate) not_before: Option<Instant>,
+    /// Whether the store may have lost the hold. It is then renewed as soon as possible, or only checked if
+    /// its lease is fixed. Cleared just before that step is sent.
+    pub(crate) suspect: bool,
+}
+
+/// What the watchdog does with a hold when it is due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WatchAction {
+    /// Renews it.
+    Renew,
+    /// Renews it after a failed renewal.
+    Retry,
+    /// Only reports the end of its lease.
+    Expire,
+}
 
 /// Identifies the time from an owner's first acquisition of an object to its last release. Hold periods of
 /// all objects are numbered together: later ones compare greater.

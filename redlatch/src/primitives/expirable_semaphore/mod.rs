@@ -19,7 +19,9 @@ use tokio::time::Instant;
 
 pub use self::permit_id::PermitId;
 use self::permit_id::{join_ids, split_ids};
-use self::rules::{Add, Count, Counts, Delete, LeaseOf, Release, ReleaseMode, Set, UpdateLease};
+use self::rules::{
+    Add, Count, Counts, Delete, LeaseOf, MAX_PERMITS, Release, ReleaseMode, Set, UpdateLease,
+};
 use crate::error::{Error, Loss, Result};
 use crate::hold::{Hold, HoldKind, Renewal};
 use crate::keyspace::Keyspace;
@@ -30,10 +32,6 @@ use crate::primitives::lock::{Acquire, AcquireParams, Guard, Holder, Lock, Rules
 use crate::session::Session;
 use crate::step::{BoxedStep, MapReply, Outcome, Step};
 use crate::store::{Answer, Delivery, Progress};
-
-/// The maximum number of permits of a semaphore: what a Java `int` holds, because Redisson counts
-/// the same permits.
-const MAX_PERMITS: u32 = i32::MAX.unsigned_abs();
 
 /// The maximum number of permits in one acquisition. Each permit has its own id, by which it is
 /// renewed together with those of other guards. A script that writes more would block the server for too long.

@@ -21,7 +21,6 @@ use std::time::Duration;
 use smallvec::smallvec;
 use tokio::time::Instant;
 
-use super::MAX_PERMITS;
 use super::permit_id::{PermitId, split_ids};
 use crate::error::Result;
 use crate::hold::Hold;
@@ -30,6 +29,10 @@ use crate::lease::Lease;
 use crate::name::ObjectKeys;
 use crate::primitives::lock::Holder;
 use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, unexpected_reply};
+
+/// The maximum number of permits of a semaphore: what a Java `int` holds, because Redisson counts
+/// the same permits.
+pub(super) const MAX_PERMITS: u32 = i32::MAX.unsigned_abs();
 
 /// Dates on which permits expire, by id.
 type Dates = BTreeMap<String, i64>;

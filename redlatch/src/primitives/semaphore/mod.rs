@@ -20,9 +20,6 @@ use crate::name::{KeyLayout, ObjectKeys};
 use crate::primitives::counter::{Delete, Read};
 use crate::session::Session;
 
-/// The maximum number of permits, available or (below zero) missing: what a Java `int` holds.
-const MAX_PERMITS: i64 = i32::MAX as i64;
-
 /// A number of permits that all processes share, which limits concurrent work (Redisson:
 /// `RSemaphore`, `getSemaphore(name)`).
 ///

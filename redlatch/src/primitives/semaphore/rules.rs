@@ -14,12 +14,14 @@ use std::time::Duration;
 use smallvec::smallvec;
 use tokio::time::Instant;
 
-use super::MAX_PERMITS;
 use crate::error::{Error, Result};
 use crate::keyspace::Keyspace;
 use crate::name::ObjectKeys;
 use crate::primitives::counter::{read_number, script};
 use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step};
+
+/// The maximum number of permits, available or (below zero) missing: what a Java `int` holds.
+pub(super) const MAX_PERMITS: i64 = i32::MAX as i64;
 
 /// Takes permits, if enough are available. Replies with the semaphore's remaining time to live;
 /// [`Duration::MAX`] if it never expires.
