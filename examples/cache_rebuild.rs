@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redlatch::{Client, Guard, Read, ReadWriteLock};
+use redlatch::{Client, Guard, ReadLock, ReadWriteLock};
 use tokio::task::JoinSet;
 
 const READERS: usize = 12;
@@ -65,7 +65,7 @@ impl Catalogue {
 }
 
 /// Returns a read lock on a fresh catalogue.
-async fn fresh(lock: &ReadWriteLock, catalogue: &Catalogue) -> redlatch::Result<Guard<Read>> {
+async fn fresh(lock: &ReadWriteLock, catalogue: &Catalogue) -> redlatch::Result<Guard<ReadLock>> {
     let reading = lock.read().lock().await?;
     if !catalogue.is_stale() {
         return Ok(reading);

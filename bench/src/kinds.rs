@@ -4,7 +4,7 @@ use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::Arc;
 
-use redlatch::{Client, Guard, Lock, LockKind, MultiLock, RedLock};
+use redlatch::{Client, Guard, HasLease, Lock, LockKind, MultiLock, RedLock};
 
 use crate::Result;
 
@@ -159,8 +159,8 @@ fn count(client: &Client, name: &str) -> Acquire {
     })
 }
 
-fn held<K: LockKind>(
-    guard: impl Future<Output = redlatch::Result<Guard<K>>> + Send + 'static,
+fn held<R: HasLease>(
+    guard: impl Future<Output = redlatch::Result<Guard<R>>> + Send + 'static,
 ) -> BoxFuture<Release> {
     Box::pin(async move {
         let guard = guard.await?;

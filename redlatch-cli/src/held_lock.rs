@@ -6,8 +6,8 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use redlatch::{
-    Acquire, Client, Error, FairLock, Guard, Lock, LockKind, Loss, MultiGuard, MultiLock,
-    ObjectState, OwnedKind, PermitId, TryAcquire,
+    Acquire, Client, Error, FairLock, Guard, HasLease, Lock, Loss, MultiLock, ObjectState,
+    OwnedKind, PermitId, TryAcquire,
 };
 use tokio::time::Instant;
 
@@ -34,7 +34,7 @@ trait AnyGuard {
     fn unlock(self: Box<Self>) -> BoxFuture<'static, redlatch::Result<()>>;
 }
 
-impl<K: LockKind> AnyGuard for Guard<K> {
+impl<R: HasLease> AnyGuard for Guard<R> {
     fn lost(&self) -> BoxFuture<'_, Error> {
         Box::pin(async {
             let Err(lost) = self.run(pending::<Infallible>()).await;
@@ -48,23 +48,6 @@ impl<K: LockKind> AnyGuard for Guard<K> {
 
     fn unlock(self: Box<Self>) -> BoxFuture<'static, redlatch::Result<()>> {
         Box::pin(Guard::unlock(*self))
-    }
-}
-
-impl AnyGuard for MultiGuard {
-    fn lost(&self) -> BoxFuture<'_, Error> {
-        Box::pin(async {
-            let Err(lost) = self.run(pending::<Infallible>()).await;
-            lost
-        })
-    }
-
-    fn is_valid(&self) -> bool {
-        MultiGuard::is_valid(self)
-    }
-
-    fn unlock(self: Box<Self>) -> BoxFuture<'static, redlatch::Result<()>> {
-        Box::pin(MultiGuard::unlock(*self))
     }
 }
 
@@ -105,11 +88,7 @@ impl HeldLock {
         acquire_lock(client.lock(name), limits, run).await
     }
 
-    fn from_guard<K: LockKind + OwnedKind>(
-        guard: Guard<K>,
-        run: &Run,
-        token: Option<u64>,
-    ) -> HeldLock {
+    fn from_guard<K: OwnedKind>(guard: Guard<Lock<K>>, run: &Run, token: Option<u64>) -> HeldLock {
         HeldLock {
             owner: guard.owner_id().to_owned(),
             names: run.names.join(" "),
@@ -184,7 +163,7 @@ impl HeldLock {
     }
 }
 
-async fn acquire_lock<K: LockKind + OwnedKind>(
+async fn acquire_lock<K: OwnedKind>(
     lock: Lock<K>,
     limits: &WaitLimits,
     run: &Run,
@@ -193,21 +172,21 @@ async fn acquire_lock<K: LockKind + OwnedKind>(
     Ok(guard.map(|guard| HeldLock::from_guard(guard, run, None)))
 }
 
-async fn acquire_guard<K: LockKind>(
+async fn acquire_guard<K: OwnedKind>(
     lock: Lock<K>,
     limits: &WaitLimits,
     run: &Run,
-) -> redlatch::Result<Option<Guard<K>>> {
+) -> redlatch::Result<Option<Guard<Lock<K>>>> {
     request(lock.lock(), lock.try_lock(), limits, run).await
 }
 
 /// Requests the lock with or without waiting, as `run` specifies.
-async fn request<K: LockKind>(
-    mut waiting: Acquire<K>,
-    mut trying: TryAcquire<K>,
+async fn request<R: HasLease>(
+    mut waiting: Acquire<R>,
+    mut trying: TryAcquire<R>,
     limits: &WaitLimits,
     run: &Run,
-) -> redlatch::Result<Option<Guard<K>>> {
+) -> redlatch::Result<Option<Guard<R>>> {
     if let Some(lease) = run.lease {
         waiting = waiting.lease(lease);
         trying = trying.lease(lease);

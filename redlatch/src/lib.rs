@@ -42,16 +42,14 @@ pub use primitives::fair_lock::{Fair, FairLock};
 pub use primitives::fenced_lock::{Fenced, FencedLock, MAX_TOKEN};
 pub use primitives::inspect::{ObjectKind, ObjectState, OutPermit, Waiting};
 pub use primitives::lock::{
-    Acquire, Guard, Holder, Lock, LockKind, OwnedKind, Reentrant, TryAcquire,
+    Acquirable, Acquire, Guard, HasLease, HasOwner, Holder, Lock, LockKind, OwnedKind, Reentrant,
+    TryAcquire,
 };
-pub use primitives::multi_lock::{
-    AcquireMany, LockOfMany, Member, MultiGuard, MultiLock, TryAcquireMany,
-};
+pub use primitives::lock_set::Member;
+pub use primitives::multi_lock::{MultiGuard, MultiLock};
 pub use primitives::read_write_lock::{Read, ReadLock, ReadWriteLock, Write, WriteLock};
 pub use primitives::red_lock::{RedGuard, RedLock};
-pub use primitives::semaphore::{
-    AcquirePermits, Semaphore, SemaphorePermits, TryAcquirePermits, TrySetPermits,
-};
+pub use primitives::semaphore::{Semaphore, SemaphorePermits, TrySetPermits};
 pub use primitives::spin_lock::{Spin, SpinLock};
 pub use store::ReplicaSync;
 pub use store::embedded::Embedded;

@@ -19,7 +19,7 @@ pub struct Lock<K: LockKind = Reentrant> {
     pub(super) worker: Arc<Worker>,
 }
 
-impl<K: LockKind + OwnedKind> Lock<K> {
+impl<K: OwnedKind> Lock<K> {
     /// Returns a handle of the same lock that holds it for exactly this long, without renewal:
     /// [`crate::Acquire::lease`].
     #[must_use]
@@ -122,7 +122,7 @@ impl<K: LockKind + OwnedKind> Lock<K> {
             .call(&self.inner, async move |lock| lock.holders().await)
     }
 
-    fn guard(&self, guard: crate::Guard<K>) -> Guard<K> {
+    fn guard(&self, guard: crate::Guard<crate::Lock<K>>) -> Guard<K> {
         Guard {
             inner: Some(guard),
             worker: self.worker.clone(),
@@ -139,7 +139,7 @@ impl<K: LockKind + OwnedKind> Lock<K> {
 #[derive(Debug)]
 pub struct Guard<K: LockKind = Reentrant> {
     /// `None` only inside methods that consume the guard.
-    inner: Option<crate::Guard<K>>,
+    inner: Option<crate::Guard<crate::Lock<K>>>,
     worker: Arc<Worker>,
     thread: PhantomData<*const ()>,
 }
@@ -156,11 +156,11 @@ impl<K: LockKind> Guard<K> {
     /// Converts the guard to another kind, on the client's thread.
     pub(super) fn convert<L, F>(
         mut self,
-        conversion: impl FnOnce(crate::Guard<K>) -> F,
+        conversion: impl FnOnce(crate::Guard<crate::Lock<K>>) -> F,
     ) -> Result<Guard<L>>
     where
         L: LockKind,
-        F: Future<Output = Result<crate::Guard<L>>> + Send + 'static,
+        F: Future<Output = Result<crate::Guard<crate::Lock<L>>>> + Send + 'static,
     {
         let guard = self.inner.take().ok_or(Error::NoRuntime)?;
         Ok(Guard {
@@ -172,7 +172,7 @@ impl<K: LockKind> Guard<K> {
 
     /// Returns the name of the lock as it was passed in.
     pub fn name(&self) -> &str {
-        self.inner.as_ref().map_or("", crate::Guard::name)
+        self.inner.as_ref().map_or("", |guard| guard.name())
     }
 
     /// Returns whether the lock is certainly still held: [`crate::Guard::is_valid`].
@@ -221,11 +221,11 @@ impl Lock<Fenced> {
 impl Guard<Fenced> {
     /// Returns the fencing token of this acquisition: [`crate::Guard::token`].
     pub fn token(&self) -> u64 {
-        self.inner.as_ref().map_or(0, crate::Guard::token)
+        self.inner.as_ref().map_or(0, |guard| guard.token())
     }
 }
 
-impl<K: LockKind + OwnedKind> Guard<K> {
+impl<K: OwnedKind> Guard<K> {
     /// Returns the number of guards that this thread has of the lock.
     pub fn hold_count(&self) -> u32 {
         self.inner.as_ref().map_or(0, crate::Guard::hold_count)

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::{Lock, Worker, current_thread};
 use crate::error::{Error, Result};
-use crate::{Backoff, LockKind, LockOfMany, OwnedKind, Owner};
+use crate::{Backoff, HasOwner, OwnedKind, Owner};
 
 /// A lock as a member: created `From` a [`Lock`] or a reference to one.
 #[derive(Clone, Debug)]
@@ -16,7 +16,7 @@ pub struct Member {
     worker: Arc<Worker>,
 }
 
-impl<K: LockKind + OwnedKind> From<&Lock<K>> for Member {
+impl<K: OwnedKind> From<&Lock<K>> for Member {
     fn from(lock: &Lock<K>) -> Member {
         Member {
             inner: crate::Member::from(&lock.inner),
@@ -25,7 +25,7 @@ impl<K: LockKind + OwnedKind> From<&Lock<K>> for Member {
     }
 }
 
-impl<K: LockKind + OwnedKind> From<Lock<K>> for Member {
+impl<K: OwnedKind> From<Lock<K>> for Member {
     fn from(lock: Lock<K>) -> Member {
         Member::from(&lock)
     }
@@ -34,7 +34,7 @@ impl<K: LockKind + OwnedKind> From<Lock<K>> for Member {
 /// Several locks that are held as one, for threads: [`MultiLock`] and [`RedLock`]. The errors are
 /// those of the async methods of the same names. A member's lease from [`Lock::with_lease`] has no effect here.
 #[derive(Clone, Debug)]
-pub struct Many<L: LockOfMany> {
+pub struct Many<L: HasOwner> {
     inner: L,
     lease: Option<Duration>,
     outage_limit: Option<Duration>,
@@ -119,7 +119,7 @@ impl RedLock {
     }
 }
 
-impl<L: LockOfMany> Many<L> {
+impl<L: HasOwner> Many<L> {
     fn of<M: Into<Member>>(
         members: impl IntoIterator<Item = M>,
         make: impl FnOnce(Vec<crate::Member>) -> L,
@@ -135,7 +135,7 @@ impl<L: LockOfMany> Many<L> {
     }
 
     /// Returns a handle of the same locks that holds them for exactly this long, without renewal:
-    /// [`crate::AcquireMany::lease`].
+    /// [`crate::Acquire::lease`].
     #[must_use]
     pub fn with_lease(mut self, lease: Duration) -> Many<L> {
         self.lease = Some(lease);
@@ -143,7 +143,7 @@ impl<L: LockOfMany> Many<L> {
     }
 
     /// Returns a handle of the same locks whose waiters wait through an outage of the stores that
-    /// lasts at most this long: [`crate::AcquireMany::outage_limit`].
+    /// lasts at most this long: [`crate::Acquire::outage_limit`].
     #[must_use]
     pub fn with_outage_limit(mut self, limit: Duration) -> Many<L> {
         self.outage_limit = Some(limit);
@@ -152,7 +152,7 @@ impl<L: LockOfMany> Many<L> {
 
     /// Blocks until they are acquired.
     pub fn lock(&self) -> Result<ManyGuard<L>> {
-        let mut request = crate::AcquireMany::new(&self.inner).owner(current_thread());
+        let mut request = crate::Acquire::new(self.inner.clone()).owner(current_thread());
         if let Some(lease) = self.lease {
             request = request.lease(lease);
         }
@@ -168,9 +168,9 @@ impl<L: LockOfMany> Many<L> {
         self.try_lock_for(Duration::ZERO)
     }
 
-    /// Blocks until they are acquired, at most this long: [`crate::TryAcquireMany::wait`].
+    /// Blocks until they are acquired, at most this long: [`crate::TryAcquire::wait`].
     pub fn try_lock_for(&self, wait: Duration) -> Result<Option<ManyGuard<L>>> {
-        let request = crate::TryAcquireMany::new(&self.inner);
+        let request = crate::TryAcquire::new(self.inner.clone());
         let mut request = request.owner(current_thread()).wait(wait);
         if let Some(lease) = self.lease {
             request = request.lease(lease);
@@ -186,7 +186,7 @@ impl<L: LockOfMany> Many<L> {
         first(&self.workers)
     }
 
-    fn guard(&self, inner: L::Guard) -> ManyGuard<L> {
+    fn guard(&self, inner: crate::Guard<L>) -> ManyGuard<L> {
         ManyGuard {
             inner,
             workers: self.workers.clone(),
@@ -207,8 +207,8 @@ fn first(workers: &[Arc<Worker>]) -> Result<&Worker> {
 /// Dropping does not block: it releases in the background. The guard stays on its thread, because
 /// the thread is the owner.
 #[must_use = "the locks are released as soon as the guard is dropped"]
-pub struct ManyGuard<L: LockOfMany> {
-    inner: L::Guard,
+pub struct ManyGuard<L: HasOwner> {
+    inner: crate::Guard<L>,
     /// Same as [`Many`]'s.
     workers: Vec<Arc<Worker>>,
     thread: PhantomData<*const ()>,

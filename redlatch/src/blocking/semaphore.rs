@@ -27,7 +27,7 @@ pub struct Semaphore {
 
 impl Semaphore {
     /// Returns a handle of the same semaphore whose waiters wait through an outage of the store
-    /// that lasts at most this long: [`crate::AcquirePermits::outage_limit`].
+    /// that lasts at most this long: [`crate::Acquire::outage_limit`].
     #[must_use]
     pub fn with_outage_limit(mut self, limit: Duration) -> Semaphore {
         self.outage_limit = Some(limit);
@@ -88,7 +88,7 @@ impl Semaphore {
     }
 
     /// Blocks until this many permits are acquired, at most this long:
-    /// [`crate::TryAcquirePermits::wait`].
+    /// [`crate::TryAcquire::wait`].
     pub fn try_acquire_many_for(
         &self,
         permits: u32,

@@ -1,5 +1,5 @@
 //! One folder per primitive: its rules, its Lua scripts, its handle and its guard. `lock`
-//! contains the parts that all locks share.
+//! contains requests and guards, and what all locks share; `lock_set` what several locks as one share.
 
 // First, so that the page of `Lock` begins with the methods that all locks have.
 pub(crate) mod lock;
@@ -10,6 +10,7 @@ pub(crate) mod expirable_semaphore;
 pub(crate) mod fair_lock;
 pub(crate) mod fenced_lock;
 pub(crate) mod inspect;
+pub(crate) mod lock_set;
 pub(crate) mod multi_lock;
 pub(crate) mod read_write_lock;
 pub(crate) mod red_lock;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use redlatch::{Client, Fenced, FencedLock, Guard, MultiGuard, MultiLock, Owner, blocking};
+use redlatch::{Client, FencedLock, Guard, MultiGuard, MultiLock, Owner, blocking};
 use redlatch_testkit::{Proxy, Server};
 
 use crate::common::{
@@ -183,7 +183,7 @@ const NAMES: [&str; 2] = ["{x}1", "{x}2"];
 
 /// The locks that a task holds: one of the two, or both as a multi-lock.
 enum Held {
-    One(usize, Guard<Fenced>),
+    One(usize, Guard<FencedLock>),
     Both(MultiGuard),
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use redlatch::{Client, Error, Lock, LockKind, Loss, OwnedKind, Owner};
+use redlatch::{Client, Error, Lock, Loss, OwnedKind, Owner};
 use redlatch_testkit::{Server, unique};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
@@ -103,7 +103,7 @@ kinds! {
 /// waiting.
 async fn spawn_waiter<K, W>(lock: &Lock<K>, waiting: W) -> JoinHandle<W::Output>
 where
-    K: LockKind,
+    K: OwnedKind,
     W: IntoFuture,
     W::IntoFuture: Send + 'static,
     W::Output: Send + 'static,
@@ -124,7 +124,7 @@ where
 }
 
 /// Asserts that the lock is free, and that the client has no holds and no background work.
-async fn assert_nothing_left<K: LockKind>(client: &Client, lock: &Lock<K>) {
+async fn assert_nothing_left<K: OwnedKind>(client: &Client, lock: &Lock<K>) {
     within_limit("settled", client.flush()).await;
     assert!(!lock.is_locked().await.unwrap(), "a key was left");
     let status = client.status();
@@ -132,7 +132,7 @@ async fn assert_nothing_left<K: LockKind>(client: &Client, lock: &Lock<K>) {
 }
 
 /// Redisson: testLockUnlock, testIsLocked, testIsHeldByCurrentThread, testGetHoldCount.
-async fn holds_are_counted<K: LockKind + OwnedKind>(store: TestStore, make: Make<K>) {
+async fn holds_are_counted<K: OwnedKind>(store: TestStore, make: Make<K>) {
     let client = store.client().await;
     let lock = make(&client, &unique("count"));
     let me = Owner::new();
@@ -156,7 +156,7 @@ async fn holds_are_counted<K: LockKind + OwnedKind>(store: TestStore, make: Make
 
 /// Redisson: testIsHeldByCurrentThreadOtherThread, testIsLockedOtherThread. A number identifies an
 /// owner only together with its client.
-async fn lock_is_held_only_by_its_owner<K: LockKind + OwnedKind>(store: TestStore, make: Make<K>) {
+async fn lock_is_held_only_by_its_owner<K: OwnedKind>(store: TestStore, make: Make<K>) {
     let (client, other) = (store.client().await, store.client().await);
     let name = unique("alone");
     let (lock, theirs) = (make(&client, &name), make(&other, &name));
@@ -176,7 +176,7 @@ async fn lock_is_held_only_by_its_owner<K: LockKind + OwnedKind>(store: TestStor
 }
 
 /// Redisson: testReentrancy, testTryLockAsyncSucceed, testTryLockAsyncFailed.
-async fn owner_can_reenter_with_try_lock<K: LockKind + OwnedKind>(store: TestStore, make: Make<K>) {
+async fn owner_can_reenter_with_try_lock<K: OwnedKind>(store: TestStore, make: Make<K>) {
     let client = store.client().await;
     let lock = make(&client, &unique("try-again"));
     let me = Owner::new();
@@ -191,10 +191,7 @@ async fn owner_can_reenter_with_try_lock<K: LockKind + OwnedKind>(store: TestSto
 
 /// Redisson: testUnlockFail. Only a guard can unlock here. So the case is a guard whose hold was
 /// removed and now belongs to another owner.
-async fn late_unlock_does_not_release_the_next_hold<K: LockKind + OwnedKind>(
-    store: TestStore,
-    make: Make<K>,
-) {
+async fn late_unlock_does_not_release_the_next_hold<K: OwnedKind>(store: TestStore, make: Make<K>) {
     let (client, other) = (store.client().await, store.client().await);
     let name = unique("late");
     let (lock, theirs) = (make(&client, &name), make(&other, &name));
@@ -209,7 +206,7 @@ async fn late_unlock_does_not_release_the_next_hold<K: LockKind + OwnedKind>(
 }
 
 /// Redisson: testTryLockAsync, testConcurrency_SingleInstance.
-async fn release_passes_the_lock_on<K: LockKind + OwnedKind>(store: TestStore, make: Make<K>) {
+async fn release_passes_the_lock_on<K: OwnedKind>(store: TestStore, make: Make<K>) {
     let (client, other) = (store.client().await, store.client().await);
     let name = unique("hand-over");
     let (lock, theirs) = (make(&client, &name), make(&other, &name));
@@ -237,7 +234,7 @@ async fn release_passes_the_lock_on<K: LockKind + OwnedKind>(store: TestStore, m
 }
 
 /// Redisson: testForceUnlock.
-async fn force_unlock_wakes_a_waiter<K: LockKind + OwnedKind>(store: TestStore, make: Make<K>) {
+async fn force_unlock_wakes_a_waiter<K: OwnedKind>(store: TestStore, make: Make<K>) {
     let client = store.client().await;
     let name = unique("force");
     let lock = make(&client, &name);
@@ -259,10 +256,7 @@ async fn force_unlock_wakes_a_waiter<K: LockKind + OwnedKind>(store: TestStore, 
 
 /// Redisson: testConcurrency_SingleInstance, testConcurrencyLoop_MultiInstance,
 /// testConcurrency_MultiInstance.
-async fn clients_exclude_each_other_in_turn<K: LockKind + OwnedKind>(
-    store: TestStore,
-    make: Make<K>,
-) {
+async fn clients_exclude_each_other_in_turn<K: OwnedKind>(store: TestStore, make: Make<K>) {
     const CLIENTS: u32 = 12;
     const TURNS: u32 = 15;
     let name = unique("turns");
@@ -290,7 +284,7 @@ async fn clients_exclude_each_other_in_turn<K: LockKind + OwnedKind>(
 
 /// Redisson: testConcurrencyTryLockUnLock. The watchdog tracks each hold while it exists, and
 /// nothing afterwards.
-async fn attempts_of_many_tasks_leave_nothing_behind<K: LockKind + OwnedKind>(
+async fn attempts_of_many_tasks_leave_nothing_behind<K: OwnedKind>(
     store: TestStore,
     make: Make<K>,
 ) {
@@ -323,10 +317,7 @@ async fn attempts_of_many_tasks_leave_nothing_behind<K: LockKind + OwnedKind>(
 
 /// Redisson: testLockIsNotRenewedAfterInterruptedTryLock, at every point where the future can be
 /// dropped.
-async fn dropped_try_lock_leaves_nothing_behind<K: LockKind + OwnedKind>(
-    store: TestStore,
-    make: Make<K>,
-) {
+async fn dropped_try_lock_leaves_nothing_behind<K: OwnedKind>(store: TestStore, make: Make<K>) {
     let client = store.client().await;
     let lock = make(&client, &unique("dropped"));
     drop_after_each_poll(async |polls| {
@@ -340,7 +331,7 @@ async fn dropped_try_lock_leaves_nothing_behind<K: LockKind + OwnedKind>(
 }
 
 /// Redisson: testAutoExpire. The client dies with its runtime: it neither renews nor releases.
-async fn lock_of_dead_client_is_free_when_its_lease_ends<K: LockKind + OwnedKind>(
+async fn lock_of_dead_client_is_free_when_its_lease_ends<K: OwnedKind>(
     store: TestStore,
     make: Make<K>,
 ) {
@@ -376,17 +367,14 @@ async fn lock_of_dead_client_is_free_when_its_lease_ends<K: LockKind + OwnedKind
 }
 
 /// Waits until the lease has become longer.
-async fn renewed<K: LockKind>(lock: &Lock<K>) {
+async fn renewed<K: OwnedKind>(lock: &Lock<K>) {
     let left = || async { lock.remaining_lease().await.unwrap() };
     until_rises("the lease", left).await;
 }
 
 /// Redisson's fair lock promises this across all clients; here every kind promises it within a
 /// client.
-async fn waiters_of_one_client_are_served_in_order<K: LockKind + OwnedKind>(
-    store: TestStore,
-    make: Make<K>,
-) {
+async fn waiters_of_one_client_are_served_in_order<K: OwnedKind>(store: TestStore, make: Make<K>) {
     let client = store.client().await;
     let lock = make(&client, &unique("order"));
     let order = Arc::new(std::sync::Mutex::new(Vec::new()));
@@ -411,7 +399,7 @@ async fn waiters_of_one_client_are_served_in_order<K: LockKind + OwnedKind>(
 
 /// Redisson: testName, testNameMapper. Any name works, also with a prefix; but braces must enclose
 /// a hash tag.
-async fn unusual_names_work<K: LockKind + OwnedKind>(store: TestStore, make: Make<K>) {
+async fn unusual_names_work<K: OwnedKind>(store: TestStore, make: Make<K>) {
     for client in [
         store.client().await,
         store.client_with_prefix("test::").await,
@@ -445,10 +433,7 @@ async fn unusual_names_work<K: LockKind + OwnedKind>(store: TestStore, make: Mak
 }
 
 /// Redisson: testContendingThreadBlocksAndAcquiresOnRelease (both non-reentrant tests).
-async fn non_reentrant_lock_passes_on_after_release<K: LockKind + OwnedKind>(
-    store: TestStore,
-    make: Make<K>,
-) {
+async fn non_reentrant_lock_passes_on_after_release<K: OwnedKind>(store: TestStore, make: Make<K>) {
     let client = store.client().await;
     let lock = make(&client, &unique("strict-hand-over")).non_reentrant();
     let guard = lock.lock().await.unwrap();
@@ -461,10 +446,7 @@ async fn non_reentrant_lock_passes_on_after_release<K: LockKind + OwnedKind>(
 
 /// Redisson: testSameThreadReacquireThrows, testCrossInstanceSameThreadReentryThrows (both
 /// non-reentrant tests).
-async fn non_reentrant_lock_refuses_its_owner<K: LockKind + OwnedKind>(
-    store: TestStore,
-    make: Make<K>,
-) {
+async fn non_reentrant_lock_refuses_its_owner<K: OwnedKind>(store: TestStore, make: Make<K>) {
     let client = store.client().await;
     let name = unique("strict");
     let lock = make(&client, &name).non_reentrant();
@@ -505,7 +487,7 @@ async fn non_reentrant_lock_refuses_its_owner<K: LockKind + OwnedKind>(
 }
 
 /// Redisson: testTryLockWait, testTryLockAsyncWaitTime.
-async fn wait_limit_ends_on_time<K: LockKind + OwnedKind>(client: Client, make: Make<K>) {
+async fn wait_limit_ends_on_time<K: OwnedKind>(client: Client, make: Make<K>) {
     let lock = make(&client, "a");
     let guard = lock.lock().await.unwrap();
     let begun = Instant::now();
@@ -520,10 +502,7 @@ async fn wait_limit_ends_on_time<K: LockKind + OwnedKind>(client: Client, make: 
 }
 
 /// Redisson: testTimedTryLockAsync.
-async fn long_enough_wait_acquires_the_lock<K: LockKind + OwnedKind>(
-    client: Client,
-    make: Make<K>,
-) {
+async fn long_enough_wait_acquires_the_lock<K: OwnedKind>(client: Client, make: Make<K>) {
     let lock = make(&client, "a");
     let guard = lock.lock().await.unwrap();
     let begun = Instant::now();
@@ -541,10 +520,7 @@ async fn long_enough_wait_acquires_the_lock<K: LockKind + OwnedKind>(
 }
 
 /// Redisson: testExpire.
-async fn next_waiter_acquires_when_fixed_lease_ends<K: LockKind + OwnedKind>(
-    client: Client,
-    make: Make<K>,
-) {
+async fn next_waiter_acquires_when_fixed_lease_ends<K: OwnedKind>(client: Client, make: Make<K>) {
     let lock = make(&client, "a");
     let begun = Instant::now();
     let late = lock.lock().lease(2 * SECOND).await.unwrap();
@@ -562,7 +538,7 @@ async fn next_waiter_acquires_when_fixed_lease_ends<K: LockKind + OwnedKind>(
 }
 
 /// Redisson: testRemainTimeToLive, testRemainTimeToLive2.
-async fn remaining_lease_is_reported<K: LockKind + OwnedKind>(client: Client, make: Make<K>) {
+async fn remaining_lease_is_reported<K: OwnedKind>(client: Client, make: Make<K>) {
     let lock = make(&client, "a");
     let left = async || lock.remaining_lease().await.unwrap();
     assert_eq!(left().await, None);
@@ -581,10 +557,7 @@ async fn remaining_lease_is_reported<K: LockKind + OwnedKind>(client: Client, ma
 
 /// Redisson: testRemainTimeToLive2. In Redisson each release restarts the lease; here a fixed lease
 /// stays as requested.
-async fn partial_release_keeps_a_fixed_lease<K: LockKind + OwnedKind>(
-    client: Client,
-    make: Make<K>,
-) {
+async fn partial_release_keeps_a_fixed_lease<K: OwnedKind>(client: Client, make: Make<K>) {
     let lock = make(&client, "a");
     let me = Owner::new();
     let mut guards = Vec::new();
@@ -603,10 +576,7 @@ async fn partial_release_keeps_a_fixed_lease<K: LockKind + OwnedKind>(
 }
 
 /// Redisson: testLockReentrantRenew.
-async fn hold_after_a_reentered_one_is_renewed<K: LockKind + OwnedKind>(
-    client: Client,
-    make: Make<K>,
-) {
+async fn hold_after_a_reentered_one_is_renewed<K: OwnedKind>(client: Client, make: Make<K>) {
     let lock = make(&client, "a");
     for me in [Owner::new(), Owner::new()] {
         let outer = lock.lock().owner(me).await.unwrap();
@@ -626,10 +596,7 @@ async fn hold_after_a_reentered_one_is_renewed<K: LockKind + OwnedKind>(
 }
 
 /// Redisson: testRedisFailed.
-async fn unreachable_server_is_an_error<K: LockKind + OwnedKind>(
-    mut server: Server,
-    make: Make<K>,
-) {
+async fn unreachable_server_is_an_error<K: OwnedKind>(mut server: Server, make: Make<K>) {
     let client = Client::connect(&server.url()).await.unwrap();
     let lock = make(&client, "a");
     lock.lock().await.unwrap().unlock().await.unwrap();
@@ -652,10 +619,7 @@ async fn unreachable_server_is_an_error<K: LockKind + OwnedKind>(
 }
 
 /// Redisson: testLockAfterTimeout.
-async fn restart_reports_loss_and_renews_new_hold<K: LockKind + OwnedKind>(
-    mut server: Server,
-    make: Make<K>,
-) {
+async fn restart_reports_loss_and_renews_new_hold<K: OwnedKind>(mut server: Server, make: Make<K>) {
     let settings = Client::builder().watchdog_lease(WATCHDOG);
     let client = settings.connect(&server.url()).await.unwrap();
     let lock = make(&client, "a");
@@ -674,7 +638,7 @@ async fn restart_reports_loss_and_renews_new_hold<K: LockKind + OwnedKind>(
 
 /// Redisson: testSubscriptionsPerConnection, testSinglePubSub. No setting has to match the number
 /// of waiters.
-async fn many_waiters_on_five_names_leave_no_subscription<K: LockKind + OwnedKind>(
+async fn many_waiters_on_five_names_leave_no_subscription<K: OwnedKind>(
     server: Server,
     make: Make<K>,
 ) {
@@ -705,7 +669,7 @@ async fn many_waiters_on_five_names_leave_no_subscription<K: LockKind + OwnedKin
 
 /// A Java process holds the lock, as the server sees it: redlatch waits for it, and its release
 /// wakes the waiter. Its data stays unchanged.
-async fn hold_of_redisson_is_respected<K: LockKind + OwnedKind>(server: Server, make: Make<K>) {
+async fn hold_of_redisson_is_respected<K: OwnedKind>(server: Server, make: Make<K>) {
     let client = Client::connect(&server.url()).await.unwrap();
     let lock = make(&client, "orders:42");
     let theirs = "285475da-9152-4c83-822a-67ee2f116a79:52";

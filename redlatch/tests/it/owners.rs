@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use redlatch::{Client, Embedded, Error, Lock, LockKind, OwnedKind, Owner};
+use redlatch::{Client, Embedded, Error, Lock, OwnedKind, Owner};
 use redlatch_testkit::{Proxy, Server, unique};
 
 use crate::common::{LONG, TestStore, until, within_limit};
@@ -36,7 +36,7 @@ async fn tasks_of_a_queueing_owner_see_no_false_loss(store: TestStore) {
 /// Tasks of one owner and of several owners, all for one lock. The false loss occurred when two
 /// guards were released, one settled for both, and a third acquisition came between that and the
 /// other guard's settling.
-async fn contend<K: LockKind + OwnedKind>(ours: Lock<K>, theirs: Lock<K>) {
+async fn contend<K: OwnedKind>(ours: Lock<K>, theirs: Lock<K>) {
     let me = Owner::new();
     let stop = Arc::new(AtomicBool::new(false));
     let task = |lock: &Lock<K>, owner: Option<Owner>| {

@@ -3,8 +3,8 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
-use redlatch::{AcquireMany, LockOfMany, ReadWriteLock, TryAcquire, TryAcquireMany};
-use redlatch::{Client, Error, ExpirableSemaphore, FairLock, FencedLock, Guard, Lock, LockKind};
+use redlatch::{Acquire, Guard, HasLease, ReadWriteLock, TryAcquire};
+use redlatch::{Client, Error, ExpirableSemaphore, FairLock, FencedLock, Lock, LockKind};
 use redlatch::{CountDownLatch, Member, MultiLock, RedLock, Semaphore, SpinLock};
 use tokio::time::timeout;
 
@@ -102,7 +102,7 @@ impl Handle {
                 let guard = runner
                     .request(lock.name(), Mode::Exclusive, acquiring)
                     .await?;
-                let token = guard.as_ref().map(Guard::token);
+                let token = guard.as_ref().map(Guard::<FencedLock>::token);
                 runner.hold_and_release(guard, token, time).await
             }
             Handle::ReadWrite(lock) if random.below(3) == 0 => {
@@ -199,7 +199,7 @@ fn member(client: &Client, name: &str, lease: Duration) -> Member {
 }
 
 /// Acquires and releases the lock if it is free. Returns whether it was.
-async fn try_once<K: LockKind>(request: TryAcquire<K>) -> Result<bool, Error> {
+async fn try_once<R: HasLease>(request: TryAcquire<R>) -> Result<bool, Error> {
     match request.await? {
         Some(guard) => guard.unlock().await.map(|()| true),
         None => Ok(false),
@@ -218,12 +218,12 @@ async fn lock_and_run<K: LockKind>(
 }
 
 /// Requests several locks in one of three ways: with a limit, canceled at the limit, or without one.
-async fn lock_many<L: LockOfMany>(
-    lock: AcquireMany<L>,
-    try_lock: TryAcquireMany<L>,
+async fn lock_many<R: HasLease>(
+    lock: Acquire<R>,
+    try_lock: TryAcquire<R>,
     limit: Duration,
     way: usize,
-) -> Result<Option<L::Guard>, Error> {
+) -> Result<Option<Guard<R>>, Error> {
     match way {
         0 => try_lock.wait(limit).await,
         1 => match timeout(limit, lock.into_future()).await {

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use redlatch::{Client, Error, Fair, Fenced, Guard, Lock, LockKind, OwnedKind, Owner};
+use redlatch::{Client, Error, Fair, FencedLock, Guard, Lock, OwnedKind, Owner};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::section::{ReleaseMode, SectionRunner};
@@ -62,7 +62,7 @@ impl OwnerTask {
             }
             "fenced" => {
                 let lock = self.client.fenced_lock(name);
-                let token = |guard: &Guard<Fenced>| Some(guard.token());
+                let token = |guard: &Guard<FencedLock>| Some(guard.token());
                 self.run_section(&lock, Mode::Exclusive, wait_limit, token)
                     .await
             }
@@ -86,12 +86,12 @@ impl OwnerTask {
     }
 
     /// Runs one critical section, perhaps with a nested one.
-    async fn run_section<K: LockKind + OwnedKind>(
+    async fn run_section<K: OwnedKind>(
         &mut self,
         lock: &Lock<K>,
         mode: Mode,
         wait_limit: Duration,
-        token: fn(&Guard<K>) -> Option<u64>,
+        token: fn(&Guard<Lock<K>>) -> Option<u64>,
     ) -> Result<(), Error> {
         let acquiring = request_lock(lock, self.owner, wait_limit, self.random.below(3));
         let Some(guard) = self.runner.request(lock.name(), mode, acquiring).await? else {
@@ -136,11 +136,11 @@ impl OwnerTask {
 
     /// Requests a lost lock until it is acquired or half a lease has passed. Each request is canceled within
     /// `longest`.
-    async fn reacquire<K: LockKind + OwnedKind>(
+    async fn reacquire<K: OwnedKind>(
         &mut self,
         lock: &Lock<K>,
         mode: Mode,
-        token: fn(&Guard<K>) -> Option<u64>,
+        token: fn(&Guard<Lock<K>>) -> Option<u64>,
         longest: Duration,
     ) {
         let end = Instant::now() + self.lease / 2;
@@ -166,12 +166,12 @@ impl OwnerTask {
 }
 
 /// Runs a nested section of the same owner within the section of the guard.
-async fn reenter<K: LockKind + OwnedKind>(
+async fn reenter<K: OwnedKind>(
     mut runner: SectionRunner,
     lock: &Lock<K>,
-    guard: &Guard<K>,
+    guard: &Guard<Lock<K>>,
     mode: Mode,
-    token: fn(&Guard<K>) -> Option<u64>,
+    token: fn(&Guard<Lock<K>>) -> Option<u64>,
     time: Duration,
     random: &mut Random,
 ) -> Result<(), Error> {
@@ -200,12 +200,12 @@ async fn reenter<K: LockKind + OwnedKind>(
 }
 
 /// Requests the lock in one of three ways. Two of them are canceled at the limit, at any await point.
-async fn request_lock<K: LockKind + OwnedKind>(
+async fn request_lock<K: OwnedKind>(
     lock: &Lock<K>,
     owner: Owner,
     wait_limit: Duration,
     way: usize,
-) -> Result<Option<Guard<K>>, Error> {
+) -> Result<Option<Guard<Lock<K>>>, Error> {
     let canceled =
         |acquiring| async move { timeout(wait_limit, acquiring).await.unwrap_or(Ok(None)) };
     let answer = match way {
@@ -221,10 +221,10 @@ async fn request_lock<K: LockKind + OwnedKind>(
 }
 
 type BoxedAcquire<'a, K> =
-    std::pin::Pin<Box<dyn Future<Output = Result<Option<Guard<K>>, Error>> + Send + 'a>>;
+    std::pin::Pin<Box<dyn Future<Output = Result<Option<Guard<Lock<K>>>, Error>> + Send + 'a>>;
 
-fn boxed<'a, K: LockKind>(
-    acquiring: impl Future<Output = Result<Option<Guard<K>>, Error>> + Send + 'a,
+fn boxed<'a, K: OwnedKind>(
+    acquiring: impl Future<Output = Result<Option<Guard<Lock<K>>>, Error>> + Send + 'a,
 ) -> BoxedAcquire<'a, K> {
     Box::pin(acquiring)
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use redlatch::{Error, Guard, LockKind, MultiGuard, Owner, RedGuard, SemaphorePermits};
+use redlatch::{Error, Guard, HasLease, Owner, SemaphorePermits};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::reporter::{CHECK_INTERVAL, Reporter};
@@ -302,27 +302,19 @@ pub(crate) trait AsyncGuard: Send {
     fn unlock(self) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
-macro_rules! impl_async_guard {
-    ($guard:ty $(, $kind:ident)?) => {
-        impl$(<$kind: LockKind>)? AsyncGuard for $guard {
-            fn valid_for(&self) -> Duration {
-                <$guard>::valid_for(self)
-            }
+impl<R: HasLease> AsyncGuard for Guard<R> {
+    fn valid_for(&self) -> Duration {
+        Guard::valid_for(self)
+    }
 
-            fn lost(&self) -> impl Future<Output = ()> + Send + 'static {
-                <$guard>::lost(self)
-            }
+    fn lost(&self) -> impl Future<Output = ()> + Send + 'static {
+        Guard::lost(self)
+    }
 
-            async fn unlock(self) -> Result<(), Error> {
-                <$guard>::unlock(self).await
-            }
-        }
-    };
+    async fn unlock(self) -> Result<(), Error> {
+        Guard::unlock(self).await
+    }
 }
-
-impl_async_guard!(Guard<K>, K);
-impl_async_guard!(MultiGuard);
-impl_async_guard!(RedGuard);
 
 /// Returns the name of an error, and how a lock was lost.
 pub(super) fn error_name(error: &Error) -> String {

@@ -5,7 +5,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use redlatch::blocking::{Client, Guard, ManyGuard, RedLock, current_thread};
-use redlatch::{Error, Fenced, LockKind, OwnedKind};
+use redlatch::{Error, Fenced, OwnedKind};
 
 use super::owners::random_hold_duration;
 use super::reporter::{CHECK_INTERVAL, Reporter};
@@ -33,7 +33,7 @@ trait BlockingGuard: Sized {
     fn unlock(self) -> Result<(), Error>;
 }
 
-impl<K: LockKind + OwnedKind> BlockingGuard for Guard<K> {
+impl<K: OwnedKind> BlockingGuard for Guard<K> {
     fn valid_for(&self) -> Duration {
         Guard::valid_for(self)
     }

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redlatch::{Guard, Lock, LockKind, Member, MultiLock, OwnedKind, Owner, RedLock};
+use redlatch::{Guard, Lock, Member, MultiLock, OwnedKind, Owner, RedLock};
 use serde_json::{Value, json};
 
 use crate::Result;
@@ -189,8 +189,8 @@ fn one<M: Convert>(
 }
 
 /// A kind of lock, with the value that answers return for its guard.
-trait GuardValue: LockKind + OwnedKind {
-    fn value(_: &Guard<Self>) -> Value
+trait GuardValue: OwnedKind {
+    fn value(_: &Guard<Lock<Self>>) -> Value
     where
         Self: Sized,
     {
@@ -204,7 +204,7 @@ impl GuardValue for redlatch::Read {}
 impl GuardValue for redlatch::Write {}
 impl GuardValue for redlatch::Spin {}
 impl GuardValue for redlatch::Fenced {
-    fn value(guard: &Guard<Self>) -> Value {
+    fn value(guard: &Guard<Lock<Self>>) -> Value {
         guard.token().into()
     }
 }

@@ -89,7 +89,7 @@ pub struct ExpirableSemaphore {
 /// [`Guard::release`] or [`Guard::unlock`] releases them; dropping the guard releases them in the
 /// background. Several permits in one guard are renewed together. As soon as one of them is lost,
 /// all count as lost.
-pub type PermitGuard = Guard<Permits>;
+pub type PermitGuard = Guard<Lock<Permits>>;
 
 /// The kind of [`PermitGuard`]: a number of permits.
 #[derive(Debug, Clone, Copy)]
@@ -111,7 +111,7 @@ impl ExpirableSemaphore {
 
     /// Acquires one permit and waits for it without a limit. Await the request, or set a lease
     /// first: [`Acquire`].
-    pub fn acquire(&self) -> Acquire<Permits> {
+    pub fn acquire(&self) -> Acquire<Lock<Permits>> {
         self.acquire_many(1)
     }
 
@@ -133,7 +133,7 @@ impl ExpirableSemaphore {
     /// assert_eq!(jobs.available().await?, 2);
     /// # three.release().await }
     /// ```
-    pub fn acquire_many(&self, permits: u32) -> Acquire<Permits> {
+    pub fn acquire_many(&self, permits: u32) -> Acquire<Lock<Permits>> {
         self.with_permits(permits).lock()
     }
 
@@ -152,13 +152,13 @@ impl ExpirableSemaphore {
     /// assert!(second.is_none());
     /// # Ok(()) }
     /// ```
-    pub fn try_acquire(&self) -> TryAcquire<Permits> {
+    pub fn try_acquire(&self) -> TryAcquire<Lock<Permits>> {
         self.try_acquire_many(1)
     }
 
     /// Acquires this many permits if they are free, all or none; `None` if not. Await the request,
     /// or configure it first: [`TryAcquire`]. Errors as for [`ExpirableSemaphore::acquire_many`].
-    pub fn try_acquire_many(&self, permits: u32) -> TryAcquire<Permits> {
+    pub fn try_acquire_many(&self, permits: u32) -> TryAcquire<Lock<Permits>> {
         self.with_permits(permits).try_lock()
     }
 
@@ -485,7 +485,7 @@ impl std::fmt::Debug for ExpirableSemaphore {
     }
 }
 
-impl Guard<Permits> {
+impl Guard<Lock<Permits>> {
     /// Returns the ids of the permits, one or more.
     pub fn ids(&self) -> Vec<PermitId> {
         let ids = split_ids(&self.hold_ref().hold.field);

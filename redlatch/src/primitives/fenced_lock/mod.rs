@@ -175,11 +175,11 @@ impl Lock<Fenced> {
     }
 }
 
-impl Guard<Fenced> {
+impl Guard<FencedLock> {
     /// Returns the fencing token of this acquisition, which is greater than that of every earlier one
     /// (but see "After a failover").
     pub fn token(&self) -> u64 {
-        self.grant
+        self.held.grant
     }
 }
 

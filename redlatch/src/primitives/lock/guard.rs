@@ -1,51 +1,82 @@
-//! The guard of a held lock.
+//! The guard of what a request acquired. What differs between locks, several locks as one and
+//! permits is its [`Held`] part.
 
-use std::future::{Future, poll_fn};
+use std::fmt::Debug;
+use std::future::{Future, pending, poll_fn};
 use std::pin::pin;
-use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use super::{Acquire, AcquireOptions, HoldGuard, Lock, LockKind, OwnedKind, Reentrant};
+use super::{Acquirable, HasLease, HasOwner, Lock};
 use crate::error::{Error, Result};
 use crate::owner::Owner;
-use crate::session::{HoldRef, Terms};
 
-/// A held lock. [`Guard::unlock`] releases it; dropping the guard releases it in the background.
+/// What a request acquired: a held lock, several locks held as one, or permits. [`Guard::unlock`]
+/// releases it ([`Guard::release`] for permits); dropping the guard releases it in the background.
 ///
 /// Dropping never blocks and never panics. If the store cannot be reached, the release is retried
 /// until the lease must have ended, and the log reports it (`tracing`, level WARN). A guard that
 /// outlives its runtime releases nothing when dropped; the lock is then free when its lease ends.
-#[must_use = "the lock is released as soon as the guard is dropped"]
-pub struct Guard<K: LockKind = Reentrant> {
-    held: HoldGuard,
-    kind: Arc<K>,
-    /// The value that the acquisition returned.
-    pub(crate) grant: K::Grant,
+#[must_use = "it is released as soon as the guard is dropped"]
+pub struct Guard<R: Acquirable = Lock> {
+    pub(crate) held: R::Held,
 }
 
-impl<K: LockKind> Guard<K> {
-    pub(super) fn new(hold_ref: HoldRef, terms: Terms, kind: Arc<K>, grant: K::Grant) -> Guard<K> {
-        Guard {
-            held: HoldGuard::new(hold_ref, terms),
-            kind,
-            grant,
+/// The part of a guard that depends on what is held. Dropping it releases in the background.
+pub(crate) trait Held: Debug + Send + Sync + 'static {
+    /// Releases it and waits until the store has confirmed it. If that is dropped, the release
+    /// continues in the background.
+    fn release(self) -> impl Future<Output = Result<()>> + Send;
+
+    /// Returns the error, if it was lost. By default it has no lease and cannot be lost.
+    fn loss(&self) -> Option<Error> {
+        None
+    }
+
+    /// Completes when it is lost.
+    fn lost(&self) -> impl Future<Output = ()> + Send + 'static + use<Self> {
+        pending()
+    }
+}
+
+/// The part of a guard that holds something for a lease.
+pub(crate) trait HeldForLease: Held {
+    /// Returns how long it is certainly held without a renewal. Zero if it was lost.
+    fn valid_for(&self) -> Duration;
+
+    /// Returns the owner that holds it.
+    fn owner(&self) -> Owner;
+}
+
+impl<R: Acquirable> Guard<R> {
+    /// Runs `work` while it is held, and releases it. A release that the store does not answer is
+    /// not an error; it continues in the background.
+    pub(super) async fn run_and_release<F: Future>(self, work: F) -> Result<F::Output> {
+        let output = run_while_held(&self.held, work).await?;
+        match self.held.release().await {
+            Err(lost @ Error::Lost { .. }) => Err(lost),
+            _ => Ok(output),
         }
     }
+}
 
-    /// Returns this guard's reference to the hold.
-    pub(crate) fn hold_ref(&self) -> &HoldRef {
-        &self.held.hold_ref
-    }
-
-    /// Releases the lock and waits until the store has confirmed it. A re-entered lock stays held
-    /// until its last guard is released.
+impl<R: HasLease> Guard<R> {
+    /// Releases it and waits until the store has confirmed it. A re-entered lock stays held until
+    /// its last guard is released.
+    ///
+    /// Several locks are released concurrently. A RedLock is released on all members that granted
+    /// it; after [`RedLock::timeout`](crate::RedLock::timeout) this returns as soon as the
+    /// unconfirmed members are too few to withhold a majority from other owners, and the release is
+    /// retried there in the background.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`]: the lock was no longer held, so other owners may have held it meanwhile.
-    /// [`Error::Unavailable`], [`Error::ResponseTimeout`] or another error: the store did not
-    /// answer or refused the release, which continues in the background.
+    /// [`Error::Lost`]: it was no longer held (a RedLock: not by a majority), so other owners may
+    /// have held it meanwhile. [`Error::Unavailable`], [`Error::ResponseTimeout`] or another error:
+    /// the store did not answer or refused the release, which continues in the background. Of
+    /// several locks, this is the first error of a member; the others are released nevertheless. A
+    /// RedLock returns it only if too many members may still keep the lock. A member that does not
+    /// answer cannot report that it lost the lock.
     ///
     /// If the connection breaks during the release, it is sent again. A forced unlock at that
     /// moment cannot be told from a successful first attempt, and counts as released.
@@ -57,8 +88,10 @@ impl<K: LockKind> Guard<K> {
         self.held.release().await
     }
 
-    /// Returns whether the lock is certainly still held: no loss was reported, and the lease,
-    /// counted from before the request was sent, has not ended. Once `false`, it stays `false`.
+    /// Returns whether it is certainly still held: no loss was reported, and the lease, counted
+    /// from before the request was sent, has not ended. Once `false`, it stays `false`. A multi-lock
+    /// is valid while all members are held; a RedLock while a majority is, even if their clocks run
+    /// a little faster than the local one.
     ///
     /// Costs no round trip. The answer is also correct right after a pause of the process, before
     /// any timer has run. (The clock is the monotonic one. On Linux it stops while the whole
@@ -67,13 +100,16 @@ impl<K: LockKind> Guard<K> {
         !self.valid_for().is_zero()
     }
 
-    /// Returns how long the lock is certainly held without a renewal. Zero if it was lost.
+    /// Returns how long it is certainly held without a renewal. Zero if it was lost.
+    ///
+    /// For a multi-lock this is the shortest time of its members. For a RedLock it is the quorum-th
+    /// longest, less the allowance for clock drift (1 % of the lease and 2 ms).
     pub fn valid_for(&self) -> Duration {
-        self.held.hold_ref.hold.valid_for()
+        self.held.valid_for()
     }
 
-    /// Completes when the lock is lost: the store reported it, or the lease ended without a
-    /// successful renewal. Never completes if the lock is released first.
+    /// Completes when it is lost: the store reported it, or the lease ended without a successful
+    /// renewal. Never completes if it is released first.
     ///
     /// # Cancel safety
     ///
@@ -88,102 +124,39 @@ impl<K: LockKind> Guard<K> {
     /// }
     /// # }
     /// ```
-    pub fn lost(&self) -> impl Future<Output = ()> + Send + 'static + use<K> {
-        let hold = self.held.hold_ref.hold.clone();
-        async move { hold.lost().await }
+    pub fn lost(&self) -> impl Future<Output = ()> + Send + 'static + use<R> {
+        self.held.lost()
     }
 
-    /// Runs `work` while the lock is held. The guard keeps the lock afterwards.
+    /// Runs `work` while it is held. The guard keeps it afterwards.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] as soon as the lock is lost; `work` is then dropped and never polled after
-    /// the lease has ended.
+    /// [`Error::Lost`] as soon as it is lost; `work` is then dropped and never polled after the
+    /// lease has ended.
     ///
     /// # Cancel safety
     ///
     /// When dropped, it drops `work`.
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
-        let hold = &self.held.hold_ref.hold;
-        let loss = || hold.loss().map(|loss| hold.lost_error(loss));
-        run_while(loss, hold.lost(), work).await
-    }
-
-    /// Returns the lock's name.
-    pub fn name(&self) -> &str {
-        self.held.hold_ref.hold.object.name()
-    }
-
-    /// Returns the handle through which the lock was acquired.
-    pub(crate) fn handle(&self) -> Lock<K> {
-        Lock {
-            session: self.held.hold_ref.session.clone(),
-            object: self.held.hold_ref.hold.object.clone(),
-            kind: self.kind.clone(),
-            reentrant: self.held.terms.reentrant,
-        }
-    }
-
-    /// Returns the terms of the hold.
-    pub(crate) fn terms(&self) -> Terms {
-        self.held.terms
-    }
-
-    /// Leaves the hold to its lease: it is no longer renewed and never released. Returns an error
-    /// if it was lost.
-    pub(crate) fn detach(self) -> Result<()> {
-        self.held.detach()
+        run_while_held(&self.held, work).await
     }
 }
 
-/// Kinds that have an owner can be re-entered.
-impl<K: LockKind + OwnedKind> Guard<K> {
-    /// Acquires the lock again for the same owner. It stays held until both guards are released.
-    /// [`Error::Lost`] if it was lost.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
-    /// # let client = redlatch::Client::embedded();
-    /// let outer = client.lock("a").lock().await?;
-    /// let inner = outer.reenter().await?;
-    /// assert_eq!(outer.hold_count(), 2);
-    /// inner.unlock().await?;
-    /// assert!(client.lock("a").is_locked().await?);
-    /// # Ok(()) }
-    /// ```
-    pub fn reenter(&self) -> Acquire<K> {
-        let request = AcquireOptions::new(&self.handle());
-        Acquire { request }.reentering(self.held.hold_ref.clone())
-    }
-
-    /// Returns the owner that holds the lock through this guard.
+impl<R: HasOwner> Guard<R> {
+    /// Returns the owner that holds it through this guard.
     pub fn owner(&self) -> Owner {
-        self.held.hold_ref.hold.owner
-    }
-
-    /// Returns the owner's id in the store: `<client id>:<number>`.
-    pub fn owner_id(&self) -> &str {
-        let hold = &self.held.hold_ref.hold;
-        hold.object.owner_of(&hold.field)
-    }
-
-    /// Returns the number of guards that this owner has of the lock.
-    pub fn hold_count(&self) -> u32 {
-        self.held.hold_ref.hold.count()
+        self.held.owner()
     }
 }
 
-/// Polls `work` as long as there is no loss; `lost` completes when there may be one.
-pub(crate) async fn run_while<F: Future>(
-    loss: impl Fn() -> Option<Error>,
-    lost: impl Future<Output = ()>,
-    work: F,
-) -> Result<F::Output> {
+/// Polls `work` as long as there is no loss.
+async fn run_while_held<F: Future>(held: &impl Held, work: F) -> Result<F::Output> {
     let mut work = pin!(work);
-    let mut lost = pin!(lost);
+    let mut lost = pin!(held.lost());
     poll_fn(|cx| {
         // Checked before every poll, because timers are late after the process was stopped.
-        if let Some(error) = loss() {
+        if let Some(error) = held.loss() {
             return Poll::Ready(Err(error));
         }
         match work.as_mut().poll(cx) {
@@ -192,7 +165,7 @@ pub(crate) async fn run_while<F: Future>(
         }
         // Registers the waker; the loss itself is checked above, now or at the next poll.
         match lost.as_mut().poll(cx) {
-            Poll::Ready(()) => match loss() {
+            Poll::Ready(()) => match held.loss() {
                 Some(error) => Poll::Ready(Err(error)),
                 None => Poll::Pending,
             },
@@ -202,12 +175,8 @@ pub(crate) async fn run_while<F: Future>(
     .await
 }
 
-impl<K: LockKind> std::fmt::Debug for Guard<K> {
+impl<R: Acquirable> Debug for Guard<R> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Guard")
-            .field("name", &self.name())
-            .field("owner", &&*self.held.hold_ref.hold.field)
-            .field("valid_for", &self.valid_for())
-            .finish_non_exhaustive()
+        f.debug_tuple("Guard").field(&self.held).finish()
     }
 }

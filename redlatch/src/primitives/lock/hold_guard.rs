@@ -28,7 +28,7 @@ impl HoldGuard {
     pub(crate) async fn release(mut self) -> Result<()> {
         self.remove();
         // Reported immediately; the drop of `self` settles what the store may still keep.
-        self.check()?;
+        self.loss().map_or(Ok(()), Err)?;
         let settled = self.hold_ref.settle().await;
         self.settled = matches!(
             settled,
@@ -47,7 +47,7 @@ impl HoldGuard {
     /// Leaves the hold to its lease: it is no longer renewed and never released. Returns an error
     /// if it was lost.
     pub(crate) fn detach(mut self) -> Result<()> {
-        self.check()?;
+        self.loss().map_or(Ok(()), Err)?;
         self.remove();
         let hold = &self.hold_ref.hold;
         self.hold_ref.session.watchdog.unwatch(hold);
@@ -57,11 +57,10 @@ impl HoldGuard {
         Ok(())
     }
 
-    /// Returns an error if the hold was lost.
-    fn check(&self) -> Result<()> {
+    /// Returns the error, if the hold was lost.
+    pub(crate) fn loss(&self) -> Option<Error> {
         let hold = &self.hold_ref.hold;
-        hold.loss()
-            .map_or(Ok(()), |loss| Err(hold.lost_error(loss)))
+        hold.loss().map(|loss| hold.lost_error(loss))
     }
 
     fn remove(&mut self) {
@@ -77,5 +76,16 @@ impl Drop for HoldGuard {
         if !self.settled {
             self.hold_ref.settle_in_background(self.terms.lease);
         }
+    }
+}
+
+impl std::fmt::Debug for HoldGuard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let hold = &self.hold_ref.hold;
+        f.debug_struct("HoldGuard")
+            .field("name", &hold.object.name())
+            .field("owner", &&*hold.field)
+            .field("valid_for", &hold.valid_for())
+            .finish_non_exhaustive()
     }
 }

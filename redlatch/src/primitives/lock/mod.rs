@@ -3,16 +3,19 @@
 //! A kind of lock supplies its steps ([`Rules`]); everything above them is written once:
 //!
 //! 1. [`Lock`] is the handle: a name, a session and the kind's settings.
-//! 2. [`Acquire`] and [`TryAcquire`] look up the owner's hold, wait in the client's queue and run
-//!    [`Rules::acquire`] with the hold count that the owner should have.
+//! 2. [`Acquire`] and [`TryAcquire`] are the requests. Run for a lock (`attempt`), they look up the
+//!    owner's hold, wait in the client's queue and run [`Rules::acquire`] with the hold count that
+//!    the owner should have.
 //! 3. [`Guard`] stands for one count of the hold. Releasing or dropping it decrements the local hold
 //!    count and settles it with the store.
+//!
+//! Requests and guards serve all that is acquired: several locks as one and permits as well.
 
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::hold::{Hold, HoldKind};
 use crate::lease::Lease;
 use crate::name::{KeyLayout, ObjectKeys};
@@ -23,17 +26,20 @@ use crate::step::{Outcome, Step};
 use crate::store::{Delivery, Progress};
 use crate::wait::QueueKind;
 
+mod attempt;
 mod guard;
+mod held_lock;
 mod hold_guard;
 mod report;
 mod request;
 
 pub use guard::Guard;
-pub(crate) use guard::run_while;
+pub(crate) use guard::{Held, HeldForLease};
+use held_lock::HeldLock;
 pub(crate) use hold_guard::HoldGuard;
 pub(crate) use report::report;
-pub(crate) use request::AcquireOptions;
-pub use request::{Acquire, TryAcquire};
+pub use request::{Acquirable, Acquire, HasLease, HasOwner, TryAcquire};
+pub(crate) use request::{Obtain, Options};
 
 /// Distinguishes the kinds of lock: a marker type that carries the settings of a handle.
 ///
@@ -52,7 +58,10 @@ impl<K: Rules> LockKind for K {}
 pub struct Reentrant;
 
 /// A kind whose holder is an [`Owner`] that may hold it several times: all kinds except permits.
-pub trait OwnedKind {}
+pub trait OwnedKind: LockKind {}
+
+impl<K: LockKind> HasLease for Lock<K> {}
+impl<K: OwnedKind> HasOwner for Lock<K> {}
 
 /// The steps of one kind of lock, and how its waiters wait.
 pub(crate) trait Rules: HoldKind + Sized + 'static {
@@ -186,31 +195,18 @@ impl<K: LockKind> Lock<K> {
 
     /// Acquires the lock and waits for it without a limit. Await the request, or configure it
     /// first: [`Acquire`].
-    pub fn lock(&self) -> Acquire<K> {
-        Acquire {
-            request: AcquireOptions::new(self),
-        }
+    pub fn lock(&self) -> Acquire<Lock<K>> {
+        Acquire::new(self.clone())
     }
 
     /// Acquires the lock if it is free; `None` if another owner holds it. Await the request, or
     /// configure it first, for example with a wait limit: [`TryAcquire`].
-    pub fn try_lock(&self) -> TryAcquire<K> {
-        TryAcquire::new(AcquireOptions::new(self))
+    pub fn try_lock(&self) -> TryAcquire<Lock<K>> {
+        TryAcquire::new(self.clone())
     }
 
-    /// Acquires the lock, runs `work` while it is held, and releases it.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Lost`] as soon as the lock is lost; `work` is then dropped at its current await
-    /// point. It is never polled after the lease has ended, even if the process was stopped
-    /// meanwhile. If the loss is found only at the release, `work` has completed, but possibly
-    /// while another owner held the lock. Otherwise the errors of [`Lock::lock`]; `work` was then
-    /// not started. A release that the store does not answer is not an error: it continues in the background.
-    ///
-    /// # Cancel safety
-    ///
-    /// When dropped, it drops `work` and releases the lock in the background.
+    /// Acquires the lock, runs `work` while it is held, and releases it: [`Acquire::run`], which
+    /// also documents errors and cancel safety. With a wait limit: [`TryAcquire::run`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -220,9 +216,7 @@ impl<K: LockKind> Lock<K> {
     /// # Ok(()) }
     /// ```
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
-        let guard = self.lock().await?;
-        let output = guard.run(work).await?;
-        unless_lost(output, guard.unlock().await)
+        self.lock().run(work).await
     }
 
     /// Returns a handle of the same lock that is not re-entrant (Redisson: the non-reentrant lock).
@@ -326,15 +320,6 @@ impl<K: LockKind> Lock<K> {
     pub(crate) fn object(&self) -> Result<&Arc<ObjectKeys>> {
         self.object.check()?;
         Ok(&self.object)
-    }
-}
-
-/// Returns the output of work whose lock has since been released, or [`Error::Lost`] if the release
-/// found the loss. A release that the store does not answer is not an error; it continues in the background.
-pub(crate) fn unless_lost<T>(output: T, released: Result<()>) -> Result<T> {
-    match released {
-        Err(lost @ Error::Lost { .. }) => Err(lost),
-        _ => Ok(output),
     }
 }
 

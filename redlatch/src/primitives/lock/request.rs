@@ -1,153 +1,297 @@
-//! The requests for a lock: builders that are awaited.
+//! The requests for locks, several locks as one, and permits: builders that are awaited.
+//!
+//! 1. What is acquired implements [`Obtain`], which makes one acquisition with given [`Options`].
+//! 2. [`Acquire`] and [`TryAcquire`] collect the options, and run it when they are awaited.
+//! 3. The result is a [`Guard`], which also runs work while it is held.
 
-use std::future::IntoFuture;
+use std::future::{Future, IntoFuture};
 use std::time::Duration;
 
-use tokio::time::Instant;
-use tracing::Instrument as _;
-
-use super::report::report;
-use super::{AcquireParams, Guard, Lock, LockKind, OwnedKind, Reentrant};
-use crate::error::{Error, Result};
-use crate::hold::HoldPeriod;
+use super::guard::{Held, HeldForLease};
+use super::{Guard, Lock};
+use crate::error::Result;
 use crate::join::Boxed;
 use crate::lease::{Lease, WaitLimit};
 use crate::owner::Owner;
-use crate::session::{HoldRef, Terms};
-use crate::step::Outcome;
-use crate::store::Progress;
-use crate::wait::{Attempt, Limits, QueueKind, Request};
+use crate::session::HoldRef;
+use crate::wait::Limits;
 
-/// The settings that both requests share.
-#[derive(Debug)]
-pub(crate) struct AcquireOptions<K: LockKind> {
-    lock: Lock<K>,
+/// What a request acquires: a [`Lock`], a [`MultiLock`](crate::MultiLock), a
+/// [`RedLock`](crate::RedLock) or permits of a [`Semaphore`](crate::Semaphore).
+#[expect(private_bounds, reason = "sealed: only this crate acquires")]
+pub trait Acquirable: Obtain {}
+
+impl<R: Obtain> Acquirable for R {}
+
+/// What is held for a lease: everything that can be acquired, except for permits of a
+/// [`Semaphore`](crate::Semaphore).
+#[expect(private_bounds, reason = "sealed by the held type")]
+pub trait HasLease: Acquirable + Obtain<Held: HeldForLease> {}
+
+/// What an [`Owner`] holds, who may acquire it again: locks, several locks as one, no permits.
+pub trait HasOwner: HasLease {}
+
+/// Acquires what a request is for.
+pub(crate) trait Obtain: Clone + Send + Sync + 'static {
+    /// What a successful request holds.
+    type Held: Held;
+
+    /// Acquires once. `None` if another owner holds it at the wait limit.
+    fn obtain(&self, options: &Options) -> impl Future<Output = Result<Option<Self::Held>>> + Send;
+
+    /// Adapts the settings to a request that waits at most `wait`.
+    fn waiting_at_most(self, wait: Duration) -> Self {
+        let _ = wait;
+        self
+    }
+}
+
+/// The options of a request.
+#[derive(Debug, Default)]
+pub(crate) struct Options {
+    /// How long the request waits; `None`: without a limit.
+    wait: Option<Duration>,
     lease: Option<Duration>,
     outage_limit: Option<Duration>,
     owner: Option<Owner>,
     /// The hold to re-enter, if the request comes from a guard.
-    reenters: Option<HoldRef>,
+    pub(super) reenters: Option<HoldRef>,
 }
 
-/// Acquires a lock when awaited, waiting without a limit: [`Lock::lock`].
+impl Options {
+    pub(crate) fn lease(&self) -> Result<Option<Lease>> {
+        self.lease.map(Lease::new).transpose()
+    }
+
+    /// Returns the owner that the caller named, or the owner of the scope.
+    pub(crate) fn owner(&self) -> Option<Owner> {
+        self.owner.or_else(Owner::current)
+    }
+
+    /// Returns the limits, counted from now. `outage_limit` applies unless the request has its own.
+    pub(crate) fn limits(&self, outage_limit: Option<Duration>) -> Limits {
+        let wait = self.wait.map_or(WaitLimit::Endless, WaitLimit::at_most);
+        Limits::new(wait, self.outage_limit.or(outage_limit))
+    }
+}
+
+/// Acquires a lock, several locks as one, or permits when awaited, waiting without a limit:
+/// [`Lock::lock`], [`MultiLock::lock`](crate::MultiLock::lock),
+/// [`RedLock::lock`](crate::RedLock::lock), [`Semaphore::acquire`](crate::Semaphore::acquire),
+/// [`ExpirableSemaphore::acquire`](crate::ExpirableSemaphore::acquire).
 ///
 /// # Errors
 ///
-/// [`Error::InvalidName`], [`Error::InvalidLease`], [`Error::WrongKind`], [`Error::AlreadyHeld`],
-/// [`Error::Unavailable`], [`Error::ResponseTimeout`], [`Error::Lost`] (the answer arrived after
-/// the granted lease had ended, or the hold to re-enter was lost), and [`Error::NoRuntime`].
+/// [`InvalidName`], [`InvalidLease`], [`InvalidCount`] and [`InvalidMembers`] for what they say;
+/// [`WrongKind`], [`AlreadyHeld`], [`Unavailable`], [`ResponseTimeout`], [`NoRuntime`]; [`Lost`]:
+/// the answer arrived after the granted lease had ended, or the hold to re-enter was lost.
+///
+/// A multi-lock fails with the error of a member. A RedLock treats errors of its members as
+/// refusals, unless a majority of them fail in a way that waiting cannot fix (a key of another kind,
+/// wrong credentials).
+///
+/// For permits of a [`Semaphore`](crate::Semaphore), [`OutcomeUnknown`]: the connection broke after
+/// the step was sent, so permits may have been taken that no caller has. The step is not sent
+/// again, because it could take them twice.
+///
+/// [`InvalidName`]: crate::Error::InvalidName
+/// [`InvalidLease`]: crate::Error::InvalidLease
+/// [`InvalidCount`]: crate::Error::InvalidCount
+/// [`InvalidMembers`]: crate::Error::InvalidMembers
+/// [`WrongKind`]: crate::Error::WrongKind
+/// [`AlreadyHeld`]: crate::Error::AlreadyHeld
+/// [`Unavailable`]: crate::Error::Unavailable
+/// [`ResponseTimeout`]: crate::Error::ResponseTimeout
+/// [`NoRuntime`]: crate::Error::NoRuntime
+/// [`Lost`]: crate::Error::Lost
+/// [`OutcomeUnknown`]: crate::Error::OutcomeUnknown
 ///
 /// # Cancel safety
 ///
-/// May be dropped at any point. It leaves the queue immediately, and a lock that was acquired
-/// meanwhile is released in the background. At worst (the store can no longer be reached) a lease
-/// remains that is not renewed. Once polled, it must be polled further or dropped, as with any fair
-/// lock: a request that is kept but not polled keeps its position in the queue.
+/// May be dropped at any point. It leaves the queue immediately, and what was acquired meanwhile is
+/// released in the background. At worst (the store can no longer be reached) a lease remains that
+/// is not renewed. Once polled, it must be polled further or dropped, as with any fair lock: a
+/// request that is kept but not polled keeps its position in the queue.
+///
+/// Permits of a [`Semaphore`](crate::Semaphore) have no lease, and their release requires the
+/// answer that confirms the acquisition. If there is never an answer, after [`ResponseTimeout`] or
+/// a drop, because the connection breaks or the runtime ends, the permits may stay taken. The log
+/// reports it (`tracing`, level WARN, with the semaphore's name).
 #[must_use = "nothing is acquired until this is awaited"]
 #[derive(Debug)]
-pub struct Acquire<K: LockKind = Reentrant> {
-    pub(super) request: AcquireOptions<K>,
+pub struct Acquire<R: Acquirable = Lock> {
+    target: R,
+    options: Options,
 }
 
-/// Acquires a lock or gives up when awaited: [`Lock::try_lock`].
+/// Acquires or gives up when awaited; `None` if another owner holds it: [`Lock::try_lock`] and its
+/// siblings.
 ///
 /// Errors and cancel safety are those of [`Acquire`].
 #[must_use = "nothing is acquired until this is awaited"]
 #[derive(Debug)]
-pub struct TryAcquire<K: LockKind = Reentrant> {
-    request: AcquireOptions<K>,
-    wait: Duration,
+pub struct TryAcquire<R: Acquirable = Lock> {
+    request: Acquire<R>,
 }
 
-impl<K: LockKind> Acquire<K> {
-    /// Holds the lock for exactly this long unless it is released earlier. The watchdog does not
-    /// renew it, and it is lost when the time has passed. 1 ms to [`MAX_LEASE`](crate::MAX_LEASE),
-    /// truncated to whole milliseconds.
-    ///
-    /// Re-entering never shortens the owner's current lease; if an owner has several leases, the
-    /// longest applies to all of its holds.
-    pub fn lease(mut self, lease: Duration) -> Acquire<K> {
-        self.request.lease = Some(lease);
-        self
+impl<R: Acquirable> Acquire<R> {
+    pub(crate) fn new(target: R) -> Acquire<R> {
+        let options = Options::default();
+        Acquire { target, options }
     }
 
     /// Waits through an outage of the store that lasts at most this long:
     /// [`ClientBuilder::outage_limit`](crate::ClientBuilder::outage_limit), for this request.
-    pub fn outage_limit(mut self, limit: Duration) -> Acquire<K> {
-        self.request.outage_limit = Some(limit);
+    ///
+    /// Several locks as one default to the shortest limit that is set for a member's client.
+    /// Without any, a multi-lock fails as a single lock does, and a RedLock waits through any
+    /// outage. For permits of a [`Semaphore`](crate::Semaphore), a step whose outcome is unknown
+    /// ([`Error::OutcomeUnknown`](crate::Error::OutcomeUnknown)) is not repeated, regardless of the limit.
+    pub fn outage_limit(mut self, limit: Duration) -> Acquire<R> {
+        self.options.outage_limit = Some(limit);
         self
     }
 
-    /// Re-enters a hold.
-    pub(super) fn reentering(mut self, hold_ref: HoldRef) -> Acquire<K> {
-        self.request.reenters = Some(hold_ref);
-        self
+    /// Acquires, runs `work` while it is held, and releases.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`](crate::Error::Lost) as soon as it is lost; `work` is then dropped at its
+    /// current await point. It is never polled after the lease has ended, even if the process was
+    /// stopped meanwhile. If the loss is found only at the release, `work` has completed, but
+    /// possibly while another owner held the lock. Otherwise the errors of [`Acquire`]; `work` was
+    /// then not started. A release that the store does not answer is not an error: it continues in
+    /// the background.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, it drops `work` and releases in the background.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+    /// # let client = redlatch::Client::embedded();
+    /// use std::time::Duration;
+    ///
+    /// let request = client.lock("a").lock().lease(Duration::from_secs(10));
+    /// assert_eq!(request.run(async { 6 * 7 }).await?, 42);
+    /// # Ok(()) }
+    /// ```
+    pub async fn run<F: Future>(self, work: F) -> Result<F::Output> {
+        self.await?.run_and_release(work).await
+    }
+
+    async fn obtain(&self) -> Result<Option<Guard<R>>> {
+        let held = self.target.obtain(&self.options).await?;
+        Ok(held.map(|held| Guard { held }))
     }
 }
 
-impl<K: LockKind> TryAcquire<K> {
-    pub(crate) fn new(request: AcquireOptions<K>) -> TryAcquire<K> {
-        TryAcquire {
-            request,
-            wait: Duration::ZERO,
-        }
+impl<R: Acquirable> TryAcquire<R> {
+    pub(crate) fn new(target: R) -> TryAcquire<R> {
+        let mut request = Acquire::new(target);
+        request.options.wait = Some(Duration::ZERO);
+        TryAcquire { request }
     }
 
     /// Waits at most this long, counted from the first poll, not from the creation of the request.
     /// The request returns at this limit, whether it waits for another holder, a connection or an
-    /// answer. It returns `None` if the store reported another holder, or the error if the store
-    /// could not be reached. A step that is in flight at that time is settled in the background. A
-    /// time that the clock cannot represent means no limit.
+    /// answer. It returns `None` if the store reported another holder (or too few permits), or the
+    /// error if the store could not be reached. A step that is in flight at that time is settled in
+    /// the background. A time that the clock cannot represent means no limit.
     ///
     /// Without a limit (or with zero) it makes one attempt, and the response timeout applies.
-    pub fn wait(mut self, wait: Duration) -> TryAcquire<K> {
-        self.wait = wait;
-        if let Some(kind) = self.request.lock.kind.waiting_at_most(wait) {
-            self.request.lock = self.request.lock.with_kind(kind);
-        }
+    pub fn wait(mut self, wait: Duration) -> TryAcquire<R> {
+        self.request.options.wait = Some(wait);
+        self.request.target = self.request.target.waiting_at_most(wait);
         self
     }
 
     /// As [`Acquire::outage_limit`]. The wait limit wins if it is shorter. Without a wait limit it
     /// makes one attempt, even with an outage limit.
-    pub fn outage_limit(mut self, limit: Duration) -> TryAcquire<K> {
-        self.request.outage_limit = Some(limit);
+    pub fn outage_limit(mut self, limit: Duration) -> TryAcquire<R> {
+        self.request = self.request.outage_limit(limit);
         self
     }
 
+    /// Acquires within the wait limit, runs `work` while it is held, and releases. `None` if it was
+    /// not acquired; `work` was then not started. Errors and cancel safety as for [`Acquire::run`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> redlatch::Result<()> {
+    /// # let client = redlatch::Client::embedded();
+    /// use std::time::Duration;
+    ///
+    /// let lock = client.lock("a");
+    /// let second = Duration::from_secs(1);
+    /// assert_eq!(lock.try_lock().wait(second).run(async { 6 * 7 }).await?, Some(42));
+    ///
+    /// let _other = lock.lock().await?;
+    /// assert_eq!(lock.try_lock().wait(second).run(async { 6 * 7 }).await?, None);
+    /// # Ok(()) }
+    /// ```
+    pub async fn run<F: Future>(self, work: F) -> Result<Option<F::Output>> {
+        match self.await? {
+            Some(guard) => guard.run_and_release(work).await.map(Some),
+            None => Ok(None),
+        }
+    }
+}
+
+impl<R: HasLease> Acquire<R> {
+    /// Holds it for exactly this long unless it is released earlier. The watchdog does not renew
+    /// it, and it is lost when the time has passed. 1 ms to [`MAX_LEASE`](crate::MAX_LEASE),
+    /// truncated to whole milliseconds. Applies to every member of several locks.
+    ///
+    /// Re-entering never shortens the owner's current lease; if an owner has several leases, the
+    /// longest applies to all of its holds.
+    pub fn lease(mut self, lease: Duration) -> Acquire<R> {
+        self.options.lease = Some(lease);
+        self
+    }
+}
+
+impl<R: HasLease> TryAcquire<R> {
     /// As [`Acquire::lease`].
-    pub fn lease(mut self, lease: Duration) -> TryAcquire<K> {
-        self.request.lease = Some(lease);
+    pub fn lease(mut self, lease: Duration) -> TryAcquire<R> {
+        self.request = self.request.lease(lease);
         self
     }
 }
 
-impl<K: LockKind + OwnedKind> Acquire<K> {
-    /// Acquires for this owner. If it already holds the lock, it re-enters.
-    pub fn owner(mut self, owner: Owner) -> Acquire<K> {
-        self.request.owner = Some(owner);
-        self.request.reenters = None;
+impl<R: HasOwner> Acquire<R> {
+    /// Acquires for this owner. If it already holds the lock, or a member of several locks, it
+    /// re-enters. Default: the owner of the scope ([`Owner::scope`]), or a new one.
+    pub fn owner(mut self, owner: Owner) -> Acquire<R> {
+        self.options.owner = Some(owner);
+        self.options.reenters = None;
+        self
+    }
+
+    /// Re-enters a hold.
+    pub(super) fn reentering(mut self, hold_ref: HoldRef) -> Acquire<R> {
+        self.options.reenters = Some(hold_ref);
         self
     }
 }
 
-impl<K: LockKind + OwnedKind> TryAcquire<K> {
+impl<R: HasOwner> TryAcquire<R> {
     /// As [`Acquire::owner`].
-    pub fn owner(mut self, owner: Owner) -> TryAcquire<K> {
-        self.request.owner = Some(owner);
+    pub fn owner(mut self, owner: Owner) -> TryAcquire<R> {
+        self.request = self.request.owner(owner);
         self
     }
 }
 
-impl<K: LockKind> IntoFuture for Acquire<K> {
-    type Output = Result<Guard<K>>;
+impl<R: Acquirable> IntoFuture for Acquire<R> {
+    type Output = Result<Guard<R>>;
     type IntoFuture = Boxed<'static, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             // Without a wait limit it never returns `None`; the loop proves that to the compiler.
             loop {
-                if let Some(guard) = self.request.obtain(WaitLimit::Endless).await? {
+                if let Some(guard) = self.obtain().await? {
                     return Ok(guard);
                 }
             }
@@ -155,273 +299,11 @@ impl<K: LockKind> IntoFuture for Acquire<K> {
     }
 }
 
-impl<K: LockKind> IntoFuture for TryAcquire<K> {
-    type Output = Result<Option<Guard<K>>>;
+impl<R: Acquirable> IntoFuture for TryAcquire<R> {
+    type Output = Result<Option<Guard<R>>>;
     type IntoFuture = Boxed<'static, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move { self.request.obtain(WaitLimit::at_most(self.wait)).await })
-    }
-}
-
-impl<K: LockKind> AcquireOptions<K> {
-    pub(crate) fn new(lock: &Lock<K>) -> AcquireOptions<K> {
-        AcquireOptions {
-            lock: lock.clone(),
-            lease: None,
-            outage_limit: None,
-            owner: None,
-            reenters: None,
-        }
-    }
-
-    pub(crate) async fn obtain(&self, wait: WaitLimit) -> Result<Option<Guard<K>>> {
-        let session = &self.lock.session;
-        session.background.remember_runtime()?;
-        let object = self.lock.object()?;
-        self.lock.kind.check()?;
-        let lease = self.lease.map(Lease::new).transpose()?;
-        let terms = session.terms(lease, self.lock.reentrant);
-        let limits = Limits::new(wait, self.outage_limit.or(session.outage_limit));
-        if let Some(hold_ref) = &self.reenters {
-            let grant = self.obtain_hold(hold_ref.clone(), terms, limits, true);
-            return grant.await;
-        }
-        let named = match self.owner {
-            None if K::OWNED => Owner::current(),
-            owner => owner,
-        };
-        let kind = &self.lock.kind;
-        loop {
-            let owner = named.unwrap_or_else(Owner::new);
-            let field = || kind.field(object, &session.id, owner);
-            let hold_ref = session.hold_ref(object, owner, field, kind)?;
-            let hold = hold_ref.hold.clone();
-            let grant = self.obtain_hold(hold_ref, terms, limits, named.is_some());
-            match grant.await {
-                // The owner's previous hold was lost meanwhile: start again with a new one.
-                Err(Error::Lost { .. }) if named.is_some() && hold.loss().is_some() => {}
-                done => return done,
-            }
-        }
-    }
-
-    /// `owner_is_named`: callers may name the owner, and acquire for it concurrently.
-    async fn obtain_hold(
-        &self,
-        hold_ref: HoldRef,
-        terms: Terms,
-        limits: Limits,
-        owner_is_named: bool,
-    ) -> Result<Option<Guard<K>>> {
-        let progress = Progress::default();
-        let (lock, owner) = (self.lock.name(), &hold_ref.hold.field);
-        let span = tracing::debug_span!("acquire", lock, %owner);
-        let waiter_ttl = self.lock.kind.waiter_ttl();
-        let mut request = LockRequest {
-            lock: &self.lock,
-            hold_ref: &hold_ref,
-            kind: &*self.lock.kind,
-            terms: terms.waiting(waiter_ttl.filter(|_| limits.waits())),
-            progress: &progress,
-            owner_is_named,
-            waits: limits.waits(),
-            may_be_registered: false,
-            in_flight: false,
-            tries: 0,
-        };
-        let waiting = &hold_ref.session.waiting;
-        let grant = match span.is_disabled() {
-            true => waiting.within(limits, &progress, &mut request).await?,
-            // Boxed: most programs do not log at this level.
-            false => {
-                let obtaining = waiting.within(limits, &progress, &mut request);
-                Box::pin(obtaining.instrument(span.clone())).await?
-            }
-        };
-        span.in_scope(|| match grant {
-            Some(_) => tracing::debug!(holds = hold_ref.hold.count(), "acquired"),
-            None => tracing::debug!("not acquired"),
-        });
-        drop(request);
-        let kind = self.lock.kind.clone();
-        Ok(grant.map(|grant| Guard::new(hold_ref, terms, kind, grant)))
-    }
-}
-
-/// One acquisition in progress: the lock's attempt in the client's queue.
-struct LockRequest<'a, K: LockKind> {
-    lock: &'a Lock<K>,
-    hold_ref: &'a HoldRef,
-    kind: &'a K,
-    terms: Terms,
-    progress: &'a Progress,
-    /// Whether callers may name the owner, and acquire for it concurrently.
-    owner_is_named: bool,
-    /// Whether the request is repeated if the lock is not available immediately.
-    waits: bool,
-    /// Whether the store may remember this waiter.
-    may_be_registered: bool,
-    /// Whether an attempt is in flight.
-    in_flight: bool,
-    /// Number of attempts so far.
-    tries: u32,
-}
-
-impl<K: LockKind> Request for LockRequest<'_, K> {
-    type Obtained = K::Grant;
-
-    /// Acquires the lock by waiting or by re-entering.
-    async fn obtain(&mut self, waits: bool) -> Result<Option<K::Grant>> {
-        let hold_ref = self.hold_ref;
-        let waiting = &hold_ref.session.waiting;
-        if !self.owner_is_named {
-            return waiting.obtain(self, waits).await;
-        }
-        hold_ref.settle_sibling().await;
-        let mut since = None;
-        loop {
-            // Bypasses the queue: see `HoldRef::hold_period`.
-            if hold_ref.hold_period() > since || hold_ref.hold.loss().is_some() {
-                since = Some(HoldPeriod::latest());
-                match self.ask(false).await? {
-                    Outcome::Done(grant) => return Ok(Some(grant)),
-                    Outcome::Wait(_) if !self.waits => return Ok(None),
-                    // The hold period has ended, and another owner has acquired the lock.
-                    Outcome::Wait(_) => continue,
-                }
-            }
-            tokio::select! {
-                biased;
-                () = hold_ref.held_after(since) => {}
-                grant = waiting.obtain(self, waits) => return grant,
-            }
-        }
-    }
-}
-
-impl<K: LockKind> Attempt for LockRequest<'_, K> {
-    type Grant = K::Grant;
-
-    fn channel(&self) -> &str {
-        self.kind.channel(&self.hold_ref.hold)
-    }
-
-    fn object(&self) -> &str {
-        self.hold_ref.hold.object.key()
-    }
-
-    fn queue_kind(&self) -> QueueKind {
-        K::QUEUE
-    }
-
-    async fn ask(&mut self, subscribe: bool) -> Result<Outcome<K::Grant>> {
-        let (kind, lease, waits) = (self.kind, self.terms.lease, self.waits);
-        let step = |hold, count| {
-            kind.acquire(AcquireParams {
-                hold,
-                count,
-                lease,
-                waits,
-            })
-        };
-        let channel = subscribe.then(|| kind.channel(&self.hold_ref.hold));
-        self.in_flight = true;
-        let outcome = self
-            .hold_ref
-            .try_acquire(self.terms, channel, self.progress, step)
-            .await;
-        self.in_flight = false;
-        match &outcome {
-            Ok(Outcome::Done(_)) => self.may_be_registered = false,
-            Ok(Outcome::Wait(_)) => self.may_be_registered = self.waits,
-            // If the store remembers this attempt, the step that settles it removes that too.
-            Err(_) => {}
-        }
-        outcome
-    }
-
-    fn progress(&self) -> &Progress {
-        self.progress
-    }
-
-    fn excludes_waiters_for(&self) -> Option<Duration> {
-        let excludes = self.kind.excludes_waiters();
-        excludes.then(|| self.terms.lease.duration())
-    }
-
-    fn pause(&mut self) -> Option<Duration> {
-        let pause = self.kind.pause(self.tries);
-        self.tries = self.tries.saturating_add(1);
-        pause
-    }
-
-    fn report(&self, since: Instant) -> impl Future<Output = ()> + Send + 'static {
-        let (lock, waiting) = (self.lock.clone(), self.hold_ref.hold.clone());
-        async move { report(lock, waiting, since).await }
-    }
-}
-
-impl<K: LockKind> Drop for LockRequest<'_, K> {
-    /// Removes the store's record of this waiter. If an attempt is in flight, the step that settles
-    /// it does so.
-    fn drop(&mut self) {
-        let is_settled = self.in_flight && self.progress.was_sent();
-        if self.may_be_registered && !is_settled && self.kind.waiter_ttl().is_some() {
-            self.hold_ref
-                .settle_in_background(self.terms.trace_lifetime);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::future::IntoFuture as _;
-    use std::time::Duration;
-
-    use crate::{Client, Embedded, MultiLock, Owner};
-
-    /// The request sees that its owner holds the lock and bypasses the queue. Before the store
-    /// answers, the owner's guard is released and another client acquires the lock: the request
-    /// keeps waiting until its limit.
-    #[tokio::test(start_paused = true)]
-    async fn a_request_whose_owner_released_meanwhile_waits_until_its_limit() {
-        let store = Embedded::new();
-        let [client, peer] = [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
-        let (mine, theirs) = (client.lock("a"), peer.lock("a"));
-        let both = MultiLock::new([&mine]);
-        let limit = Duration::from_secs(20);
-        for (several, in_time) in [(false, true), (false, false), (true, true), (true, false)] {
-            let me = Owner::new();
-            let guard = mine.lock().owner(me).await.unwrap();
-            let turn = guard.hold_ref().hold.step_lock.clone().lock_owned().await;
-            let begun = tokio::time::Instant::now();
-            let waiting = match several {
-                false => {
-                    let waiting = mine.try_lock().wait(limit).owner(me).into_future();
-                    tokio::spawn(async move { waiting.await.map(|grant| grant.map(drop)) })
-                }
-                true => {
-                    let waiting = both.try_lock().wait(limit).owner(me).into_future();
-                    tokio::spawn(async move { waiting.await.map(|grant| grant.map(drop)) })
-                }
-            };
-            tokio::task::yield_now().await;
-            theirs.force_unlock().await.unwrap();
-            let held = theirs.lock().await.unwrap();
-            drop(guard);
-            drop(turn);
-            if in_time {
-                tokio::time::sleep(limit / 2).await;
-                assert!(!waiting.is_finished());
-                held.unlock().await.unwrap();
-                assert!(waiting.await.unwrap().unwrap().is_some());
-            } else {
-                assert!(waiting.await.unwrap().unwrap().is_none());
-                assert_eq!(begun.elapsed(), limit);
-                held.unlock().await.unwrap();
-            }
-            client.flush().await;
-        }
+        Box::pin(async move { self.request.obtain().await })
     }
 }

@@ -1,21 +1,18 @@
 //! The step that acquires several objects or none. It is composed of the members' own steps, both in
 //! Lua and in Rust.
 
-use std::any::Any;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::keyspace::Keyspace;
+use crate::primitives::lock_set::ErasedGrant;
 use crate::session::AllOrNone;
 use crate::step::{
     Args, BoxedStep, Keys, Outcome, Script, ScriptReply, Step, script_error, unexpected_reply,
 };
-
-/// The value of an acquisition, with its type erased.
-pub(crate) type ErasedGrant = Arc<dyn Any + Send + Sync>;
 
 /// Acquires all objects in their order, or none of them.
 pub(crate) struct AcquireAll<'a> {

@@ -26,9 +26,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use super::acquire_all::{AcquireAll, ErasedGrant, Part};
-use super::held_member::{HeldMember, release_all};
-use super::member::Member;
+use super::acquire_all::{AcquireAll, Part};
 use tokio::time::Instant;
 
 use crate::backoff::Backoff;
@@ -36,6 +34,7 @@ use crate::error::Result;
 use crate::hold::HoldPeriod;
 use crate::lease::Lease;
 use crate::primitives::lock::AcquireParams;
+use crate::primitives::lock_set::{ErasedGrant, HeldMember, Member, release_all};
 use crate::session::{AllOrNone, HoldRef, Terms};
 use crate::step::Outcome;
 use crate::store::Progress;

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use tokio::time::Instant;
 
-use super::acquire_all::{AcquireAll, ErasedGrant, Part};
+use super::acquire_all::{AcquireAll, Part};
 use crate::hold::{Hold, HoldKind};
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::owner::Owner;
 use crate::primitives::differential::{Comparable, Differential, assert_equivalent, lease, time};
 use crate::primitives::fenced_lock::Fenced;
 use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
-use crate::primitives::multi_lock::member::erase_grant;
+use crate::primitives::lock_set::{ErasedGrant, erase_grant};
 use crate::primitives::reentrant::rules::Release;
 use crate::primitives::spin_lock::Spin;
 use crate::session::AllOrNone;

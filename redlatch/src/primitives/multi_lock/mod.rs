@@ -5,31 +5,21 @@ mod acquire_all;
 mod attempt;
 #[cfg(test)]
 mod differential;
-mod guard;
-mod held_member;
-mod member;
-mod request;
+mod held;
 
 use std::future::Future;
-use std::time::Duration;
 
 use tracing::Instrument as _;
 
 use self::attempt::MultiLockRequest;
-pub use self::guard::MultiGuard;
-pub(crate) use self::held_member::{HeldMember, any_lost};
-pub use self::member::Member;
-use self::member::in_global_order;
-pub(crate) use self::member::{shortest_outage_limit, validated};
-pub(crate) use self::request::Obtain;
-pub use self::request::{AcquireMany, LockOfMany, TryAcquireMany};
+use self::held::HeldLocks;
 use crate::error::{Error, Result};
 use crate::join::join_all;
-use crate::lease::{Lease, WaitLimit};
+use crate::name::KeyLayout;
 use crate::owner::Owner;
-use crate::primitives::lock::unless_lost;
+use crate::primitives::lock::{Acquire, Guard, HasLease, HasOwner, Obtain, Options, TryAcquire};
+use crate::primitives::lock_set::{Member, shortest_outage_limit, validated};
 use crate::store::Progress;
-use crate::wait::Limits;
 
 /// Several locks that are held together or not at all (Redisson: `RedissonMultiLock`,
 /// `getMultiLock`).
@@ -98,13 +88,13 @@ impl MultiLock {
     }
 
     /// Acquires all locks and waits for them without a limit. Await the request, or configure it
-    /// first: [`AcquireMany`].
-    pub fn lock(&self) -> AcquireMany<MultiLock> {
-        AcquireMany::new(self)
+    /// first: [`Acquire`].
+    pub fn lock(&self) -> Acquire<MultiLock> {
+        Acquire::new(self.clone())
     }
 
     /// Acquires all locks if they are free; `None` if another owner holds one. Await the request,
-    /// or configure it first, for example with a wait limit: [`TryAcquireMany`].
+    /// or configure it first, for example with a wait limit: [`TryAcquire`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -117,21 +107,12 @@ impl MultiLock {
     /// assert!(guard.is_some());
     /// # Ok(()) }
     /// ```
-    pub fn try_lock(&self) -> TryAcquireMany<MultiLock> {
-        TryAcquireMany::new(self)
+    pub fn try_lock(&self) -> TryAcquire<MultiLock> {
+        TryAcquire::new(self.clone())
     }
 
-    /// Acquires all locks, runs `work` while they are held, and releases them:
-    /// [`Lock::run`](crate::Lock::run).
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Lost`] as soon as one lock is lost; `work` is then dropped. Otherwise the errors of
-    /// [`MultiLock::lock`]; `work` was then not started.
-    ///
-    /// # Cancel safety
-    ///
-    /// When dropped, it drops `work` and releases the locks in the background.
+    /// Acquires all locks, runs `work` while they are held, and releases them: [`Acquire::run`],
+    /// which also documents errors and cancel safety.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -141,9 +122,7 @@ impl MultiLock {
     /// # Ok(()) }
     /// ```
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
-        let guard = self.lock().await?;
-        let output = guard.run(work).await?;
-        unless_lost(output, guard.unlock().await)
+        self.lock().run(work).await
     }
 
     /// Returns whether `owner` holds all locks, each through its member's client, according to the stores.
@@ -169,23 +148,22 @@ impl MultiLock {
     }
 }
 
-impl LockOfMany for MultiLock {
-    type Guard = MultiGuard;
-}
+/// The held locks of a [`MultiLock`].
+pub type MultiGuard = Guard<MultiLock>;
+
+impl HasLease for MultiLock {}
+impl HasOwner for MultiLock {}
 
 impl Obtain for MultiLock {
-    async fn obtain(
-        &self,
-        lease: Option<Lease>,
-        named: Option<Owner>,
-        wait: WaitLimit,
-        outage_limit: Option<Duration>,
-    ) -> Result<Option<MultiGuard>> {
+    type Held = HeldLocks;
+
+    async fn obtain(&self, options: &Options) -> Result<Option<HeldLocks>> {
+        let (lease, named) = (options.lease()?, options.owner());
         let members = in_global_order(&self.members)?;
         let Some(waiting) = members.first().map(|first| &first.session().waiting) else {
             return Ok(None);
         };
-        let limits = Limits::new(wait, outage_limit.or(shortest_outage_limit(&members)));
+        let limits = options.limits(shortest_outage_limit(&members));
         for member in &members {
             member.session().background.remember_runtime()?;
         }
@@ -207,12 +185,22 @@ impl Obtain for MultiLock {
                     if named.is_some() && hold_refs.iter().any(|one| one.hold.loss().is_some()) => {
                 }
                 Err(error) => return Err(error),
-                Ok(held_members) => {
-                    return Ok(
-                        held_members.map(|held_members| MultiGuard::new(owner, held_members))
-                    );
-                }
+                Ok(members) => return Ok(members.map(|members| HeldLocks { owner, members })),
             }
         }
     }
+}
+
+/// Returns each lock once, in the global order in which all requests acquire them: by slot in a
+/// cluster, so that members that one script can acquire are adjacent; by key; the write side before
+/// the read side (a writer may read, but not the other way round); by store.
+fn in_global_order(members: &[Member]) -> Result<Vec<Member>> {
+    let mut all = validated(members)?;
+    all.sort_by_cached_key(|member| {
+        let object = member.0.object();
+        let later = object.layout() != KeyLayout::Write;
+        let address = member.session().store.address();
+        (member.slot(), object.key().to_owned(), later, address)
+    });
+    Ok(all)
 }

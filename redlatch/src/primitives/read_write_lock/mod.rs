@@ -207,7 +207,7 @@ impl ReadWriteLock {
     }
 }
 
-impl Guard<Write> {
+impl Guard<WriteLock> {
     /// Acquires the read side as well, for the same owner, without waiting, because no other owner
     /// can block it. Both sides are then held and may be released in any order.
     ///
@@ -224,7 +224,7 @@ impl Guard<Write> {
     /// assert!(lock.read().is_held_by(reader.owner()).await?);
     /// # reader.unlock().await }
     /// ```
-    pub fn read(&self) -> Acquire<Read> {
+    pub fn read(&self) -> Acquire<ReadLock> {
         let write_hold = self.hold_ref().hold.clone();
         let required = RequiredWriteHold {
             lost: write_hold.loss(),
@@ -261,7 +261,7 @@ impl Guard<Write> {
     /// assert!(lock.read().is_locked().await?);
     /// # reader.unlock().await }
     /// ```
-    pub async fn downgrade(self) -> Result<Guard<Read>> {
+    pub async fn downgrade(self) -> Result<Guard<ReadLock>> {
         let hold = self.hold_ref().hold.clone();
         if let Some(loss) = hold.loss() {
             return Err(hold.lost_error(loss));

@@ -2,7 +2,7 @@
 //! independent servers grants. It stores no state of its own; its holds are those of its members.
 //! `round` describes the algorithm.
 
-mod guard;
+mod held;
 mod round;
 
 use std::fmt::Write as _;
@@ -11,20 +11,16 @@ use std::time::Duration;
 
 use tracing::Instrument as _;
 
-pub use self::guard::RedGuard;
-use self::guard::clock_drift;
+use self::held::{HeldMajority, clock_drift};
 use self::round::RedLockRequest;
-use super::multi_lock::{
-    AcquireMany, LockOfMany, Member, Obtain, TryAcquireMany, shortest_outage_limit, validated,
-};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::join::join_all;
-use crate::lease::{Lease, WaitLimit};
+use crate::lease::Lease;
 use crate::owner::Owner;
-use crate::primitives::lock::unless_lost;
+use crate::primitives::lock::{Acquire, Guard, HasLease, HasOwner, Obtain, Options, TryAcquire};
+use crate::primitives::lock_set::{Member, shortest_outage_limit, validated};
 use crate::store::Progress;
-use crate::wait::Limits;
 
 /// A lock on several independent servers, held by the owner to which a majority granted it
 /// (Redisson: `RedissonRedLock`, `getRedLock`; the Redlock algorithm).
@@ -110,18 +106,18 @@ impl RedLock {
     }
 
     /// Acquires the lock and waits for it without a limit. It also waits for a majority that cannot
-    /// be reached, unless an outage limit is set ([`AcquireMany::outage_limit`]). Await the
-    /// request, or configure it first: [`AcquireMany`].
+    /// be reached, unless an outage limit is set ([`Acquire::outage_limit`]). Await the
+    /// request, or configure it first: [`Acquire`].
     ///
     /// Waiters of one process are served in order of arrival, if they share the members' clients
     /// and name no owner: a named owner may already hold the lock and must not wait behind its
     /// waiters. The order of all other waiters is random.
-    pub fn lock(&self) -> AcquireMany<RedLock> {
-        AcquireMany::new(self)
+    pub fn lock(&self) -> Acquire<RedLock> {
+        Acquire::new(self.clone())
     }
 
     /// Acquires the lock if a majority is free, in one round; `None` if not. Await the request, or
-    /// configure it first, for example with a wait limit: [`TryAcquireMany`].
+    /// configure it first, for example with a wait limit: [`TryAcquire`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -135,25 +131,14 @@ impl RedLock {
     /// assert!(guard.is_some_and(|guard| guard.valid_for() < 10 * second));
     /// # Ok(()) }
     /// ```
-    pub fn try_lock(&self) -> TryAcquireMany<RedLock> {
-        TryAcquireMany::new(self)
+    pub fn try_lock(&self) -> TryAcquire<RedLock> {
+        TryAcquire::new(self.clone())
     }
 
-    /// Acquires the lock, runs `work` while it is held, and releases it:
-    /// [`Lock::run`](crate::Lock::run).
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Lost`] as soon as no majority is held; `work` is then dropped. Otherwise the errors
-    /// of [`RedLock::lock`]; `work` was then not started.
-    ///
-    /// # Cancel safety
-    ///
-    /// When dropped, it drops `work` and releases the lock in the background.
+    /// Acquires the lock, runs `work` while it is held, and releases it: [`Acquire::run`], which
+    /// also documents errors and cancel safety.
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
-        let guard = self.lock().await?;
-        let output = guard.run(work).await?;
-        unless_lost(output, guard.unlock().await)
+        self.lock().run(work).await
     }
 
     /// Returns whether `owner` holds the lock: whether a majority of the members reports it.
@@ -235,18 +220,17 @@ fn timeout_error(member_timeout: Duration) -> Error {
     }
 }
 
-impl LockOfMany for RedLock {
-    type Guard = RedGuard;
-}
+/// A held [`RedLock`], valid for as long as a majority of its members is held.
+pub type RedGuard = Guard<RedLock>;
+
+impl HasLease for RedLock {}
+impl HasOwner for RedLock {}
 
 impl Obtain for RedLock {
-    async fn obtain(
-        &self,
-        lease: Option<Lease>,
-        named: Option<Owner>,
-        wait: WaitLimit,
-        outage_limit: Option<Duration>,
-    ) -> Result<Option<RedGuard>> {
+    type Held = HeldMajority;
+
+    async fn obtain(&self, options: &Options) -> Result<Option<HeldMajority>> {
+        let (lease, named) = (options.lease()?, options.owner());
         let members = validated(&self.members)?;
         let Some(first) = members.first() else {
             return Ok(None);
@@ -265,8 +249,8 @@ impl Obtain for RedLock {
         }
         let owner = named.unwrap_or_else(Owner::new);
         // Without a limit it waits for a majority that cannot be reached.
-        let outage_limit = outage_limit.or(shortest_outage_limit(&members));
-        let limits = Limits::new(wait, outage_limit.or(Some(Duration::MAX)));
+        let outage_limit = shortest_outage_limit(&members).unwrap_or(Duration::MAX);
+        let limits = options.limits(Some(outage_limit));
         let progress = Progress::default();
         let mut request = RedLockRequest {
             members: &members,
@@ -288,9 +272,11 @@ impl Obtain for RedLock {
         let waiting = &first.session().waiting;
         let obtaining = waiting.within(limits, &progress, &mut request);
         match obtaining.instrument(span).await? {
-            Some((held_members, majority)) => {
-                Ok(Some(RedGuard::new(owner, held_members, majority)))
-            }
+            Some((members, majority)) => Ok(Some(HeldMajority {
+                owner,
+                members,
+                majority,
+            })),
             // Not refused, but a majority did not answer.
             None => request.failure.map_or(Ok(None), Err),
         }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
-use super::guard::Majority;
+use super::held::Majority;
 use super::{quorum, timeout_error};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
@@ -22,7 +22,7 @@ use crate::join::join_all;
 use crate::lease::Lease;
 use crate::owner::Owner;
 use crate::primitives::lock::AcquireParams;
-use crate::primitives::multi_lock::{HeldMember, Member};
+use crate::primitives::lock_set::{HeldMember, Member};
 use crate::step::Outcome;
 use crate::store::{LastContact, Progress};
 use crate::wait::{Attempt, Request};

@@ -1,23 +1,23 @@
 //! The semaphore (Redisson: `RSemaphore`, `RedissonSemaphore`): a number of permits without owners
 //! and without leases.
 
+mod attempt;
 #[cfg(test)]
 mod differential;
 #[cfg(test)]
 mod exploration;
-mod guard;
-mod request;
+mod held;
 mod rules;
+mod try_set_permits;
 
 use std::sync::Arc;
-use std::time::Duration;
 
-pub use self::guard::SemaphorePermits;
-pub use self::request::{AcquirePermits, TryAcquirePermits, TrySetPermits};
 use self::rules::{Add, Drain};
+pub use self::try_set_permits::TrySetPermits;
 use crate::error::{Error, Result};
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::primitives::counter::{Delete, Read};
+use crate::primitives::lock::{Acquire, Guard, TryAcquire};
 use crate::session::Session;
 
 /// A number of permits that all processes share, which limits concurrent work (Redisson:
@@ -61,7 +61,24 @@ use crate::session::Session;
 pub struct Semaphore {
     pub(crate) session: Arc<Session>,
     pub(crate) object: Arc<ObjectKeys>,
+    /// How many permits a request of this handle acquires.
+    permits: u32,
 }
+
+/// Acquired permits of a [`Semaphore`](super::Semaphore) (Redisson has no such type: there, callers
+/// count permits themselves). [`SemaphorePermits::release`] releases them; dropping releases them
+/// in the background.
+///
+/// Dropping never blocks and never panics. While the store cannot be reached, the release is
+/// retried for ten minutes; if it fails, the log reports it (`tracing`, level WARN). A process that
+/// ends without releasing its permits keeps them forever.
+///
+/// Permits are released only to a semaphore that still exists. A semaphore that was deleted, or
+/// whose time to live has ended, is not created again with a wrong number of permits. One that was
+/// set again after its time to live had ended does not get permits of the previous one either. But
+/// a semaphore that was deleted and set again, or set again after the store lost its data, does get
+/// them, because the store cannot tell it from the previous one. It then has more permits than were set.
+pub type SemaphorePermits = Guard<Semaphore>;
 
 impl Semaphore {
     pub(crate) fn new(session: Arc<Session>, name: &str) -> Semaphore {
@@ -69,6 +86,7 @@ impl Semaphore {
         Semaphore {
             session,
             object: Arc::new(object),
+            permits: 1,
         }
     }
 
@@ -116,7 +134,7 @@ impl Semaphore {
     }
 
     /// Acquires one permit and waits for it without a limit.
-    pub fn acquire(&self) -> AcquirePermits {
+    pub fn acquire(&self) -> Acquire<Semaphore> {
         self.acquire_many(1)
     }
 
@@ -132,17 +150,13 @@ impl Semaphore {
     /// assert_eq!(semaphore.available().await?, 2);
     /// # permits.release().await }
     /// ```
-    pub fn acquire_many(&self, permits: u32) -> AcquirePermits {
-        AcquirePermits {
-            semaphore: self.clone(),
-            permits,
-            outage_limit: None,
-        }
+    pub fn acquire_many(&self, permits: u32) -> Acquire<Semaphore> {
+        Acquire::new(self.with_permits(permits))
     }
 
     /// Acquires one permit if it is available; `None` if not. Await the request, or set a wait
-    /// limit first: [`TryAcquirePermits::wait`]. Without a wait limit it also overtakes waiters.
-    pub fn try_acquire(&self) -> TryAcquirePermits {
+    /// limit first: [`TryAcquire::wait`]. Without a wait limit it also overtakes waiters.
+    pub fn try_acquire(&self) -> TryAcquire<Semaphore> {
         self.try_acquire_many(1)
     }
 
@@ -159,13 +173,8 @@ impl Semaphore {
     /// assert!(semaphore.try_acquire_many(8).wait(brief).await?.is_some());
     /// # Ok(()) }
     /// ```
-    pub fn try_acquire_many(&self, permits: u32) -> TryAcquirePermits {
-        TryAcquirePermits {
-            semaphore: self.clone(),
-            permits,
-            wait: Duration::ZERO,
-            outage_limit: None,
-        }
+    pub fn try_acquire_many(&self, permits: u32) -> TryAcquire<Semaphore> {
+        TryAcquire::new(self.with_permits(permits))
     }
 
     /// Adds permits that were acquired here or elsewhere, and wakes waiters. For the permits of a
@@ -282,6 +291,14 @@ impl Semaphore {
         self.session
             .run_at_most_once(step, "deleting a semaphore")
             .await
+    }
+
+    /// Returns a handle whose requests acquire this many permits.
+    fn with_permits(&self, permits: u32) -> Semaphore {
+        Semaphore {
+            permits,
+            ..self.clone()
+        }
     }
 
     async fn add(&self, permits: i32, if_exists: bool) -> Result<Option<i64>> {

@@ -3,7 +3,7 @@
 use std::future::IntoFuture as _;
 use std::time::Duration;
 
-use redlatch::{Client, Embedded, Fair, FairLock, Guard, Result};
+use redlatch::{Client, Embedded, FairLock, Guard, Result};
 use redlatch_testkit::{Proxy, Server, shared_cluster, unique};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -12,7 +12,7 @@ use crate::common::{LONG, SHORT, until, within_limit};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-type WaiterTask = JoinHandle<Result<Guard<Fair>>>;
+type WaiterTask = JoinHandle<Result<Guard<FairLock>>>;
 
 async fn until_queued(lock: &FairLock, waiters: usize) {
     until("in the queue", || async {
@@ -28,7 +28,7 @@ async fn spawn_waiter(lock: &FairLock, ahead: usize) -> WaiterTask {
     waiting
 }
 
-async fn await_turn(waiting: WaiterTask) -> Guard<Fair> {
+async fn await_turn(waiting: WaiterTask) -> Guard<FairLock> {
     within_limit("it is its turn", waiting)
         .await
         .unwrap()

@@ -9,7 +9,7 @@ use std::future::IntoFuture as _;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redlatch::{Client, Error, Fair, FairLock, Guard, Loss, Owner, Result};
+use redlatch::{Client, Error, FairLock, Guard, Loss, Owner, Result};
 use redlatch_testkit::{Proxy, Server, shared, unique};
 use tokio::task::JoinHandle;
 
@@ -17,7 +17,7 @@ use crate::common::{
     LONG, SHORT, TestStore, WATCHDOG, assert_lost, retry_if_late, until, within_limit,
 };
 
-type WaiterTask = JoinHandle<Result<Guard<Fair>>>;
+type WaiterTask = JoinHandle<Result<Guard<FairLock>>>;
 
 /// Waits until this many waiters are in the queue.
 async fn until_queued(lock: &FairLock, waiters: usize) {
@@ -42,7 +42,7 @@ async fn spawn_waiter(lock: &FairLock, ahead: usize) -> WaiterTask {
     waiting
 }
 
-async fn await_turn(waiting: WaiterTask) -> Guard<Fair> {
+async fn await_turn(waiting: WaiterTask) -> Guard<FairLock> {
     within_limit("it is its turn", waiting)
         .await
         .unwrap()

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::time::Duration;
 
-use redlatch::{Client, Error, Guard, Loss, Owner, Read, ReadWriteLock, Write};
+use redlatch::{Client, Error, Guard, Loss, Owner, ReadLock, ReadWriteLock, WriteLock};
 use redlatch_testkit::unique;
 use tokio::sync::Barrier;
 
@@ -155,8 +155,8 @@ async fn both_sides_are_reentrant(store: TestStore) {
 
 /// A guard of an owner that holds both sides.
 enum SideGuard {
-    Reads(Guard<Read>),
-    Writes(Guard<Write>),
+    Reads(Guard<ReadLock>),
+    Writes(Guard<WriteLock>),
 }
 
 /// F15: every order in which two holds of each side can be released, and acquired after the first.
@@ -448,7 +448,7 @@ async fn downgrading_a_lost_hold_is_an_error(store: TestStore) {
 
 async fn lost_writer_that_requests_read_side_fails_immediately(store: TestStore) {
     let (client, lock) = lock_of(&store, "read-lost").await;
-    let assert_reported = |read: Result<Guard<Read>, Error>| {
+    let assert_reported = |read: Result<Guard<ReadLock>, Error>| {
         assert!(matches!(read, Err(Error::Lost { .. })), "{read:?}");
     };
     let brief = || lock.write().lock().lease(Duration::from_millis(50));
@@ -1161,8 +1161,8 @@ async fn no_state_remains_after_release(store: TestStore) {
 fn everything_is_send_and_sync() {
     fn both<T: Send + Sync>() {}
     both::<ReadWriteLock>();
-    both::<Guard<Read>>();
-    both::<Guard<Write>>();
+    both::<Guard<ReadLock>>();
+    both::<Guard<WriteLock>>();
     fn spawned<T: Send + 'static>(_: T) {}
     let lock = Client::embedded().read_write_lock("a");
     spawned(lock.read().lock().into_future());

@@ -1,13 +1,15 @@
-//! The guard of acquired permits, and their release.
+//! Acquired permits, and their release.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::SemaphorePermits;
 use super::rules::Add;
 use crate::error::{Error, Result};
 use crate::name::ObjectKeys;
+use crate::primitives::lock::Held;
 use crate::session::Session;
 use crate::store::{Delivery, Progress, Route, ServerId};
 
@@ -18,35 +20,22 @@ pub(super) const RELEASE_RETRY_LIMIT: Duration = Duration::from_secs(600);
 /// The pause between two background attempts. Each attempt lasts up to the response timeout.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
-/// Acquired permits of a [`Semaphore`](super::Semaphore) (Redisson has no such type: there, callers
-/// count permits themselves). [`SemaphorePermits::release`] releases them; dropping releases them
-/// in the background.
-///
-/// Dropping never blocks and never panics. While the store cannot be reached, the release is
-/// retried for ten minutes; if it fails, the log reports it (`tracing`, level WARN). A process that
-/// ends without releasing its permits keeps them forever.
-///
-/// Permits are released only to a semaphore that still exists. A semaphore that was deleted, or
-/// whose time to live has ended, is not created again with a wrong number of permits. One that was
-/// set again after its time to live had ended does not get permits of the previous one either. But
-/// a semaphore that was deleted and set again, or set again after the store lost its data, does get
-/// them, because the store cannot tell it from the previous one. It then has more permits than were set.
-#[must_use = "the permits are released as soon as this is dropped"]
-pub struct SemaphorePermits {
+/// Acquired permits. Released in the background when dropped.
+pub(crate) struct HeldPermits {
     /// `None` if there is nothing left to release.
     pending: Option<PendingRelease>,
     permits: u32,
     object: Arc<ObjectKeys>,
 }
 
-impl SemaphorePermits {
+impl HeldPermits {
     /// Creates the guard of permits of a semaphore whose time to live ends at `ends`, if it does.
     pub(super) fn new(
         session: Arc<Session>,
         object: Arc<ObjectKeys>,
         permits: u32,
         ends: Option<Instant>,
-    ) -> SemaphorePermits {
+    ) -> HeldPermits {
         let pending = (permits > 0).then(|| PendingRelease {
             session,
             object: object.clone(),
@@ -55,7 +44,7 @@ impl SemaphorePermits {
             ends,
             delivery: Delivery::IMMEDIATE,
         });
-        SemaphorePermits {
+        HeldPermits {
             pending,
             permits,
             object,
@@ -70,33 +59,10 @@ impl SemaphorePermits {
         }
         self.release().await
     }
+}
 
-    /// Returns the number of permits.
-    pub fn permits(&self) -> u32 {
-        self.permits
-    }
-
-    /// Returns the semaphore's name.
-    pub fn name(&self) -> &str {
-        self.object.name()
-    }
-
-    /// Releases the permits and waits until the store has confirmed it.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::OutcomeUnknown`]: the connection broke, or there was no answer within the response
-    /// timeout. The permits may or may not have been released; the release is not repeated.
-    /// [`Error::Unavailable`], [`Error::ResponseTimeout`]: the release could not be sent;
-    /// [`Error::Refused`]: the store refused it, for example because its memory is full. The
-    /// release then continues in the background. [`Error::WrongKind`], [`Error::InvalidCount`]
-    /// (there would be more than 2147483647): the permits were not released. It is not an error if
-    /// the semaphore no longer exists.
-    ///
-    /// # Cancel safety
-    ///
-    /// When dropped, the release continues in the background.
-    pub async fn release(mut self) -> Result<()> {
+impl Held for HeldPermits {
+    async fn release(mut self) -> Result<()> {
         let Some(mut pending) = self.pending.take() else {
             return Ok(());
         };
@@ -117,6 +83,37 @@ impl SemaphorePermits {
         }
         released
     }
+}
+
+impl SemaphorePermits {
+    /// Returns the number of permits.
+    pub fn permits(&self) -> u32 {
+        self.held.permits
+    }
+
+    /// Returns the semaphore's name.
+    pub fn name(&self) -> &str {
+        self.held.object.name()
+    }
+
+    /// Releases the permits and waits until the store has confirmed it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutcomeUnknown`]: the connection broke, or there was no answer within the response
+    /// timeout. The permits may or may not have been released; the release is not repeated.
+    /// [`Error::Unavailable`], [`Error::ResponseTimeout`]: the release could not be sent;
+    /// [`Error::Refused`]: the store refused it, for example because its memory is full. The
+    /// release then continues in the background. [`Error::WrongKind`], [`Error::InvalidCount`]
+    /// (there would be more than 2147483647): the permits were not released. It is not an error if
+    /// the semaphore no longer exists.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, the release continues in the background.
+    pub async fn release(self) -> Result<()> {
+        self.held.release().await
+    }
 
     /// Keeps the permits: nothing releases them automatically. To return them, call
     /// [`Semaphore::release`](super::Semaphore::release).
@@ -130,13 +127,13 @@ impl SemaphorePermits {
     /// # Ok(()) }
     /// ```
     pub fn forget(mut self) {
-        if let Some(mut pending) = self.pending.take() {
+        if let Some(mut pending) = self.held.pending.take() {
             pending.permits = 0;
         }
     }
 }
 
-impl Drop for SemaphorePermits {
+impl Drop for HeldPermits {
     fn drop(&mut self) {
         if let Some(pending) = self.pending.take() {
             let background = pending.session.background.clone();
@@ -145,10 +142,10 @@ impl Drop for SemaphorePermits {
     }
 }
 
-impl std::fmt::Debug for SemaphorePermits {
+impl std::fmt::Debug for HeldPermits {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SemaphorePermits")
-            .field("name", &self.name())
+        f.debug_struct("HeldPermits")
+            .field("name", &self.object.name())
             .field("permits", &self.permits)
             .finish_non_exhaustive()
     }

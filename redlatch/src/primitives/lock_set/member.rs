@@ -1,33 +1,36 @@
 //! A member of a multi-lock or RedLock: a lock whose kind is erased.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::acquire_all::ErasedGrant;
 use crate::error::{Error, Result};
 use crate::hold::Hold;
 use crate::join::Boxed;
 use crate::lease::Lease;
-use crate::name::{KeyLayout, ObjectKeys};
+use crate::name::ObjectKeys;
 use crate::owner::Owner;
-use crate::primitives::lock::{AcquireParams, Lock, LockKind, OwnedKind, report};
+use crate::primitives::lock::{AcquireParams, Lock, OwnedKind, report};
 use crate::session::{HoldRef, Session, Terms};
 use crate::step::{BoxedStep, MapReply, Outcome};
 use crate::wait::QueueKind;
+
+/// The value of an acquisition, with its type erased.
+pub(crate) type ErasedGrant = Arc<dyn Any + Send + Sync>;
 
 /// A lock of any kind as a member: created `From` a [`Lock`] or a reference to one.
 #[derive(Clone)]
 pub struct Member(pub(crate) Arc<dyn AnyLock>);
 
-impl<K: LockKind + OwnedKind> From<Lock<K>> for Member {
+impl<K: OwnedKind> From<Lock<K>> for Member {
     fn from(lock: Lock<K>) -> Member {
         Member(Arc::new(lock))
     }
 }
 
-impl<K: LockKind + OwnedKind> From<&Lock<K>> for Member {
+impl<K: OwnedKind> From<&Lock<K>> for Member {
     fn from(lock: &Lock<K>) -> Member {
         Member(Arc::new(lock.clone()))
     }
@@ -55,7 +58,7 @@ pub(crate) trait AnyLock: Send + Sync {
     fn report(&self, waiting: Arc<Hold>, since: Instant) -> Boxed<'static, ()>;
 }
 
-impl<K: LockKind + OwnedKind> AnyLock for Lock<K> {
+impl<K: OwnedKind> AnyLock for Lock<K> {
     fn session(&self) -> &Arc<Session> {
         &self.session
     }
@@ -169,22 +172,8 @@ pub(crate) fn validated(members: &[Member]) -> Result<Vec<Member>> {
     Ok(all)
 }
 
-/// Returns each lock once, in the global order in which all requests acquire them: by slot in a
-/// cluster, so that members that one script can acquire are adjacent; by key; the write side before
-/// the read side (a writer may read, but not the other way round); by store.
-pub(crate) fn in_global_order(members: &[Member]) -> Result<Vec<Member>> {
-    let mut all = validated(members)?;
-    all.sort_by_cached_key(|member| {
-        let object = member.0.object();
-        let later = object.layout() != KeyLayout::Write;
-        let address = member.session().store.address();
-        (member.slot(), object.key().to_owned(), later, address)
-    });
-    Ok(all)
-}
-
 /// Erases the type of an acquisition's value.
-pub(super) fn erase_grant<T: Send + Sync + 'static>(
+pub(crate) fn erase_grant<T: Send + Sync + 'static>(
     outcome: Outcome<T>,
 ) -> Result<Outcome<ErasedGrant>> {
     Ok(match outcome {

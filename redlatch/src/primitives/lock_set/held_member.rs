@@ -1,10 +1,10 @@
-//! One of several acquired locks.
+//! One of several held locks.
 
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
 
-use super::acquire_all::ErasedGrant;
+use super::ErasedGrant;
 use crate::error::{Error, Result};
 use crate::hold::Hold;
 use crate::join::join_all;
@@ -12,7 +12,8 @@ use crate::lease::Lease;
 use crate::primitives::lock::HoldGuard;
 use crate::session::{HoldRef, Terms};
 
-/// One acquired lock. Released in the background when dropped.
+/// One held lock. Released in the background when dropped.
+#[derive(Debug)]
 pub(crate) struct HeldMember {
     held: HoldGuard,
     grant: ErasedGrant,
@@ -40,6 +41,11 @@ impl HeldMember {
 
     pub(crate) fn grant(&self) -> &ErasedGrant {
         &self.grant
+    }
+
+    /// Returns the error, if the lock was lost.
+    pub(crate) fn loss(&self) -> Option<Error> {
+        self.held.loss()
     }
 
     /// Releases the lock: [`HoldGuard::release`].

@@ -1,4 +1,4 @@
-//! The guard of a held RedLock.
+//! The members that hold a RedLock.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -7,22 +7,20 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::quorum;
+use super::{RedGuard, quorum};
 use crate::error::{Error, Loss, Result};
 use crate::hold::Hold;
 use crate::join::join_until;
 use crate::owner::Owner;
-use crate::primitives::lock::run_while;
-use crate::primitives::multi_lock::{HeldMember, any_lost};
+use crate::primitives::lock::{Held, HeldForLease};
+use crate::primitives::lock_set::{HeldMember, any_lost};
 use crate::runtime::sleep_until;
 
-/// A held [`RedLock`](crate::RedLock), valid for as long as a majority of its members is held.
-/// [`RedGuard::unlock`] releases it; dropping the guard releases it in the background.
-#[must_use = "the lock is released as soon as the guard is dropped"]
-pub struct RedGuard {
-    owner: Owner,
-    held_members: Vec<HeldMember>,
-    majority: Arc<Majority>,
+/// The holds of the members that granted the lock.
+pub(crate) struct HeldMajority {
+    pub(super) owner: Owner,
+    pub(super) members: Vec<HeldMember>,
+    pub(super) majority: Arc<Majority>,
 }
 
 /// Tracks whether a majority is held.
@@ -109,6 +107,14 @@ impl Majority {
         }
     }
 
+    /// Returns how many members granted the lock and are known to keep it.
+    fn held(&self) -> usize {
+        let holds = self.holds.iter();
+        holds
+            .filter(|(hold, _)| !hold.valid_for().is_zero())
+            .count()
+    }
+
     /// Returns the error, if the majority is lost.
     fn loss(&self) -> Option<Error> {
         let _ = self.valid_for();
@@ -126,34 +132,10 @@ impl Majority {
     }
 }
 
-impl RedGuard {
-    pub(super) fn new(
-        owner: Owner,
-        held_members: Vec<HeldMember>,
-        majority: Arc<Majority>,
-    ) -> RedGuard {
-        RedGuard {
-            owner,
-            held_members,
-            majority,
-        }
-    }
-
-    /// Releases the lock on all members that granted it, concurrently, and waits until they have
-    /// confirmed it. After [`RedLock::timeout`](crate::RedLock::timeout) it returns as soon as the
-    /// unconfirmed members are too few to withhold a majority from other owners. The release is
-    /// retried there in the background. Members that did not grant the lock are not counted.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Lost`]: a majority was no longer held, so other owners may have held the lock
-    /// meanwhile. A member that does not answer cannot report that it lost the lock. Otherwise the
-    /// first error of a member, if too many members may still keep the lock.
-    ///
-    /// # Cancel safety
-    ///
-    /// When dropped, the release continues in the background.
-    pub async fn unlock(mut self) -> Result<()> {
+impl Held for HeldMajority {
+    /// Releases the members that granted the lock, concurrently. After their time limit it returns as
+    /// soon as the unconfirmed members are too few to withhold a majority from other owners.
+    async fn release(mut self) -> Result<()> {
         if let Some(lost) = self.majority.loss() {
             return Err(lost);
         }
@@ -165,8 +147,9 @@ impl RedGuard {
             let kept = done.iter().filter(is_kept).count();
             members - kept >= quorum(members)
         };
-        let held_members = std::mem::take(&mut self.held_members);
-        let releases = held_members.into_iter().map(HeldMember::release);
+        let releases = std::mem::take(&mut self.members)
+            .into_iter()
+            .map(HeldMember::release);
         let done = join_until(releases, released, self.majority.member_timeout).await;
         // Other owners may have held the members that were lost or that did not grant it.
         let lost = done.iter().filter(is_lost).count();
@@ -179,67 +162,45 @@ impl RedGuard {
         error.map_or(Ok(()), Err)
     }
 
-    /// Returns whether the lock is certainly still held: by a majority, even if their clocks run a
-    /// little faster than the local one. Once `false`, it stays `false`. Costs no round trip.
-    pub fn is_valid(&self) -> bool {
-        !self.valid_for().is_zero()
+    fn loss(&self) -> Option<Error> {
+        self.majority.loss()
     }
 
-    /// Returns how long the lock is certainly held without a renewal: the quorum-th longest
-    /// remaining lease, less the allowance for clock drift (1 % of the lease and 2 ms). Zero if it was lost.
-    pub fn valid_for(&self) -> Duration {
-        self.majority.valid_for()
-    }
-
-    /// Completes when no majority is held any more. Never completes if the lock is released first.
-    ///
-    /// # Cancel safety
-    ///
-    /// Can be dropped and called again at any time.
-    pub fn lost(&self) -> impl Future<Output = ()> + Send + 'static + use<> {
+    fn lost(&self) -> impl Future<Output = ()> + Send + 'static + use<> {
         let majority = self.majority.clone();
         async move { majority.lost().await }
     }
+}
 
-    /// Runs `work` while the lock is held. The guard keeps it afterwards.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Lost`] as soon as no majority is held; `work` is then dropped.
-    ///
-    /// # Cancel safety
-    ///
-    /// When dropped, it drops `work`.
-    pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
-        run_while(|| self.majority.loss(), self.majority.lost(), work).await
+impl HeldForLease for HeldMajority {
+    fn valid_for(&self) -> Duration {
+        self.majority.valid_for()
     }
 
-    /// Returns the owner that holds the lock through this guard.
-    pub fn owner(&self) -> Owner {
+    fn owner(&self) -> Owner {
         self.owner
-    }
-
-    /// Returns how many members granted the lock and are known to keep it: at least a quorum, or
-    /// the lock is lost.
-    pub fn held(&self) -> usize {
-        let holds = self.majority.holds.iter();
-        holds
-            .filter(|(hold, _)| !hold.valid_for().is_zero())
-            .count()
     }
 }
 
-impl Drop for RedGuard {
+impl RedGuard {
+    /// Returns how many members granted the lock and are known to keep it: at least a quorum, or
+    /// the lock is lost.
+    pub fn held(&self) -> usize {
+        self.held.majority.held()
+    }
+}
+
+impl Drop for HeldMajority {
     fn drop(&mut self) {
         self.majority.end(RELEASED);
     }
 }
 
-impl std::fmt::Debug for RedGuard {
+impl std::fmt::Debug for HeldMajority {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RedGuard")
+        f.debug_struct("HeldMajority")
             .field("owner", &self.owner)
-            .field("held", &self.held())
+            .field("held", &self.majority.held())
             .field("valid_for", &self.valid_for())
             .finish_non_exhaustive()
     }

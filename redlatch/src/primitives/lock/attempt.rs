@@ -1,0 +1,275 @@
+//! One acquisition of a lock: looks up the owner's hold, waits in the client's queue and runs the
+//! kind's step.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::Instrument as _;
+
+use super::report::report;
+use super::{AcquireParams, HeldLock, Lock, LockKind, Obtain, Options};
+use crate::error::{Error, Result};
+use crate::hold::HoldPeriod;
+use crate::owner::Owner;
+use crate::session::{HoldRef, Terms};
+use crate::step::Outcome;
+use crate::store::Progress;
+use crate::wait::{Attempt, Limits, QueueKind, Request};
+
+impl<K: LockKind> Obtain for Lock<K> {
+    type Held = HeldLock<K>;
+
+    async fn obtain(&self, options: &Options) -> Result<Option<HeldLock<K>>> {
+        let (session, kind) = (&self.session, &self.kind);
+        session.background.remember_runtime()?;
+        let object = self.object()?;
+        kind.check()?;
+        let terms = session.terms(options.lease()?, self.reentrant);
+        let limits = options.limits(session.outage_limit);
+        if let Some(hold_ref) = &options.reenters {
+            let grant = self.obtain_hold(hold_ref.clone(), terms, limits, true);
+            return grant.await;
+        }
+        let named = options.owner().filter(|_| K::OWNED);
+        loop {
+            let owner = named.unwrap_or_else(Owner::new);
+            let field = || kind.field(object, &session.id, owner);
+            let hold_ref = session.hold_ref(object, owner, field, kind)?;
+            let hold = hold_ref.hold.clone();
+            let grant = self.obtain_hold(hold_ref, terms, limits, named.is_some());
+            match grant.await {
+                // The owner's previous hold was lost meanwhile: start again with a new one.
+                Err(Error::Lost { .. }) if named.is_some() && hold.loss().is_some() => {}
+                done => return done,
+            }
+        }
+    }
+
+    fn waiting_at_most(self, wait: Duration) -> Lock<K> {
+        match self.kind.waiting_at_most(wait) {
+            Some(kind) => self.with_kind(kind),
+            None => self,
+        }
+    }
+}
+
+impl<K: LockKind> Lock<K> {
+    /// `owner_is_named`: callers may name the owner, and acquire for it concurrently.
+    async fn obtain_hold(
+        &self,
+        hold_ref: HoldRef,
+        terms: Terms,
+        limits: Limits,
+        owner_is_named: bool,
+    ) -> Result<Option<HeldLock<K>>> {
+        let progress = Progress::default();
+        let (lock, owner) = (self.name(), &hold_ref.hold.field);
+        let span = tracing::debug_span!("acquire", lock, %owner);
+        let waiter_ttl = self.kind.waiter_ttl();
+        let mut request = LockRequest {
+            lock: self,
+            hold_ref: &hold_ref,
+            kind: &*self.kind,
+            terms: terms.waiting(waiter_ttl.filter(|_| limits.waits())),
+            progress: &progress,
+            owner_is_named,
+            waits: limits.waits(),
+            may_be_registered: false,
+            in_flight: false,
+            tries: 0,
+        };
+        let waiting = &hold_ref.session.waiting;
+        let grant = match span.is_disabled() {
+            true => waiting.within(limits, &progress, &mut request).await?,
+            // Boxed: most programs do not log at this level.
+            false => {
+                let obtaining = waiting.within(limits, &progress, &mut request);
+                Box::pin(obtaining.instrument(span.clone())).await?
+            }
+        };
+        span.in_scope(|| match grant {
+            Some(_) => tracing::debug!(holds = hold_ref.hold.count(), "acquired"),
+            None => tracing::debug!("not acquired"),
+        });
+        drop(request);
+        let kind = self.kind.clone();
+        Ok(grant.map(|grant| HeldLock::new(hold_ref, terms, kind, grant)))
+    }
+}
+
+/// One acquisition in progress: the lock's attempt in the client's queue.
+struct LockRequest<'a, K: LockKind> {
+    lock: &'a Lock<K>,
+    hold_ref: &'a HoldRef,
+    kind: &'a K,
+    terms: Terms,
+    progress: &'a Progress,
+    /// Whether callers may name the owner, and acquire for it concurrently.
+    owner_is_named: bool,
+    /// Whether the request is repeated if the lock is not available immediately.
+    waits: bool,
+    /// Whether the store may remember this waiter.
+    may_be_registered: bool,
+    /// Whether an attempt is in flight.
+    in_flight: bool,
+    /// Number of attempts so far.
+    tries: u32,
+}
+
+impl<K: LockKind> Request for LockRequest<'_, K> {
+    type Obtained = K::Grant;
+
+    /// Acquires the lock by waiting or by re-entering.
+    async fn obtain(&mut self, waits: bool) -> Result<Option<K::Grant>> {
+        let hold_ref = self.hold_ref;
+        let waiting = &hold_ref.session.waiting;
+        if !self.owner_is_named {
+            return waiting.obtain(self, waits).await;
+        }
+        hold_ref.settle_sibling().await;
+        let mut since = None;
+        loop {
+            // Bypasses the queue: see `HoldRef::hold_period`.
+            if hold_ref.hold_period() > since || hold_ref.hold.loss().is_some() {
+                since = Some(HoldPeriod::latest());
+                match self.ask(false).await? {
+                    Outcome::Done(grant) => return Ok(Some(grant)),
+                    Outcome::Wait(_) if !self.waits => return Ok(None),
+                    // The hold period has ended, and another owner has acquired the lock.
+                    Outcome::Wait(_) => continue,
+                }
+            }
+            tokio::select! {
+                biased;
+                () = hold_ref.held_after(since) => {}
+                grant = waiting.obtain(self, waits) => return grant,
+            }
+        }
+    }
+}
+
+impl<K: LockKind> Attempt for LockRequest<'_, K> {
+    type Grant = K::Grant;
+
+    fn channel(&self) -> &str {
+        self.kind.channel(&self.hold_ref.hold)
+    }
+
+    fn object(&self) -> &str {
+        self.hold_ref.hold.object.key()
+    }
+
+    fn queue_kind(&self) -> QueueKind {
+        K::QUEUE
+    }
+
+    async fn ask(&mut self, subscribe: bool) -> Result<Outcome<K::Grant>> {
+        let (kind, lease, waits) = (self.kind, self.terms.lease, self.waits);
+        let step = |hold, count| {
+            kind.acquire(AcquireParams {
+                hold,
+                count,
+                lease,
+                waits,
+            })
+        };
+        let channel = subscribe.then(|| kind.channel(&self.hold_ref.hold));
+        self.in_flight = true;
+        let outcome = self
+            .hold_ref
+            .try_acquire(self.terms, channel, self.progress, step)
+            .await;
+        self.in_flight = false;
+        match &outcome {
+            Ok(Outcome::Done(_)) => self.may_be_registered = false,
+            Ok(Outcome::Wait(_)) => self.may_be_registered = self.waits,
+            // If the store remembers this attempt, the step that settles it removes that too.
+            Err(_) => {}
+        }
+        outcome
+    }
+
+    fn progress(&self) -> &Progress {
+        self.progress
+    }
+
+    fn excludes_waiters_for(&self) -> Option<Duration> {
+        let excludes = self.kind.excludes_waiters();
+        excludes.then(|| self.terms.lease.duration())
+    }
+
+    fn pause(&mut self) -> Option<Duration> {
+        let pause = self.kind.pause(self.tries);
+        self.tries = self.tries.saturating_add(1);
+        pause
+    }
+
+    fn report(&self, since: Instant) -> impl Future<Output = ()> + Send + 'static {
+        let (lock, waiting) = (self.lock.clone(), self.hold_ref.hold.clone());
+        async move { report(lock, waiting, since).await }
+    }
+}
+
+impl<K: LockKind> Drop for LockRequest<'_, K> {
+    /// Removes the store's record of this waiter. If an attempt is in flight, the step that settles
+    /// it does so.
+    fn drop(&mut self) {
+        let is_settled = self.in_flight && self.progress.was_sent();
+        if self.may_be_registered && !is_settled && self.kind.waiter_ttl().is_some() {
+            self.hold_ref
+                .settle_in_background(self.terms.trace_lifetime);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::IntoFuture as _;
+    use std::time::Duration;
+
+    use crate::{Client, Embedded, MultiLock, Owner};
+
+    /// The request sees that its owner holds the lock and bypasses the queue. Before the store
+    /// answers, the owner's guard is released and another client acquires the lock: the request
+    /// keeps waiting until its limit.
+    #[tokio::test(start_paused = true)]
+    async fn a_request_whose_owner_released_meanwhile_waits_until_its_limit() {
+        let store = Embedded::new();
+        let [client, peer] = [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
+        let (mine, theirs) = (client.lock("a"), peer.lock("a"));
+        let both = MultiLock::new([&mine]);
+        let limit = Duration::from_secs(20);
+        for (several, in_time) in [(false, true), (false, false), (true, true), (true, false)] {
+            let me = Owner::new();
+            let guard = mine.lock().owner(me).await.unwrap();
+            let turn = guard.hold_ref().hold.step_lock.clone().lock_owned().await;
+            let begun = tokio::time::Instant::now();
+            let waiting = match several {
+                false => {
+                    let waiting = mine.try_lock().wait(limit).owner(me).into_future();
+                    tokio::spawn(async move { waiting.await.map(|grant| grant.map(drop)) })
+                }
+                true => {
+                    let waiting = both.try_lock().wait(limit).owner(me).into_future();
+                    tokio::spawn(async move { waiting.await.map(|grant| grant.map(drop)) })
+                }
+            };
+            tokio::task::yield_now().await;
+            theirs.force_unlock().await.unwrap();
+            let held = theirs.lock().await.unwrap();
+            drop(guard);
+            drop(turn);
+            if in_time {
+                tokio::time::sleep(limit / 2).await;
+                assert!(!waiting.is_finished());
+                held.unlock().await.unwrap();
+                assert!(waiting.await.unwrap().unwrap().is_some());
+            } else {
+                assert!(waiting.await.unwrap().unwrap().is_none());
+                assert_eq!(begun.elapsed(), limit);
+                held.unlock().await.unwrap();
+            }
+            client.flush().await;
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! A held lock, and the methods that only the guards of single locks have.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::guard::{Held, HeldForLease};
+use super::{Acquire, Guard, HoldGuard, Lock, LockKind, OwnedKind};
+use crate::error::{Error, Result};
+use crate::owner::Owner;
+use crate::session::{HoldRef, Terms};
+
+/// One count of a lock's hold, with the value of its acquisition.
+pub(crate) struct HeldLock<K: LockKind> {
+    guard: HoldGuard,
+    kind: Arc<K>,
+    /// The value that the acquisition returned.
+    pub(crate) grant: K::Grant,
+}
+
+impl<K: LockKind> HeldLock<K> {
+    pub(super) fn new(hold_ref: HoldRef, terms: Terms, kind: Arc<K>, grant: K::Grant) -> Self {
+        let guard = HoldGuard::new(hold_ref, terms);
+        HeldLock { guard, kind, grant }
+    }
+}
+
+impl<K: LockKind> std::fmt::Debug for HeldLock<K> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.guard.fmt(f)
+    }
+}
+
+impl<K: LockKind> Held for HeldLock<K> {
+    async fn release(self) -> Result<()> {
+        self.guard.release().await
+    }
+
+    fn loss(&self) -> Option<Error> {
+        self.guard.loss()
+    }
+
+    fn lost(&self) -> impl Future<Output = ()> + Send + 'static + use<K> {
+        let hold = self.guard.hold_ref.hold.clone();
+        async move { hold.lost().await }
+    }
+}
+
+impl<K: LockKind> HeldForLease for HeldLock<K> {
+    fn valid_for(&self) -> Duration {
+        self.guard.hold_ref.hold.valid_for()
+    }
+
+    fn owner(&self) -> Owner {
+        self.guard.hold_ref.hold.owner
+    }
+}
+
+impl<K: LockKind> Guard<Lock<K>> {
+    /// Returns this guard's reference to the hold.
+    pub(crate) fn hold_ref(&self) -> &HoldRef {
+        &self.held.guard.hold_ref
+    }
+
+    /// Returns the lock's name.
+    pub fn name(&self) -> &str {
+        self.hold_ref().hold.object.name()
+    }
+
+    /// Returns the handle through which the lock was acquired.
+    pub(crate) fn handle(&self) -> Lock<K> {
+        Lock {
+            session: self.hold_ref().session.clone(),
+            object: self.hold_ref().hold.object.clone(),
+            kind: self.held.kind.clone(),
+            reentrant: self.terms().reentrant,
+        }
+    }
+
+    /// Returns the terms of the hold.
+    pub(crate) fn terms(&self) -> Terms {
+        self.held.guard.terms
+    }
+
+    /// Leaves the hold to its lease: it is no longer renewed and never released. Returns an error
+    /// if it was lost.
+    pub(crate) fn detach(self) -> Result<()> {
+        self.held.guard.detach()
+    }
+}
+
+/// Kinds that have an owner can be re-entered.
+impl<K: OwnedKind> Guard<Lock<K>> {
+    /// Acquires the lock again for the same owner. It stays held until both guards are released.
+    /// [`Error::Lost`] if it was lost.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+    /// # let client = redlatch::Client::embedded();
+    /// let outer = client.lock("a").lock().await?;
+    /// let inner = outer.reenter().await?;
+    /// assert_eq!(outer.hold_count(), 2);
+    /// inner.unlock().await?;
+    /// assert!(client.lock("a").is_locked().await?);
+    /// # Ok(()) }
+    /// ```
+    pub fn reenter(&self) -> Acquire<Lock<K>> {
+        Acquire::new(self.handle()).reentering(self.hold_ref().clone())
+    }
+
+    /// Returns the owner's id in the store: `<client id>:<number>`.
+    pub fn owner_id(&self) -> &str {
+        let hold = &self.hold_ref().hold;
+        hold.object.owner_of(&hold.field)
+    }
+
+    /// Returns the number of guards that this owner has of the lock.
+    pub fn hold_count(&self) -> u32 {
+        self.hold_ref().hold.count()
+    }
+}
