@@ -121,11 +121,11 @@ fn lock<K: LockKind>(lock: Lock<K>) -> Acquire {
 }
 
 fn read(client: &Client, name: &str) -> Acquire {
-    lock(client.read_write_lock(name).read().clone())
+    lock(client.read_write_lock(name).read())
 }
 
 fn write(client: &Client, name: &str) -> Acquire {
-    lock(client.read_write_lock(name).write().clone())
+    lock(client.read_write_lock(name).write())
 }
 
 fn semaphore(client: &Client, name: &str) -> Acquire {

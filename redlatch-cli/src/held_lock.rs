@@ -77,10 +77,10 @@ impl HeldLock {
             return acquire_lock(fair_lock(client, name, run), limits, run).await;
         }
         if kind.read {
-            return acquire_lock(client.read_write_lock(name).read().clone(), limits, run).await;
+            return acquire_lock(client.read_write_lock(name).read(), limits, run).await;
         }
         if kind.write {
-            return acquire_lock(client.read_write_lock(name).write().clone(), limits, run).await;
+            return acquire_lock(client.read_write_lock(name).write(), limits, run).await;
         }
         if kind.spin {
             return acquire_lock(client.spin_lock(name), limits, run).await;
@@ -294,9 +294,9 @@ async fn acquire_multi_lock(
     let locks = if kind.fair {
         MultiLock::new(names.map(|name| fair_lock(client, name, run)))
     } else if kind.read {
-        MultiLock::new(names.map(|name| client.read_write_lock(name).read().clone()))
+        MultiLock::new(names.map(|name| client.read_write_lock(name).read()))
     } else if kind.write {
-        MultiLock::new(names.map(|name| client.read_write_lock(name).write().clone()))
+        MultiLock::new(names.map(|name| client.read_write_lock(name).write()))
     } else if kind.spin {
         MultiLock::new(names.map(|name| client.spin_lock(name)))
     } else {

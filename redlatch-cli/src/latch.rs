@@ -62,7 +62,7 @@ pub(crate) async fn latch(store_args: &StoreArgs, latch: &Latch) -> Result<u8, F
         LatchCommand::Wait { .. } => {
             let open = async {
                 match limits.wait() {
-                    Some(limit) => handle.wait_for(limit).await,
+                    Some(limit) => handle.try_wait().wait(limit).await,
                     None => handle.wait().await.map(|()| true),
                 }
             };

@@ -31,6 +31,7 @@ struct Inner {
 impl Background {
     /// Runs all later work in this runtime. The guard of a blocking client may be dropped in a runtime that
     /// is about to end or is not driven at all.
+    #[cfg(feature = "blocking")]
     pub(crate) fn set_runtime(&self, dedicated: Handle) {
         let _ = self.0.dedicated.set(dedicated);
     }

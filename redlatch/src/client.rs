@@ -161,6 +161,7 @@ impl Client {
         self.session.background.flush().await;
     }
 
+    #[cfg(feature = "blocking")]
     pub(crate) fn background(&self) -> Background {
         self.session.background.clone()
     }

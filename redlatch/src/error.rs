@@ -243,6 +243,15 @@ pub enum Error {
          call from within one, or use `redlatch::blocking`"
     )]
     NoRuntime,
+
+    /// A blocking call was made in async code of the runtime that has to answer it, so it would block the
+    /// very work that it waits for. Only possible with a client from
+    /// [`Client::blocking`](crate::Client::blocking).
+    #[error(
+        "a blocking call in async code of its own runtime would wait for itself; use the async \
+         API there, or call from `spawn_blocking` or another thread"
+    )]
+    BlockedRuntime,
 }
 
 /// Cause of a loss, in [`Error::Lost`].

@@ -28,6 +28,7 @@ mod sync;
 mod wait;
 mod watchdog;
 
+#[cfg(feature = "blocking")]
 pub mod blocking;
 
 pub use backoff::Backoff;
@@ -36,7 +37,7 @@ pub use error::{Error, Loss, Result};
 pub use lease::MAX_LEASE;
 pub use listing::{Listed, Listing};
 pub use owner::Owner;
-pub use primitives::count_down_latch::CountDownLatch;
+pub use primitives::count_down_latch::{CountDownLatch, TryWait, Wait};
 pub use primitives::expirable_semaphore::{ExpirableSemaphore, PermitGuard, PermitId, Permits};
 pub use primitives::fair_lock::{Fair, FairLock};
 pub use primitives::fenced_lock::{Fenced, FencedLock, MAX_TOKEN};

@@ -1,11 +1,7 @@
-//! The same locks for threads: they need no runtime, and the thread is the owner.
+//! The same API for threads: it needs no async code, and the thread is the owner.
 //!
-//! As in Java, a thread that holds a lock may acquire it again (re-entrancy), and threads exclude
-//! each other. The client starts its own thread, on which its connection, its watchdog and its
-//! background work run; calls block the calling thread until it has answered.
-//!
-//! In async code use the async API: these calls block the thread on which they are made. They do
-//! not panic there.
+//! Every method has the name and the errors of its async sibling. An async method blocks here. A request,
+//! which is awaited there, is started here by [`block`](Acquire::block):
 //!
 //! ```
 //! use std::time::Duration;
@@ -13,39 +9,57 @@
 //! # fn main() -> redlatch::Result<()> {
 //! let client = redlatch::blocking::Client::embedded()?; // or connect("redis://127.0.0.1")?
 //! let lock = client.lock("orders:42");
-//! let outer = lock.lock()?;
-//! let inner = lock.lock()?; // the same thread: re-entered
+//! let outer = lock.lock().block()?;
+//! let inner = lock.lock().block()?; // the same thread: re-entered
 //! assert_eq!(inner.hold_count(), 2);
 //! inner.unlock()?;
 //! outer.unlock()?;
 //!
-//! let brief = lock.with_lease(Duration::from_secs(10));
-//! let guard = brief.try_lock_for(Duration::from_secs(1))?;
+//! let second = Duration::from_secs(1);
+//! let guard = lock.try_lock().wait(second).lease(10 * second).block()?;
 //! assert!(guard.is_some());
 //! # Ok(()) }
 //! ```
+//!
+//! As in Java, a thread that holds a lock may acquire it again (re-entrancy), and threads exclude
+//! each other. A client starts its own thread, on which its connection, its watchdog and its
+//! background work run; calls block the calling thread until it has answered. A client from
+//! [`crate::Client::blocking`] uses the runtime of an async client instead, and shares its connection.
+//!
+//! In async code use the async API: these calls block the thread on which they are made. They do
+//! not panic there.
 
 use std::sync::Arc;
 
-use crate::error::Result;
-use crate::{ClientBuilder, ClientStatus, Embedded, Fair, Fenced, LockKind, Owner, Spin};
+use crate::Owner;
 
-mod count_down_latch;
-mod expirable_semaphore;
-mod fair_lock;
-mod lock;
-mod many;
-mod read_write_lock;
-mod semaphore;
+mod client;
+mod forward;
+mod handles;
+mod request;
+#[cfg(test)]
+mod tests;
 mod worker;
 
-pub use count_down_latch::CountDownLatch;
-pub use expirable_semaphore::{ExpirableSemaphore, PermitGuard};
-pub use lock::{Guard, Lock};
-pub use many::{Many, ManyGuard, Member, MultiLock, RedLock};
-pub use read_write_lock::ReadWriteLock;
-pub use semaphore::{Semaphore, SemaphorePermits};
+pub use client::{Client, Listing};
+pub use handles::{
+    CountDownLatch, ExpirableSemaphore, FairLock, FencedLock, Lock, Member, MultiLock, ReadLock,
+    ReadWriteLock, RedLock, Semaphore, SpinLock, WriteLock,
+};
+pub use request::{
+    Acquirable, Acquire, Guard, MultiGuard, PermitGuard, RedGuard, SemaphorePermits, TryAcquire,
+    TrySetPermits, TryWait, Wait,
+};
 use worker::Worker;
+
+/// A client, handle or request of the async API, for threads.
+///
+/// [`Client`], [`Lock`] and the other names of this module are aliases of it.
+#[derive(Clone, Debug)]
+pub struct Blocking<T> {
+    inner: T,
+    worker: Arc<Worker>,
+}
 
 thread_local! {
     static THREAD: Owner = Owner::new();
@@ -58,124 +72,4 @@ pub fn current_thread() -> Owner {
     THREAD
         .try_with(|owner| *owner)
         .unwrap_or_else(|_| Owner::new())
-}
-
-/// A connection to a store, for threads: [`crate::Client`].
-///
-/// Clones share one connection and one thread. The thread ends with the last of them and of their
-/// handles and guards, after everything that was dropped has been released. The process does not
-/// wait for that when it exits: call [`Client::flush`] first if guards were dropped shortly before.
-#[derive(Clone, Debug)]
-pub struct Client {
-    inner: crate::Client,
-    worker: Arc<Worker>,
-}
-
-impl Client {
-    /// Connects with the default settings: [`crate::Client::connect`].
-    pub fn connect(url: &str) -> Result<Client> {
-        Client::with(crate::Client::builder(), url)
-    }
-
-    /// Connects with other settings: [`ClientBuilder::connect`].
-    pub fn with(settings: ClientBuilder, url: &str) -> Result<Client> {
-        let worker = Worker::start()?;
-        let url = url.to_owned();
-        let inner = worker.run(async move { settings.connect(&url).await })??;
-        Ok(Client::of(inner, worker))
-    }
-
-    /// Creates a client of a new embedded store.
-    pub fn embedded() -> Result<Client> {
-        Client::with_embedded(crate::Client::builder(), &Embedded::new())
-    }
-
-    /// Creates a client of an embedded store that other clients may share, also async ones.
-    pub fn with_embedded(settings: ClientBuilder, store: &Embedded) -> Result<Client> {
-        let worker = Worker::start()?;
-        let store = store.clone();
-        let inner = worker.run(async move { settings.connect_embedded(&store) })??;
-        Ok(Client::of(inner, worker))
-    }
-
-    fn of(inner: crate::Client, worker: Arc<Worker>) -> Client {
-        worker.manage(inner.background());
-        Client { inner, worker }
-    }
-
-    /// Returns a handle of the re-entrant lock called `name`: [`crate::Client::lock`].
-    pub fn lock(&self, name: &str) -> Lock {
-        self.lock_of(self.inner.lock(name))
-    }
-
-    /// Returns a handle of the expirable semaphore called `name`:
-    /// [`crate::Client::expirable_semaphore`].
-    pub fn expirable_semaphore(&self, name: &str) -> ExpirableSemaphore {
-        ExpirableSemaphore::new(self.inner.expirable_semaphore(name), self.worker.clone())
-    }
-
-    /// Returns a handle of the count-down latch called `name`: [`crate::Client::count_down_latch`].
-    pub fn count_down_latch(&self, name: &str) -> CountDownLatch {
-        CountDownLatch {
-            inner: self.inner.count_down_latch(name),
-            worker: self.worker.clone(),
-        }
-    }
-
-    /// Returns a handle of the fair lock called `name`: [`crate::Client::fair_lock`].
-    pub fn fair_lock(&self, name: &str) -> Lock<Fair> {
-        self.lock_of(self.inner.fair_lock(name))
-    }
-
-    /// Returns a handle of the fenced lock called `name`: [`crate::Client::fenced_lock`].
-    pub fn fenced_lock(&self, name: &str) -> Lock<Fenced> {
-        self.lock_of(self.inner.fenced_lock(name))
-    }
-
-    /// Returns a handle of the read-write lock called `name`: [`crate::Client::read_write_lock`].
-    pub fn read_write_lock(&self, name: &str) -> ReadWriteLock {
-        ReadWriteLock {
-            inner: self.inner.read_write_lock(name),
-            worker: self.worker.clone(),
-        }
-    }
-
-    /// Returns a handle of the semaphore called `name`: [`crate::Client::semaphore`].
-    pub fn semaphore(&self, name: &str) -> Semaphore {
-        Semaphore {
-            inner: self.inner.semaphore(name),
-            outage_limit: None,
-            worker: self.worker.clone(),
-        }
-    }
-
-    /// Returns a handle of the spin lock called `name`: [`crate::Client::spin_lock`].
-    pub fn spin_lock(&self, name: &str) -> Lock<Spin> {
-        self.lock_of(self.inner.spin_lock(name))
-    }
-
-    fn lock_of<K: LockKind>(&self, inner: crate::Lock<K>) -> Lock<K> {
-        Lock {
-            inner,
-            lease: None,
-            outage_limit: None,
-            worker: self.worker.clone(),
-        }
-    }
-
-    /// Returns the id of this client in the store.
-    pub fn id(&self) -> &str {
-        self.inner.id()
-    }
-
-    /// Returns the state of this client: [`crate::Client::status`].
-    pub fn status(&self) -> ClientStatus {
-        self.inner.status()
-    }
-
-    /// Blocks until no background work is left: [`crate::Client::flush`].
-    pub fn flush(&self) -> Result<()> {
-        let client = self.inner.clone();
-        self.worker.run(async move { client.flush().await })
-    }
 }

@@ -15,15 +15,21 @@ use crate::common::{LONG, on_every_store, retry_if_late_blocking};
 fn lock_is_reentrant_per_thread() {
     on_every_store(|client| {
         let lock = client().lock(&unique("thread"));
-        let outer = lock.lock().unwrap();
-        let inner = lock.lock().unwrap();
+        let outer = lock.lock().block().unwrap();
+        let inner = lock.lock().block().unwrap();
         assert_eq!(outer.owner(), current_thread());
-        assert_eq!((inner.hold_count(), lock.hold_count().unwrap()), (2, 2));
+        assert_eq!(
+            (
+                inner.hold_count(),
+                lock.hold_count(current_thread()).unwrap()
+            ),
+            (2, 2)
+        );
         assert!(lock.is_held_by_current_thread().unwrap());
         thread::scope(|scope| {
             let other = scope.spawn(|| {
                 assert!(!lock.is_held_by_current_thread().unwrap());
-                lock.try_lock().unwrap().is_some()
+                lock.try_lock().block().unwrap().is_some()
             });
             assert!(!other.join().unwrap());
         });
@@ -46,7 +52,7 @@ fn threads_of_several_clients_exclude_each_other() {
                 let (lock, inside) = (clients[n % 2].lock(&name), &inside);
                 scope.spawn(move || {
                     for _ in 0..20 {
-                        let guard = lock.lock().unwrap();
+                        let guard = lock.lock().block().unwrap();
                         assert!(!inside.swap(true, Ordering::SeqCst), "two at once");
                         thread::yield_now();
                         inside.store(false, Ordering::SeqCst);
@@ -63,14 +69,14 @@ fn wait_limits_are_kept() {
     on_every_store(|client| {
         let client = client();
         let lock = client.lock(&unique("wait"));
-        let guard = lock.lock().unwrap();
+        let guard = lock.lock().block().unwrap();
         thread::scope(|scope| {
             let gave_up = scope.spawn(|| {
                 let wait = Duration::from_millis(20);
-                retry_if_late_blocking(|| lock.try_lock_for(wait)).is_none()
+                retry_if_late_blocking(|| lock.try_lock().wait(wait).block()).is_none()
             });
             assert!(gave_up.join().unwrap());
-            let woken = scope.spawn(|| lock.try_lock_for(LONG).unwrap().is_some());
+            let woken = scope.spawn(|| lock.try_lock().wait(LONG).block().unwrap().is_some());
             while client.status().subscriptions == 0 {
                 thread::yield_now();
             }
@@ -83,10 +89,9 @@ fn wait_limits_are_kept() {
 #[test]
 fn expired_fixed_lease_is_reported_as_lost() {
     on_every_store(|client| {
-        let lock = client()
-            .lock(&unique("lease"))
-            .with_lease(Duration::from_millis(300));
-        let guard = retry_if_late_blocking(|| lock.lock());
+        let lock = client().lock(&unique("lease"));
+        let lease = Duration::from_millis(300);
+        let guard = retry_if_late_blocking(|| lock.lock().lease(lease).block());
         assert!(guard.valid_for() <= Duration::from_millis(300));
         let begun = Instant::now();
         while guard.is_valid() {
@@ -101,8 +106,11 @@ fn expired_fixed_lease_is_reported_as_lost() {
 fn non_reentrant_and_forced() {
     on_every_store(|client| {
         let lock = client().lock(&unique("strict")).non_reentrant();
-        let guard = lock.lock().unwrap();
-        assert!(matches!(lock.lock(), Err(Error::AlreadyHeld { .. })));
+        let guard = lock.lock().block().unwrap();
+        assert!(matches!(
+            lock.lock().block(),
+            Err(Error::AlreadyHeld { .. })
+        ));
         assert!(lock.force_unlock().unwrap());
         assert!(!lock.force_unlock().unwrap());
         assert!(matches!(guard.unlock(), Err(Error::Lost { .. })));
@@ -114,7 +122,7 @@ fn dropping_releases_without_blocking() {
     on_every_store(|client| {
         let client = client();
         let lock = client.lock(&unique("drop"));
-        drop(lock.lock().unwrap());
+        drop(lock.lock().block().unwrap());
         client.flush().unwrap();
         assert_eq!(lock.remaining_lease().unwrap(), None);
     });
@@ -130,7 +138,7 @@ fn dropping_everything_at_once_still_releases() {
         {
             let client = Client::connect(&shared().url()).unwrap();
             let lock = client.lock(&name);
-            let _guard = lock.try_lock().unwrap().expect("released before");
+            let _guard = lock.try_lock().block().unwrap().expect("released before");
         }
         let begun = Instant::now();
         while observer.is_locked().unwrap() {
@@ -151,7 +159,7 @@ fn handles_and_guards_outlive_the_client() {
         let client = client();
         let lock = client.lock(&unique("outlive"));
         drop(client);
-        let guard = lock.lock().unwrap();
+        let guard = lock.lock().block().unwrap();
         assert!(lock.is_locked().unwrap());
         drop(lock);
         guard.unlock().unwrap();
@@ -168,7 +176,7 @@ fn blocking_calls_work_inside_a_runtime() {
             .build()
             .unwrap();
         runtime.block_on(async {
-            let guard = client.lock(&name).lock().unwrap();
+            let guard = client.lock(&name).lock().block().unwrap();
             guard.unlock().unwrap();
         });
     });
@@ -199,13 +207,13 @@ fn guards_dropped_in_a_runtime_release_without_it() {
         let client = client();
         let lock = client.lock(&unique("foreign-lock"));
         let semaphore = client.semaphore(&unique("foreign-permits"));
-        assert!(semaphore.try_set_permits(2).unwrap());
+        assert!(semaphore.try_set_permits(2).block().unwrap());
         for (n, runtime) in runtimes.iter().enumerate() {
             runtime(&|| {
-                let guard = lock.try_lock().unwrap().expect("released before");
+                let guard = lock.try_lock().block().unwrap().expect("released before");
                 assert_eq!(guard.name(), lock.name());
                 drop(guard);
-                drop(semaphore.acquire_many(2).unwrap());
+                drop(semaphore.acquire_many(2).block().unwrap());
             });
             client.flush().unwrap();
             assert!(!lock.is_locked().unwrap(), "{n}");
@@ -220,6 +228,133 @@ fn errors_are_returned() {
     let refused = Client::connect("http://nowhere").unwrap_err();
     assert!(matches!(refused, Error::InvalidUrl { .. }));
     let lock = Client::embedded().unwrap().lock("");
-    assert!(matches!(lock.lock(), Err(Error::InvalidName { .. })));
-    assert!(matches!(lock.try_lock(), Err(Error::InvalidName { .. })));
+    assert!(matches!(
+        lock.lock().block(),
+        Err(Error::InvalidName { .. })
+    ));
+    assert!(matches!(
+        lock.try_lock().block(),
+        Err(Error::InvalidName { .. })
+    ));
+}
+
+#[test]
+fn work_runs_while_it_is_held() {
+    on_every_store(|client| {
+        let lock = client().lock(&unique("run"));
+        let inside = lock.run(|guard| (guard.is_valid(), guard.hold_count()));
+        assert_eq!(inside.unwrap(), (true, 1));
+        assert!(!lock.is_locked().unwrap());
+        let held = lock.lock().block().unwrap();
+        let refused = thread::scope(|scope| {
+            let other = scope.spawn(|| lock.try_lock().run(|_| unreachable!()));
+            other.join().unwrap()
+        });
+        assert!(refused.unwrap().is_none());
+        let lost = lock.run(|_| lock.force_unlock().unwrap());
+        assert!(matches!(lost, Err(Error::Lost { .. })));
+        assert!(matches!(held.unlock(), Err(Error::Lost { .. })));
+    });
+}
+
+#[test]
+fn loss_ends_a_pause() {
+    on_every_store(|client| {
+        let lock = client().lock(&unique("lost"));
+        let lease = Duration::from_millis(300);
+        let guard = retry_if_late_blocking(|| lock.lock().lease(lease).block());
+        assert!(guard.lost(LONG).unwrap());
+        assert!(guard.lost(Duration::ZERO).unwrap());
+        let guard = lock.lock().block().unwrap();
+        assert!(!guard.lost(Duration::from_millis(1)).unwrap());
+        guard.unlock().unwrap();
+    });
+}
+
+#[test]
+fn guards_reenter_and_report_their_owner() {
+    on_every_store(|client| {
+        let client = client();
+        let lock = client.lock(&unique("owner"));
+        let outer = lock.lock().block().unwrap();
+        let inner = outer.reenter().block().unwrap();
+        assert_eq!(outer.hold_count(), 2);
+        assert_eq!(inner.owner_id(), client.owner_id(current_thread()));
+        inner.unlock().unwrap();
+        outer.unlock().unwrap();
+    });
+}
+
+#[test]
+fn objects_are_inspected_and_listed() {
+    on_every_store(|client| {
+        let client = client();
+        let name = unique("listed");
+        assert_eq!(client.inspect(&name).unwrap(), None);
+        let _guard = client.lock(&name).lock().block().unwrap();
+        let state = client.inspect(&name).unwrap().unwrap();
+        assert_eq!(state.holders().len(), 1);
+        let listed: Vec<_> = client.list(&name).map(Result::unwrap).collect();
+        assert!(!listed.is_empty());
+        assert!(listed.iter().all(|found| found.name == name));
+    });
+}
+
+/// Both clients have one identity, so a thread and a task with the same owner share a hold.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn client_is_shared_with_async_code() {
+    let client = redlatch::Client::connect(&shared().url()).await.unwrap();
+    let blocking = client.blocking().unwrap();
+    assert_eq!(blocking.id(), client.id());
+    let name = unique("shared-client");
+    let refused = blocking.lock(&name).lock().block();
+    assert!(matches!(refused, Err(Error::BlockedRuntime)));
+    let lock = client.lock(&name);
+    let on_thread = {
+        let (blocking, name) = (blocking.clone(), name.clone());
+        move || {
+            let guard = blocking.lock(&name).lock().block().unwrap();
+            (guard.owner(), guard.unlock().unwrap()).0
+        }
+    };
+    let threads = [
+        tokio::task::spawn_blocking(on_thread.clone()),
+        tokio::task::spawn_blocking(move || thread::spawn(on_thread).join().unwrap()),
+    ];
+    for thread in threads {
+        let owner = thread.await.unwrap();
+        assert!(!lock.is_held_by(owner).await.unwrap());
+        let guard = lock.lock().owner(owner).await.unwrap();
+        let held = blocking.lock(&name);
+        let held = tokio::task::spawn_blocking(move || held.is_held_by(owner).unwrap());
+        assert!(held.await.unwrap());
+        guard.unlock().await.unwrap();
+    }
+    client.flush().await;
+}
+
+/// A guard of a shared client that is dropped on a thread releases in the runtime.
+#[test]
+fn shared_client_of_a_single_threaded_runtime_works_from_other_threads() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let outside = runtime.block_on(async {
+        let client = redlatch::Client::embedded();
+        let blocking = client.blocking().unwrap();
+        assert!(matches!(blocking.flush(), Err(Error::BlockedRuntime)));
+        let work = move || {
+            drop(blocking.lock("a").lock().block().unwrap());
+            blocking.flush().unwrap();
+            assert!(!blocking.lock("a").is_locked().unwrap());
+            blocking
+        };
+        tokio::task::spawn_blocking(work).await.unwrap()
+    });
+    drop(runtime);
+    let ended = outside.lock("a").is_locked();
+    assert!(matches!(ended, Err(Error::NoRuntime)));
+    let none = redlatch::Client::embedded().blocking();
+    assert!(matches!(none, Err(Error::NoRuntime)));
 }

@@ -28,7 +28,7 @@ fn threads_acquire_several_locks_in_any_order() {
             let (multi, inside) = (MultiLock::new(locks), &inside);
             scope.spawn(move || {
                 for _ in 0..10 {
-                    let guard = multi.try_lock_for(LONG).unwrap().unwrap();
+                    let guard = multi.try_lock().wait(LONG).block().unwrap().unwrap();
                     assert_eq!(guard.owner(), current_thread());
                     assert!(!inside.swap(true, Ordering::SeqCst), "two at once");
                     thread::yield_now();
@@ -50,16 +50,16 @@ fn multi_lock_is_reentrant_per_thread() {
     let client = Client::embedded().unwrap();
     let fenced = client.fenced_lock("b");
     let multi = MultiLock::new([client.lock("a")]).and(&fenced);
-    let outer = multi.lock().unwrap();
-    let inner = multi.try_lock().unwrap().unwrap();
+    let outer = multi.lock().block().unwrap();
+    let inner = multi.try_lock().block().unwrap().unwrap();
     assert_eq!(
         (outer.token(&fenced), inner.token(&fenced)),
         (Some(1), Some(2))
     );
-    assert_eq!(fenced.hold_count().unwrap(), 2);
+    assert_eq!(fenced.hold_count(current_thread()).unwrap(), 2);
     assert!(multi.is_held_by_current_thread().unwrap());
     let others = thread::scope(|scope| {
-        let other = scope.spawn(|| multi.try_lock().unwrap().is_some());
+        let other = scope.spawn(|| multi.try_lock().block().unwrap().is_some());
         other.join().unwrap()
     });
     assert!(!others);
@@ -67,7 +67,8 @@ fn multi_lock_is_reentrant_per_thread() {
     client.flush().unwrap();
     assert!(outer.is_valid());
     outer.unlock().unwrap();
-    let brief = multi.with_lease(Duration::from_secs(10)).lock().unwrap();
+    let brief = multi.lock().lease(Duration::from_secs(10));
+    let brief = brief.block().unwrap();
     assert!(brief.valid_for() <= Duration::from_secs(10));
 }
 
@@ -80,18 +81,18 @@ fn red_lock_works_for_threads() {
         .collect();
     let lock = RedLock::new(clients.iter().map(|client| client.lock("a")));
     let lock = lock.timeout(Duration::from_secs(5));
-    let guard = lock.lock().unwrap();
+    let guard = lock.lock().block().unwrap();
     assert_eq!((guard.held(), guard.owner()), (3, current_thread()));
     thread::scope(|scope| {
         let other = scope.spawn(|| {
-            !lock.is_held_by_current_thread().unwrap() && lock.try_lock().unwrap().is_none()
+            !lock.is_held_by_current_thread().unwrap() && lock.try_lock().block().unwrap().is_none()
         });
         assert!(other.join().unwrap());
     });
     assert!(guard.is_valid() && guard.valid_for() < Duration::from_secs(30));
     guard.unlock().unwrap();
-    let brief = lock.with_lease(Duration::from_secs(10));
-    let guard = brief.try_lock_for(LONG).unwrap().unwrap();
+    let brief = lock.try_lock().wait(LONG).lease(Duration::from_secs(10));
+    let guard = brief.block().unwrap().unwrap();
     assert!(guard.valid_for() < Duration::from_secs(10));
 }
 
@@ -104,13 +105,17 @@ fn renewals_stay_on_each_clients_thread() {
     let first = Client::connect(&server.url()).unwrap();
     let second = Client::with(settings, &shared().url()).unwrap();
     let semaphore = second.semaphore(&unique("own-thread"));
-    assert!(semaphore.try_set_permits(1).unwrap());
-    let permit = semaphore.acquire().unwrap();
-    let held = second.lock(&unique("own-thread-held")).lock().unwrap();
+    assert!(semaphore.try_set_permits(1).block().unwrap());
+    let permit = semaphore.acquire().block().unwrap();
+    let held = second
+        .lock(&unique("own-thread-held"))
+        .lock()
+        .block()
+        .unwrap();
     let name = unique("own-thread-lock");
     let multi = MultiLock::new([first.lock(&name), second.lock(&name)]);
     assert_eq!(multi.names().collect::<Vec<_>>(), [&name, &name]);
-    let both = multi.lock().unwrap();
+    let both = multi.lock().block().unwrap();
     assert_eq!(both.names().count(), 2);
     both.unlock().unwrap();
     let connected = server.clients();
@@ -132,7 +137,7 @@ fn multi_lock_keeps_all_clients_alive() {
         Client::with(settings, "embedded:").unwrap()
     };
     let multi = MultiLock::new([client().lock("a")]).and(client().lock("b"));
-    let guard = multi.lock().unwrap();
+    let guard = multi.lock().block().unwrap();
     drop(multi);
     assert_renewed(|| guard.valid_for());
     guard.unlock().unwrap();
@@ -166,8 +171,8 @@ fn eventually(holds: impl Fn() -> bool) {
 #[test]
 fn empty_multi_lock_is_an_error() {
     let none = || Vec::<Member>::new();
-    let error = MultiLock::new(none()).lock().unwrap_err();
+    let error = MultiLock::new(none()).lock().block().unwrap_err();
     assert!(matches!(error, Error::InvalidMembers { .. }), "{error}");
-    let error = RedLock::new(none()).try_lock().unwrap_err();
+    let error = RedLock::new(none()).try_lock().block().unwrap_err();
     assert!(matches!(error, Error::InvalidMembers { .. }), "{error}");
 }

@@ -69,12 +69,16 @@ async fn counting_down(store: TestStore) {
     for _ in 0..3 {
         assert_eq!(latch.count_down().await.unwrap(), 0);
         assert_eq!(latch.count().await.unwrap(), 0);
-        within_limit("open", latch.wait()).await.unwrap();
+        within_limit("open", latch.wait().into_future())
+            .await
+            .unwrap();
     }
     // A latch that was never set is open.
     let never = client.count_down_latch(&unique("never"));
-    within_limit("open", never.wait()).await.unwrap();
-    assert!(never.wait_for(Duration::ZERO).await.unwrap());
+    within_limit("open", never.wait().into_future())
+        .await
+        .unwrap();
+    assert!(never.try_wait().await.unwrap());
     assert_eq!(client.status().subscriptions, 0);
 }
 
@@ -126,14 +130,20 @@ async fn waiting_until_zero(store: TestStore) {
 async fn waiting_with_a_limit(store: TestStore) {
     let client = store.client_without_retries().await;
     let latch = set(&client, "limit", 1).await;
-    assert!(!latch.wait_for(Duration::ZERO).await.unwrap());
-    assert!(!retry_if_late(|| latch.wait_for(Duration::from_millis(30))).await);
+    assert!(!latch.try_wait().await.unwrap());
+    assert!(
+        !retry_if_late(|| latch
+            .try_wait()
+            .wait(Duration::from_millis(30))
+            .into_future())
+        .await
+    );
     let limited = latch.clone();
-    let limited = tokio::spawn(async move { limited.wait_for(LONG).await });
+    let limited = tokio::spawn(async move { limited.try_wait().wait(LONG).await });
     subscribed(&client, 1).await;
     latch.count_down().await.unwrap();
     assert!(within_limit("woken", limited).await.unwrap().unwrap());
-    assert!(latch.wait_for(Duration::MAX).await.unwrap());
+    assert!(latch.try_wait().wait(Duration::MAX).await.unwrap());
 }
 
 async fn deleting_a_latch_wakes_all_waiters(store: TestStore) {
@@ -171,9 +181,15 @@ async fn setting_a_latch_again_blocks_later_waiters(store: TestStore) {
     latch.count_down().await.unwrap();
     within_limit("open", first).await.unwrap().unwrap();
     assert!(latch.try_set_count(1).await.unwrap());
-    assert!(!retry_if_late(|| latch.wait_for(Duration::from_millis(30))).await);
+    assert!(
+        !retry_if_late(|| latch
+            .try_wait()
+            .wait(Duration::from_millis(30))
+            .into_future())
+        .await
+    );
     latch.count_down().await.unwrap();
-    assert!(latch.wait_for(LONG).await.unwrap());
+    assert!(latch.try_wait().wait(LONG).await.unwrap());
 }
 
 async fn a_thousand_waiters_of_one_latch(store: TestStore) {
@@ -255,7 +271,7 @@ async fn invalid_counts_and_names_are_rejected(store: TestStore) {
             latch.count_down_by(0).await.err(),
             latch.count().await.err(),
             latch.wait().await.err(),
-            latch.wait_for(LONG).await.err(),
+            latch.try_wait().wait(LONG).await.err(),
             latch.delete().await.err(),
         ] {
             assert!(matches!(error, Some(Error::InvalidName { .. })), "{name:?}");
@@ -273,7 +289,7 @@ async fn dropped_everywhere(store: TestStore) {
     for polls in 1..20 {
         assert!(latch.try_set_count(1).await.unwrap());
         let after = {
-            let mut gone = pin!(poll_up_to(polls, latch.wait()));
+            let mut gone = pin!(poll_up_to(polls, latch.wait().into_future()));
             let queued = until("it is queued", || async {
                 client.status().subscriptions == 1
             });
@@ -322,7 +338,7 @@ async fn count_down_between_any_two_polls_wakes_waiter() {
         let same = other.count_down_latch(latch.name());
         assert!(same.try_set_count(1).await.unwrap());
         let channel = format!("redisson_countdownlatch__channel__{{{}}}", latch.name());
-        let mut waiter = Box::pin(latch.wait());
+        let mut waiter = latch.wait().into_future();
         poll_until_subscribed(polls, &mut waiter, &channel).await;
         // The connection keeps order: everything that the waiter has sent so far has been answered.
         assert_eq!(latch.count().await.unwrap(), 1);
@@ -463,7 +479,7 @@ async fn foreign_keys_stay_unchanged() {
             latch.count_down().await.err(),
             latch.count().await.err(),
             latch.wait().await.err(),
-            latch.wait_for(LONG).await.err(),
+            latch.try_wait().wait(LONG).await.err(),
             latch.delete().await.err(),
         ] {
             assert!(matches!(error, Some(Error::WrongKind { .. })), "{error:?}");
@@ -482,7 +498,9 @@ async fn a_latch_at_zero_can_be_set() {
     for number in ["0", "-3"] {
         let latch = client.count_down_latch(&unique("at-zero"));
         let _: String = shared().ask(&["SET", latch.name(), number]);
-        within_limit("open", latch.wait()).await.unwrap();
+        within_limit("open", latch.wait().into_future())
+            .await
+            .unwrap();
         assert!(latch.try_set_count(2).await.unwrap(), "{number}");
         assert!(!latch.try_set_count(5).await.unwrap(), "{number}");
         assert_eq!(latch.count().await.unwrap(), 2, "{number}");
@@ -500,7 +518,13 @@ async fn flushed_scripts_are_loaded_again() {
         let () = server.ask(&["SCRIPT", "FLUSH"]);
         assert_eq!(latch.count_down().await.unwrap(), 1);
         let () = server.ask(&["SCRIPT", "FLUSH"]);
-        assert!(!retry_if_late(|| latch.wait_for(Duration::from_millis(5))).await);
+        assert!(
+            !retry_if_late(|| latch
+                .try_wait()
+                .wait(Duration::from_millis(5))
+                .into_future())
+            .await
+        );
         let () = server.ask(&["SCRIPT", "FLUSH"]);
         assert!(latch.delete().await.unwrap());
     }
@@ -528,7 +552,7 @@ async fn time_limits_are_kept() {
     let latch = client.count_down_latch("a");
     latch.try_set_count(1).await.unwrap();
     let begun = tokio::time::Instant::now();
-    assert!(!latch.wait_for(3600 * SECOND).await.unwrap());
+    assert!(!latch.try_wait().wait(3600 * SECOND).await.unwrap());
     assert!(begun.elapsed() >= 3600 * SECOND && begun.elapsed() < 3601 * SECOND);
     let waiter = waiting(&latch);
     tokio::time::sleep(3600 * SECOND).await;
@@ -553,17 +577,20 @@ fn threads_wait_for_each_other() {
         let latch = client.count_down_latch(&unique("threads"));
         assert!(latch.try_set_count(9).unwrap());
         let wait = Duration::from_millis(10);
-        assert!(!retry_if_late_blocking(|| latch.wait_for(wait)));
+        assert!(!retry_if_late_blocking(|| latch
+            .try_wait()
+            .wait(wait)
+            .block()));
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {
                     latch.count_down().unwrap();
-                    latch.wait().unwrap();
+                    latch.wait().block().unwrap();
                     assert_eq!(latch.count().unwrap(), 0);
                 });
             }
             latch.count_down_by(1).unwrap();
-            assert!(latch.wait_for(LONG).unwrap());
+            assert!(latch.try_wait().wait(LONG).block().unwrap());
         });
         assert!(!latch.delete().unwrap());
     }

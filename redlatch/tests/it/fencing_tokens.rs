@@ -284,7 +284,7 @@ mod after_lost_data {
         let client = redlatch::blocking::Client::embedded().unwrap();
         let lock = client.fenced_lock("a");
         assert_eq!(lock.advance_token(41).unwrap(), 41);
-        let guard = lock.lock().unwrap();
+        let guard = lock.lock().block().unwrap();
         assert_eq!(guard.token(), 42);
         assert!(!lock.delete_token().unwrap());
         guard.unlock().unwrap();

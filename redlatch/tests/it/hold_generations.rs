@@ -85,9 +85,8 @@ fn release_of_lost_red_lock_takes_turns_with_later_rounds() {
     let theirs = blocking::Client::with(settings(), &server.url()).unwrap();
     let red = blocking::RedLock::new([ours.lock("a")]).timeout(BRIEF / 5);
     for _ in 0..4 {
-        let brief = red.clone().with_lease(BRIEF);
         let lost = loop {
-            let lost = retry_if_late_blocking(|| brief.lock());
+            let lost = retry_if_late_blocking(|| red.lock().lease(BRIEF).block());
             if server.ask::<bool>(&["PERSIST", "a"]) {
                 break lost;
             }
@@ -121,11 +120,11 @@ fn release_of_lost_red_lock_takes_turns_with_later_rounds() {
                 }
                 refuse_writes(&server, false);
             });
-            red.lock().unwrap()
+            red.lock().block().unwrap()
         });
         ours.flush().unwrap();
         assert!(next.is_valid());
-        let other = theirs.lock("a").try_lock().unwrap();
+        let other = theirs.lock("a").try_lock().block().unwrap();
         assert!(other.is_none(), "two valid holders");
         next.unlock().unwrap();
     }

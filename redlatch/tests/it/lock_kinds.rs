@@ -96,7 +96,7 @@ kinds! {
     spin: |client, name| client.spin_lock(name),
     fenced: |client, name| client.fenced_lock(name),
     fair: |client, name| client.fair_lock(name),
-    write: |client, name| client.read_write_lock(name).write().clone(),
+    write: |client, name| client.read_write_lock(name).write(),
 }
 
 /// Adds a waiter to the queue. When this returns, its first attempt was refused and it keeps

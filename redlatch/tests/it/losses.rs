@@ -109,9 +109,9 @@ a_waiter_is_woken! {
     a_deleted_fair_lock_calls_the_head_of_its_queue, client =>
         client.fair_lock("x"), client.fair_lock("x");
     a_deleted_writer_wakes_a_reader, client =>
-        client.read_write_lock("x").write().clone(), client.read_write_lock("x").read().clone();
+        client.read_write_lock("x").write(), client.read_write_lock("x").read();
     a_deleted_reader_wakes_a_writer, client =>
-        client.read_write_lock("x").read().clone(), client.read_write_lock("x").write().clone();
+        client.read_write_lock("x").read(), client.read_write_lock("x").write();
 }
 
 /// FLUSHALL also deletes the queue of a fair lock, so no step knows which waiters to notify.

@@ -47,7 +47,7 @@ fn calls_without_runtime_fail_and_do_not_panic() {
     refused("count", latch.count());
     refused("count_down", latch.count_down());
     refused("try_set_count", latch.try_set_count(1));
-    refused("wait", latch.wait());
+    refused("wait", latch.wait().into_future());
     refused("latch delete", latch.delete());
 }
 
@@ -228,7 +228,7 @@ fn runtime_without_timers_causes_error() {
                 both.try_lock().wait(second).await.err(),
                 red.try_lock().wait(second).await.err(),
                 red.is_held_by(held.owner()).await.err(),
-                latch.wait_for(second).await.err(),
+                latch.try_wait().wait(second).await.err(),
                 permits.acquire().await.err(),
             ] {
                 assert_eq!(error, Some(Error::NoRuntime));

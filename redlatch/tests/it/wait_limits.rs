@@ -50,7 +50,7 @@ async fn each_request(client: &Client, wait: Duration) -> Vec<(&'static str, Res
         "expirable semaphore": client.expirable_semaphore("e").try_acquire().wait(wait),
     };
     let begun = Instant::now();
-    let open = client.count_down_latch("l").wait_for(wait).await;
+    let open = client.count_down_latch("l").try_wait().wait(wait).await;
     assert!(begun.elapsed() < AT_THE_LIMIT, "latch");
     answers.push(("latch", open));
     answers
@@ -98,16 +98,19 @@ fn blocking_wait_limit_holds_while_connections_are_refused() {
     let client = blocking::Client::with(settings, &server.url()).unwrap();
     server.kill();
     let (lock, other) = (client.lock("a"), client.lock("b"));
-    let both = blocking::MultiLock::new([&lock, &other]).with_outage_limit(Duration::MAX);
+    let both = blocking::MultiLock::new([&lock, &other]);
     let begun = Instant::now();
-    assert!(lock.try_lock_for(LIMIT).unwrap_err().is_transient());
-    assert!(both.try_lock_for(LIMIT).unwrap_err().is_transient());
-    let semaphore = client.semaphore("p").with_outage_limit(Duration::MAX);
-    assert!(semaphore.try_acquire_for(LIMIT).unwrap_err().is_transient());
-    let latch = client
-        .count_down_latch("l")
-        .with_outage_limit(Duration::MAX);
-    assert!(latch.wait_for(LIMIT).unwrap_err().is_transient());
+    let outage = Duration::MAX;
+    let error = lock.try_lock().wait(LIMIT).block().unwrap_err();
+    assert!(error.is_transient());
+    let error = both.try_lock().wait(LIMIT).outage_limit(outage).block();
+    assert!(error.unwrap_err().is_transient());
+    let semaphore = client.semaphore("p");
+    let error = semaphore.try_acquire().wait(LIMIT).outage_limit(outage);
+    assert!(error.block().unwrap_err().is_transient());
+    let latch = client.count_down_latch("l");
+    let error = latch.try_wait().wait(LIMIT).outage_limit(outage).block();
+    assert!(error.unwrap_err().is_transient());
     assert!(begun.elapsed() < AT_THE_LIMIT);
 }
 
@@ -313,12 +316,11 @@ async fn unanswered_inspections_keep_no_turns() {
             tokio::spawn(async move { latch.wait().await })
         })
         .collect();
-    let once = client
-        .count_down_latch("once")
-        .with_outage_limit(Duration::ZERO);
+    let latch = client.count_down_latch("once");
     // By the second failure, the others have failed at least once, too.
     for _ in 0..2 {
-        assert!(once.wait().await.unwrap_err().is_transient());
+        let once = latch.wait().outage_limit(Duration::ZERO);
+        assert!(once.await.unwrap_err().is_transient());
     }
     server.thaw();
     for inspecting in inspecting {
@@ -416,9 +418,9 @@ async fn waiters_wait_through_an_outage_up_to_the_outage_limit() {
     let multi = tokio::spawn(async move { multi.outage_limit(unlimited).await.map(drop) });
     let permits = client.semaphore("p").acquire().outage_limit(unlimited);
     let permits = tokio::spawn(permits.into_future());
-    let latch = client.count_down_latch("l").with_outage_limit(unlimited);
+    let latch = client.count_down_latch("l");
     assert!(holder.count_down_latch("l").try_set_count(1).await.unwrap());
-    let opened = tokio::spawn(async move { latch.wait().await });
+    let opened = tokio::spawn(latch.wait().outage_limit(unlimited).into_future());
     until("they wait", || async {
         // One of them is queued for the other lock, or for the same one.
         server.info("pubsub_channels").parse::<usize>().unwrap() >= 3

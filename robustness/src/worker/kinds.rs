@@ -106,9 +106,9 @@ impl Handle {
                 runner.hold_and_release(guard, token, time).await
             }
             Handle::ReadWrite(lock) if random.below(3) == 0 => {
-                lock_and_run(lock.write(), Mode::Exclusive, runner, time).await
+                lock_and_run(&lock.write(), Mode::Exclusive, runner, time).await
             }
-            Handle::ReadWrite(lock) => lock_and_run(lock.read(), Mode::Shared, runner, time).await,
+            Handle::ReadWrite(lock) => lock_and_run(&lock.read(), Mode::Shared, runner, time).await,
             Handle::Permits(semaphore, lease) => {
                 // A store that lost its data lost the permits, too; no other client sets them.
                 semaphore.try_set_permits(PERMITS).await?;
@@ -176,7 +176,13 @@ async fn use_latch(
     }
     if random.below(2) == 0 {
         let limit = random.between(Duration::ZERO, lease * 4);
-        let wait = async { latch.wait_for(limit).await.map(|open| open.then_some(())) };
+        let wait = async {
+            latch
+                .try_wait()
+                .wait(limit)
+                .await
+                .map(|open| open.then_some(()))
+        };
         if runner.request(name, Mode::AwaitZero, wait).await?.is_some() {
             runner.report_acquired(None, None);
         }

@@ -73,12 +73,12 @@ impl OwnerTask {
             }
             "rw" if self.random.below(2) == 0 => {
                 let lock = self.client.read_write_lock(name);
-                self.run_section(lock.write(), Mode::Exclusive, wait_limit, |_| None)
+                self.run_section(&lock.write(), Mode::Exclusive, wait_limit, |_| None)
                     .await
             }
             "rw" => {
                 let lock = self.client.read_write_lock(name);
-                self.run_section(lock.read(), Mode::Shared, wait_limit, |_| None)
+                self.run_section(&lock.read(), Mode::Shared, wait_limit, |_| None)
                     .await
             }
             other => return Err(format!("owners do not support the kind {other}").into()),

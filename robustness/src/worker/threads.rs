@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use redlatch::blocking::{Client, Guard, ManyGuard, RedLock, current_thread};
-use redlatch::{Error, Fenced, OwnedKind};
+use redlatch::blocking::{Client, Guard, RedGuard, RedLock, current_thread};
+use redlatch::{Error, FencedLock, Lock, OwnedKind};
 
 use super::owners::random_hold_duration;
 use super::reporter::{CHECK_INTERVAL, Reporter};
@@ -33,7 +33,7 @@ trait BlockingGuard: Sized {
     fn unlock(self) -> Result<(), Error>;
 }
 
-impl<K: OwnedKind> BlockingGuard for Guard<K> {
+impl<K: OwnedKind> BlockingGuard for Guard<Lock<K>> {
     fn valid_for(&self) -> Duration {
         Guard::valid_for(self)
     }
@@ -47,9 +47,9 @@ impl<K: OwnedKind> BlockingGuard for Guard<K> {
     }
 }
 
-impl BlockingGuard for ManyGuard<redlatch::RedLock> {
+impl BlockingGuard for RedGuard {
     fn valid_for(&self) -> Duration {
-        ManyGuard::<redlatch::RedLock>::valid_for(self)
+        RedGuard::valid_for(self)
     }
 
     fn holds(&self) -> Option<u32> {
@@ -57,7 +57,7 @@ impl BlockingGuard for ManyGuard<redlatch::RedLock> {
     }
 
     fn unlock(self) -> Result<(), Error> {
-        ManyGuard::<redlatch::RedLock>::unlock(self)
+        RedGuard::unlock(self)
     }
 }
 
@@ -80,30 +80,30 @@ impl Thread {
         Ok(match kind {
             "lock" => {
                 let lock = self.client.lock(name);
-                self.run_exclusive(name, |wait| lock.try_lock_for(wait), shutdown)
+                self.run_exclusive(name, |wait| lock.try_lock().wait(wait).block(), shutdown)
             }
             "fenced" => {
                 let lock = self.client.fenced_lock(name);
-                let token = |guard: &Guard<Fenced>| Some(guard.token());
+                let token = |guard: &Guard<FencedLock>| Some(guard.token());
                 self.run_section(
                     name,
                     Mode::Exclusive,
                     token,
-                    |wait| lock.try_lock_for(wait),
+                    |wait| lock.try_lock().wait(wait).block(),
                     shutdown,
                 )
             }
             "spin" => {
                 let lock = self.client.spin_lock(name);
-                self.run_exclusive(name, |wait| lock.try_lock_for(wait), shutdown)
+                self.run_exclusive(name, |wait| lock.try_lock().wait(wait).block(), shutdown)
             }
             "fair" => {
                 let lock = self.client.fair_lock(name).wait_time(self.lease / 4);
-                self.run_exclusive(name, |wait| lock.try_lock_for(wait), shutdown)
+                self.run_exclusive(name, |wait| lock.try_lock().wait(wait).block(), shutdown)
             }
             "rw" if self.random.below(2) == 0 => {
                 let lock = self.client.read_write_lock(name).write();
-                self.run_exclusive(name, |wait| lock.try_lock_for(wait), shutdown)
+                self.run_exclusive(name, |wait| lock.try_lock().wait(wait).block(), shutdown)
             }
             "rw" => {
                 let lock = self.client.read_write_lock(name).read();
@@ -111,7 +111,7 @@ impl Thread {
                     name,
                     Mode::Shared,
                     |_| None,
-                    |wait| lock.try_lock_for(wait),
+                    |wait| lock.try_lock().wait(wait).block(),
                     shutdown,
                 )
             }
@@ -119,7 +119,7 @@ impl Thread {
                 let members = locks_of(name);
                 let lock = RedLock::new(members.iter().map(|name| self.client.lock(name)));
                 let lock = lock.timeout(self.lease / 20);
-                self.run_exclusive(name, |wait| lock.try_lock_for(wait), shutdown)
+                self.run_exclusive(name, |wait| lock.try_lock().wait(wait).block(), shutdown)
             }
             other => return Err(format!("threads do not support the kind {other}").into()),
         })

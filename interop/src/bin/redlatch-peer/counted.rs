@@ -22,7 +22,7 @@ pub(crate) async fn obey(client: &Client, command: &str, args: &[&str]) -> Resul
             latch.wait().await?;
             true.into()
         }
-        ("await", [wait]) => latch.wait_for(millis(wait)?).await?.into(),
+        ("await", [wait]) => latch.try_wait().wait(millis(wait)?).await?.into(),
         ("delete-latch", []) => latch.delete().await?.into(),
         _ => return Err(format!("{command} {args:?}?").into()),
     })

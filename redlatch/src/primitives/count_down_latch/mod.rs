@@ -7,18 +7,20 @@ mod differential;
 mod exploration;
 mod rules;
 
+use std::future::IntoFuture;
 use std::sync::Arc;
 use std::time::Duration;
 
 use self::rules::{CHANGED, CountDown, OPENED, count};
 use crate::error::{Error, Result};
-use crate::lease::WaitLimit;
+use crate::join::Boxed;
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::primitives::counter::{Delete, Read, SetIfAbsent};
+use crate::primitives::lock::Options;
 use crate::session::Session;
 use crate::step::Outcome;
 use crate::store::{Delivery, Progress};
-use crate::wait::{Attempt, Limits, QueueKind, Request};
+use crate::wait::{Attempt, QueueKind, Request};
 
 /// Blocks waiters until an event has happened a set number of times, in any process (Redisson:
 /// `RCountDownLatch`, `getCountDownLatch(name)`).
@@ -33,7 +35,7 @@ use crate::wait::{Attempt, Limits, QueueKind, Request};
 /// # When not to use it
 ///
 /// A latch does not know its participants: if a process dies before it has counted down, the latch
-/// stays closed. Wait with a limit ([`CountDownLatch::wait_for`]) and decide then.
+/// stays closed. Wait with a limit ([`TryWait::wait`]) and decide then.
 ///
 /// A latch that does not exist is open: after `FLUSHALL`, eviction or a restart without persistence
 /// all waiters return, and so does a caller that waits before the count is set. Where returning too
@@ -58,7 +60,6 @@ use crate::wait::{Attempt, Limits, QueueKind, Request};
 pub struct CountDownLatch {
     pub(crate) session: Arc<Session>,
     pub(crate) object: Arc<ObjectKeys>,
-    outage_limit: Option<Duration>,
 }
 
 impl CountDownLatch {
@@ -71,17 +72,7 @@ impl CountDownLatch {
         CountDownLatch {
             session,
             object: Arc::new(object),
-            outage_limit: None,
         }
-    }
-
-    /// Returns a handle of the same latch whose waiters wait through an outage of the store that
-    /// lasts at most this long:
-    /// [`ClientBuilder::outage_limit`](crate::ClientBuilder::outage_limit), for this handle.
-    #[must_use]
-    pub fn with_outage_limit(mut self, limit: Duration) -> CountDownLatch {
-        self.outage_limit = Some(limit);
-        self
     }
 
     /// Returns the name as it was passed in.
@@ -190,28 +181,20 @@ impl CountDownLatch {
         Ok(count(number))
     }
 
-    /// Waits until the latch is open; returns immediately if it already is. (Redisson: `await`.)
+    /// Waits until the latch is open, without a limit; returns immediately if it already is. Await the
+    /// request, or configure it first: [`Wait`]. (Redisson: `await`.)
     ///
     /// If a latch is opened and set again before a waiter has checked it, the waiter keeps waiting,
     /// as in Redisson.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidName`], [`Error::WrongKind`], [`Error::Unavailable`],
-    /// [`Error::ResponseTimeout`], [`Error::NoRuntime`].
-    ///
-    /// # Cancel safety
-    ///
-    /// It only waits; it can be dropped.
-    pub async fn wait(&self) -> Result<()> {
-        self.obtain(WaitLimit::Endless).await?;
-        Ok(())
+    pub fn wait(&self) -> Wait {
+        Wait {
+            latch: self.clone(),
+            options: Options::default(),
+        }
     }
 
-    /// Waits until the latch is open, at most this long. Returns whether it is open. At the limit
-    /// it returns `false` if the store reported a closed latch, or the error if the store could not
-    /// be reached. Otherwise as [`CountDownLatch::wait`]. A time that the clock cannot represent
-    /// means no limit; with zero the store is queried once.
+    /// Returns whether the latch is open. Await the request, or set a wait limit first:
+    /// [`TryWait::wait`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -219,14 +202,16 @@ impl CountDownLatch {
     /// use std::time::Duration;
     ///
     /// latch.try_set_count(1).await?;
-    /// assert!(!latch.wait_for(Duration::from_millis(10)).await?);
+    /// assert!(!latch.try_wait().wait(Duration::from_millis(10)).await?);
     /// latch.count_down().await?;
-    /// assert!(latch.wait_for(Duration::from_millis(10)).await?);
+    /// assert!(latch.try_wait().await?);
     /// # Ok(()) }
     /// ```
-    pub async fn wait_for(&self, wait: Duration) -> Result<bool> {
-        let opened = self.obtain(WaitLimit::at_most(wait)).await?;
-        Ok(opened.is_some())
+    pub fn try_wait(&self) -> TryWait {
+        TryWait {
+            latch: self.clone(),
+            options: Options::at_most(Duration::ZERO),
+        }
     }
 
     /// Deletes the latch, which opens it for all waiters. Returns whether there was a count.
@@ -263,11 +248,11 @@ impl CountDownLatch {
             .await
     }
 
-    async fn obtain(&self, wait: WaitLimit) -> Result<Option<()>> {
+    async fn obtain(&self, options: &Options) -> Result<Option<()>> {
         self.session.background.remember_runtime()?;
         self.object()?;
-        let outage_limit = self.outage_limit.or(self.session.outage_limit);
-        let (limits, progress) = (Limits::new(wait, outage_limit), Progress::default());
+        let limits = options.limits(self.session.outage_limit);
+        let progress = Progress::default();
         let mut waiter = LatchWaiter {
             latch: self,
             progress: &progress,
@@ -288,6 +273,76 @@ impl std::fmt::Debug for CountDownLatch {
         f.debug_struct("CountDownLatch")
             .field("name", &self.name())
             .finish_non_exhaustive()
+    }
+}
+
+/// Waits until a latch is open when awaited: [`CountDownLatch::wait`].
+///
+/// # Errors
+///
+/// [`Error::InvalidName`], [`Error::WrongKind`], [`Error::Unavailable`],
+/// [`Error::ResponseTimeout`], [`Error::NoRuntime`].
+///
+/// # Cancel safety
+///
+/// It only waits; it can be dropped.
+#[must_use = "nothing is waited for until this is awaited"]
+#[derive(Debug)]
+pub struct Wait {
+    latch: CountDownLatch,
+    options: Options,
+}
+
+/// Returns whether a latch is open, or opens within a limit, when awaited: [`CountDownLatch::try_wait`].
+///
+/// Errors and cancel safety are those of [`Wait`].
+#[must_use = "nothing is waited for until this is awaited"]
+#[derive(Debug)]
+pub struct TryWait {
+    latch: CountDownLatch,
+    options: Options,
+}
+
+impl Wait {
+    /// Waits through an outage of the store that lasts at most this long:
+    /// [`ClientBuilder::outage_limit`](crate::ClientBuilder::outage_limit), for this request.
+    pub fn outage_limit(mut self, limit: Duration) -> Wait {
+        self.options.outage_limit = Some(limit);
+        self
+    }
+}
+
+impl TryWait {
+    /// Waits at most this long, counted from the first poll. At the limit it returns `false` if the
+    /// store reported a closed latch, or the error if the store could not be reached. A time that the
+    /// clock cannot represent means no limit; with zero the store is queried once.
+    pub fn wait(mut self, wait: Duration) -> TryWait {
+        self.options.wait = Some(wait);
+        self
+    }
+
+    /// As [`Wait::outage_limit`]. The wait limit wins if it is shorter.
+    pub fn outage_limit(mut self, limit: Duration) -> TryWait {
+        self.options.outage_limit = Some(limit);
+        self
+    }
+}
+
+impl IntoFuture for Wait {
+    type Output = Result<()>;
+    type IntoFuture = Boxed<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { self.latch.obtain(&self.options).await.map(drop) })
+    }
+}
+
+impl IntoFuture for TryWait {
+    type Output = Result<bool>;
+    type IntoFuture = Boxed<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { Ok(self.latch.obtain(&self.options).await?.is_some()) })
     }
 }
 

@@ -50,15 +50,23 @@ pub(crate) trait Obtain: Clone + Send + Sync + 'static {
 #[derive(Debug, Default)]
 pub(crate) struct Options {
     /// How long the request waits; `None`: without a limit.
-    wait: Option<Duration>,
+    pub(crate) wait: Option<Duration>,
     lease: Option<Duration>,
-    outage_limit: Option<Duration>,
+    pub(crate) outage_limit: Option<Duration>,
     owner: Option<Owner>,
     /// The hold to re-enter, if the request comes from a guard.
     pub(super) reenters: Option<HoldRef>,
 }
 
 impl Options {
+    /// Returns the options of a request that waits at most `wait`.
+    pub(crate) fn at_most(wait: Duration) -> Options {
+        Options {
+            wait: Some(wait),
+            ..Options::default()
+        }
+    }
+
     pub(crate) fn lease(&self) -> Result<Option<Lease>> {
         self.lease.map(Lease::new).transpose()
     }
@@ -180,6 +188,13 @@ impl<R: Acquirable> Acquire<R> {
         self.await?.run_and_release(work).await
     }
 
+    /// Acquires for this owner, if there is one and the caller names no other.
+    #[cfg(feature = "blocking")]
+    pub(crate) fn owner_or(mut self, owner: Owner) -> Acquire<R> {
+        self.options.owner.get_or_insert(owner);
+        self
+    }
+
     async fn obtain(&self) -> Result<Option<Guard<R>>> {
         let held = self.target.obtain(&self.options).await?;
         Ok(held.map(|held| Guard { held }))
@@ -188,9 +203,10 @@ impl<R: Acquirable> Acquire<R> {
 
 impl<R: Acquirable> TryAcquire<R> {
     pub(crate) fn new(target: R) -> TryAcquire<R> {
-        let mut request = Acquire::new(target);
-        request.options.wait = Some(Duration::ZERO);
-        TryAcquire { request }
+        let options = Options::at_most(Duration::ZERO);
+        TryAcquire {
+            request: Acquire { target, options },
+        }
     }
 
     /// Waits at most this long, counted from the first poll, not from the creation of the request.
@@ -210,6 +226,13 @@ impl<R: Acquirable> TryAcquire<R> {
     /// makes one attempt, even with an outage limit.
     pub fn outage_limit(mut self, limit: Duration) -> TryAcquire<R> {
         self.request = self.request.outage_limit(limit);
+        self
+    }
+
+    /// As [`Acquire::owner_or`].
+    #[cfg(feature = "blocking")]
+    pub(crate) fn owner_or(mut self, owner: Owner) -> TryAcquire<R> {
+        self.request = self.request.owner_or(owner);
         self
     }
 

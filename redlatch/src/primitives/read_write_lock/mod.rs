@@ -34,7 +34,7 @@ use crate::wait::QueueKind;
 /// - Both sides are re-entrant, and the watchdog of each client renews its own holds. A reader that
 ///   dies blocks writers for one lease, however many other readers continue.
 /// - When a writer releases the lock, all waiting readers acquire it together.
-/// - A writer that also reads ([`Guard::read`]) may release both sides in any order; without the
+/// - A writer that also reads ([`Guard::reenter_read`]) may release both sides in any order; without the
 ///   write side it is a reader like the others. [`Guard::downgrade`] is the short way.
 /// - A reader that requests the write side gets [`Error::WriteWhileReading`] immediately: it would
 ///   wait for itself, and two such readers for each other.
@@ -193,8 +193,8 @@ impl ReadWriteLock {
     ///
     /// [`Lock::holders`] returns all readers, [`Lock::is_locked`] whether there are any;
     /// [`Lock::force_unlock`] releases the holds of all of them.
-    pub fn read(&self) -> &ReadLock {
-        &self.read
+    pub fn read(&self) -> ReadLock {
+        self.read.clone()
     }
 
     /// Returns the side that one owner may hold at a time, while no other owner reads (Redisson:
@@ -202,8 +202,8 @@ impl ReadWriteLock {
     ///
     /// Requesting it while reading is [`Error::WriteWhileReading`]. [`Lock::is_locked`] returns
     /// whether there is a writer. [`Lock::force_unlock`] releases the writer's hold and its read holds.
-    pub fn write(&self) -> &WriteLock {
-        &self.write
+    pub fn write(&self) -> WriteLock {
+        self.write.clone()
     }
 }
 
@@ -219,12 +219,12 @@ impl Guard<WriteLock> {
     /// # let client = redlatch::Client::embedded();
     /// let lock = client.read_write_lock("a");
     /// let writer = lock.write().lock().await?;
-    /// let reader = writer.read().await?;
+    /// let reader = writer.reenter_read().await?;
     /// writer.unlock().await?;
     /// assert!(lock.read().is_held_by(reader.owner()).await?);
     /// # reader.unlock().await }
     /// ```
-    pub fn read(&self) -> Acquire<ReadLock> {
+    pub fn reenter_read(&self) -> Acquire<ReadLock> {
         let write_hold = self.hold_ref().hold.clone();
         let required = RequiredWriteHold {
             lost: write_hold.loss(),

@@ -866,14 +866,14 @@ fn threads_share_permits() {
         let client = client.unwrap();
         let semaphore = client.expirable_semaphore(&unique("threads"));
         assert!(semaphore.try_set_permits(2).unwrap());
-        let one = semaphore.acquire().unwrap();
-        let two = semaphore.try_acquire().unwrap().unwrap();
+        let one = semaphore.acquire().block().unwrap();
+        let two = semaphore.try_acquire().block().unwrap().unwrap();
         assert!(one.is_valid() && two.valid_for() > SECOND);
         let wait = Duration::from_millis(5);
-        assert!(retry_if_late_blocking(|| semaphore.try_acquire_for(wait)).is_none());
+        assert!(retry_if_late_blocking(|| semaphore.try_acquire().wait(wait).block()).is_none());
         // The guard can move to another thread.
         std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| semaphore.acquire());
+            let waiter = scope.spawn(|| semaphore.acquire().block());
             scope.spawn(move || one.release().unwrap());
             drop(waiter.join().unwrap().unwrap());
         });
@@ -895,15 +895,24 @@ fn threads_share_permits() {
         assert!(!semaphore.try_release(id).unwrap());
         semaphore.set_permits(3).unwrap();
         semaphore.add_permits(1).unwrap();
-        let four = semaphore.acquire_many(4).unwrap().into_ids().unwrap();
+        let four = semaphore
+            .acquire_many(4)
+            .block()
+            .unwrap()
+            .into_ids()
+            .unwrap();
         semaphore.release_many(&four[..2]).unwrap();
         assert_eq!(semaphore.try_release_many(&four).unwrap(), 2);
-        let brief = semaphore.clone().with_lease(BRIEF);
-        let fixed = retry_if_late_blocking(|| brief.acquire_many(4));
+        let fixed = retry_if_late_blocking(|| semaphore.acquire_many(4).lease(BRIEF).block());
         assert_eq!(fixed.ids().len(), 4);
         assert!(fixed.valid_for() <= BRIEF);
         // Waits until the lease ends.
-        let next = semaphore.try_acquire_many_for(4, LONG).unwrap().unwrap();
+        let next = semaphore
+            .try_acquire_many(4)
+            .wait(LONG)
+            .block()
+            .unwrap()
+            .unwrap();
         assert!(!fixed.is_valid());
         assert!(is_lost(&fixed.release()));
         assert!(semaphore.force_release().unwrap());

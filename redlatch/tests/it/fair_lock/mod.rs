@@ -752,9 +752,9 @@ async fn lost_guard_does_not_release_the_next_hold(store: TestStore) {
 fn threads_are_served_in_order() {
     let client = redlatch::blocking::Client::embedded().unwrap();
     let lock = client.fair_lock("a").wait_time(Duration::from_secs(30));
-    let held = lock.lock().unwrap();
-    let again = lock.lock().unwrap();
-    assert_eq!(lock.hold_count().unwrap(), 2);
+    let held = lock.lock().block().unwrap();
+    let again = lock.lock().block().unwrap();
+    assert_eq!(held.hold_count(), 2);
     let order = Arc::new(Mutex::new(Vec::new()));
     let mut threads = Vec::new();
     for n in 0..8 {
@@ -762,7 +762,7 @@ fn threads_are_served_in_order() {
         let (sender, receiver) = std::sync::mpsc::channel();
         threads.push(std::thread::spawn(move || {
             sender.send(redlatch::blocking::current_thread()).unwrap();
-            let guard = lock.lock().unwrap();
+            let guard = lock.lock().block().unwrap();
             order.lock().unwrap().push(n);
             guard.unlock().unwrap();
         }));
@@ -781,8 +781,11 @@ fn threads_are_served_in_order() {
     }
     assert_eq!(*order.lock().unwrap(), Vec::from_iter(0..8));
     let once = lock.non_reentrant();
-    let held = once.try_lock().unwrap().unwrap();
-    assert!(matches!(once.lock(), Err(Error::AlreadyHeld { .. })));
+    let held = once.try_lock().block().unwrap().unwrap();
+    assert!(matches!(
+        once.lock().block(),
+        Err(Error::AlreadyHeld { .. })
+    ));
     held.unlock().unwrap();
     client.flush().unwrap();
 }

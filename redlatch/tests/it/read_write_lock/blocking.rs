@@ -16,19 +16,19 @@ fn only_the_writing_thread_can_also_read() {
     on_every_store(|client| {
         let lock = client().read_write_lock(&unique("thread"));
         let (read, write) = (lock.read(), lock.write());
-        let writer = write.lock().unwrap();
-        let reader = read.try_lock().unwrap().unwrap();
-        let again = write.lock().unwrap();
+        let writer = write.lock().block().unwrap();
+        let reader = read.try_lock().block().unwrap().unwrap();
+        let again = write.lock().block().unwrap();
         assert_eq!(writer.owner(), current_thread());
-        assert_eq!(write.hold_count().unwrap(), 2);
-        assert_eq!(read.hold_count().unwrap(), 1);
+        assert_eq!(write.hold_count(current_thread()).unwrap(), 2);
+        assert_eq!(read.hold_count(current_thread()).unwrap(), 1);
         thread::scope(|scope| {
             let other = scope.spawn(|| {
                 assert!(write.is_locked().unwrap());
                 assert!(!write.is_held_by_current_thread().unwrap());
-                assert!(read.try_lock().unwrap().is_none());
+                assert!(read.try_lock().block().unwrap().is_none());
                 let wait = Duration::from_millis(10);
-                assert!(retry_if_late_blocking(|| write.try_lock_for(wait)).is_none());
+                assert!(retry_if_late_blocking(|| write.try_lock().wait(wait).block()).is_none());
             });
             other.join().unwrap();
         });
@@ -36,7 +36,7 @@ fn only_the_writing_thread_can_also_read() {
         again.unlock().unwrap();
         assert!(!write.is_locked().unwrap());
         assert!(read.is_held_by_current_thread().unwrap());
-        let refused = write.lock();
+        let refused = write.lock().block();
         assert!(matches!(refused, Err(Error::WriteWhileReading { .. })));
         reader.unlock().unwrap();
         assert!(!read.is_locked().unwrap());
@@ -51,12 +51,12 @@ fn downgrading_thread_admits_all_waiting_readers() {
         let lock = client
             .read_write_lock(&unique("downgrade"))
             .prefer_writers();
-        let writer = lock.write().lock().unwrap();
+        let writer = lock.write().lock().block().unwrap();
         let inside = Barrier::new(5);
         thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    let reader = lock.read().lock().unwrap();
+                    let reader = lock.read().lock().block().unwrap();
                     inside.wait();
                     reader.unlock().unwrap();
                 });
@@ -71,10 +71,17 @@ fn downgrading_thread_admits_all_waiting_readers() {
         });
         client.flush().unwrap();
         assert_eq!(client.status().holds, 0);
-        assert!(lock.write().try_lock_for(LONG).unwrap().is_some());
+        assert!(
+            lock.write()
+                .try_lock()
+                .wait(LONG)
+                .block()
+                .unwrap()
+                .is_some()
+        );
 
-        let brief = lock.write().with_lease(Duration::from_millis(50));
-        let writer = retry_if_late_blocking(|| brief.lock());
+        let brief = Duration::from_millis(50);
+        let writer = retry_if_late_blocking(|| lock.write().lock().lease(brief).block());
         while writer.is_valid() {
             thread::yield_now();
         }
@@ -94,13 +101,13 @@ fn reading_and_writing_threads_exclude_each_other() {
                 scope.spawn(move || {
                     for turn in 0..20 {
                         if (n + turn) % 3 == 0 {
-                            let guard = lock.write().lock().unwrap();
+                            let guard = lock.write().lock().block().unwrap();
                             assert_eq!(inside.swap(-1000, Ordering::SeqCst), 0);
                             thread::yield_now();
                             inside.store(0, Ordering::SeqCst);
                             guard.unlock().unwrap();
                         } else {
-                            let guard = lock.read().lock().unwrap();
+                            let guard = lock.read().lock().block().unwrap();
                             assert!(inside.fetch_add(1, Ordering::SeqCst) >= 0);
                             thread::yield_now();
                             inside.fetch_sub(1, Ordering::SeqCst);

@@ -31,7 +31,7 @@ async fn both_sides_are_renewed_while_they_are_held() {
     let lock = client.read_write_lock("a");
     let theirs = other.read_write_lock("a");
     let writer = lock.write().lock().await.unwrap();
-    let reader = writer.read().await.unwrap();
+    let reader = writer.reenter_read().await.unwrap();
     let again = reader.reenter().await.unwrap();
     for _ in 0..5 {
         sleep(HOUR).await;

@@ -228,7 +228,7 @@ fn permutations(n: usize) -> Vec<Vec<usize>> {
 async fn writer_that_also_reads_excludes_others_from_both_sides(store: TestStore) {
     let (_client, lock) = lock_of(&store, "both").await;
     let writer = lock.write().lock().await.unwrap();
-    let reader = writer.read().await.unwrap();
+    let reader = writer.reenter_read().await.unwrap();
     assert_eq!(reader.owner(), writer.owner());
     assert!(lock.read().is_locked().await.unwrap());
     assert!(lock.write().is_locked().await.unwrap());
@@ -333,7 +333,7 @@ async fn writer_that_requests_read_side_does_not_wait_behind_others(store: TestS
     let read = tokio::spawn(lock.read().lock().into_future());
     let write = tokio::spawn(lock.write().lock().into_future());
     until_waiting(&client).await;
-    let reader = within_limit("at once", writer.read().into_future())
+    let reader = within_limit("at once", writer.reenter_read().into_future())
         .await
         .unwrap();
     let again = within_limit("at once", writer.reenter().into_future())
@@ -455,13 +455,13 @@ async fn lost_writer_that_requests_read_side_fails_immediately(store: TestStore)
     // The client knows of the loss.
     let (writer, reader) = retry_if_late(|| async {
         let writer = brief().await?;
-        let reader = writer.read().lease(LONG).await?;
+        let reader = writer.reenter_read().lease(LONG).await?;
         Ok((writer, reader))
     })
     .await;
-    let late = writer.read();
+    let late = writer.reenter_read();
     within_limit("ended", writer.lost()).await;
-    assert_reported(within_limit("answered", writer.read().into_future()).await);
+    assert_reported(within_limit("answered", writer.reenter_read().into_future()).await);
     // An owner that already reads continues as any reader does.
     let again = within_limit("entered", reader.reenter().into_future()).await;
     again.unwrap().unlock().await.unwrap();
@@ -476,7 +476,7 @@ async fn lost_writer_that_requests_read_side_fails_immediately(store: TestStore)
     let theirs = lock.write().lock().await.unwrap();
     let waiting = tokio::spawn(lock.read().lock().into_future());
     until_waiting(&client).await;
-    assert_reported(within_limit("answered", writer.read().into_future()).await);
+    assert_reported(within_limit("answered", writer.reenter_read().into_future()).await);
     theirs.unlock().await.unwrap();
     let waiting = within_limit("free", waiting).await.unwrap().unwrap();
     waiting.unlock().await.unwrap();
@@ -485,7 +485,7 @@ async fn lost_writer_that_requests_read_side_fails_immediately(store: TestStore)
     let writer = lock.write().lock().await.unwrap();
     assert!(lock.write().force_unlock().await.unwrap());
     let theirs = lock.write().lock().await.unwrap();
-    assert_reported(within_limit("answered", writer.read().into_future()).await);
+    assert_reported(within_limit("answered", writer.reenter_read().into_future()).await);
     assert!(!writer.is_valid());
     drop(writer);
     client.flush().await;
@@ -497,7 +497,7 @@ async fn lost_writer_that_requests_read_side_fails_immediately(store: TestStore)
 async fn releasing_the_write_side_first_admits_waiting_readers(store: TestStore) {
     let (client, lock) = lock_of(&store, "write-first").await;
     let writer = lock.write().lock().lease(10 * LONG).await.unwrap();
-    let reader = writer.read().lease(10 * LONG).await.unwrap();
+    let reader = writer.reenter_read().lease(10 * LONG).await.unwrap();
     let waiting = tokio::spawn(lock.read().lock().into_future());
     until_waiting(&client).await;
     writer.unlock().await.unwrap();
@@ -598,7 +598,7 @@ async fn shorter_lease_does_not_shorten_a_hold(store: TestStore) {
 
     let outer = lock.write().lock().lease(LONG).await.unwrap();
     let inner = outer.reenter().lease(short).await.unwrap();
-    let reader = outer.read().lease(short).await.unwrap();
+    let reader = outer.reenter_read().lease(short).await.unwrap();
     for _ in 0..2 {
         assert!(lock.write().remaining_lease().await.unwrap().unwrap() > LONG / 2);
     }
@@ -628,7 +628,7 @@ async fn released_reader_leaves_longest_remaining_lease(store: TestStore) {
     // An owner that wrote with a long lease, and now reads with a shorter one, is a reader like
     // others.
     let writer = lock.write().lock().lease(10 * LONG).await.unwrap();
-    let reader = writer.read().lease(2 * LONG).await.unwrap();
+    let reader = writer.reenter_read().lease(2 * LONG).await.unwrap();
     writer.unlock().await.unwrap();
     assert!(left().await <= 2 * LONG);
     assert!(reader.is_valid());
@@ -639,12 +639,12 @@ async fn released_reader_leaves_longest_remaining_lease(store: TestStore) {
 async fn non_reentrant_side_refuses_its_owner(store: TestStore) {
     let (_client, lock) = lock_of(&store, "once").await;
     let me = Owner::new();
-    let read = lock.read().clone().non_reentrant();
+    let read = lock.read().non_reentrant();
     let reader = read.lock().owner(me).await.unwrap();
     let refused = within_limit("answered", read.lock().owner(me).into_future()).await;
     assert!(matches!(refused, Err(Error::AlreadyHeld { .. })));
     reader.unlock().await.unwrap();
-    let write = lock.write().clone().non_reentrant();
+    let write = lock.write().non_reentrant();
     let writer = write.lock().owner(me).await.unwrap();
     let refused = write.try_lock().owner(me).await;
     assert!(matches!(refused, Err(Error::AlreadyHeld { .. })));
@@ -679,13 +679,13 @@ async fn each_side_is_force_unlocked_separately(store: TestStore) {
 
     assert!(!lock.read().force_unlock().await.unwrap());
     assert!(lock.write().is_locked().await.unwrap());
-    let reader = writer.read().await.unwrap();
+    let reader = writer.reenter_read().await.unwrap();
     assert!(lock.read().force_unlock().await.unwrap());
     assert!(!lock.read().is_locked().await.unwrap());
     assert!(lock.write().is_held_by(writer.owner()).await.unwrap());
     within_limit("the loss is reported", reader.lost()).await;
     drop(reader);
-    let reader = writer.read().await.unwrap();
+    let reader = writer.reenter_read().await.unwrap();
     let waiting = tokio::spawn(lock.read().lock().into_future());
     until_waiting(&client).await;
     assert!(lock.write().force_unlock().await.unwrap());
@@ -965,7 +965,11 @@ async fn invalid_names_and_leases_are_rejected(store: TestStore) {
     }
     let longest = lock.write().lock().lease(redlatch::MAX_LEASE).await;
     let longest = longest.unwrap();
-    let reader = longest.read().lease(redlatch::MAX_LEASE).await.unwrap();
+    let reader = longest
+        .reenter_read()
+        .lease(redlatch::MAX_LEASE)
+        .await
+        .unwrap();
     longest.unlock().await.unwrap();
     assert!(reader.valid_for() > redlatch::MAX_LEASE - LONG);
     reader.unlock().await.unwrap();
@@ -1084,7 +1088,7 @@ async fn request_dropped_anywhere_leaves_nothing_behind(store: TestStore) {
         .await;
         drop_after_each_poll(async |polls| {
             let writer = lock.write().lock().await.unwrap();
-            let reader = poll_up_to(polls, writer.read().into_future()).await;
+            let reader = poll_up_to(polls, writer.reenter_read().into_future()).await;
             let through = reader.is_some();
             drop(reader);
             within_limit("settled", client.flush()).await;
@@ -1130,7 +1134,7 @@ async fn no_state_remains_after_release(store: TestStore) {
                     }
                     1 => {
                         let guard = lock.write().lock().await.unwrap();
-                        let reader = guard.read().await.unwrap();
+                        let reader = guard.reenter_read().await.unwrap();
                         guard.unlock().await.unwrap();
                         drop(reader);
                     }

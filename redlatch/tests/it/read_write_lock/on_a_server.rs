@@ -70,7 +70,7 @@ async fn data_matches_redisson() {
         fields([("mode", "write"), (&write, "1")])
     );
     let again = writer.reenter().await.unwrap();
-    let reader = writer.read().await.unwrap();
+    let reader = writer.reenter_read().await.unwrap();
     assert_eq!(
         hash(&server, "a"),
         fields([("mode", "write"), (&write, "2"), (&owner, "1")])
@@ -264,7 +264,7 @@ async fn after_the_last_release_nothing_is_renewed() {
     let outer = lock.read().lock().await.unwrap();
     let inner = outer.reenter().await.unwrap();
     let writer = client.read_write_lock("b").write().lock().await.unwrap();
-    let reader = writer.read().await.unwrap();
+    let reader = writer.reenter_read().await.unwrap();
     assert_eq!(client.status().holds, 3);
     for guard in [outer, inner, reader] {
         guard.unlock().await.unwrap();
@@ -477,7 +477,7 @@ async fn readers_of_a_lock_without_expiry_exclude_writers() {
 
     let writer = lock.write().lock().lease(LONG).await.unwrap();
     let again = writer.reenter().lease(LONG).await.unwrap();
-    let reader = writer.read().lease(LONG).await.unwrap();
+    let reader = writer.reenter_read().lease(LONG).await.unwrap();
     assert_eq!(server.ask::<i64>(&["PERSIST", "a"]), 1);
     // A release without a known lease does not set an expiry.
     again.unlock().await.unwrap();

@@ -723,13 +723,13 @@ mod blocking {
         ];
         for client in clients {
             let semaphore = client.semaphore(&unique("threads"));
-            assert!(semaphore.try_set_permits(2).unwrap());
+            assert!(semaphore.try_set_permits(2).block().unwrap());
             let inside = AtomicI64::new(0);
             std::thread::scope(|scope| {
                 for _ in 0..8 {
                     scope.spawn(|| {
                         for _ in 0..20 {
-                            let permit = semaphore.acquire().unwrap();
+                            let permit = semaphore.acquire().block().unwrap();
                             assert!(inside.fetch_add(1, SeqCst) < 2, "three at once");
                             inside.fetch_sub(1, SeqCst);
                             permit.release().unwrap();
@@ -737,17 +737,24 @@ mod blocking {
                     });
                 }
             });
-            let both = semaphore.acquire_many(2).unwrap();
+            let both = semaphore.acquire_many(2).block().unwrap();
             assert_eq!((both.permits(), both.name()), (2, semaphore.name()));
-            assert!(semaphore.try_acquire().unwrap().is_none());
-            assert!(semaphore.try_acquire_many(2).unwrap().is_none());
+            assert!(semaphore.try_acquire().block().unwrap().is_none());
+            assert!(semaphore.try_acquire_many(2).block().unwrap().is_none());
             let brief = Duration::from_millis(10);
-            assert!(semaphore.try_acquire_for(brief).unwrap().is_none());
+            assert!(
+                semaphore
+                    .try_acquire()
+                    .wait(brief)
+                    .block()
+                    .unwrap()
+                    .is_none()
+            );
             // Another thread may release permits that this one acquired.
             std::thread::scope(|scope| {
                 scope.spawn(move || drop(both));
             });
-            let both = semaphore.try_acquire_many_for(2, LONG).unwrap();
+            let both = semaphore.try_acquire_many(2).wait(LONG).block().unwrap();
             both.unwrap().forget();
             assert_eq!(semaphore.available().unwrap(), 0);
             semaphore.release(1).unwrap();
@@ -757,7 +764,9 @@ mod blocking {
             assert!(semaphore.delete().unwrap());
             assert!(
                 semaphore
-                    .try_set_permits_with_time_to_live(1, LONG)
+                    .try_set_permits(1)
+                    .time_to_live(LONG)
+                    .block()
                     .unwrap()
             );
             client.flush().unwrap();

@@ -1,0 +1,156 @@
+//! The client for threads.
+
+use std::sync::Arc;
+
+use super::forward::forward;
+use super::handles::{
+    CountDownLatch, ExpirableSemaphore, FairLock, FencedLock, Lock, ReadWriteLock, Semaphore,
+    SpinLock,
+};
+use super::{Blocking, Worker};
+use crate::error::{Error, Result};
+use crate::{ClientBuilder, ClientStatus, Embedded, Listed, ObjectState, Owner};
+
+/// A connection to a store, for threads: [`crate::Client`].
+///
+/// Clones share one connection and one thread. The thread ends with the last of them and of their
+/// handles and guards, after everything that was dropped has been released. The process does not
+/// wait for that when it exits: call [`Client::flush`] first if guards were dropped shortly before.
+pub type Client = Blocking<crate::Client>;
+
+impl Client {
+    /// Connects with the default settings: [`crate::Client::connect`].
+    pub fn connect(url: &str) -> Result<Client> {
+        Client::with(crate::Client::builder(), url)
+    }
+
+    /// Connects with other settings: [`ClientBuilder::connect`].
+    pub fn with(settings: ClientBuilder, url: &str) -> Result<Client> {
+        let worker = Worker::start()?;
+        let url = url.to_owned();
+        let inner = worker.run(async move { settings.connect(&url).await })??;
+        Ok(Client::managed(inner, worker))
+    }
+
+    /// Creates a client of a new embedded store.
+    pub fn embedded() -> Result<Client> {
+        Client::with_embedded(crate::Client::builder(), &Embedded::new())
+    }
+
+    /// Creates a client of an embedded store that other clients may share, also async ones.
+    pub fn with_embedded(settings: ClientBuilder, store: &Embedded) -> Result<Client> {
+        let worker = Worker::start()?;
+        let store = store.clone();
+        let inner = worker.run(async move { settings.connect_embedded(&store) })??;
+        Ok(Client::managed(inner, worker))
+    }
+
+    /// Runs the background work of this client on its thread.
+    fn managed(inner: crate::Client, worker: Arc<Worker>) -> Client {
+        worker.manage(inner.background());
+        Client { inner, worker }
+    }
+
+    /// Returns the kind and state of the object `name`: [`crate::Client::inspect`].
+    pub fn inspect(&self, name: &str) -> Result<Option<ObjectState>> {
+        let (client, name) = (self.inner.clone(), name.to_owned());
+        self.worker
+            .run(async move { client.inspect(&name).await })?
+    }
+
+    /// Lists the objects whose names match a pattern: [`crate::Client::list`].
+    pub fn list(&self, pattern: &str) -> Listing {
+        Listing {
+            inner: Some(self.inner.list(pattern)),
+            worker: self.worker.clone(),
+        }
+    }
+
+    /// Blocks until no background work is left: [`crate::Client::flush`].
+    pub fn flush(&self) -> Result<()> {
+        let client = self.inner.clone();
+        self.worker.run(async move { client.flush().await })
+    }
+}
+
+forward! { [Client] "crate::Client" {
+    new lock(name: &str) -> Lock;
+    new expirable_semaphore(name: &str) -> ExpirableSemaphore;
+    new count_down_latch(name: &str) -> CountDownLatch;
+    new fair_lock(name: &str) -> FairLock;
+    new fenced_lock(name: &str) -> FencedLock;
+    new read_write_lock(name: &str) -> ReadWriteLock;
+    new semaphore(name: &str) -> Semaphore;
+    new spin_lock(name: &str) -> SpinLock;
+    get id() -> &str;
+    get owner_id(owner: Owner) -> String;
+    get status() -> ClientStatus;
+} }
+
+impl crate::Client {
+    /// Returns a client for threads that shares this client's connection, watchdog and identity. Its calls run
+    /// in the runtime that this client uses now.
+    ///
+    /// That runtime must be driven by other threads: a `current_thread` runtime runs only inside of
+    /// `block_on`, and a call waits until it does. In async code of that runtime, blocking calls return
+    /// [`Error::BlockedRuntime`] instead of waiting for themselves; inside of
+    /// [`spawn_blocking`](tokio::task::spawn_blocking) they work.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoRuntime`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+    /// # let client = redlatch::Client::embedded();
+    /// let blocking = client.blocking()?;
+    /// let thread = std::thread::spawn(move || blocking.lock("orders:42").lock().run(|_| 6 * 7));
+    /// let joined = tokio::task::spawn_blocking(|| thread.join().unwrap());
+    /// assert_eq!(joined.await.unwrap()?, 42);
+    /// # Ok(()) }
+    /// ```
+    pub fn blocking(&self) -> Result<Client> {
+        let runtime = self.background().runtime().ok_or(Error::NoRuntime)?;
+        Ok(Blocking {
+            inner: self.clone(),
+            worker: Worker::shared(runtime),
+        })
+    }
+}
+
+/// The objects whose names match a pattern: [`crate::Listing`], as an iterator.
+///
+/// ```
+/// # fn main() -> redlatch::Result<()> {
+/// let client = redlatch::blocking::Client::embedded()?;
+/// let _guard = client.lock("orders:42").lock().block()?;
+/// for found in client.list("orders:*") {
+///     assert_eq!(found?.name, "orders:42");
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct Listing {
+    /// `None` after an error of the client's thread.
+    inner: Option<crate::Listing>,
+    worker: Arc<Worker>,
+}
+
+impl Iterator for Listing {
+    type Item = Result<Listed>;
+
+    fn next(&mut self) -> Option<Result<Listed>> {
+        let mut listing = self.inner.take()?;
+        let page = async move {
+            let next = listing.next().await;
+            (next, listing)
+        };
+        match self.worker.run(page) {
+            Ok((next, listing)) => {
+                self.inner = Some(listing);
+                next.transpose()
+            }
+            Err(error) => Some(Err(error)),
+        }
+    }
+}

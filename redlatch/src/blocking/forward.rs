@@ -1,0 +1,54 @@
+//! Generates the methods that do nothing but call the async method of the same name. A test compares the
+//! two APIs.
+
+/// Implements methods of a type with the fields `inner` and `worker`. Each line is one method:
+///
+/// - `get`: returns what the async type returns, without a round trip.
+/// - `set`: changes a setting, and returns the handle.
+/// - `new`: creates a handle or a request, wrapped like this one.
+/// - `run`: runs the async method and blocks until it has returned.
+macro_rules! forward {
+    ([$($impl:tt)*] $link:literal { $($method:tt)* }) => {
+        impl $($impl)* {
+            $crate::blocking::forward::forward!(@ $link $($method)*);
+        }
+    };
+    (@ $link:literal) => {};
+    (@ $link:literal get $name:ident($($arg:ident: $type:ty),*) -> $output:ty; $($rest:tt)*) => {
+        #[doc = concat!("As [`", $link, "::", stringify!($name), "`].")]
+        pub fn $name(&self $(, $arg: $type)*) -> $output {
+            self.inner.$name($($arg),*)
+        }
+        $crate::blocking::forward::forward!(@ $link $($rest)*);
+    };
+    (@ $link:literal set $name:ident($($arg:ident: $type:ty),*); $($rest:tt)*) => {
+        #[doc = concat!("As [`", $link, "::", stringify!($name), "`].")]
+        #[must_use]
+        pub fn $name(mut self $(, $arg: $type)*) -> Self {
+            self.inner = self.inner.$name($($arg),*);
+            self
+        }
+        $crate::blocking::forward::forward!(@ $link $($rest)*);
+    };
+    (@ $link:literal new $name:ident($($arg:ident: $type:ty),*) -> $output:ty; $($rest:tt)*) => {
+        #[doc = concat!("As [`", $link, "::", stringify!($name), "`].")]
+        #[must_use]
+        pub fn $name(&self $(, $arg: $type)*) -> $output {
+            Blocking {
+                inner: self.inner.$name($($arg),*),
+                worker: self.worker.clone(),
+            }
+        }
+        $crate::blocking::forward::forward!(@ $link $($rest)*);
+    };
+    (@ $link:literal run $name:ident($($arg:ident: $type:ty),*) -> $output:ty; $($rest:tt)*) => {
+        #[doc = concat!("Blocks until [`", $link, "::", stringify!($name), "`] has returned, whose errors it returns.")]
+        pub fn $name(&self $(, $arg: $type)*) -> Result<$output> {
+            let inner = self.inner.clone();
+            self.worker.run(async move { inner.$name($($arg),*).await })?
+        }
+        $crate::blocking::forward::forward!(@ $link $($rest)*);
+    };
+}
+
+pub(super) use forward;
