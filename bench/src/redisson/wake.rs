@@ -55,7 +55,7 @@ fn wake(holds: &Peer, waits: &Peer, name: &str) -> f64 {
     let released = holds.tell(&format!("unlock lock {name}")).answer();
     let had = waiting.answer();
     assert!(
-        released.said.is_ok() && had.said.is_ok(),
+        released.result.is_ok() && had.result.is_ok(),
         "{released:?} {had:?}"
     );
     assert!(waits.does(&format!("unlock lock {name}")));
