@@ -220,7 +220,7 @@ impl<K: LockKind> Lock<K> {
     }
 
     /// Returns a handle of the same lock that is not re-entrant (Redisson: the non-reentrant lock).
-    /// If the owner already holds the lock, a request fails immediately with [`Error::AlreadyHeld`]
+    /// If the owner already holds the lock, a request fails immediately with [`Error::AlreadyHeld`](crate::Error::AlreadyHeld)
     /// instead of getting a second hold or waiting for itself. Other owners see no difference.
     #[must_use]
     pub fn non_reentrant(mut self) -> Lock<K> {
@@ -237,8 +237,8 @@ impl<K: LockKind> Lock<K> {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidName`], [`Error::WrongKind`], [`Error::Unavailable`],
-    /// [`Error::ResponseTimeout`]; the same for all methods that only read.
+    /// [`Error::InvalidName`](crate::Error::InvalidName), [`Error::WrongKind`](crate::Error::WrongKind), [`Error::Unavailable`](crate::Error::Unavailable),
+    /// [`Error::ResponseTimeout`](crate::Error::ResponseTimeout); the same for all methods that only read.
     pub async fn is_locked(&self) -> Result<bool> {
         Ok(self.holder().await?.is_some())
     }
@@ -282,11 +282,11 @@ impl<K: LockKind> Lock<K> {
     /// Releases the lock whichever owner holds it, in any process, and wakes a waiter. Returns
     /// whether it was held. The holder detects the loss at its next renewal or release.
     ///
-    /// It only changes locks: other data under the same key is an [`Error::WrongKind`].
+    /// It only changes locks: other data under the same key is an [`Error::WrongKind`](crate::Error::WrongKind).
     ///
     /// # Errors
     ///
-    /// Those of [`Lock::is_locked`], and [`Error::OutcomeUnknown`]: the connection broke before the
+    /// Those of [`Lock::is_locked`], and [`Error::OutcomeUnknown`](crate::Error::OutcomeUnknown): the connection broke before the
     /// answer arrived. The step is not repeated, because another owner may have acquired the lock since.
     ///
     /// # Cancel safety

@@ -65,7 +65,7 @@ pub struct Semaphore {
     permits: u32,
 }
 
-/// Acquired permits of a [`Semaphore`](super::Semaphore) (Redisson has no such type: there, callers
+/// Acquired permits of a [`Semaphore`] (Redisson has no such type: there, callers
 /// count permits themselves). [`SemaphorePermits::release`] releases them; dropping releases them
 /// in the background.
 ///
