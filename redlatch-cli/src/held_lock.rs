@@ -27,6 +27,7 @@ pub(crate) struct HeldLock {
 
 type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
+/// A guard with its type erased.
 trait AnyGuard {
     /// Completes when the hold is lost; returns the reason.
     fn lost(&self) -> BoxFuture<'_, Error>;
@@ -34,39 +35,29 @@ trait AnyGuard {
     fn unlock(self: Box<Self>) -> BoxFuture<'static, redlatch::Result<()>>;
 }
 
-impl<K: LockKind> AnyGuard for Guard<K> {
-    fn lost(&self) -> BoxFuture<'_, Error> {
-        Box::pin(async {
-            let Err(lost) = self.run(pending::<Infallible>()).await;
-            lost
-        })
-    }
+macro_rules! impl_any_guard {
+    ($guard:ty $(, $kind:ident: $bound:ident)?) => {
+        impl $(<$kind: $bound>)? AnyGuard for $guard {
+            fn lost(&self) -> BoxFuture<'_, Error> {
+                Box::pin(async {
+                    let Err(lost) = self.run(pending::<Infallible>()).await;
+                    lost
+                })
+            }
 
-    fn is_valid(&self) -> bool {
-        Guard::is_valid(self)
-    }
+            fn is_valid(&self) -> bool {
+                <$guard>::is_valid(self)
+            }
 
-    fn unlock(self: Box<Self>) -> BoxFuture<'static, redlatch::Result<()>> {
-        Box::pin(Guard::unlock(*self))
-    }
+            fn unlock(self: Box<Self>) -> BoxFuture<'static, redlatch::Result<()>> {
+                Box::pin(<$guard>::unlock(*self))
+            }
+        }
+    };
 }
 
-impl AnyGuard for MultiGuard {
-    fn lost(&self) -> BoxFuture<'_, Error> {
-        Box::pin(async {
-            let Err(lost) = self.run(pending::<Infallible>()).await;
-            lost
-        })
-    }
-
-    fn is_valid(&self) -> bool {
-        MultiGuard::is_valid(self)
-    }
-
-    fn unlock(self: Box<Self>) -> BoxFuture<'static, redlatch::Result<()>> {
-        Box::pin(MultiGuard::unlock(*self))
-    }
-}
+impl_any_guard!(Guard<K>, K: LockKind);
+impl_any_guard!(MultiGuard);
 
 impl HeldLock {
     /// Waits for the lock or permit that `run` requests. Returns `None` if another owner holds it
@@ -137,14 +128,14 @@ impl HeldLock {
         }
     }
 
-    /// The owner as the store records it, or the id of the permit.
+    /// Returns the owner as the store records it, or the id of the permit.
     pub(crate) fn owner(&self) -> &str {
         &self.owner
     }
 
-    /// Returns how the lock was lost, if it was lost while this process was stopped. Asks the store,
-    /// because another owner may have the lock although the local lease has not ended (a forced
-    /// unlock). If the store does not answer, the lease decides, as it does while CMD runs.
+    /// Returns how the lock was lost, if it was lost while this process was stopped. Queries the store:
+    /// after a forced unlock another owner may hold the lock although the local lease has not ended. If
+    /// the store does not answer, the local lease decides.
     pub(crate) async fn check_loss(&self, client: &Client, names: &[String]) -> Option<Loss> {
         let is_held = async {
             for name in names {
@@ -219,38 +210,39 @@ async fn request<K: LockKind>(
     }
 }
 
-/// A waiter that dies delays the others no longer than a holder that dies.
+/// Returns a fair lock whose waiters, if they hang, delay the others no longer than a holder that dies.
 fn fair_lock(client: &Client, name: &str, run: &Run) -> FairLock {
     client.fair_lock(name).wait_time(watchdog(run))
 }
 
+/// Returns the lease that the watchdog renews.
 fn watchdog(run: &Run) -> Duration {
     run.watchdog.unwrap_or(DEFAULT_WATCHDOG)
 }
 
-/// Makes sure that there are `permits` permits. If another number is set already and `change` is
-/// false, returns that number.
+/// Sets the number of permits if it is not set yet. If another number is set, changes it if `change` is
+/// set; otherwise returns that number as an error.
 pub(crate) async fn ensure_permits(
     client: &Client,
     name: &str,
     permits: u32,
     change: bool,
-) -> redlatch::Result<Option<i64>> {
+) -> redlatch::Result<Result<(), i64>> {
     let semaphore = client.expirable_semaphore(name);
     if semaphore.try_set_permits(permits).await? {
-        return Ok(None);
+        return Ok(Ok(()));
     }
     let total = semaphore.total().await?;
     if total == i64::from(permits) {
-        return Ok(None);
+        return Ok(Ok(()));
     }
     if !change {
-        return Ok(Some(total));
+        return Ok(Err(total));
     }
     let noun = permits_noun(total);
     note!("{name}: had {total} {noun}; it now has {permits}");
     semaphore.set_permits(permits).await?;
-    Ok(None)
+    Ok(Ok(()))
 }
 
 pub(crate) fn permits_noun(total: i64) -> &'static str {
@@ -260,7 +252,7 @@ pub(crate) fn permits_noun(total: i64) -> &'static str {
     }
 }
 
-/// Acquires one of `permits` permits, which have been set.
+/// Acquires one of `permits` permits, after [`ensure_permits`] has set their number.
 async fn acquire_permit(
     client: &Client,
     name: &str,
@@ -272,8 +264,8 @@ async fn acquire_permit(
     let deadline = limits
         .wait()
         .and_then(|wait| Instant::now().checked_add(wait));
-    // A store that loses its data also loses the permits and sends no message, so no holder could
-    // ever release one. Therefore the waiter checks them from time to time.
+    // A store that loses its data also loses the number of permits, and sends no message: a waiter would
+    // never be woken. So it waits in slices, and sets the number again after each slice.
     let slice = watchdog(run).min(DEFAULT_WATCHDOG);
     let guard = loop {
         // A slice may end during an outage that is shorter than the limit.
@@ -293,8 +285,8 @@ async fn acquire_permit(
         if guard.is_some() || over {
             break guard;
         }
-        let set = async || semaphore.try_set_permits(permits).await;
-        limits.retry_through_outage(name, set).await?;
+        let set_again = async || semaphore.try_set_permits(permits).await;
+        limits.retry_through_outage(name, set_again).await?;
     };
     Ok(guard.map(|guard| HeldLock {
         owner: guard.ids().iter().map(PermitId::to_string).collect(),

@@ -36,7 +36,8 @@ pub(crate) async fn latch(store_args: &StoreArgs, latch: &Latch) -> Result<u8, F
         signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
         connected = connecting => connected?,
     };
-    // Counting down the number of another object would change how many holders it admits.
+    // An expirable semaphore has its number of permits under the same key: counting that down would take
+    // permits away.
     if let Some(state) = state
         && !matches!(state, ObjectState::Counter { .. })
     {

@@ -1,4 +1,4 @@
-//! `redlatch show`, `ls` and `unlock`: output for scripts and people on standard output.
+//! `redlatch show`, `ls` and `unlock`. They print tables or JSON to standard output.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Write as _};
@@ -91,7 +91,7 @@ pub(crate) async fn unlock(store_args: &StoreArgs, unlock: &Unlock) -> Result<u8
     let shown = printable(name);
     let unlocked = match client.inspect(name).await? {
         None => false,
-        // The next waiter has been notified, or will be skipped in time: nothing to do.
+        // The next waiter has been notified; if it does not respond, others skip it. Nothing to do.
         Some(ObjectState::Lock {
             holder: None,
             queue,
@@ -151,17 +151,17 @@ impl Object {
         match state {
             ObjectState::Lock { queue, token, .. } => {
                 object.token = token;
-                let waits = |waiting: Waiting| OwnerEntry {
+                let waiter_entry = |waiting: Waiting| OwnerEntry {
                     owner: waiting.owner,
                     remaining_ms: millis(Some(waiting.remaining)),
                     ..OwnerEntry::default()
                 };
-                object.queue = queue.into_iter().map(waits).collect();
+                object.queue = queue.into_iter().map(waiter_entry).collect();
             }
             ObjectState::ReadWriteLock {
                 writer, readers, ..
             } => {
-                let holds = |side| {
+                let holder_entry = |side| {
                     move |holder: Holder| OwnerEntry {
                         owner: holder.owner,
                         side: Some(side),
@@ -169,9 +169,9 @@ impl Object {
                         remaining_ms: millis(holder.remaining),
                     }
                 };
-                let writer = writer.into_iter().map(holds("write"));
+                let writer = writer.into_iter().map(holder_entry("write"));
                 object.holders = writer
-                    .chain(readers.into_iter().map(holds("read")))
+                    .chain(readers.into_iter().map(holder_entry("read")))
                     .collect();
             }
             ObjectState::Counter {
@@ -191,18 +191,18 @@ impl Object {
                 object.available = Some(available);
                 object.total = Some(available.saturating_add(taken));
                 object.held = available <= 0;
-                let out = |permit: OutPermit| PermitEntry {
+                let permit_entry = |permit: OutPermit| PermitEntry {
                     id: permit.id,
                     remaining_ms: millis(permit.remaining),
                 };
-                object.permits = Some(acquired.into_iter().map(out).collect());
+                object.permits = Some(acquired.into_iter().map(permit_entry).collect());
             }
             _ => {}
         }
         object
     }
 
-    /// Returns its rows of the table: the holder, then waiters or acquired permits.
+    /// Returns the object's rows of the table: its state or holders, then waiters or acquired permits.
     fn rows(&self) -> Vec<[String; 5]> {
         let row = |owner: String, holds: Option<u32>, remaining: String| {
             [
@@ -340,17 +340,17 @@ fn terminal_columns() -> Option<usize> {
 fn fit_columns(cells: &mut [[String; 5]], columns: usize) {
     const SEPARATORS: usize = 4 * 2;
     // Owners remain distinguishable: they keep the beginning of the client id, and the number.
-    for (column, least) in [(2, 16), (0, 12), (1, 8)] {
+    for (column, min_width) in [(2, 16), (0, 12), (1, 8)] {
         let widths = widths(cells);
         let total = widths.iter().sum::<usize>() + SEPARATORS;
         let width = widths[column].saturating_sub(total.saturating_sub(columns));
         for row in cells.iter_mut() {
-            row[column] = shortened(&row[column], width.max(least));
+            row[column] = shortened(&row[column], width.max(min_width));
         }
     }
 }
 
-/// Omits the middle.
+/// Shortens a text to this width by replacing its middle with `…`.
 fn shortened(text: &str, width: usize) -> String {
     let length = text.chars().count();
     if length <= width {
