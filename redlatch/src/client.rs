@@ -79,7 +79,7 @@ impl Client {
     /// `x` and `{x}` are two names, but in Redisson's layout they share the channel and all keys other than
     /// the lock's own (fair queue, fencing token, timeouts of readers). Do not use both.
     pub fn lock(&self, name: &str) -> Lock {
-        Lock::new(self.session.clone(), name, Reentrant)
+        Lock::new(self.session.clone(), name, Reentrant::new)
     }
 
     /// Returns a handle of the [`ExpirableSemaphore`] `name`.
@@ -94,12 +94,12 @@ impl Client {
 
     /// Returns a handle of the [`FairLock`] `name`.
     pub fn fair_lock(&self, name: &str) -> FairLock {
-        Lock::new(self.session.clone(), name, Fair::default())
+        Lock::new(self.session.clone(), name, Fair::new)
     }
 
     /// Returns a handle of the [`FencedLock`] `name`.
     pub fn fenced_lock(&self, name: &str) -> FencedLock {
-        Lock::new(self.session.clone(), name, Fenced)
+        Lock::new(self.session.clone(), name, Fenced::new)
     }
 
     /// Returns a handle of the [`ReadWriteLock`] `name`.
@@ -114,7 +114,7 @@ impl Client {
 
     /// Returns a handle of the [`SpinLock`] `name`.
     pub fn spin_lock(&self, name: &str) -> SpinLock {
-        Lock::new(self.session.clone(), name, Spin::default())
+        Lock::new(self.session.clone(), name, Spin::new)
     }
 
     /// Lists the objects whose names match a glob pattern (`*`, `?`, `[a-z]`, `\`), page by page with SCAN.

@@ -13,6 +13,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
+use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -27,7 +28,7 @@ use crate::error::{Error, Result};
 use crate::hold::{Hold, HoldKind};
 use crate::keyspace::{DumpedValue, Keyspace, Message};
 use crate::lease::Lease;
-use crate::name::{CandidateKeys, KeyLayout, ObjectKeys};
+use crate::name::CandidateKeys;
 use crate::owner::Owner;
 use crate::primitives::inspect::InspectNames;
 use crate::primitives::lock::Holder;
@@ -53,11 +54,9 @@ pub(crate) fn time(multiple: u32) -> Duration {
 }
 
 /// Returns a hold of `owner`, as the client `client` holds it.
-pub(crate) fn hold<K: HoldKind + 'static>(layout: KeyLayout, owner: u8, kind: K) -> Hold {
-    let object = ObjectKeys::new(layout, "", "name");
-    let field = object.field(format!("client:{owner}"));
-    let kind = std::sync::Arc::new(kind);
-    Hold::new(object.into(), Owner::new(), field, kind, Default::default())
+pub(crate) fn hold<K: HoldKind + 'static>(owner: u8, kind: K) -> Hold {
+    let field = kind.object().field(format!("client:{owner}"));
+    Hold::new(Owner::new(), field, Arc::new(kind), Arc::default())
 }
 
 /// Returns a number from the environment, or `default` if it is not set.

@@ -11,7 +11,6 @@ use super::Fair;
 use super::rules::{Force, ListWaiters, Release};
 use crate::hold::Hold;
 use crate::lease::Lease;
-use crate::name::KeyLayout;
 use crate::primitives::differential::{Differential, assert_equivalent, hold, lease, time};
 use crate::primitives::lock::{AcquireParams, Rules as _};
 use crate::step::Outcome;
@@ -88,12 +87,13 @@ fn grace() -> Lease {
 }
 
 fn of(owner: u8) -> Hold {
-    hold(KeyLayout::Fair, owner, Fair::default())
+    hold(owner, Fair::new("", "name"))
 }
 
 async fn subscribe(harness: &mut Differential, owners: u8) {
     let others = of(0).object.channel().to_owned();
-    let channels = (0..OWNERS).map(|owner| of(owner).owner_key.to_string());
+    let channels =
+        (0..OWNERS).map(|owner| Fair::new("", "name").keys.waiter_channel(&of(owner).field));
     let all = channels.chain([others]).enumerate();
     let subscribed = all.filter(|(bit, _)| owners & (1 << bit) != 0);
     harness
@@ -106,6 +106,7 @@ async fn acquire(harness: &mut Differential, args: &AcquireMove, owner: u8) -> O
     let kind = Fair {
         wait_time,
         grace_period: grace().duration(),
+        ..Fair::new("", "name")
     };
     let params = AcquireParams {
         hold: &of(owner),
@@ -125,9 +126,10 @@ fn lua_and_rules_agree() {
         if !has_subscribed.replace(true) {
             subscribe(harness, u8::MAX).await;
         }
-        let object = &of(0).object;
+        let fair = Fair::new("", "name");
+        let keys = &*fair.keys;
         let queue = harness
-            .step(&ListWaiters { object })
+            .step(&ListWaiters { keys })
             .await
             .unwrap_or_default();
         let waits = |owner: u8| queue.iter().position(|other| **other == *of(owner).field);
@@ -160,6 +162,7 @@ fn lua_and_rules_agree() {
                 lease: n,
             } => {
                 let step = Release {
+                    keys,
                     hold: &of(*owner),
                     keep: *keep,
                     lease: (*n > 0).then(|| lease(*n)),
@@ -178,7 +181,7 @@ fn lua_and_rules_agree() {
             Move::Advance { time: n } => {
                 harness.advance(time(*n)).await;
                 let left = harness
-                    .step(&ListWaiters { object })
+                    .step(&ListWaiters { keys })
                     .await
                     .unwrap_or_default();
                 match queue.len() - left.len() {
@@ -189,17 +192,17 @@ fn lua_and_rules_agree() {
             }
             Move::Force => {
                 let force = Force {
-                    object,
+                    keys,
                     grace: grace(),
                 };
                 let _ = harness.step(&force).await;
             }
             Move::Inspect => {
-                let _ = harness.step(&Fair::default().inspect(object)).await;
+                let _ = harness.step(&fair.inspect()).await;
             }
             Move::ListWaiters => {
                 let again = harness
-                    .step(&ListWaiters { object })
+                    .step(&ListWaiters { keys })
                     .await
                     .unwrap_or_default();
                 assert_eq!(again, queue, "listing changes nothing");

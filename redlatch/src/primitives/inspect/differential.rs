@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::rules::InspectNames;
 use super::{ObjectState, OutPermit, Waiting};
-use crate::name::{CandidateKeys, KeyLayout};
+use crate::name::CandidateKeys;
 use crate::primitives::differential::{Comparable, assert_equivalent, hold, lease, time};
 use crate::primitives::fenced_lock::Fenced;
 use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
@@ -38,28 +38,29 @@ fn moves() -> impl Strategy<Value = Move> {
 fn lua_and_rules_agree() {
     assert_equivalent(moves(), async |harness, one| match *one {
         Move::Lock { owner, lease: n } => {
+            let kind = Reentrant::new("", "name");
             let params = AcquireParams {
-                hold: &hold(KeyLayout::Lock, owner, Reentrant),
+                hold: &hold(owner, kind.clone()),
                 count: 1,
                 lease: lease(n),
                 waits: false,
             };
-            let _ = harness.step(&Reentrant.acquire(params)).await;
+            let _ = harness.step(&kind.acquire(params)).await;
         }
         Move::Fence { owner, lease: n } => {
+            let kind = Fenced::new("", "name");
             let params = AcquireParams {
-                hold: &hold(KeyLayout::Fenced, owner, Fenced),
+                hold: &hold(owner, kind.clone()),
                 count: 1,
                 lease: lease(n),
                 waits: false,
             };
-            let _ = harness.step(&Fenced.acquire(params)).await;
+            let _ = harness.step(&kind.acquire(params)).await;
         }
         Move::Number { number } => harness.set_foreign("name", number).await,
         Move::Advance { time: n } => harness.advance(time(n)).await,
         Move::Force => {
-            let object = hold(KeyLayout::Lock, 0, Reentrant).object;
-            let _ = harness.step(&Reentrant.force(&object)).await;
+            let _ = harness.step(&Reentrant::new("", "name").force()).await;
         }
         Move::Inspect => {
             let names = [

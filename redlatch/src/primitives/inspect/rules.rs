@@ -8,11 +8,11 @@ use tokio::time::Instant;
 use super::{ObjectState, OutPermit, Waiting};
 use crate::error::Result;
 use crate::keyspace::{Holds, Keyspace, Mode};
-use crate::name::{CandidateKeys, KeyLayout, ObjectKeys};
+use crate::name::{CandidateKeys, ReadWriteKeys};
 use crate::primitives::lock::Holder;
 use crate::primitives::read_write_lock::Inspect;
 use crate::primitives::reentrant::rules::finite;
-use crate::step::{Args, Keys, Script, ScriptReply, Step, unexpected_reply};
+use crate::step::{Keys, Script, ScriptReply, Step, script, unexpected_reply};
 
 /// An entry that never expires has a date beyond this.
 const NEVER: i64 = 900_000_000_000_000;
@@ -30,20 +30,15 @@ impl Step for InspectNames<'_> {
 
     fn script(&self) -> &'static Script {
         // Uses the read-write lock's own functions, so both see the same state.
-        static SCRIPT: Script = Script::new(concat!(
-            include_str!("../read_write_lock/readers.lua"),
-            include_str!("../read_write_lock/sides.lua"),
-            include_str!("inspect.lua")
-        ))
-        .with_undeclared_keys();
-        &SCRIPT
+        script!(
+            undeclared
+            "../read_write_lock/readers.lua", "../read_write_lock/sides.lua", "inspect.lua"
+        )
     }
 
     fn keys(&self) -> Keys<'_> {
         self.names.iter().flat_map(CandidateKeys::keys).collect()
     }
-
-    fn args(&self, _: &mut dyn Args) {}
 
     fn decode(&self, reply: ScriptReply) -> Result<Vec<Inspected>> {
         match reply {
@@ -96,9 +91,8 @@ fn inspect_name(keyspace: &mut Keyspace, name: &CandidateKeys, now: Instant) -> 
     };
     match holds {
         Some((holds, _)) if holds.mode.is_some() => {
-            let object = &ObjectKeys::new(KeyLayout::Read, "", &name.key);
-            let held =
-                |keyspace: &mut Keyspace, side| Inspect { object, side }.apply(keyspace, now);
+            let keys = &ReadWriteKeys::new("", &name.key);
+            let held = |keyspace: &mut Keyspace, side| Inspect { keys, side }.apply(keyspace, now);
             let writer = held(keyspace, Mode::Write).map(|writers| writers.into_iter().next());
             match (writer, held(keyspace, Mode::Read)) {
                 (Ok(writer), Ok(readers)) => {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::{Acquire, AcquireOptions, HoldGuard, Lock, LockKind, OwnedKind, Reentrant};
 use crate::error::{Error, Result};
+use crate::name::owner_of;
 use crate::owner::Owner;
 use crate::session::{HoldRef, Terms};
 
@@ -118,7 +119,6 @@ impl<K: LockKind> Guard<K> {
     pub(crate) fn handle(&self) -> Lock<K> {
         Lock {
             session: self.held.hold_ref.session.clone(),
-            object: self.held.hold_ref.hold.object.clone(),
             kind: self.kind.clone(),
             reentrant: self.held.terms.reentrant,
         }
@@ -163,8 +163,7 @@ impl<K: LockKind + OwnedKind> Guard<K> {
 
     /// Returns the owner's id in the store: `<client id>:<number>`.
     pub fn owner_id(&self) -> &str {
-        let hold = &self.held.hold_ref.hold;
-        hold.object.owner_of(&hold.field)
+        owner_of(&self.held.hold_ref.hold.field)
     }
 
     /// Returns the number of guards that this owner has of the lock.

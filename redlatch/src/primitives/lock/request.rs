@@ -178,8 +178,8 @@ impl<K: LockKind> AcquireOptions<K> {
     pub(crate) async fn obtain(&self, wait: WaitLimit) -> Result<Option<Guard<K>>> {
         let session = &self.lock.session;
         session.background.remember_runtime()?;
-        let object = self.lock.object()?;
-        self.lock.kind.check()?;
+        let kind = self.lock.valid_kind()?;
+        kind.check()?;
         let lease = self.lease.map(Lease::new).transpose()?;
         let terms = session.terms(lease, self.lock.reentrant);
         let limits = Limits::new(wait, self.outage_limit.or(session.outage_limit));
@@ -191,11 +191,10 @@ impl<K: LockKind> AcquireOptions<K> {
             None if K::OWNED => Owner::current(),
             owner => owner,
         };
-        let kind = &self.lock.kind;
         loop {
             let owner = named.unwrap_or_else(Owner::new);
-            let field = || kind.field(object, &session.id, owner);
-            let hold_ref = session.hold_ref(object, owner, field, kind)?;
+            let field = || kind.field(&session.id, owner);
+            let hold_ref = session.hold_ref(owner, field, kind)?;
             let hold = hold_ref.hold.clone();
             let grant = self.obtain_hold(hold_ref, terms, limits, named.is_some());
             match grant.await {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::held_member::{HeldMember, any_lost, release_all};
 use crate::error::{Error, Result};
+use crate::hold::HoldKind as _;
 use crate::owner::Owner;
 use crate::primitives::fenced_lock::FencedLock;
 use crate::primitives::lock::run_while;
@@ -106,11 +107,12 @@ impl MultiGuard {
 
     /// Returns the fencing token of this fenced lock; `None` if it is not one of the locks.
     pub fn token(&self, lock: &FencedLock) -> Option<u64> {
+        let object = lock.kind.object();
         let mine = |held_member: &&HeldMember| {
             let hold_ref = held_member.hold_ref();
             std::sync::Arc::ptr_eq(&hold_ref.session, &lock.session)
-                && hold_ref.hold.object.layout() == lock.object.layout()
-                && hold_ref.hold.object == lock.object
+                && hold_ref.hold.object.layout() == object.layout()
+                && hold_ref.hold.object == *object
         };
         let held_member = self.held_members.iter().find(mine)?;
         held_member.grant().downcast_ref::<u64>().copied()

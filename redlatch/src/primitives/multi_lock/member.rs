@@ -47,7 +47,7 @@ pub(crate) trait AnyLock: Send + Sync {
     fn hold_ref(&self, owner: Owner) -> Result<HoldRef>;
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> BoxedStep<'a, Outcome<ErasedGrant>>;
     fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<BoxedStep<'a, bool>>;
-    fn channel<'a>(&self, hold: &'a Hold) -> &'a str;
+    fn channel<'a>(&'a self, hold: &'a Hold) -> &'a str;
     fn queue_kind(&self) -> QueueKind;
     fn pause(&self, tries: u32) -> Option<Duration>;
     fn waiter_ttl(&self) -> Option<Lease>;
@@ -61,7 +61,7 @@ impl<K: LockKind + OwnedKind> AnyLock for Lock<K> {
     }
 
     fn object(&self) -> &Arc<ObjectKeys> {
-        &self.object
+        self.kind.object()
     }
 
     fn is_reentrant(&self) -> bool {
@@ -69,9 +69,9 @@ impl<K: LockKind + OwnedKind> AnyLock for Lock<K> {
     }
 
     fn hold_ref(&self, owner: Owner) -> Result<HoldRef> {
-        let (session, object) = (&self.session, &self.object);
-        let field = || self.kind.field(object, &session.id, owner);
-        session.hold_ref(object, owner, field, &self.kind)
+        let session = &self.session;
+        let field = || self.kind.field(&session.id, owner);
+        session.hold_ref(owner, field, &self.kind)
     }
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> BoxedStep<'a, Outcome<ErasedGrant>> {
@@ -82,7 +82,7 @@ impl<K: LockKind + OwnedKind> AnyLock for Lock<K> {
         self.kind.undo(hold, keep)
     }
 
-    fn channel<'a>(&self, hold: &'a Hold) -> &'a str {
+    fn channel<'a>(&'a self, hold: &'a Hold) -> &'a str {
         self.kind.channel(hold)
     }
 

@@ -26,7 +26,7 @@ use crate::keyspace::{Holds, Keyspace};
 use crate::lease::Lease;
 use crate::name::ObjectKeys;
 use crate::primitives::lock::{AcquireParams, Holder};
-use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step};
+use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script};
 
 /// Acquires the lock for an owner, or returns how long another owner may still hold it.
 pub(crate) struct Acquire<'a> {
@@ -52,8 +52,7 @@ impl Step for Acquire<'_> {
     type Reply = Outcome;
 
     fn script(&self) -> &'static Script {
-        static SCRIPT: Script = Script::new(include_str!("acquire.lua"));
-        &SCRIPT
+        script!("acquire.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
@@ -168,8 +167,7 @@ impl Step for Release<'_> {
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
-        static SCRIPT: Script = Script::new(include_str!("release.lua"));
-        &SCRIPT
+        script!("release.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
@@ -247,9 +245,7 @@ pub(crate) fn set_hold_count(
 
 /// Renews the leases of many locks.
 pub(crate) fn renew_script() -> &'static Script {
-    static SCRIPT: Script =
-        Script::new(concat!(include_str!("wake.lua"), include_str!("renew.lua")));
-    &SCRIPT
+    script!("wake.lua", "renew.lua")
 }
 
 /// Returns whether an owner does not hold a lock because there is no hash: it was deleted by
@@ -291,8 +287,7 @@ impl Step for Force<'_> {
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
-        static SCRIPT: Script = Script::new(include_str!("force.lua"));
-        &SCRIPT
+        script!("force.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
@@ -304,10 +299,7 @@ impl Step for Force<'_> {
     }
 
     fn decode(&self, reply: ScriptReply) -> Result<bool> {
-        match reply {
-            ScriptReply::Integer(-1) => Err(wrong_kind(self.object, FOREIGN_HASH)),
-            other => other.flag(),
-        }
+        parse_forced(self.object, reply)
     }
 
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
@@ -317,6 +309,14 @@ impl Step for Force<'_> {
             keyspace.publish(self.object.channel(), 0);
         }
         Ok(held)
+    }
+}
+
+/// Interprets the reply of a forced release: whether it was held.
+pub(crate) fn parse_forced(object: &ObjectKeys, reply: ScriptReply) -> Result<bool> {
+    match reply {
+        ScriptReply::Integer(-1) => Err(wrong_kind(object, FOREIGN_HASH)),
+        other => other.flag(),
     }
 }
 
@@ -337,15 +337,12 @@ impl Step for Inspect<'_> {
     type Reply = Vec<Holder>;
 
     fn script(&self) -> &'static Script {
-        static SCRIPT: Script = Script::new(include_str!("inspect.lua"));
-        &SCRIPT
+        script!("inspect.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
         smallvec![self.object.key()]
     }
-
-    fn args(&self, _: &mut dyn Args) {}
 
     fn decode(&self, reply: ScriptReply) -> Result<Vec<Holder>> {
         match reply {

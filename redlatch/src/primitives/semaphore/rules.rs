@@ -17,8 +17,8 @@ use tokio::time::Instant;
 use crate::error::{Error, Result};
 use crate::keyspace::Keyspace;
 use crate::name::ObjectKeys;
-use crate::primitives::counter::{read_number, script};
-use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step};
+use crate::primitives::counter::read_number;
+use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script};
 
 /// The maximum number of permits, available or (below zero) missing: what a Java `int` holds.
 pub(super) const MAX_PERMITS: i64 = i32::MAX as i64;
@@ -34,7 +34,7 @@ impl Step for TakePermits<'_> {
     type Reply = Outcome<Duration>;
 
     fn script(&self) -> &'static Script {
-        script!("take.lua")
+        script!("../counter/counter.lua", "take.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
@@ -88,7 +88,7 @@ impl Step for Add {
     type Reply = Option<i64>;
 
     fn script(&self) -> &'static Script {
-        script!("add.lua")
+        script!("../counter/counter.lua", "add.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
@@ -142,14 +142,12 @@ impl Step for Drain {
     type Reply = i64;
 
     fn script(&self) -> &'static Script {
-        script!("drain.lua")
+        script!("../counter/counter.lua", "drain.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
         smallvec![self.object.key()]
     }
-
-    fn args(&self, _: &mut dyn Args) {}
 
     fn decode(&self, reply: ScriptReply) -> Result<i64> {
         reply.integer()
