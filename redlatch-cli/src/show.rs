@@ -80,8 +80,8 @@ pub(crate) async fn ls(store_args: &StoreArgs, ls: &Ls) -> Result<u8, Failure> {
 pub(crate) async fn unlock(store_args: &StoreArgs, unlock: &Unlock) -> Result<u8, Failure> {
     if !unlock.force {
         return Err(Failure::usage(
-            "unlocking takes the lock from a holder that may still be working and continues beside \
-             the next holder until it detects the loss; to confirm, use --force (`redlatch show` \
+            "unlocking takes the lock from a holder that may still be working, and that continues until it \
+             detects the loss, concurrently with the next holder; to confirm, use --force (`redlatch show` \
              shows the holder)",
         ));
     }

@@ -426,7 +426,7 @@ impl State {
         }
     }
 
-    /// Resets a connection. Both sides learn of it at once.
+    /// Resets a connection. Both sides learn of it immediately.
     pub(super) fn reset(&mut self, id: LinkId) {
         let (now, reset) = (self.now(), Some(io::ErrorKind::ConnectionReset));
         self.schedule(now, Event::ServerGone(id, reset));
