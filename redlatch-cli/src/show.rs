@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Write as _};
 use std::time::Duration;
 
-use redlatch::{Client, Holder, ObjectKind, ObjectState, OutPermit, Waiting};
+use redlatch::{Client, Expiry, Holder, ObjectKind, ObjectState, OutPermit, Waiting};
 use serde::Serialize;
 
 use crate::args::{Ls, Show, Unlock};
@@ -153,7 +153,7 @@ impl Object {
                 object.token = token;
                 let waiter_entry = |waiting: Waiting| OwnerEntry {
                     owner: waiting.owner,
-                    remaining_ms: millis(Some(waiting.remaining)),
+                    remaining_ms: millis(waiting.remaining),
                     ..OwnerEntry::default()
                 };
                 object.queue = queue.into_iter().map(waiter_entry).collect();
@@ -266,8 +266,10 @@ impl Object {
     }
 }
 
-fn millis(remaining: Option<Duration>) -> Option<u64> {
-    remaining.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX))
+fn millis(remaining: Expiry) -> Option<u64> {
+    remaining
+        .duration()
+        .map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX))
 }
 
 fn format_remaining(remaining_ms: Option<u64>) -> String {

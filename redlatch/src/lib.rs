@@ -33,7 +33,7 @@ pub mod blocking;
 pub use backoff::Backoff;
 pub use client::{Client, ClientBuilder, ClientStatus};
 pub use error::{Error, Loss, Result};
-pub use lease::MAX_LEASE;
+pub use lease::{Expiry, MAX_LEASE};
 pub use listing::{Listed, Listing};
 pub use owner::Owner;
 pub use primitives::count_down_latch::CountDownLatch;

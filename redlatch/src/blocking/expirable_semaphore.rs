@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Worker;
 use crate::error::Result;
-use crate::{Holder, PermitId};
+use crate::{Expiry, Holder, PermitId};
 
 /// A handle of an expirable semaphore, for threads: [`crate::ExpirableSemaphore`]. The errors are
 /// those of the async methods of the same names.
@@ -152,7 +152,7 @@ impl ExpirableSemaphore {
     }
 
     /// Returns the time until a permit expires: [`crate::ExpirableSemaphore::lease_of`].
-    pub fn lease_of(&self, id: PermitId) -> Result<Option<Duration>> {
+    pub fn lease_of(&self, id: PermitId) -> Result<Option<Expiry>> {
         self.worker.call(&self.inner, async move |semaphore| {
             semaphore.lease_of(id).await
         })

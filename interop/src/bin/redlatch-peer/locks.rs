@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redlatch::{Guard, Lock, LockKind, Member, MultiLock, OwnedKind, Owner, RedLock};
+use redlatch::{Expiry, Guard, Lock, LockKind, Member, MultiLock, OwnedKind, Owner, RedLock};
 use serde_json::{Value, json};
 
 use crate::settings::{Servers, millis};
@@ -262,8 +262,8 @@ impl<K: GuardValue> Handle for Lock<K> {
                 "holds" => self.hold_count(owner).await?.into(),
                 "remaining" => match self.remaining_lease().await? {
                     None => json!(-2),
-                    Some(Duration::MAX) => json!(-1),
-                    Some(left) => json!(left.as_millis() as u64),
+                    Some(Expiry::Never) => json!(-1),
+                    Some(Expiry::In(left)) => json!(left.as_millis() as u64),
                 },
                 _ => return Err(unknown_command(command, &[])),
             })

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use self::rules::{CHANGED, CountDown, OPENED, count};
 use crate::error::{Error, Result};
-use crate::lease::WaitLimit;
+use crate::lease::{Expiry, WaitLimit};
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::primitives::counter::{Delete, Read, SetIfAbsent};
 use crate::session::Session;
@@ -331,7 +331,7 @@ impl Attempt for LatchWaiter<'_> {
         Ok(match count(answer.reply) {
             0 => Outcome::Done(()),
             // A key that was removed by other means is found gone by reading, not by a message.
-            _ => Outcome::Wait(session.watchdog.lease().duration()),
+            _ => Outcome::Wait(Expiry::In(session.watchdog.lease().duration())),
         })
     }
 

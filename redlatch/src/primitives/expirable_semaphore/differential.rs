@@ -11,6 +11,7 @@ use super::rules::{
     UpdateLease,
 };
 use crate::hold::Hold;
+use crate::lease::Expiry;
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::owner::Owner;
 use crate::primitives::differential::{Comparable, assert_equivalent, lease, time};
@@ -150,7 +151,7 @@ fn lua_and_rules_agree() {
                 let got = harness.step(&Acquire { object, ids, lease }).await;
                 count(&mut seen.acquired, got == Ok(Outcome::Done(())));
                 match got {
-                    Ok(Outcome::Wait(Duration::MAX)) => seen.waits_for_message += 1,
+                    Ok(Outcome::Wait(Expiry::Never)) => seen.waits_for_message += 1,
                     Ok(Outcome::Wait(_)) => seen.waits_for_expiry += 1,
                     Ok(Outcome::Done(())) => {}
                     Err(_) => seen.wrong_kind += 1,

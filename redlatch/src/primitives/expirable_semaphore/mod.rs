@@ -25,7 +25,7 @@ use self::rules::{
 use crate::error::{Error, Loss, Result};
 use crate::hold::{Hold, HoldKind, Renewal};
 use crate::keyspace::Keyspace;
-use crate::lease::Lease;
+use crate::lease::{Expiry, Lease};
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::owner::{ClientId, Owner};
 use crate::primitives::lock::{Acquire, AcquireParams, Guard, Holder, Lock, Rules, TryAcquire};
@@ -249,13 +249,14 @@ impl ExpirableSemaphore {
     ///
     /// ```
     /// # use std::time::Duration;
+    /// # use redlatch::Expiry;
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
     /// # let jobs = redlatch::Client::embedded().expirable_semaphore("jobs");
     /// jobs.try_set_permits(1).await?;
     /// let ids = jobs.acquire().await?.into_ids()?;
     /// assert!(jobs.update_lease(ids[0], Duration::from_secs(3600)).await?);
     /// let left = jobs.lease_of(ids[0]).await?.expect("it is held");
-    /// assert!(left > Duration::from_secs(3500));
+    /// assert!(left > Expiry::In(Duration::from_secs(3500)));
     /// # Ok(()) }
     /// ```
     pub async fn update_lease(&self, id: PermitId, lease: Duration) -> Result<bool> {
@@ -265,9 +266,9 @@ impl ExpirableSemaphore {
     }
 
     /// Returns the time until a permit expires unless it is renewed or released; `None` if it is
-    /// not held. [`Duration::MAX`] for a permit that Redisson granted without a lease. Errors as
+    /// not held. [`Expiry::Never`] for a permit that Redisson granted without a lease. Errors as
     /// for [`ExpirableSemaphore::available`].
-    pub async fn lease_of(&self, id: PermitId) -> Result<Option<Duration>> {
+    pub async fn lease_of(&self, id: PermitId) -> Result<Option<Expiry>> {
         let object = self.lock.object()?;
         let id = &id.to_string();
         self.run_for_reply(&LeaseOf { object, id }).await

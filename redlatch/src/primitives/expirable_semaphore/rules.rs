@@ -25,7 +25,7 @@ use super::permit_id::{PermitId, split_ids};
 use crate::error::Result;
 use crate::hold::Hold;
 use crate::keyspace::Keyspace;
-use crate::lease::Lease;
+use crate::lease::{Expiry, Lease};
 use crate::name::ObjectKeys;
 use crate::primitives::lock::Holder;
 use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, unexpected_reply};
@@ -95,8 +95,8 @@ impl SemaphoreState {
     }
 
     /// Returns the time until a date.
-    fn left(&self, date: i64) -> Duration {
-        millis(date.saturating_sub(self.now_rounded_up))
+    fn left(&self, date: i64) -> Expiry {
+        Expiry::from_millis(date.saturating_sub(self.now_rounded_up).max(0))
     }
 
     /// Returns the end of a lease that begins now.
@@ -175,18 +175,6 @@ fn signed(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-fn millis(millis: i64) -> Duration {
-    Duration::from_millis(u64::try_from(millis).unwrap_or(0))
-}
-
-/// Converts a remaining time from a script: -1 means forever.
-fn left(raw: i64) -> Duration {
-    match raw {
-        -1 => Duration::MAX,
-        left => millis(left),
-    }
-}
-
 /// Acquires permits under ids that the client has chosen, or returns when the next one expires.
 pub(super) struct Acquire<'a> {
     pub(super) object: &'a ObjectKeys,
@@ -214,14 +202,14 @@ impl Step for Acquire<'_> {
     fn decode(&self, reply: ScriptReply) -> Result<Outcome> {
         match reply {
             ScriptReply::Nil => Ok(Outcome::Done(())),
-            other => Ok(Outcome::Wait(left(other.integer()?))),
+            other => Ok(Outcome::Wait(Expiry::from_millis(other.integer()?))),
         }
     }
 
     fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<Outcome> {
         let state = SemaphoreState::load(keyspace, self.object, at)?;
         let Some(available) = state.available else {
-            return Ok(Outcome::Wait(Duration::MAX));
+            return Ok(Outcome::Wait(Expiry::Never));
         };
         // Repeated because the answer was lost: the permits are already held.
         let missing =
@@ -230,7 +218,7 @@ impl Step for Acquire<'_> {
             if available < signed(missing) {
                 let held = keyspace.find::<Dates>(self.object.deadlines(), at)?;
                 let first = held.and_then(|held| held.value.values().min().copied());
-                let wait = first.map_or(Duration::MAX, |first| state.left(first));
+                let wait = first.map_or(Expiry::Never, |first| state.left(first));
                 return Ok(Outcome::Wait(wait));
             }
             add(keyspace, self.object, -signed(missing), at)?;
@@ -536,7 +524,7 @@ pub(super) struct LeaseOf<'a> {
 
 impl Step for LeaseOf<'_> {
     /// `None`: it is not held.
-    type Reply = Option<Duration>;
+    type Reply = Option<Expiry>;
 
     fn script(&self) -> &'static Script {
         script!("lease_of.lua")
@@ -551,14 +539,14 @@ impl Step for LeaseOf<'_> {
         args.text(self.id);
     }
 
-    fn decode(&self, reply: ScriptReply) -> Result<Option<Duration>> {
+    fn decode(&self, reply: ScriptReply) -> Result<Option<Expiry>> {
         match reply {
             ScriptReply::Nil => Ok(None),
-            other => Ok(Some(left(other.integer()?))),
+            other => Ok(Some(Expiry::from_millis(other.integer()?))),
         }
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<Option<Duration>> {
+    fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<Option<Expiry>> {
         let state = SemaphoreState::load(keyspace, self.object, at)?;
         if state.available.is_none() {
             return Ok(None);
@@ -590,7 +578,7 @@ impl Step for Inspect<'_> {
 
     fn decode(&self, reply: ScriptReply) -> Result<Vec<Holder>> {
         let holder = |one: &[ScriptReply]| match one {
-            [ScriptReply::Bytes(id), ScriptReply::Integer(raw)] => {
+            [ScriptReply::Bytes(id), ScriptReply::Integer(left)] => {
                 // An id of another format, written to the set by another program, is shown as it is.
                 let owner = match <[u8; PermitId::BYTES]>::try_from(id.as_slice()) {
                     Ok(id) => PermitId::from_bytes(id).to_string(),
@@ -599,7 +587,7 @@ impl Step for Inspect<'_> {
                 Ok(Holder {
                     owner,
                     holds: 1,
-                    remaining: Some(left(*raw)).filter(|left| *left != Duration::MAX),
+                    remaining: Expiry::from_millis(*left),
                 })
             }
             other => Err(unexpected_reply(&other)),
@@ -618,7 +606,7 @@ impl Step for Inspect<'_> {
         let holder = |(id, date): (&String, &i64)| Holder {
             owner: id.clone(),
             holds: 1,
-            remaining: Some(state.left(*date)),
+            remaining: state.left(*date),
         };
         Ok(held.iter().map(holder).collect())
     }

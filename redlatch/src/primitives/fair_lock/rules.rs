@@ -18,8 +18,6 @@
 //! * Giving up removes the owner from the queue, shifts the timeouts of the waiters behind it, and
 //!   wakes the next waiter if the owner was the head.
 
-use std::time::Duration;
-
 use smallvec::smallvec;
 use tokio::time::Instant;
 
@@ -27,7 +25,7 @@ use super::queue::{FairQueue, millis};
 use crate::error::Result;
 use crate::hold::Hold;
 use crate::keyspace::{Holds, Keyspace};
-use crate::lease::Lease;
+use crate::lease::{Expiry, Lease};
 use crate::name::ObjectKeys;
 use crate::primitives::lock::AcquireParams;
 use crate::primitives::reentrant::rules::{
@@ -67,8 +65,8 @@ const MAX_SLEEP: i64 = 5000;
 /// Returns the lock's remaining lease in milliseconds; -1 if it never expires. `None` if it is free.
 fn remaining_ms(keyspace: &mut Keyspace, object: &ObjectKeys, now: Instant) -> Option<i64> {
     match keyspace.remaining(object.key(), now)? {
-        Duration::MAX => Some(-1),
-        left => Some(millis(left)),
+        Expiry::Never => Some(-1),
+        Expiry::In(left) => Some(millis(left)),
     }
 }
 

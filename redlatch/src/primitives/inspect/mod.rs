@@ -4,9 +4,8 @@
 mod differential;
 mod rules;
 
-use std::time::Duration;
-
 use super::lock::Holder;
+use crate::lease::Expiry;
 
 pub(crate) use rules::InspectNames;
 
@@ -37,8 +36,8 @@ pub enum ObjectState {
     Counter {
         /// Available permits, or the count.
         value: i64,
-        /// Remaining time to live; `None` if it never expires.
-        remaining: Option<Duration>,
+        /// When it ceases to exist.
+        remaining: Expiry,
     },
     /// An expirable semaphore with held permits. Without any, it is a [`ObjectState::Counter`].
     #[non_exhaustive]
@@ -56,8 +55,8 @@ pub enum ObjectState {
 pub struct Waiting {
     /// `<client id>:<number>`.
     pub owner: String,
-    /// How long its position in the queue is kept.
-    pub remaining: Duration,
+    /// When its position in the queue is given up.
+    pub remaining: Expiry,
 }
 
 /// A held permit of an expirable semaphore.
@@ -66,8 +65,8 @@ pub struct Waiting {
 pub struct OutPermit {
     /// Its id, in hexadecimal digits.
     pub id: String,
-    /// Time until it expires unless it is renewed; `None` if it never expires.
-    pub remaining: Option<Duration>,
+    /// When it expires unless it is renewed.
+    pub remaining: Expiry,
 }
 
 /// The kind of an object, as far as the store can tell.

@@ -8,10 +8,10 @@ use tokio::time::Instant;
 use super::{ObjectState, OutPermit, Waiting};
 use crate::error::Result;
 use crate::keyspace::{Holds, Keyspace, Mode};
+use crate::lease::Expiry;
 use crate::name::{CandidateKeys, KeyLayout, ObjectKeys};
 use crate::primitives::lock::Holder;
 use crate::primitives::read_write_lock::Inspect;
-use crate::primitives::reentrant::rules::finite;
 use crate::step::{Args, Keys, Script, ScriptReply, Step, unexpected_reply};
 
 /// An entry that never expires has a date beyond this.
@@ -66,16 +66,16 @@ impl Step for InspectNames<'_> {
 fn inspect_name(keyspace: &mut Keyspace, name: &CandidateKeys, now: Instant) -> Inspected {
     let key = name.key.as_str();
     if let Ok(Some(number)) = keyspace.find::<i64>(key, now) {
-        let (value, remaining) = (*number.value, finite(number.remaining(now)));
+        let (value, remaining) = (*number.value, number.remaining(now));
         return Ok(Some(
             match remaining_times(keyspace, &name.deadlines, now) {
                 None => ObjectState::Counter { value, remaining },
                 Some(deadlines) => {
-                    let permit = |(id, left): &(String, Option<Duration>)| OutPermit {
+                    let permit = |(id, left): &(String, Expiry)| OutPermit {
                         id: id.clone(),
                         remaining: *left,
                     };
-                    let is_held = |(_, left): &&(String, _)| *left != Some(Duration::ZERO);
+                    let is_held = |(_, left): &&(String, _)| *left != Expiry::In(Duration::ZERO);
                     let acquired: Vec<_> = deadlines.iter().filter(is_held).map(permit).collect();
                     let expired = deadlines.len() - acquired.len();
                     ObjectState::ExpirableSemaphore {
@@ -114,7 +114,7 @@ fn inspect_name(keyspace: &mut Keyspace, name: &CandidateKeys, now: Instant) -> 
                 Some(Holder {
                     owner: owner.clone(),
                     holds: *count,
-                    remaining: finite(remaining),
+                    remaining,
                 })
             });
             let queue = queue(keyspace, name, now);
@@ -141,29 +141,30 @@ fn queue(keyspace: &mut Keyspace, name: &CandidateKeys, now: Instant) -> Vec<Wai
         return Vec::new();
     };
     let waiting = |owner: &String| match timeouts.get(owner)? {
-        Some(Duration::ZERO) => None,
+        Expiry::In(Duration::ZERO) => None,
         left => Some(Waiting {
             owner: owner.clone(),
-            remaining: left.unwrap_or(Duration::MAX),
+            remaining: *left,
         }),
     };
     queue.value.iter().filter_map(waiting).collect()
 }
 
-/// Returns the members of a sorted set with their remaining time: zero if it has passed, `None` if
-/// they never expire.
+/// Returns the members of a sorted set with their remaining time: zero if it has passed.
 fn remaining_times(
     keyspace: &mut Keyspace,
     key: &str,
     now: Instant,
-) -> Option<Vec<(String, Option<Duration>)>> {
+) -> Option<Vec<(String, Expiry)>> {
     let now_ms = keyspace.date(now);
     let found = keyspace.find::<BTreeMap<String, i64>>(key, now).ok()??;
     let mut remaining_times: Vec<_> = found.value.iter().collect();
     remaining_times.sort_by_key(|(member, date)| (**date, (*member).clone()));
     let left = |(member, date): (&String, &i64)| {
-        let left = u64::try_from(date - now_ms).unwrap_or(0);
-        let left = (*date < NEVER).then(|| Duration::from_millis(left));
+        let left = match *date < NEVER {
+            true => Expiry::from_millis((date - now_ms).max(0)),
+            false => Expiry::Never,
+        };
         (member.clone(), left)
     };
     Some(remaining_times.into_iter().map(left).collect())
@@ -182,7 +183,7 @@ fn parse_inspected(reply: ScriptReply) -> Result<Inspected> {
             let token = parts.text_or_nil()?;
             let mut queue = Vec::new();
             while let Some(owner) = parts.next_text()? {
-                let remaining = parts.time()?.unwrap_or(Duration::MAX);
+                let remaining = parts.time()?;
                 queue.push(Waiting { owner, remaining });
             }
             let holder = owner.map(|owner| Holder {
@@ -285,10 +286,10 @@ impl Parts {
         text.parse().map_err(|_| unexpected_reply(&text))
     }
 
-    /// Parses milliseconds; a negative number means forever.
-    fn time(&mut self) -> Result<Option<Duration>> {
+    /// Parses milliseconds.
+    fn time(&mut self) -> Result<Expiry> {
         let millis = self.0.next().unwrap_or(ScriptReply::Nil).integer()?;
-        Ok(u64::try_from(millis).ok().map(Duration::from_millis))
+        Ok(Expiry::from_millis(millis))
     }
 }
 

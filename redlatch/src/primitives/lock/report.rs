@@ -7,6 +7,7 @@ use tokio::time::Instant;
 use super::{Lock, LockKind};
 use crate::hold::Hold;
 use crate::join::Boxed;
+use crate::lease::Expiry;
 use crate::log::join_names;
 
 /// Reads which owners hold the lock, and logs them with the waiting owner and the time waited since `since`.
@@ -29,8 +30,10 @@ pub(crate) fn report<K: LockKind>(
             // Released just now.
             return;
         }
-        let remaining_ms = holders.iter().filter_map(|holder| holder.remaining).max();
-        let remaining_ms = remaining_ms.map(|left| left.as_millis());
+        let remaining = holders.iter().map(|holder| holder.remaining).max();
+        let remaining_ms = remaining
+            .and_then(Expiry::duration)
+            .map(|left| left.as_millis());
         let client = lock.session.id.as_str();
         let is_own = |owner: &str| {
             owner

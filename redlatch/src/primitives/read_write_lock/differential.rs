@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use proptest::prelude::*;
 
@@ -9,6 +10,7 @@ use super::rules::{read, write};
 use super::{Read, Write};
 use crate::error::Error;
 use crate::hold::Hold;
+use crate::lease::Expiry;
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::primitives::differential::{assert_equivalent, hold, lease, time};
 use crate::primitives::lock::{AcquireParams, Rules as _};
@@ -159,7 +161,7 @@ fn lua_and_rules_agree() {
                 (Side::Read(_), Ok(Outcome::Done(()))) => "reads",
                 (Side::Write(_), Ok(Outcome::Done(()))) if count > 1 => "writes again",
                 (Side::Write(_), Ok(Outcome::Done(()))) => "writes",
-                (_, Ok(Outcome::Wait(left))) if left.is_zero() => "is lost",
+                (_, Ok(Outcome::Wait(Expiry::In(Duration::ZERO)))) => "is lost",
                 (Side::Read(_), Ok(Outcome::Wait(_))) => "waits to read",
                 (Side::Write(_), Ok(Outcome::Wait(_))) => "waits to write",
                 (_, Err(Error::WriteWhileReading { .. })) => "reads and asks to write",

@@ -19,7 +19,7 @@ use super::{quorum, timeout_error};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::join::join_all;
-use crate::lease::Lease;
+use crate::lease::{Expiry, Lease};
 use crate::owner::Owner;
 use crate::primitives::lock::AcquireParams;
 use crate::primitives::multi_lock::{HeldMember, Member};
@@ -174,7 +174,7 @@ impl Attempt for RedLockRequest<'_> {
     async fn ask(&mut self, _: bool) -> Result<Outcome<Grant>> {
         Ok(match self.round().await? {
             Some(grant) => Outcome::Done(grant),
-            None => Outcome::Wait(Duration::ZERO),
+            None => Outcome::Wait(Expiry::In(Duration::ZERO)),
         })
     }
 

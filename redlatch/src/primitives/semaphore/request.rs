@@ -12,7 +12,7 @@ use super::rules::TakePermits;
 use super::{Semaphore, SemaphorePermits};
 use crate::error::{Error, Result};
 use crate::join::Boxed;
-use crate::lease::{Lease, WaitLimit};
+use crate::lease::{Expiry, Lease, WaitLimit};
 use crate::name::ObjectKeys;
 use crate::primitives::counter::{Read, SetIfAbsent};
 use crate::step::Outcome;
@@ -175,7 +175,7 @@ impl Attempt for PermitsRequest<'_> {
 
     async fn ask(&mut self, subscribe: bool) -> Result<Outcome<SemaphorePermits>> {
         let session = &self.semaphore.session;
-        let wait = Outcome::Wait(session.watchdog.lease().duration());
+        let wait = Outcome::Wait(Expiry::In(session.watchdog.lease().duration()));
         if subscribe {
             // Reading may be repeated, acquiring must not. So the connection is made and the channel
             // subscribed before anything is acquired, at no extra cost to requests that must wait anyway.
@@ -242,7 +242,9 @@ impl PermitsRequest<'_> {
                 Ok(answer) => match answer.reply {
                     Outcome::Done(ttl) => {
                         tracing::debug!(semaphore = object.name(), permits, "acquired");
-                        let ends = answer.sent_at.checked_add(ttl);
+                        let ends = ttl
+                            .duration()
+                            .and_then(|ttl| answer.sent_at.checked_add(ttl));
                         let acquired = SemaphorePermits::new(session, object, permits, ends);
                         match answer.confirmation.confirmed(&progress).await {
                             Ok(()) => Ok(Outcome::Done(acquired)),

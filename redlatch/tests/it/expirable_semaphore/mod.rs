@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redlatch::{Client, Embedded, Error, ExpirableSemaphore, Loss, MAX_LEASE, PermitId};
+use redlatch::{Client, Embedded, Error, ExpirableSemaphore, Expiry, Loss, MAX_LEASE, PermitId};
 use redlatch_testkit::{Proxy, Server, shared, unique};
 use tokio::time::{Instant, sleep};
 
@@ -105,7 +105,7 @@ async fn permits_are_acquired_and_released(store: TestStore) {
     );
     for holder in out {
         assert_eq!(holder.holds, 1);
-        assert!(holder.remaining.unwrap() <= Duration::from_secs(30));
+        assert!(holder.remaining <= Expiry::In(Duration::from_secs(30)));
     }
 
     one.release().await.unwrap();
@@ -334,9 +334,25 @@ async fn a_lease_is_updated(store: TestStore) {
         .into_ids()
         .unwrap()[0];
     assert!(semaphore.update_lease(id, 10 * LONG).await.unwrap());
-    assert!(semaphore.lease_of(id).await.unwrap().unwrap() > 9 * LONG);
+    assert!(
+        semaphore
+            .lease_of(id)
+            .await
+            .unwrap()
+            .and_then(Expiry::duration)
+            .unwrap()
+            > 9 * LONG
+    );
     assert!(semaphore.update_lease(id, MAX_LEASE).await.unwrap());
-    assert!(semaphore.lease_of(id).await.unwrap().unwrap() > MAX_LEASE - LONG);
+    assert!(
+        semaphore
+            .lease_of(id)
+            .await
+            .unwrap()
+            .and_then(Expiry::duration)
+            .unwrap()
+            > MAX_LEASE - LONG
+    );
     // The waiter is notified that the end is now earlier.
     let theirs = other.expirable_semaphore(semaphore.name());
     let waiter = tokio::spawn(theirs.acquire().into_future());
@@ -352,12 +368,22 @@ async fn lease_can_be_inspected(store: TestStore) {
     let client = store.client().await;
     let semaphore = with_permits(&client, "lease", 2).await;
     let renewed = semaphore.acquire().await.unwrap();
-    let left = semaphore.lease_of(renewed.ids()[0]).await.unwrap().unwrap();
+    let left = semaphore
+        .lease_of(renewed.ids()[0])
+        .await
+        .unwrap()
+        .and_then(Expiry::duration)
+        .unwrap();
     assert!(left > SECOND && left <= Duration::from_secs(30), "{left:?}");
     // The guard's remaining time never exceeds the store's.
     let fixed = semaphore.acquire().lease(LONG).await.unwrap();
     let believed = fixed.valid_for();
-    let left = semaphore.lease_of(fixed.ids()[0]).await.unwrap().unwrap();
+    let left = semaphore
+        .lease_of(fixed.ids()[0])
+        .await
+        .unwrap()
+        .and_then(Expiry::duration)
+        .unwrap();
     assert!(left <= LONG && left > LONG / 2, "{left:?}");
     assert!(believed <= LONG && believed > LONG / 2, "{believed:?}");
     renewed.release().await.unwrap();
@@ -880,7 +906,14 @@ fn threads_share_permits() {
         client.flush().unwrap();
         let id = two.into_ids().unwrap()[0];
         assert!(semaphore.update_lease(id, LONG).unwrap());
-        assert!(semaphore.lease_of(id).unwrap().unwrap() > LONG / 2);
+        assert!(
+            semaphore
+                .lease_of(id)
+                .unwrap()
+                .and_then(Expiry::duration)
+                .unwrap()
+                > LONG / 2
+        );
         assert_eq!(semaphore.holders().unwrap().len(), 1);
         let counts = || {
             let (available, acquired) = (semaphore.available(), semaphore.acquired());

@@ -9,7 +9,7 @@ use std::future::IntoFuture as _;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redlatch::{Client, Error, Fair, FairLock, Guard, Loss, Owner, Result};
+use redlatch::{Client, Error, Expiry, Fair, FairLock, Guard, Loss, Owner, Result};
 use redlatch_testkit::{Proxy, Server, shared, unique};
 use tokio::task::JoinHandle;
 
@@ -124,7 +124,14 @@ async fn free_lock_is_acquired_and_released(store: TestStore) {
             lock.holder().await.unwrap().unwrap().owner,
             guard.owner_id()
         );
-        assert!(lock.remaining_lease().await.unwrap().unwrap() <= Duration::from_secs(30));
+        assert!(
+            lock.remaining_lease()
+                .await
+                .unwrap()
+                .and_then(Expiry::duration)
+                .unwrap()
+                <= Duration::from_secs(30)
+        );
         guard.unlock().await.unwrap();
         assert!(!lock.is_locked().await.unwrap());
     }
