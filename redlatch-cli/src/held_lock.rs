@@ -102,7 +102,7 @@ impl HeldLock {
         token: Option<u64>,
     ) -> HeldLock {
         HeldLock {
-            owner: guard.owner_id().to_owned(),
+            owner: guard.owner_id().into(),
             names: run.names.join(" "),
             guard: Box::new(guard),
             token,
@@ -160,13 +160,13 @@ impl HeldLock {
 
     fn is_held_in(&self, state: &ObjectState) -> bool {
         match state {
-            ObjectState::ExpirableSemaphore { acquired, .. } => {
-                acquired.iter().any(|permit| permit.id == self.owner)
-            }
+            ObjectState::ExpirableSemaphore { held, .. } => held
+                .iter()
+                .any(|permit| permit.id.to_string() == self.owner),
             state => state
                 .holders()
                 .iter()
-                .any(|holder| holder.owner == self.owner),
+                .any(|holder| holder.owner == *self.owner),
         }
     }
 
@@ -326,7 +326,7 @@ async fn acquire_multi_lock(
         None => Some(waiting.await?),
     };
     Ok(guard.map(|guard| HeldLock {
-        owner: client.owner_id(guard.owner()),
+        owner: client.owner_id(guard.owner()).into(),
         names: run.names.join(" "),
         guard: Box::new(guard),
         token: None,

@@ -182,25 +182,25 @@ async fn holder_text(client: &Client, name: &str) -> Option<String> {
         };
         return Some(format!(
             "held by {}{others}{until}",
-            printable(&first.owner)
+            printable(first.owner.as_str())
         ));
     }
     match &state {
-        ObjectState::ExpirableSemaphore { acquired, .. } => {
+        ObjectState::ExpirableSemaphore { held, .. } => {
             // One permit is enough.
-            let until = acquired.iter().map(|permit| permit.remaining).min();
+            let until = held.iter().map(|permit| permit.remaining).min();
             let until = until.and_then(Expiry::duration);
             let until = until.map_or(String::new(), |until| {
                 format!(" for up to {}", duration::rough(until))
             });
-            Some(match acquired.len() {
+            Some(match held.len() {
                 1 => format!("its only permit is in use{until}"),
                 all => format!("all {all} permits are in use{until}"),
             })
         }
         ObjectState::Lock { queue, .. } => queue
             .first()
-            .map(|next| format!("next in its queue is {}", printable(&next.owner))),
+            .map(|next| format!("next in its queue is {}", printable(next.owner.as_str()))),
         _ => None,
     }
 }

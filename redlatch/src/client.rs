@@ -8,14 +8,14 @@ use std::time::Duration;
 use crate::background::Background;
 use crate::error::{Error, Result};
 use crate::lease::Lease;
-use crate::listing::{Listing, inspect_name};
-use crate::name::invalid_character;
-use crate::owner::{ClientId, Owner};
+use crate::listing::Listing;
+use crate::name::{KeyLayout, ObjectKeys, invalid_character};
+use crate::owner::{ClientId, Owner, OwnerId};
 use crate::primitives::count_down_latch::CountDownLatch;
 use crate::primitives::expirable_semaphore::ExpirableSemaphore;
 use crate::primitives::fair_lock::{Fair, FairLock};
 use crate::primitives::fenced_lock::{Fenced, FencedLock};
-use crate::primitives::inspect::ObjectState;
+use crate::primitives::inspect::{ObjectState, inspect};
 use crate::primitives::lock::{Lock, Reentrant};
 use crate::primitives::read_write_lock::ReadWriteLock;
 use crate::primitives::semaphore::Semaphore;
@@ -138,7 +138,9 @@ impl Client {
     /// # Ok(()) }
     /// ```
     pub async fn inspect(&self, name: &str) -> Result<Option<ObjectState>> {
-        inspect_name(&self.session, name).await
+        let object = ObjectKeys::new(KeyLayout::Lock, &self.session.prefix, name);
+        object.check()?;
+        inspect(&self.session, &object).await
     }
 
     /// Returns the id of this client in the store: the part of an owner before the colon.
@@ -146,8 +148,8 @@ impl Client {
         self.session.id.as_str()
     }
 
-    /// Returns `owner` as the store keeps it when it acts through this client: `<client id>:<number>`.
-    pub fn owner_id(&self, owner: Owner) -> String {
+    /// Returns `owner` as the store keeps it when it acts through this client.
+    pub fn owner_id(&self, owner: Owner) -> OwnerId {
         self.session.id.owner_id(owner)
     }
 

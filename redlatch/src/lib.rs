@@ -35,12 +35,12 @@ pub use client::{Client, ClientBuilder, ClientStatus};
 pub use error::{Error, Loss, Result};
 pub use lease::{Expiry, MAX_LEASE};
 pub use listing::{Listed, Listing};
-pub use owner::Owner;
+pub use owner::{Owner, OwnerId};
 pub use primitives::count_down_latch::CountDownLatch;
 pub use primitives::expirable_semaphore::{ExpirableSemaphore, PermitGuard, PermitId, Permits};
 pub use primitives::fair_lock::{Fair, FairLock};
 pub use primitives::fenced_lock::{Fenced, FencedLock, MAX_TOKEN};
-pub use primitives::inspect::{ObjectKind, ObjectState, OutPermit, Waiting};
+pub use primitives::inspect::{HeldPermit, ObjectKind, ObjectState, Waiter};
 pub use primitives::lock::{
     Acquire, Guard, Holder, Lock, LockKind, OwnedKind, Reentrant, TryAcquire,
 };

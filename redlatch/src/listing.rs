@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::join::join_all;
-use crate::name::{CandidateKeys, KeyLayout, ObjectKeys, is_extra_key, spans_slots};
+use crate::name::{CandidateKeys, is_extra_key, spans_slots};
 use crate::primitives::inspect::{InspectNames, ObjectState};
 use crate::session::Session;
 use crate::store::{Cursor, ScanType};
@@ -131,22 +131,6 @@ impl Listing {
         self.keys.drain(..some);
         self.found = found;
         Ok(())
-    }
-}
-
-/// Returns the object under one name.
-pub(crate) async fn inspect_name(session: &Session, name: &str) -> Result<Option<ObjectState>> {
-    let object = ObjectKeys::new(KeyLayout::Lock, &session.prefix, name);
-    object.check()?;
-    let names = [CandidateKeys::new(object.key().to_owned())];
-    let seen = session.store.read(&InspectNames { names: &names }).await?;
-    match seen.into_iter().next() {
-        Some(Ok(state)) => Ok(state),
-        Some(Err(reason)) => Err(Error::WrongKind {
-            name: name.to_owned(),
-            reason,
-        }),
-        None => Ok(None),
     }
 }
 

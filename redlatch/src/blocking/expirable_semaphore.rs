@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Worker;
 use crate::error::Result;
-use crate::{Expiry, Holder, PermitId};
+use crate::{Expiry, HeldPermit, PermitId};
 
 /// A handle of an expirable semaphore, for threads: [`crate::ExpirableSemaphore`]. The errors are
 /// those of the async methods of the same names.
@@ -176,10 +176,11 @@ impl ExpirableSemaphore {
             .call(&self.inner, async |semaphore| semaphore.total().await)
     }
 
-    /// Returns the held permits: [`crate::ExpirableSemaphore::holders`].
-    pub fn holders(&self) -> Result<Vec<Holder>> {
-        self.worker
-            .call(&self.inner, async |semaphore| semaphore.holders().await)
+    /// Returns the held permits: [`crate::ExpirableSemaphore::held_permits`].
+    pub fn held_permits(&self) -> Result<Vec<HeldPermit>> {
+        self.worker.call(&self.inner, async |semaphore| {
+            semaphore.held_permits().await
+        })
     }
 
     /// Sets the total number of permits if it is not set yet:

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::Lock;
 use crate::error::Result;
-use crate::{Fair, Owner};
+use crate::{Fair, Owner, Waiter};
 
 impl Lock<Fair> {
     /// Sets how long the lock is kept free for a waiter of this handle when its turn has come:
@@ -22,8 +22,8 @@ impl Lock<Fair> {
         self
     }
 
-    /// Returns the owners that wait for the lock, the next one first: [`crate::FairLock::queue`].
-    pub fn queue(&self) -> Result<Vec<String>> {
+    /// Returns the waiters for the lock, the next one first: [`crate::FairLock::queue`].
+    pub fn queue(&self) -> Result<Vec<Waiter>> {
         self.worker
             .call(&self.inner, async move |lock| lock.queue().await)
     }

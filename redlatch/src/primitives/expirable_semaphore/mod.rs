@@ -28,6 +28,7 @@ use crate::keyspace::Keyspace;
 use crate::lease::{Expiry, Lease};
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::owner::{ClientId, Owner};
+use crate::primitives::inspect::HeldPermit;
 use crate::primitives::lock::{Acquire, AcquireParams, Guard, Holder, Lock, Rules, TryAcquire};
 use crate::session::Session;
 use crate::step::{BoxedStep, MapReply, Outcome, Step};
@@ -296,20 +297,28 @@ impl ExpirableSemaphore {
         Ok(counts.available.saturating_add(counts.acquired))
     }
 
-    /// Returns the held permits, each as a [`Holder`] whose `owner` is the permit's id.
+    /// Returns the held permits. Omits entries that another program has written with an id of another
+    /// length than a [`PermitId`]; they count in [`ExpirableSemaphore::acquired`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
     /// # let jobs = redlatch::Client::embedded().expirable_semaphore("jobs");
     /// jobs.try_set_permits(3).await?;
     /// let permit = jobs.acquire().await?;
-    /// let held = jobs.holders().await?;
+    /// let held = jobs.held_permits().await?;
     /// assert_eq!(held.len(), 1);
-    /// assert_eq!(held[0].owner, permit.ids()[0].to_string());
+    /// assert_eq!(held[0].id, permit.ids()[0]);
     /// # Ok(()) }
     /// ```
-    pub async fn holders(&self) -> Result<Vec<Holder>> {
-        self.lock.holders().await
+    pub async fn held_permits(&self) -> Result<Vec<HeldPermit>> {
+        let holders = self.lock.holders().await?.into_iter();
+        let permit = |holder: Holder| {
+            Some(HeldPermit {
+                id: holder.owner.as_str().parse().ok()?,
+                remaining: holder.remaining,
+            })
+        };
+        Ok(holders.filter_map(permit).collect())
     }
 
     /// Sets the total number of permits if it is not set yet. Returns whether this call set it. A

@@ -579,20 +579,12 @@ impl Step for Inspect<'_> {
     fn decode(&self, reply: ScriptReply) -> Result<Vec<Holder>> {
         let holder = |one: &[ScriptReply]| match one {
             [ScriptReply::Bytes(id), ScriptReply::Integer(left)] => {
-                // An id of another format, written to the set by another program, is shown as it is.
-                let owner = match <[u8; PermitId::BYTES]>::try_from(id.as_slice()) {
-                    Ok(id) => PermitId::from_bytes(id).to_string(),
-                    Err(_) => String::from_utf8_lossy(id).into_owned(),
-                };
-                Ok(Holder {
-                    owner,
-                    holds: 1,
-                    remaining: Expiry::from_millis(*left),
-                })
+                let id = PermitId::from_store(id)?;
+                Some(Ok(holder(id.to_string(), Expiry::from_millis(*left))))
             }
-            other => Err(unexpected_reply(&other)),
+            other => Some(Err(unexpected_reply(&other))),
         };
-        reply.list()?.chunks(2).map(holder).collect()
+        reply.list()?.chunks(2).filter_map(holder).collect()
     }
 
     fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<Vec<Holder>> {
@@ -603,12 +595,17 @@ impl Step for Inspect<'_> {
         let Some(held) = dates(keyspace, self.object, at)? else {
             return Ok(Vec::new());
         };
-        let holder = |(id, date): (&String, &i64)| Holder {
-            owner: id.clone(),
-            holds: 1,
-            remaining: state.left(*date),
-        };
+        let holder = |(id, date): (&String, &i64)| holder(id.clone(), state.left(*date));
         Ok(held.iter().map(holder).collect())
+    }
+}
+
+/// Returns a held permit in the form that all kinds share: its id takes the place of the owner.
+fn holder(id: String, remaining: Expiry) -> Holder {
+    Holder {
+        owner: id.into(),
+        holds: 1,
+        remaining,
     }
 }
 

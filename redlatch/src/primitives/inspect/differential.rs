@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 
 use super::rules::InspectNames;
-use super::{ObjectState, OutPermit, Waiting};
+use super::{HeldPermit, ObjectState, Waiter};
 use crate::lease::Expiry;
 use crate::name::{CandidateKeys, KeyLayout};
 use crate::primitives::differential::{Comparable, assert_equivalent, hold, lease, time};
@@ -85,7 +85,7 @@ impl Comparable for Vec<super::rules::Inspected> {
                 token,
             })) => {
                 let holder = holder.iter().cloned().collect::<Vec<_>>().comparable();
-                let waits = |waiting: &Waiting| (waiting.owner.clone(), rounded(waiting.remaining));
+                let waits = |waiter: &Waiter| (waiter.owner.clone(), rounded(waiter.remaining));
                 let queue: Vec<_> = queue.iter().map(waits).collect();
                 format!("lock {holder} {queue:?} {token:?}")
             }
@@ -96,12 +96,9 @@ impl Comparable for Vec<super::rules::Inspected> {
             Ok(Some(ObjectState::Counter { value, remaining })) => {
                 format!("{value} {:?}", rounded(*remaining))
             }
-            Ok(Some(ObjectState::ExpirableSemaphore {
-                available,
-                acquired,
-            })) => {
-                let permit = |permit: &OutPermit| (permit.id.clone(), rounded(permit.remaining));
-                let mut permits: Vec<_> = acquired.iter().map(permit).collect();
+            Ok(Some(ObjectState::ExpirableSemaphore { available, held })) => {
+                let permit = |permit: &HeldPermit| (permit.id, rounded(permit.remaining));
+                let mut permits: Vec<_> = held.iter().map(permit).collect();
                 permits.sort();
                 format!("{available} {permits:?}")
             }

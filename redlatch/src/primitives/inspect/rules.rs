@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{ObjectState, OutPermit, Waiting};
+use super::{HeldPermit, ObjectState, Waiter};
 use crate::error::Result;
 use crate::keyspace::{Holds, Keyspace, Mode};
 use crate::lease::Expiry;
 use crate::name::{CandidateKeys, KeyLayout, ObjectKeys};
+use crate::primitives::expirable_semaphore::PermitId;
 use crate::primitives::lock::Holder;
 use crate::primitives::read_write_lock::Inspect;
 use crate::step::{Args, Keys, Script, ScriptReply, Step, unexpected_reply};
@@ -71,16 +72,20 @@ fn inspect_name(keyspace: &mut Keyspace, name: &CandidateKeys, now: Instant) -> 
             match remaining_times(keyspace, &name.deadlines, now) {
                 None => ObjectState::Counter { value, remaining },
                 Some(deadlines) => {
-                    let permit = |(id, left): &(String, Expiry)| OutPermit {
-                        id: id.clone(),
-                        remaining: *left,
+                    let is_held =
+                        |(_, left): &&(String, Expiry)| *left != Expiry::In(Duration::ZERO);
+                    let permit = |(id, left): &(String, Expiry)| {
+                        Some(HeldPermit {
+                            id: id.parse().ok()?,
+                            remaining: *left,
+                        })
                     };
-                    let is_held = |(_, left): &&(String, _)| *left != Expiry::In(Duration::ZERO);
-                    let acquired: Vec<_> = deadlines.iter().filter(is_held).map(permit).collect();
-                    let expired = deadlines.len() - acquired.len();
+                    let held: Vec<_> = deadlines.iter().filter(is_held).collect();
+                    let expired = deadlines.len() - held.len();
+                    let held = held.into_iter().filter_map(permit).collect();
                     ObjectState::ExpirableSemaphore {
                         available: value.saturating_add(i64::try_from(expired).unwrap_or(0)),
-                        acquired,
+                        held,
                     }
                 }
             },
@@ -112,7 +117,7 @@ fn inspect_name(keyspace: &mut Keyspace, name: &CandidateKeys, now: Instant) -> 
             let holder = holds.and_then(|(holds, remaining)| {
                 let (owner, count) = holds.counts.first_key_value()?;
                 Some(Holder {
-                    owner: owner.clone(),
+                    owner: owner.as_str().into(),
                     holds: *count,
                     remaining,
                 })
@@ -132,7 +137,7 @@ fn inspect_name(keyspace: &mut Keyspace, name: &CandidateKeys, now: Instant) -> 
     }
 }
 
-fn queue(keyspace: &mut Keyspace, name: &CandidateKeys, now: Instant) -> Vec<Waiting> {
+fn queue(keyspace: &mut Keyspace, name: &CandidateKeys, now: Instant) -> Vec<Waiter> {
     let timeouts: BTreeMap<_, _> = remaining_times(keyspace, &name.timeouts, now)
         .into_iter()
         .flatten()
@@ -142,8 +147,8 @@ fn queue(keyspace: &mut Keyspace, name: &CandidateKeys, now: Instant) -> Vec<Wai
     };
     let waiting = |owner: &String| match timeouts.get(owner)? {
         Expiry::In(Duration::ZERO) => None,
-        left => Some(Waiting {
-            owner: owner.clone(),
+        left => Some(Waiter {
+            owner: owner.as_str().into(),
             remaining: *left,
         }),
     };
@@ -183,11 +188,13 @@ fn parse_inspected(reply: ScriptReply) -> Result<Inspected> {
             let token = parts.text_or_nil()?;
             let mut queue = Vec::new();
             while let Some(owner) = parts.next_text()? {
-                let remaining = parts.time()?;
-                queue.push(Waiting { owner, remaining });
+                queue.push(Waiter {
+                    owner: owner.into(),
+                    remaining: parts.time()?,
+                });
             }
             let holder = owner.map(|owner| Holder {
-                owner,
+                owner: owner.into(),
                 holds,
                 remaining,
             });
@@ -205,7 +212,7 @@ fn parse_inspected(reply: ScriptReply) -> Result<Inspected> {
             let (mut writer, mut readers) = (None, Vec::new());
             while let Some(side) = parts.next_text()? {
                 let holder = Holder {
-                    owner: parts.text()?,
+                    owner: parts.text()?.into(),
                     holds: parts.number()?,
                     remaining: parts.time()?,
                 };
@@ -223,15 +230,15 @@ fn parse_inspected(reply: ScriptReply) -> Result<Inspected> {
         "permits" => {
             let available: i64 = parts.number()?;
             let expired = parts.number()?;
-            let mut acquired = Vec::new();
+            let mut held = Vec::new();
             while let Some(id) = parts.next_bytes()? {
-                let id = id.iter().map(|byte| format!("{byte:02x}")).collect();
                 let remaining = parts.time()?;
-                acquired.push(OutPermit { id, remaining });
+                let permit = |id| HeldPermit { id, remaining };
+                held.extend(PermitId::from_store(&id).map(permit));
             }
             ObjectState::ExpirableSemaphore {
                 available: available.saturating_add(expired),
-                acquired,
+                held,
             }
         }
         "other" => return Ok(Err(other_kind(&parts.text()?))),

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::hold::{Hold, HoldKind};
 use crate::lease::{Expiry, Lease};
 use crate::name::{KeyLayout, ObjectKeys};
-use crate::owner::{ClientId, Owner};
+use crate::owner::{ClientId, Owner, OwnerId};
 use crate::primitives::reentrant;
 use crate::session::Session;
 use crate::step::{Outcome, Step};
@@ -96,7 +96,7 @@ pub(crate) trait Rules: HoldKind + Sized + 'static {
 
     /// Returns the hash field that identifies an owner in the store.
     fn field(&self, object: &ObjectKeys, client: &ClientId, owner: Owner) -> String {
-        object.field(client.owner_id(owner))
+        object.field(client.owner_id(owner).into())
     }
 
     /// Returns the channel on which a waiter is woken.
@@ -359,8 +359,8 @@ impl<K: LockKind> std::fmt::Debug for Lock<K> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
-    /// `<client id>:<number>`: in redlatch the number of an [`Owner`], in Redisson a thread's id.
-    pub owner: String,
+    /// The owner that holds the lock.
+    pub owner: OwnerId,
     /// Hold count: more than 1 if the owner re-entered the lock.
     pub holds: u32,
     /// When the store ends the hold unless it is renewed.

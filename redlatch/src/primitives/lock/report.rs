@@ -40,8 +40,9 @@ pub(crate) fn report<K: LockKind>(
                 .strip_prefix(client)
                 .is_some_and(|it| it.starts_with(':'))
         };
-        let by_this_client = holders.iter().any(|holder| is_own(&holder.owner));
-        let holder = join_names(holders.iter().map(|holder| &*holder.owner));
+        let owners = holders.iter().map(|holder| holder.owner.as_str());
+        let by_this_client = owners.clone().any(is_own);
+        let holder = join_names(owners);
         let (lock, owner) = (lock.name(), &waiting.field);
         let elapsed_ms = since.elapsed().as_millis();
         match by_this_client {

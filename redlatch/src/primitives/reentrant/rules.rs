@@ -362,7 +362,7 @@ impl Step for Inspect<'_> {
         };
         let remaining = holds.remaining(now);
         let holder = |(owner, count): (&String, &u32)| Holder {
-            owner: owner.clone(),
+            owner: owner.as_str().into(),
             holds: *count,
             remaining,
         };
@@ -374,7 +374,7 @@ impl Step for Inspect<'_> {
 pub(crate) fn parse_holder(reply: ScriptReply) -> Result<Holder> {
     let [owner, holds, left] = reply.array()?;
     Ok(Holder {
-        owner: owner.text()?,
+        owner: owner.text()?.into(),
         holds: holds.text()?.parse().unwrap_or(u32::MAX),
         remaining: Expiry::from_millis(left.integer()?),
     })

@@ -69,9 +69,9 @@ async fn permits_without_lease_are_supported() {
     let () = server.ask(&["DECR", semaphore.name()]);
     let id = PermitId::from_bytes(*b"0123456789abcdef");
     assert_eq!(semaphore.lease_of(id).await.unwrap(), Some(Expiry::Never));
-    let holders = semaphore.holders().await.unwrap();
-    assert_eq!((holders.len(), holders[0].remaining), (1, Expiry::Never));
-    assert_eq!(holders[0].owner, id.to_string());
+    let held = semaphore.held_permits().await.unwrap();
+    assert_eq!((held.len(), held[0].remaining), (1, Expiry::Never));
+    assert_eq!(held[0].id, id);
     assert_eq!(counts(&semaphore).await, (0, 1, 1));
     assert!(semaphore.try_acquire().await.unwrap().is_none());
     let waiter = tokio::spawn(semaphore.acquire().into_future());
@@ -126,7 +126,7 @@ async fn inspecting_deletes_nothing() {
     let () = add.query(&mut server.connection()).unwrap();
     assert_eq!(counts(&semaphore).await, (0, 0, 0));
     assert_eq!(semaphore.lease_of(id).await.unwrap(), None);
-    assert!(semaphore.holders().await.unwrap().is_empty());
+    assert!(semaphore.held_permits().await.unwrap().is_empty());
     assert!(!semaphore.update_lease(id, LONG).await.unwrap());
     assert!(!semaphore.try_release(id).await.unwrap());
     assert!(semaphore.try_acquire().await.unwrap().is_none());
@@ -246,7 +246,7 @@ async fn foreign_keys_stay_unchanged() {
             semaphore.update_lease(id, SECOND).await.err(),
             semaphore.lease_of(id).await.err(),
             semaphore.available().await.err(),
-            semaphore.holders().await.err(),
+            semaphore.held_permits().await.err(),
             semaphore.try_set_permits(1).await.err(),
             semaphore.set_permits(1).await.err(),
             semaphore.add_permits(1).await.err(),

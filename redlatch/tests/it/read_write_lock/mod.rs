@@ -85,7 +85,7 @@ async fn readers_share_and_writers_are_exclusive(store: TestStore) {
     assert!(write.try_lock().await.unwrap().is_none());
     let mut readers: Vec<_> = read.holders().await.unwrap();
     readers.sort_by(|a, b| a.owner.cmp(&b.owner));
-    let mut owners = [&one, &two, &three].map(|guard| guard.owner_id().to_owned());
+    let mut owners = [&one, &two, &three].map(|guard| guard.owner_id());
     owners.sort();
     assert_eq!(
         readers

@@ -197,7 +197,7 @@ impl Step for Inspect<'_> {
             };
             if remaining > Expiry::In(Duration::ZERO) {
                 holders.push(Holder {
-                    owner: self.object.owner_of(&field).to_owned(),
+                    owner: self.object.owner_of(&field).into(),
                     holds,
                     remaining,
                 });
