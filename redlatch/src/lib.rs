@@ -32,7 +32,7 @@ pub mod blocking;
 
 pub use backoff::Backoff;
 pub use client::{Client, ClientBuilder, ClientStatus};
-pub use error::{Error, Loss, Result};
+pub use error::{Error, ErrorSource, Loss, Result};
 pub use lease::{Expiry, MAX_LEASE};
 pub use listing::{Listed, Listing};
 pub use owner::{Owner, OwnerId};

@@ -230,9 +230,9 @@ fn quorum(members: usize) -> usize {
 
 /// Returns the error of a member that did not answer in time.
 fn timeout_error(member_timeout: Duration) -> Error {
-    Error::Unavailable {
-        reason: format!("no answer within {member_timeout:?}, the RedLock's `timeout`"),
-    }
+    Error::unavailable(format!(
+        "no answer within {member_timeout:?}, the RedLock's `timeout`"
+    ))
 }
 
 impl LockOfMany for RedLock {
