@@ -5,9 +5,11 @@ use std::future::{Future, pending};
 use std::pin::Pin;
 use std::time::Duration;
 
+use redlatch::inspect::ObjectState;
+use redlatch::kind::{LockKind, OwnedKind};
 use redlatch::{
-    Acquire, Client, Error, FairLock, Guard, Lock, LockKind, Loss, MultiGuard, MultiLock,
-    ObjectState, OwnedKind, PermitId, TryAcquire,
+    Acquire, Client, Error, FairLock, Guard, Lock, Loss, MultiGuard, MultiLock, PermitId,
+    TryAcquire,
 };
 use tokio::time::Instant;
 

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use redlatch::{Client, ObjectState};
+use redlatch::Client;
+use redlatch::inspect::ObjectState;
 
 use crate::args::{Latch, LatchCommand};
 use crate::exit::{self, Failure};

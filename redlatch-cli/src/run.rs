@@ -14,7 +14,8 @@ use std::collections::HashSet;
 use std::convert::Infallible;
 use std::time::Duration;
 
-use redlatch::{Client, Error, Expiry, Loss, ObjectState};
+use redlatch::inspect::ObjectState;
+use redlatch::{Client, Error, Expiry, Loss};
 use rustix::process::WaitStatus;
 use tokio::time::{Instant, timeout_at};
 

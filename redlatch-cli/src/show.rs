@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Write as _};
 use std::time::Duration;
 
-use redlatch::{Client, Expiry, HeldPermit, Holder, ObjectKind, ObjectState, Waiter};
+use redlatch::inspect::{HeldPermit, Holder, ObjectKind, ObjectState, Waiter};
+use redlatch::{Client, Expiry};
 use serde::Serialize;
 
 use crate::args::{Ls, Show, Unlock};

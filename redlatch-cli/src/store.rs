@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use redlatch::{Client, ClientBuilder, Error, ObjectKind, ObjectState};
+use redlatch::inspect::{ObjectKind, ObjectState};
+use redlatch::{Client, ClientBuilder, Error};
 
 use crate::args::Run;
 use crate::duration;

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use super::Worker;
 use crate::error::Result;
-use crate::{Expiry, HeldPermit, PermitId};
+use crate::inspect::HeldPermit;
+use crate::{Expiry, PermitId};
 
 /// A handle of an expirable semaphore, for threads: [`crate::ExpirableSemaphore`]. The errors are
 /// those of the async methods of the same names.

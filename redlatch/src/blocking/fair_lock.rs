@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use super::Lock;
+use crate::Owner;
 use crate::error::Result;
-use crate::{Fair, Owner, Waiter};
+use crate::inspect::Waiter;
+use crate::kind::Fair;
 
 impl Lock<Fair> {
     /// Sets how long the lock is kept free for a waiter of this handle when its turn has come:

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use super::{Worker, current_thread};
 use crate::error::{Error, Result};
-use crate::{Backoff, Expiry, Fenced, Holder, LockKind, OwnedKind, Owner, Reentrant, Spin};
+use crate::inspect::Holder;
+use crate::kind::{Fenced, LockKind, OwnedKind, Reentrant, Spin};
+use crate::{Backoff, Expiry, Owner};
 
 /// A handle of a lock, for threads: [`crate::Lock`]. The errors are those of the async methods of
 /// the same names.

@@ -5,7 +5,8 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::time::Duration;
 
-use redlatch::{Client, Error, MAX_LEASE, ObjectState};
+use redlatch::inspect::ObjectState;
+use redlatch::{Client, Error, MAX_LEASE};
 use redlatch_testkit::{Server, shared, unique};
 
 use crate::common::{LONG, TestStore, within_limit};

@@ -617,7 +617,7 @@ fn everything_is_send_and_sync() {
     both::<redlatch::Lock>();
     both::<redlatch::Guard>();
     both::<redlatch::Embedded>();
-    both::<redlatch::Listing>();
+    both::<redlatch::inspect::Listing>();
     both::<Error>();
     fn spawned<T: Send + 'static>(_: T) {}
     let lock = Client::embedded().lock("a");

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use redlatch::{Client, Error, Expiry, Lock, LockKind, Loss, OwnedKind, Owner};
+use redlatch::kind::{LockKind, OwnedKind};
+use redlatch::{Client, Error, Expiry, Lock, Loss, Owner};
 use redlatch_testkit::{Server, unique};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};

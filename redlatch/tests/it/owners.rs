@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use redlatch::{Client, Embedded, Error, Expiry, Lock, LockKind, OwnedKind, Owner};
+use redlatch::kind::{LockKind, OwnedKind};
+use redlatch::{Client, Embedded, Error, Expiry, Lock, Owner};
 use redlatch_testkit::{Proxy, Server, unique};
 
 use crate::common::{LONG, TestStore, until, within_limit};

@@ -5,7 +5,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redlatch::{Expiry, Guard, Lock, LockKind, Member, MultiLock, OwnedKind, Owner, RedLock};
+use redlatch::kind::{LockKind, OwnedKind};
+use redlatch::{Expiry, Guard, Lock, Member, MultiLock, Owner, RedLock};
 use serde_json::{Value, json};
 
 use crate::settings::{Servers, millis};
@@ -200,12 +201,12 @@ trait GuardValue: LockKind + OwnedKind {
     }
 }
 
-impl GuardValue for redlatch::Reentrant {}
-impl GuardValue for redlatch::Fair {}
-impl GuardValue for redlatch::Read {}
-impl GuardValue for redlatch::Write {}
-impl GuardValue for redlatch::Spin {}
-impl GuardValue for redlatch::Fenced {
+impl GuardValue for redlatch::kind::Reentrant {}
+impl GuardValue for redlatch::kind::Fair {}
+impl GuardValue for redlatch::kind::Read {}
+impl GuardValue for redlatch::kind::Write {}
+impl GuardValue for redlatch::kind::Spin {}
+impl GuardValue for redlatch::kind::Fenced {
     fn value(guard: &Guard<Self>) -> Value {
         guard.token().into()
     }

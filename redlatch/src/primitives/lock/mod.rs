@@ -52,7 +52,7 @@ impl<K: Rules> LockKind for K {}
 pub struct Reentrant;
 
 /// A kind whose holder is an [`Owner`] that may hold it several times: all kinds except permits.
-pub trait OwnedKind {}
+pub trait OwnedKind: LockKind {}
 
 /// The steps of one kind of lock, and how its waiters wait.
 pub(crate) trait Rules: HoldKind + Sized + 'static {

@@ -3,7 +3,8 @@
 use std::future::IntoFuture as _;
 use std::time::Duration;
 
-use redlatch::{Client, Embedded, Fair, FairLock, Guard, Result};
+use redlatch::kind::Fair;
+use redlatch::{Client, Embedded, FairLock, Guard, Result};
 use redlatch_testkit::{Proxy, Server, shared_cluster, unique};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;

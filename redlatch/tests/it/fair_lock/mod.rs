@@ -9,7 +9,8 @@ use std::future::IntoFuture as _;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redlatch::{Client, Error, Expiry, Fair, FairLock, Guard, Loss, Owner, OwnerId, Result};
+use redlatch::kind::Fair;
+use redlatch::{Client, Error, Expiry, FairLock, Guard, Loss, Owner, OwnerId, Result};
 use redlatch_testkit::{Proxy, Server, shared, unique};
 use tokio::task::JoinHandle;
 

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::time::Duration;
 
-use redlatch::{Client, Error, Expiry, Guard, Loss, Owner, Read, ReadWriteLock, Write};
+use redlatch::kind::{Read, Write};
+use redlatch::{Client, Error, Expiry, Guard, Loss, Owner, ReadWriteLock};
 use redlatch_testkit::unique;
 use tokio::sync::Barrier;
 
