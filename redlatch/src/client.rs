@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::background::Background;
 use crate::error::{Error, Result};
-use crate::lease::Lease;
+use crate::lease::{Expiry, Lease};
 use crate::listing::Listing;
 use crate::name::{KeyLayout, ObjectKeys, invalid_character};
 use crate::owner::{ClientId, Owner, OwnerId};
@@ -220,7 +220,7 @@ pub struct ClientBuilder {
     prefix: String,
     connect_timeout: Duration,
     response_timeout: Duration,
-    outage_limit: Option<Duration>,
+    outage_limit: Option<Expiry>,
     linger: Duration,
     client_id: Option<String>,
     replica_sync: ReplicaSync,
@@ -284,12 +284,12 @@ impl ClientBuilder {
     /// response timeout, so waiting may fail that much later than the limit.
     ///
     /// Default: no longer than the response timeout; [`Error::NotReplicated`](crate::Error::NotReplicated) is
-    /// returned at once. A RedLock waits through any outage by default. [`Duration::MAX`]:
-    /// waits through any outage. A shorter wait limit has precedence. A request that does not wait
+    /// returned at once. A RedLock waits through any outage by default. `None`: waits
+    /// through any outage. A shorter wait limit has precedence. A request that does not wait
     /// (`try_lock` without `wait`) fails after the response timeout. Errors that do not go away with time
     /// (a key of another kind, wrong credentials) are returned at once.
-    pub fn outage_limit(mut self, limit: Duration) -> ClientBuilder {
-        self.outage_limit = Some(limit);
+    pub fn outage_limit(mut self, limit: impl Into<Option<Duration>>) -> ClientBuilder {
+        self.outage_limit = Some(limit.into().map_or(Expiry::Never, Expiry::In));
         self
     }
 

@@ -357,7 +357,7 @@ async fn within_at(
 ) -> (Result<Option<u32>>, u128) {
     let mut one = scripted(queues, answers);
     let (progress, begun) = (one.progress.clone(), one.begun);
-    let limits = Limits::new(wait_limit, outage);
+    let limits = Limits::new(wait_limit, outage.map(Expiry::In));
     let done = queues.within(limits, &progress, &mut one).await;
     (done, begun.elapsed().as_millis())
 }

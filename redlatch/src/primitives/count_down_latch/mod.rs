@@ -266,7 +266,10 @@ impl CountDownLatch {
     async fn obtain(&self, wait: WaitLimit) -> Result<Option<()>> {
         self.session.background.remember_runtime()?;
         self.object()?;
-        let outage_limit = self.outage_limit.or(self.session.outage_limit);
+        let outage_limit = self
+            .outage_limit
+            .map(Expiry::In)
+            .or(self.session.outage_limit);
         let (limits, progress) = (Limits::new(wait, outage_limit), Progress::default());
         let mut waiter = LatchWaiter {
             latch: self,

@@ -43,8 +43,8 @@ pub(super) struct RedLockRequest<'a> {
     pub(super) failure: Option<Error>,
     /// Whether callers may name the owner, and acquire for it concurrently.
     pub(super) owner_is_named: bool,
-    /// How long a majority of members may fail before waiting fails.
-    pub(super) outage: Duration,
+    /// When waiting fails while a majority of members does.
+    pub(super) outage: Expiry,
     pub(super) progress: &'a Progress,
 }
 
@@ -140,7 +140,9 @@ impl RedLockRequest<'_> {
             None => self.progress.record_answer(),
         }
         match self.progress.last_contact() {
-            Some(LastContact::Failed { since, error }) if since.elapsed() >= self.outage => {
+            Some(LastContact::Failed { since, error })
+                if Expiry::In(since.elapsed()) >= self.outage =>
+            {
                 Err(error)
             }
             _ => Ok(None),

@@ -12,7 +12,7 @@ use super::rules::TakePermits;
 use super::{Semaphore, SemaphorePermits};
 use crate::error::{Error, Result};
 use crate::join::Boxed;
-use crate::lease::{Expiry, Lease, WaitLimit};
+use crate::lease::{Expiry, Lease, MAX_LEASE, WaitLimit};
 use crate::name::ObjectKeys;
 use crate::primitives::counter::{Read, SetIfAbsent};
 use crate::step::Outcome;
@@ -132,7 +132,7 @@ async fn obtain(
         let none = SemaphorePermits::new(session.clone(), object.clone(), 0, None);
         return Ok(Some(none));
     }
-    let limits = Limits::new(wait, outage_limit.or(session.outage_limit));
+    let limits = Limits::new(wait, outage_limit.map(Expiry::In).or(session.outage_limit));
     let progress = Progress::default();
     let mut request = PermitsRequest {
         semaphore,
@@ -263,7 +263,10 @@ impl PermitsRequest<'_> {
         };
         let in_flight = || shared_progress.was_sent();
         let mut work = pin!(background.detach_on_drop(work, in_flight));
-        let (begun, after) = (Instant::now(), store.response_timeout());
+        let (begun, after) = (
+            Instant::now(),
+            store.response_timeout().unwrap_or(MAX_LEASE),
+        );
         match shared_progress
             .with_timeout(begun, after, work.as_mut())
             .await
