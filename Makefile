@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: help test lint docs unit test-topologies package interop bench bench-redisson stress robustness soak simulate \
+.PHONY: help test lint docs unit test-topologies package interop bench bench-redisson api api-update stress robustness soak simulate \
 	simulate-mutants mutants explore redis
 
 help:
@@ -15,6 +15,7 @@ help:
 	@echo "make simulate runs the real client on a simulated network and server (a minute, SEEDS=… or SEED=…)"
 	@echo "make simulate-mutants  checks that the simulation detects deliberate bugs in the client and scripts (hours)"
 	@echo "make mutants  checks that the unit tests detect a changed expression (MODULE=hold|lease|wait|watchdog|session|rules)"
+	@echo "make api      compares the public API with redlatch/api.txt; make api-update writes that file"
 	@echo "make explore  checks all sequences of steps on the rules of each primitive (at most STATES=10000000)"
 	@echo "make soak     random faults, with many clients (SECONDS=600 TOPOLOGY=single SEED=…)"
 	@echo "make stress   the concurrency tests in a loop, with all cores busy (RUNS=200)"
@@ -53,6 +54,19 @@ interop: redis
 # Checks that the library can be published: packs it, unpacks it and checks it there.
 package:
 	@tools/package
+
+# The library's public API, one item a line.
+api: target/api.txt
+	@diff -u redlatch/api.txt $< || { echo 'the public API has changed; if that is intended, run: make api-update'; exit 1; }
+
+api-update: target/api.txt
+	cp $< redlatch/api.txt
+
+.PHONY: target/api.txt
+target/api.txt:
+	RUSTDOC=$(CURDIR)/tools/rustdoc-unstable $(CARGO) rustdoc --package redlatch --lib --all-features --locked --quiet -- \
+		-Zunstable-options --output-format json
+	$(CARGO) run --manifest-path tools/public-api/Cargo.toml --locked --quiet --target-dir target -- target/doc/redlatch.json >$@
 
 bench: redis
 	$(CARGO) run --release --locked --package redlatch-bench

@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redlatch::{Client, Guard, Read, ReadWriteLock};
+use redlatch::kind::Read;
+use redlatch::{Client, Guard, ReadWriteLock};
 use tokio::task::JoinSet;
 
 const READERS: usize = 12;

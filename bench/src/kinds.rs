@@ -4,9 +4,8 @@ use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::Arc;
 
-use redlatch::{
-    Client, Guard, Lock, LockKind, MultiGuard, MultiLock, RedGuard, RedLock, SemaphorePermits,
-};
+use redlatch::kind::LockKind;
+use redlatch::{Client, Guard, Lock, MultiGuard, MultiLock, RedGuard, RedLock, SemaphorePermits};
 
 use crate::Result;
 

@@ -178,11 +178,12 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// How long an outage of the store may last while `redlatch` waits. With --no-wait it does not wait.
-    pub(crate) fn outage_limit(&self) -> Duration {
+    /// How long an outage of the store may last while `redlatch` waits; `None`: without a limit. With
+    /// --no-wait it does not wait.
+    pub(crate) fn outage_limit(&self) -> Option<Duration> {
         match self.no_wait {
-            true => Duration::ZERO,
-            false => self.outage_limit.unwrap_or(Duration::MAX),
+            true => Some(Duration::ZERO),
+            false => self.outage_limit,
         }
     }
 }

@@ -5,9 +5,11 @@ use std::future::{Future, pending};
 use std::pin::Pin;
 use std::time::Duration;
 
+use redlatch::inspect::ObjectState;
+use redlatch::kind::{LockKind, OwnedKind};
 use redlatch::{
-    Acquire, Client, Error, FairLock, Guard, Lock, LockKind, Loss, MultiGuard, MultiLock,
-    ObjectState, OwnedKind, PermitId, TryAcquire,
+    Acquire, Client, Error, FairLock, Guard, Lock, Loss, MultiGuard, MultiLock, PermitId,
+    TryAcquire,
 };
 use tokio::time::Instant;
 
@@ -102,7 +104,7 @@ impl HeldLock {
         token: Option<u64>,
     ) -> HeldLock {
         HeldLock {
-            owner: guard.owner_id().to_owned(),
+            owner: guard.owner_id().into(),
             names: run.names.join(" "),
             guard: Box::new(guard),
             token,
@@ -160,13 +162,13 @@ impl HeldLock {
 
     fn is_held_in(&self, state: &ObjectState) -> bool {
         match state {
-            ObjectState::ExpirableSemaphore { acquired, .. } => {
-                acquired.iter().any(|permit| permit.id == self.owner)
-            }
+            ObjectState::ExpirableSemaphore { held, .. } => held
+                .iter()
+                .any(|permit| permit.id.to_string() == self.owner),
             state => state
                 .holders()
                 .iter()
-                .any(|holder| holder.owner == self.owner),
+                .any(|holder| holder.owner == *self.owner),
         }
     }
 
@@ -326,7 +328,7 @@ async fn acquire_multi_lock(
         None => Some(waiting.await?),
     };
     Ok(guard.map(|guard| HeldLock {
-        owner: client.owner_id(guard.owner()),
+        owner: client.owner_id(guard.owner()).into(),
         names: run.names.join(" "),
         guard: Box::new(guard),
         token: None,

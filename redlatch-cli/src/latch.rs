@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use redlatch::{Client, ObjectState};
+use redlatch::Client;
+use redlatch::inspect::ObjectState;
 
 use crate::args::{Latch, LatchCommand};
 use crate::exit::{self, Failure};
@@ -20,8 +21,8 @@ pub(crate) async fn latch(store_args: &StoreArgs, latch: &Latch) -> Result<u8, F
         LatchCommand::Wait {
             limit,
             outage_limit,
-        } => (outage_limit.unwrap_or(Duration::MAX), *limit),
-        _ => (Duration::ZERO, None),
+        } => (*outage_limit, *limit),
+        _ => (Some(Duration::ZERO), None),
     };
     let limits = WaitLimits::new(outage, wait);
     let settings = Client::builder().outage_limit(outage);

@@ -14,7 +14,8 @@ use std::collections::HashSet;
 use std::convert::Infallible;
 use std::time::Duration;
 
-use redlatch::{Client, Error, Loss, ObjectState};
+use redlatch::inspect::ObjectState;
+use redlatch::{Client, Error, Expiry, Loss};
 use rustix::process::WaitStatus;
 use tokio::time::{Instant, timeout_at};
 
@@ -174,37 +175,34 @@ async fn holder_text(client: &Client, name: &str) -> Option<String> {
             0 => String::new(),
             others => format!(" and {others} more"),
         };
-        let until = remaining_text(holders.iter().map(|holder| holder.remaining));
+        // All have to expire, so the latest expiry counts.
+        let latest = holders.iter().map(|holder| holder.remaining).max();
+        let until = match latest.and_then(Expiry::duration) {
+            Some(latest) => format!(" for up to {}", duration::rough(latest)),
+            None => " forever".into(),
+        };
         return Some(format!(
             "held by {}{others}{until}",
-            printable(&first.owner)
+            printable(first.owner.as_str())
         ));
     }
     match &state {
-        ObjectState::ExpirableSemaphore { acquired, .. } => {
+        ObjectState::ExpirableSemaphore { held, .. } => {
             // One permit is enough.
-            let until = acquired.iter().filter_map(|permit| permit.remaining).min();
+            let until = held.iter().map(|permit| permit.remaining).min();
+            let until = until.and_then(Expiry::duration);
             let until = until.map_or(String::new(), |until| {
                 format!(" for up to {}", duration::rough(until))
             });
-            Some(match acquired.len() {
+            Some(match held.len() {
                 1 => format!("its only permit is in use{until}"),
                 all => format!("all {all} permits are in use{until}"),
             })
         }
         ObjectState::Lock { queue, .. } => queue
             .first()
-            .map(|next| format!("next in its queue is {}", printable(&next.owner))),
+            .map(|next| format!("next in its queue is {}", printable(next.owner.as_str()))),
         _ => None,
-    }
-}
-
-/// Describes when the last of these leases ends. `None`: a lease that never ends.
-fn remaining_text(remaining: impl Iterator<Item = Option<Duration>>) -> String {
-    let leases: Option<Vec<Duration>> = remaining.collect();
-    match leases.and_then(|all| all.into_iter().max()) {
-        Some(latest) => format!(" for up to {}", duration::rough(latest)),
-        None => " forever".into(),
     }
 }
 

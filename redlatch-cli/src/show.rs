@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Write as _};
 use std::time::Duration;
 
-use redlatch::{Client, Holder, ObjectKind, ObjectState, OutPermit, Waiting};
+use redlatch::inspect::{HeldPermit, Holder, ObjectKind, ObjectState, Waiter};
+use redlatch::{Client, Expiry};
 use serde::Serialize;
 
 use crate::args::{Ls, Show, Unlock};
@@ -144,16 +145,16 @@ impl Object {
         object.kind = Some(state.kind().to_string());
         if let Some(holder) = state.holders().first() {
             object.held = true;
-            object.owner = Some(holder.owner.clone());
+            object.owner = Some(holder.owner.to_string());
             object.holds = holder.holds;
             object.remaining_ms = millis(holder.remaining);
         }
         match state {
             ObjectState::Lock { queue, token, .. } => {
                 object.token = token;
-                let waiter_entry = |waiting: Waiting| OwnerEntry {
-                    owner: waiting.owner,
-                    remaining_ms: millis(Some(waiting.remaining)),
+                let waiter_entry = |waiter: Waiter| OwnerEntry {
+                    owner: waiter.owner.into(),
+                    remaining_ms: millis(waiter.remaining),
                     ..OwnerEntry::default()
                 };
                 object.queue = queue.into_iter().map(waiter_entry).collect();
@@ -163,7 +164,7 @@ impl Object {
             } => {
                 let holder_entry = |side| {
                     move |holder: Holder| OwnerEntry {
-                        owner: holder.owner,
+                        owner: holder.owner.into(),
                         side: Some(side),
                         holds: Some(holder.holds),
                         remaining_ms: millis(holder.remaining),
@@ -183,19 +184,17 @@ impl Object {
                 object.remaining_ms = millis(remaining);
             }
             ObjectState::ExpirableSemaphore {
-                available,
-                acquired,
-                ..
+                available, held, ..
             } => {
-                let taken = i64::try_from(acquired.len()).unwrap_or(i64::MAX);
+                let taken = i64::try_from(held.len()).unwrap_or(i64::MAX);
                 object.available = Some(available);
                 object.total = Some(available.saturating_add(taken));
                 object.held = available <= 0;
-                let permit_entry = |permit: OutPermit| PermitEntry {
-                    id: permit.id,
+                let permit_entry = |permit: HeldPermit| PermitEntry {
+                    id: permit.id.to_string(),
                     remaining_ms: millis(permit.remaining),
                 };
-                object.permits = Some(acquired.into_iter().map(permit_entry).collect());
+                object.permits = Some(held.into_iter().map(permit_entry).collect());
             }
             _ => {}
         }
@@ -266,8 +265,10 @@ impl Object {
     }
 }
 
-fn millis(remaining: Option<Duration>) -> Option<u64> {
-    remaining.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX))
+fn millis(remaining: Expiry) -> Option<u64> {
+    remaining
+        .duration()
+        .map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX))
 }
 
 fn format_remaining(remaining_ms: Option<u64>) -> String {

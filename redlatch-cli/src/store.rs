@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use redlatch::{Client, ClientBuilder, Error, ObjectKind, ObjectState};
+use redlatch::inspect::{ObjectKind, ObjectState};
+use redlatch::{Client, ClientBuilder, Error};
 
 use crate::args::Run;
 use crate::duration;
@@ -23,7 +24,12 @@ pub(crate) async fn connect(
     store_args: &StoreArgs,
     settings: ClientBuilder,
 ) -> Result<Client, Failure> {
-    connect_within(store_args, settings, &WaitLimits::default()).await
+    connect_within(
+        store_args,
+        settings,
+        &WaitLimits::new(Some(Duration::ZERO), None),
+    )
+    .await
 }
 
 /// Connects to a store, which may be unreachable for as long as `limits` allow.
@@ -75,18 +81,18 @@ pub(crate) async fn flush(client: &Client) {
     let _ = tokio::time::timeout(FLUSH_TIMEOUT, client.flush()).await;
 }
 
-/// How long a command waits. By default, it does not wait for an unreachable store.
-#[derive(Debug, Default)]
+/// How long a command waits.
+#[derive(Debug)]
 pub(crate) struct WaitLimits {
-    /// How long an outage of the store may last.
-    outage: Duration,
+    /// How long an outage of the store may last; `None`: without a limit.
+    outage: Option<Duration>,
     wait: Option<Duration>,
     /// When the wait limit ends.
     end: Option<Instant>,
 }
 
 impl WaitLimits {
-    pub(crate) fn new(outage: Duration, wait: Option<Duration>) -> WaitLimits {
+    pub(crate) fn new(outage: Option<Duration>, wait: Option<Duration>) -> WaitLimits {
         WaitLimits {
             outage,
             wait,
@@ -126,7 +132,8 @@ impl WaitLimits {
             };
             let since = outage.unwrap_or(begun);
             let is_over = |end: Instant| end <= Instant::now() + RETRY_PAUSE;
-            if since.elapsed() >= self.outage || self.end.is_some_and(is_over) {
+            let is_too_long = self.outage.is_some_and(|outage| since.elapsed() >= outage);
+            if is_too_long || self.end.is_some_and(is_over) {
                 return Err(error);
             }
             if outage.replace(since).is_none() {

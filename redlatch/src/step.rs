@@ -6,13 +6,13 @@
 use std::borrow::Cow;
 use std::fmt::Debug;
 use std::sync::OnceLock;
-use std::time::Duration;
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::keyspace::Keyspace;
+use crate::lease::Expiry;
 
 /// One atomic change, in both implementations.
 ///
@@ -103,9 +103,8 @@ where
 pub(crate) enum Outcome<T = ()> {
     /// Acquired, with this result.
     Done(T),
-    /// Another owner holds it. Retry when a message arrives, and after this time at the latest;
-    /// [`Duration::MAX`]: only when a message arrives.
-    Wait(Duration),
+    /// Another owner holds it. Retry when a message arrives, and when this has passed at the latest.
+    Wait(Expiry),
 }
 
 /// A Lua script, known to the server by its SHA-1.

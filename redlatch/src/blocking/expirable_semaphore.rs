@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use super::Worker;
 use crate::error::Result;
-use crate::{Holder, PermitId};
+use crate::inspect::HeldPermit;
+use crate::{Expiry, PermitId};
 
 /// A handle of an expirable semaphore, for threads: [`crate::ExpirableSemaphore`]. The errors are
 /// those of the async methods of the same names.
@@ -152,7 +153,7 @@ impl ExpirableSemaphore {
     }
 
     /// Returns the time until a permit expires: [`crate::ExpirableSemaphore::lease_of`].
-    pub fn lease_of(&self, id: PermitId) -> Result<Option<Duration>> {
+    pub fn lease_of(&self, id: PermitId) -> Result<Option<Expiry>> {
         self.worker.call(&self.inner, async move |semaphore| {
             semaphore.lease_of(id).await
         })
@@ -176,10 +177,11 @@ impl ExpirableSemaphore {
             .call(&self.inner, async |semaphore| semaphore.total().await)
     }
 
-    /// Returns the held permits: [`crate::ExpirableSemaphore::holders`].
-    pub fn holders(&self) -> Result<Vec<Holder>> {
-        self.worker
-            .call(&self.inner, async |semaphore| semaphore.holders().await)
+    /// Returns the held permits: [`crate::ExpirableSemaphore::held_permits`].
+    pub fn held_permits(&self) -> Result<Vec<HeldPermit>> {
+        self.worker.call(&self.inner, async |semaphore| {
+            semaphore.held_permits().await
+        })
     }
 
     /// Sets the total number of permits if it is not set yet:

@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use super::Lock;
+use crate::Owner;
 use crate::error::Result;
-use crate::{Fair, Owner};
+use crate::inspect::Waiter;
+use crate::kind::Fair;
 
 impl Lock<Fair> {
     /// Sets how long the lock is kept free for a waiter of this handle when its turn has come:
@@ -22,8 +24,8 @@ impl Lock<Fair> {
         self
     }
 
-    /// Returns the owners that wait for the lock, the next one first: [`crate::FairLock::queue`].
-    pub fn queue(&self) -> Result<Vec<String>> {
+    /// Returns the waiters for the lock, the next one first: [`crate::FairLock::queue`].
+    pub fn queue(&self) -> Result<Vec<Waiter>> {
         self.worker
             .call(&self.inner, async move |lock| lock.queue().await)
     }

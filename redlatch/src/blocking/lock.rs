@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use super::{Worker, current_thread};
 use crate::error::{Error, Result};
-use crate::{Backoff, Fenced, Holder, LockKind, OwnedKind, Owner, Reentrant, Spin};
+use crate::inspect::Holder;
+use crate::kind::{Fenced, LockKind, OwnedKind, Reentrant, Spin};
+use crate::{Backoff, Expiry, Owner};
 
 /// A handle of a lock, for threads: [`crate::Lock`]. The errors are those of the async methods of
 /// the same names.
@@ -99,7 +101,7 @@ impl<K: LockKind + OwnedKind> Lock<K> {
     }
 
     /// Returns the time until the lease ends, unless it is renewed; `None` if the lock is free.
-    pub fn remaining_lease(&self) -> Result<Option<Duration>> {
+    pub fn remaining_lease(&self) -> Result<Option<Expiry>> {
         self.worker
             .call(&self.inner, async move |lock| lock.remaining_lease().await)
     }

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use super::{Lock, Worker, current_thread};
 use crate::error::{Error, Result};
-use crate::{Backoff, LockKind, LockOfMany, OwnedKind, Owner};
+use crate::kind::{LockKind, OwnedKind};
+use crate::{Backoff, LockOfMany, Owner};
 
 /// A lock as a member: created `From` a [`Lock`] or a reference to one.
 #[derive(Clone, Debug)]
@@ -269,7 +270,7 @@ impl ManyGuard<crate::MultiLock> {
     }
 
     /// Returns the fencing token of this fenced lock: [`crate::MultiGuard::token`].
-    pub fn token(&self, lock: &Lock<crate::Fenced>) -> Option<u64> {
+    pub fn token(&self, lock: &Lock<crate::kind::Fenced>) -> Option<u64> {
         self.inner.token(&lock.inner)
     }
 }

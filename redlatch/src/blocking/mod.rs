@@ -28,7 +28,8 @@
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::{ClientBuilder, ClientStatus, Embedded, Fair, Fenced, LockKind, Owner, Spin};
+use crate::kind::{Fair, Fenced, LockKind, Spin};
+use crate::{ClientBuilder, ClientStatus, Embedded, Owner};
 
 mod count_down_latch;
 mod expirable_semaphore;

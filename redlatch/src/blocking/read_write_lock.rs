@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Guard, Lock, Worker};
 use crate::error::Result;
-use crate::{Read, Write};
+use crate::kind::{Read, Write};
 
 /// A lock that either many reading threads or one writing thread holds: [`crate::ReadWriteLock`].
 ///

@@ -27,7 +27,7 @@ use tokio::time::Instant;
 use crate::error::{Error, Result};
 use crate::hold::{Hold, HoldKind};
 use crate::keyspace::{DumpedValue, Keyspace, Message};
-use crate::lease::Lease;
+use crate::lease::{Expiry, Lease};
 use crate::name::CandidateKeys;
 use crate::owner::Owner;
 use crate::primitives::inspect::InspectNames;
@@ -399,15 +399,11 @@ pub(crate) trait Comparable {
     fn comparable(&self) -> String;
 }
 
-fn round_duration(left: Duration) -> i64 {
-    round_ttl(i64::try_from(left.as_millis()).unwrap_or(i64::MAX))
-}
-
 impl<T: Comparable> Comparable for Outcome<T> {
     fn comparable(&self) -> String {
         match self {
             Outcome::Done(grant) => format!("done {}", grant.comparable()),
-            Outcome::Wait(left) => format!("wait {}", round_duration(*left)),
+            Outcome::Wait(left) => format!("wait {}", left.comparable()),
         }
     }
 }
@@ -417,8 +413,8 @@ impl Comparable for Vec<Holder> {
         let mut holders: Vec<_> = self
             .iter()
             .map(|holder| {
-                let left = holder.remaining.map(round_duration);
-                format!("{} {} {left:?}", holder.owner, holder.holds)
+                let left = holder.remaining.comparable();
+                format!("{} {} {left}", holder.owner, holder.holds)
             })
             .collect();
         holders.sort_unstable();
@@ -426,15 +422,16 @@ impl Comparable for Vec<Holder> {
     }
 }
 
-impl Comparable for Duration {
+impl Comparable for Expiry {
     fn comparable(&self) -> String {
-        round_duration(*self).to_string()
+        let millis = |left: Duration| i64::try_from(left.as_millis()).unwrap_or(i64::MAX);
+        format!("{:?}", self.duration().map(|left| round_ttl(millis(left))))
     }
 }
 
-impl Comparable for Option<Duration> {
+impl Comparable for Option<Expiry> {
     fn comparable(&self) -> String {
-        format!("{:?}", self.map(round_duration))
+        self.map_or("none".into(), |left| left.comparable())
     }
 }
 

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use redlatch::{Client, Fenced, FencedLock, Guard, MultiGuard, MultiLock, Owner, blocking};
+use redlatch::kind::Fenced;
+use redlatch::{Client, FencedLock, Guard, MultiGuard, MultiLock, Owner, blocking};
 use redlatch_testkit::{Proxy, Server};
 
 use crate::common::{

@@ -3,8 +3,9 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
+use redlatch::kind::LockKind;
 use redlatch::{AcquireMany, LockOfMany, ReadWriteLock, TryAcquire, TryAcquireMany};
-use redlatch::{Client, Error, ExpirableSemaphore, FairLock, FencedLock, Guard, Lock, LockKind};
+use redlatch::{Client, Error, ExpirableSemaphore, FairLock, FencedLock, Guard, Lock};
 use redlatch::{CountDownLatch, Member, MultiLock, RedLock, Semaphore, SpinLock};
 use tokio::time::timeout;
 

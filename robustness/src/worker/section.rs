@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use redlatch::{Error, Guard, LockKind, MultiGuard, Owner, RedGuard, SemaphorePermits};
+use redlatch::kind::LockKind;
+use redlatch::{Error, Guard, MultiGuard, Owner, RedGuard, SemaphorePermits};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::reporter::{CHECK_INTERVAL, Reporter};

@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use redlatch::Error;
 use redlatch::blocking::{Client, Guard, ManyGuard, RedLock, current_thread};
-use redlatch::{Error, Fenced, LockKind, OwnedKind};
+use redlatch::kind::{Fenced, LockKind, OwnedKind};
 
 use super::owners::random_hold_duration;
 use super::reporter::{CHECK_INTERVAL, Reporter};

@@ -5,7 +5,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redlatch::{Guard, Lock, LockKind, Member, MultiLock, OwnedKind, Owner, RedLock};
+use redlatch::kind::{LockKind, OwnedKind};
+use redlatch::{Expiry, Guard, Lock, Member, MultiLock, Owner, RedLock};
 use serde_json::{Value, json};
 
 use crate::settings::{Servers, millis};
@@ -200,12 +201,12 @@ trait GuardValue: LockKind + OwnedKind {
     }
 }
 
-impl GuardValue for redlatch::Reentrant {}
-impl GuardValue for redlatch::Fair {}
-impl GuardValue for redlatch::Read {}
-impl GuardValue for redlatch::Write {}
-impl GuardValue for redlatch::Spin {}
-impl GuardValue for redlatch::Fenced {
+impl GuardValue for redlatch::kind::Reentrant {}
+impl GuardValue for redlatch::kind::Fair {}
+impl GuardValue for redlatch::kind::Read {}
+impl GuardValue for redlatch::kind::Write {}
+impl GuardValue for redlatch::kind::Spin {}
+impl GuardValue for redlatch::kind::Fenced {
     fn value(guard: &Guard<Self>) -> Value {
         guard.token().into()
     }
@@ -262,8 +263,8 @@ impl<K: GuardValue> Handle for Lock<K> {
                 "holds" => self.hold_count(owner).await?.into(),
                 "remaining" => match self.remaining_lease().await? {
                     None => json!(-2),
-                    Some(Duration::MAX) => json!(-1),
-                    Some(left) => json!(left.as_millis() as u64),
+                    Some(Expiry::Never) => json!(-1),
+                    Some(Expiry::In(left)) => json!(left.as_millis() as u64),
                 },
                 _ => return Err(unknown_command(command, &[])),
             })

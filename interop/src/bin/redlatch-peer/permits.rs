@@ -1,6 +1,6 @@
 //! Semaphores.
 
-use redlatch::{Client, MAX_LEASE, PermitGuard, PermitId};
+use redlatch::{Client, Expiry, PermitGuard, PermitId};
 use serde_json::{Value, json};
 
 use crate::settings::millis;
@@ -114,8 +114,8 @@ impl Permits {
             }
             ("x-lease", [id]) => match semaphore.lease_of(id.parse()?).await? {
                 None => return Err("this permit is not acquired".into()),
-                Some(left) if left > MAX_LEASE => json!(-1),
-                Some(left) => json!(left.as_millis() as u64),
+                Some(Expiry::Never) => json!(-1),
+                Some(Expiry::In(left)) => json!(left.as_millis() as u64),
             },
             ("x-available", []) => semaphore.available().await?.into(),
             ("x-acquired", []) => semaphore.acquired().await?.into(),

@@ -58,7 +58,7 @@ impl Worker {
             return Err("a line without a command".into());
         };
         match (*command, args) {
-            ("owner", []) => Ok(self.servers.client(0)?.owner_id(self.owner).into()),
+            ("owner", []) => Ok(self.servers.client(0)?.owner_id(self.owner).as_str().into()),
             ("increment", [kind, name, key, rounds]) => {
                 let lock = self.locks.handle(kind, name)?;
                 let rounds = rounds.parse()?;

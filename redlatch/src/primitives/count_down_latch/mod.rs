@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use self::rules::{CHANGED, CountDown, OPENED, count};
 use crate::error::{Error, Result};
-use crate::lease::WaitLimit;
+use crate::lease::{Expiry, WaitLimit};
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::primitives::counter::{Delete, Read, SetIfAbsent};
 use crate::session::Session;
@@ -266,7 +266,10 @@ impl CountDownLatch {
     async fn obtain(&self, wait: WaitLimit) -> Result<Option<()>> {
         self.session.background.remember_runtime()?;
         self.object()?;
-        let outage_limit = self.outage_limit.or(self.session.outage_limit);
+        let outage_limit = self
+            .outage_limit
+            .map(Expiry::In)
+            .or(self.session.outage_limit);
         let (limits, progress) = (Limits::new(wait, outage_limit), Progress::default());
         let mut waiter = LatchWaiter {
             latch: self,
@@ -331,7 +334,7 @@ impl Attempt for LatchWaiter<'_> {
         Ok(match count(answer.reply) {
             0 => Outcome::Done(()),
             // A key that was removed by other means is found gone by reading, not by a message.
-            _ => Outcome::Wait(session.watchdog.lease().duration()),
+            _ => Outcome::Wait(Expiry::In(session.watchdog.lease().duration())),
         })
     }
 

@@ -12,6 +12,7 @@ use super::rules::{
     UpdateLease,
 };
 use crate::hold::Hold;
+use crate::lease::Expiry;
 use crate::owner::Owner;
 use crate::primitives::differential::{Comparable, assert_equivalent, lease, time};
 use crate::step::Outcome;
@@ -151,7 +152,7 @@ fn lua_and_rules_agree() {
                 let got = harness.step(&Acquire { keys, ids, lease }).await;
                 count(&mut seen.acquired, got == Ok(Outcome::Done(())));
                 match got {
-                    Ok(Outcome::Wait(Duration::MAX)) => seen.waits_for_message += 1,
+                    Ok(Outcome::Wait(Expiry::Never)) => seen.waits_for_message += 1,
                     Ok(Outcome::Wait(_)) => seen.waits_for_expiry += 1,
                     Ok(Outcome::Done(())) => {}
                     Err(_) => seen.wrong_kind += 1,

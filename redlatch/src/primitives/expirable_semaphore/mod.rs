@@ -25,9 +25,10 @@ use self::rules::{
 use crate::error::{Error, Loss, Result};
 use crate::hold::{Hold, HoldKind, Renewal};
 use crate::keyspace::Keyspace;
-use crate::lease::Lease;
+use crate::lease::{Expiry, Lease};
 use crate::name::{ObjectKeys, PermitKeys};
 use crate::owner::{ClientId, Owner};
+use crate::primitives::inspect::HeldPermit;
 use crate::primitives::lock::{Acquire, AcquireParams, Guard, Holder, Lock, Rules, TryAcquire};
 use crate::session::Session;
 use crate::step::{BoxedStep, MapReply, Outcome, Step};
@@ -250,13 +251,14 @@ impl ExpirableSemaphore {
     ///
     /// ```
     /// # use std::time::Duration;
+    /// # use redlatch::Expiry;
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
     /// # let jobs = redlatch::Client::embedded().expirable_semaphore("jobs");
     /// jobs.try_set_permits(1).await?;
     /// let ids = jobs.acquire().await?.into_ids()?;
     /// assert!(jobs.update_lease(ids[0], Duration::from_secs(3600)).await?);
     /// let left = jobs.lease_of(ids[0]).await?.expect("it is held");
-    /// assert!(left > Duration::from_secs(3500));
+    /// assert!(left > Expiry::In(Duration::from_secs(3500)));
     /// # Ok(()) }
     /// ```
     pub async fn update_lease(&self, id: PermitId, lease: Duration) -> Result<bool> {
@@ -266,9 +268,9 @@ impl ExpirableSemaphore {
     }
 
     /// Returns the time until a permit expires unless it is renewed or released; `None` if it is
-    /// not held. [`Duration::MAX`] for a permit that Redisson granted without a lease. Errors as
+    /// not held. [`Expiry::Never`] for a permit that Redisson granted without a lease. Errors as
     /// for [`ExpirableSemaphore::available`].
-    pub async fn lease_of(&self, id: PermitId) -> Result<Option<Duration>> {
+    pub async fn lease_of(&self, id: PermitId) -> Result<Option<Expiry>> {
         let keys = self.keys()?;
         let id = &id.to_string();
         self.run_for_reply(&LeaseOf { keys, id }).await
@@ -296,20 +298,28 @@ impl ExpirableSemaphore {
         Ok(counts.available.saturating_add(counts.acquired))
     }
 
-    /// Returns the held permits, each as a [`Holder`] whose `owner` is the permit's id.
+    /// Returns the held permits. Omits entries that another program has written with an id of another
+    /// length than a [`PermitId`]; they count in [`ExpirableSemaphore::acquired`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
     /// # let jobs = redlatch::Client::embedded().expirable_semaphore("jobs");
     /// jobs.try_set_permits(3).await?;
     /// let permit = jobs.acquire().await?;
-    /// let held = jobs.holders().await?;
+    /// let held = jobs.held_permits().await?;
     /// assert_eq!(held.len(), 1);
-    /// assert_eq!(held[0].owner, permit.ids()[0].to_string());
+    /// assert_eq!(held[0].id, permit.ids()[0]);
     /// # Ok(()) }
     /// ```
-    pub async fn holders(&self) -> Result<Vec<Holder>> {
-        self.lock.holders().await
+    pub async fn held_permits(&self) -> Result<Vec<HeldPermit>> {
+        let holders = self.lock.holders().await?.into_iter();
+        let permit = |holder: Holder| {
+            Some(HeldPermit {
+                id: holder.owner.as_str().parse().ok()?,
+                remaining: holder.remaining,
+            })
+        };
+        Ok(holders.filter_map(permit).collect())
     }
 
     /// Sets the total number of permits if it is not set yet. Returns whether this call set it. A

@@ -25,7 +25,7 @@ use super::permit_id::{PermitId, split_ids};
 use crate::error::Result;
 use crate::hold::Hold;
 use crate::keyspace::Keyspace;
-use crate::lease::Lease;
+use crate::lease::{Expiry, Lease};
 use crate::name::PermitKeys;
 use crate::primitives::lock::Holder;
 use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script, unexpected_reply};
@@ -86,8 +86,8 @@ impl SemaphoreState {
     }
 
     /// Returns the time until a date.
-    fn left(&self, date: i64) -> Duration {
-        millis(date.saturating_sub(self.now_rounded_up))
+    fn left(&self, date: i64) -> Expiry {
+        Expiry::from_millis(date.saturating_sub(self.now_rounded_up).max(0))
     }
 
     /// Returns the end of a lease that begins now.
@@ -161,18 +161,6 @@ fn signed(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-fn millis(millis: i64) -> Duration {
-    Duration::from_millis(u64::try_from(millis).unwrap_or(0))
-}
-
-/// Converts a remaining time from a script: -1 means forever.
-fn left(raw: i64) -> Duration {
-    match raw {
-        -1 => Duration::MAX,
-        left => millis(left),
-    }
-}
-
 /// Acquires permits under ids that the client has chosen, or returns when the next one expires.
 pub(super) struct Acquire<'a> {
     pub(super) keys: &'a PermitKeys,
@@ -200,14 +188,14 @@ impl Step for Acquire<'_> {
     fn decode(&self, reply: ScriptReply) -> Result<Outcome> {
         match reply {
             ScriptReply::Nil => Ok(Outcome::Done(())),
-            other => Ok(Outcome::Wait(left(other.integer()?))),
+            other => Ok(Outcome::Wait(Expiry::from_millis(other.integer()?))),
         }
     }
 
     fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<Outcome> {
         let state = SemaphoreState::load(keyspace, self.keys, at)?;
         let Some(available) = state.available else {
-            return Ok(Outcome::Wait(Duration::MAX));
+            return Ok(Outcome::Wait(Expiry::Never));
         };
         // Repeated because the answer was lost: the permits are already held.
         let missing = split_ids(self.ids).count() - count_held(keyspace, self.keys, self.ids, at)?;
@@ -215,7 +203,7 @@ impl Step for Acquire<'_> {
             if available < signed(missing) {
                 let held = keyspace.find::<Dates>(&self.keys.deadlines, at)?;
                 let first = held.and_then(|held| held.value.values().min().copied());
-                let wait = first.map_or(Duration::MAX, |first| state.left(first));
+                let wait = first.map_or(Expiry::Never, |first| state.left(first));
                 return Ok(Outcome::Wait(wait));
             }
             add(keyspace, self.keys, -signed(missing), at)?;
@@ -521,7 +509,7 @@ pub(super) struct LeaseOf<'a> {
 
 impl Step for LeaseOf<'_> {
     /// `None`: it is not held.
-    type Reply = Option<Duration>;
+    type Reply = Option<Expiry>;
 
     fn script(&self) -> &'static Script {
         script!("prelude.lua", "lease_of.lua")
@@ -536,14 +524,14 @@ impl Step for LeaseOf<'_> {
         args.text(self.id);
     }
 
-    fn decode(&self, reply: ScriptReply) -> Result<Option<Duration>> {
+    fn decode(&self, reply: ScriptReply) -> Result<Option<Expiry>> {
         match reply {
             ScriptReply::Nil => Ok(None),
-            other => Ok(Some(left(other.integer()?))),
+            other => Ok(Some(Expiry::from_millis(other.integer()?))),
         }
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<Option<Duration>> {
+    fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<Option<Expiry>> {
         let state = SemaphoreState::load(keyspace, self.keys, at)?;
         if state.available.is_none() {
             return Ok(None);
@@ -575,21 +563,13 @@ impl Step for Inspect<'_> {
 
     fn decode(&self, reply: ScriptReply) -> Result<Vec<Holder>> {
         let holder = |one: &[ScriptReply]| match one {
-            [ScriptReply::Bytes(id), ScriptReply::Integer(raw)] => {
-                // An id of another format, written to the set by another program, is shown as it is.
-                let owner = match <[u8; PermitId::BYTES]>::try_from(id.as_slice()) {
-                    Ok(id) => PermitId::from_bytes(id).to_string(),
-                    Err(_) => String::from_utf8_lossy(id).into_owned(),
-                };
-                Ok(Holder {
-                    owner,
-                    holds: 1,
-                    remaining: Some(left(*raw)).filter(|left| *left != Duration::MAX),
-                })
+            [ScriptReply::Bytes(id), ScriptReply::Integer(left)] => {
+                let id = PermitId::from_store(id)?;
+                Some(Ok(holder(id.to_string(), Expiry::from_millis(*left))))
             }
-            other => Err(unexpected_reply(&other)),
+            other => Some(Err(unexpected_reply(&other))),
         };
-        reply.list()?.chunks(2).map(holder).collect()
+        reply.list()?.chunks(2).filter_map(holder).collect()
     }
 
     fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<Vec<Holder>> {
@@ -600,12 +580,17 @@ impl Step for Inspect<'_> {
         let Some(held) = dates(keyspace, self.keys, at)? else {
             return Ok(Vec::new());
         };
-        let holder = |(id, date): (&String, &i64)| Holder {
-            owner: id.clone(),
-            holds: 1,
-            remaining: Some(state.left(*date)),
-        };
+        let holder = |(id, date): (&String, &i64)| holder(id.clone(), state.left(*date));
         Ok(held.iter().map(holder).collect())
+    }
+}
+
+/// Returns a held permit in the form that all kinds share: its id takes the place of the owner.
+fn holder(id: String, remaining: Expiry) -> Holder {
+    Holder {
+        owner: id.into(),
+        holds: 1,
+        remaining,
     }
 }
 

@@ -444,7 +444,7 @@ impl Model for Locks {
             }
             if known_hold.holds(world.now) {
                 let is_kept = |holder: &Holder| {
-                    let end = holder.remaining.map(|left| world.now + left);
+                    let end = holder.remaining.duration().map(|left| world.now + left);
                     holder.holds == known_hold.count && end >= known_hold.end
                 };
                 ensure(holder.as_ref().is_some_and(is_kept), || {

@@ -15,13 +15,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use self::rules::{Acquire, Force, ListWaiters, Release};
+use self::rules::{Acquire, Force, Release};
 use crate::error::{Error, Result};
 use crate::hold::{Hold, HoldKind, Renewal};
 use crate::keyspace::Keyspace;
 use crate::lease::{Lease, MAX_LEASE};
 use crate::name::{FairKeys, ObjectKeys};
 use crate::owner::Owner;
+use crate::primitives::inspect::{ObjectState, Waiter, inspect};
 use crate::primitives::lock::{AcquireParams, Lock, OwnedKind, Rules};
 use crate::step::{BoxedStep, Outcome, Step};
 
@@ -165,9 +166,8 @@ impl Lock<Fair> {
         self.with_kind(kind)
     }
 
-    /// Returns the ids of the owners that wait for the lock in any process
-    /// ([`Client::owner_id`](crate::Client::owner_id)), the next one first. Omits entries at the
-    /// head whose time in the queue has passed.
+    /// Returns the waiters for the lock in any process, the next one first. Omits entries whose time in
+    /// the queue has passed.
     ///
     /// # Errors
     ///
@@ -179,9 +179,11 @@ impl Lock<Fair> {
     /// assert!(client.fair_lock("printer").queue().await?.is_empty());
     /// # Ok(()) }
     /// ```
-    pub async fn queue(&self) -> Result<Vec<String>> {
-        let keys = &self.valid_kind()?.keys;
-        self.session.store.read(&ListWaiters { keys }).await
+    pub async fn queue(&self) -> Result<Vec<Waiter>> {
+        match inspect(&self.session, self.valid_kind()?.object()).await? {
+            Some(ObjectState::Lock { queue, .. }) => Ok(queue),
+            _ => Ok(Vec::new()),
+        }
     }
 
     /// Returns the number of waiters before `owner`, which waits through this client: 0 if it is
@@ -201,7 +203,7 @@ impl Lock<Fair> {
     pub async fn position(&self, owner: Owner) -> Result<Option<usize>> {
         let owner = self.session.id.owner_id(owner);
         let queue = self.queue().await?;
-        Ok(queue.iter().position(|waiting| *waiting == owner))
+        Ok(queue.iter().position(|waiter| waiter.owner == owner))
     }
 }
 

@@ -18,8 +18,6 @@
 //! * Giving up removes the owner from the queue, shifts the timeouts of the waiters behind it, and
 //!   wakes the next waiter if the owner was the head.
 
-use std::time::Duration;
-
 use smallvec::smallvec;
 use tokio::time::Instant;
 
@@ -27,7 +25,7 @@ use super::queue::{FairQueue, millis};
 use crate::error::Result;
 use crate::hold::Hold;
 use crate::keyspace::{Holds, Keyspace};
-use crate::lease::Lease;
+use crate::lease::{Expiry, Lease};
 use crate::name::{FairKeys, ObjectKeys};
 use crate::primitives::lock::AcquireParams;
 use crate::primitives::reentrant::rules::{
@@ -58,8 +56,8 @@ const MAX_SLEEP: i64 = 5000;
 /// Returns the lock's remaining lease in milliseconds; -1 if it never expires. `None` if it is free.
 fn remaining_ms(keyspace: &mut Keyspace, object: &ObjectKeys, now: Instant) -> Option<i64> {
     match keyspace.remaining(object.key(), now)? {
-        Duration::MAX => Some(-1),
-        left => Some(millis(left)),
+        Expiry::Never => Some(-1),
+        Expiry::In(left) => Some(millis(left)),
     }
 }
 
@@ -433,44 +431,5 @@ impl Step for Force<'_> {
             FairQueue::new(keyspace, self.keys, now).wake_after_release(left, self.grace)?;
         }
         Ok(held)
-    }
-}
-
-/// Returns the waiting owners, the next one first.
-pub(super) struct ListWaiters<'a> {
-    pub(super) keys: &'a FairKeys,
-}
-
-impl Step for ListWaiters<'_> {
-    type Reply = Vec<String>;
-
-    fn script(&self) -> &'static Script {
-        script!("queue.lua", "list_waiters.lua")
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        all_keys(self.keys)
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<Vec<String>> {
-        reply.list()?.into_iter().map(ScriptReply::text).collect()
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Vec<String>> {
-        let mut queue = FairQueue::new(keyspace, self.keys, now);
-        let now = queue.now_ms();
-        let mut waiting: Vec<_> = match queue.owners()? {
-            Some(owners) => owners.iter().cloned().collect(),
-            None => Vec::new(),
-        };
-        let mut timed_out = 0;
-        for owner in &waiting {
-            if queue.timeout_of(owner)?.is_some_and(|until| until > now) {
-                break;
-            }
-            timed_out += 1;
-        }
-        waiting.drain(..timed_out);
-        Ok(waiting)
     }
 }

@@ -44,7 +44,7 @@ impl World {
     fn retry_after(&mut self, owner: u8, lease: u64, wait_time: u64) -> Option<u128> {
         match self.request(owner, lease, wait_time).unwrap() {
             Outcome::Done(()) => None,
-            Outcome::Wait(left) => Some(left.as_millis()),
+            Outcome::Wait(left) => Some(left.duration().unwrap().as_millis()),
         }
     }
 

@@ -1,12 +1,11 @@
 //! Compares script and rule of the listing step on any data under a name. The steps of other
 //! primitives create the data: each of their tests covers its own primitive, this one how listings show them.
 
-use std::time::Duration;
-
 use proptest::prelude::*;
 
 use super::rules::InspectNames;
-use super::{ObjectState, OutPermit, Waiting};
+use super::{HeldPermit, ObjectState, Waiter};
+use crate::lease::Expiry;
 use crate::name::CandidateKeys;
 use crate::primitives::differential::{Comparable, assert_equivalent, hold, lease, time};
 use crate::primitives::fenced_lock::Fenced;
@@ -74,7 +73,10 @@ fn lua_and_rules_agree() {
 
 impl Comparable for Vec<super::rules::Inspected> {
     fn comparable(&self) -> String {
-        let rounded = |left: Duration| (left.as_secs() + 50_000) / 100_000;
+        let rounded = |left: Expiry| {
+            left.duration()
+                .map(|left| (left.as_secs() + 50_000) / 100_000)
+        };
         let one = |seen: &super::rules::Inspected| match seen {
             Ok(None) => "nothing".to_owned(),
             Err(_) => "something else".to_owned(),
@@ -84,7 +86,7 @@ impl Comparable for Vec<super::rules::Inspected> {
                 token,
             })) => {
                 let holder = holder.iter().cloned().collect::<Vec<_>>().comparable();
-                let waits = |waiting: &Waiting| (waiting.owner.clone(), rounded(waiting.remaining));
+                let waits = |waiter: &Waiter| (waiter.owner.clone(), rounded(waiter.remaining));
                 let queue: Vec<_> = queue.iter().map(waits).collect();
                 format!("lock {holder} {queue:?} {token:?}")
             }
@@ -93,15 +95,11 @@ impl Comparable for Vec<super::rules::Inspected> {
                 format!("{writer}; {}", readers.comparable())
             }
             Ok(Some(ObjectState::Counter { value, remaining })) => {
-                format!("{value} {:?}", remaining.map(rounded))
+                format!("{value} {:?}", rounded(*remaining))
             }
-            Ok(Some(ObjectState::ExpirableSemaphore {
-                available,
-                acquired,
-            })) => {
-                let permit =
-                    |permit: &OutPermit| (permit.id.clone(), permit.remaining.map(rounded));
-                let mut permits: Vec<_> = acquired.iter().map(permit).collect();
+            Ok(Some(ObjectState::ExpirableSemaphore { available, held })) => {
+                let permit = |permit: &HeldPermit| (permit.id, rounded(permit.remaining));
+                let mut permits: Vec<_> = held.iter().map(permit).collect();
                 permits.sort();
                 format!("{available} {permits:?}")
             }

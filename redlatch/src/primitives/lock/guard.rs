@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::{Acquire, AcquireOptions, HoldGuard, Lock, LockKind, OwnedKind, Reentrant};
 use crate::error::{Error, Result};
 use crate::name::owner_of;
-use crate::owner::Owner;
+use crate::owner::{Owner, OwnerId};
 use crate::session::{HoldRef, Terms};
 
 /// A held lock. [`Guard::unlock`] releases it; dropping the guard releases it in the background.
@@ -161,9 +161,9 @@ impl<K: LockKind + OwnedKind> Guard<K> {
         self.held.hold_ref.hold.owner
     }
 
-    /// Returns the owner's id in the store: `<client id>:<number>`.
-    pub fn owner_id(&self) -> &str {
-        owner_of(&self.held.hold_ref.hold.field)
+    /// Returns the owner's id in the store.
+    pub fn owner_id(&self) -> OwnerId {
+        owner_of(&self.held.hold_ref.hold.field).into()
     }
 
     /// Returns the number of guards that this owner has of the lock.

@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::hold::{Hold, HoldKind};
-use crate::lease::Lease;
+use crate::lease::{Expiry, Lease};
 use crate::name::ObjectKeys;
-use crate::owner::{ClientId, Owner};
+use crate::owner::{ClientId, Owner, OwnerId};
 use crate::primitives::reentrant;
 use crate::session::Session;
 use crate::step::{Outcome, Step};
@@ -53,7 +53,7 @@ pub struct Reentrant {
 }
 
 /// A kind whose holder is an [`Owner`] that may hold it several times: all kinds except permits.
-pub trait OwnedKind {}
+pub trait OwnedKind: LockKind {}
 
 /// The steps of one kind of lock, and how its waiters wait.
 pub(crate) trait Rules: HoldKind + Sized + 'static {
@@ -97,7 +97,7 @@ pub(crate) trait Rules: HoldKind + Sized + 'static {
 
     /// Returns the hash field that identifies an owner in the store.
     fn field(&self, client: &ClientId, owner: Owner) -> String {
-        self.object().field(client.owner_id(owner))
+        self.object().field(client.owner_id(owner).into())
     }
 
     /// Returns the channel on which a waiter is woken.
@@ -268,20 +268,17 @@ impl<K: LockKind> Lock<K> {
         Ok(mine.map_or(0, |holder| holder.holds))
     }
 
-    /// Returns the time until the lease ends, unless it is renewed. `None` if the lock is free.
-    ///
-    /// [`Duration::MAX`] for a key whose expiry was removed by other means.
-    pub async fn remaining_lease(&self) -> Result<Option<Duration>> {
+    /// Returns when the lease ends, unless it is renewed. `None` if the lock is free.
+    pub async fn remaining_lease(&self) -> Result<Option<Expiry>> {
         let holder = self.holder().await?;
-        Ok(holder.map(|holder| holder.remaining.unwrap_or(Duration::MAX)))
+        Ok(holder.map(|holder| holder.remaining))
     }
 
     /// Returns the holder of the lock, with its hold count and remaining lease; `None` if the lock
     /// is free. Of several readers, returns the one with the longest lease.
     pub async fn holder(&self) -> Result<Option<Holder>> {
         let holders = self.holders().await?;
-        let longest = |holder: &Holder| holder.remaining.unwrap_or(Duration::MAX);
-        Ok(holders.into_iter().max_by_key(longest))
+        Ok(holders.into_iter().max_by_key(|holder| holder.remaining))
     }
 
     /// Returns all holders of the lock: at most one, except for the read side of a read-write lock.
@@ -366,11 +363,10 @@ impl<K: LockKind> std::fmt::Debug for Lock<K> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
-    /// `<client id>:<number>`: in redlatch the number of an [`Owner`], in Redisson a thread's id.
-    pub owner: String,
+    /// The owner that holds the lock.
+    pub owner: OwnerId,
     /// Hold count: more than 1 if the owner re-entered the lock.
     pub holds: u32,
-    /// Time until the store ends the hold unless it is renewed. `None` if it never ends, because
-    /// the key's expiry was removed by other means.
-    pub remaining: Option<Duration>,
+    /// When the store ends the hold unless it is renewed.
+    pub remaining: Expiry,
 }

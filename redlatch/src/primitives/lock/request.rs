@@ -11,7 +11,7 @@ use super::{AcquireParams, Guard, Lock, LockKind, OwnedKind, Reentrant};
 use crate::error::{Error, Result};
 use crate::hold::HoldPeriod;
 use crate::join::Boxed;
-use crate::lease::{Lease, WaitLimit};
+use crate::lease::{Expiry, Lease, WaitLimit};
 use crate::owner::Owner;
 use crate::session::{HoldRef, Terms};
 use crate::step::Outcome;
@@ -182,7 +182,10 @@ impl<K: LockKind> AcquireOptions<K> {
         kind.check()?;
         let lease = self.lease.map(Lease::new).transpose()?;
         let terms = session.terms(lease, self.lock.reentrant);
-        let limits = Limits::new(wait, self.outage_limit.or(session.outage_limit));
+        let limits = Limits::new(
+            wait,
+            self.outage_limit.map(Expiry::In).or(session.outage_limit),
+        );
         if let Some(hold_ref) = &self.reenters {
             let grant = self.obtain_hold(hold_ref.clone(), terms, limits, true);
             return grant.await;

@@ -34,7 +34,7 @@ use tokio::time::Instant;
 use crate::backoff::Backoff;
 use crate::error::Result;
 use crate::hold::HoldPeriod;
-use crate::lease::Lease;
+use crate::lease::{Expiry, Lease};
 use crate::primitives::lock::AcquireParams;
 use crate::session::{AllOrNone, HoldRef, Terms};
 use crate::step::Outcome;
@@ -158,7 +158,7 @@ impl<'a> MultiLockRequest<'a> {
     async fn try_all(
         &mut self,
         subscribe: bool,
-    ) -> Result<std::result::Result<Vec<HeldMember>, (usize, Duration)>> {
+    ) -> Result<std::result::Result<Vec<HeldMember>, (usize, Expiry)>> {
         let _running = AttemptRuns::begin(&self.attempt_runs);
         self.member_requested = false;
         self.acquired_all = false;

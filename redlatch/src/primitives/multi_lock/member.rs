@@ -9,7 +9,7 @@ use super::acquire_all::ErasedGrant;
 use crate::error::{Error, Result};
 use crate::hold::Hold;
 use crate::join::Boxed;
-use crate::lease::Lease;
+use crate::lease::{Expiry, Lease};
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::owner::Owner;
 use crate::primitives::lock::{AcquireParams, Lock, LockKind, OwnedKind, report};
@@ -194,7 +194,7 @@ pub(super) fn erase_grant<T: Send + Sync + 'static>(
 }
 
 /// Returns the shortest outage limit that is set for the members' clients.
-pub(crate) fn shortest_outage_limit(members: &[Member]) -> Option<Duration> {
+pub(crate) fn shortest_outage_limit(members: &[Member]) -> Option<Expiry> {
     let limits = members.iter();
     limits
         .filter_map(|member| member.session().outage_limit)

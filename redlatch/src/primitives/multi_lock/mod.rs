@@ -25,7 +25,7 @@ pub(crate) use self::request::Obtain;
 pub use self::request::{AcquireMany, LockOfMany, TryAcquireMany};
 use crate::error::{Error, Result};
 use crate::join::join_all;
-use crate::lease::{Lease, WaitLimit};
+use crate::lease::{Expiry, Lease, WaitLimit};
 use crate::owner::Owner;
 use crate::primitives::lock::unless_lost;
 use crate::store::Progress;
@@ -185,7 +185,12 @@ impl Obtain for MultiLock {
         let Some(waiting) = members.first().map(|first| &first.session().waiting) else {
             return Ok(None);
         };
-        let limits = Limits::new(wait, outage_limit.or(shortest_outage_limit(&members)));
+        let limits = Limits::new(
+            wait,
+            outage_limit
+                .map(Expiry::In)
+                .or(shortest_outage_limit(&members)),
+        );
         for member in &members {
             member.session().background.remember_runtime()?;
         }

@@ -2,12 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use proptest::prelude::*;
 
 use super::{Read, Write};
 use crate::error::Error;
 use crate::hold::{Hold, HoldKind as _};
+use crate::lease::Expiry;
 use crate::name::ReadWriteKeys;
 use crate::primitives::differential::{assert_equivalent, hold, lease, time};
 use crate::primitives::lock::{AcquireParams, Rules as _};
@@ -156,7 +158,7 @@ fn lua_and_rules_agree() {
                 (Side::Read(_), Ok(Outcome::Done(()))) => "reads",
                 (Side::Write(_), Ok(Outcome::Done(()))) if count > 1 => "writes again",
                 (Side::Write(_), Ok(Outcome::Done(()))) => "writes",
-                (_, Ok(Outcome::Wait(left))) if left.is_zero() => "is lost",
+                (_, Ok(Outcome::Wait(Expiry::In(Duration::ZERO)))) => "is lost",
                 (Side::Read(_), Ok(Outcome::Wait(_))) => "waits to read",
                 (Side::Write(_), Ok(Outcome::Wait(_))) => "waits to write",
                 (_, Err(Error::WriteWhileReading { .. })) => "reads and asks to write",

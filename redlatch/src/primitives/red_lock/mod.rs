@@ -20,7 +20,7 @@ use super::multi_lock::{
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::join::join_all;
-use crate::lease::{Lease, WaitLimit};
+use crate::lease::{Expiry, Lease, WaitLimit};
 use crate::owner::Owner;
 use crate::primitives::lock::unless_lost;
 use crate::store::Progress;
@@ -230,9 +230,9 @@ fn quorum(members: usize) -> usize {
 
 /// Returns the error of a member that did not answer in time.
 fn timeout_error(member_timeout: Duration) -> Error {
-    Error::Unavailable {
-        reason: format!("no answer within {member_timeout:?}, the RedLock's `timeout`"),
-    }
+    Error::unavailable(format!(
+        "no answer within {member_timeout:?}, the RedLock's `timeout`"
+    ))
 }
 
 impl LockOfMany for RedLock {
@@ -265,8 +265,13 @@ impl Obtain for RedLock {
         }
         let owner = named.unwrap_or_else(Owner::new);
         // Without a limit it waits for a majority that cannot be reached.
-        let outage_limit = outage_limit.or(shortest_outage_limit(&members));
-        let limits = Limits::new(wait, outage_limit.or(Some(Duration::MAX)));
+        let outage_limit = outage_limit.map(Expiry::In);
+        let limits = Limits {
+            wait,
+            outage: outage_limit
+                .or(shortest_outage_limit(&members))
+                .unwrap_or(Expiry::Never),
+        };
         let progress = Progress::default();
         let mut request = RedLockRequest {
             members: &members,
@@ -280,7 +285,7 @@ impl Obtain for RedLock {
             owner_is_named: named.is_some(),
             outage: match limits.waits() {
                 true => limits.outage,
-                false => Duration::MAX,
+                false => Expiry::Never,
             },
             progress: &progress,
         };

@@ -23,7 +23,7 @@ use tokio::time::Instant;
 use crate::error::{Error, Result};
 use crate::hold::Hold;
 use crate::keyspace::{Holds, Keyspace};
-use crate::lease::Lease;
+use crate::lease::{Expiry, Lease};
 use crate::name::ObjectKeys;
 use crate::primitives::lock::{AcquireParams, Holder};
 use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script};
@@ -94,9 +94,9 @@ pub(crate) fn parse_outcome(object: &ObjectKeys, reply: ScriptReply) -> Result<O
 /// Interprets another owner's remaining lease in ms. A lock always has one; a key that never
 /// expires is not a lock.
 pub(crate) fn wait_outcome<T>(object: &ObjectKeys, left: i64) -> Result<Outcome<T>> {
-    match u64::try_from(left) {
-        Ok(left) => Ok(Outcome::Wait(Duration::from_millis(left))),
-        Err(_) => Err(wrong_kind(object, NO_EXPIRY)),
+    match Expiry::from_millis(left) {
+        left @ Expiry::In(_) => Ok(Outcome::Wait(left)),
+        Expiry::Never => Err(wrong_kind(object, NO_EXPIRY)),
     }
 }
 
@@ -113,7 +113,7 @@ pub(crate) fn try_acquire(
     let Some(mut holds) = keyspace.find::<Holds>(object.key(), now)? else {
         if count > 1 {
             // The hold to re-enter has been lost.
-            return Ok(Outcome::Wait(Duration::ZERO));
+            return Ok(Outcome::Wait(Expiry::In(Duration::ZERO)));
         }
         let holds = Holds {
             counts: BTreeMap::from([(owner.to_owned(), count)]),
@@ -126,9 +126,9 @@ pub(crate) fn try_acquire(
         return Err(wrong_kind(object, READ_WRITE));
     }
     let Some(held) = holds.value.counts.get_mut(owner) else {
-        return match finite(holds.remaining(now)) {
-            Some(left) => Ok(Outcome::Wait(left)),
-            None => Err(wrong_kind(object, NO_EXPIRY)),
+        return match holds.remaining(now) {
+            left @ Expiry::In(_) => Ok(Outcome::Wait(left)),
+            Expiry::Never => Err(wrong_kind(object, NO_EXPIRY)),
         };
     };
     *held = count;
@@ -357,9 +357,9 @@ impl Step for Inspect<'_> {
         let Some(holds) = keyspace.find::<Holds>(self.object.key(), now)? else {
             return Ok(Vec::new());
         };
-        let remaining = finite(holds.remaining(now));
+        let remaining = holds.remaining(now);
         let holder = |(owner, count): (&String, &u32)| Holder {
-            owner: owner.clone(),
+            owner: owner.as_str().into(),
             holds: *count,
             remaining,
         };
@@ -370,17 +370,11 @@ impl Step for Inspect<'_> {
 /// Parses a holder from a script's reply: owner, hold count, remaining milliseconds.
 pub(crate) fn parse_holder(reply: ScriptReply) -> Result<Holder> {
     let [owner, holds, left] = reply.array()?;
-    let left = u64::try_from(left.integer()?);
     Ok(Holder {
-        owner: owner.text()?,
+        owner: owner.text()?.into(),
         holds: holds.text()?.parse().unwrap_or(u32::MAX),
-        remaining: left.ok().map(Duration::from_millis),
+        remaining: Expiry::from_millis(left.integer()?),
     })
-}
-
-/// Converts a remaining time for callers: `None` for a key that never expires.
-pub(crate) fn finite(remaining: Duration) -> Option<Duration> {
-    (remaining != Duration::MAX).then_some(remaining)
 }
 
 pub(crate) const NO_EXPIRY: &str = "it has no time to live";

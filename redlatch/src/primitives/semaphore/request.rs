@@ -12,7 +12,7 @@ use super::rules::TakePermits;
 use super::{Semaphore, SemaphorePermits};
 use crate::error::{Error, Result};
 use crate::join::Boxed;
-use crate::lease::{Lease, WaitLimit};
+use crate::lease::{Expiry, Lease, MAX_LEASE, WaitLimit};
 use crate::name::ObjectKeys;
 use crate::primitives::counter::{Read, SetIfAbsent};
 use crate::step::Outcome;
@@ -132,7 +132,7 @@ async fn obtain(
         let none = SemaphorePermits::new(session.clone(), object.clone(), 0, None);
         return Ok(Some(none));
     }
-    let limits = Limits::new(wait, outage_limit.or(session.outage_limit));
+    let limits = Limits::new(wait, outage_limit.map(Expiry::In).or(session.outage_limit));
     let progress = Progress::default();
     let mut request = PermitsRequest {
         semaphore,
@@ -175,7 +175,7 @@ impl Attempt for PermitsRequest<'_> {
 
     async fn ask(&mut self, subscribe: bool) -> Result<Outcome<SemaphorePermits>> {
         let session = &self.semaphore.session;
-        let wait = Outcome::Wait(session.watchdog.lease().duration());
+        let wait = Outcome::Wait(Expiry::In(session.watchdog.lease().duration()));
         if subscribe {
             // Reading may be repeated, acquiring must not. So the connection is made and the channel
             // subscribed before anything is acquired, at no extra cost to requests that must wait anyway.
@@ -242,7 +242,9 @@ impl PermitsRequest<'_> {
                 Ok(answer) => match answer.reply {
                     Outcome::Done(ttl) => {
                         tracing::debug!(semaphore = object.name(), permits, "acquired");
-                        let ends = answer.sent_at.checked_add(ttl);
+                        let ends = ttl
+                            .duration()
+                            .and_then(|ttl| answer.sent_at.checked_add(ttl));
                         let acquired = SemaphorePermits::new(session, object, permits, ends);
                         match answer.confirmation.confirmed(&progress).await {
                             Ok(()) => Ok(Outcome::Done(acquired)),
@@ -261,7 +263,10 @@ impl PermitsRequest<'_> {
         };
         let in_flight = || shared_progress.was_sent();
         let mut work = pin!(background.detach_on_drop(work, in_flight));
-        let (begun, after) = (Instant::now(), store.response_timeout());
+        let (begun, after) = (
+            Instant::now(),
+            store.response_timeout().unwrap_or(MAX_LEASE),
+        );
         match shared_progress
             .with_timeout(begun, after, work.as_mut())
             .await

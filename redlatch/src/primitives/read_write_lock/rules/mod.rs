@@ -24,11 +24,10 @@ use tokio::time::Instant;
 
 use crate::error::Result;
 use crate::keyspace::{FoundKey, Holds, Keyspace, Mode};
+use crate::lease::Expiry;
 use crate::name::{ObjectKeys, ReadWriteKeys, is_writer_field, owner_of};
 use crate::primitives::lock::Holder;
-use crate::primitives::reentrant::rules::{
-    FOREIGN_HASH, finite, parse_forced, parse_holder, wrong_kind,
-};
+use crate::primitives::reentrant::rules::{FOREIGN_HASH, parse_forced, parse_holder, wrong_kind};
 use crate::step::{Args, Keys, Script, ScriptReply, Step, script};
 
 pub(super) mod read;
@@ -58,8 +57,8 @@ fn timeout_key(own: &str, n: u32) -> String {
 fn hold_remaining(keyspace: &mut Keyspace, own: &str, n: u32, now: Instant) -> Duration {
     match keyspace.remaining(&timeout_key(own, n), now) {
         // A key without expiry was not created by a reader.
-        None | Some(Duration::MAX) => Duration::ZERO,
-        Some(left) => left,
+        None | Some(Expiry::Never) => Duration::ZERO,
+        Some(Expiry::In(left)) => left,
     }
 }
 
@@ -173,20 +172,20 @@ impl Step for Inspect<'_> {
             let writes = is_writer_field(&field);
             let remaining = match self.side {
                 Mode::Write if writes => left,
-                Mode::Read if !writes => longest_remaining(
+                Mode::Read if !writes => Expiry::In(longest_remaining(
                     keyspace,
                     &self.keys.reader_timeouts_prefix(&field),
                     1,
                     holds,
                     now,
-                ),
-                _ => Duration::ZERO,
+                )),
+                _ => continue,
             };
-            if !remaining.is_zero() {
+            if remaining > Expiry::In(Duration::ZERO) {
                 holders.push(Holder {
-                    owner: owner_of(&field).to_owned(),
+                    owner: owner_of(&field).into(),
                     holds,
-                    remaining: finite(remaining),
+                    remaining,
                 });
             }
         }

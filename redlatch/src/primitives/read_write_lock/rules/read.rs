@@ -13,7 +13,7 @@ use super::{
 use crate::error::Result;
 use crate::hold::Hold;
 use crate::keyspace::{Holds, Keyspace, Mode};
-use crate::lease::Lease;
+use crate::lease::{Expiry, Lease};
 use crate::name::{ReadWriteKeys, writer_field};
 use crate::primitives::lock::AcquireParams;
 use crate::primitives::reentrant::rules::{NO_EXPIRY, parse_outcome, wrong_kind};
@@ -64,7 +64,7 @@ impl Step for Acquire<'_> {
         let free = found.is_none();
         if let Some((mode, holds)) = found {
             let left = holds.remaining(now);
-            if left == Duration::MAX {
+            if left == Expiry::Never {
                 return Err(wrong_kind(object, NO_EXPIRY));
             }
             writes = holds.value.counts.contains_key(&writer_field(owner));
@@ -76,13 +76,13 @@ impl Step for Acquire<'_> {
         if longest_remaining(keyspace, own, 1, held, now).is_zero() {
             if count > 1 {
                 // The hold to re-enter has been lost.
-                return Ok(Outcome::Wait(Duration::ZERO));
+                return Ok(Outcome::Wait(Expiry::In(Duration::ZERO)));
             }
             if self.prefers_writers
                 && !writes
                 && let Some(left) = blocked_by_writers(keyspace, self.keys, now)?
             {
-                return Ok(Outcome::Wait(left));
+                return Ok(Outcome::Wait(Expiry::In(left)));
             }
         }
         if free {
@@ -205,7 +205,7 @@ impl Step for Release<'_> {
         }
         // Writers sleep until the end that they received. If it is now much earlier, they are woken:
         // the remaining readers may be dead and never release.
-        if most.is_zero() || left.saturating_sub(most) >= MIN_WAKE_CHANGE {
+        if most.is_zero() || left >= Expiry::In(most + MIN_WAKE_CHANGE) {
             keyspace.publish(object.channel(), READ_RELEASED);
         }
         Ok(held)

@@ -10,7 +10,7 @@ use super::{WRITE_RELEASED, find, longest_reader_remaining, longest_remaining, w
 use crate::error::{Error, Result};
 use crate::hold::Hold;
 use crate::keyspace::{Holds, Keyspace, Mode};
-use crate::lease::Lease;
+use crate::lease::{Expiry, Lease};
 use crate::name::{ReadWriteKeys, owner_of};
 use crate::primitives::lock::AcquireParams;
 use crate::primitives::reentrant::rules::{
@@ -77,7 +77,7 @@ impl Step for Acquire<'_> {
         let Some((mode, mut holds)) = find(keyspace, object, now)? else {
             if count > 1 {
                 // The hold to re-enter has been lost.
-                return Ok(Outcome::Wait(Duration::ZERO));
+                return Ok(Outcome::Wait(Expiry::In(Duration::ZERO)));
             }
             let holds = Holds {
                 counts: BTreeMap::from([(field.to_owned(), count)]),
@@ -87,7 +87,7 @@ impl Step for Acquire<'_> {
             return self.finish_acquisition(keyspace, now);
         };
         let left = holds.remaining(now);
-        if left == Duration::MAX {
+        if left == Expiry::Never {
             return Err(wrong_kind(object, NO_EXPIRY));
         }
         if mode == Mode::Write
@@ -98,7 +98,7 @@ impl Step for Acquire<'_> {
             return self.finish_acquisition(keyspace, now);
         }
         if count > 1 {
-            return Ok(Outcome::Wait(Duration::ZERO));
+            return Ok(Outcome::Wait(Expiry::In(Duration::ZERO)));
         }
         let owner = owner_of(field);
         let reads = holds.value.counts.get(owner).copied().unwrap_or(0);
@@ -128,7 +128,7 @@ impl Step for Acquire<'_> {
             writers.set_end(now + ttl.duration());
         }
         // If the writer retries in time, its mark does not expire while it waits.
-        Ok(Outcome::Wait(left.min(ttl.renewal_interval())))
+        Ok(Outcome::Wait(left.min(Expiry::In(ttl.renewal_interval()))))
     }
 }
 
