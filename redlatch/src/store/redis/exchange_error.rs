@@ -41,8 +41,9 @@ fn inner_code<'a>(code: &'a str, message: &'a str) -> &'a str {
     inner.filter(is_code).unwrap_or(code)
 }
 
-/// Error of a script that accesses a key in a half-moved slot.
-const NON_LOCAL_KEY: &str = "Script attempted to access a non local key";
+/// Error of a script that accesses a key in a half-moved slot. Redis begins it with `Script attempted`, Valkey 9.1
+/// with `Attempted`.
+const NON_LOCAL_KEY: &str = "ttempted to access a non local key";
 
 impl ExchangeError {
     pub(super) fn not_executed(cause: impl Into<Cause>) -> ExchangeError {
@@ -83,7 +84,7 @@ impl ExchangeError {
                 ExchangeError::Permanent(Error::AuthenticationFailed { reason: message })
             }
             // A script accessed a key that has moved with its slot. Its effects before that remain.
-            "ERR" if details.is_some_and(|message| message.starts_with(NON_LOCAL_KEY)) => {
+            "ERR" if details.is_some_and(|message| message.contains(NON_LOCAL_KEY)) => {
                 ExchangeError::Unanswered(message.into())
             }
             _ => ExchangeError::Permanent(script_error(key, message)),
@@ -221,6 +222,20 @@ pub(super) fn timeout_error(after: Duration, timeout_hint: Option<&str>) -> Erro
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn script_in_a_half_moved_slot_is_repeated() {
+        for details in [
+            "Script attempted to access a non local key in a cluster node",
+            "Attempted to access a non local key in a cluster node script: on @user_script:121.",
+        ] {
+            let failure = ExchangeError::classify("ERR", Some(details), "k");
+            assert!(
+                matches!(failure, ExchangeError::Unanswered(_)),
+                "{failure:?}"
+            );
+        }
+    }
 
     /// From Redis 7, wrapped by 6.2, and caught by a script in 6.2.
     #[test]
