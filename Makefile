@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: help test lint docs unit test-topologies package interop bench bench-redisson stress robustness soak simulate \
+.PHONY: help test lint docs unit test-topologies package interop bench bench-redisson api api-update stress robustness soak simulate \
 	simulate-mutants mutants explore redis
 
 help:
@@ -14,7 +14,8 @@ help:
 	@echo "make robustness  injects faults into servers, networks and clients, and checks the locks"
 	@echo "make simulate runs the real client on a simulated network and server (a minute, SEEDS=… or SEED=…)"
 	@echo "make simulate-mutants  checks that the simulation detects deliberate bugs in the client and scripts (hours)"
-	@echo "make mutants  checks that the fast tests detect a changed expression (MODULE=hold|lease|wait|watchdog|session|rules)"
+	@echo "make mutants  checks that the unit tests detect a changed expression (MODULE=hold|lease|wait|watchdog|session|rules)"
+	@echo "make api      compares the public API with redlatch/api.txt; make api-update writes that file"
 	@echo "make explore  checks all sequences of steps on the rules of each primitive (at most STATES=10000000)"
 	@echo "make soak     random faults, with many clients (SECONDS=600 TOPOLOGY=single SEED=…)"
 	@echo "make stress   the concurrency tests in a loop, with all cores busy (RUNS=200)"
@@ -33,7 +34,7 @@ lint:
 docs:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --all-features --locked
 
-# The parent process may have ignored signals (nohup does), which the tests send.
+# The tests send signals that this process may have been started to ignore (with nohup).
 DEFAULT_SIGNALS := $(shell env --default-signal true 2>/dev/null && echo env --default-signal)
 
 # Tests wait more than they compute, so more of them run at a time than there are cores.
@@ -41,7 +42,7 @@ unit: export RUST_TEST_THREADS ?= 16
 unit:
 	$(DEFAULT_SIGNALS) $(CARGO) test --workspace --exclude redlatch-interop --all-features --locked
 
-# The suites of every store on all deployments except the plain server, and the tests of these deployments.
+# The suites that run on every store, on all deployments except a plain server, and the tests of these deployments.
 test-topologies: export RUST_TEST_THREADS ?= 16
 test-topologies: redis
 	$(CARGO) test --package redlatch --all-features --locked --lib --test it -- \
@@ -54,6 +55,19 @@ interop: redis
 # Checks that the library can be published: packs it, unpacks it and checks it there.
 package:
 	@tools/package
+
+# The library's public API, one item a line.
+api: target/api.txt
+	@diff -u redlatch/api.txt $< || { echo 'the public API has changed; if that is intended, run: make api-update'; exit 1; }
+
+api-update: target/api.txt
+	cp $< redlatch/api.txt
+
+.PHONY: target/api.txt
+target/api.txt:
+	RUSTDOC=$(CURDIR)/tools/rustdoc-unstable $(CARGO) rustdoc --package redlatch --lib --all-features --locked --quiet -- \
+		-Zunstable-options --output-format json
+	$(CARGO) run --manifest-path tools/public-api/Cargo.toml --locked --quiet --target-dir target -- target/doc/redlatch.json >$@
 
 bench: redis
 	$(CARGO) run --release --locked --package redlatch-bench
@@ -80,7 +94,7 @@ simulate-mutants: export SEEDS := $(if $(SEEDS),$(SEEDS),10000)
 simulate-mutants:
 	tools/simulate-mutants $(MUTANTS)
 
-# Only the crate with the rules is optimized: nothing else takes long.
+# Only the crate with the rules is optimized, because only the rules take long.
 STATES ?= 10000000
 explore:
 	REDLATCH_STATES=$(STATES) $(CARGO) test --package redlatch --lib --all-features --locked \

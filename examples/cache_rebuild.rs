@@ -1,5 +1,5 @@
-//! A catalogue with many readers that is rebuilt now and then. Readers share the lock. A reader that finds
-//! the catalogue too old rebuilds it alone, and then reads what it has built.
+//! A catalogue with many readers. Readers share the lock. A reader that finds the catalogue too old rebuilds
+//! it under the write lock, and then downgrades to a read lock and reads it.
 //!
 //! ```sh
 //! cargo run --example cache_rebuild                       # needs no server
@@ -20,7 +20,7 @@ const LOOKUPS: u64 = 40;
 /// After this number of lookups the catalogue is too old.
 const FRESH_FOR: u64 = 60;
 
-/// Some slow pages from somewhere. Reading during a rebuild would be noticed.
+/// Pages that are slow to load. Detects a reader during a rebuild.
 #[derive(Default)]
 struct Catalogue {
     pages: Mutex<Vec<u64>>,
@@ -64,7 +64,7 @@ impl Catalogue {
     }
 }
 
-/// Returns a read lock on a fresh catalogue.
+/// Returns a read guard while the catalogue is fresh.
 async fn fresh(lock: &ReadWriteLock, catalogue: &Catalogue) -> redlatch::Result<Guard<ReadLock>> {
     let reading = lock.read().lock().await?;
     if !catalogue.is_stale() {
@@ -77,7 +77,7 @@ async fn fresh(lock: &ReadWriteLock, catalogue: &Catalogue) -> redlatch::Result<
     if catalogue.is_stale() {
         catalogue.rebuild().await;
     }
-    // No task can make it stale in between, and other readers share the lock with us.
+    // No other writer can acquire the lock in between, and other readers share it.
     writing.downgrade().await
 }
 
@@ -97,7 +97,7 @@ async fn main() -> ExitCode {
 
 async fn run(url: &str) -> redlatch::Result<bool> {
     let client = Client::connect(url).await?;
-    // There are always readers here; a writer must not wait for a gap.
+    // There are always readers here: without this, a writer might wait for ever.
     let name = format!("redlatch-example:{}:catalogue", client.id());
     let lock = client.read_write_lock(&name).prefer_writers();
     let catalogue = Arc::new(Catalogue::default());

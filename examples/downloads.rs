@@ -1,4 +1,4 @@
-//! Twelve downloads, of which at most three run at once.
+//! Twelve downloads, of which at most three run at a time.
 //!
 //! ```sh
 //! cargo run --release --example downloads                          # needs no server
@@ -14,17 +14,17 @@ use redlatch::{Client, Result, Semaphore};
 use tokio::task::JoinSet;
 
 const DOWNLOADS: usize = 12;
-/// Number of downloads that the mirror allows at once, for the whole fleet.
+/// Number of concurrent downloads that the mirror allows for all processes together.
 const AT_ONCE: u32 = 3;
-/// In a fleet, the first process after a day sets the permits again. That restores permits of processes
-/// that were killed before they released them.
+/// After this time the first process sets the permits again. That restores permits of processes that were
+/// killed before they released them.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 async fn download(file: usize, mirror: &Semaphore, running: &AtomicUsize) -> Result<usize> {
     let permit = mirror.acquire().await?;
     let at_once = running.fetch_add(1, SeqCst) + 1;
     println!("file {file:2}: downloading ({at_once} at once here)");
-    // Stands for the download itself.
+    // In place of a real download.
     tokio::time::sleep(Duration::from_millis(50)).await;
     running.fetch_sub(1, SeqCst);
     permit.release().await?;
@@ -47,7 +47,7 @@ async fn run() -> Result<()> {
     let url = url.or_else(|| std::env::var("REDLATCH_URL").ok());
     let client = Client::connect(url.as_deref().unwrap_or("embedded:")).await?;
 
-    // A unique name; a fleet would agree on one.
+    // A unique name. In production all processes use the same fixed name.
     let mirror = client.semaphore(&format!("redlatch-example:{}:mirror", client.id()));
     let most = all_downloads(&mirror).await;
     mirror.delete().await?;
@@ -55,7 +55,7 @@ async fn run() -> Result<()> {
     Ok(())
 }
 
-/// Returns how many downloads ran at once.
+/// Returns the largest number of concurrent downloads.
 async fn all_downloads(mirror: &Semaphore) -> Result<usize> {
     if mirror.try_set_permits(AT_ONCE).time_to_live(DAY).await? {
         println!("set {AT_ONCE} permits for all downloaders");

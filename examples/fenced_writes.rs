@@ -1,6 +1,6 @@
-//! Two workers keep a report in a file. One of them sleeps for longer than its lease, wakes up and writes
-//! its outdated report. Without a fencing token the other worker's line is lost; with one, the keeper of
-//! the file rejects the late write.
+//! Two workers add lines to a report in a file. One of them sleeps for longer than its lease, wakes up and
+//! writes its outdated report. Without a fencing token the other worker's line is lost. With one, the keeper
+//! of the file rejects the late write.
 //!
 //! ```sh
 //! cargo run --example fenced_writes                          # needs no server
@@ -77,8 +77,7 @@ async fn run() -> Result<()> {
     }
 }
 
-/// The tokens are counted in a key that never expires, because they must only increase. This lock will not
-/// be used again.
+/// Deletes the lock and its token, whose key never expires. This lock will not be used again.
 async fn forget(url: &str, lock: &str) -> Result<()> {
     let client = redis::Client::open(url)?;
     let mut server = client.get_multiplexed_async_connection().await?;
@@ -87,7 +86,8 @@ async fn forget(url: &str, lock: &str) -> Result<()> {
     Ok(del.exec_async(&mut server).await?)
 }
 
-/// Returns whether the report contains busy's line in the end, with each of the keepers.
+/// Returns whether the final report contains busy's line, with a keeper that ignores tokens and one that
+/// checks them.
 async fn both_keepers(workers: [&Client; 2], lock: &str, file: &Path) -> Result<[bool; 2]> {
     let mut kept = [false; 2];
     for checks in [false, true] {
@@ -130,7 +130,8 @@ async fn two_workers(
     println!("  busy has token {} and writes its line", guard.token());
     guard.unlock().await?;
 
-    // The guard knows. But a worker that does not check, or sleeps right after checking, still writes.
+    // The guard is no longer valid. A worker that does not check that, or that sleeps right after the check,
+    // still writes.
     println!(
         "  sleepy wakes up; its guard is valid: {}; it writes all the same",
         late.is_valid()
@@ -142,7 +143,7 @@ async fn two_workers(
     keeper.read()
 }
 
-/// Two processes in one: each has a client of its own.
+/// Creates two clients, as if they were in separate processes.
 async fn two_clients(url: Option<&str>) -> Result<(Client, Client)> {
     match url {
         Some(url) => Ok((Client::connect(url).await?, Client::connect(url).await?)),

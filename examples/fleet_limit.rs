@@ -1,5 +1,5 @@
-//! At most three heavy jobs at once in the whole fleet, however many workers there are. One worker crashes
-//! in the middle of its job; its permit expires.
+//! At most three heavy jobs run at a time on all machines together. One worker crashes in the middle of its
+//! job; its permit expires.
 //!
 //! ```sh
 //! cargo run --example fleet_limit                       # needs no server
@@ -28,7 +28,7 @@ async fn work(client: Client, name: String, running: Arc<AtomicI64>) -> Result<i
     for _ in 0..JOBS_EACH {
         let permit = limit.acquire().await?;
         most = most.max(running.fetch_add(1, SeqCst) + 1);
-        // The heavy job. If the permit is lost, it is stopped here.
+        // In place of the heavy job. If the permit is lost, the job is dropped and this is an error.
         let job = permit.run(tokio::time::sleep(JOB)).await;
         running.fetch_sub(1, SeqCst);
         job?;
@@ -87,7 +87,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Returns how many jobs ran at once.
+/// Returns the largest number of concurrent jobs.
 async fn run() -> Result<i64> {
     let url = std::env::args().nth(1);
     let url = url.or_else(|| std::env::var("REDLATCH_URL").ok());

@@ -1,5 +1,5 @@
-//! A fleet has one leader: the holder of the lock. The first leader dies, and the next one takes over when
-//! its lease has ended. The second resigns, and the third takes over at once.
+//! Of several processes one is the leader: the holder of the lock. The first leader dies, and the second takes
+//! over when its lease has ended. The second resigns, and the third takes over immediately.
 //!
 //! ```sh
 //! cargo run --example leader                          # needs no server
@@ -40,11 +40,11 @@ async fn run() -> Result<()> {
             Some(url) => Store::Server(url),
             None => Store::Embedded(Embedded::new()),
         },
-        // A unique name; a fleet would agree on one.
+        // A unique name. In production all processes use the same fixed name.
         name: format!("redlatch-example:{}:leader", Client::embedded().id()),
     });
 
-    // A process that dies takes its tasks with it: here, a thread with its own runtime.
+    // In place of a process that dies: a thread whose runtime ends with it.
     let dying = fleet_lock.clone();
     let first = move || lead_and_die(&dying);
     let died = tokio::task::spawn_blocking(first).await??;
@@ -68,15 +68,15 @@ async fn serve(name: &str, fleet_lock: Arc<FleetLock>) -> Result<Instant> {
     let guard = client.lock(&fleet_lock.name).lock().await?;
     let since = Instant::now();
     println!("{name}: leads");
-    // If the leadership is lost (the store was unreachable for too long, say), the work is dropped where it
-    // is, and this is an error.
+    // If the leadership is lost (for example, the store was unreachable for too long), `run` drops the work
+    // and returns an error.
     guard.run(lead(name)).await??;
     println!("{name}: resigns");
     guard.unlock().await?;
     Ok(since)
 }
 
-/// Work that only one process of the fleet may do.
+/// Work that only one process at a time may do.
 async fn lead(name: &str) -> Result<()> {
     if LEADING.fetch_add(1, Ordering::SeqCst) != 0 {
         return Err("two lead at once".into());
@@ -106,7 +106,7 @@ fn lead_and_die(fleet_lock: &FleetLock) -> Result<Instant> {
     })
 }
 
-/// The lock of the fleet.
+/// The lock that all processes compete for.
 struct FleetLock {
     store: Store,
     name: String,

@@ -21,7 +21,7 @@ const STOCK: u64 = 300;
 const WORKERS: usize = 16;
 /// With a server, the workers run in this many processes.
 const PROCESSES: usize = 4;
-/// What a worker does between reading and writing the stock: a price, a payment, …
+/// Time between reading and writing the stock, in place of some real work.
 const THINKING: Duration = Duration::from_millis(1);
 
 const USAGE: &str = "\
@@ -65,7 +65,7 @@ enum Stock {
 }
 
 impl Stock {
-    /// Reads, thinks, writes: correct only if no other worker does so at the same time.
+    /// Reads the stock, waits, and writes one less: correct only if no other worker does so at the same time.
     async fn sell_one(&mut self) -> Result<bool> {
         let left = match self {
             Stock::Here(stock) => stock.load(SeqCst),

@@ -1,5 +1,4 @@
-//! The nightly report is written by one process of a fleet at a time, even if one of the lock's servers is
-//! down.
+//! Of several processes, one at a time writes the nightly report, even if one of the lock's servers is down.
 //!
 //! ```sh
 //! cargo run --example redlock                                       # needs no server
@@ -19,7 +18,7 @@ const REPORTS: usize = 3;
 
 type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
 
-/// Creates the lock of one process: a client of each server, and their locks of one name.
+/// Creates the RedLock of one process, with one member on each server.
 async fn report_lock(urls: &[String], stores: &[Embedded]) -> Result<RedLock> {
     let mut clients = Vec::new();
     for url in urls {

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 const WORKERS: u32 = 5;
 
 async fn work(ready: CountDownLatch, worker: u32) -> Result<Instant> {
-    // Stands for loading a model, warming a cache, …
+    // In place of loading a model or warming a cache.
     tokio::time::sleep(Duration::from_millis(40) * worker).await;
     let left = ready.count_down().await?;
     println!("worker {worker} is ready, {left} to go");
@@ -39,7 +39,7 @@ async fn run() -> Result<()> {
     let url = url.or_else(|| std::env::var("REDLATCH_URL").ok());
     let client = Client::connect(url.as_deref().unwrap_or("embedded:")).await?;
 
-    // A unique name; a fleet would agree on one.
+    // A unique name. In production all processes use the same fixed name.
     let name = format!("redlatch-example:{}:workers-ready", client.id());
     let ready = client.count_down_latch(&name);
     let started = start(&ready).await;

@@ -1,5 +1,5 @@
-//! Transfers between accounts: both are locked together, in whichever direction the money goes. No money is
-//! lost, and transfers in opposite directions do not deadlock.
+//! Transfers between accounts. Each transfer locks both accounts together: no money is lost, and transfers in
+//! opposite directions do not deadlock.
 //!
 //! ```sh
 //! cargo run --example transfer                        # needs no server

@@ -36,17 +36,17 @@ impl ScriptPair {
     }
 }
 
-/// One user of one name.
+/// An owner that acquires and releases one name.
 pub(crate) struct Bare {
     connection: MultiplexedConnection,
-    pair: ScriptPair,
+    scripts: ScriptPair,
     key: String,
     owner: String,
     channel: String,
 }
 
-/// Opens a connection with redlatch's own connection settings. All users share it, as they share a
-/// client.
+/// Opens a connection with redlatch's own connection settings. All owners share it, as all tasks share
+/// a client.
 pub(crate) async fn connect(url: &str) -> Result<MultiplexedConnection> {
     let info = url.into_connection_info()?;
     let settings = info.redis_settings().clone();
@@ -64,18 +64,22 @@ pub(crate) async fn connect(url: &str) -> Result<MultiplexedConnection> {
 }
 
 /// Loads the scripts on the server.
-pub(crate) async fn load(connection: &MultiplexedConnection, pair: &ScriptPair) -> Result<()> {
+pub(crate) async fn load(connection: &MultiplexedConnection, scripts: &ScriptPair) -> Result<()> {
     let mut connection = connection.clone();
-    pair.acquire.load_async(&mut connection).await?;
-    pair.release.load_async(&mut connection).await?;
+    scripts.acquire.load_async(&mut connection).await?;
+    scripts.release.load_async(&mut connection).await?;
     Ok(())
 }
 
 impl Bare {
-    pub(crate) fn new(connection: &MultiplexedConnection, pair: &ScriptPair, key: String) -> Bare {
+    pub(crate) fn new(
+        connection: &MultiplexedConnection,
+        scripts: &ScriptPair,
+        key: String,
+    ) -> Bare {
         Bare {
             connection: connection.clone(),
-            pair: pair.clone(),
+            scripts: scripts.clone(),
             // The length of a redlatch client id and an owner number.
             owner: format!("00000000-0000-0000-0000-000000000000:{}", 1_000_000),
             channel: format!("redisson_lock__channel:{{{key}}}"),
@@ -84,16 +88,16 @@ impl Bare {
     }
 
     /// Acquires and releases once.
-    pub(crate) async fn pair(&mut self) -> Result<()> {
+    pub(crate) async fn acquire_and_release(&mut self) -> Result<()> {
         let mut acquire = redis::cmd("EVALSHA");
-        acquire.arg(self.pair.acquire.get_hash()).arg(1);
+        acquire.arg(self.scripts.acquire.get_hash()).arg(1);
         acquire.arg(&self.key).arg(&self.owner).arg(30_000);
-        let in_the_way: Option<i64> = acquire.query_async(&mut self.connection).await?;
-        if in_the_way.is_some() {
+        let remaining: Option<i64> = acquire.query_async(&mut self.connection).await?;
+        if remaining.is_some() {
             return Err("the lock on a new name was not free".into());
         }
         let mut release = redis::cmd("EVALSHA");
-        release.arg(self.pair.release.get_hash()).arg(1);
+        release.arg(self.scripts.release.get_hash()).arg(1);
         release.arg(&self.key).arg(&self.owner).arg(&self.channel);
         let released: i64 = release.query_async(&mut self.connection).await?;
         match released {

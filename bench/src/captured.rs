@@ -19,24 +19,24 @@ pub(crate) struct Captured {
 
 impl Captured {
     /// Acquires and releases once, while MONITOR reports what the server receives.
-    pub(crate) async fn pair(
+    pub(crate) async fn record(
         server: &Server,
         kind: &Kind,
         client: &Client,
         connection: &MultiplexedConnection,
         name: String,
     ) -> Result<Captured> {
-        // From here on, the server knows the scripts.
+        // After this pair the server knows the scripts, so that only EVALSHA is recorded.
         let acquire = (kind.acquire)(client, &name);
         acquire().await?().await?;
         let mut monitor = Monitor::start(server);
         let mut echo = connection.clone();
         let release = acquire().await?;
         redis::cmd("ECHO")
-            .arg("taken")
+            .arg("end of acquisition")
             .exec_async(&mut echo)
             .await?;
-        let acquiring = scripts(monitor.until("taken"));
+        let acquiring = scripts(monitor.until("end of acquisition"));
         release().await?;
         redis::cmd("ECHO")
             .arg("end of release")
@@ -54,7 +54,7 @@ impl Captured {
     }
 
     /// Replays them: first the acquire scripts together, then the release scripts together.
-    pub(crate) async fn play(&mut self) -> Result<()> {
+    pub(crate) async fn replay(&mut self) -> Result<()> {
         for group in [&self.acquire, &self.release] {
             if let [cmd] = group.as_slice() {
                 cmd.exec_async(&mut self.connection).await?;
@@ -73,16 +73,16 @@ impl Captured {
     }
 }
 
-/// Returns the captured scripts as commands that can be sent again.
+/// Returns the scripts among these commands, as commands that can be sent again.
 fn scripts(commands: Vec<Command>) -> Vec<Cmd> {
     let sent = commands.into_iter();
     let scripts = sent.filter(|command| !command.in_script && command.name() == "evalsha");
-    let again = |command: Command| {
+    let to_cmd = |command: Command| {
         let mut cmd = Cmd::new();
         for word in command.words {
             cmd.arg(word);
         }
         cmd
     };
-    scripts.map(again).collect()
+    scripts.map(to_cmd).collect()
 }

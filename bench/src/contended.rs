@@ -7,9 +7,9 @@ use redlatch_testkit::Server;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use crate::figures::{micros, round};
 use crate::options::Options;
-use crate::{Result, stats};
+use crate::samples::{micros, round};
+use crate::{Result, command_stats};
 
 pub(crate) const NAME: &str = "lock_contended";
 
@@ -21,11 +21,11 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value>
     let client = Client::connect(&server.url()).await?;
     let lock = client.lock("bench:contended");
     contend(&lock, options.round).await?; // warm-up
-    stats::reset(server);
+    command_stats::reset(server);
     let started = Instant::now();
     let waits = contend(&lock, options.contended).await?;
     let took = started.elapsed().as_secs_f64();
-    let done = stats::read(server);
+    let done = command_stats::read(server);
 
     let counts: Vec<usize> = waits.iter().map(Vec::len).collect();
     let waits: Vec<f64> = waits.into_iter().flatten().map(micros).collect();

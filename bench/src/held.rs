@@ -7,10 +7,11 @@ use redlatch_testkit::Server;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use crate::figures::round;
+use crate::cpu_time::cpu_time;
 use crate::options::Options;
-use crate::resident::resident;
-use crate::{Result, process, stats};
+use crate::resident_memory::resident_memory;
+use crate::samples::round;
+use crate::{Result, command_stats};
 
 pub(crate) const NAME: &str = "lock_held";
 
@@ -27,24 +28,24 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value>
     // One-time costs of any client are not a cost of a held lock.
     client.lock("bench:first").lock().await?.unlock().await?;
 
-    let before = resident("self")?;
+    let before = resident_memory("self")?;
     let started = Instant::now();
     let guards = acquire_all(&client, locks).await?;
     let acquiring = started.elapsed().as_secs_f64();
-    let bytes = resident("self")?.saturating_sub(before) as f64 / locks as f64;
+    let bytes = resident_memory("self")?.saturating_sub(before) as f64 / locks as f64;
 
-    stats::reset(server);
-    let (ours, theirs) = (process::cpu_time()?, server_cpu(server)?);
+    command_stats::reset(server);
+    let (client_before, server_before) = (cpu_time()?, server_cpu(server)?);
     let started = Instant::now();
     tokio::time::sleep(window).await;
     let took = started.elapsed().as_secs_f64();
     let percent = |used: Duration| used.as_secs_f64() / took * 100.0;
-    let client_cpu = percent(process::cpu_time()?.saturating_sub(ours));
-    let server_cpu = percent(server_cpu(server)?.saturating_sub(theirs));
-    let done = stats::read(server);
+    let client_cpu = percent(cpu_time()?.saturating_sub(client_before));
+    let server_cpu = percent(server_cpu(server)?.saturating_sub(server_before));
+    let done = command_stats::read(server);
     let commands = done.sent() as f64 / took;
     let inner = done.inner().map(|(_, calls)| calls).sum::<u64>() as f64 / took;
-    let bytes_after = resident("self")?.saturating_sub(before) as f64 / locks as f64;
+    let bytes_after = resident_memory("self")?.saturating_sub(before) as f64 / locks as f64;
 
     let valid = guards.iter().filter(|guard| guard.is_valid()).count();
     let kept: usize = server.ask(&["DBSIZE"]);
@@ -52,7 +53,7 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value>
     release_all(guards).await?;
     let releasing = started.elapsed().as_secs_f64();
     println!("  client {client_cpu:.1} % CPU, server {server_cpu:.1} % CPU");
-    println!("  {commands:.1} commands/s, {inner:.0} inner calls/s");
+    println!("  {commands:.1} commands/s, {inner:.0} calls in scripts/s");
     println!("  {bytes:.0} bytes per held lock, {bytes_after:.0} after the window");
     println!("  {valid} of {locks} valid at the end, {kept} in the server");
     println!("  acquired in {acquiring:.1} s, released in {releasing:.1} s");

@@ -4,13 +4,14 @@ use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::Arc;
 
-use redlatch::{Client, Guard, HasLease, Lock, LockKind, MultiLock, RedLock};
+use redlatch::kind::LockKind;
+use redlatch::{Client, Guard, Lock, MultiGuard, MultiLock, RedGuard, RedLock, SemaphorePermits};
 
 use crate::Result;
 
 pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
 
-/// Releases what was acquired.
+/// Releases the acquired object.
 pub(crate) type Release = Box<dyn FnOnce() -> BoxFuture<()> + Send>;
 
 /// Acquires the primitive, or waits for it.
@@ -32,7 +33,7 @@ pub(crate) const KINDS: [Kind; 11] = [
     of_lock("fair-lock", |client, name| lock(client.fair_lock(name))),
     Kind {
         name: "read-lock",
-        prepare: |_, _| Box::pin(async { Ok(()) }),
+        prepare: no_preparation,
         acquire: read,
         // Readers do not wait for each other, so a writer holds the lock.
         hold: write,
@@ -44,25 +45,13 @@ pub(crate) const KINDS: [Kind; 11] = [
     of_lock("multi-lock-of-3", |client, name| {
         let names = ["a", "b", "c"].map(|part| format!("{name}:{part}"));
         let locks = MultiLock::new(names.iter().map(|name| client.lock(name)));
-        Arc::new(move || {
-            let guard = locks.lock().into_future();
-            Box::pin(async move {
-                let guard = guard.await?;
-                Ok(release(async move { Ok(guard.unlock().await?) }))
-            })
-        })
+        Arc::new(move || acquire(locks.lock(), MultiGuard::unlock))
     }),
     of_lock("red-lock-of-3", |client, name| {
         // On one server: the cost of a majority, without the parallel work of three servers.
         let names = ["a", "b", "c"].map(|part| format!("{name}:{part}"));
         let lock = RedLock::new(names.iter().map(|name| client.lock(name)));
-        Arc::new(move || {
-            let guard = lock.lock().into_future();
-            Box::pin(async move {
-                let guard = guard.await?;
-                Ok(release(async move { Ok(guard.unlock().await?) }))
-            })
-        })
+        Arc::new(move || acquire(lock.lock(), RedGuard::unlock))
     }),
     Kind {
         name: "semaphore",
@@ -90,9 +79,9 @@ pub(crate) const KINDS: [Kind; 11] = [
     },
     Kind {
         name: "count-down-latch",
-        prepare: |_, _| Box::pin(async { Ok(()) }),
-        acquire: count,
-        hold: count,
+        prepare: no_preparation,
+        acquire: latch,
+        hold: latch,
         wait: |client, name| {
             let latch = client.count_down_latch(name);
             Arc::new(move || {
@@ -109,15 +98,19 @@ pub(crate) const KINDS: [Kind; 11] = [
 const fn of_lock(name: &'static str, acquire: fn(&Client, &str) -> Acquire) -> Kind {
     Kind {
         name,
-        prepare: |_, _| Box::pin(async { Ok(()) }),
+        prepare: no_preparation,
         acquire,
         hold: acquire,
         wait: acquire,
     }
 }
 
+fn no_preparation(_: Client, _: String) -> BoxFuture<()> {
+    Box::pin(async { Ok(()) })
+}
+
 fn lock<K: LockKind>(lock: Lock<K>) -> Acquire {
-    Arc::new(move || held(lock.lock().into_future()))
+    Arc::new(move || acquire(lock.lock(), Guard::unlock))
 }
 
 fn read(client: &Client, name: &str) -> Acquire {
@@ -130,22 +123,16 @@ fn write(client: &Client, name: &str) -> Acquire {
 
 fn semaphore(client: &Client, name: &str) -> Acquire {
     let semaphore = client.semaphore(name);
-    Arc::new(move || {
-        let permits = semaphore.acquire().into_future();
-        Box::pin(async move {
-            let permits = permits.await?;
-            Ok(release(async move { Ok(permits.release().await?) }))
-        })
-    })
+    Arc::new(move || acquire(semaphore.acquire(), SemaphorePermits::release))
 }
 
 fn permit(client: &Client, name: &str) -> Acquire {
     let semaphore = client.expirable_semaphore(name);
-    Arc::new(move || held(semaphore.acquire().into_future()))
+    Arc::new(move || acquire(semaphore.acquire(), Guard::unlock))
 }
 
-/// From setting the latch to opening it.
-fn count(client: &Client, name: &str) -> Acquire {
+/// A latch: acquiring sets it, releasing opens it.
+fn latch(client: &Client, name: &str) -> Acquire {
     let latch = client.count_down_latch(name);
     Arc::new(move || {
         let latch = latch.clone();
@@ -159,12 +146,19 @@ fn count(client: &Client, name: &str) -> Acquire {
     })
 }
 
-fn held<R: HasLease>(
-    guard: impl Future<Output = redlatch::Result<Guard<R>>> + Send + 'static,
-) -> BoxFuture<Release> {
+/// Acquires a guard, which `unlock` releases.
+fn acquire<R, G, U, F>(request: R, unlock: U) -> BoxFuture<Release>
+where
+    R: IntoFuture<Output = redlatch::Result<G>>,
+    R::IntoFuture: Send + 'static,
+    G: Send + 'static,
+    U: FnOnce(G) -> F + Send + 'static,
+    F: Future<Output = redlatch::Result<()>> + Send + 'static,
+{
+    let guard = request.into_future();
     Box::pin(async move {
         let guard = guard.await?;
-        Ok(release(async move { Ok(guard.unlock().await?) }))
+        Ok(release(async move { Ok(unlock(guard).await?) }))
     })
 }
 

@@ -5,20 +5,20 @@
 #![forbid(unsafe_code)]
 
 mod bare;
+mod callers;
 mod captured;
+mod command_stats;
 mod contended;
 mod cost;
-mod crowds;
-mod family;
-mod figures;
+mod cpu_time;
 mod held;
 mod kinds;
 mod options;
 mod pairs;
-mod process;
+mod primitive_pairs;
 mod ratio;
-mod resident;
-mod stats;
+mod resident_memory;
+mod samples;
 mod wake;
 
 use std::process::ExitCode;
@@ -31,21 +31,21 @@ use options::{Command, Options};
 type Error = Box<dyn std::error::Error + Send + Sync>;
 type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// All parts, in the order in which they run.
-const PARTS: [&str; 8] = [
+/// All benchmarks, in the order in which they run.
+const BENCHMARKS: [&str; 8] = [
     pairs::NAME,
     contended::NAME,
     cost::NAME,
     held::NAME,
     wake::NAME,
-    family::NAME,
-    wake::ALL,
-    crowds::NAME,
+    primitive_pairs::NAME,
+    wake::PRIMITIVES,
+    callers::NAME,
 ];
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let done = match options::read(std::env::args().skip(1), &PARTS) {
+    let done = match options::read(std::env::args().skip(1), &BENCHMARKS) {
         Ok(Command::Help) => {
             print!("{}", options::USAGE);
             Ok(())
@@ -98,14 +98,14 @@ async fn bench(options: &Options) -> Result<()> {
     if options.wants(wake::NAME) {
         rows.push(wake::measure(&server, options).await?);
     }
-    if options.wants(family::NAME) {
-        rows.extend(family::measure(&server, options).await?);
+    if options.wants(primitive_pairs::NAME) {
+        rows.extend(primitive_pairs::measure(&server, options).await?);
     }
-    if options.wants(wake::ALL) {
-        rows.extend(wake::measure_all(&server, options).await?);
+    if options.wants(wake::PRIMITIVES) {
+        rows.extend(wake::measure_primitives(&server, options).await?);
     }
-    if options.wants(crowds::NAME) {
-        rows.extend(crowds::measure(options).await?);
+    if options.wants(callers::NAME) {
+        rows.extend(callers::measure(options).await?);
     }
     if let Some(folder) = options.json.parent() {
         std::fs::create_dir_all(folder)?;

@@ -7,12 +7,12 @@ pub(crate) const USAGE: &str = "\
 Usage: redlatch-bench [OPTIONS]
 
   --quick           short rounds and few locks, for a trial run
-  --only NAME       only benchmarks with NAME in their name: lock_pairs, lock_contended,
-                    lock_server_cost, lock_held, lock_wake, family_pairs, family_wake or
-                    crowds
+  --only TEXT       only the benchmarks whose names contain TEXT: lock_pairs, lock_contended,
+                    lock_server_cost, lock_held, lock_wake, primitive_pairs, primitive_wake,
+                    callers
   --locks N         number of locks that lock_held holds (100000)
   --window SECONDS  how long lock_held measures (30)
-  --crowds SECONDS  how long callers arrive at each server of crowds (10)
+  --callers SECONDS how long callers arrive at each server of callers (10)
   --json PATH       file for the results (target/bench.json)
 ";
 
@@ -34,7 +34,7 @@ pub(crate) struct Options {
     /// Number of rounds of each side, and the duration of a round.
     pub(crate) rounds: usize,
     pub(crate) round: Duration,
-    /// Duration of the competition for one name.
+    /// How long tasks contend for one name.
     pub(crate) contended: Duration,
     /// Pairs per round whose cost on the server is measured.
     pub(crate) cost_pairs: usize,
@@ -43,8 +43,8 @@ pub(crate) struct Options {
     /// The watchdog lease while many locks are held.
     pub(crate) lease: Duration,
     pub(crate) wakes: usize,
-    /// Duration of the stream of callers at a dead, frozen or slow server.
-    pub(crate) crowds: Duration,
+    /// How long callers arrive at a dead, frozen or slow server.
+    pub(crate) callers: Duration,
 }
 
 impl Options {
@@ -61,7 +61,7 @@ impl Options {
             window: Duration::from_secs(30),
             lease: Duration::from_secs(30),
             wakes: 2000,
-            crowds: Duration::from_secs(10),
+            callers: Duration::from_secs(10),
         }
     }
 
@@ -76,7 +76,7 @@ impl Options {
             window: Duration::from_secs(3),
             lease: Duration::from_secs(3),
             wakes: 200,
-            crowds: Duration::from_secs(3),
+            callers: Duration::from_secs(3),
             ..Options::full()
         }
     }
@@ -86,8 +86,8 @@ impl Options {
     }
 }
 
-/// Parses the command line; `parts` are the valid names.
-pub(crate) fn read(args: impl Iterator<Item = String>, parts: &[&str]) -> Result<Command, String> {
+/// Parses the command line. `names` are those of all benchmarks.
+pub(crate) fn read(args: impl Iterator<Item = String>, names: &[&str]) -> Result<Command, String> {
     let args: Vec<String> = args.collect();
     if let [flag, url, kind, name] = &args[..]
         && flag == "--wake-peer"
@@ -95,7 +95,7 @@ pub(crate) fn read(args: impl Iterator<Item = String>, parts: &[&str]) -> Result
         let [url, kind, name] = [url, kind, name].map(Clone::clone);
         return Ok(Command::WakePeer { url, kind, name });
     }
-    // First, because the other options refine it, wherever it appears.
+    // First, wherever it appears: the other options override its values.
     let mut options = match args.iter().any(|arg| arg == "--quick") {
         true => Options::quick(),
         false => Options::full(),
@@ -111,19 +111,19 @@ pub(crate) fn read(args: impl Iterator<Item = String>, parts: &[&str]) -> Result
             "--window" => {
                 options.window = Duration::from_secs(number(&flag, &value()?)?);
             }
-            "--crowds" => {
-                options.crowds = Duration::from_secs(number(&flag, &value()?)?);
+            "--callers" => {
+                options.callers = Duration::from_secs(number(&flag, &value()?)?);
             }
             "--json" => options.json = value()?.into(),
             _ => return Err(format!("unknown option {flag}")),
         }
     }
-    if parts.iter().any(|name| options.wants(name)) {
+    if names.iter().any(|name| options.wants(name)) {
         Ok(Command::Bench(options))
     } else {
         Err(format!(
             "--only: no such benchmark; available: {}",
-            parts.join(", ")
+            names.join(", ")
         ))
     }
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use crate::Result;
-use crate::figures::{median, quantile, round};
+use crate::samples::{median, quantile, round};
 
 /// Rates per second of both ways, and the ratio of each round.
 pub(crate) struct Comparison {

@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::task::JoinHandle;
 
-use crate::figures::{median, micros, quantile, round};
 use crate::kinds::{KINDS, Kind};
 use crate::options::Options;
+use crate::samples::{median, micros, quantile, round};
 use crate::{Result, bare};
 
 pub(crate) const NAME: &str = "lock_wake";
-pub(crate) const ALL: &str = "family_wake";
+pub(crate) const PRIMITIVES: &str = "primitive_wake";
 
 /// How long the lock is held each time: long enough for the waiter to try, to subscribe, to retry
 /// and to sleep.
@@ -26,21 +26,23 @@ const WARM_UP: usize = 50;
 
 pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value> {
     println!("\n{NAME}: from the call of unlock in one client to the acquisition by another that");
-    println!("waits; in µs and in round trips (median of a bare PING, one after the other). After");
+    println!(
+        "waits; in µs and in round trips (median of a PING sent directly, one after the other). After"
+    );
     println!(
         "a pause, all threads involved sleep and must be woken, as they must when a lock is held."
     );
     println!("                             p50 µs     p99 µs   p50 trips   p99 trips");
     let pings = pings(&server.url(), options.wakes, None).await?;
     let idle_pings = self::pings(&server.url(), options.wakes, Some(HOLD_TIME)).await?;
-    let inside = same_process(&server.url(), options.wakes).await?;
-    let outside = other_process(&server.url(), &KINDS[0], options.wakes).await?;
+    let same_process = self::same_process(&server.url(), options.wakes).await?;
+    let other_process = self::other_process(&server.url(), &KINDS[0], options.wakes).await?;
     let trip = median(&pings);
     for (what, samples) in [
         ("PING", &pings),
         ("PING after a pause", &idle_pings),
-        ("wake in the process", &inside),
-        ("wake in another process", &outside),
+        ("wake in the process", &same_process),
+        ("wake in another process", &other_process),
     ] {
         let (p50, p99) = (median(samples), quantile(samples, 0.99));
         println!(
@@ -56,22 +58,22 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value>
         "ping_p99_us": round(quantile(&pings, 0.99), 1),
         "idle_ping_p50_us": round(median(&idle_pings), 1),
         "idle_ping_p99_us": round(quantile(&idle_pings, 0.99), 1),
-        "wake_p50_idle_trips": round(median(&inside) / median(&idle_pings), 2),
-        "wake_p50_us": round(median(&inside), 1),
-        "wake_p99_us": round(quantile(&inside, 0.99), 1),
-        "wake_p50_trips": round(median(&inside) / trip, 2),
-        "wake_p99_trips": round(quantile(&inside, 0.99) / trip, 2),
-        "other_process_p50_us": round(median(&outside), 1),
-        "other_process_p99_us": round(quantile(&outside, 0.99), 1),
-        "other_process_p50_trips": round(median(&outside) / trip, 2),
-        "other_process_p99_trips": round(quantile(&outside, 0.99) / trip, 2),
+        "wake_p50_idle_trips": round(median(&same_process) / median(&idle_pings), 2),
+        "wake_p50_us": round(median(&same_process), 1),
+        "wake_p99_us": round(quantile(&same_process, 0.99), 1),
+        "wake_p50_trips": round(median(&same_process) / trip, 2),
+        "wake_p99_trips": round(quantile(&same_process, 0.99) / trip, 2),
+        "other_process_p50_us": round(median(&other_process), 1),
+        "other_process_p99_us": round(quantile(&other_process, 0.99), 1),
+        "other_process_p50_trips": round(median(&other_process) / trip, 2),
+        "other_process_p99_trips": round(quantile(&other_process, 0.99) / trip, 2),
     }))
 }
 
-/// The same for every primitive, only with a waiter in another process.
-pub(crate) async fn measure_all(server: &Server, options: &Options) -> Result<Vec<Value>> {
+/// Measures every primitive, with a waiter in another process.
+pub(crate) async fn measure_primitives(server: &Server, options: &Options) -> Result<Vec<Value>> {
     println!(
-        "\n{ALL}: from the release in one process to the acquisition by another that waits, for"
+        "\n{PRIMITIVES}: from the release in one process to the acquisition by another that waits, for"
     );
     println!("every primitive; in µs and in round trips after a pause.");
     println!("                             p50 µs     p99 µs   p50 trips   p99 trips");
@@ -88,7 +90,7 @@ pub(crate) async fn measure_all(server: &Server, options: &Options) -> Result<Ve
             p99 / trip
         );
         rows.push(json!({
-            "name": ALL,
+            "name": PRIMITIVES,
             "primitive": kind.name,
             "wakes": wakes,
             "idle_ping_p50_us": round(trip, 1),
@@ -150,7 +152,7 @@ async fn other_process(url: &str, kind: &Kind, wakes: usize) -> Result<Vec<f64>>
         .stdout(Stdio::piped())
         .kill_on_drop(true)
         .spawn()?;
-    let mut orders = peer.stdin.take().ok_or("no pipe")?;
+    let mut requests = peer.stdin.take().ok_or("no pipe")?;
     let mut reports = BufReader::new(peer.stdout.take().ok_or("no pipe")?).lines();
     let client = Client::connect(url).await?;
     (kind.prepare)(client.clone(), name.clone()).await?;
@@ -158,7 +160,12 @@ async fn other_process(url: &str, kind: &Kind, wakes: usize) -> Result<Vec<f64>>
     let mut samples = Vec::with_capacity(wakes);
     for number in 0..WARM_UP + wakes {
         let release = hold().await?;
-        orders.write_all(b"take\n").await?;
+        requests
+            .write_all(
+                b"acquire
+",
+            )
+            .await?;
         reports.next_line().await?; // "waiting"
         tokio::time::sleep(HOLD_TIME).await;
         let released = nanos()?;
@@ -172,7 +179,7 @@ async fn other_process(url: &str, kind: &Kind, wakes: usize) -> Result<Vec<f64>>
         }
         reports.next_line().await?; // "released"
     }
-    drop(orders);
+    drop(requests);
     peer.wait().await?;
     Ok(samples)
 }
@@ -183,8 +190,8 @@ pub(crate) async fn peer(url: &str, kind: &str, name: &str) -> Result<()> {
     let kind = KINDS.iter().find(|known| known.name == kind);
     let kind = kind.ok_or("no such primitive")?;
     let acquire = (kind.wait)(&Client::connect(url).await?, name);
-    for order in std::io::stdin().lock().lines() {
-        order?;
+    for request in std::io::stdin().lock().lines() {
+        request?;
         println!("waiting");
         let release = acquire().await?;
         println!("{}", nanos()?);

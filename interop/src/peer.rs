@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// Longer than any successful step takes, on the slowest machine.
-const LONG: Duration = Duration::from_secs(120);
+/// The longest wait for an answer: more than any successful command takes, on the slowest machine.
+const ANSWER_LIMIT: Duration = Duration::from_secs(120);
 
 /// A process that runs commands with its library. It ends when dropped, and with this process.
 #[derive(Debug)]
@@ -27,9 +27,9 @@ pub struct Peer {
 #[derive(Debug, Clone)]
 pub struct Answer {
     /// Start of the call into the library, in ns of the machine's monotonic clock.
-    pub from: i64,
+    pub started: i64,
     /// End of the call.
-    pub at: i64,
+    pub ended: i64,
     /// The returned value, or the error.
     pub result: Result<Value, String>,
 }
@@ -73,7 +73,7 @@ impl Peer {
         }
     }
 
-    /// Returns its ready message: name and version of its library.
+    /// Returns the name and version of its library.
     pub fn ready(&self) -> &str {
         &self.ready
     }
@@ -115,12 +115,12 @@ impl Peer {
         assert!(sent.is_ok_and(|status| status.success()), "kill {signal}");
     }
 
-    fn tell(&self, worker: u64, command: &str) -> Pending {
+    fn send(&self, worker: u64, command: &str) -> Pending {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (sender, answer) = channel();
         lock(&self.waiting).insert(id, sender);
         if let Some(stdin) = lock(&self.stdin).as_mut() {
-            // A dead peer does not answer, which is detected.
+            // An error means that the peer has ended. Waiting for the answer then reports that.
             let _ = stdin.write_all(format!("{id} {worker} {command}\n").as_bytes());
         }
         Pending {
@@ -132,7 +132,7 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // Needed for a peer that is stopped, or that does not notice the end of its input.
+        // A stopped peer does not notice the end of its input.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -140,8 +140,8 @@ impl Drop for Peer {
 
 impl Worker<'_> {
     /// Sends a command without waiting for the answer.
-    pub fn tell(&self, command: &str) -> Pending {
-        self.peer.tell(self.number, command)
+    pub fn send(&self, command: &str) -> Pending {
+        self.peer.send(self.number, command)
     }
 
     /// Runs a command that succeeds, and returns its result.
@@ -150,18 +150,18 @@ impl Worker<'_> {
     ///
     /// If it fails, or takes too long.
     #[track_caller]
-    pub fn ask(&self, command: &str) -> Value {
-        self.tell(command).value()
+    pub fn run(&self, command: &str) -> Value {
+        self.send(command).value()
     }
 
     /// Runs a command that returns a boolean.
     ///
     /// # Panics
     ///
-    /// Like [`Worker::ask`], or if the result has another type.
+    /// Like [`Worker::run`], or if the result has another type.
     #[track_caller]
-    pub fn does(&self, command: &str) -> bool {
-        let value = self.ask(command);
+    pub fn run_bool(&self, command: &str) -> bool {
+        let value = self.run(command);
         value
             .as_bool()
             .unwrap_or_else(|| panic!("{command}: {value}"))
@@ -171,10 +171,10 @@ impl Worker<'_> {
     ///
     /// # Panics
     ///
-    /// Like [`Worker::ask`], or if the result has another type.
+    /// Like [`Worker::run`], or if the result has another type.
     #[track_caller]
-    pub fn number(&self, command: &str) -> i64 {
-        let value = self.ask(command);
+    pub fn run_number(&self, command: &str) -> i64 {
+        let value = self.run(command);
         value
             .as_i64()
             .unwrap_or_else(|| panic!("{command}: {value}"))
@@ -186,10 +186,10 @@ impl Worker<'_> {
     ///
     /// If it succeeds, or takes too long.
     #[track_caller]
-    pub fn fails(&self, command: &str) -> String {
-        match self.tell(command).answer().result {
+    pub fn run_err(&self, command: &str) -> String {
+        match self.send(command).answer().result {
             Err(error) => error,
-            Ok(value) => panic!("{command} worked: {value}"),
+            Ok(value) => panic!("{command} succeeded: {value}"),
         }
     }
 
@@ -200,7 +200,7 @@ impl Worker<'_> {
     /// If it does not answer.
     #[track_caller]
     pub fn owner(&self) -> String {
-        self.ask("owner").as_str().expect("an owner").to_owned()
+        self.run("owner").as_str().expect("an owner").to_owned()
     }
 }
 
@@ -212,7 +212,7 @@ impl Pending {
     /// If there is none for a long time.
     #[track_caller]
     pub fn answer(self) -> Answer {
-        match self.answer.recv_timeout(LONG) {
+        match self.answer.recv_timeout(ANSWER_LIMIT) {
             Ok(answer) => answer,
             Err(RecvTimeoutError::Timeout) => panic!("{}: no answer", self.what),
             Err(RecvTimeoutError::Disconnected) => panic!("{}: the peer has ended", self.what),
@@ -233,13 +233,13 @@ impl Pending {
         }
     }
 
-    /// Returns whether the answer is still pending. Only then can it be awaited afterwards.
+    /// Returns whether there is no answer yet. If there is one, it is lost: await only pending answers.
     ///
     /// # Panics
     ///
     /// If the peer has ended.
     #[track_caller]
-    pub fn is_under_way(&self) -> bool {
+    pub fn is_pending(&self) -> bool {
         match self.answer.try_recv() {
             Err(std::sync::mpsc::TryRecvError::Empty) => true,
             Err(std::sync::mpsc::TryRecvError::Disconnected) => {
@@ -267,8 +267,8 @@ fn read_answers(
             continue;
         };
         let answer = Answer {
-            from: message["from"].as_i64().unwrap_or_default(),
-            at: message["at"].as_i64().unwrap_or_default(),
+            started: message["started"].as_i64().unwrap_or_default(),
+            ended: message["ended"].as_i64().unwrap_or_default(),
             result: match message["error"].as_str() {
                 Some(error) => Err(error.to_owned()),
                 None => Ok(message["ok"].take()),

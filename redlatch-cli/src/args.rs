@@ -178,11 +178,12 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// How long an outage of the store may last while `redlatch` waits. With --no-wait it does not wait.
-    pub(crate) fn outage_limit(&self) -> Duration {
+    /// How long an outage of the store may last while `redlatch` waits; `None`: without a limit. With
+    /// --no-wait it does not wait.
+    pub(crate) fn outage_limit(&self) -> Option<Duration> {
         match self.no_wait {
-            true => Duration::ZERO,
-            false => self.outage_limit.unwrap_or(Duration::MAX),
+            true => Some(Duration::ZERO),
+            false => self.outage_limit,
         }
     }
 }
@@ -192,7 +193,7 @@ impl Run {
 #[group(multiple = false)]
 pub(crate) struct Kind {
     /// Wait in the queue of all --fair waiters: first come, first served.
-    /// When the turn of a dead waiter comes, the dead waiters delay the others by 5 s in total
+    /// Waiters that have died delay the others by at most 5 s in total
     #[arg(long, help_heading = "Kinds of lock")]
     pub(crate) fair: bool,
 
@@ -226,8 +227,9 @@ pub(crate) struct Kind {
 }
 
 impl Kind {
-    /// Returns the kind of object that NAME is, as `show` prints it.
-    pub(crate) fn noun(&self) -> &'static str {
+    /// Returns what the object NAME is called in messages. Plain, fair, fenced and spin locks exclude each
+    /// other, so each of them is "a lock".
+    pub(crate) fn object_name(&self) -> &'static str {
         match self.permits {
             Some(_) => "expirable semaphore",
             None if self.read || self.write => "read-write lock",
@@ -320,7 +322,9 @@ pub(crate) struct Ls {
     pub(crate) pattern: String,
 }
 
-/// Release the lock NAME by force, without its holder; of a read-write lock, all readers.
+/// Release the lock NAME by force, without its holder.
+///
+/// Of a read-write lock, releases the writer or all readers, whichever hold it.
 ///
 /// The holder detects the loss at its next renewal; until then it continues, concurrently with the next
 /// holder. Prints whether the lock was held.
@@ -364,7 +368,7 @@ Examples:
   redlatch latch import:42 wait --for 1h && ./publish.sh
 
 Exit codes: 0 done; 2 wrong usage; 65 NAME is an object of another kind;
-69 the store cannot be reached; 75 set: it was already set, or wait: it was not open in time."
+69 the store cannot be reached; 75 the latch was already set (set), or did not open in time (wait)."
 )]
 pub(crate) struct Latch {
     /// The latch's name
@@ -376,14 +380,14 @@ pub(crate) struct Latch {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum LatchCommand {
-    /// Set an open latch to N and print N. The exit code tells whether it was open
+    /// Set an open latch to N and print N. If it was not open, exit with 75
     #[command(override_usage = "redlatch latch [OPTIONS] <NAME> set <N>")]
     Set {
-        /// Number of times that it must be counted down
+        /// How many times the latch must be counted down until it opens
         #[arg(value_parser = value_parser!(u32).range(1..), allow_hyphen_values = true)]
         n: u32,
     },
-    /// Count it down and print the remaining count
+    /// Count the latch down and print the remaining count
     #[command(override_usage = "redlatch latch [OPTIONS] <NAME> count-down [--by <N>]")]
     CountDown {
         /// Number to count down by
@@ -396,7 +400,7 @@ pub(crate) enum LatchCommand {
         )]
         by: u32,
     },
-    /// Wait until it is open
+    /// Wait until the latch is open
     #[command(
         override_usage = "redlatch latch [OPTIONS] <NAME> wait [--for <DUR>] [--outage-limit <DUR>]"
     )]

@@ -46,11 +46,12 @@ pub(crate) struct Child {
     terminal: Option<Terminal>,
     /// Whether CMD's group was put into the foreground of the terminal.
     in_foreground: bool,
-    /// Whether CMD was passed a signal that asks it to end.
+    /// Whether a signal that asks CMD to end was forwarded to it.
     end_requested: bool,
     /// Descendants that [`freeze`](Child::freeze) stopped.
     frozen: HashSet<Pid>,
-    /// When to kill the descendants that `end` waits for; set by the first call.
+    /// When to kill the descendants that `end` waits for; set by its first call. The inner value is `None`
+    /// if that time is beyond the range of the clock.
     kill_at: Option<Option<Instant>>,
 }
 
@@ -82,7 +83,7 @@ impl Child {
         let earlier_children = process_tree::descendants(&HashSet::new());
         let is_subreaper = process_tree::adopt_orphans();
         let process = match &terminal {
-            Some(terminal) => terminal.unmasked(|| command.spawn()),
+            Some(terminal) => terminal.with_original_mask(|| command.spawn()),
             None => command.spawn(),
         }?;
         let pid = i32::try_from(process.id()).ok().and_then(Pid::from_raw);
@@ -200,8 +201,8 @@ impl Child {
         process_tree::descendants(&self.earlier_children)
     }
 
-    /// Returns a function that counts them later.
-    pub(crate) fn counter(&self) -> impl FnOnce() -> usize + use<> {
+    /// Returns a function that counts [`descendants`](Child::descendants) without borrowing `self`.
+    pub(crate) fn descendant_counter(&self) -> impl FnOnce() -> usize + use<> {
         let earlier_children = self.earlier_children.clone();
         move || process_tree::descendants(&earlier_children).len()
     }
@@ -247,9 +248,8 @@ impl Child {
         }
     }
 
-    /// Returns whether CMD ended because of a signal to it or to `redlatch` that asked it to end.
-    /// Its children were asked, too, and may still need time. An exit code of 128 + n means that
-    /// signal n ended a child of CMD, as shells report it.
+    /// Returns whether a signal to CMD or to `redlatch` ended CMD. CMD's children may still need time to
+    /// end. An exit code of 128 + n counts, too: shells report so that signal n ended their child.
     pub(crate) fn ended_by_signal(&self, status: WaitStatus) -> bool {
         self.end_requested || ending_signal(status).is_some()
     }
@@ -263,16 +263,15 @@ impl Child {
     /// Returns the signal that ended CMD, if a key at the terminal sent it to CMD's group only.
     fn ended_by_key(&self, status: WaitStatus) -> Option<Signal> {
         let signal = ending_signal(status).and_then(Signal::from_named_raw)?;
-        let of_key = self.in_foreground && !self.end_requested;
-        (of_key && matches!(signal, Signal::INT | Signal::QUIT)).then_some(signal)
+        let may_be_key = self.in_foreground && !self.end_requested;
+        (may_be_key && matches!(signal, Signal::INT | Signal::QUIT)).then_some(signal)
     }
 
-    /// Waits until no descendant is left. Asks them to end if `send_term` is set. Kills those that are
-    /// left after `kill_after`, counted from the first call.
+    /// Waits until no descendant is left. With `send_term`, sends them SIGTERM first. Sends SIGKILL to
+    /// those that are left after `kill_after`, counted from the first call.
     ///
-    /// With `waits_for_all`, returns only after the last one has ended: a process in an
-    /// uninterruptible system call, or one of another user, may outlast SIGKILL. Otherwise returns
-    /// a second after SIGKILL. Cancel safe.
+    /// A process in an uninterruptible system call, or of another user, may outlast SIGKILL: with
+    /// `waits_for_all` this waits for it, otherwise it returns a second after SIGKILL. Cancel safe.
     pub(crate) async fn end(
         &mut self,
         send_term: bool,
@@ -283,12 +282,12 @@ impl Child {
         let kill_at = *self
             .kill_at
             .get_or_insert_with(|| Instant::now().checked_add(kill_after));
-        let mut asked = HashSet::new();
+        let mut terminated = HashSet::new();
         if send_term {
             self.send(Signal::TERM);
             for &pid in &self.frozen {
                 let _ = kill_process(pid, Signal::TERM);
-                asked.insert(pid);
+                terminated.insert(pid);
             }
             // A stopped process must continue before it can end.
             self.thaw_processes();
@@ -298,7 +297,7 @@ impl Child {
             match late {
                 Some(late) if late > KILL_TIMEOUT && !waits_for_all => return,
                 Some(_) => self.kill(),
-                None if send_term => self.terminate_orphans(&mut asked),
+                None if send_term => self.terminate_orphans(&mut terminated),
                 None => {}
             }
             tokio::select! {
@@ -308,12 +307,12 @@ impl Child {
         }
     }
 
-    /// Asks orphans outside CMD's group to end. A process there with a live parent is left to that
-    /// parent, which may be another `redlatch` or a shell.
-    fn terminate_orphans(&self, asked: &mut HashSet<Pid>) {
+    /// Sends SIGTERM to orphans outside CMD's group, once to each of them, and adds them to `terminated`.
+    /// A process with a live parent is left to that parent, which may be another `redlatch` or a shell.
+    fn terminate_orphans(&self, terminated: &mut HashSet<Pid>) {
         for process in self.descendants() {
             let orphan = process.parent == Some(getpid()) && process.group != Some(self.cmd);
-            if orphan && asked.insert(process.pid) {
+            if orphan && terminated.insert(process.pid) {
                 let _ = kill_process(process.pid, Signal::TERM);
                 let _ = kill_process(process.pid, Signal::CONT);
             }
@@ -376,25 +375,25 @@ fn ending_signal(status: WaitStatus) -> Option<i32> {
 /// Returns a command that starts CMD through `redlatch` itself. Only the new process, before it
 /// becomes CMD, can make the system kill it when this process dies. See `exec`.
 fn bound_command(command: &[OsString], in_foreground: bool) -> Command {
-    let mut self_command = self_command();
-    self_command.arg("__exec");
+    let mut bound = redlatch_command();
+    bound.arg("__exec");
     if in_foreground {
-        self_command.arg("--foreground");
+        bound.arg("--foreground");
     }
-    self_command.args([&std::process::id().to_string(), "--"]);
-    self_command.args(command);
-    self_command
+    bound.args([&std::process::id().to_string(), "--"]);
+    bound.args(command);
+    bound
 }
 
 #[cfg(target_os = "linux")]
-fn self_command() -> Command {
+fn redlatch_command() -> Command {
     // Not the path of the executable, which may be a newer version by now, or missing.
-    let mut self_command = Command::new("/proc/self/exe");
-    self_command.arg0("redlatch");
-    self_command
+    let mut redlatch = Command::new("/proc/self/exe");
+    redlatch.arg0("redlatch");
+    redlatch
 }
 
 #[cfg(not(target_os = "linux"))]
-fn self_command() -> Command {
+fn redlatch_command() -> Command {
     Command::new(std::env::current_exe().unwrap_or_else(|_| "redlatch".into()))
 }

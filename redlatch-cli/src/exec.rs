@@ -14,7 +14,7 @@ pub(crate) fn exec(exec: &Exec) -> u8 {
         stderr!("CMD cannot be bound to the lifetime of redlatch: {error}");
         return exit::SYSTEM;
     }
-    // If the parent had died before that, this process would not have been killed.
+    // A parent that died before `bind_to_parent` did not take this process with it: do not start CMD.
     let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
     if parent != Some(exec.parent) {
         return exit::SYSTEM;

@@ -5,9 +5,10 @@ use std::future::{Future, pending};
 use std::pin::Pin;
 use std::time::Duration;
 
+use redlatch::inspect::ObjectState;
+use redlatch::kind::OwnedKind;
 use redlatch::{
-    Acquire, Client, Error, FairLock, Guard, HasLease, Lock, Loss, MultiLock, ObjectState,
-    OwnedKind, PermitId, TryAcquire,
+    Acquire, Client, Error, FairLock, Guard, HasLease, Lock, Loss, MultiLock, PermitId, TryAcquire,
 };
 use tokio::time::Instant;
 
@@ -27,6 +28,7 @@ pub(crate) struct HeldLock {
 
 type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
+/// A guard with its type erased.
 trait AnyGuard {
     /// Completes when the hold is lost; returns the reason.
     fn lost(&self) -> BoxFuture<'_, Error>;
@@ -90,7 +92,7 @@ impl HeldLock {
 
     fn from_guard<K: OwnedKind>(guard: Guard<Lock<K>>, run: &Run, token: Option<u64>) -> HeldLock {
         HeldLock {
-            owner: guard.owner_id().to_owned(),
+            owner: guard.owner_id().into(),
             names: run.names.join(" "),
             guard: Box::new(guard),
             token,
@@ -116,14 +118,14 @@ impl HeldLock {
         }
     }
 
-    /// The owner as the store records it, or the id of the permit.
+    /// Returns the owner as the store records it, or the id of the permit.
     pub(crate) fn owner(&self) -> &str {
         &self.owner
     }
 
-    /// Returns how the lock was lost, if it was lost while this process was stopped. Asks the store,
-    /// because another owner may have the lock although the local lease has not ended (a forced
-    /// unlock). If the store does not answer, the lease decides, as it does while CMD runs.
+    /// Returns how the lock was lost, if it was lost while this process was stopped. Queries the store:
+    /// after a forced unlock another owner may hold the lock although the local lease has not ended. If
+    /// the store does not answer, the local lease decides.
     pub(crate) async fn check_loss(&self, client: &Client, names: &[String]) -> Option<Loss> {
         let is_held = async {
             for name in names {
@@ -148,13 +150,13 @@ impl HeldLock {
 
     fn is_held_in(&self, state: &ObjectState) -> bool {
         match state {
-            ObjectState::ExpirableSemaphore { acquired, .. } => {
-                acquired.iter().any(|permit| permit.id == self.owner)
-            }
+            ObjectState::ExpirableSemaphore { held, .. } => held
+                .iter()
+                .any(|permit| permit.id.to_string() == self.owner),
             state => state
                 .holders()
                 .iter()
-                .any(|holder| holder.owner == self.owner),
+                .any(|holder| holder.owner == *self.owner),
         }
     }
 
@@ -198,38 +200,39 @@ async fn request<R: HasLease>(
     }
 }
 
-/// A waiter that dies delays the others no longer than a holder that dies.
+/// Returns a fair lock whose waiters, if they hang, delay the others no longer than a holder that dies.
 fn fair_lock(client: &Client, name: &str, run: &Run) -> FairLock {
     client.fair_lock(name).wait_time(watchdog(run))
 }
 
+/// Returns the lease that the watchdog renews.
 fn watchdog(run: &Run) -> Duration {
     run.watchdog.unwrap_or(DEFAULT_WATCHDOG)
 }
 
-/// Makes sure that there are `permits` permits. If another number is set already and `change` is
-/// false, returns that number.
+/// Sets the number of permits if it is not set yet. If another number is set, changes it if `change` is
+/// set; otherwise returns that number as an error.
 pub(crate) async fn ensure_permits(
     client: &Client,
     name: &str,
     permits: u32,
     change: bool,
-) -> redlatch::Result<Option<i64>> {
+) -> redlatch::Result<Result<(), i64>> {
     let semaphore = client.expirable_semaphore(name);
     if semaphore.try_set_permits(permits).await? {
-        return Ok(None);
+        return Ok(Ok(()));
     }
     let total = semaphore.total().await?;
     if total == i64::from(permits) {
-        return Ok(None);
+        return Ok(Ok(()));
     }
     if !change {
-        return Ok(Some(total));
+        return Ok(Err(total));
     }
     let noun = permits_noun(total);
     note!("{name}: had {total} {noun}; it now has {permits}");
     semaphore.set_permits(permits).await?;
-    Ok(None)
+    Ok(Ok(()))
 }
 
 pub(crate) fn permits_noun(total: i64) -> &'static str {
@@ -239,7 +242,7 @@ pub(crate) fn permits_noun(total: i64) -> &'static str {
     }
 }
 
-/// Acquires one of `permits` permits, which have been set.
+/// Acquires one of `permits` permits, after [`ensure_permits`] has set their number.
 async fn acquire_permit(
     client: &Client,
     name: &str,
@@ -251,8 +254,8 @@ async fn acquire_permit(
     let deadline = limits
         .wait()
         .and_then(|wait| Instant::now().checked_add(wait));
-    // A store that loses its data also loses the permits and sends no message, so no holder could
-    // ever release one. Therefore the waiter checks them from time to time.
+    // A store that loses its data also loses the number of permits, and sends no message: a waiter would
+    // never be woken. So it waits in slices, and sets the number again after each slice.
     let slice = watchdog(run).min(DEFAULT_WATCHDOG);
     let guard = loop {
         // A slice may end during an outage that is shorter than the limit.
@@ -272,8 +275,8 @@ async fn acquire_permit(
         if guard.is_some() || over {
             break guard;
         }
-        let set = async || semaphore.try_set_permits(permits).await;
-        limits.retry_through_outage(name, set).await?;
+        let set_again = async || semaphore.try_set_permits(permits).await;
+        limits.retry_through_outage(name, set_again).await?;
     };
     Ok(guard.map(|guard| HeldLock {
         owner: guard.ids().iter().map(PermitId::to_string).collect(),
@@ -313,7 +316,7 @@ async fn acquire_multi_lock(
         None => Some(waiting.await?),
     };
     Ok(guard.map(|guard| HeldLock {
-        owner: client.owner_id(guard.owner()),
+        owner: client.owner_id(guard.owner()).into(),
         names: run.names.join(" "),
         guard: Box::new(guard),
         token: None,

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use redlatch::{Client, ObjectState};
+use redlatch::Client;
+use redlatch::inspect::ObjectState;
 
 use crate::args::{Latch, LatchCommand};
 use crate::exit::{self, Failure};
@@ -20,8 +21,8 @@ pub(crate) async fn latch(store_args: &StoreArgs, latch: &Latch) -> Result<u8, F
         LatchCommand::Wait {
             limit,
             outage_limit,
-        } => (outage_limit.unwrap_or(Duration::MAX), *limit),
-        _ => (Duration::ZERO, None),
+        } => (*outage_limit, *limit),
+        _ => (Some(Duration::ZERO), None),
     };
     let limits = WaitLimits::new(outage, wait);
     let settings = Client::builder().outage_limit(outage);
@@ -36,7 +37,8 @@ pub(crate) async fn latch(store_args: &StoreArgs, latch: &Latch) -> Result<u8, F
         signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
         connected = connecting => connected?,
     };
-    // Counting down the number of another object would change how many holders it admits.
+    // An expirable semaphore has its number of permits under the same key: counting that down would take
+    // permits away.
     if let Some(state) = state
         && !matches!(state, ObjectState::Counter { .. })
     {

@@ -34,7 +34,7 @@ fn main() -> ExitCode {
         let args = Args::from_arg_matches(&matches)?;
         Ok((args, matches.value_source("url")))
     });
-    let (args, url_from) = match parsed {
+    let (args, url_source) = match parsed {
         Ok(parsed) => parsed,
         Err(error) => return print_usage_error(error),
     };
@@ -44,7 +44,7 @@ fn main() -> ExitCode {
         return exec::exec(exec).into();
     }
     stderr::start_log(args.output);
-    if url_from == Some(ValueSource::CommandLine) {
+    if url_source == Some(ValueSource::CommandLine) {
         store_args::warn_about_password(&args.store_args.url);
     }
     let code = dispatch(args).unwrap_or_else(|failure| {

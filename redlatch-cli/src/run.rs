@@ -14,7 +14,8 @@ use std::collections::HashSet;
 use std::convert::Infallible;
 use std::time::Duration;
 
-use redlatch::{Client, Error, Loss, ObjectState};
+use redlatch::inspect::ObjectState;
+use redlatch::{Client, Error, Expiry, Loss};
 use rustix::process::WaitStatus;
 use tokio::time::{Instant, timeout_at};
 
@@ -84,9 +85,9 @@ async fn run_under_lock(
                 return Ok(exit_code(status));
             }
         },
-        Ok(RunOutcome::Lost(how)) => {
+        Ok(RunOutcome::Lost(loss)) => {
             let kill_after = duration::short(run.kill_after);
-            stderr!("{names}: lost: {how}; ending CMD: SIGTERM now, SIGKILL after {kill_after}");
+            stderr!("{names}: lost: {loss}; ending CMD: SIGTERM now, SIGKILL after {kill_after}");
         }
         Err(error) => {
             child.end(true, true, run.kill_after, signals).await;
@@ -103,15 +104,16 @@ async fn acquire(
     limits: &WaitLimits,
     run: &Run,
 ) -> Result<Option<HeldLock>, Failure> {
+    // The inner error was not reported by the library, so it needs no explanation.
     let acquiring = async {
         if let (Some(permits), [name]) = (run.kind.permits, run.names.as_slice()) {
-            let others = limits.retry_through_outage(name, async || {
+            let ensuring = limits.retry_through_outage(name, async || {
                 held_lock::ensure_permits(client, name, permits, run.set_permits).await
             });
-            if let Some(total) = others.await? {
+            if let Err(total) = ensuring.await? {
                 let noun = held_lock::permits_noun(total);
                 return Ok(Err(Failure::wrong_kind(format!(
-                    "{name} has {total} {noun}, not {permits}; if it is yours, change it with: \
+                    "{name} has {total} {noun}, not {permits}; if this semaphore is yours, change it with: \
                      redlatch run --permits {permits} --set-permits …"
                 ))));
             }
@@ -120,11 +122,13 @@ async fn acquire(
     };
     match acquiring.await {
         Ok(acquired) => acquired,
-        Err(error) => Err(store::explain_error(client, &run.names, run.kind.noun(), error).await),
+        Err(error) => {
+            Err(store::explain_error(client, &run.names, run.kind.object_name(), error).await)
+        }
     }
 }
 
-/// Reports once what a long wait is for.
+/// If the wait takes long, reports once which lock is awaited and which owner holds it.
 async fn report_waiting(client: &Client, run: &Run) -> Infallible {
     if !stderr::output().verbose {
         tokio::time::sleep(REPORT_DELAY).await;
@@ -162,7 +166,7 @@ async fn report_conflict(client: &Client, run: &Run) {
     }
 }
 
-/// Describes the holder of `name`, and how long it holds the lock unless it renews.
+/// Describes the holder of `name`, and when its lease ends if it is not renewed.
 async fn holder_text(client: &Client, name: &str) -> Option<String> {
     let state = client.inspect(name).await.ok().flatten()?;
     let holders = state.holders();
@@ -171,37 +175,34 @@ async fn holder_text(client: &Client, name: &str) -> Option<String> {
             0 => String::new(),
             others => format!(" and {others} more"),
         };
-        let until = remaining_text(holders.iter().map(|holder| holder.remaining));
+        // All have to expire, so the latest expiry counts.
+        let latest = holders.iter().map(|holder| holder.remaining).max();
+        let until = match latest.and_then(Expiry::duration) {
+            Some(latest) => format!(" for up to {}", duration::rough(latest)),
+            None => " forever".into(),
+        };
         return Some(format!(
             "held by {}{others}{until}",
-            printable(&first.owner)
+            printable(first.owner.as_str())
         ));
     }
     match &state {
-        ObjectState::ExpirableSemaphore { acquired, .. } => {
+        ObjectState::ExpirableSemaphore { held, .. } => {
             // One permit is enough.
-            let until = acquired.iter().filter_map(|permit| permit.remaining).min();
+            let until = held.iter().map(|permit| permit.remaining).min();
+            let until = until.and_then(Expiry::duration);
             let until = until.map_or(String::new(), |until| {
                 format!(" for up to {}", duration::rough(until))
             });
-            Some(match acquired.len() {
+            Some(match held.len() {
                 1 => format!("its only permit is in use{until}"),
                 all => format!("all {all} permits are in use{until}"),
             })
         }
         ObjectState::Lock { queue, .. } => queue
             .first()
-            .map(|next| format!("next in its queue is {}", printable(&next.owner))),
+            .map(|next| format!("next in its queue is {}", printable(next.owner.as_str()))),
         _ => None,
-    }
-}
-
-/// All have to expire, so the latest expiry counts.
-fn remaining_text(remaining: impl Iterator<Item = Option<Duration>>) -> String {
-    let latest: Option<Vec<Duration>> = remaining.collect();
-    match latest.and_then(|all| all.into_iter().max()) {
-        Some(latest) => format!(" for up to {}", duration::rough(latest)),
-        None => " forever".into(),
     }
 }
 
@@ -211,11 +212,11 @@ enum RunOutcome {
     Lost(Loss),
 }
 
-/// Waits until CMD ends, or the lock is lost before.
+/// Waits until CMD ends or the lock is lost, whichever is first.
 ///
 /// Invariant: while this process holds the lock, or has lost it, it watches every running process
 /// of CMD. It stops only after all of them have stopped, and continues them only after it has
-/// checked the lock. After an end by a signal it keeps the lock until the last of them has ended.
+/// checked the lock. If a signal ended CMD, it keeps the lock until the last of them has ended.
 async fn supervise(
     child: &mut Child,
     held_lock: &HeldLock,
@@ -233,7 +234,7 @@ async fn supervise(
             None => {}
         }
         tokio::select! {
-            // After a pause of this process, several of these events may be ready at the same time.
+            // After a pause of this process, several events may be ready. A loss comes first.
             biased;
             lost = held_lock.lost() => return Ok(RunOutcome::Lost(lost)),
             caught = signals.next() => match caught {
@@ -253,12 +254,12 @@ async fn supervise(
         return Ok(RunOutcome::CmdEnded(status));
     }
     let send_term = !child.children_were_signaled(status);
-    let count = child.counter();
+    let count_remaining = child.descendant_counter();
     tokio::select! {
         biased;
         lost = held_lock.lost() => return Ok(RunOutcome::Lost(lost)),
         () = child.end(send_term, true, run.kill_after, signals) => {}
-        never = report_remaining(run, count) => match never {},
+        never = report_remaining(run, count_remaining) => match never {},
     }
     Ok(RunOutcome::CmdEnded(status))
 }

@@ -1,10 +1,11 @@
-//! `redlatch show`, `ls` and `unlock`: output for scripts and people on standard output.
+//! `redlatch show`, `ls` and `unlock`. They print tables or JSON to standard output.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Write as _};
 use std::time::Duration;
 
-use redlatch::{Client, Holder, ObjectKind, ObjectState, OutPermit, Waiting};
+use redlatch::inspect::{HeldPermit, Holder, ObjectKind, ObjectState, Waiter};
+use redlatch::{Client, Expiry};
 use serde::Serialize;
 
 use crate::args::{Ls, Show, Unlock};
@@ -80,8 +81,8 @@ pub(crate) async fn ls(store_args: &StoreArgs, ls: &Ls) -> Result<u8, Failure> {
 pub(crate) async fn unlock(store_args: &StoreArgs, unlock: &Unlock) -> Result<u8, Failure> {
     if !unlock.force {
         return Err(Failure::usage(
-            "unlocking takes the lock from a holder that may still be working and continues beside \
-             the next holder until it detects the loss; to confirm, use --force (`redlatch show` \
+            "unlocking takes the lock from a holder that may still be working, and that continues until it \
+             detects the loss, concurrently with the next holder; to confirm, use --force (`redlatch show` \
              shows the holder)",
         ));
     }
@@ -91,7 +92,7 @@ pub(crate) async fn unlock(store_args: &StoreArgs, unlock: &Unlock) -> Result<u8
     let shown = printable(name);
     let unlocked = match client.inspect(name).await? {
         None => false,
-        // The next waiter has been notified, or will be skipped in time: nothing to do.
+        // The next waiter has been notified; if it does not respond, others skip it. Nothing to do.
         Some(ObjectState::Lock {
             holder: None,
             queue,
@@ -144,34 +145,34 @@ impl Object {
         object.kind = Some(state.kind().to_string());
         if let Some(holder) = state.holders().first() {
             object.held = true;
-            object.owner = Some(holder.owner.clone());
+            object.owner = Some(holder.owner.to_string());
             object.holds = holder.holds;
             object.remaining_ms = millis(holder.remaining);
         }
         match state {
             ObjectState::Lock { queue, token, .. } => {
                 object.token = token;
-                let waits = |waiting: Waiting| OwnerEntry {
-                    owner: waiting.owner,
-                    remaining_ms: millis(Some(waiting.remaining)),
+                let waiter_entry = |waiter: Waiter| OwnerEntry {
+                    owner: waiter.owner.into(),
+                    remaining_ms: millis(waiter.remaining),
                     ..OwnerEntry::default()
                 };
-                object.queue = queue.into_iter().map(waits).collect();
+                object.queue = queue.into_iter().map(waiter_entry).collect();
             }
             ObjectState::ReadWriteLock {
                 writer, readers, ..
             } => {
-                let holds = |side| {
+                let holder_entry = |side| {
                     move |holder: Holder| OwnerEntry {
-                        owner: holder.owner,
+                        owner: holder.owner.into(),
                         side: Some(side),
                         holds: Some(holder.holds),
                         remaining_ms: millis(holder.remaining),
                     }
                 };
-                let writer = writer.into_iter().map(holds("write"));
+                let writer = writer.into_iter().map(holder_entry("write"));
                 object.holders = writer
-                    .chain(readers.into_iter().map(holds("read")))
+                    .chain(readers.into_iter().map(holder_entry("read")))
                     .collect();
             }
             ObjectState::Counter {
@@ -183,26 +184,24 @@ impl Object {
                 object.remaining_ms = millis(remaining);
             }
             ObjectState::ExpirableSemaphore {
-                available,
-                acquired,
-                ..
+                available, held, ..
             } => {
-                let taken = i64::try_from(acquired.len()).unwrap_or(i64::MAX);
+                let taken = i64::try_from(held.len()).unwrap_or(i64::MAX);
                 object.available = Some(available);
                 object.total = Some(available.saturating_add(taken));
                 object.held = available <= 0;
-                let out = |permit: OutPermit| PermitEntry {
-                    id: permit.id,
+                let permit_entry = |permit: HeldPermit| PermitEntry {
+                    id: permit.id.to_string(),
                     remaining_ms: millis(permit.remaining),
                 };
-                object.permits = Some(acquired.into_iter().map(out).collect());
+                object.permits = Some(held.into_iter().map(permit_entry).collect());
             }
             _ => {}
         }
         object
     }
 
-    /// Returns its rows of the table: the holder, then waiters or acquired permits.
+    /// Returns the object's rows of the table: its state or holders, then waiters or acquired permits.
     fn rows(&self) -> Vec<[String; 5]> {
         let row = |owner: String, holds: Option<u32>, remaining: String| {
             [
@@ -266,8 +265,10 @@ impl Object {
     }
 }
 
-fn millis(remaining: Option<Duration>) -> Option<u64> {
-    remaining.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX))
+fn millis(remaining: Expiry) -> Option<u64> {
+    remaining
+        .duration()
+        .map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX))
 }
 
 fn format_remaining(remaining_ms: Option<u64>) -> String {
@@ -340,17 +341,17 @@ fn terminal_columns() -> Option<usize> {
 fn fit_columns(cells: &mut [[String; 5]], columns: usize) {
     const SEPARATORS: usize = 4 * 2;
     // Owners remain distinguishable: they keep the beginning of the client id, and the number.
-    for (column, least) in [(2, 16), (0, 12), (1, 8)] {
+    for (column, min_width) in [(2, 16), (0, 12), (1, 8)] {
         let widths = widths(cells);
         let total = widths.iter().sum::<usize>() + SEPARATORS;
         let width = widths[column].saturating_sub(total.saturating_sub(columns));
         for row in cells.iter_mut() {
-            row[column] = shortened(&row[column], width.max(least));
+            row[column] = shortened(&row[column], width.max(min_width));
         }
     }
 }
 
-/// Omits the middle.
+/// Shortens a text to this width by replacing its middle with `…`.
 fn shortened(text: &str, width: usize) -> String {
     let length = text.chars().count();
     if length <= width {

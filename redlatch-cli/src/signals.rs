@@ -21,16 +21,16 @@ use crate::stderr::stderr;
 const ENDING: [i32; 4] = [SIGINT, SIGTERM, SIGQUIT, SIGHUP];
 
 /// Signals that are caught even if they were ignored when this process started. A shell without job
-/// control ignores them for background commands, but a process that sends them explicitly means
-/// them. SIGCHLD reports that CMD has ended.
+/// control starts background commands with them ignored, but a signal that is sent to `redlatch` must
+/// still take effect. SIGCHLD reports that CMD has ended.
 const ALWAYS_CAUGHT: [i32; 4] = [SIGINT, SIGQUIT, SIGTERM, SIGCHLD];
 
 /// Signals of job control.
 const STOPPING: [i32; 3] = [SIGTSTP, SIGTTIN, SIGTTOU];
 
 /// Signals that end a program which does not handle them, and SIGWINCH, which programs at a
-/// terminal use. SIGBUS is omitted although signal-hook can catch it: after a real one, the
-/// faulting instruction would repeat.
+/// terminal use. SIGBUS is omitted although signal-hook can catch it: after a handler returns, the
+/// faulting instruction would run and fault again.
 const OTHERS: [i32; 12] = [
     SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU, SIGXFSZ, SIGVTALRM, SIGPROF, SIGIO, SIGABRT, SIGTRAP,
     SIGSYS, SIGWINCH,
@@ -49,7 +49,7 @@ pub(crate) struct Signals(mpsc::UnboundedReceiver<Caught>);
 pub(crate) enum Caught {
     /// Asks the program to end.
     End(Signal),
-    /// Has a meaning only to CMD.
+    /// Is only forwarded to CMD.
     Other(Signal),
     /// Asks the program to stop until SIGCONT.
     Stop,
@@ -79,7 +79,7 @@ impl Signals {
             |number: &i32| ignored & (1 << (number - 1)) == 0 || ALWAYS_CAUGHT.contains(number);
         let mut caught = IncomingSignals::new(numbers.filter(is_wanted)).map_err(refused)?;
         for number in optional.iter().cloned().flatten().filter(is_wanted) {
-            // The C library reserves some; other processes cannot use those either.
+            // The C library reserves some of them and refuses to catch those.
             let _ = caught.handle().add_signal(number);
         }
         let (sender, receiver) = mpsc::unbounded_channel();

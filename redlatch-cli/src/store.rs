@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use redlatch::{Client, ClientBuilder, Error, ObjectKind, ObjectState};
+use redlatch::inspect::{ObjectKind, ObjectState};
+use redlatch::{Client, ClientBuilder, Error};
 
 use crate::args::Run;
 use crate::duration;
@@ -23,7 +24,12 @@ pub(crate) async fn connect(
     store_args: &StoreArgs,
     settings: ClientBuilder,
 ) -> Result<Client, Failure> {
-    connect_within(store_args, settings, &WaitLimits::default()).await
+    connect_within(
+        store_args,
+        settings,
+        &WaitLimits::new(Some(Duration::ZERO), None),
+    )
+    .await
 }
 
 /// Connects to a store, which may be unreachable for as long as `limits` allow.
@@ -75,18 +81,18 @@ pub(crate) async fn flush(client: &Client) {
     let _ = tokio::time::timeout(FLUSH_TIMEOUT, client.flush()).await;
 }
 
-/// How long a command waits. By default, it does not wait for an unreachable store.
-#[derive(Debug, Default)]
+/// How long a command waits.
+#[derive(Debug)]
 pub(crate) struct WaitLimits {
-    /// How long an outage of the store may last.
-    outage: Duration,
+    /// How long an outage of the store may last; `None`: without a limit.
+    outage: Option<Duration>,
     wait: Option<Duration>,
     /// When the wait limit ends.
-    pub(crate) end: Option<Instant>,
+    end: Option<Instant>,
 }
 
 impl WaitLimits {
-    pub(crate) fn new(outage: Duration, wait: Option<Duration>) -> WaitLimits {
+    pub(crate) fn new(outage: Option<Duration>, wait: Option<Duration>) -> WaitLimits {
         WaitLimits {
             outage,
             wait,
@@ -94,12 +100,12 @@ impl WaitLimits {
         }
     }
 
-    /// Returns how long to wait for the lock. An outage while connecting counts; the time that any
-    /// connection takes does not, so that a request with a short limit is still sent.
+    /// Returns how long to wait for the lock. The time of an outage while connecting is subtracted, the time
+    /// of a normal connection is not, so that a request with a short limit is still sent.
     pub(crate) fn wait(&self) -> Option<Duration> {
-        let rest = self.end.map(|end| end - Instant::now());
+        let left = self.end.map(|end| end - Instant::now());
         self.wait.map(|wait| {
-            rest.filter(|rest| *rest + RETRY_PAUSE < wait)
+            left.filter(|left| *left + RETRY_PAUSE < wait)
                 .unwrap_or(wait)
         })
     }
@@ -126,7 +132,8 @@ impl WaitLimits {
             };
             let since = outage.unwrap_or(begun);
             let is_over = |end: Instant| end <= Instant::now() + RETRY_PAUSE;
-            if since.elapsed() >= self.outage || self.end.is_some_and(is_over) {
+            let is_too_long = self.outage.is_some_and(|outage| since.elapsed() >= outage);
+            if is_too_long || self.end.is_some_and(is_over) {
                 return Err(error);
             }
             if outage.replace(since).is_none() {
@@ -137,6 +144,7 @@ impl WaitLimits {
     }
 }
 
+/// Returns the settings of the client that `run` requests.
 pub(crate) fn settings(run: &Run) -> ClientBuilder {
     let settings = Client::builder().outage_limit(run.outage_limit());
     match run.watchdog {
@@ -159,20 +167,21 @@ pub(crate) async fn validate_request(run: &Run) -> Result<(), Failure> {
         let lock = client.lock(name);
         let guard = lock.lock().await?;
         let requested = match run.lease {
-            // Not acquired, because it is held: a lease could end in the meantime, and that would
-            // be reported.
+            // The guard above holds the lock, so this checks the lease without acquiring. With an
+            // acquisition, a short lease could end now and be reported as lost.
             Some(lease) => lock.try_lock().lease(lease).await.map(drop),
             None => Ok(()),
         };
-        // Not just dropped: without a runtime that would be reported, too.
+        // A dropped guard is released in the background, and a warning is logged if this process ends first.
         guard.unlock().await?;
         requested?;
     }
     Ok(())
 }
 
-/// Explains the failure for the one of `names` that should be a `wanted`. If it is another kind of
-/// redlatch object, the message suggests inspecting it, not deleting it.
+/// Converts an error of a request for `names`, which should each be a `wanted`. If one is an object of
+/// another kind, the message names that kind and suggests `redlatch show`. The library's own message
+/// suggests deleting the key.
 pub(crate) async fn explain_error(
     client: &Client,
     names: &[String],
@@ -180,9 +189,9 @@ pub(crate) async fn explain_error(
     error: Error,
 ) -> Failure {
     if let Error::WrongKind { name, .. } = &error
-        && let Some(name) = names.iter().find(|one| *one == name).or(names.first())
+        && let Some(name) = names.iter().find(|known| *known == name).or(names.first())
         && let Ok(Some(state)) = client.inspect(name).await
-        && noun(&state) != wanted
+        && object_name(&state) != wanted
     {
         return wrong_kind_failure(name, &state, wanted);
     }
@@ -191,14 +200,14 @@ pub(crate) async fn explain_error(
 
 pub(crate) fn wrong_kind_failure(name: &str, state: &ObjectState, wanted: &str) -> Failure {
     let name = printable(name);
-    let (kind, wanted) = (with_article(&noun(state)), with_article(wanted));
+    let (kind, wanted) = (with_article(&object_name(state)), with_article(wanted));
     Failure::wrong_kind(format!(
         "{name} is {kind}, not {wanted}: redlatch show {name}"
     ))
 }
 
-/// Plain, fair and fenced locks exclude each other, so they share a noun here.
-fn noun(state: &ObjectState) -> String {
+/// Returns what the object is called in messages: [`Kind::object_name`](crate::args::Kind::object_name).
+fn object_name(state: &ObjectState) -> String {
     match state {
         ObjectState::Lock { .. } => ObjectKind::Lock.to_string(),
         state => state.kind().to_string(),
@@ -226,11 +235,11 @@ pub(crate) fn without_secrets(url: &str) -> String {
         return url.to_owned();
     };
     // The last @: an unescaped password may contain further ones, and also / ? and #.
-    let (user, place) = match rest.rsplit_once('@') {
-        Some((_, place)) => ("***@", place),
+    let (user, server) = match rest.rsplit_once('@') {
+        Some((_, server)) => ("***@", server),
         None => ("", rest),
     };
-    let public = place.split(['?', '#']).next().unwrap_or_default();
+    let public = server.split(['?', '#']).next().unwrap_or_default();
     format!("{scheme}://{user}{public}")
 }
 

@@ -106,14 +106,14 @@ impl StoreArgs {
     /// Adds these arguments to the settings of the client.
     pub(crate) fn settings(&self, mut settings: ClientBuilder) -> Result<ClientBuilder, Failure> {
         // An empty variable counts as unset.
-        let named = |name: &Option<String>| name.clone().filter(|name| !name.is_empty());
-        if let Some(user) = named(&self.user) {
+        let non_empty = |name: &Option<String>| name.clone().filter(|name| !name.is_empty());
+        if let Some(user) = non_empty(&self.user) {
             settings = settings.username(user);
         }
         if let Some(password) = password(self.password_file.as_deref(), PASSWORD)? {
             settings = settings.password(password);
         }
-        if let Some(user) = named(&self.sentinel_user) {
+        if let Some(user) = non_empty(&self.sentinel_user) {
             settings = settings.sentinel_username(user);
         }
         let file = self.sentinel_password_file.as_deref();
@@ -173,8 +173,8 @@ pub(crate) fn warn_about_password(url: &str) {
     }
 }
 
-/// Returns the environment variables that differ for CMD: their passwords, which are for `redlatch`
-/// only, are removed.
+/// Returns the environment variables to change for CMD, without the passwords, which are for `redlatch`
+/// only. `None`: the variable is removed.
 pub(crate) fn env_changes_for_cmd() -> Vec<(&'static str, Option<String>)> {
     let mut changes = vec![(PASSWORD, None), (SENTINEL_PASSWORD, None)];
     if let Some(url) = std::env::var_os(URL) {

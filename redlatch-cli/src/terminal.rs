@@ -39,8 +39,9 @@ impl Terminal {
         })
     }
 
-    /// Runs `work`, which starts a process, with the signal mask that the process should inherit.
-    pub(crate) fn unmasked<T>(&self, work: impl FnOnce() -> T) -> T {
+    /// Runs `work`, which starts a process, with the signal mask that this process was started with, so that
+    /// the new process inherits it.
+    pub(crate) fn with_original_mask<T>(&self, work: impl FnOnce() -> T) -> T {
         let masked = self.mask.thread_swap_mask(SigmaskHow::SIG_SETMASK);
         let result = work();
         if let Ok(masked) = masked {

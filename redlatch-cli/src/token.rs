@@ -1,6 +1,7 @@
 //! `redlatch token`: show, advance or delete the fencing token of a lock.
 
-use redlatch::{Client, ObjectState};
+use redlatch::Client;
+use redlatch::inspect::ObjectState;
 
 use crate::args::{Token, TokenCommand};
 use crate::exit::{self, Failure};

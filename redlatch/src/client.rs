@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use crate::background::Background;
 use crate::error::{Error, Result};
-use crate::lease::Lease;
-use crate::listing::{Listing, inspect_name};
-use crate::name::invalid_character;
-use crate::owner::{ClientId, Owner};
+use crate::lease::{Expiry, Lease};
+use crate::listing::Listing;
+use crate::name::{KeyLayout, ObjectKeys, invalid_character};
+use crate::owner::{ClientId, Owner, OwnerId};
 use crate::primitives::count_down_latch::CountDownLatch;
 use crate::primitives::expirable_semaphore::ExpirableSemaphore;
 use crate::primitives::fair_lock::{Fair, FairLock};
 use crate::primitives::fenced_lock::{Fenced, FencedLock};
-use crate::primitives::inspect::ObjectState;
+use crate::primitives::inspect::{ObjectState, inspect};
 use crate::primitives::lock::{Lock, Reentrant};
 use crate::primitives::read_write_lock::ReadWriteLock;
 use crate::primitives::semaphore::Semaphore;
@@ -79,7 +79,7 @@ impl Client {
     /// `x` and `{x}` are two names, but in Redisson's layout they share the channel and all keys other than
     /// the lock's own (fair queue, fencing token, timeouts of readers). Do not use both.
     pub fn lock(&self, name: &str) -> Lock {
-        Lock::new(self.session.clone(), name, Reentrant)
+        Lock::new(self.session.clone(), name, Reentrant::new)
     }
 
     /// Returns a handle of the [`ExpirableSemaphore`] `name`.
@@ -94,12 +94,12 @@ impl Client {
 
     /// Returns a handle of the [`FairLock`] `name`.
     pub fn fair_lock(&self, name: &str) -> FairLock {
-        Lock::new(self.session.clone(), name, Fair::default())
+        Lock::new(self.session.clone(), name, Fair::new)
     }
 
     /// Returns a handle of the [`FencedLock`] `name`.
     pub fn fenced_lock(&self, name: &str) -> FencedLock {
-        Lock::new(self.session.clone(), name, Fenced)
+        Lock::new(self.session.clone(), name, Fenced::new)
     }
 
     /// Returns a handle of the [`ReadWriteLock`] `name`.
@@ -114,7 +114,7 @@ impl Client {
 
     /// Returns a handle of the [`SpinLock`] `name`.
     pub fn spin_lock(&self, name: &str) -> SpinLock {
-        Lock::new(self.session.clone(), name, Spin::default())
+        Lock::new(self.session.clone(), name, Spin::new)
     }
 
     /// Lists the objects whose names match a glob pattern (`*`, `?`, `[a-z]`, `\`), page by page with SCAN.
@@ -138,7 +138,9 @@ impl Client {
     /// # Ok(()) }
     /// ```
     pub async fn inspect(&self, name: &str) -> Result<Option<ObjectState>> {
-        inspect_name(&self.session, name).await
+        let object = ObjectKeys::new(KeyLayout::Lock, &self.session.prefix, name);
+        object.check()?;
+        inspect(&self.session, &object).await
     }
 
     /// Returns the id of this client in the store: the part of an owner before the colon.
@@ -146,8 +148,8 @@ impl Client {
         self.session.id.as_str()
     }
 
-    /// Returns `owner` as the store keeps it when it acts through this client: `<client id>:<number>`.
-    pub fn owner_id(&self, owner: Owner) -> String {
+    /// Returns `owner` as the store keeps it when it acts through this client.
+    pub fn owner_id(&self, owner: Owner) -> OwnerId {
         self.session.id.owner_id(owner)
     }
 
@@ -219,7 +221,7 @@ pub struct ClientBuilder {
     prefix: String,
     connect_timeout: Duration,
     response_timeout: Duration,
-    outage_limit: Option<Duration>,
+    outage_limit: Option<Expiry>,
     linger: Duration,
     client_id: Option<String>,
     replica_sync: ReplicaSync,
@@ -283,12 +285,12 @@ impl ClientBuilder {
     /// response timeout, so waiting may fail that much later than the limit.
     ///
     /// Default: no longer than the response timeout; [`Error::NotReplicated`](crate::Error::NotReplicated) is
-    /// returned at once. A RedLock waits through any outage by default. [`Duration::MAX`]:
-    /// waits through any outage. A shorter wait limit has precedence. A request that does not wait
+    /// returned at once. A RedLock waits through any outage by default. `None`: waits
+    /// through any outage. A shorter wait limit has precedence. A request that does not wait
     /// (`try_lock` without `wait`) fails after the response timeout. Errors that do not go away with time
     /// (a key of another kind, wrong credentials) are returned at once.
-    pub fn outage_limit(mut self, limit: Duration) -> ClientBuilder {
-        self.outage_limit = Some(limit);
+    pub fn outage_limit(mut self, limit: impl Into<Option<Duration>>) -> ClientBuilder {
+        self.outage_limit = Some(limit.into().map_or(Expiry::Never, Expiry::In));
         self
     }
 

@@ -1,5 +1,8 @@
 //! Errors. Each message says what happened and what to do.
 
+use std::error::Error as StdError;
+use std::ops::Deref;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The result of an operation on a lock.
@@ -7,7 +10,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Reason why an operation failed.
 ///
-/// No message contains a password, even if the URL contains one.
+/// No message contains a password, even if the URL contains one. If a connection failed because of an error of
+/// the operating system or of a library, [`source`](StdError::source) returns that error.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -81,6 +85,8 @@ pub enum Error {
     Unavailable {
         /// Error of the connection.
         reason: String,
+        /// The error that caused it, if there is one.
+        source: Option<ErrorSource>,
     },
 
     /// The client is connected, but the store did not answer within the response timeout, or within the
@@ -148,6 +154,8 @@ pub enum Error {
     TlsFailed {
         /// The problem, and how to fix it.
         reason: String,
+        /// The error that caused it, if there is one.
+        source: Option<ErrorSource>,
     },
 
     /// The server is too old, or is not Redis or Valkey.
@@ -226,6 +234,8 @@ pub enum Error {
         step: &'static str,
         /// Error of the connection.
         reason: String,
+        /// The error that caused it, if there is one.
+        source: Option<ErrorSource>,
     },
 
     /// The store replied with an error that has no variant of its own.
@@ -275,7 +285,77 @@ impl std::fmt::Display for Loss {
     }
 }
 
+/// The error of the operating system or of a library that caused an [`Error`]. Its type may change in any
+/// release. All sources are equal, because an [`Error`] also describes its source in words.
+#[derive(Clone)]
+pub struct ErrorSource(Arc<dyn StdError + Send + Sync>);
+
+impl ErrorSource {
+    pub(crate) fn new(error: impl StdError + Send + Sync + 'static) -> ErrorSource {
+        ErrorSource(Arc::new(error))
+    }
+}
+
+impl Deref for ErrorSource {
+    type Target = dyn StdError + Send + Sync;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.0
+    }
+}
+
+impl std::fmt::Debug for ErrorSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl PartialEq for ErrorSource {
+    fn eq(&self, _: &ErrorSource) -> bool {
+        true
+    }
+}
+
+impl Eq for ErrorSource {}
+
+/// Why a connection failed: in words, and the error that it describes, if there is one.
+#[derive(Debug, Clone)]
+pub(crate) struct Cause {
+    pub(crate) reason: String,
+    pub(crate) source: Option<ErrorSource>,
+}
+
+impl Cause {
+    pub(crate) fn new(
+        reason: impl Into<String>,
+        source: impl StdError + Send + Sync + 'static,
+    ) -> Cause {
+        Cause {
+            reason: reason.into(),
+            source: Some(ErrorSource::new(source)),
+        }
+    }
+}
+
+impl From<String> for Cause {
+    fn from(reason: String) -> Cause {
+        let source = None;
+        Cause { reason, source }
+    }
+}
+
+impl From<&str> for Cause {
+    fn from(reason: &str) -> Cause {
+        reason.to_owned().into()
+    }
+}
+
 impl Error {
+    pub(crate) fn unavailable(cause: impl Into<Cause>) -> Error {
+        let Cause { reason, source } = cause.into();
+        Error::Unavailable { reason, source }
+    }
+
     /// Returns whether the store answered without changing anything.
     pub(crate) fn leaves_untouched(&self) -> bool {
         matches!(

@@ -4,11 +4,11 @@
 //! a key as another type is an error.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
+use crate::lease::Expiry;
 
 /// The keys of one embedded store and their expiry.
 #[derive(Debug, Default)]
@@ -101,12 +101,9 @@ pub(crate) struct FoundKey<'a, T> {
 }
 
 impl<T> FoundKey<'_, T> {
-    /// Returns the time until the key expires; [`Duration::MAX`] if it does not.
-    pub(crate) fn remaining(&self, now: Instant) -> Duration {
-        match *self.ends {
-            Some(ends) => ends.saturating_duration_since(now),
-            None => Duration::MAX,
-        }
+    /// Returns when the key expires.
+    pub(crate) fn remaining(&self, now: Instant) -> Expiry {
+        Expiry::of(*self.ends, now)
     }
 
     /// Sets the expiry later, never earlier. A key that has lost its expiry gets one again: without it, a
@@ -196,14 +193,12 @@ impl Keyspace {
         }
     }
 
-    /// Returns the time until `key` expires: `None` if it does not exist, [`Duration::MAX`] if it does not
-    /// expire.
-    pub(crate) fn remaining(&mut self, key: &str, now: Instant) -> Option<Duration> {
+    /// Returns when `key` expires; `None` if it does not exist.
+    pub(crate) fn remaining(&mut self, key: &str, now: Instant) -> Option<Expiry> {
         if !self.exists(key, now) {
             return None;
         }
-        let ends = self.entries.get(key)?.ends;
-        Some(ends.map_or(Duration::MAX, |ends| ends.saturating_duration_since(now)))
+        Some(Expiry::of(self.entries.get(key)?.ends, now))
     }
 
     /// Replaces `key`.
@@ -367,6 +362,8 @@ pub(crate) enum DumpedValue {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]

@@ -52,6 +52,49 @@ impl Lease {
     }
 }
 
+/// When something in the store expires.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Expiry {
+    /// After this time, unless it is renewed.
+    In(Duration),
+    /// Never: it has no time to live. No lock of this library is like this; other programs may remove the
+    /// time to live of a key.
+    Never,
+}
+
+impl Expiry {
+    /// Returns the time until it expires; `None` if it never does.
+    pub fn duration(self) -> Option<Duration> {
+        match self {
+            Expiry::In(left) => Some(left),
+            Expiry::Never => None,
+        }
+    }
+
+    /// Converts the remaining milliseconds in the reply of a script, which are negative if it never expires.
+    pub(crate) fn from_millis(left: i64) -> Expiry {
+        u64::try_from(left).map_or(Expiry::Never, |left| {
+            Expiry::In(Duration::from_millis(left))
+        })
+    }
+
+    /// Returns when something expires that ends then, or never.
+    pub(crate) fn of(ends: Option<Instant>, now: Instant) -> Expiry {
+        ends.map_or(Expiry::Never, |ends| {
+            Expiry::In(ends.saturating_duration_since(now))
+        })
+    }
+}
+
+impl std::fmt::Display for Expiry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Expiry::In(left) => write!(f, "in {left:?}"),
+            Expiry::Never => f.write_str("never"),
+        }
+    }
+}
+
 /// How long a caller is willing to wait.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum WaitLimit {
@@ -113,6 +156,14 @@ mod tests {
         let left = |micros| Lease::from_remaining(Duration::from_micros(micros)).millis();
         assert_eq!([0, 1, 1000, 1001].map(left), [1, 1, 1, 2]);
         assert_eq!(Lease::from_remaining(Duration::MAX).duration(), MAX_LEASE);
+    }
+
+    #[test]
+    fn never_is_later_than_any_time() {
+        let second = Expiry::In(Duration::from_secs(1));
+        assert!(second < Expiry::Never && Expiry::In(MAX_LEASE) < Expiry::Never);
+        assert_eq!([1000, -1].map(Expiry::from_millis), [second, Expiry::Never]);
+        assert_eq!(format!("{second}, {}", Expiry::Never), "in 1s, never");
     }
 
     #[test]

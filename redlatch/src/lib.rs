@@ -33,27 +33,41 @@ pub mod blocking;
 
 pub use backoff::Backoff;
 pub use client::{Client, ClientBuilder, ClientStatus};
-pub use error::{Error, Loss, Result};
-pub use lease::MAX_LEASE;
-pub use listing::{Listed, Listing};
-pub use owner::Owner;
+pub use error::{Error, ErrorSource, Loss, Result};
+pub use lease::{Expiry, MAX_LEASE};
+pub use owner::{Owner, OwnerId};
 pub use primitives::count_down_latch::{CountDownLatch, TryWait, Wait};
-pub use primitives::expirable_semaphore::{ExpirableSemaphore, PermitGuard, PermitId, Permits};
-pub use primitives::fair_lock::{Fair, FairLock};
-pub use primitives::fenced_lock::{Fenced, FencedLock, MAX_TOKEN};
-pub use primitives::inspect::{ObjectKind, ObjectState, OutPermit, Waiting};
-pub use primitives::lock::{
-    Acquirable, Acquire, Guard, HasLease, HasOwner, Holder, Lock, LockKind, OwnedKind, Reentrant,
-    TryAcquire,
-};
+pub use primitives::expirable_semaphore::{ExpirableSemaphore, PermitGuard, PermitId};
+pub use primitives::fair_lock::FairLock;
+pub use primitives::fenced_lock::{FencedLock, MAX_TOKEN};
+pub use primitives::lock::{Acquirable, Acquire, Guard, HasLease, HasOwner, Lock, TryAcquire};
 pub use primitives::lock_set::Member;
 pub use primitives::multi_lock::{MultiGuard, MultiLock};
-pub use primitives::read_write_lock::{Read, ReadLock, ReadWriteLock, Write, WriteLock};
+pub use primitives::read_write_lock::{ReadLock, ReadWriteLock, WriteLock};
 pub use primitives::red_lock::{RedGuard, RedLock};
 pub use primitives::semaphore::{Semaphore, SemaphorePermits, TrySetPermits};
-pub use primitives::spin_lock::{Spin, SpinLock};
+pub use primitives::spin_lock::SpinLock;
 pub use store::ReplicaSync;
 pub use store::embedded::Embedded;
+
+/// The kinds of lock, the parameter of [`Lock`]. Programs need them to write code for every kind:
+/// [`LockKind`](kind::LockKind). To name a guard, use the handle, as in `Guard<WriteLock>`.
+pub mod kind {
+    pub use crate::primitives::expirable_semaphore::Permits;
+    pub use crate::primitives::fair_lock::Fair;
+    pub use crate::primitives::fenced_lock::Fenced;
+    pub use crate::primitives::lock::{LockKind, OwnedKind, Reentrant};
+    pub use crate::primitives::read_write_lock::{Read, Write};
+    pub use crate::primitives::spin_lock::Spin;
+}
+
+/// What exists in a store: results of [`Client::inspect`], [`Client::list`] and of methods that return holders,
+/// waiters or held permits.
+pub mod inspect {
+    pub use crate::listing::{Listed, Listing};
+    pub use crate::primitives::inspect::{HeldPermit, ObjectKind, ObjectState, Waiter};
+    pub use crate::primitives::lock::Holder;
+}
 
 /// Runs the examples of the README as doc tests.
 #[cfg(doctest)]

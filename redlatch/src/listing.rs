@@ -1,11 +1,17 @@
 //! Lists the objects in a store, page by page.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+
+use futures_core::Stream;
 
 use crate::error::{Error, Result};
+use crate::join::Boxed;
 use crate::join::join_all;
-use crate::name::{CandidateKeys, KeyLayout, ObjectKeys, is_extra_key, spans_slots};
+use crate::name::{CandidateKeys, is_extra_key, spans_slots};
 use crate::primitives::inspect::{InspectNames, ObjectState};
 use crate::session::Session;
 use crate::store::{Cursor, ScanType};
@@ -18,6 +24,9 @@ const PAGE: usize = 100;
 /// Uses SCAN, which does not block the server. An object that exists during the whole listing is listed at
 /// least once. An object that is created or deleted meanwhile may be missing.
 ///
+/// It is also a [`Stream`], which ends after the last object. After an error the listing can be continued: it
+/// requests the same page again.
+///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
 /// let client = redlatch::Client::embedded();
@@ -29,12 +38,19 @@ const PAGE: usize = 100;
 /// # Ok(()) }
 /// ```
 pub struct Listing {
+    pattern: String,
+    found: VecDeque<Listed>,
+    /// Requests the next page. Only locked to make the listing `Sync`.
+    request: Mutex<Boxed<'static, (Pages, Result<Option<VecDeque<Listed>>>)>>,
+}
+
+/// The pages that remain.
+struct Pages {
     session: Arc<Session>,
     pattern: String,
     /// Position and kind of keys of the next page; `None` after the last.
     cursor: Option<(ScanType, Cursor)>,
     keys: VecDeque<String>,
-    found: VecDeque<Listed>,
 }
 
 /// One object in a store.
@@ -57,12 +73,17 @@ impl std::fmt::Debug for Listing {
 
 impl Listing {
     pub(crate) fn new(session: Arc<Session>, pattern: &str) -> Listing {
-        Listing {
-            pattern: escape_glob(&session.prefix) + pattern,
+        let pattern = escape_glob(&session.prefix) + pattern;
+        let pages = Pages {
             session,
+            pattern: pattern.clone(),
             cursor: Some((ScanType::Hashes, Cursor::default())),
             keys: VecDeque::new(),
+        };
+        Listing {
+            pattern,
             found: VecDeque::new(),
+            request: Mutex::new(Box::pin(pages.read())),
         }
     }
 
@@ -75,14 +96,47 @@ impl Listing {
     ///
     /// # Cancel safety
     ///
-    /// Loses nothing if it is dropped. A page may be read again.
+    /// Loses nothing if it is dropped: the next call continues the request.
     pub async fn next(&mut self) -> Result<Option<Listed>> {
+        poll_fn(|cx| Pin::new(&mut *self).poll_next(cx))
+            .await
+            .transpose()
+    }
+}
+
+impl Stream for Listing {
+    type Item = Result<Listed>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Listed>>> {
+        let listing = &mut *self;
         loop {
-            if let Some(found) = self.found.pop_front() {
-                return Ok(Some(found));
+            if let Some(found) = listing.found.pop_front() {
+                return Poll::Ready(Some(Ok(found)));
             }
+            let request = listing.request.get_mut();
+            let request = request.unwrap_or_else(PoisonError::into_inner);
+            let (pages, page) = ready!(request.as_mut().poll(cx));
+            *request = Box::pin(pages.read());
+            match page {
+                Ok(Some(found)) => listing.found = found,
+                Ok(None) => return Poll::Ready(None),
+                Err(error) => return Poll::Ready(Some(Err(error))),
+            }
+        }
+    }
+}
+
+impl Pages {
+    /// Reads the next page; `None` after the last.
+    async fn read(mut self) -> (Pages, Result<Option<VecDeque<Listed>>>) {
+        let page = self.next().await;
+        (self, page)
+    }
+
+    async fn next(&mut self) -> Result<Option<VecDeque<Listed>>> {
+        loop {
             if !self.keys.is_empty() {
-                self.inspect_page().await?;
+                return self.inspect_page().await.map(Some);
             } else if let Some((scan_type, cursor)) = self.cursor {
                 let store = &self.session.store;
                 let (keys, next) = store.scan(&self.pattern, scan_type, cursor).await?;
@@ -101,7 +155,7 @@ impl Listing {
         }
     }
 
-    async fn inspect_page(&mut self) -> Result<()> {
+    async fn inspect_page(&mut self) -> Result<VecDeque<Listed>> {
         let some = self.keys.len().min(PAGE);
         let keys = self.keys.iter().take(some);
         let store = &self.session.store;
@@ -129,24 +183,7 @@ impl Listing {
             }
         }
         self.keys.drain(..some);
-        self.found = found;
-        Ok(())
-    }
-}
-
-/// Returns the object under one name.
-pub(crate) async fn inspect_name(session: &Session, name: &str) -> Result<Option<ObjectState>> {
-    let object = ObjectKeys::new(KeyLayout::Lock, &session.prefix, name);
-    object.check()?;
-    let names = [CandidateKeys::new(object.key().to_owned())];
-    let seen = session.store.read(&InspectNames { names: &names }).await?;
-    match seen.into_iter().next() {
-        Some(Ok(state)) => Ok(state),
-        Some(Err(reason)) => Err(Error::WrongKind {
-            name: name.to_owned(),
-            reason,
-        }),
-        None => Ok(None),
+        Ok(found)
     }
 }
 
@@ -160,4 +197,30 @@ fn escape_glob(text: &str) -> String {
         pattern.push(c);
     }
     pattern
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn polled(listing: &mut Listing) -> Option<String> {
+        let found = poll_fn(|cx| Pin::new(&mut *listing).poll_next(cx)).await;
+        found.map(|found| found.unwrap().name)
+    }
+
+    #[tokio::test]
+    async fn listing_is_a_stream_that_ends() {
+        let client = crate::Client::embedded();
+        let _lock = client.lock("one").lock().await.unwrap();
+        let _other = client.fenced_lock("two").lock().await.unwrap();
+        let mut listing = client.list("*");
+        let mut names = Vec::new();
+        while let Some(name) = polled(&mut listing).await {
+            names.push(name);
+        }
+        names.sort();
+        assert_eq!(names, ["one", "two"]);
+        assert_eq!(polled(&mut listing).await, None);
+        assert_eq!(listing.next().await.unwrap(), None);
+    }
 }

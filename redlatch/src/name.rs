@@ -1,6 +1,7 @@
 //! Names, and the keys and channels that belong to them. Redisson's layout is defined only here.
 
 use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 
 use crate::error::{Error, Result};
 
@@ -17,20 +18,21 @@ const QUEUE: &str = "redisson_lock_queue";
 const TIMEOUTS: &str = "redisson_lock_timeout";
 const WRITERS: &str = "redlatch_rwlock_writers";
 const ABSENT: &str = "redlatch_lock_absent";
+/// Suffix of the deadlines of permits.
+const DEADLINES: &str = "timeout";
 /// Prefix of the channel of a latch.
 const LATCH_CHANNEL: &str = "redisson_countdownlatch__channel__";
 /// Prefix of keys that only Redisson writes: the results of unlocking that it keeps.
 const UNLOCK_LATCH: &str = "redisson_unlock_latch";
 
-/// The keys and channels of one object in the store.
+/// The key and the channel of one object in the store. Some kinds have further keys: see [`FairKeys`],
+/// [`FencedKeys`], [`ReadWriteKeys`] and [`PermitKeys`].
 #[derive(Debug)]
 pub(crate) struct ObjectKeys {
     name: String,
     key: String,
     channel: String,
     layout: KeyLayout,
-    /// Further keys of the object; empty where unused.
-    extra_keys: [String; 3],
     /// Why the name is invalid, if it is. Every operation reports it, because creating a handle cannot
     /// fail.
     invalid: Option<&'static str>,
@@ -38,10 +40,10 @@ pub(crate) struct ObjectKeys {
     hash: u64,
 }
 
-/// Layout of an object: which further keys it has, and how the store writes its owners.
+/// Layout of an object: its channel, and how the store writes its owners.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeyLayout {
-    /// `RedissonLock`: the hash alone.
+    /// `RedissonLock`: a hash.
     Lock,
     /// `RedissonSpinLock`: the same hash, but waiters do not subscribe.
     Spin,
@@ -64,20 +66,6 @@ pub(crate) enum KeyLayout {
 impl ObjectKeys {
     pub(crate) fn new(layout: KeyLayout, prefix: &str, name: &str) -> ObjectKeys {
         let key = format!("{prefix}{name}");
-        let extra_keys = match layout {
-            KeyLayout::Fenced => [prefixed(TOKEN, &key), String::new(), String::new()],
-            // The set of absent waiters is redlatch's own, not in Redisson.
-            KeyLayout::Fair => [QUEUE, TIMEOUTS, ABSENT].map(|prefix| prefixed(prefix, &key)),
-            // The waiting writers that block new readers (redlatch's own, not in Redisson), and the prefix
-            // of the timeouts of all readers' holds.
-            KeyLayout::Read | KeyLayout::Write => {
-                [prefixed(WRITERS, &key), suffixed(&key, ""), String::new()]
-            }
-            KeyLayout::Permits => [suffixed(&key, "timeout"), String::new(), String::new()],
-            // Kept in the client, not in the store. It cannot equal a channel, because no name has a NUL.
-            KeyLayout::Spin => [format!("\0{key}"), String::new(), String::new()],
-            KeyLayout::Lock | KeyLayout::Semaphore | KeyLayout::Latch => Default::default(),
-        };
         let channel = match layout {
             KeyLayout::Lock | KeyLayout::Spin | KeyLayout::Fenced | KeyLayout::Fair => {
                 prefixed("redisson_lock__channel", &key)
@@ -93,7 +81,6 @@ impl ObjectKeys {
             name: name.to_owned(),
             channel,
             layout,
-            extra_keys,
             key,
         }
     }
@@ -132,81 +119,122 @@ impl ObjectKeys {
         self.layout
     }
 
-    /// Key of the fencing token of a fenced lock, a number that only grows.
-    pub(crate) fn token(&self) -> &str {
-        &self.extra_keys[0]
-    }
-
-    /// Name of the wait queue of a spin lock, separate from the channel.
-    pub(crate) fn spin_queue(&self) -> &str {
-        &self.extra_keys[0]
-    }
-
-    /// Key of the owners that wait for a fair lock, in order.
-    pub(crate) fn queue(&self) -> &str {
-        &self.extra_keys[0]
-    }
-
-    /// Key of the times at which waiters for a fair lock expire.
-    pub(crate) fn timeouts(&self) -> &str {
-        &self.extra_keys[1]
-    }
-
-    /// Key of the times until which disconnected waiters for a fair lock keep their positions in the queue.
-    pub(crate) fn absent_waiters(&self) -> &str {
-        &self.extra_keys[2]
-    }
-
-    /// Key of the writers that block new readers, and until when.
-    pub(crate) fn writers(&self) -> &str {
-        &self.extra_keys[0]
-    }
-
-    /// Prefix of the timeouts of all readers' holds; the reader follows.
-    pub(crate) fn timeouts_prefix(&self) -> &str {
-        &self.extra_keys[1]
-    }
-
-    /// Prefix of the timeouts of one reader's holds; the number of the hold follows.
-    pub(crate) fn reader_timeouts_prefix(&self, reader: &str) -> String {
-        [self.timeouts_prefix(), reader, ":rwlock_timeout"].concat()
-    }
-
-    /// Key of the times at which the permits of an expirable semaphore expire.
-    pub(crate) fn deadlines(&self) -> &str {
-        &self.extra_keys[0]
-    }
-
     /// Returns the hash field for `owner`, given as `<client id>:<number>`.
     pub(crate) fn field(&self, owner: String) -> String {
         match self.layout {
-            KeyLayout::Write => self.writer(&owner),
+            KeyLayout::Write => writer_field(&owner),
             _ => owner,
         }
     }
+}
 
-    /// Returns the hash field of a read-write lock for an owner that holds the write lock.
-    pub(crate) fn writer(&self, owner: &str) -> String {
-        [owner, WRITER].concat()
+/// Returns the hash field of a read-write lock for an owner that holds the write lock.
+pub(crate) fn writer_field(owner: &str) -> String {
+    [owner, WRITER].concat()
+}
+
+/// Returns whether a field of the hash of a read-write lock belongs to a writer.
+pub(crate) fn is_writer_field(field: &str) -> bool {
+    field.ends_with(WRITER)
+}
+
+/// Returns the owner of a hash field.
+pub(crate) fn owner_of(field: &str) -> &str {
+    field.strip_suffix(WRITER).unwrap_or(field)
+}
+
+/// The keys of a fair lock.
+#[derive(Debug)]
+pub(crate) struct FairKeys {
+    pub(crate) object: Arc<ObjectKeys>,
+    /// The waiting owners, in order.
+    pub(crate) queue: String,
+    /// The times at which waiters expire.
+    pub(crate) timeouts: String,
+    /// The times until which disconnected waiters keep their positions in the queue (redlatch's own, not in
+    /// Redisson).
+    pub(crate) absent_waiters: String,
+}
+
+impl FairKeys {
+    pub(crate) fn new(prefix: &str, name: &str) -> FairKeys {
+        let object = ObjectKeys::new(KeyLayout::Fair, prefix, name);
+        FairKeys {
+            queue: prefixed(QUEUE, &object.key),
+            timeouts: prefixed(TIMEOUTS, &object.key),
+            absent_waiters: prefixed(ABSENT, &object.key),
+            object: object.into(),
+        }
     }
 
-    /// Returns whether a field of the hash of a read-write lock belongs to a writer.
-    pub(crate) fn is_writer_field(&self, field: &str) -> bool {
-        field.ends_with(WRITER)
+    /// Returns the channel of one waiter.
+    pub(crate) fn waiter_channel(&self, owner: &str) -> String {
+        [&self.object.channel, ":", owner].concat()
+    }
+}
+
+/// The keys of a fenced lock.
+#[derive(Debug)]
+pub(crate) struct FencedKeys {
+    pub(crate) object: Arc<ObjectKeys>,
+    /// The fencing token, a number that only grows.
+    pub(crate) token: String,
+}
+
+impl FencedKeys {
+    pub(crate) fn new(prefix: &str, name: &str) -> FencedKeys {
+        let object = ObjectKeys::new(KeyLayout::Fenced, prefix, name);
+        FencedKeys {
+            token: prefixed(TOKEN, &object.key),
+            object: object.into(),
+        }
+    }
+}
+
+/// The keys of a read-write lock.
+#[derive(Debug)]
+pub(crate) struct ReadWriteKeys {
+    /// The two sides. They have one key and one channel.
+    pub(crate) read: Arc<ObjectKeys>,
+    pub(crate) write: Arc<ObjectKeys>,
+    /// The waiting writers that block new readers, and until when (redlatch's own, not in Redisson).
+    pub(crate) writers: String,
+    /// Prefix of the timeouts of all readers' holds; the reader follows.
+    pub(crate) timeouts_prefix: String,
+}
+
+impl ReadWriteKeys {
+    pub(crate) fn new(prefix: &str, name: &str) -> ReadWriteKeys {
+        let side = |layout| Arc::new(ObjectKeys::new(layout, prefix, name));
+        let read = side(KeyLayout::Read);
+        ReadWriteKeys {
+            writers: prefixed(WRITERS, &read.key),
+            timeouts_prefix: suffixed(&read.key, ""),
+            write: side(KeyLayout::Write),
+            read,
+        }
     }
 
-    /// Returns the owner of a hash field.
-    pub(crate) fn owner_of<'a>(&self, field: &'a str) -> &'a str {
-        field.strip_suffix(WRITER).unwrap_or(field)
+    /// Returns the prefix of the timeouts of one reader's holds; the number of the hold follows.
+    pub(crate) fn reader_timeouts_prefix(&self, reader: &str) -> String {
+        [&self.timeouts_prefix, reader, ":rwlock_timeout"].concat()
     }
+}
 
-    /// Returns the name that belongs to one owner alone: a fair waiter's channel, or the prefix of the
-    /// timeouts of a reader's holds. Empty for all other layouts.
-    pub(crate) fn owner_key(&self, field: &str) -> String {
-        match self.layout {
-            KeyLayout::Fair => [&*self.channel, ":", field].concat(),
-            KeyLayout::Read => self.reader_timeouts_prefix(field),
-            _ => String::new(),
+/// The keys of an expirable semaphore.
+#[derive(Debug)]
+pub(crate) struct PermitKeys {
+    pub(crate) object: Arc<ObjectKeys>,
+    /// The times at which the permits expire.
+    pub(crate) deadlines: String,
+}
+
+impl PermitKeys {
+    pub(crate) fn new(prefix: &str, name: &str) -> PermitKeys {
+        let object = ObjectKeys::new(KeyLayout::Permits, prefix, name);
+        PermitKeys {
+            deadlines: suffixed(&object.key, DEADLINES),
+            object: object.into(),
         }
     }
 }
@@ -225,16 +253,13 @@ pub(crate) struct CandidateKeys {
 impl CandidateKeys {
     /// Takes a key, including the prefix.
     pub(crate) fn new(key: String) -> CandidateKeys {
-        let [queue, timeouts, _] = ObjectKeys::new(KeyLayout::Fair, "", &key).extra_keys;
-        let [token, ..] = ObjectKeys::new(KeyLayout::Fenced, "", &key).extra_keys;
-        let [deadlines, ..] = ObjectKeys::new(KeyLayout::Permits, "", &key).extra_keys;
         CandidateKeys {
+            queue: prefixed(QUEUE, &key),
+            timeouts: prefixed(TIMEOUTS, &key),
+            token: prefixed(TOKEN, &key),
+            deadlines: suffixed(&key, DEADLINES),
             readers: suffixed(&key, ""),
             key,
-            queue,
-            timeouts,
-            token,
-            deadlines,
         }
     }
 
@@ -371,36 +396,34 @@ mod tests {
 
         let spin = ObjectKeys::new(KeyLayout::Spin, "", "a");
         assert_eq!((spin.key(), spin.channel()), ("a", lock("", "a").channel()));
-        assert!(
-            invalid_character(spin.spin_queue()).is_some(),
-            "no channel's name"
-        );
 
-        let fair = ObjectKeys::new(KeyLayout::Fair, "", "a");
-        assert_eq!(fair.queue(), "redisson_lock_queue:{a}");
-        assert_eq!(fair.timeouts(), "redisson_lock_timeout:{a}");
-        assert_eq!(fair.absent_waiters(), "redlatch_lock_absent:{a}");
-        assert_eq!(fair.owner_key("c:1"), "redisson_lock__channel:{a}:c:1");
+        let fair = FairKeys::new("", "a");
+        assert_eq!(fair.queue, "redisson_lock_queue:{a}");
+        assert_eq!(fair.timeouts, "redisson_lock_timeout:{a}");
+        assert_eq!(fair.absent_waiters, "redlatch_lock_absent:{a}");
+        let channel = fair.waiter_channel("c:1");
+        assert_eq!(channel, "redisson_lock__channel:{a}:c:1");
 
-        let fenced = ObjectKeys::new(KeyLayout::Fenced, "", "a");
-        assert_eq!(fenced.token(), "redisson_lock_token:{a}");
+        let fenced = FencedKeys::new("", "a");
+        assert_eq!(fenced.token, "redisson_lock_token:{a}");
 
-        let read = ObjectKeys::new(KeyLayout::Read, "", "a");
-        assert_eq!(read.channel(), "redisson_rwlock:{a}");
-        assert_eq!(read.owner_key("c:1"), "{a}:c:1:rwlock_timeout");
-        let tagged = ObjectKeys::new(KeyLayout::Read, "", "{a}b");
-        assert_eq!(tagged.owner_key("c:1"), "{a}b:c:1:rwlock_timeout");
-        let write = ObjectKeys::new(KeyLayout::Write, "", "a");
-        assert_eq!(write.field("c:1".into()), "c:1:write");
-        assert_eq!(write.owner_of("c:1:write"), "c:1");
-        assert!(write.is_writer_field("c:1:write") && !read.is_writer_field("c:1"));
-        assert_eq!(write.reader_timeouts_prefix("c:1"), read.owner_key("c:1"));
-        assert_eq!(write.writers(), "redlatch_rwlock_writers:{a}");
+        let keys = ReadWriteKeys::new("", "a");
+        let prefix = keys.reader_timeouts_prefix("c:1");
+        assert_eq!(prefix, "{a}:c:1:rwlock_timeout");
+        assert_eq!(keys.writers, "redlatch_rwlock_writers:{a}");
+        let tagged = ReadWriteKeys::new("", "{a}b").reader_timeouts_prefix("c:1");
+        assert_eq!(tagged, "{a}b:c:1:rwlock_timeout");
+        let ReadWriteKeys { read, write, .. } = keys;
+        assert_eq!((read.key(), read.channel()), ("a", "redisson_rwlock:{a}"));
+        assert_eq!((write.key(), write.channel()), (read.key(), read.channel()));
         assert_ne!(write, read);
+        assert_eq!(write.field("c:1".into()), "c:1:write");
+        assert_eq!(owner_of("c:1:write"), "c:1");
+        assert!(is_writer_field("c:1:write") && !is_writer_field("c:1"));
 
-        let permits = ObjectKeys::new(KeyLayout::Permits, "", "a");
-        assert_eq!(permits.deadlines(), "{a}:timeout");
-        assert_eq!(permits.channel(), "redisson_sc:{a}");
+        let permits = PermitKeys::new("", "a");
+        assert_eq!(permits.deadlines, "{a}:timeout");
+        assert_eq!(permits.object.channel(), "redisson_sc:{a}");
         let latch = ObjectKeys::new(KeyLayout::Latch, "", "{a}b");
         assert_eq!(latch.channel(), "redisson_countdownlatch__channel__{{a}b}");
     }

@@ -6,13 +6,13 @@
 use std::borrow::Cow;
 use std::fmt::Debug;
 use std::sync::OnceLock;
-use std::time::Duration;
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::keyspace::Keyspace;
+use crate::lease::Expiry;
 
 /// One atomic change, in both implementations.
 ///
@@ -26,8 +26,10 @@ pub(crate) trait Step: Send + Sync {
     fn script(&self) -> &'static Script;
     /// The keys that the step accesses, all in the slot of the name.
     fn keys(&self) -> Keys<'_>;
-    /// Adds the other arguments of the script.
-    fn args(&self, args: &mut dyn Args);
+    /// Adds the other arguments of the script, if it has any.
+    fn args(&self, args: &mut dyn Args) {
+        let _ = args;
+    }
     /// Decodes the reply of the script.
     fn decode(&self, reply: ScriptReply) -> Result<Self::Reply>;
     /// The rule: the same change to the embedded keyspace.
@@ -101,9 +103,8 @@ where
 pub(crate) enum Outcome<T = ()> {
     /// Acquired, with this result.
     Done(T),
-    /// Another owner holds it. Retry when a message arrives, and after this time at the latest;
-    /// [`Duration::MAX`]: only when a message arrives.
-    Wait(Duration),
+    /// Another owner holds it. Retry when a message arrives, and when this has passed at the latest.
+    Wait(Expiry),
 }
 
 /// A Lua script, known to the server by its SHA-1.
@@ -114,6 +115,23 @@ pub(crate) struct Script {
     /// See [`Script::has_undeclared_keys`].
     undeclared: bool,
 }
+
+/// Returns the script that consists of these files. With `undeclared`, it also accesses keys that it finds by
+/// itself.
+macro_rules! script {
+    (undeclared $($file:literal),+) => {{
+        static SCRIPT: $crate::step::Script =
+            $crate::step::Script::new(concat!($(include_str!($file)),+)).with_undeclared_keys();
+        &SCRIPT
+    }};
+    ($($file:literal),+) => {{
+        static SCRIPT: $crate::step::Script =
+            $crate::step::Script::new(concat!($(include_str!($file)),+));
+        &SCRIPT
+    }};
+}
+
+pub(crate) use script;
 
 /// How scripts publish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

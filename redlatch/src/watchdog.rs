@@ -594,7 +594,7 @@ impl Step for Renew<'_> {
         args.number(self.lease.map_or(0, Lease::millis));
         for hold in &self.holds {
             for arg in hold.kind.renewal(hold).args {
-                args.text(arg);
+                args.text(&arg);
             }
         }
     }

@@ -36,8 +36,8 @@ impl Run<'_> {
         let (network, from) = (self.network.clone(), self.now());
         let text = format!("FAULT {fault:?} until {:.3} s", until.as_secs_f64());
         network.note(&text, || text.clone());
-        let over = self.begun + *until;
-        let until = sleep_until(over);
+        let end = self.begun + *until;
+        let until = sleep_until(end);
         match *fault {
             Fault::Slow => {
                 network.set_latency(self.plan.latency * 8);
@@ -68,9 +68,9 @@ impl Run<'_> {
             }
             Fault::AnswersLost(place) => {
                 let process = self.processes[place].id();
-                network.set_losing(Some(process));
+                network.set_answer_loss(Some(process));
                 until.await;
-                network.set_losing(None);
+                network.set_answer_loss(None);
             }
             Fault::Freeze => {
                 let host = self.deployment.masters()[0];
@@ -82,10 +82,10 @@ impl Run<'_> {
                 let host = self.deployment.masters()[0];
                 let before = network.kill_server(host);
                 until.await;
-                let keeps = *fault == Fault::Restart;
-                let before = before.as_ref().filter(|_| keeps);
+                let keeps_data = *fault == Fault::Restart;
+                let before = before.as_ref().filter(|_| keeps_data);
                 self.deployment.restart(host, before.map(Server::snapshot));
-                if !keeps {
+                if !keeps_data {
                     self.record_data_loss(from, DataLoss::NO_DATA).await;
                 }
             }
@@ -130,8 +130,8 @@ impl Run<'_> {
                 self.elect(group, false).await;
                 self.set_behind(master, &replicas, false);
                 until.await;
-                let keeps = self.random.below(2) == 0;
-                let before = before.as_ref().filter(|_| keeps);
+                let keeps_data = self.random.below(2) == 0;
+                let before = before.as_ref().filter(|_| keeps_data);
                 self.deployment
                     .restart(master, before.map(Server::snapshot));
                 self.demote(master).await;
@@ -162,9 +162,9 @@ impl Run<'_> {
                     }
                 }
             }
-            Fault::HandedOver { group } => {
+            Fault::ManualFailover { group } => {
                 let master = self.deployment.masters()[group];
-                self.hand_over(group, master).await;
+                self.manual_failover(group, master).await;
                 if self.deployment.topology == Topology::Sentinel {
                     self.record_data_loss(from, DataLoss::UNREPLICATED).await;
                 }
@@ -184,7 +184,7 @@ impl Run<'_> {
             }
             Fault::SlotsMoved { pause } => self.move_slots(pause).await,
         }
-        let alone = self.deployment.topology == Topology::Single;
+        let is_single = self.deployment.topology == Topology::Single;
         let is_outage = matches!(fault, Fault::Freeze | Fault::Restart | Fault::RestartEmpty);
         let broken = FaultWindow {
             from,
@@ -193,7 +193,7 @@ impl Run<'_> {
         };
         let windows = &mut lock(&self.history).windows;
         windows.push(broken);
-        if is_outage && alone {
+        if is_outage && is_single {
             // The server answers from then on, before the operator has set the permits.
             let until = nanos(scheduled.until);
             windows.push(FaultWindow {
@@ -204,7 +204,7 @@ impl Run<'_> {
         }
     }
 
-    /// Notes that data may have been lost until now, and has an operator set the permits again.
+    /// Records that data may have been lost until now. An operator sets the permits again.
     async fn record_data_loss(&mut self, from: Time, loss: DataLoss) {
         self.set_permits().await;
         self.record_data_loss_until(from, self.now(), loss);
@@ -223,12 +223,12 @@ impl Run<'_> {
         }
     }
 
-    /// Promotes a replica in place of its master after the failure detection time. `minority`: the master still runs
-    /// and notices that it cannot reach a majority.
-    async fn elect(&mut self, group: usize, minority: bool) {
+    /// Promotes a replica in place of its master after the failure detection time. `in_minority`: the master still
+    /// runs, and learns that it cannot reach a majority.
+    async fn elect(&mut self, group: usize, in_minority: bool) {
         let failover_time = self.plan.failover_time;
         sleep(self.random.between(failover_time / 2, failover_time)).await;
-        if minority && self.deployment.topology == Topology::Cluster {
+        if in_minority && self.deployment.topology == Topology::Cluster {
             self.deployment
                 .set_view(self.deployment.masters()[group], false);
             sleep(failover_time / 4).await;
@@ -248,9 +248,9 @@ impl Run<'_> {
     }
 
     /// Promotes a replica in place of a healthy master.
-    async fn hand_over(&mut self, group: usize, master: HostId) {
-        let orderly = self.deployment.topology == Topology::Cluster;
-        if orderly {
+    async fn manual_failover(&mut self, group: usize, master: HostId) {
+        let is_coordinated = self.deployment.topology == Topology::Cluster;
+        if is_coordinated {
             // The master pauses its clients until the replica has received everything.
             self.network.set_frozen(master, true);
             let offset = |host| self.network.with_server(host, |server, _| server.offset());
@@ -260,7 +260,7 @@ impl Run<'_> {
         }
         if let Some(successor) = self.deployment.successor(group) {
             let random = &mut self.random;
-            if orderly {
+            if is_coordinated {
                 self.deployment
                     .replace(group, successor, Some(master), random)
                     .await;

@@ -27,8 +27,8 @@ macro_rules! print_line {
     };
 }
 
-/// Time in which new seeds are started if their number is not given.
-const LIMIT: Duration = Duration::from_secs(60);
+/// How long new seeds are started if their number is not given.
+const START_LIMIT: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
     let options = match Options::from_command_line() {
@@ -94,14 +94,14 @@ fn run_many(options: &Options) -> bool {
     let begun = Instant::now();
     let next = &AtomicU64::new(0);
     let seeds = options.seeds.unwrap_or(u64::MAX);
-    let limit = options.seeds.is_none().then(|| begun + LIMIT);
+    let limit = options.seeds.is_none().then(|| begun + START_LIMIT);
     let (sender, outcomes) = channel();
     let mut total = Total::default();
     thread::scope(|scope| {
         for _ in 0..options.threads() {
             let sender = sender.clone();
             scope.spawn(move || {
-                // A drawn seed is run even if the time is over now, so that no seed is missing.
+                // A seed whose number was taken is run even if the time is over, so that no seed is missing.
                 while limit.is_none_or(|limit| Instant::now() < limit) {
                     let number = next.fetch_add(1, Ordering::Relaxed);
                     if number >= seeds {
@@ -168,7 +168,7 @@ impl Total {
         let hours = self.simulated.as_secs_f64() / 3600.0;
         print_line!(
             "{} seeds, {} with violations, {} violations explained by documented limits, {} \
-             searches for an order abandoned; {} critical sections; {hours:.1} simulated hours; {:.0} seeds and {:.1} simulated hours \
+             linearizability searches abandoned; {} critical sections; {hours:.1} simulated hours; {:.0} seeds and {:.1} simulated hours \
              per minute; hash {:016x}",
             self.runs,
             self.failed,

@@ -17,7 +17,7 @@ pub(crate) struct Options {
     /// First seed.
     #[arg(long, default_value_t = 1)]
     pub(crate) first: u64,
-    /// Number of threads, each with its own seeds. Default: one for each core.
+    /// Number of threads that run seeds. Default: one for each core.
     #[arg(long)]
     threads: Option<NonZeroUsize>,
     /// Runs only this seed and prints its trace.
@@ -47,7 +47,7 @@ impl Options {
     }
 }
 
-/// The error without the usage that follows it.
+/// Returns the error without the usage that follows it.
 fn in_one_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text);

@@ -68,11 +68,11 @@ pub struct ScheduledFault {
 pub enum Fault {
     /// Packets take longer.
     Slow,
-    /// Both directions between a process and all servers are cut, or one.
+    /// One direction between a process and all servers is cut, or both (`None`).
     Cut(ProcessId, Option<Direction>),
     /// The connections of a process are reset.
     Reset(ProcessId),
-    /// A server often resets a connection of the process after it has received something, instead of an answer.
+    /// Servers run some of the commands of the process and then reset the connection instead of answering.
     AnswersLost(ProcessId),
     /// The server is frozen.
     Freeze,
@@ -104,13 +104,13 @@ pub enum Fault {
         group: usize,
     },
     /// The master of a group is cut off from the other servers and Sentinels, but not from clients. A replica is
-    /// promoted, and the old master learns of that when the network is restored.
+    /// promoted. The old master becomes a replica after the network is restored.
     MasterCutOff {
         /// Which of the masters.
         group: usize,
     },
-    /// A replica is promoted in place of a healthy master.
-    HandedOver {
+    /// A replica is promoted in place of a healthy master, as an operator does.
+    ManualFailover {
         /// Which of the masters.
         group: usize,
     },
@@ -127,8 +127,9 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Whether clients continue without loss as soon as they have a new connection.
-    fn is_gentle(self) -> bool {
+    /// Whether the fault only breaks connections or empties the script cache. Clients continue without loss as
+    /// soon as they have a new connection.
+    fn is_minor(self) -> bool {
         matches!(
             self,
             Fault::Reset(_) | Fault::AnswersLost(_) | Fault::ForgetScripts
@@ -161,7 +162,7 @@ impl Plan {
             1 if topology != Topology::Single => Sync::One,
             _ => Sync::All,
         };
-        let is_gentle = random.below(3) == 0;
+        let only_minor = random.below(3) == 0;
         let mut faults = Vec::new();
         let mut at = lease / 2;
         for _ in 0..random.below(5) {
@@ -174,7 +175,7 @@ impl Plan {
             };
             let mut until = at + lasts;
             let process = random.below(processes);
-            let fault = match random.below(if is_gentle { 3 } else { 16 }) {
+            let fault = match random.below(if only_minor { 3 } else { 16 }) {
                 0 => Fault::Reset(process),
                 1 => Fault::AnswersLost(process),
                 2 => Fault::ForgetScripts,
@@ -219,7 +220,7 @@ impl Plan {
             names,
             contended_names,
             permanent_locks: match random.below(16) {
-                // In one of these sixteen runs thousands.
+                // In one of 16 such runs, 20 times as many.
                 0 => (50 + random.below(250)) * if seed.is_multiple_of(16) { 20 } else { 1 },
                 _ => 0,
             },
@@ -237,9 +238,10 @@ impl Plan {
         locks_of_all(self.names.iter().chain(&self.contended_names))
     }
 
-    /// Returns whether waiters acquire free locks promptly, and in their turn, when no fault is active.
-    pub fn is_gentle(&self) -> bool {
-        self.faults.iter().all(|one| one.fault.is_gentle())
+    /// Returns whether all faults are minor. Then waiters acquire free locks promptly, and in their turn, when no
+    /// fault is active.
+    pub fn has_only_minor_faults(&self) -> bool {
+        self.faults.iter().all(|one| one.fault.is_minor())
     }
 
     /// Returns the losses that the faults may cause.
@@ -250,7 +252,7 @@ impl Plan {
             Fault::SlotsMoved { .. } => true,
             // A new connection takes several answers, each of which may be lost.
             Fault::Freeze | Fault::SentinelsFrozen { .. } | Fault::AnswersLost(_) => is_short(one),
-            fault => fault.is_gentle(),
+            fault => fault.is_minor(),
         };
         match self.faults.iter().all(is_harmless) {
             true => Losses::None,
@@ -324,6 +326,6 @@ fn replication_fault(random: &mut Random, lease: Duration, groups: usize) -> Fau
         },
         2 => Fault::MasterFrozen { group },
         3 => Fault::MasterCutOff { group },
-        _ => Fault::HandedOver { group },
+        _ => Fault::ManualFailover { group },
     }
 }

@@ -75,7 +75,7 @@ pub(crate) struct Run<'a> {
     pub(crate) history: Arc<Mutex<History>>,
     records: Arc<Records>,
     shutdown: Arc<AtomicBool>,
-    /// The running processes, each in its place.
+    /// The running processes. A process that replaces another one has its index.
     pub(crate) processes: Vec<Arc<Process>>,
     started: usize,
 }
@@ -100,8 +100,8 @@ impl Run<'_> {
             started: 0,
             network,
         };
-        for place in 0..plan.processes {
-            let process = run.start(place);
+        for index in 0..plan.processes {
+            let process = run.start(index);
             run.processes.push(process);
         }
         for scheduled in &plan.faults {
@@ -120,7 +120,7 @@ impl Run<'_> {
         history.end = now(begun);
         let tallies = run.records.tallies();
         let mut violations = checker::check(&history, plan.losses(), &tallies);
-        if plan.is_gentle() {
+        if plan.has_only_minor_faults() {
             violations.extend(checker::check_promptness(
                 &history,
                 plan.latency * PROMPT_LATENCIES,
@@ -153,7 +153,7 @@ impl Run<'_> {
     }
 
     /// Starts the process with this index.
-    pub(crate) fn start(&mut self, place: usize) -> Arc<Process> {
+    pub(crate) fn start(&mut self, index: usize) -> Arc<Process> {
         let plan = self.plan;
         let number = self.started;
         self.started += 1;
@@ -167,7 +167,7 @@ impl Run<'_> {
         worker.contended_names = plan.contended_names.clone();
         worker.permanent_locks = plan.permanent_locks;
         worker.max_hold_ms = u64::try_from(plan.max_hold.as_millis()).unwrap_or(u64::MAX);
-        worker.client_id = plan.chosen_ids.then(|| format!("chosen-{place}"));
+        worker.client_id = plan.chosen_ids.then(|| format!("chosen-{index}"));
         let sink = Arc::new(EventRecorder {
             process: number,
             begun: self.begun,
@@ -201,12 +201,12 @@ impl Run<'_> {
             keys.retain(|key| !checker::may_remain(key));
             keys
         };
-        for key in self.left_over(keys, lease + checker::MARGIN).await {
+        for key in self.leftovers(keys, lease + checker::MARGIN).await {
             found.push(self.violation(Rule::LeftOver, format!("remaining key {key}")));
         }
         let channels =
             |deployment: &Deployment| deployment.at_masters(|server, _| server.channels());
-        for channel in self.left_over(channels, checker::MARGIN).await {
+        for channel in self.leftovers(channels, checker::MARGIN).await {
             found.push(self.violation(
                 Rule::LeftOver,
                 format!("remaining subscription to {channel}"),
@@ -223,21 +223,21 @@ impl Run<'_> {
             left.map(|(host, count)| format!("{count} at {}", network.address(*host).0))
                 .collect()
         };
-        for text in self.left_over(connections, checker::MARGIN).await {
+        for text in self.leftovers(connections, checker::MARGIN).await {
             found.push(self.violation(Rule::LeftOver, format!("remaining connections: {text}")));
         }
         found
     }
 
-    /// Polls until nothing is left or the limit has passed. Returns the rest.
-    async fn left_over(
+    /// Waits until `find` finds nothing, at most until the limit. Returns what it finds then.
+    async fn leftovers(
         &self,
-        look: impl Fn(&Deployment) -> Vec<String>,
+        find: impl Fn(&Deployment) -> Vec<String>,
         limit: Duration,
     ) -> Vec<String> {
         let end = Instant::now() + limit;
         loop {
-            let left = look(&self.deployment);
+            let left = find(&self.deployment);
             if left.is_empty() || Instant::now() > end {
                 return left;
             }
@@ -260,32 +260,33 @@ impl Run<'_> {
         let (url, names) = (self.deployment.url(), self.plan.all_names());
         let limit = self.plan.lease;
         let setting = operator.spawn(async move { set_permits(&url, &names, limit).await });
-        // If it fails, the requests that wait for permits show it.
+        // If it fails, requests for permits wait too long, and the checks report that.
         let _ = setting.await;
         operator.kill();
     }
 
-    /// Acquires and releases every lock with a last client. Returns a violation for each that it cannot acquire.
+    /// Acquires and releases every lock with a new client. Returns a violation for each that it cannot acquire.
     async fn final_check(&mut self) -> Vec<Violation> {
         let process = Process::start(self.started, self.plan.seed ^ 1, &self.network);
         let (url, mut names) = (self.deployment.url(), self.plan.all_names());
         names.retain(|name| !checker::may_lack_permits(&lock(&self.history), name));
         // If nothing is lost, everything has been released: no client waits for the end of a lease.
-        let limit = match self.plan.is_gentle() {
+        let limit = match self.plan.has_only_minor_faults() {
             true => self.plan.latency * PROMPT_LATENCIES,
             false => self.plan.lease + checker::MARGIN,
         };
         let lease = self.plan.lease;
         let checking =
             process.spawn(async move { check_all_free(&url, &names, lease, limit).await });
-        let kept = match checking.await {
-            Ok(Ok(kept)) => kept,
+        let failures = match checking.await {
+            Ok(Ok(failures)) => failures,
             Ok(Err(error)) => vec![error.to_string()],
             Err(error) => vec![error.to_string()],
         };
         let text = |name| format!("cannot be acquired: {name}");
-        let kept = kept.into_iter().map(text);
-        kept.map(|text| self.violation(Rule::LeftOver, text))
+        let failures = failures.into_iter().map(text);
+        failures
+            .map(|text| self.violation(Rule::LeftOver, text))
             .collect()
     }
 

@@ -5,13 +5,13 @@
 //! with those of another machine or day.
 #![forbid(unsafe_code)]
 
-#[path = "../figures.rs"]
-mod figures;
 mod memory;
 mod options;
 mod pairs;
-#[path = "../resident.rs"]
-mod resident;
+#[path = "../resident_memory.rs"]
+mod resident_memory;
+#[path = "../samples.rs"]
+mod samples;
 mod sides;
 mod traffic;
 mod wake;

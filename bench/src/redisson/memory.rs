@@ -4,7 +4,7 @@ use redlatch_interop::{Library, Peer};
 use redlatch_testkit::Server;
 
 use crate::options::Options;
-use crate::resident::resident;
+use crate::resident_memory::resident_memory;
 use crate::sides::Figure;
 
 pub(crate) fn measure(server: &Server, options: &Options) -> std::io::Result<[Figure; 2]> {
@@ -12,28 +12,28 @@ pub(crate) fn measure(server: &Server, options: &Options) -> std::io::Result<[Fi
         let peer = library.start(&[], &[server.url()]);
         let before = megabytes(&peer)?;
         peer.worker(1)
-            .ask(&format!("hold-many held-{library:?}- {}", options.locks));
+            .run(&format!("hold-many held-{library:?}- {}", options.locks));
         Ok((before, megabytes(&peer)?))
     };
-    let (theirs, ours) = (of(Library::Redisson)?, of(Library::Redlatch)?);
+    let (redisson, redlatch) = (of(Library::Redisson)?, of(Library::Redlatch)?);
     let locks = options.locks;
     Ok([
         Figure::costs(
             format!("memory of the process that holds {locks} locks"),
             "MB",
-            theirs.1,
-            ours.1,
+            redisson.1,
+            redlatch.1,
         ),
         Figure::costs(
-            "  of that, more than before it took them".to_owned(),
+            "  of that, growth while it acquired them".to_owned(),
             "MB",
-            theirs.1 - theirs.0,
-            ours.1 - ours.0,
+            redisson.1 - redisson.0,
+            redlatch.1 - redlatch.0,
         ),
     ])
 }
 
 /// Returns the resident memory of the process in MB.
 fn megabytes(peer: &Peer) -> std::io::Result<f64> {
-    Ok(resident(&peer.pid().to_string())? as f64 / f64::from(1 << 20))
+    Ok(resident_memory(&peer.pid().to_string())? as f64 / f64::from(1 << 20))
 }

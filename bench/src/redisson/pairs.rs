@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use redlatch_interop::{Peer, Pending};
+use redlatch_interop::{Library, Peer, Pending};
 use redlatch_testkit::Server;
 
 use crate::options::Options;
@@ -24,18 +24,28 @@ pub(crate) fn warm_up(sides: &Sides, options: &Options) {
 /// Each thread or task has its own lock.
 pub(crate) fn uncontended(sides: &Sides, threads: usize, options: &Options) -> Figure {
     let name = format!("uncontended, threads or tasks: {threads}");
-    alternate(name, options, |ours| {
-        let name = format!("own-{ours}-");
-        rate(&[sides.peer(ours)], "pairs", &name, threads, options.round)
+    alternate(name, options, |library| {
+        let name = format!("own-{library:?}-");
+        rate(
+            &[sides.peer(library)],
+            "pairs",
+            &name,
+            threads,
+            options.round,
+        )
     })
 }
 
 /// All tasks compete for one lock, in one process.
 pub(crate) fn contended(sides: &Sides, options: &Options) -> Figure {
-    alternate("one lock, 16 in one process".to_owned(), options, |ours| {
-        let name = format!("one-{ours}");
-        rate(&[sides.peer(ours)], "contend", &name, 16, options.round)
-    })
+    alternate(
+        "one lock, 16 in one process".to_owned(),
+        options,
+        |library| {
+            let name = format!("one-{library:?}");
+            rate(&[sides.peer(library)], "contend", &name, 16, options.round)
+        },
+    )
 }
 
 /// All tasks compete for one lock, in four processes.
@@ -46,27 +56,34 @@ pub(crate) fn contended_over_processes(
 ) -> Figure {
     let more: Vec<Sides> = (0..3).map(|_| Sides::start(server)).collect();
     let all: Vec<&Sides> = more.iter().chain([sides]).collect();
-    let peers = |ours| -> Vec<&Peer> { all.iter().map(|sides| sides.peer(ours)).collect() };
+    let peers = |library| -> Vec<&Peer> { all.iter().map(|sides| sides.peer(library)).collect() };
     let begun = Instant::now();
     while begun.elapsed() < options.warm_up {
-        for ours in [false, true] {
-            rate(&peers(ours), "contend", "warm-all", 4, options.round);
+        for library in [Library::Redisson, Library::Redlatch] {
+            rate(&peers(library), "contend", "warm-all", 4, options.round);
         }
     }
     let name = "one lock, 4 processes with 4 each".to_owned();
-    alternate(name, options, |ours| {
-        let name = format!("all-{ours}");
-        rate(&peers(ours), "contend", &name, 4, options.round)
+    alternate(name, options, |library| {
+        let name = format!("all-{library:?}");
+        rate(&peers(library), "contend", &name, 4, options.round)
     })
 }
 
-/// Runs rounds of both sides, with each side first equally often.
-fn alternate(name: String, options: &Options, rate: impl Fn(bool) -> f64) -> Figure {
+/// Runs rounds with both libraries, each of which is first equally often.
+fn alternate(name: String, options: &Options, rate: impl Fn(Library) -> f64) -> Figure {
     let (mut redisson, mut redlatch) = (Vec::new(), Vec::new());
     for round in 0..options.rounds {
-        for ours in [round % 2 == 0, round % 2 != 0] {
-            let rates = if ours { &mut redlatch } else { &mut redisson };
-            rates.push(rate(ours));
+        let mut order = [Library::Redlatch, Library::Redisson];
+        if round % 2 != 0 {
+            order.reverse();
+        }
+        for library in order {
+            let rates = match library {
+                Library::Redlatch => &mut redlatch,
+                _ => &mut redisson,
+            };
+            rates.push(rate(library));
         }
     }
     Figure::rates(name, "pairs/s", &redisson, &redlatch)
@@ -79,7 +96,7 @@ fn rate(peers: &[&Peer], command: &str, name: &str, threads: usize, time: Durati
     let begun = Instant::now();
     let done: Vec<Pending> = peers
         .iter()
-        .map(|peer| peer.worker(1).tell(&command))
+        .map(|peer| peer.worker(1).send(&command))
         .collect();
     let pairs: i64 = done
         .into_iter()

@@ -1,12 +1,12 @@
-//! The two sides that are compared, and the resulting figures.
+//! The two libraries that are compared, and the resulting figures.
 
 use redlatch_interop::{Library, Peer};
 use redlatch_testkit::Server;
 use serde_json::{Value, json};
 
-use crate::figures::{median, quantile, round};
+use crate::samples::{median, quantile, round};
 
-/// One process of each side.
+/// A process with each library.
 pub(crate) struct Sides {
     pub(crate) redisson: Peer,
     pub(crate) redlatch: Peer,
@@ -21,12 +21,16 @@ impl Sides {
         }
     }
 
-    pub(crate) fn peer(&self, ours: bool) -> &Peer {
-        if ours { &self.redlatch } else { &self.redisson }
+    /// Returns the process with this library.
+    pub(crate) fn peer(&self, library: Library) -> &Peer {
+        match library {
+            Library::Redlatch => &self.redlatch,
+            _ => &self.redisson,
+        }
     }
 }
 
-/// The result of each side.
+/// The results of both libraries.
 pub(crate) struct Figure {
     name: String,
     unit: &'static str,
@@ -75,6 +79,7 @@ impl Figure {
         .printed()
     }
 
+    /// Prints the figure, and returns it.
     fn printed(self) -> Figure {
         let Figure {
             name,

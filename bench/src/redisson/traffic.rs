@@ -12,8 +12,8 @@ pub(crate) fn measure(server: &Server) -> Figure {
     let of = |library: Library| {
         let peer = library.start(&[], &[server.url()]);
         let pair = |name: &str| {
-            assert!(peer.worker(1).does(&format!("lock lock {name} -1 -1")));
-            assert!(peer.worker(1).does(&format!("unlock lock {name}")));
+            assert!(peer.worker(1).run_bool(&format!("lock lock {name} -1 -1")));
+            assert!(peer.worker(1).run_bool(&format!("unlock lock {name}")));
         };
         // The first pair loads the scripts.
         pair("first");

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use redlatch_interop::{Library, Peer};
 use redlatch_testkit::Server;
 
-use crate::figures::{median, micros, quantile};
 use crate::options::Options;
+use crate::samples::{median, micros, quantile};
 use crate::sides::{Figure, Sides};
 
 /// How long the lock is held each time: long enough for the waiter to try, to subscribe, to retry
@@ -34,32 +34,40 @@ pub(crate) fn measure(server: &Server, sides: &Sides, options: &Options) -> [Fig
     let [theirs, ours, by_theirs, by_ours] = &samples;
     let p99 = |samples: &[f64]| quantile(samples, 0.99);
     let figure = |what: &str, theirs: f64, ours: f64| {
-        let name = format!("release to acquisition elsewhere, {what}");
+        let name = format!("release to acquisition in another process, {what}");
         Figure::costs(name, "us", theirs, ours)
     };
     [
         figure("median", median(theirs), median(ours)),
         figure("p99", p99(theirs), p99(ours)),
-        // Each side waits for the other; the figures are named after the waiting side.
-        figure("of the other, median", median(by_ours), median(by_theirs)),
-        figure("of the other, p99", p99(by_ours), p99(by_theirs)),
+        // Each library waits for the other. The figure counts for the library that waits.
+        figure(
+            "held by the other library, median",
+            median(by_ours),
+            median(by_theirs),
+        ),
+        figure(
+            "held by the other library, p99",
+            p99(by_ours),
+            p99(by_theirs),
+        ),
     ]
 }
 
 /// Returns the time from calling `unlock` to the acquisition by the waiter, in µs.
-fn wake(holds: &Peer, waits: &Peer, name: &str) -> f64 {
-    let (holds, waits) = (holds.worker(2), waits.worker(2));
-    assert!(holds.does(&format!("lock lock {name} -1 -1")));
-    let waiting = waits.tell(&format!("lock lock {name} -1 -1"));
+fn wake(holder: &Peer, waiter: &Peer, name: &str) -> f64 {
+    let (holder, waiter) = (holder.worker(2), waiter.worker(2));
+    assert!(holder.run_bool(&format!("lock lock {name} -1 -1")));
+    let waiting = waiter.send(&format!("lock lock {name} -1 -1"));
     std::thread::sleep(HOLD_TIME);
-    let released = holds.tell(&format!("unlock lock {name}")).answer();
-    let had = waiting.answer();
+    let released = holder.send(&format!("unlock lock {name}")).answer();
+    let acquired = waiting.answer();
     assert!(
-        released.result.is_ok() && had.result.is_ok(),
-        "{released:?} {had:?}"
+        released.result.is_ok() && acquired.result.is_ok(),
+        "{released:?} {acquired:?}"
     );
-    assert!(waits.does(&format!("unlock lock {name}")));
-    let took = u64::try_from(had.at - released.from);
+    assert!(waiter.run_bool(&format!("unlock lock {name}")));
+    let took = u64::try_from(acquired.ended - released.started);
     micros(Duration::from_nanos(
         took.expect("it was acquired while it was held"),
     ))

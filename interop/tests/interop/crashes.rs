@@ -1,10 +1,10 @@
-//! When one side dies or is stopped, the other side acquires its locks.
+//! Tests of a side that dies or is stopped: the other side acquires its locks.
 
 use redlatch_interop::Pending;
 use redlatch_testkit::unique;
 
 use crate::both_ways;
-use crate::locks::acquired;
+use crate::locks::is_acquired;
 use crate::peers::{LEASE, start_on, until, until_subscribed};
 
 const KINDS: [&str; 5] = ["lock", "fair", "write", "fenced", "spin"];
@@ -16,28 +16,28 @@ both_ways! {
     // Not with Redisson 3.16.8, to save time: `read_write` tests that a reader dies. And there a waiter of a fair
     // lock sleeps until it is woken, if the holder was renewed beyond the lease that the waiter read first; no client
     // wakes it when such a holder dies.
-    @late
+    @not_3_16
     fn killed_waiter_does_not_block_others(pair: &Pair) {
-        let (mut dies, lives) = (pair.start_a(&[SHORT]), pair.b);
+        let (mut killed, alive) = (pair.start_a(&[SHORT]), pair.b);
         let name = unique("waiter");
         let permits = unique("waiter");
         let holder = pair.a.new_worker();
-        assert!(holder.does(&format!("lock lock {name} -1 {LEASE}")));
-        assert!(holder.does(&format!("set-permits {permits} 1")));
-        assert!(holder.does(&format!("acquire {permits} 1 -1")));
-        let _never = [
-            dies.worker(1).tell(&format!("lock lock {name} -1 -1")),
-            dies.worker(2).tell(&format!("acquire {permits} 1 -1")),
+        assert!(holder.run_bool(&format!("lock lock {name} -1 {LEASE}")));
+        assert!(holder.run_bool(&format!("set-permits {permits} 1")));
+        assert!(holder.run_bool(&format!("acquire {permits} 1 -1")));
+        let _unanswered = [
+            killed.worker(1).send(&format!("lock lock {name} -1 -1")),
+            killed.worker(2).send(&format!("acquire {permits} 1 -1")),
         ];
         let waiting = [
-            lives.new_worker().tell(&format!("lock lock {name} -1 {LEASE}")),
-            lives.new_worker().tell(&format!("acquire {permits} 1 -1")),
+            alive.new_worker().send(&format!("lock lock {name} -1 {LEASE}")),
+            alive.new_worker().send(&format!("acquire {permits} 1 -1")),
         ];
         until_subscribed(pair.server, &format!("redisson_lock__channel:{{{name}}}"), 2);
         until_subscribed(pair.server, &format!("redisson_sc:{{{permits}}}"), 2);
-        dies.kill();
-        assert!(holder.does(&format!("unlock lock {name}")));
-        assert!(holder.does(&format!("release {permits} 1")));
+        killed.kill();
+        assert!(holder.run_bool(&format!("unlock lock {name}")));
+        assert!(holder.run_bool(&format!("release {permits} 1")));
         for waits in waiting {
             assert_eq!(waits.value(), true);
         }
@@ -48,19 +48,19 @@ both_ways! {
         let names = KINDS.map(|kind| format!("{kind} {}", unique("frozen")));
         let worker = a.worker(1);
         for on in &names {
-            assert!(acquired(&worker.ask(&format!("lock {on} -1 -1"))));
+            assert!(is_acquired(&worker.run(&format!("lock {on} -1 -1"))));
         }
         a.signal("STOP");
         let next: Vec<_> = names.iter().map(|on| (b.new_worker(), on)).collect();
         for (next, on) in &next {
-            assert!(acquired(&next.ask(&format!("lock {on} -1 {LEASE}"))));
+            assert!(is_acquired(&next.run(&format!("lock {on} -1 {LEASE}"))));
         }
         a.signal("CONT");
         for (next, on) in next {
-            assert!(!worker.does(&format!("is-held {on}")));
-            worker.fails(&format!("unlock {on}"));
-            assert!(next.does(&format!("is-held {on}")), "it is not taken from its current holder");
-            assert!(next.does(&format!("unlock {on}")));
+            assert!(!worker.run_bool(&format!("is-held {on}")));
+            worker.run_err(&format!("unlock {on}"));
+            assert!(next.run_bool(&format!("is-held {on}")), "the new holder keeps the lock");
+            assert!(next.run_bool(&format!("unlock {on}")));
         }
     }
 
@@ -69,12 +69,12 @@ both_ways! {
         let server = redlatch_testkit::Server::start();
         let [a, b] = pair.libraries.map(|library| start_on(library, &[], std::slice::from_ref(&server)));
         let name = unique("cut");
-        assert!(a.worker(1).does(&format!("lock lock {name} -1 {LEASE}")));
+        assert!(a.worker(1).run_bool(&format!("lock lock {name} -1 {LEASE}")));
         // From now on b does not need to load the script first.
         let other = unique("loaded");
-        assert!(b.worker(1).does(&format!("lock lock {other} -1 {LEASE}")));
+        assert!(b.worker(1).run_bool(&format!("lock lock {other} -1 {LEASE}")));
         let scripts = server.calls("eval");
-        let waits = b.worker(1).tell(&format!("lock lock {name} -1 {LEASE}"));
+        let waits = b.worker(1).send(&format!("lock lock {name} -1 {LEASE}"));
         let channel = format!("redisson_lock__channel:{{{name}}}");
         until_subscribed(&server, &channel, 1);
         // It tries once before it subscribes and once after. Redisson fails with an error if the connection breaks
@@ -82,10 +82,10 @@ both_ways! {
         until("it waits", || server.calls("eval") >= scripts + 2);
         server.cut_all();
         until_subscribed(&server, &channel, 1);
-        assert!(a.worker(1).does(&format!("unlock lock {name}")));
+        assert!(a.worker(1).run_bool(&format!("unlock lock {name}")));
         assert_eq!(waits.value(), true);
         for name in [name, other] {
-            assert!(b.worker(1).does(&format!("unlock lock {name}")));
+            assert!(b.worker(1).run_bool(&format!("unlock lock {name}")));
         }
     }
 
@@ -94,28 +94,28 @@ both_ways! {
         let names = KINDS.map(|kind| format!("{kind} {}", unique("killed")));
         let reads = format!("read {}", unique("killed"));
         let [x, y, z] = ["x", "y", "z"].map(unique);
-        let several = [
+        let groups = [
             format!("multi lock:{x},fair:{y}"),
             format!("red lock:{z}@0,lock:{z}@1,lock:{z}@2"),
         ];
-        for on in names.iter().chain(&several).chain([&reads]) {
-            assert!(acquired(&a.worker(1).ask(&format!("lock {on} -1 -1"))));
+        for on in names.iter().chain(&groups).chain([&reads]) {
+            assert!(is_acquired(&a.worker(1).run(&format!("lock {on} -1 -1"))));
         }
         let permits = unique("killed");
-        assert!(a.worker(1).does(&format!("x-set-permits {permits} 1")));
-        let took = a.worker(1).ask(&format!("x-acquire {permits} 1 0 2000"));
-        assert_eq!(took.as_array().map(Vec::len), Some(1));
+        assert!(a.worker(1).run_bool(&format!("x-set-permits {permits} 1")));
+        let acquired = a.worker(1).run(&format!("x-acquire {permits} 1 0 2000"));
+        assert_eq!(acquired.as_array().map(Vec::len), Some(1));
         let writes = reads.replacen("read", "write", 1);
         let waiting: Vec<Pending> = names
             .iter()
-            .chain(&several)
+            .chain(&groups)
             .chain([&writes])
-            .map(|on| b.new_worker().tell(&format!("lock {on} -1 {LEASE}")))
+            .map(|on| b.new_worker().send(&format!("lock {on} -1 {LEASE}")))
             .collect();
-        let permit = b.new_worker().tell(&format!("x-acquire {permits} 1 -1 {LEASE}"));
+        let permit = b.new_worker().send(&format!("x-acquire {permits} 1 -1 {LEASE}"));
         a.kill();
         for waits in waiting {
-            assert!(acquired(&waits.value()));
+            assert!(is_acquired(&waits.value()));
         }
         assert_eq!(permit.value().as_array().map(Vec::len), Some(1));
     }

@@ -1,7 +1,7 @@
-//! After the same play both sides have the same keys, types, fields, values and messages, except for ids and times.
+//! After the same scenario both sides have the same keys, types, fields, values and messages, except for ids and times.
 //! Every difference is listed at the step where it begins.
 
-use crate::play::{compare, compare_late, compare_newest};
+use crate::scenario::{compare, compare_except_3_16, compare_newest};
 
 #[test]
 fn lock() {
@@ -17,7 +17,7 @@ fn lock() {
             redlatch: NAME is a hash for 600 s
         1 unlock lock NAME
         1 lock lock NAME -1 300000
-        2 lock lock NAME -1 LEASE | waits | listens
+        2 lock lock NAME -1 LEASE | waits | subscribed
         1 unlock lock NAME | then 2
         # Re-entering never moves the end earlier.
         2 lock lock NAME -1 300000
@@ -27,7 +27,7 @@ fn lock() {
         2 force-unlock lock NAME
         # Its hold is gone, perhaps by DEL or with the data: the waiters may not have been woken.
         2 unlock lock NAME
-            redlatch: redisson_lock__channel:{NAME} says 0
+            redlatch: redisson_lock__channel:{NAME} receives 0
         1 lock lock NAME -1 -1
         3 lock lock NAME 2000 LEASE
         1 lock lock NAME -1 -1
@@ -49,7 +49,7 @@ fn nonreentrant() {
         1 lock nonreentrant NAME -1 LEASE
         1 lock nonreentrant NAME 0 LEASE
         2 lock nonreentrant NAME 0 LEASE
-        2 lock nonreentrant NAME -1 LEASE | waits | listens
+        2 lock nonreentrant NAME -1 LEASE | waits | subscribed
         1 unlock nonreentrant NAME | then 2
         2 force-unlock nonreentrant NAME
     ",
@@ -62,11 +62,11 @@ fn nonreentrant_fair() {
         "
         1 lock nonreentrant-fair NAME -1 LEASE
         1 lock nonreentrant-fair NAME 0 -1
-        2 lock nonreentrant-fair NAME -1 LEASE | waits | listens
+        2 lock nonreentrant-fair NAME -1 LEASE | waits | subscribed
         1 unlock nonreentrant-fair NAME | then 2
         # The queue is empty: waiters for the name by another kind of lock are woken.
         2 unlock nonreentrant-fair NAME
-            redlatch: redisson_lock__channel:{NAME} says 0
+            redlatch: redisson_lock__channel:{NAME} receives 0
     ",
     );
 }
@@ -88,7 +88,7 @@ fn spin() {
         1 unlock spin NAME | then 2
         # There may be subscribed waiters for the same name by another kind of lock.
         1 force-unlock spin NAME
-            redlatch: redisson_lock__channel:{NAME} says 0
+            redlatch: redisson_lock__channel:{NAME} receives 0
         2 unlock spin NAME
     ",
     );
@@ -97,7 +97,7 @@ fn spin() {
 #[test]
 fn fenced() {
     // Redisson 3.16.8 has no `RFencedLock`.
-    compare_late(
+    compare_except_3_16(
         "
         1 lock fenced NAME -1 LEASE
         2 lock fenced NAME 0 LEASE
@@ -109,7 +109,7 @@ fn fenced() {
             redlatch: NAME is a hash for 600 s
         1 unlock fenced NAME
         2 lock fenced NAME -1 LEASE
-        1 lock fenced NAME -1 LEASE | waits | listens
+        1 lock fenced NAME -1 LEASE | waits | subscribed
         2 unlock fenced NAME | then 1
         2 force-unlock fenced NAME
         2 lock fenced NAME 0 LEASE
@@ -125,26 +125,26 @@ fn fair() {
         1 lock fair NAME -1 LEASE
         1 lock fair NAME -1 LEASE
         2 lock fair NAME 0 -1
-        2 lock fair NAME -1 LEASE | waits | listens
-        3 lock fair NAME -1 LEASE | waits | listens
-        4 lock fair NAME -1 LEASE | waits | listens
+        2 lock fair NAME -1 LEASE | waits | subscribed
+        3 lock fair NAME -1 LEASE | waits | subscribed
+        4 lock fair NAME -1 LEASE | waits | subscribed
         # A partial release does not change a lease that is not renewed: the requested lease stays in force.
         1 unlock fair NAME
             Redisson: NAME is a hash for 60 s
             redlatch: NAME is a hash for 600 s
         # The new head is woken: it has to know how long the lock is held now.
         1 unlock fair NAME | then 2
-            redlatch: redisson_lock__channel:{NAME}:OWNER3 says 0
+            redlatch: redisson_lock__channel:{NAME}:OWNER3 receives 0
         2 unlock fair NAME | then 3
-            redlatch: redisson_lock__channel:{NAME}:OWNER4 says 0
+            redlatch: redisson_lock__channel:{NAME}:OWNER4 receives 0
         3 force-unlock fair NAME | then 4
         # The queue is empty: waiters for the name by another kind of lock are woken.
         4 unlock fair NAME
-            redlatch: redisson_lock__channel:{NAME} says 0
+            redlatch: redisson_lock__channel:{NAME} receives 0
         # The lock is not held: Redisson reports success.
         4 unlock fair NAME
-            Redisson: 4 has true
-            redlatch: 4 has an error
+            Redisson: 4 answers true
+            redlatch: 4 answers an error
         1 force-unlock fair NAME
         4 lock fair NAME -1 LEASE
         # Re-entering never moves the end earlier.
@@ -153,7 +153,7 @@ fn fair() {
             redlatch: NAME is a hash for 600 s
         # As above: the queue is empty.
         4 force-unlock fair NAME
-            redlatch: redisson_lock__channel:{NAME} says 0
+            redlatch: redisson_lock__channel:{NAME} receives 0
     ",
     );
 }
@@ -163,26 +163,26 @@ fn fair_timed_out() {
     compare(
         "
         1 lock fair NAME -1 LEASE
-        2 lock fair NAME 8000 LEASE | waits | listens
-        3 lock fair NAME -1 LEASE | waits | listens
+        2 lock fair NAME 8000 LEASE | waits | subscribed
+        3 lock fair NAME -1 LEASE | waits | subscribed
         # No waiter is waited for longer than `fair-wait`.
-        4 lock fair NAME 390000 LEASE | waits | listens
+        4 lock fair NAME 390000 LEASE | waits | subscribed
             Redisson: redisson_lock_timeout:{NAME} OWNER4 ends in 1290 s
             redlatch: redisson_lock_timeout:{NAME} OWNER4 ends in 1200 s
         # The new head is woken.
         2 answers | queue 2
             Redisson: redisson_lock_timeout:{NAME} OWNER4 ends in 1290 s
-            redlatch: redisson_lock__channel:{NAME}:OWNER3 says 0
+            redlatch: redisson_lock__channel:{NAME}:OWNER3 receives 0
             redlatch: redisson_lock_timeout:{NAME} OWNER4 ends in 1200 s
         1 unlock fair NAME | then 3
             Redisson: redisson_lock_timeout:{NAME} OWNER4 ends in 990 s
-            redlatch: redisson_lock__channel:{NAME}:OWNER4 says 0
+            redlatch: redisson_lock__channel:{NAME}:OWNER4 receives 0
             redlatch: redisson_lock_timeout:{NAME} OWNER4 ends in 900 s
         3 unlock fair NAME | then 4
         2 lock fair NAME 500 LEASE
         # The queue is empty: waiters for the name by another kind of lock are woken.
         4 unlock fair NAME
-            redlatch: redisson_lock__channel:{NAME} says 0
+            redlatch: redisson_lock__channel:{NAME} receives 0
     ",
     );
 }
@@ -192,16 +192,16 @@ fn fair_with_dead_waiters() {
     compare(
         "
         1 lock fair NAME -1 LEASE
-        2 lock fair NAME -1 LEASE | waits | listens
+        2 lock fair NAME -1 LEASE | waits | subscribed
         0 LPUSH redisson_lock_queue:{NAME} dead:1
         0 ZADD redisson_lock_timeout:{NAME} 1 dead:1
         # A client that drops a dead head wakes the next waiter.
         3 lock fair NAME 0 -1
-            redlatch: redisson_lock__channel:{NAME}:OWNER2 says 0
+            redlatch: redisson_lock__channel:{NAME}:OWNER2 receives 0
         1 unlock fair NAME | then 2
         # The queue is empty: waiters for the name by another kind of lock are woken.
         2 unlock fair NAME
-            redlatch: redisson_lock__channel:{NAME} says 0
+            redlatch: redisson_lock__channel:{NAME} receives 0
     ",
     );
 }
@@ -209,21 +209,21 @@ fn fair_with_dead_waiters() {
 #[test]
 fn fair_without_a_score() {
     // The scripts of Redisson 3.16.8 fail at such a head.
-    compare_late(
+    compare_except_3_16(
         "
         1 lock fair NAME -1 LEASE
         0 RPUSH redisson_lock_queue:{NAME} dead:1
         # Its wait time is unknown, so it is dropped. Redisson waits for it for ever.
         1 unlock fair NAME
-            Redisson: redisson_lock__channel:{NAME}:dead:1 says 0
+            Redisson: redisson_lock__channel:{NAME}:dead:1 receives 0
             Redisson: redisson_lock_queue:{NAME} [0] = dead:1
             Redisson: redisson_lock_queue:{NAME} is a list for ever
-            redlatch: redisson_lock__channel:{NAME} says 0
+            redlatch: redisson_lock__channel:{NAME} receives 0
         2 lock fair NAME 0 -1
-            Redisson: 2 has false
+            Redisson: 2 answers false
             Redisson: redisson_lock_queue:{NAME} [0] = dead:1
             Redisson: redisson_lock_queue:{NAME} is a list for ever
-            redlatch: 2 has true
+            redlatch: 2 answers true
             redlatch: NAME OWNER2 = 1
             redlatch: NAME is a hash for 60 s
     ",
@@ -243,13 +243,13 @@ fn readers() {
         2 unlock read NAME
         # The end has moved earlier: a writer that sleeps until then is woken.
         1 unlock read NAME
-            redlatch: redisson_rwlock:{NAME} says 0
-        3 lock write NAME -1 LEASE | waits | listens
+            redlatch: redisson_rwlock:{NAME} receives 0
+        3 lock write NAME -1 LEASE | waits | subscribed
         2 unlock read NAME | then 3
         # `1` does not wake a Redisson thread that is about to sleep; `0` is stored for it.
         3 unlock write NAME
-            Redisson: redisson_rwlock:{NAME} says 1
-            redlatch: redisson_rwlock:{NAME} says 1, 0
+            Redisson: redisson_rwlock:{NAME} receives 1
+            redlatch: redisson_rwlock:{NAME} receives 1, 0
         1 lock read NAME -1 -1
         1 lock read NAME -1 LEASE
         # All holds of a reader last as long as the longest; a released hold passes its lease on.
@@ -261,9 +261,9 @@ fn readers() {
         1 unlock read NAME
         # The lock is not held: Redisson wakes waiters before it throws; the old version reports success.
         1 unlock read NAME
-            Redisson: redisson_rwlock:{NAME} says 0
-            Redisson 3.16: 1 has true
-            redlatch 3.16: 1 has an error
+            Redisson: redisson_rwlock:{NAME} receives 0
+            Redisson 3.16: 1 answers true
+            redlatch 3.16: 1 answers an error
     ",
     );
 }
@@ -287,19 +287,19 @@ fn writer() {
         2 lock write NAME 0 LEASE
             Redisson: NAME is a hash for 60 s
             redlatch: NAME is a hash for 300 s
-        2 lock read NAME -1 LEASE | waits | listens
+        2 lock read NAME -1 LEASE | waits | subscribed
             Redisson: NAME is a hash for 60 s
             redlatch: NAME is a hash for 300 s
         # `1` does not wake a Redisson thread that is about to sleep; `0` is stored for it.
         1 unlock write NAME | then 2
-            Redisson: redisson_rwlock:{NAME} says 1
-            redlatch: redisson_rwlock:{NAME} says 1, 0
+            Redisson: redisson_rwlock:{NAME} receives 1
+            redlatch: redisson_rwlock:{NAME} receives 1, 0
         2 unlock read NAME
         # The lock is not held, as above.
         2 unlock write NAME
-            Redisson: redisson_rwlock:{NAME} says 1
-            Redisson 3.16: 2 has true
-            redlatch 3.16: 2 has an error
+            Redisson: redisson_rwlock:{NAME} receives 1
+            Redisson 3.16: 2 answers true
+            redlatch 3.16: 2 answers an error
     ",
     );
 }
@@ -324,13 +324,13 @@ fn writer_with_read_hold() {
             redlatch: NAME is a hash for 600 s
         # `1` does not wake a Redisson thread that is about to sleep; `0` is stored for it.
         1 unlock write NAME
-            Redisson: redisson_rwlock:{NAME} says 1
-            redlatch: redisson_rwlock:{NAME} says 1, 0
+            Redisson: redisson_rwlock:{NAME} receives 1
+            redlatch: redisson_rwlock:{NAME} receives 1, 0
         1 lock write NAME -1 LEASE
         1 lock read NAME -1 LEASE
         # Other readers may enter now, and are woken.
         1 unlock write NAME
-            redlatch: redisson_rwlock:{NAME} says 1, 0
+            redlatch: redisson_rwlock:{NAME} receives 1, 0
         2 lock read NAME 0 LEASE
         1 unlock read NAME
         2 unlock read NAME
@@ -346,8 +346,8 @@ fn readers_and_writers_forced() {
         2 force-unlock read NAME
         # `1` does not wake a Redisson thread that is about to sleep; `0` is stored for it.
         2 force-unlock write NAME
-            Redisson: redisson_rwlock:{NAME} says 1
-            redlatch: redisson_rwlock:{NAME} says 1, 0
+            Redisson: redisson_rwlock:{NAME} receives 1
+            redlatch: redisson_rwlock:{NAME} receives 1, 0
         2 force-unlock write NAME
         3 lock read NAME -1 LEASE
         2 lock read NAME -1 LEASE
@@ -370,17 +370,17 @@ fn writer_with_read_hold_forced() {
         1 lock read NAME -1 LEASE
         # Each side can be released by force separately.
         2 force-unlock read NAME
-            Redisson: 2 has false
+            Redisson: 2 answers false
             Redisson: NAME OWNER1 = 1
             Redisson: {NAME}:OWNER1:rwlock_timeout:1 = 1
             Redisson: {NAME}:OWNER1:rwlock_timeout:1 is a string for 600 s
-            redlatch: 2 has true
+            redlatch: 2 answers true
         # Nothing is left, and all waiters are woken.
         2 force-unlock write NAME
-            Redisson: redisson_rwlock:{NAME} says 1
+            Redisson: redisson_rwlock:{NAME} receives 1
             Redisson: {NAME}:OWNER1:rwlock_timeout:1 = 1
             Redisson: {NAME}:OWNER1:rwlock_timeout:1 is a string for 600 s
-            redlatch: redisson_rwlock:{NAME} says 1, 0
+            redlatch: redisson_rwlock:{NAME} receives 1, 0
     ",
     );
 }
@@ -417,9 +417,9 @@ fn multi_lock() {
             redlatch: NAME-c is a hash for 600 s
         # As each member does on its own.
         1 unlock multi lock:NAME-a,fair:NAME-b,write:NAME-c
-            Redisson: redisson_rwlock:{NAME-c} says 1
-            redlatch: redisson_lock__channel:{NAME-b} says 0
-            redlatch: redisson_rwlock:{NAME-c} says 1, 0
+            Redisson: redisson_rwlock:{NAME-c} receives 1
+            redlatch: redisson_lock__channel:{NAME-b} receives 0
+            redlatch: redisson_rwlock:{NAME-c} receives 1, 0
         1 lock multi lock:NAME-a,lock:NAME-b@1 -1 -1
         1 unlock multi lock:NAME-a,lock:NAME-b@1
     ",
@@ -429,12 +429,12 @@ fn multi_lock() {
 #[test]
 fn multi_lock_without_waiting() {
     // Redisson 3.16.8 gives up if its first member takes a millisecond.
-    compare_late(
+    compare_except_3_16(
         "
         1 lock lock NAME-a -1 LEASE
         # All are acquired in one step or none is: none has to be released.
         2 lock multi lock:NAME-x,lock:NAME-a 0 LEASE
-            Redisson: redisson_lock__channel:{NAME-x} says 0
+            Redisson: redisson_lock__channel:{NAME-x} receives 0
         1 unlock lock NAME-a
         1 lock multi lock:NAME-a,read:NAME-b 0 LEASE
         1 unlock multi lock:NAME-a,read:NAME-b
@@ -445,7 +445,7 @@ fn multi_lock_without_waiting() {
 #[test]
 fn multi_lock_with_a_token() {
     // Redisson 3.16.8 has no `RFencedLock`.
-    compare_late(
+    compare_except_3_16(
         "
         # In Redisson the token expires with the lease; then tokens restart at 1.
         1 lock multi lock:NAME-a,fenced:NAME-b -1 LEASE
@@ -499,14 +499,14 @@ fn semaphore() {
         1 add-permits NAME 3
         # Fewer permits: no waiter can be served.
         1 add-permits NAME -2
-            Redisson: redisson_sc:{NAME} says 5
+            Redisson: redisson_sc:{NAME} receives 5
         1 add-permits NAME -7
-            Redisson: redisson_sc:{NAME} says -2
+            Redisson: redisson_sc:{NAME} receives -2
         1 release NAME 1
         1 release NAME 1
         1 release NAME 5
         1 drain NAME
-        2 acquire NAME 2 -1 | waits | listens
+        2 acquire NAME 2 -1 | waits | subscribed
         1 release NAME 2 | then 2
         1 set-permits NAME 4
         2 available NAME
@@ -514,7 +514,7 @@ fn semaphore() {
         1 add-permits NAME-other 2
         # As above.
         1 add-permits NAME-less -2
-            Redisson: redisson_sc:{NAME-less} says -2
+            Redisson: redisson_sc:{NAME-less} receives -2
     ",
     );
 }
@@ -522,7 +522,7 @@ fn semaphore() {
 #[test]
 fn semaphore_with_time_to_live() {
     // Redisson 3.16.8 has no `trySetPermits` with a time to live.
-    compare_late(
+    compare_except_3_16(
         "
         1 set-permits-for NAME 5 LEASE
         1 set-permits-for NAME 7 LEASE
@@ -558,7 +558,7 @@ fn semaphore_if_it_exists() {
 #[test]
 fn expirable_semaphore() {
     // Redisson 3.16.8 has no methods for several expirable permits.
-    compare_late(
+    compare_except_3_16(
         "
         1 x-set-permits NAME 5
         1 x-set-permits NAME 7
@@ -567,40 +567,40 @@ fn expirable_semaphore() {
         2 x-acquire NAME 1 -1 300000
         # The end has moved earlier: waiters that sleep until then are woken.
         2 x-update-lease NAME $0 300000
-            redlatch: redisson_sc:{NAME} says 2
+            redlatch: redisson_sc:{NAME} receives 2
         2 x-update-lease NAME $0 LEASE
         # redlatch publishes the number available, Redisson the number released. Both wake all that can be served.
         2 x-release NAME $0
-            Redisson: redisson_sc:{NAME} says 1
-            redlatch: redisson_sc:{NAME} says 3
+            Redisson: redisson_sc:{NAME} receives 1
+            redlatch: redisson_sc:{NAME} receives 3
         2 x-release NAME $0
         2 x-release NAME $1,$0
         2 x-release NAME $1,$2
-            Redisson: redisson_sc:{NAME} says 2
-            redlatch: redisson_sc:{NAME} says 5
+            Redisson: redisson_sc:{NAME} receives 2
+            redlatch: redisson_sc:{NAME} receives 5
         1 x-acquire NAME 3 0 LEASE
         1 x-try-release NAME $3
-            Redisson: redisson_sc:{NAME} says 1
-            redlatch: redisson_sc:{NAME} says 3
+            Redisson: redisson_sc:{NAME} receives 1
+            redlatch: redisson_sc:{NAME} receives 3
         1 x-try-release NAME $3
         1 x-acquired NAME
         1 x-available NAME
         1 x-add-permits NAME 2
-            Redisson: redisson_sc:{NAME} says 2
-            redlatch: redisson_sc:{NAME} says 5
+            Redisson: redisson_sc:{NAME} receives 2
+            redlatch: redisson_sc:{NAME} receives 5
         1 x-add-permits NAME -3
-            redlatch: redisson_sc:{NAME} says 2
+            redlatch: redisson_sc:{NAME} receives 2
         # Redisson publishes the total here.
         1 x-resize NAME 6
-            Redisson: redisson_sc:{NAME} says 6
-            redlatch: redisson_sc:{NAME} says 4
+            Redisson: redisson_sc:{NAME} receives 6
+            redlatch: redisson_sc:{NAME} receives 4
         1 x-resize NAME 6
         1 x-resize NAME 1
-            Redisson: redisson_sc:{NAME} says 1
-            redlatch: redisson_sc:{NAME} says -1
+            Redisson: redisson_sc:{NAME} receives 1
+            redlatch: redisson_sc:{NAME} receives -1
         1 x-try-release NAME $4
-            Redisson: redisson_sc:{NAME} says 1
-            redlatch: redisson_sc:{NAME} says 0
+            Redisson: redisson_sc:{NAME} receives 1
+            redlatch: redisson_sc:{NAME} receives 0
         1 x-try-release NAME $5
     ",
     );
@@ -609,30 +609,30 @@ fn expirable_semaphore() {
 #[test]
 fn expirable_semaphore_with_some_released() {
     // Redisson 3.16.8 has no methods for several expirable permits.
-    compare_late(
+    compare_except_3_16(
         "
         1 x-set-permits NAME 5
         1 x-acquire NAME 3 0 LEASE
         1 x-try-release NAME $0
-            Redisson: redisson_sc:{NAME} says 1
-            redlatch: redisson_sc:{NAME} says 3
+            Redisson: redisson_sc:{NAME} receives 1
+            redlatch: redisson_sc:{NAME} receives 3
         # Those that are acquired are released; Redisson releases none if one of them is not acquired.
         1 x-try-release NAME $1,$0
-            Redisson: 1 has 0
+            Redisson: 1 answers 0
             Redisson: NAME = 3
             Redisson: {NAME}:timeout PERMIT1 ends in 600 s
-            redlatch: 1 has 1
+            redlatch: 1 answers 1
             redlatch: NAME = 4
-            redlatch: redisson_sc:{NAME} says 4
+            redlatch: redisson_sc:{NAME} receives 4
         1 x-try-release NAME $0,$2
-            Redisson: 1 has 0
+            Redisson: 1 answers 0
             Redisson: NAME = 3
             Redisson: {NAME}:timeout PERMIT1 ends in 600 s
             Redisson: {NAME}:timeout PERMIT2 ends in 600 s
             Redisson: {NAME}:timeout is a zset for ever
-            redlatch: 1 has 1
+            redlatch: 1 answers 1
             redlatch: NAME = 5
-            redlatch: redisson_sc:{NAME} says 5
+            redlatch: redisson_sc:{NAME} receives 5
     ",
     );
 }
@@ -640,7 +640,7 @@ fn expirable_semaphore_with_some_released() {
 #[test]
 fn expirable_semaphore_without_a_lease() {
     // Redisson 3.16.8 has no `setPermits` of expirable permits.
-    compare_late(
+    compare_except_3_16(
         "
         1 x-set-permits NAME 2
         # Without a lease the watchdog renews it: the permits of dead processes expire.
@@ -648,8 +648,8 @@ fn expirable_semaphore_without_a_lease() {
             Redisson: {NAME}:timeout PERMIT0 never ends
             redlatch: {NAME}:timeout PERMIT0 ends in 60 s
         1 x-release NAME $0
-            Redisson: redisson_sc:{NAME} says 1
-            redlatch: redisson_sc:{NAME} says 2
+            Redisson: redisson_sc:{NAME} receives 1
+            redlatch: redisson_sc:{NAME} receives 2
         1 x-resize NAME-new 2
         1 x-add-permits NAME-other 2
     ",
@@ -659,7 +659,7 @@ fn expirable_semaphore_without_a_lease() {
 #[test]
 fn expirable_semaphore_whose_permits_expire() {
     // Redisson 3.16.8 has no methods for several expirable permits.
-    compare_late(
+    compare_except_3_16(
         "
         1 x-set-permits NAME 3
         1 x-acquire NAME 2 0 LEASE
@@ -672,9 +672,9 @@ fn expirable_semaphore_whose_permits_expire() {
             Redisson: {NAME}:timeout PERMIT1 has ended
             Redisson: {NAME}:timeout is a zset for ever
             redlatch: NAME = 3
-            redlatch: redisson_sc:{NAME} says 3
+            redlatch: redisson_sc:{NAME} receives 3
         1 x-acquire NAME 1 0 LEASE
-            Redisson: redisson_sc:{NAME} says 3
+            Redisson: redisson_sc:{NAME} receives 3
         0 ZADD {NAME}:timeout 1 $2
         2 x-acquire NAME 3 0 LEASE
     ",
@@ -687,7 +687,7 @@ fn latch() {
         "
         1 set-count NAME 3
         1 set-count NAME 7
-        2 await NAME -1 | waits | listens
+        2 await NAME -1 | waits | subscribed
         1 count-down NAME
         1 count-down NAME
         1 count-down NAME | then 2
@@ -696,8 +696,8 @@ fn latch() {
         1 set-count NAME 2
         # At `1`, a new count, Redisson's waiters continue to wait; at `0` they return.
         1 delete-latch NAME
-            Redisson: redisson_countdownlatch__channel__{NAME} says 1
-            redlatch: redisson_countdownlatch__channel__{NAME} says 0
+            Redisson: redisson_countdownlatch__channel__{NAME} receives 1
+            redlatch: redisson_countdownlatch__channel__{NAME} receives 0
         1 delete-latch NAME
     ",
     );
@@ -709,7 +709,7 @@ fn expirable_semaphore_waiting() {
         "
         1 x-set-permits NAME 1
         2 x-acquire NAME 1 0 LEASE
-        1 x-acquire NAME 1 -1 LEASE | waits | listens
+        1 x-acquire NAME 1 -1 LEASE | waits | subscribed
         2 x-release NAME $0 | then 1
         1 x-release NAME $1
     ",

@@ -16,11 +16,11 @@ fn queue(server: &Server, name: &str) -> Vec<String> {
     ])
 }
 
-/// Starts a waiter, and waits until it is at the end of the queue.
+/// Starts a waiter, and waits until it is the last one in the queue.
 #[track_caller]
-fn queues(server: &Server, worker: Worker<'_>, name: &str) -> Pending {
+fn start_waiter(server: &Server, worker: Worker<'_>, name: &str) -> Pending {
     let owner = worker.owner();
-    let waits = worker.tell(&format!("lock fair {name} -1 {LEASE}"));
+    let waits = worker.send(&format!("lock fair {name} -1 {LEASE}"));
     until("it is queued", || {
         queue(server, name).last() == Some(&owner)
     });
@@ -31,79 +31,79 @@ both_ways! {
     fn first_come_first_served_over_both(pair: &Pair) {
         let name = unique("in-order");
         let holder = pair.a.new_worker();
-        assert!(holder.does(&format!("lock fair {name} -1 {LEASE}")));
-        let line = [pair.b, pair.a, pair.a, pair.b, pair.b, pair.a].map(|peer| peer.new_worker());
-        let mut owners: Vec<String> = line.iter().map(Worker::owner).collect();
+        assert!(holder.run_bool(&format!("lock fair {name} -1 {LEASE}")));
+        let waiters = [pair.b, pair.a, pair.a, pair.b, pair.b, pair.a].map(|peer| peer.new_worker());
+        let mut owners: Vec<String> = waiters.iter().map(Worker::owner).collect();
         let mut waiting: Vec<_> =
-            line.iter().map(|&worker| (worker, queues(pair.server, worker, &name))).collect();
+            waiters.iter().map(|&worker| (worker, start_waiter(pair.server, worker, &name))).collect();
         assert_eq!(queue(pair.server, &name), owners);
-        assert!(holder.does(&format!("unlock fair {name}")));
+        assert!(holder.run_bool(&format!("unlock fair {name}")));
         while !waiting.is_empty() {
-            let (worker, answer) = waiting.remove(0);
-            assert_eq!(answer.value(), true);
+            let (worker, acquired) = waiting.remove(0);
+            assert_eq!(acquired.value(), true);
             owners.remove(0);
             assert_eq!(queue(pair.server, &name), owners);
             for (_, others) in &waiting {
-                assert!(others.is_under_way());
+                assert!(others.is_pending());
             }
             // A try that does not queue does not overtake.
-            assert!(!holder.does(&format!("lock fair {name} 0 -1")));
-            assert!(worker.does(&format!("unlock fair {name}")));
+            assert!(!holder.run_bool(&format!("lock fair {name} 0 -1")));
+            assert!(worker.run_bool(&format!("unlock fair {name}")));
         }
         assert_eq!(keys(pair.server, &name), Vec::<String>::new());
     }
 
-    fn try_fails_on_a_free_lock_with_a_queue(pair: &Pair) {
+    fn try_lock_fails_on_a_free_lock_with_a_queue(pair: &Pair) {
         let name = unique("in-line");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
-        assert!(a.does(&format!("lock fair {name} -1 {LEASE}")));
-        // A waiter that was queued by hand, and never sends a request.
+        assert!(a.run_bool(&format!("lock fair {name} -1 {LEASE}")));
+        // A waiter that this test queues, and that never sends a request.
         let queue_key = format!("redisson_lock_queue:{{{name}}}");
         let ends = format!("redisson_lock_timeout:{{{name}}}");
-        let _: i64 = pair.server.ask(&["RPUSH", &queue_key, "somebody:1"]);
-        let _: i64 = pair.server.ask(&["ZADD", &ends, "99999999999999", "somebody:1"]);
-        assert!(a.does(&format!("unlock fair {name}")));
+        let _: i64 = pair.server.ask(&["RPUSH", &queue_key, "other-client:1"]);
+        let _: i64 = pair.server.ask(&["ZADD", &ends, "99999999999999", "other-client:1"]);
+        assert!(a.run_bool(&format!("unlock fair {name}")));
         for worker in [a, b] {
-            assert!(!worker.does(&format!("is-locked fair {name}")));
-            assert!(!worker.does(&format!("lock fair {name} 0 -1")), "not its turn");
+            assert!(!worker.run_bool(&format!("is-locked fair {name}")));
+            assert!(!worker.run_bool(&format!("lock fair {name} 0 -1")), "not its turn");
         }
         let _: i64 = pair.server.ask(&["DEL", &queue_key, &ends]);
-        assert!(b.does(&format!("lock fair {name} 0 -1")));
-        assert!(b.does(&format!("unlock fair {name}")));
+        assert!(b.run_bool(&format!("lock fair {name} 0 -1")));
+        assert!(b.run_bool(&format!("unlock fair {name}")));
     }
 
     fn timed_out_waiter_leaves_the_queue(pair: &Pair) {
         let name = unique("gives-up");
         let holder = pair.a.new_worker();
-        assert!(holder.does(&format!("lock fair {name} -1 {LEASE}")));
+        assert!(holder.run_bool(&format!("lock fair {name} -1 {LEASE}")));
         let (impatient, patient) = (pair.b.new_worker(), pair.a.new_worker());
         let [owner, behind] = [impatient, patient].map(|worker| worker.owner());
-        let gives_up = impatient.tell(&format!("lock fair {name} 6000 -1"));
+        let gives_up = impatient.send(&format!("lock fair {name} 6000 -1"));
         until("it is queued", || queue(pair.server, &name) == [owner.clone()]);
-        let waits = queues(pair.server, patient, &name);
+        let waits = start_waiter(pair.server, patient, &name);
         assert_eq!(gives_up.value(), false);
         until("it has left", || queue(pair.server, &name) == [behind.clone()]);
-        assert!(holder.does(&format!("unlock fair {name}")));
+        assert!(holder.run_bool(&format!("unlock fair {name}")));
         assert_eq!(waits.value(), true);
-        assert!(patient.does(&format!("unlock fair {name}")));
+        assert!(patient.run_bool(&format!("unlock fair {name}")));
         assert_eq!(keys(pair.server, &name), Vec::<String>::new());
     }
 
     // Redisson 3.16.8 has no `fairLockWaitTimeout`: it always waits for five minutes.
-    @late
+    @not_3_16
     fn dead_waiter_is_skipped(pair: &Pair) {
         let name = unique("dies");
         let [a, mut b] = pair.start(&["fair-wait=2000"]);
         let holder = a.worker(1);
-        assert!(holder.does(&format!("lock fair {name} -1 10000")));
-        let dies = b.worker(1);
-        let _never = queues(pair.server, dies, &name);
+        assert!(holder.run_bool(&format!("lock fair {name} -1 10000")));
+        let killed = b.worker(1);
+        let _unanswered = start_waiter(pair.server, killed, &name);
         let next = a.worker(2);
-        let waits = queues(pair.server, next, &name);
+        let waits = start_waiter(pair.server, next, &name);
         b.kill();
         // The dead waiter delays the others by its wait time, from the end of the lease that it waited for.
         assert_eq!(waits.value(), true);
-        assert!(next.does(&format!("unlock fair {name}")));
+        assert!(next.run_bool(&format!("unlock fair {name}")));
         assert_eq!(keys(pair.server, &name), Vec::<String>::new());
     }
 }

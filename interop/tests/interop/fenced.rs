@@ -7,22 +7,22 @@ use crate::peers::{LEASE, REFUSED_AFTER};
 
 both_ways! {
     // Redisson 3.16.8 has no `RFencedLock`.
-    @late
+    @not_3_16
     fn tokens_rise_over_both(pair: &Pair) {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         let name = unique("tokens");
         for worker in [a, b] {
-            assert_eq!(worker.number(&format!("token {name}")), 0, "never held");
+            assert_eq!(worker.run_number(&format!("token {name}")), 0, "never held");
         }
         let mut latest = 0;
         for worker in [a, b, b, a, b, a, a] {
-            let token = worker.number(&format!("lock fenced {name} -1 {LEASE}"));
+            let token = worker.run_number(&format!("lock fenced {name} -1 {LEASE}"));
             assert!(token > latest, "{token} after {latest}");
             latest = token;
             for worker in [a, b] {
-                assert_eq!(worker.number(&format!("token {name}")), latest);
+                assert_eq!(worker.run_number(&format!("token {name}")), latest);
             }
-            assert!(worker.does(&format!("unlock fenced {name}")));
+            assert!(worker.run_bool(&format!("unlock fenced {name}")));
         }
         let at: i64 = pair.server.ask(&["GET", &format!("redisson_lock_token:{{{name}}}")]);
         assert_eq!(at, latest);
@@ -31,10 +31,10 @@ both_ways! {
     fn failed_try_returns_no_token(pair: &Pair) {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         let name = unique("no-token");
-        let token = a.number(&format!("lock fenced {name} -1 {LEASE}"));
-        assert_eq!(b.ask(&format!("lock fenced {name} 0 -1")), false);
-        assert_eq!(b.ask(&format!("lock fenced {name} {REFUSED_AFTER} {LEASE}")), false);
-        assert_eq!(b.number(&format!("token {name}")), token);
-        assert!(a.does(&format!("unlock fenced {name}")));
+        let token = a.run_number(&format!("lock fenced {name} -1 {LEASE}"));
+        assert_eq!(b.run(&format!("lock fenced {name} 0 -1")), false);
+        assert_eq!(b.run(&format!("lock fenced {name} {REFUSED_AFTER} {LEASE}")), false);
+        assert_eq!(b.run_number(&format!("token {name}")), token);
+        assert!(a.run_bool(&format!("unlock fenced {name}")));
     }
 }

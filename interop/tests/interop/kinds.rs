@@ -42,18 +42,23 @@ impl Kind {
     }
 }
 
-/// State to detect that a worker waits.
-pub(crate) struct Line<'a> {
+/// Detects that a worker waits for a lock.
+pub(crate) struct WaitDetector<'a> {
     server: &'a Server,
     channel: Option<String>,
     /// Number of commands that the server had run before.
     commands: i64,
 }
 
-impl<'a> Line<'a> {
-    /// Must be created before `waiter` is sent the request.
-    pub(crate) fn of(server: &'a Server, kind: Kind, name: &str, waiter: Worker<'_>) -> Line<'a> {
-        Line {
+impl<'a> WaitDetector<'a> {
+    /// Must be called before the request is sent to `waiter`.
+    pub(crate) fn new(
+        server: &'a Server,
+        kind: Kind,
+        name: &str,
+        waiter: Worker<'_>,
+    ) -> WaitDetector<'a> {
+        WaitDetector {
             server,
             channel: kind.channel(name, waiter),
             commands: commands(server),
@@ -62,7 +67,7 @@ impl<'a> Line<'a> {
 
     /// Waits until the worker waits.
     #[track_caller]
-    pub(crate) fn until_waited(&self) {
+    pub(crate) fn until_waiting(&self) {
         match &self.channel {
             Some(channel) => until_subscribed(self.server, channel, 1),
             None => until("a client polls", || {
@@ -77,32 +82,32 @@ fn commands(server: &Server) -> i64 {
     commands.parse().expect("a number")
 }
 
-/// Runs each of these tests for each kind of exclusive lock, in both directions; `@late` as in `both_ways`.
+/// Runs each of these tests for each kind of exclusive lock, in both directions; `@not_3_16` as in `both_ways`.
 #[macro_export]
 macro_rules! each_kind {
     (
         $(fn $test:ident($pair:ident: &Pair, $kind:ident: Kind) $body:block)*
-        @late $(fn $late:ident($late_pair:ident: &Pair, $late_kind:ident: Kind) $late_body:block)*
+        @not_3_16 $(fn $not_3_16:ident($pair_not_3_16:ident: &Pair, $kind_not_3_16:ident: Kind) $body_not_3_16:block)*
     ) => {
         $(fn $test($pair: &$crate::peers::Pair, $kind: $crate::kinds::Kind) $body)*
-        $(fn $late($late_pair: &$crate::peers::Pair, $late_kind: $crate::kinds::Kind) $late_body)*
+        $(fn $not_3_16($pair_not_3_16: &$crate::peers::Pair, $kind_not_3_16: $crate::kinds::Kind) $body_not_3_16)*
 
-        $crate::each_kind!(@kind lock "lock" [] $($test)* [@late] $($late)*);
-        $crate::each_kind!(@kind fair "fair" [] $($test)* [@late] $($late)*);
-        $crate::each_kind!(@kind write "write" [] $($test)* [@late] $($late)*);
-        $crate::each_kind!(@kind spin "spin" [] $($test)* [@late] $($late)*);
+        $crate::each_kind!(@kind lock "lock" [] $($test)* [@not_3_16] $($not_3_16)*);
+        $crate::each_kind!(@kind fair "fair" [] $($test)* [@not_3_16] $($not_3_16)*);
+        $crate::each_kind!(@kind write "write" [] $($test)* [@not_3_16] $($not_3_16)*);
+        $crate::each_kind!(@kind spin "spin" [] $($test)* [@not_3_16] $($not_3_16)*);
         // Redisson 3.16.8 has no `RFencedLock`.
-        $crate::each_kind!(@kind fenced "fenced" [@late] $($test)* [] $($late)*);
+        $crate::each_kind!(@kind fenced "fenced" [@not_3_16] $($test)* [] $($not_3_16)*);
         // The late 3.x version does not have these.
-        $crate::each_kind!(@kind nonreentrant "nonreentrant" [@newest] $($test)* [] $($late)*);
-        $crate::each_kind!(@kind nonreentrant_fair "nonreentrant-fair" [@newest] $($test)* [] $($late)*);
+        $crate::each_kind!(@kind nonreentrant "nonreentrant" [@newest] $($test)* [] $($not_3_16)*);
+        $crate::each_kind!(@kind nonreentrant_fair "nonreentrant-fair" [@newest] $($test)* [] $($not_3_16)*);
     };
-    (@kind $kind:ident $word:literal [$($only:tt)*] $($test:ident)* [$($rest:tt)*] $($late:ident)*) => {
+    (@kind $kind:ident $word:literal [$($only:tt)*] $($test:ident)* [$($rest:tt)*] $($not_3_16:ident)*) => {
         mod $kind {
             $crate::both_ways! { $($only)*
                 $(fn $test(pair: &Pair) { super::$test(pair, $crate::kinds::Kind($word)); })*
                 $($rest)*
-                $(fn $late(pair: &Pair) { super::$late(pair, $crate::kinds::Kind($word)); })*
+                $(fn $not_3_16(pair: &Pair) { super::$not_3_16(pair, $crate::kinds::Kind($word)); })*
             }
         }
     };

@@ -87,11 +87,11 @@ fn shared(library: Library) -> &'static Peer {
 /// Waits until a condition is true.
 #[track_caller]
 pub(crate) fn until(what: &str, holds: impl FnMut() -> bool) {
-    assert!(comes_true(holds), "never happened: {what}");
+    assert!(becomes_true(holds), "never happened: {what}");
 }
 
 /// Returns whether a condition becomes true within two minutes.
-fn comes_true(mut holds: impl FnMut() -> bool) -> bool {
+fn becomes_true(mut holds: impl FnMut() -> bool) -> bool {
     let begun = Instant::now();
     while !holds() {
         if begun.elapsed() > Duration::from_secs(120) {
@@ -114,16 +114,16 @@ pub(crate) fn until_subscribed(server: &Server, channel: &str, by: i64) {
 /// Returns all keys that contain this name.
 pub(crate) fn keys(server: &Server, name: &str) -> Vec<String> {
     let keys: Vec<String> = server.ask(&["KEYS", &format!("*{name}*")]);
-    // Keys by which Redisson detects a repeated release, for some seconds; and the set of unconnected waiters, if
-    // Redisson served the last one of the queue. Both expire, and no test waits for them.
-    let aside = |key: &str| {
+    // Keys with which Redisson detects a repeated release, and the set of waiters without a connection, if Redisson
+    // served the last waiter. Both expire after some seconds, and no test waits for that.
+    let expires = |key: &str| {
         ["redisson_unlock_latch:", "redlatch_lock_absent:"]
             .iter()
             .any(|what| key.starts_with(what))
     };
     let mut keys: Vec<String> = keys
         .into_iter()
-        .filter(|key| is_of(name, key) && !aside(key))
+        .filter(|key| is_of(name, key) && !expires(key))
         .collect();
     keys.sort();
     keys
@@ -131,9 +131,9 @@ pub(crate) fn keys(server: &Server, name: &str) -> Vec<String> {
 
 /// Checks that nothing of this name is left in Redis, and that no connection is subscribed for it.
 #[track_caller]
-pub(crate) fn nothing_left(server: &Server, name: &str) {
+pub(crate) fn assert_nothing_left(server: &Server, name: &str) {
     let mut left = Vec::new();
-    let gone = comes_true(|| {
+    let gone = becomes_true(|| {
         let pattern = format!("*{name}*");
         let channels: Vec<String> = server.ask(&["PUBSUB", "CHANNELS", &pattern]);
         left = keys(server, name);
@@ -149,8 +149,8 @@ fn is_of(name: &str, key: &str) -> bool {
     key == name || key.contains(&format!("{{{name}}}"))
 }
 
-/// Runs each of these tests with both libraries in both places, and with each Redisson version. Tests after `@late`
-/// run with the late 3.x and the newest only: the old version lacks the feature, or another test with it shows the
+/// Runs each of these tests with both libraries in both places, and with each Redisson version. Tests after `@not_3_16`
+/// run with the late 3.x and the newest only: Redisson 3.16 lacks the feature, or another test with it shows the
 /// same faster.
 #[macro_export]
 macro_rules! both_ways {
@@ -171,14 +171,14 @@ macro_rules! both_ways {
     };
     (
         $(fn $test:ident($pair:ident: &Pair) $body:block)*
-        $(@late $(fn $late:ident($late_pair:ident: &Pair) $late_body:block)*)?
+        $(@not_3_16 $(fn $not_3_16:ident($pair_not_3_16:ident: &Pair) $body_not_3_16:block)*)?
     ) => {
         $crate::both_ways!(@newest
             $(fn $test($pair: &Pair) $body)*
-            $($(fn $late($late_pair: &Pair) $late_body)*)?
+            $($(fn $not_3_16($pair_not_3_16: &Pair) $body_not_3_16)*)?
         );
-        $crate::both_ways!(@with redisson_3_first [Redisson3, Redlatch] $($test)* $($($late)*)?);
-        $crate::both_ways!(@with redlatch_first_redisson_3 [Redlatch, Redisson3] $($test)* $($($late)*)?);
+        $crate::both_ways!(@with redisson_3_first [Redisson3, Redlatch] $($test)* $($($not_3_16)*)?);
+        $crate::both_ways!(@with redlatch_first_redisson_3 [Redlatch, Redisson3] $($test)* $($($not_3_16)*)?);
         $crate::both_ways!(@with redisson_3_16_first [Redisson316, Redlatch] $($test)*);
         $crate::both_ways!(@with redlatch_first_redisson_3_16 [Redlatch, Redisson316] $($test)*);
     };

@@ -10,22 +10,23 @@ use std::time::Duration;
 use redlatch_interop::{Library, Peer, Pending, Worker};
 use redlatch_testkit::{Server, shared_cluster, shared_sentinels, slot_of, unique};
 
-use crate::locks::acquired;
+use crate::locks::is_acquired;
 use crate::peers::{JAVA, LEASE, until};
 
 /// A deployment that two peers share.
 struct Deployment {
-    place: usize,
+    index: usize,
     url: String,
     servers: &'static [Server],
     /// Returns the server that has a key.
-    home: fn(&str) -> &'static Server,
-    /// Command that counts the subscribers there.
-    listeners: &'static str,
-    channels: &'static str,
+    server_of: fn(&str) -> &'static Server,
+    /// Subcommand of PUBSUB that counts subscribers.
+    numsub: &'static str,
+    /// Subcommand of PUBSUB that lists channels.
+    list_channels: &'static str,
 }
 
-/// Two peers that share locks there. Every test also runs with `a` and `b` exchanged.
+/// Two peers that share the locks of a deployment. Every test also runs with `a` and `b` exchanged.
 struct Pair {
     a: &'static Peer,
     b: &'static Peer,
@@ -35,24 +36,24 @@ struct Pair {
 fn sentinels() -> Deployment {
     let all = shared_sentinels();
     Deployment {
-        place: 0,
+        index: 0,
         url: all.url(),
         servers: all.servers(),
-        home: |_| &shared_sentinels().servers()[0],
-        listeners: "NUMSUB",
-        channels: "CHANNELS",
+        server_of: |_| &shared_sentinels().servers()[0],
+        numsub: "NUMSUB",
+        list_channels: "CHANNELS",
     }
 }
 
 fn cluster() -> Deployment {
     let all = shared_cluster();
     Deployment {
-        place: 1,
+        index: 1,
         url: all.url(),
         servers: all.nodes(),
-        home: |key| &shared_cluster().nodes()[shared_cluster().owner_of(key)],
-        listeners: "SHARDNUMSUB",
-        channels: "SHARDCHANNELS",
+        server_of: |key| &shared_cluster().nodes()[shared_cluster().owner_of(key)],
+        numsub: "SHARDNUMSUB",
+        list_channels: "SHARDCHANNELS",
     }
 }
 
@@ -97,7 +98,7 @@ impl Deployment {
     fn shared(&self, library: Library) -> &'static Peer {
         static PEERS: [[OnceLock<Peer>; Library::COUNT]; 2] =
             [const { [const { OnceLock::new() }; Library::COUNT] }; 2];
-        PEERS[self.place][library as usize].get_or_init(|| self.start(library, &[]))
+        PEERS[self.index][library as usize].get_or_init(|| self.start(library, &[]))
     }
 
     fn start(&self, library: Library, settings: &[&str]) -> Peer {
@@ -114,7 +115,7 @@ impl Deployment {
     fn until_subscribed(&self, channel: &str, by: i64) {
         until(&format!("{by} subscribed to {channel}"), || {
             let on = self.servers.iter().map(|server| {
-                let (_, now): (String, i64) = server.ask(&["PUBSUB", self.listeners, channel]);
+                let (_, now): (String, i64) = server.ask(&["PUBSUB", self.numsub, channel]);
                 now
             });
             on.sum::<i64>() == by
@@ -123,7 +124,7 @@ impl Deployment {
 
     /// Checks that nothing of this name is left, on replicas either, and that no connection is subscribed for it.
     #[track_caller]
-    fn nothing_left(&self, tag: &str) {
+    fn assert_nothing_left(&self, tag: &str) {
         let pattern = format!("*{tag}*");
         let braced = format!("{{{tag}}}");
         let is_of = |key: &&String| *key == tag || key.contains(&braced);
@@ -141,7 +142,7 @@ impl Deployment {
         until(&format!("nothing is left of {tag}"), || {
             self.servers.iter().all(|server| {
                 let keys: Vec<String> = server.ask(&["KEYS", &pattern]);
-                let channels: Vec<String> = server.ask(&["PUBSUB", self.channels, &pattern]);
+                let channels: Vec<String> = server.ask(&["PUBSUB", self.list_channels, &pattern]);
                 !keys.iter().filter(is_of).any(|key| !stays(&key))
                     && !channels.iter().any(|c| is_of(&c))
             })
@@ -149,7 +150,7 @@ impl Deployment {
     }
 }
 
-/// Returns a single server: the counters of a crowd are not in the cluster.
+/// Returns a single server for the numbers of `increment`, which are not in the cluster.
 fn counters() -> &'static Server {
     static SERVER: OnceLock<Server> = OnceLock::new();
     SERVER.get_or_init(Server::start)
@@ -162,8 +163,8 @@ fn names(what: &str) -> [(String, String); 2] {
     [(plain.clone(), plain), (tag, tagged)]
 }
 
-/// Returns names that lie on three masters in a cluster.
-fn apart(what: &str) -> [String; 3] {
+/// Returns names whose slots belong to the three masters of the cluster, one each.
+fn names_on_three_masters(what: &str) -> [String; 3] {
     [0, 1, 2].map(|master| {
         let on_it = |name: &String| usize::from(slot_of(name.as_bytes())) * 3 / 16_384 == master;
         std::iter::repeat_with(|| unique(what))
@@ -173,7 +174,7 @@ fn apart(what: &str) -> [String; 3] {
 }
 
 /// Returns a key or channel that belongs to a name and lies in its slot.
-fn beside(prefix: &str, name: &str) -> String {
+fn derived_key(prefix: &str, name: &str) -> String {
     match name.contains('{') {
         true => format!("{prefix}:{name}"),
         false => format!("{prefix}:{{{name}}}"),
@@ -183,9 +184,9 @@ fn beside(prefix: &str, name: &str) -> String {
 /// Returns the channel on which a waiter for such a lock is woken.
 fn channel(kind: &str, name: &str, waiter: Worker<'_>) -> String {
     match kind {
-        "fair" => beside("redisson_lock__channel", name) + ":" + &waiter.owner(),
-        "read" | "write" => beside("redisson_rwlock", name),
-        _ => beside("redisson_lock__channel", name),
+        "fair" => derived_key("redisson_lock__channel", name) + ":" + &waiter.owner(),
+        "read" | "write" => derived_key("redisson_rwlock", name),
+        _ => derived_key("redisson_lock__channel", name),
     }
 }
 
@@ -205,145 +206,147 @@ const KINDS: [(&str, &str); 6] = [
 
 /// For each kind, `b` waits for a lock that `a` holds, and is woken by the release.
 #[track_caller]
-fn wakes(on: &Deployment, a: &Peer, b: &Peer) {
+fn assert_waiters_are_woken(on: &Deployment, a: &Peer, b: &Peer) {
     let mut waiting = Vec::new();
     for (holds, wants) in KINDS {
         for (tag, name) in names("woken") {
             let (a, b) = (a.new_worker(), b.new_worker());
-            assert!(acquired(&a.ask(&format!("lock {holds} {name} -1 {LEASE}"))));
+            assert!(is_acquired(
+                &a.run(&format!("lock {holds} {name} -1 {LEASE}"))
+            ));
             assert!(
-                !acquired(&b.ask(&format!("lock {wants} {name} 0 -1"))),
+                !is_acquired(&b.run(&format!("lock {wants} {name} 0 -1"))),
                 "held by a"
             );
-            assert!(b.does(&format!("is-locked {holds} {name}")));
-            assert!(b.number(&format!("remaining {holds} {name}")) > 0);
-            assert_eq!(a.number(&format!("holds {holds} {name}")), 1);
+            assert!(b.run_bool(&format!("is-locked {holds} {name}")));
+            assert!(b.run_number(&format!("remaining {holds} {name}")) > 0);
+            assert_eq!(a.run_number(&format!("holds {holds} {name}")), 1);
             // A waiting worker does not answer commands.
             let waiter_channel = channel(wants, &name, b);
-            let waits = b.tell(&format!("lock {wants} {name} -1 {LEASE}"));
+            let waits = b.send(&format!("lock {wants} {name} -1 {LEASE}"));
             waiting.push((holds, wants, tag, name, a, b, waiter_channel, waits));
         }
     }
     for (holds, wants, tag, name, a, b, waiter_channel, waits) in waiting {
         on.until_subscribed(&waiter_channel, 1);
-        assert!(waits.is_under_way());
-        assert!(a.does(&format!("unlock {holds} {name}")));
-        assert!(acquired(&waits.value()));
-        let still = acquired(&a.ask(&format!("lock {holds} {name} 0 -1")));
-        assert!(!still, "{wants} {name} is held by b");
-        assert!(b.does(&format!("unlock {wants} {name}")));
-        on.nothing_left(&tag);
+        assert!(waits.is_pending());
+        assert!(a.run_bool(&format!("unlock {holds} {name}")));
+        assert!(is_acquired(&waits.value()));
+        let acquired = is_acquired(&a.run(&format!("lock {holds} {name} 0 -1")));
+        assert!(!acquired, "{wants} {name} is held by b");
+        assert!(b.run_bool(&format!("unlock {wants} {name}")));
+        on.assert_nothing_left(&tag);
     }
 }
 
 on_each! {
     fn waiter_is_woken_by_the_other_side(pair: &Pair) {
-        wakes(&pair.on, pair.a, pair.b);
+        assert_waiters_are_woken(&pair.on, pair.a, pair.b);
     }
 
     fn waiter_for_permits_is_woken(pair: &Pair) {
         for (_, name) in names("permits") {
             let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
-            assert!(a.does(&format!("set-permits {name} 3")));
-            assert!(a.does(&format!("acquire {name} 3 0")));
-            assert!(!b.does(&format!("acquire {name} 1 0")));
-            let waits = b.tell(&format!("acquire {name} 2 -1"));
-            pair.on.until_subscribed(&beside("redisson_sc", &name), 1);
-            assert!(waits.is_under_way());
-            assert!(a.does(&format!("release {name} 2")));
+            assert!(a.run_bool(&format!("set-permits {name} 3")));
+            assert!(a.run_bool(&format!("acquire {name} 3 0")));
+            assert!(!b.run_bool(&format!("acquire {name} 1 0")));
+            let waits = b.send(&format!("acquire {name} 2 -1"));
+            pair.on.until_subscribed(&derived_key("redisson_sc", &name), 1);
+            assert!(waits.is_pending());
+            assert!(a.run_bool(&format!("release {name} 2")));
             assert_eq!(waits.value(), true);
-            assert_eq!(a.number(&format!("available {name}")), 0);
+            assert_eq!(a.run_number(&format!("available {name}")), 0);
         }
     }
 
     fn waiter_for_an_expirable_permit_is_woken(pair: &Pair) {
         for (_, name) in names("x-permits") {
             let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
-            assert!(a.does(&format!("x-set-permits {name} 1")));
-            let held = a.ask(&format!("x-acquire {name} 1 0 {LEASE}"));
+            assert!(a.run_bool(&format!("x-set-permits {name} 1")));
+            let held = a.run(&format!("x-acquire {name} 1 0 {LEASE}"));
             let held = held[0].as_str().expect("a permit");
-            assert_eq!(b.number(&format!("x-acquired {name}")), 1);
-            let waits = b.tell(&format!("x-acquire {name} 1 -1 {LEASE}"));
-            pair.on.until_subscribed(&beside("redisson_sc", &name), 1);
-            assert!(waits.is_under_way());
-            assert!(a.does(&format!("x-release {name} {held}")));
+            assert_eq!(b.run_number(&format!("x-acquired {name}")), 1);
+            let waits = b.send(&format!("x-acquire {name} 1 -1 {LEASE}"));
+            pair.on.until_subscribed(&derived_key("redisson_sc", &name), 1);
+            assert!(waits.is_pending());
+            assert!(a.run_bool(&format!("x-release {name} {held}")));
             let acquired = waits.value();
             let acquired = acquired[0].as_str().expect("a permit");
-            assert_eq!(a.number(&format!("x-available {name}")), 0);
-            assert!(b.does(&format!("x-release {name} {acquired}")));
+            assert_eq!(a.run_number(&format!("x-available {name}")), 0);
+            assert!(b.run_bool(&format!("x-release {name} {acquired}")));
         }
     }
 
     fn waiters_of_both_sides_return_when_a_latch_opens(pair: &Pair) {
         let name = unique("latch");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
-        assert!(a.does(&format!("set-count {name} 2")));
-        assert!(!b.does(&format!("set-count {name} 7")));
-        let waiting = [pair.a, pair.b].map(|peer| peer.new_worker().tell(&format!("await {name} -1")));
+        assert!(a.run_bool(&format!("set-count {name} 2")));
+        assert!(!b.run_bool(&format!("set-count {name} 7")));
+        let waiting = [pair.a, pair.b].map(|peer| peer.new_worker().send(&format!("await {name} -1")));
         pair.on.until_subscribed(&latch_channel(&name), 2);
-        assert!(b.does(&format!("count-down {name}")));
-        assert_eq!(b.number(&format!("count {name}")), 1);
-        assert!(waiting.iter().all(Pending::is_under_way));
-        assert!(a.does(&format!("count-down {name}")));
+        assert!(b.run_bool(&format!("count-down {name}")));
+        assert_eq!(b.run_number(&format!("count {name}")), 1);
+        assert!(waiting.iter().all(Pending::is_pending));
+        assert!(a.run_bool(&format!("count-down {name}")));
         for waits in waiting {
             assert_eq!(waits.value(), true);
         }
-        pair.on.nothing_left(&name);
+        pair.on.assert_nothing_left(&name);
     }
 
     fn first_come_first_served_over_both(pair: &Pair) {
         let name = unique("in-order");
-        let queue = beside("redisson_lock_queue", &name);
-        let home = (pair.on.home)(&name);
+        let queue = derived_key("redisson_lock_queue", &name);
+        let server = (pair.on.server_of)(&name);
         let holder = pair.a.new_worker();
-        assert!(holder.does(&format!("lock fair {name} -1 {LEASE}")));
+        assert!(holder.run_bool(&format!("lock fair {name} -1 {LEASE}")));
         let waiting = [pair.b, pair.a, pair.b, pair.a].map(|peer| {
             let worker = peer.new_worker();
             let owner = worker.owner();
-            let waits = worker.tell(&format!("lock fair {name} -1 {LEASE}"));
+            let waits = worker.send(&format!("lock fair {name} -1 {LEASE}"));
             until("it is queued", || {
-                let last: Option<String> = home.ask(&["LINDEX", &queue, "-1"]);
+                let last: Option<String> = server.ask(&["LINDEX", &queue, "-1"]);
                 last.as_ref() == Some(&owner)
             });
             (worker, waits)
         });
-        assert!(holder.does(&format!("unlock fair {name}")));
+        assert!(holder.run_bool(&format!("unlock fair {name}")));
         for (worker, waits) in waiting {
             assert_eq!(waits.value(), true);
             // A try that does not queue does not overtake.
-            assert!(!holder.does(&format!("lock fair {name} 0 -1")));
-            assert!(worker.does(&format!("unlock fair {name}")));
+            assert!(!holder.run_bool(&format!("lock fair {name} 0 -1")));
+            assert!(worker.run_bool(&format!("unlock fair {name}")));
         }
-        pair.on.nothing_left(&name);
+        pair.on.assert_nothing_left(&name);
     }
 
     fn multi_lock_holds_all_members_for_the_other_side(pair: &Pair) {
         let tag = unique("of-one");
-        for [x, y, z] in [["x", "y", "z"].map(|name| format!("{{{tag}}}:{name}")), apart("of-three")] {
+        for [x, y, z] in [["x", "y", "z"].map(|name| format!("{{{tag}}}:{name}")), names_on_three_masters("of-three")] {
             let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
             let all = format!("multi lock:{x},fair:{y},write:{z}");
             let members = [format!("lock {x}"), format!("fair {y}"), format!("write {z}")];
-            assert!(a.does(&format!("lock {all} -1 {LEASE}")));
+            assert!(a.run_bool(&format!("lock {all} -1 {LEASE}")));
             for member in &members {
-                assert!(b.does(&format!("is-locked {member}")));
-                assert!(!b.does(&format!("lock {member} 0 -1")));
+                assert!(b.run_bool(&format!("is-locked {member}")));
+                assert!(!b.run_bool(&format!("lock {member} 0 -1")));
             }
-            assert!(!b.does(&format!("lock {all} 0 {LEASE}")));
-            assert!(a.does(&format!("unlock {all}")));
+            assert!(!b.run_bool(&format!("lock {all} 0 {LEASE}")));
+            assert!(a.run_bool(&format!("unlock {all}")));
             // The other peer holds one of them: the rest is not kept meanwhile.
-            assert!(a.does(&format!("lock lock {x} -1 {LEASE}")));
-            assert!(!b.does(&format!("lock {all} 0 {LEASE}")));
+            assert!(a.run_bool(&format!("lock lock {x} -1 {LEASE}")));
+            assert!(!b.run_bool(&format!("lock {all} 0 {LEASE}")));
             for member in &members[1..] {
-                until("nothing is kept by who did not get all", || !a.does(&format!("is-locked {member}")));
+                until("a refused multi-lock holds no member", || !a.run_bool(&format!("is-locked {member}")));
             }
-            let waits = b.tell(&format!("lock {all} -1 {LEASE}"));
-            pair.on.until_subscribed(&beside("redisson_lock__channel", &x), 1);
-            assert!(waits.is_under_way());
-            assert!(a.does(&format!("unlock lock {x}")));
+            let waits = b.send(&format!("lock {all} -1 {LEASE}"));
+            pair.on.until_subscribed(&derived_key("redisson_lock__channel", &x), 1);
+            assert!(waits.is_pending());
+            assert!(a.run_bool(&format!("unlock lock {x}")));
             assert_eq!(waits.value(), true);
-            assert!(b.does(&format!("unlock {all}")));
+            assert!(b.run_bool(&format!("unlock {all}")));
             for tag in [&tag, &x, &y, &z] {
-                pair.on.nothing_left(tag);
+                pair.on.assert_nothing_left(tag);
             }
         }
     }
@@ -352,7 +355,7 @@ on_each! {
         let each = ["lock", "fair", "write", "fenced"].map(|kind| {
             let (name, key) = (unique("to-and-fro"), unique("counter"));
             let both = [pair.a, pair.b].map(|peer| {
-                peer.new_worker().tell(&format!("crowd {kind} {name} {key} 25"))
+                peer.new_worker().send(&format!("increment {kind} {name} {key} 25"))
             });
             (key, both)
         });
@@ -372,18 +375,18 @@ fn waiter_subscribed_at_a_replica_is_woken() {
     for on in [sentinels(), cluster()] {
         let java = on.start(Library::Redisson, &["replicas=yes"]);
         let rust = on.shared(Library::Redlatch);
-        let name = unique("unheard");
-        let (holds, waits) = (rust.new_worker(), java.new_worker());
-        assert!(holds.does(&format!("lock lock {name} -1 {LEASE}")));
-        let waiting = waits.tell(&format!("lock lock {name} -1 {LEASE}"));
-        let channel = beside("redisson_lock__channel", &name);
+        let name = unique("replica");
+        let (holder, waiter) = (rust.new_worker(), java.new_worker());
+        assert!(holder.run_bool(&format!("lock lock {name} -1 {LEASE}")));
+        let waiting = waiter.send(&format!("lock lock {name} -1 {LEASE}"));
+        let channel = derived_key("redisson_lock__channel", &name);
         on.until_subscribed(&channel, 1);
-        let home = (on.home)(&name);
-        let (_, at_the_master): (String, i64) = home.ask(&["PUBSUB", on.listeners, &channel]);
+        let server = (on.server_of)(&name);
+        let (_, at_the_master): (String, i64) = server.ask(&["PUBSUB", on.numsub, &channel]);
         assert_eq!(at_the_master, 0);
-        assert!(holds.does(&format!("unlock lock {name}")));
+        assert!(holder.run_bool(&format!("unlock lock {name}")));
         assert_eq!(waiting.value(), true);
-        wakes(&on, rust, &java);
+        assert_waiters_are_woken(&on, rust, &java);
     }
 }
 
@@ -398,32 +401,35 @@ fn latch_with_a_hash_tag_is_not_shared_in_a_cluster() {
         // It is not woken, and checks again only at its limit; but it also checks before it sleeps,
         // and on a busy machine that may be late enough to see the latch open.
         let mut tries = (0..5).map(|_| tagged_latch(&on, rust, &java));
-        assert!(tries.any(|waited| waited >= UNHEARD), "it was woken");
+        assert!(
+            tries.any(|waited| waited >= JAVA_WAIT_LIMIT),
+            "it was woken"
+        );
     }
 }
 
-/// Wait limit of a thread in Java.
-const UNHEARD: Duration = Duration::from_secs(8);
+/// Wait limit of the thread in Java.
+const JAVA_WAIT_LIMIT: Duration = Duration::from_secs(8);
 
 /// Returns how long a waiter waits for a latch with a hash tag that redlatch counts down.
 fn tagged_latch(on: &Deployment, rust: &Peer, java: &Worker<'_>) -> Duration {
     let name = format!("{{{}}}:42", unique("tagged"));
     let ours = format!("redisson_countdownlatch__channel__{name}");
-    let crosses = |what: String| assert!(java.fails(&what).contains("CROSSSLOT"));
-    crosses(format!("set-count {name} 1"));
-    assert!(rust.new_worker().does(&format!("set-count {name} 1")));
-    crosses(format!("count-down {name}"));
-    crosses(format!("delete-latch {name}"));
-    assert_eq!(java.number(&format!("count {name}")), 1);
-    let waits = rust.new_worker().tell(&format!("await {name} -1"));
+    let assert_cross_slot = |what: String| assert!(java.run_err(&what).contains("CROSSSLOT"));
+    assert_cross_slot(format!("set-count {name} 1"));
+    assert!(rust.new_worker().run_bool(&format!("set-count {name} 1")));
+    assert_cross_slot(format!("count-down {name}"));
+    assert_cross_slot(format!("delete-latch {name}"));
+    assert_eq!(java.run_number(&format!("count {name}")), 1);
+    let waits = rust.new_worker().send(&format!("await {name} -1"));
     on.until_subscribed(&ours, 1);
-    let unheard = java.tell(&format!("await {name} {}", UNHEARD.as_millis()));
+    let java_waits = java.send(&format!("await {name} {}", JAVA_WAIT_LIMIT.as_millis()));
     on.until_subscribed(&latch_channel(&name), 1);
-    assert!(rust.new_worker().does(&format!("count-down {name}")));
+    assert!(rust.new_worker().run_bool(&format!("count-down {name}")));
     assert_eq!(waits.value(), true);
-    let answer = unheard.answer();
+    let answer = java_waits.answer();
     assert_eq!(answer.result, Ok(true.into()));
-    Duration::from_nanos(answer.at.abs_diff(answer.from))
+    Duration::from_nanos(answer.ended.abs_diff(answer.started))
 }
 
 /// Without slots, the same latch is shared.
@@ -435,10 +441,10 @@ fn latch_with_a_hash_tag_is_shared_without_slots() {
         for (sets, waits) in [(java, rust), (rust, java)] {
             let name = format!("{{{}}}:42", unique("tagged"));
             let (sets, waiter) = (sets.new_worker(), waits.new_worker());
-            assert!(sets.does(&format!("set-count {name} 1")));
-            let waits = waiter.tell(&format!("await {name} -1"));
+            assert!(sets.run_bool(&format!("set-count {name} 1")));
+            let waits = waiter.send(&format!("await {name} -1"));
             on.until_subscribed(&latch_channel(&name), 1);
-            assert!(sets.does(&format!("count-down {name}")));
+            assert!(sets.run_bool(&format!("count-down {name}")));
             assert_eq!(waits.value(), true);
         }
     }

@@ -10,9 +10,9 @@ fn cmd_keeps_running_during_failover() {
     let mut sentinels = Sentinels::start();
     let name = unique("failover");
     let run = |script: &str| {
-        let patient = ["run", "--response-timeout", "1m", "--watchdog", "30s"];
+        let options = ["run", "--response-timeout", "1m", "--watchdog", "30s"];
         let mut command =
-            clean_command(&[&patient[..], &[&name, "--", "sh", "-c", script]].concat());
+            clean_command(&[&options[..], &[&name, "--", "sh", "-c", script]].concat());
         command.env("REDLATCH_URL", sentinels.url());
         Running::start(command)
     };
@@ -21,16 +21,17 @@ fn cmd_keeps_running_during_failover() {
     let waiter = run("echo mine");
     let channel = format!("redisson_lock__channel:{{{name}}}");
     let master = sentinels.master();
-    until("a client waits", || {
-        let waiting: (String, i64) = sentinels.ask(master, &["PUBSUB", "NUMSUB", &channel]);
-        waiting.1 == 1
-    });
+    let until_subscribed = |sentinels: &Sentinels, master| {
+        until("the waiter is subscribed", || {
+            let (_, subscribers): (String, i64) =
+                sentinels.ask(master, &["PUBSUB", "NUMSUB", &channel]);
+            subscribers == 1
+        });
+    };
+    until_subscribed(&sentinels, master);
     sentinels.kill(master);
     let master = sentinels.await_new_master(master);
-    until("it waits there", || {
-        let waiting: (String, i64) = sentinels.ask(master, &["PUBSUB", "NUMSUB", &channel]);
-        waiting.1 == 1
-    });
+    until_subscribed(&sentinels, master);
     holder.close_stdin();
     let held = holder.finish().expect(0);
     assert_eq!(held.stdout, "begun\nover\n", "{held:#?}");
@@ -67,11 +68,11 @@ fn sentinels_with_tls() {
     in_time(&[]).expect(69).assert_stderr("tls_ca");
 }
 
-/// Without replicas in sync there is no lock, and the reason is printed.
+/// Without the required replicas no lock is granted, and the reason is printed.
 #[test]
 fn missing_replicas_are_reported() {
     let server = Server::start();
-    let name = unique("alone");
+    let name = unique("no-replicas");
     for option in ["--no-wait", "--outage-limit=1s"] {
         let args = ["run", "--replicas", "1", option, &name, "--", "true"];
         finish(redlatch(&server, &args))

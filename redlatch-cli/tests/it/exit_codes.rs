@@ -1,4 +1,4 @@
-//! Tests of the options of `redlatch run` when the lock is not lost.
+//! Tests of the exit codes of `redlatch run` when the lock is not lost, and of what CMD inherits.
 
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -185,10 +185,8 @@ fn missing_store_exits_69() {
         let finished = finish(command)
             .expect(69)
             .assert_stderr("cannot be reached");
-        assert!(
-            finished.stderr.contains("redis://127.0.0.1:1"),
-            "says which"
-        );
+        let url = "redis://127.0.0.1:1";
+        assert!(finished.stderr.contains(url), "{finished:#?}");
     }
 }
 

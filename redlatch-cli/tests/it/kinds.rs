@@ -11,6 +11,11 @@ fn object(name: &str) -> Value {
     serde_json::from_str(&shown.stdout).unwrap_or_else(|e| panic!("{shown:?}: {e}"))
 }
 
+/// Returns the number of waiters in the queue of a fair lock.
+fn queue_length(name: &str) -> usize {
+    object(name)["queue"].as_array().map_or(0, Vec::len)
+}
+
 /// Runs immediately or not at all; returns whether it ran.
 fn try_run(options: &[&str], names: &[&str]) -> bool {
     let args = [&["run", "-n"], options, names, &["--", "true"]].concat();
@@ -36,9 +41,7 @@ fn fair_runs_wait_in_one_queue_and_are_served_in_its_order() {
     let waiting: Vec<Running> = (1..=3)
         .map(|n| {
             let running = start(&["--fair"], &name, &format!("echo {n} >> {log}"));
-            until("it is in the queue", || {
-                object(&name)["queue"].as_array().map_or(0, Vec::len) == n
-            });
+            until("it is in the queue", || queue_length(&name) == n);
             running
         })
         .collect();
@@ -62,24 +65,23 @@ fn fair_runs_wait_in_one_queue_and_are_served_in_its_order() {
 
 #[test]
 fn killed_fair_waiter_delays_the_others_by_one_lease() {
-    for several in [false, true] {
+    for in_multi_lock in [false, true] {
         let (name, other) = (unique("dead-waiter"), unique("other"));
-        let names = match several {
+        let names = match in_multi_lock {
             false => vec![&*name],
             true => vec![&*other, &*name],
         };
         let holder = hold(shared(), &["--fair"], &name);
-        let queued = || object(&name)["queue"].as_array().map_or(0, Vec::len);
         let wait = |n| {
             let options = ["run", "--fair", "--watchdog", "1s"];
             let args = [&options[..], &names, &["--", "true"]].concat();
             let running = Running::start(redlatch(shared(), &args));
-            until("it is in the queue", || queued() == n);
+            until("it is in the queue", || queue_length(&name) == n);
             running
         };
         let dead = wait(1);
         let left = object(&name)["queue"][0]["remaining_ms"].as_u64().unwrap();
-        // Covers the holder's lease and the waiter's time to answer.
+        // At most the holder's lease and the waiter's wait time, 30 s and 1 s.
         assert!(left <= 60_000, "{left}");
         dead.signal(Signal::KILL);
         drop(dead);
@@ -104,11 +106,10 @@ fn fair_run_without_wait_reports_the_holder() {
 fn unlock_does_not_apply_to_a_fair_lock_with_only_waiters() {
     let name = unique("waited-for");
     let holder = hold(shared(), &["--fair"], &name);
-    let queued = || object(&name)["queue"].as_array().map_or(0, Vec::len);
     let waiting: Vec<Running> = (1..=2)
         .map(|n| {
             let running = start(&["--fair"], &name, "true");
-            until("it is in the queue", || queued() == n);
+            until("it is in the queue", || queue_length(&name) == n);
             running
         })
         .collect();
@@ -127,11 +128,10 @@ fn ended_waiter_leaves_the_queue() {
     let name = unique("leaves");
     let holder = hold(shared(), &["--fair"], &name);
     let waiter = start(&["--fair"], &name, "true");
-    let queued = || object(&name)["queue"].as_array().map_or(0, Vec::len);
-    until("it is in the queue", || queued() == 1);
+    until("it is in the queue", || queue_length(&name) == 1);
     waiter.signal(Signal::TERM);
     waiter.finish().expect(143);
-    assert_eq!(queued(), 0);
+    assert_eq!(queue_length(&name), 0);
     holder.release();
 }
 
@@ -218,7 +218,9 @@ fn different_number_of_permits_is_refused_unless_requested() {
     let args = ["run", "-n", "--permits", "2", &name, "--", "true"];
     finish(redlatch(shared(), &args))
         .expect(65)
-        .assert_stderr(&format!("{name} has 1 permit, not 2; if it is yours"));
+        .assert_stderr(&format!(
+            "{name} has 1 permit, not 2; if this semaphore is yours"
+        ));
     assert!(!try_run(&["--permits", "1"], &[&name]), "as it was");
 
     let args = [&["run", "--set-permits"], &args[1..]].concat();
@@ -250,10 +252,7 @@ fn waiter_gets_a_permit_after_data_loss() {
         let args = [&["run"], &options[..], &[&name, "--", "echo", "got"]].concat();
         let waiter = Running::start(redlatch(&server, &args));
         let channel = format!("redisson_sc:{{{name}}}");
-        until("it waits", || {
-            let (_, waiters): (String, i64) = server.ask(&["PUBSUB", "NUMSUB", &channel]);
-            waiters == 1
-        });
+        until("it waits", || subscribers(&server, &channel) == 1);
         let () = server.ask(&["FLUSHALL"]);
         holder.finish().expect(74);
         assert_eq!(waiter.finish().expect(0).stdout, "got\n");
@@ -268,10 +267,7 @@ fn waiter_for_a_permit_can_time_out_and_be_ended() {
     let holder = hold(shared(), &["--permits", "1"], &name);
     let waiter = start(&options, &name, "true");
     let channel = format!("redisson_sc:{{{name}}}");
-    until("it waits", || {
-        let (_, waiters): (String, i64) = shared().ask(&["PUBSUB", "NUMSUB", &channel]);
-        waiters == 1
-    });
+    until("it waits", || subscribers(shared(), &channel) == 1);
     waiter.signal(Signal::TERM);
     waiter.finish().expect(143);
 
@@ -338,7 +334,7 @@ fn conflict_names_the_owner_and_the_remaining_lease() {
 
 #[test]
 fn long_wait_reports_the_holder() {
-    let (plain, permit) = (unique("for-whom"), unique("for-what"));
+    let (plain, permit) = (unique("long-wait"), unique("long-wait"));
     let holders = [
         hold(shared(), &[], &plain),
         hold(shared(), &["--permits", "1"], &permit),
@@ -521,10 +517,7 @@ fn signal_ends_wait_for_a_latch() {
     finish(redlatch(shared(), &["latch", &name, "set", "1"])).expect(0);
     let waiter = Running::start(redlatch(shared(), &["latch", &name, "wait"]));
     let channel = format!("redisson_countdownlatch__channel__{{{name}}}");
-    until("it waits", || {
-        let (_, waiters): (String, i64) = shared().ask(&["PUBSUB", "NUMSUB", &channel]);
-        waiters == 1
-    });
+    until("it waits", || subscribers(shared(), &channel) == 1);
     waiter.signal(Signal::INT);
     waiter.finish().expect(130);
 }

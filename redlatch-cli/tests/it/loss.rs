@@ -11,12 +11,12 @@ fn unlock(name: &str) {
     assert_eq!(unlocked.stdout, format!("{name}: unlocked\n"));
 }
 
-/// Asserts that it exits with 74, reports that the lock was lost, and leaves no process running.
+/// Asserts that `redlatch` exits with 74 and reports the loss once, and that these processes have ended.
 #[track_caller]
-fn assert_ends_lost(holder: Running, dead: &[u32]) {
+fn assert_ends_lost(holder: Running, pids: &[u32]) {
     let finished = holder.finish().expect(74);
     assert_eq!(finished.stderr.matches("lost").count(), 1, "{finished:#?}");
-    for &pid in dead {
+    for &pid in pids {
         assert!(is_dead(pid), "{pid} continues without the lock");
     }
 }
@@ -143,7 +143,7 @@ fn holder_that_was_stopped_for_too_long_ends_cmd_on_sigcont() {
 }
 
 #[test]
-fn killed_holder_takes_cmd_along_and_frees_the_lock() {
+fn killed_holder_kills_cmd_and_its_lock_expires() {
     let name = unique("killed");
     let holder = hold(shared(), &["--watchdog", "6s"], &name);
     let cmd = holder.cmd();
@@ -157,15 +157,15 @@ fn killed_holder_takes_cmd_along_and_frees_the_lock() {
 
 #[test]
 fn closed_standard_error_changes_nothing() {
-    let name = unique("deaf");
-    let (reader, deaf) = std::io::pipe().unwrap();
+    let name = unique("closed-stderr");
+    let (reader, closed_pipe) = std::io::pipe().unwrap();
     drop(reader);
     let script = "echo $$; exec cat";
     let args = ["run", "--watchdog", "6s", &name, "--", "sh", "-c", script];
     let mut command = redlatch(shared(), &args);
     command.stdin(std::process::Stdio::piped());
     command.stdout(std::process::Stdio::piped());
-    command.stderr(deaf);
+    command.stderr(closed_pipe);
     let holder = Running::start_with_own_stdio(command);
     let cmd = holder.cmd();
     unlock(&name);

@@ -1,4 +1,4 @@
-//! Waiting through an outage of the store.
+//! Tests of commands that wait through an outage of the store.
 
 use redlatch_testkit::{Server, unique};
 use rustix::process::Signal;
@@ -37,7 +37,7 @@ fn run_waits_through_an_outage_and_reports_it_once() {
             assert_eq!(times, 1, "{message}: {done:#?}");
         }
         let address = format!("127.0.0.1:{}", server.port());
-        assert!(done.stderr.contains(&address), "says which: {done:#?}");
+        assert!(done.stderr.contains(&address), "{done:#?}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Where passwords and certificates come from, and where they must not appear.
+//! Tests of the sources of passwords and certificates, and that no password is printed or passed on.
 
 use redlatch_testkit::{Server, TlsServer, unique};
 
@@ -160,13 +160,13 @@ fn certificates_are_read_from_files() {
     let refused = finish(ls(&all[..2]))
         .expect(69)
         .assert_stderr("client certificate");
-    assert!(refused.stderr.contains(&server.url()), "says which");
+    assert!(refused.stderr.contains(&server.url()), "{refused:#?}");
     finish(ls(&all[2..])).expect(69).assert_stderr("tls_ca");
     finish(ls(&all[..4])).expect(2).assert_stderr("--tls-key");
     finish(ls(&["--tls-ca", "/no/such/file"]))
         .expect(2)
         .assert_stderr("/no/such/file");
-    let mut in_the_open = ls(&all);
-    in_the_open.env("REDLATCH_URL", server.plain().url());
-    finish(in_the_open).expect(2).assert_stderr("rediss://");
+    let mut unencrypted = ls(&all);
+    unencrypted.env("REDLATCH_URL", server.plain().url());
+    finish(unencrypted).expect(2).assert_stderr("rediss://");
 }

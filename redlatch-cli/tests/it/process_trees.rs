@@ -98,7 +98,7 @@ impl ProcessTree {
             }
         };
         let mut tree = Vec::new();
-        until("the tree stands", || {
+        until("all processes of the tree run", || {
             let text = std::fs::read_to_string(&pids).unwrap_or_default();
             tree = text.split_whitespace().map(pid).collect();
             tree.len() == 3
@@ -231,7 +231,7 @@ fn daemons_end_before_the_next_holder_starts() {
     }
 }
 
-/// CMD handles the signal and exits; its child is still working.
+/// CMD handles the signal and exits while its child is still working.
 #[test]
 fn cmd_that_handles_the_signal_ends_before_its_child() {
     let cmd = "trap 'exit 7' TERM; CHILD & wait";
@@ -242,9 +242,9 @@ fn cmd_that_handles_the_signal_ends_before_its_child() {
     tree.holder.finish().expect(7);
 }
 
-/// As the out-of-memory killer does: only CMD is killed, and its child receives no signal.
+/// Only CMD is killed, as by the out-of-memory killer, and its child receives no signal.
 #[test]
-fn killed_cmd_takes_its_child_along_before_the_next_holder_starts() {
+fn child_of_killed_cmd_ends_before_the_next_holder_starts() {
     for at_terminal in [false, true] {
         for (child, kill_after) in [
             (stubborn_child("TERM"), "200ms"),
@@ -274,7 +274,7 @@ fn lost_lock_ends_the_whole_tree() {
             finish(redlatch(shared(), &["unlock", "--force", &tree.name])).expect(0);
             tree.holder.finish().expect(74);
             for pid in tree.pids {
-                assert!(matches!(state_of(pid), 'Z' | 'X'), "{pid} runs on");
+                assert!(matches!(state_of(pid), 'Z' | 'X'), "{pid} still runs");
             }
         }
     }
@@ -283,18 +283,18 @@ fn lost_lock_ends_the_whole_tree() {
 /// `exec redlatch` inherits the background commands of the shell. They do not belong to CMD.
 #[test]
 fn children_of_the_shell_before_exec_are_not_ended() {
-    let name = unique("strangers");
+    let name = unique("earlier-children");
     let script =
         r#"sleep 1000 >/dev/null 2>&1 & echo $!; exec "$0" run --kill-after 0 "$1" -- sleep 1000"#;
     let mut command = std::process::Command::new("sh");
     command.args(["-c", script, env!("CARGO_BIN_EXE_redlatch"), &name]);
     command.env("REDLATCH_URL", shared().url());
     let holder = Running::start(command);
-    let stranger = KillOnDrop(Pid::from_raw(holder.cmd() as i32).unwrap());
+    let earlier_child = KillOnDrop(Pid::from_raw(holder.cmd() as i32).unwrap());
     until("it is held", || is_held(shared(), &name));
     holder.signal(Signal::TERM);
     holder.finish().expect(143);
-    assert!(!is_dead(stranger.0.as_raw_nonzero().get() as u32));
+    assert!(!is_dead(earlier_child.0.as_raw_nonzero().get() as u32));
 }
 
 /// A CMD that ends by itself may leave processes behind. They do not keep the lock.

@@ -1,4 +1,4 @@
-//! Signals to `redlatch` are meant for CMD.
+//! Tests of signals to `redlatch`, which forwards them to CMD.
 
 use redlatch_testkit::{shared, unique};
 use rustix::process::Signal;
@@ -13,7 +13,7 @@ const ALL: [(Signal, &str, i32); 4] = [
 ];
 
 #[test]
-fn signals_are_passed_on_and_the_lock_is_released_after_cmd() {
+fn signals_are_forwarded_and_the_lock_is_released_after_cmd() {
     for (signal, short, _) in ALL {
         let name = unique(short);
         let script =

@@ -71,11 +71,11 @@ pub(crate) fn hold_with(server: &Server, options: &[&str], name: &str, script: &
     running
 }
 
-/// For a shell with a trap, which runs only between two commands. No command may take long, because
-/// a command that starts just after the signal arrived does not receive it.
+/// A loop for a shell with a trap, which runs only between two commands. Each command must be short: one
+/// that starts just after the signal arrived does not receive it.
 pub(crate) const IDLE_SCRIPT: &str = "while :; do sleep 0.02; done";
 
-/// Returns whether a lock is held, as the server sees it.
+/// Returns whether a lock is held, that is whether its key exists.
 pub(crate) fn is_held(server: &Server, name: &str) -> bool {
     server.ask::<i64>(&["EXISTS", name]) == 1
 }
@@ -88,9 +88,13 @@ pub(crate) fn owner(server: &Server, name: &str) -> String {
 
 /// Returns the number of waiters for a lock.
 pub(crate) fn waiters(server: &Server, name: &str) -> i64 {
-    let channel = format!("redisson_lock__channel:{{{name}}}");
-    let (_, waiters): (String, i64) = server.ask(&["PUBSUB", "NUMSUB", &channel]);
-    waiters
+    subscribers(server, &format!("redisson_lock__channel:{{{name}}}"))
+}
+
+/// Returns the number of connections that are subscribed to a channel.
+pub(crate) fn subscribers(server: &Server, channel: &str) -> i64 {
+    let (_, subscribers): (String, i64) = server.ask(&["PUBSUB", "NUMSUB", channel]);
+    subscribers
 }
 
 /// Returns whether a process has ended, even if its exit code has not been collected.
@@ -268,17 +272,17 @@ impl Running {
         self.stdin = None;
     }
 
-    /// Lets a holder end, and asserts that it succeeds.
+    /// Closes standard input, so that a holder ends, and asserts that it succeeds.
     pub(crate) fn release(mut self) {
         self.close_stdin();
         self.finish().expect(0);
     }
 
-    /// Waits for its end. Standard input stays as it is.
+    /// Waits until the command has ended. Does not close its standard input.
     pub(crate) fn finish(mut self) -> Finished {
         let mut status = None;
         until("the end of the command", || {
-            status = self.child.try_wait().expect("it is ours");
+            status = self.child.try_wait().expect("a child of this process");
             status.is_some()
         });
         until("the end of its output", || {

@@ -1,26 +1,21 @@
-//! At a terminal, CMD can read it, and receives signals of keys once. `script` (util-linux) creates
-//! the terminal.
-
-use std::process::Command;
+//! Tests at a terminal: CMD can read it, and receives the signals of its keys once.
 
 use redlatch_testkit::{shared, unique};
 
 use crate::support::*;
 
-fn at_terminal(name: &str, script: &str) -> Running {
+/// Runs a shell script as CMD at a terminal.
+fn run_at_terminal(name: &str, script: &str) -> Running {
     let binary = env!("CARGO_BIN_EXE_redlatch");
-    let line = format!("exec '{binary}' run --watchdog 6s {name} -- sh -c '{script}'");
-    let mut command = Command::new("script");
-    command.args(["-q", "-e", "-c", &line, "/dev/null"]);
-    command.env("REDLATCH_URL", shared().url());
-    command.env("SHELL", "/bin/sh");
-    Running::start(command)
+    at_a_terminal(&format!(
+        "exec '{binary}' run --watchdog 6s {name} -- sh -c '{script}'"
+    ))
 }
 
 #[test]
 fn cmd_reads_the_terminal() {
     let name = unique("reads");
-    let mut running = at_terminal(&name, r#"echo ready; read line; echo "got $line"; exit 4"#);
+    let mut running = run_at_terminal(&name, r#"echo ready; read line; echo "got $line"; exit 4"#);
     running.until_stdout("ready");
     running.write("hello\n");
     running.until_stdout("got hello");
@@ -34,7 +29,7 @@ fn cmd_receives_ctrl_c_once() {
     // Leaves time for a second signal to arrive, if there were one.
     let script = r#"trap "n=x\$n" INT; echo ready; until [ "$n" ]; do sleep 0.02; done
         sleep 0.2; sleep 0.2; echo "got $n."; exit 4"#;
-    let mut running = at_terminal(&name, script);
+    let mut running = run_at_terminal(&name, script);
     running.until_stdout("ready");
     running.write("\x03");
     running.until_stdout("got x.");
@@ -45,7 +40,7 @@ fn cmd_receives_ctrl_c_once() {
 #[test]
 fn cmd_is_ended_when_the_lock_is_lost() {
     let name = unique("lost");
-    let running = at_terminal(&name, "echo ready; exec sleep 1000");
+    let running = run_at_terminal(&name, "echo ready; exec sleep 1000");
     running.until_stdout("ready");
     finish(redlatch(shared(), &["unlock", "--force", &name])).expect(0);
     running.finish().expect(74);

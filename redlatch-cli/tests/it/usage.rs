@@ -1,4 +1,4 @@
-//! Wrong usage exits with 2, is explained on standard error, and needs no store.
+//! Tests of wrong usage: it exits with 2, is explained on standard error, and needs no store.
 
 use redlatch_testkit::unique;
 

@@ -9,7 +9,8 @@ use super::handles::{
 };
 use super::{Blocking, Worker};
 use crate::error::{Error, Result};
-use crate::{ClientBuilder, ClientStatus, Embedded, Listed, ObjectState, Owner};
+use crate::inspect::{Listed, ObjectState};
+use crate::{ClientBuilder, ClientStatus, Embedded, Owner, OwnerId};
 
 /// A connection to a store, for threads: [`crate::Client`].
 ///
@@ -83,7 +84,7 @@ forward! { [Client] "crate::Client" {
     new semaphore(name: &str) -> Semaphore;
     new spin_lock(name: &str) -> SpinLock;
     get id() -> &str;
-    get owner_id(owner: Owner) -> String;
+    get owner_id(owner: Owner) -> OwnerId;
     get status() -> ClientStatus;
 } }
 
@@ -132,7 +133,7 @@ impl crate::Client {
 #[derive(Debug)]
 pub struct Listing {
     /// `None` after an error of the client's thread.
-    inner: Option<crate::Listing>,
+    inner: Option<crate::inspect::Listing>,
     worker: Arc<Worker>,
 }
 

@@ -6,7 +6,9 @@ use super::forward::forward;
 use super::request::{Acquire, Guard, TryAcquire, TrySetPermits, TryWait, Wait};
 use super::{Blocking, Worker, current_thread};
 use crate::error::Result;
-use crate::{Backoff, Holder, OwnedKind, Owner, PermitId, Permits, Reentrant};
+use crate::inspect::{HeldPermit, Holder, Waiter};
+use crate::kind::{OwnedKind, Permits, Reentrant};
+use crate::{Backoff, Expiry, Owner, PermitId};
 
 /// A handle of a lock: [`crate::Lock`].
 pub type Lock<K = Reentrant> = Blocking<crate::Lock<K>>;
@@ -127,7 +129,7 @@ forward! { [<K: OwnedKind> Lock<K>] "crate::Lock" {
     run is_locked() -> bool;
     run is_held_by(owner: Owner) -> bool;
     run hold_count(owner: Owner) -> u32;
-    run remaining_lease() -> Option<Duration>;
+    run remaining_lease() -> Option<Expiry>;
     run holder() -> Option<Holder>;
     run holders() -> Vec<Holder>;
     run force_unlock() -> bool;
@@ -136,7 +138,7 @@ forward! { [<K: OwnedKind> Lock<K>] "crate::Lock" {
 forward! { [FairLock] "crate::FairLock" {
     set wait_time(wait_time: Duration);
     set grace_period(grace_period: Duration);
-    run queue() -> Vec<String>;
+    run queue() -> Vec<Waiter>;
     run position(owner: Owner) -> Option<usize>;
 } }
 
@@ -197,11 +199,11 @@ forward! { [ExpirableSemaphore] "crate::ExpirableSemaphore" {
     run release(id: PermitId) -> ();
     run try_release(id: PermitId) -> bool;
     run update_lease(id: PermitId, lease: Duration) -> bool;
-    run lease_of(id: PermitId) -> Option<Duration>;
+    run lease_of(id: PermitId) -> Option<Expiry>;
     run available() -> i64;
     run acquired() -> i64;
     run total() -> i64;
-    run holders() -> Vec<Holder>;
+    run held_permits() -> Vec<HeldPermit>;
     run try_set_permits(permits: u32) -> bool;
     run set_permits(permits: u32) -> ();
     run add_permits(permits: i32) -> ();

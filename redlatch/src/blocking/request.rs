@@ -8,8 +8,9 @@ use std::time::Duration;
 use super::forward::forward;
 use super::{Blocking, FencedLock, Worker, current_thread};
 use crate::error::{Error, Result};
+use crate::kind::{OwnedKind, Permits};
 use crate::primitives::lock::Held;
-use crate::{HasLease, HasOwner, OwnedKind, Owner, PermitId, Permits};
+use crate::{HasLease, HasOwner, Owner, OwnerId, PermitId};
 
 /// Acquires a lock, several locks as one, or permits: [`crate::Acquire`]. The owner is the thread that
 /// calls [`Acquire::block`].
@@ -249,7 +250,7 @@ forward! { [<R: Acquirable + HasOwner> Guard<R>] "crate::Guard" {
 
 forward! { [<K: OwnedKind> Guard<crate::Lock<K>>] "crate::Guard" {
     get name() -> &str;
-    get owner_id() -> &str;
+    get owner_id() -> OwnerId;
     get hold_count() -> u32;
     new reenter() -> Acquire<crate::Lock<K>>;
 } }

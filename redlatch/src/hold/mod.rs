@@ -1,10 +1,11 @@
 //! A hold: one owner's possession of one object, from its first acquisition until it is released or lost.
 //! The rules are in `state`; this file adds the clock, notifications and the order of steps.
 
+use std::borrow::Cow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -23,6 +24,15 @@ use state::{State, WatchdogState};
 
 /// What a primitive defines about its holds: how they are renewed and released.
 pub(crate) trait HoldKind: Send + Sync {
+    /// The object that is held.
+    fn object(&self) -> &Arc<ObjectKeys>;
+
+    /// Returns the channel that wakes only this owner, if waiters have a channel each.
+    fn waiter_channel(&self, field: &str) -> Option<String> {
+        let _ = field;
+        None
+    }
+
     /// Returns how a server renews a hold.
     fn renewal<'a>(&'a self, hold: &'a Hold) -> Renewal<'a>;
 
@@ -81,9 +91,25 @@ pub(crate) struct Renewal<'a> {
     pub(crate) script: &'static Script,
     /// The key by which the script finds the hold.
     pub(crate) key: &'a str,
-    pub(crate) args: SmallVec<[&'a str; 3]>,
+    pub(crate) args: SmallVec<[Cow<'a, str>; 3]>,
     /// Cost for the server, relative to a plain lock.
     pub(crate) weight: usize,
+}
+
+impl<'a> Renewal<'a> {
+    /// Returns the renewal of a lock. The script wakes a waiter on this channel.
+    pub(crate) fn of_lock(
+        script: &'static Script,
+        hold: &'a Hold,
+        channel: &'a str,
+    ) -> Renewal<'a> {
+        Renewal {
+            script,
+            key: hold.object.key(),
+            args: smallvec![(&*hold.field).into(), channel.into()],
+            weight: 1,
+        }
+    }
 }
 
 /// Serializes the steps of one owner on one object. Contains the time and error of the latest step, if it
@@ -107,8 +133,8 @@ pub(crate) struct Hold {
     pub(crate) owner: Owner,
     /// The owner as the store knows it.
     pub(crate) field: Box<str>,
-    /// Key or channel of this owner alone: see [`ObjectKeys::owner_key`].
-    pub(crate) owner_key: Box<str>,
+    /// See [`HoldKind::waiter_channel`].
+    pub(crate) waiter_channel: Option<Box<str>>,
     pub(crate) kind: Arc<dyn HoldKind>,
     /// Allows one step at a time: nothing is renewed after its release, and no count is based on one that
     /// is still in flight. If this hold is lost, its successor shares this mutex.
@@ -120,15 +146,14 @@ pub(crate) struct Hold {
 
 impl Hold {
     pub(crate) fn new(
-        object: Arc<ObjectKeys>,
         owner: Owner,
         field: String,
         kind: Arc<dyn HoldKind>,
         step_lock: Arc<StepLock>,
     ) -> Hold {
         Hold {
-            owner_key: object.owner_key(&field).into(),
-            object,
+            waiter_channel: kind.waiter_channel(&field).map(Into::into),
+            object: kind.object().clone(),
             owner,
             field: field.into(),
             kind,
@@ -346,7 +371,6 @@ impl Hold {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::name::KeyLayout;
     use crate::primitives::differential;
     use crate::primitives::lock::Reentrant;
     use crate::step::Step as _;
@@ -355,7 +379,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn hold() -> Hold {
-        differential::hold(KeyLayout::Lock, 1, Reentrant)
+        differential::hold(1, Reentrant::new("", "name"))
     }
 
     fn held(renewed: bool) -> Hold {

@@ -13,6 +13,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
+use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -26,8 +27,8 @@ use tokio::time::Instant;
 use crate::error::{Error, Result};
 use crate::hold::{Hold, HoldKind};
 use crate::keyspace::{DumpedValue, Keyspace, Message};
-use crate::lease::Lease;
-use crate::name::{CandidateKeys, KeyLayout, ObjectKeys};
+use crate::lease::{Expiry, Lease};
+use crate::name::CandidateKeys;
 use crate::owner::Owner;
 use crate::primitives::inspect::InspectNames;
 use crate::primitives::lock::Holder;
@@ -53,11 +54,9 @@ pub(crate) fn time(multiple: u32) -> Duration {
 }
 
 /// Returns a hold of `owner`, as the client `client` holds it.
-pub(crate) fn hold<K: HoldKind + 'static>(layout: KeyLayout, owner: u8, kind: K) -> Hold {
-    let object = ObjectKeys::new(layout, "", "name");
-    let field = object.field(format!("client:{owner}"));
-    let kind = std::sync::Arc::new(kind);
-    Hold::new(object.into(), Owner::new(), field, kind, Default::default())
+pub(crate) fn hold<K: HoldKind + 'static>(owner: u8, kind: K) -> Hold {
+    let field = kind.object().field(format!("client:{owner}"));
+    Hold::new(Owner::new(), field, Arc::new(kind), Arc::default())
 }
 
 /// Returns a number from the environment, or `default` if it is not set.
@@ -400,15 +399,11 @@ pub(crate) trait Comparable {
     fn comparable(&self) -> String;
 }
 
-fn round_duration(left: Duration) -> i64 {
-    round_ttl(i64::try_from(left.as_millis()).unwrap_or(i64::MAX))
-}
-
 impl<T: Comparable> Comparable for Outcome<T> {
     fn comparable(&self) -> String {
         match self {
             Outcome::Done(grant) => format!("done {}", grant.comparable()),
-            Outcome::Wait(left) => format!("wait {}", round_duration(*left)),
+            Outcome::Wait(left) => format!("wait {}", left.comparable()),
         }
     }
 }
@@ -418,8 +413,8 @@ impl Comparable for Vec<Holder> {
         let mut holders: Vec<_> = self
             .iter()
             .map(|holder| {
-                let left = holder.remaining.map(round_duration);
-                format!("{} {} {left:?}", holder.owner, holder.holds)
+                let left = holder.remaining.comparable();
+                format!("{} {} {left}", holder.owner, holder.holds)
             })
             .collect();
         holders.sort_unstable();
@@ -427,15 +422,16 @@ impl Comparable for Vec<Holder> {
     }
 }
 
-impl Comparable for Duration {
+impl Comparable for Expiry {
     fn comparable(&self) -> String {
-        round_duration(*self).to_string()
+        let millis = |left: Duration| i64::try_from(left.as_millis()).unwrap_or(i64::MAX);
+        format!("{:?}", self.duration().map(|left| round_ttl(millis(left))))
     }
 }
 
-impl Comparable for Option<Duration> {
+impl Comparable for Option<Expiry> {
     fn comparable(&self) -> String {
-        format!("{:?}", self.map(round_duration))
+        self.map_or("none".into(), |left| left.comparable())
     }
 }
 

@@ -1,7 +1,6 @@
 //! One attempt to acquire one object, or all or none of several.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use smallvec::SmallVec;
 
@@ -9,6 +8,7 @@ use super::{HoldRef, Session, Terms};
 use crate::error::{Error, Loss, Result};
 use crate::hold::Hold;
 use crate::join::join_all;
+use crate::lease::Expiry;
 use crate::step::{Outcome, Step};
 use crate::store::{Delivery, Progress};
 
@@ -18,7 +18,7 @@ pub(crate) enum AllOrNone<T> {
     /// All were acquired, with these results.
     Acquired(Vec<T>),
     /// None was acquired: another owner holds the one with this index, for this long at most.
-    Blocked(usize, Duration),
+    Blocked(usize, Expiry),
 }
 
 /// One value for each object of an attempt: mostly one.

@@ -12,18 +12,18 @@ use crate::owner::Owner;
 use crate::sync::wait_for;
 
 impl Session {
-    /// Returns a reference to the hold of `owner` on `object`, which is created if there is none.
+    /// Returns a reference to the hold of `owner` on the object of `kind`, which is created if there is none.
     pub(crate) fn hold_ref<K: HoldKind + 'static>(
         self: &Arc<Self>,
-        object: &Arc<ObjectKeys>,
         owner: Owner,
         field: impl Fn() -> String,
         kind: &Arc<K>,
     ) -> Result<HoldRef> {
+        let object = kind.object();
         let mut holds = self.holds.lock();
         let new_hold = |step_lock| {
             let (field, kind) = (field(), kind.clone());
-            Arc::new(Hold::new(object.clone(), owner, field, kind, step_lock))
+            Arc::new(Hold::new(owner, field, kind, step_lock))
         };
         let entry = holds
             .entry((owner, object.clone()))

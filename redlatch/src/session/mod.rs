@@ -21,7 +21,7 @@ use tokio::sync::Notify;
 
 use crate::background::Background;
 use crate::error::Result;
-use crate::lease::Lease;
+use crate::lease::{Expiry, Lease};
 use crate::owner::ClientId;
 use crate::step::Step;
 use crate::store::{Delivery, Progress, Store};
@@ -47,7 +47,7 @@ pub(crate) struct Session {
     pub(crate) watchdog: Watchdog,
     pub(crate) background: Background,
     /// How long an outage may last before waiting fails, if it is set.
-    pub(crate) outage_limit: Option<Duration>,
+    pub(crate) outage_limit: Option<Expiry>,
     holds: Mutex<HoldRegistry>,
     /// Notified when any hold was acquired.
     acquired: Notify,
@@ -84,7 +84,7 @@ impl Session {
         waiting: WaitQueues,
         lease: Lease,
         background: Background,
-        outage_limit: Option<Duration>,
+        outage_limit: Option<Expiry>,
     ) -> Session {
         Session {
             outage_limit,

@@ -97,10 +97,10 @@ impl HoldRef {
         }
         tracing::debug!(lock = hold.object.name(), owner = %hold.field, keep,
             held = answer.reply, "released");
-        if keep == 0 && !hold.owner_key.is_empty() {
+        if let Some(channel) = hold.waiter_channel.as_ref().filter(|_| keep == 0) {
             // The owner's waiting state in the store is removed too: another attempt of the same owner has
             // to start again.
-            session.waiting.wake(&hold.owner_key);
+            session.waiting.wake(channel);
         }
         let is_repeated = answer.repeated || now.maybe_released;
         let held = answer.reply || keep == 0 && is_repeated;

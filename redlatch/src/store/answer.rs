@@ -61,9 +61,9 @@ impl Confirmation {
             }),
             Some(Ok(_)) => Ok(()),
             Some(Err(error)) => Err(error),
-            None => Err(Error::Unavailable {
-                reason: "the connection broke before the replicas answered".into(),
-            }),
+            None => Err(Error::unavailable(
+                "the connection broke before the replicas answered",
+            )),
         }
     }
 }

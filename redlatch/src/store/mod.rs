@@ -149,10 +149,10 @@ impl Store {
         }
     }
 
-    /// Returns the time limit for an answer.
-    pub(crate) fn response_timeout(&self) -> Duration {
+    /// Returns the time limit for an answer, if there is one.
+    pub(crate) fn response_timeout(&self) -> Option<Duration> {
         match self {
-            Store::Redis(redis) => redis.response_timeout(),
+            Store::Redis(redis) => Some(redis.response_timeout()),
             Store::Embedded(embedded) => embedded.response_timeout(),
         }
     }

@@ -17,15 +17,15 @@ use super::{Attempt, WaitQueues};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::join::Boxed;
-use crate::lease::WaitLimit;
+use crate::lease::{Expiry, WaitLimit};
 use crate::store::{LastContact, Progress, Store};
 
 /// How long a request waits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     pub(crate) wait: WaitLimit,
-    /// How long an outage may last before waiting fails.
-    pub(crate) outage: Duration,
+    /// When waiting fails in an outage, counted from its start.
+    pub(crate) outage: Expiry,
 }
 
 /// A whole request, including all its waiting. It may be dropped at any point and started again.
@@ -52,10 +52,10 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 impl Limits {
     /// Returns the limits of a request. `outage` is its own outage limit or the client's; without one, only
     /// the response timeout applies.
-    pub(crate) fn new(wait: WaitLimit, outage: Option<Duration>) -> Limits {
+    pub(crate) fn new(wait: WaitLimit, outage: Option<Expiry>) -> Limits {
         Limits {
             wait,
-            outage: outage.unwrap_or_default(),
+            outage: outage.unwrap_or(Expiry::In(Duration::ZERO)),
         }
     }
 
@@ -65,10 +65,9 @@ impl Limits {
 
     /// Returns how long an outage with this error may last. Attempts are always repeated for the response
     /// timeout. (An embedded store has none: an outage there is one of another member of a multi-lock.)
-    fn outage_limit_for(&self, error: &Error, store: &Store) -> Duration {
+    fn outage_limit_for(&self, error: &Error, store: &Store) -> Expiry {
         match store.response_timeout() {
-            Duration::MAX => self.outage,
-            timeout if error.is_outage() => self.outage.max(timeout),
+            Some(timeout) if error.is_outage() => self.outage.max(Expiry::In(timeout)),
             _ => self.outage,
         }
     }
@@ -140,23 +139,25 @@ impl WaitQueues {
             let limit = limits.outage_limit_for(&error, &self.store);
             // A failure this soon after the previous one continues its outage, even if the store answered in
             // between but its replicas did not.
-            let timeout = self.store.response_timeout();
-            let same_outage_within = match &error {
-                Error::NotReplicated { within, .. } => limit.max(within.saturating_add(timeout)),
-                _ => timeout,
+            let same_outage_within = match (&error, self.store.response_timeout()) {
+                (_, None) => Expiry::Never,
+                (Error::NotReplicated { within, .. }, Some(timeout)) => {
+                    limit.max(Expiry::In(within.saturating_add(timeout)))
+                }
+                (_, Some(timeout)) => Expiry::In(timeout),
             };
             if let Some((earlier, retried_at)) = outage
-                && retried_at.elapsed() < same_outage_within
+                && Expiry::In(retried_at.elapsed()) < same_outage_within
             {
                 since = since.min(earlier);
             }
-            if since.elapsed() >= limit {
+            if Expiry::In(since.elapsed()) >= limit {
                 return Err(error);
             }
             if outage.is_none_or(|(earlier, _)| earlier != since) {
                 tries = 0;
             }
-            if !limits.outage.is_zero() {
+            if limits.outage != Expiry::In(Duration::ZERO) {
                 self.log_outage(request.channel(), &error);
             }
             sleep(pauses.pause(tries)).await;
@@ -168,13 +169,11 @@ impl WaitQueues {
     /// Logs that waiters keep waiting, once per outage and client.
     fn log_outage(&self, channel: &str, error: &Error) {
         // A waiter in the same outage gets here again within this time.
-        let recent = self
-            .store
-            .response_timeout()
-            .saturating_add(10 * LONGEST_PAUSE);
+        let timeout = self.store.response_timeout();
+        let recent = timeout.map(|timeout| timeout.saturating_add(10 * LONGEST_PAUSE));
         let now = Instant::now();
         let before = self.last_outage.lock().replace(now);
-        if before.is_none_or(|before| now.duration_since(before) > recent) {
+        if before.is_none_or(|before| recent.is_some_and(|recent| now - before > recent)) {
             tracing::warn!(channel, %error, "the store is unavailable; waiters keep waiting");
         }
     }

@@ -23,6 +23,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::error::{Error, Result};
 use crate::join::Boxed;
+use crate::lease::Expiry;
 use crate::step::Outcome;
 use crate::store::{LastContact, Progress};
 
@@ -204,10 +205,13 @@ async fn wait_as_first<A: Attempt>(
                 }
                 return Ok(grant);
             }
-            (Outcome::Wait(_), Some(pause)) => NextRequest::after(pause),
+            (Outcome::Wait(_), Some(pause)) => NextRequest::at(Expiry::In(pause)),
             (Outcome::Wait(left), None) => {
                 tracing::trace!(channel = waiter.channel(), ?left, "waiting");
-                NextRequest::after(left.saturating_add(ROUNDING))
+                NextRequest::at(match left {
+                    Expiry::In(left) => Expiry::In(left.saturating_add(ROUNDING)),
+                    Expiry::Never => Expiry::Never,
+                })
             }
         };
     }
@@ -244,11 +248,12 @@ enum NextRequest {
 }
 
 impl NextRequest {
-    /// Returns the time after this pause; [`NextRequest::OnMessage`] if the clock cannot represent it.
-    fn after(pause: Duration) -> NextRequest {
-        Instant::now()
-            .checked_add(pause)
-            .map_or(NextRequest::OnMessage, NextRequest::At)
+    /// Returns this time from now; [`NextRequest::OnMessage`] if the clock cannot represent it.
+    fn at(time: Expiry) -> NextRequest {
+        let at = time
+            .duration()
+            .and_then(|left| Instant::now().checked_add(left));
+        at.map_or(NextRequest::OnMessage, NextRequest::At)
     }
 }
 

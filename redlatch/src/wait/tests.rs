@@ -7,7 +7,7 @@ use redlatch_testkit::Log;
 
 use super::*;
 use crate::background::Background;
-use crate::lease::WaitLimit;
+use crate::lease::{Expiry, WaitLimit};
 use crate::store::Store;
 use crate::store::embedded::Embedded;
 
@@ -34,7 +34,7 @@ fn outage() -> Answer {
 }
 
 fn wait(seconds: u32) -> Answer {
-    Ok(Outcome::Wait(SECOND * seconds))
+    Ok(Outcome::Wait(Expiry::In(SECOND * seconds)))
 }
 
 fn queues() -> WaitQueues {
@@ -153,7 +153,7 @@ async fn message_makes_first_waiter_retry() {
 #[tokio::test(start_paused = true)]
 async fn waiter_for_endless_hold_retries_on_message() {
     let queues = queues();
-    let for_ever = || Ok(Outcome::Wait(Duration::MAX));
+    let for_ever = || Ok(Outcome::Wait(Expiry::Never));
     let mut one = scripted(&queues, [for_ever(), for_ever(), Ok(Outcome::Done(1))]);
     let sent = one.sent.clone();
     let call = async {
@@ -357,7 +357,7 @@ async fn within_at(
 ) -> (Result<Option<u32>>, u128) {
     let mut one = scripted(queues, answers);
     let (progress, begun) = (one.progress.clone(), one.begun);
-    let limits = Limits::new(wait_limit, outage);
+    let limits = Limits::new(wait_limit, outage.map(Expiry::In));
     let done = queues.within(limits, &progress, &mut one).await;
     (done, begun.elapsed().as_millis())
 }

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::*;
 use crate::hold::HoldKind;
-use crate::name::KeyLayout;
+use crate::name::{KeyLayout, ObjectKeys};
 use crate::primitives::differential;
 use crate::step::BoxedStep;
 use crate::store::embedded::Embedded;
@@ -16,6 +16,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// A kind that records when a step for its hold was run.
 struct RecordingKind {
+    object: Arc<ObjectKeys>,
     begun: Instant,
     weight: usize,
     missing: AtomicBool,
@@ -24,6 +25,10 @@ struct RecordingKind {
 }
 
 impl HoldKind for Arc<RecordingKind> {
+    fn object(&self) -> &Arc<ObjectKeys> {
+        &self.object
+    }
+
     fn renewal<'a>(&'a self, hold: &'a Hold) -> Renewal<'a> {
         static SCRIPT: Script = Script::new("");
         Renewal {
@@ -60,12 +65,13 @@ struct Watched {
 impl Watched {
     fn new(weight: usize, lease: Duration, renewed: bool) -> Watched {
         let kind = Arc::new(RecordingKind {
+            object: ObjectKeys::new(KeyLayout::Lock, "", "name").into(),
             begun: Instant::now(),
             weight,
             missing: AtomicBool::new(false),
             steps: Mutex::default(),
         });
-        let hold = Arc::new(differential::hold(KeyLayout::Lock, 1, kind.clone()));
+        let hold = Arc::new(differential::hold(1, kind.clone()));
         hold.add_guard(Instant::now() + lease, renewed).unwrap();
         Watched { hold, kind }
     }

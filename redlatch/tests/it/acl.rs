@@ -4,7 +4,8 @@
 use std::collections::{HashMap, HashSet};
 use std::future::IntoFuture as _;
 
-use redlatch::{Client, Error, MultiLock, ObjectState};
+use redlatch::inspect::ObjectState;
+use redlatch::{Client, Error, MultiLock};
 use redlatch_testkit::{
     Ca, Cluster, ClusterPlan, LOOPBACK, SentinelPlan, Sentinels, Server, TlsPlan, unique,
 };

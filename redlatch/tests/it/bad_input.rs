@@ -1,10 +1,12 @@
 //! Invalid input always causes a clear error, and never changes a foreign key.
 
+use std::error::Error as _;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::time::Duration;
 
-use redlatch::{Client, Error, MAX_LEASE, ObjectState};
+use redlatch::inspect::ObjectState;
+use redlatch::{Client, Error, MAX_LEASE};
 use redlatch_testkit::{Server, shared, unique};
 
 use crate::common::{LONG, TestStore, within_limit};
@@ -134,6 +136,11 @@ async fn unusable_urls_are_rejected() {
         .unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     assert!(!format!("{error} {error:?}").contains("secret"));
+    let source = error.source().and_then(|source| source.downcast_ref());
+    assert!(
+        source.is_some_and(redis::RedisError::is_connection_refusal),
+        "{source:?}"
+    );
     let error = Client::connect("redis+unix:///nowhere/redis.sock")
         .await
         .unwrap_err();

@@ -227,7 +227,7 @@ async fn readers_acquire_and_release_while_slot_moves() {
     let to = (cluster.owner(slot) + 1) % 3;
     let early = retry_transient(|| first.read_write_lock("{r}:both").read().lock()).await;
     let gone = retry_transient(|| second.read_write_lock("{r}:both").read().lock()).await;
-    let gone_owner = gone.owner_id().to_owned();
+    let gone_owner = gone.owner_id();
     cluster.begin_moving(slot, to);
     let late = second.clone();
     let late = tokio::spawn(async move {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redlatch::{Client, Error, Loss, Owner};
+use redlatch::{Client, Error, Expiry, Loss, Owner};
 use redlatch_testkit::unique;
 
 use crate::common::{LONG, TestStore, WATCHDOG, assert_lost, retry_if_late, until, within_limit};
@@ -53,7 +53,12 @@ async fn free_lock_is_acquired_and_released(store: TestStore) {
     assert!(lock.is_held_by(guard.owner()).await.unwrap());
     assert!(!lock.is_held_by(Owner::new()).await.unwrap());
     assert_eq!(lock.hold_count(guard.owner()).await.unwrap(), 1);
-    let left = lock.remaining_lease().await.unwrap().unwrap();
+    let left = lock
+        .remaining_lease()
+        .await
+        .unwrap()
+        .and_then(Expiry::duration)
+        .unwrap();
     assert!(left > Duration::ZERO && left <= Duration::from_secs(30));
     assert!(guard.valid_for() <= left + Duration::from_millis(1));
     let holder = lock.holder().await.unwrap().unwrap();
@@ -292,9 +297,23 @@ async fn reentering_never_shortens_the_lease(store: TestStore) {
         .await
         .unwrap();
     assert!(outer.valid_for() > LONG / 2);
-    assert!(lock.remaining_lease().await.unwrap().unwrap() > LONG / 2);
+    assert!(
+        lock.remaining_lease()
+            .await
+            .unwrap()
+            .and_then(Expiry::duration)
+            .unwrap()
+            > LONG / 2
+    );
     inner.unlock().await.unwrap();
-    assert!(lock.remaining_lease().await.unwrap().unwrap() > LONG / 2);
+    assert!(
+        lock.remaining_lease()
+            .await
+            .unwrap()
+            .and_then(Expiry::duration)
+            .unwrap()
+            > LONG / 2
+    );
     assert!(outer.is_valid());
     outer.unlock().await.unwrap();
 }
@@ -305,7 +324,14 @@ async fn reentering_can_extend_the_lease(store: TestStore) {
     let outer = lock.lock().lease(LONG).await.unwrap();
     let inner = outer.reenter().lease(3 * LONG).await.unwrap();
     assert!(outer.valid_for() > 2 * LONG);
-    assert!(lock.remaining_lease().await.unwrap().unwrap() > 2 * LONG);
+    assert!(
+        lock.remaining_lease()
+            .await
+            .unwrap()
+            .and_then(Expiry::duration)
+            .unwrap()
+            > 2 * LONG
+    );
     inner.unlock().await.unwrap();
     outer.unlock().await.unwrap();
 }
@@ -591,7 +617,7 @@ fn everything_is_send_and_sync() {
     both::<redlatch::Lock>();
     both::<redlatch::Guard>();
     both::<redlatch::Embedded>();
-    both::<redlatch::Listing>();
+    both::<redlatch::inspect::Listing>();
     both::<Error>();
     fn spawned<T: Send + 'static>(_: T) {}
     let lock = Client::embedded().lock("a");

@@ -168,7 +168,7 @@ fn failed_release_of_dropped_guard_is_logged() {
             .await
             .unwrap();
         let guard = client.lock("journal").lock().await.unwrap();
-        let owner = guard.owner_id().to_owned();
+        let owner = String::from(guard.owner_id());
         let (lock, wait) = (client.lock("journal"), Duration::from_millis(5));
         let limited = retry_if_late(|| lock.try_lock().wait(wait)).await;
         assert!(limited.is_none());

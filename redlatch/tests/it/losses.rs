@@ -3,7 +3,8 @@
 use std::future::IntoFuture as _;
 use std::time::Duration;
 
-use redlatch::{Client, Guard, Lock, LockKind, Loss};
+use redlatch::kind::LockKind;
+use redlatch::{Client, Guard, Lock, Loss};
 use redlatch_testkit::Server;
 
 use crate::common::*;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use redlatch::{Client, Embedded, Error, Loss, Member, MultiLock, Owner};
+use redlatch::{Client, Embedded, Error, Expiry, Loss, Member, MultiLock, Owner};
 use redlatch_testkit::{Proxy, Server, unique};
 use tokio::sync::Barrier;
 
@@ -414,7 +414,11 @@ async fn fixed_lease_is_not_renewed(store: TestStore) {
     let renewed = multi.lock().await.unwrap();
     let lock = client.lock(&b);
     until_rises("the lease", || async {
-        lock.remaining_lease().await.unwrap().unwrap()
+        lock.remaining_lease()
+            .await
+            .unwrap()
+            .and_then(Expiry::duration)
+            .unwrap()
     })
     .await;
     assert!(renewed.is_valid());
@@ -435,7 +439,12 @@ async fn failed_attempt_extends_no_lease(store: TestStore) {
     let both = MultiLock::new(names.each_ref().map(|name| client.lock(name)));
     let again = both.try_lock().owner(me).lease(10 * LONG).await.unwrap();
     assert!(again.is_none());
-    let left = mine.remaining_lease().await.unwrap().unwrap();
+    let left = mine
+        .remaining_lease()
+        .await
+        .unwrap()
+        .and_then(Expiry::duration)
+        .unwrap();
     assert!(
         left <= LONG && left + SECOND > guard.valid_for(),
         "{left:?}"
@@ -450,7 +459,12 @@ async fn failed_attempt_extends_no_lease(store: TestStore) {
             .unwrap()
             .is_none()
     );
-    let left = mine.remaining_lease().await.unwrap().unwrap();
+    let left = mine
+        .remaining_lease()
+        .await
+        .unwrap()
+        .and_then(Expiry::duration)
+        .unwrap();
     assert!(
         left <= LONG && left + SECOND > guard.valid_for(),
         "{left:?}"

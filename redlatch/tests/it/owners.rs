@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use redlatch::{Client, Embedded, Error, Lock, OwnedKind, Owner};
+use redlatch::kind::OwnedKind;
+use redlatch::{Client, Embedded, Error, Expiry, Lock, Owner};
 use redlatch_testkit::{Proxy, Server, unique};
 
 use crate::common::{LONG, TestStore, until, within_limit};
@@ -104,7 +105,12 @@ async fn lease_of_dropped_guard_does_not_outlive_the_next(store: TestStore) {
     drop(lock.lock().owner(me).lease(60 * LONG).await.unwrap());
     let guard = lock.lock().owner(me).lease(LONG).await.unwrap();
     client.flush().await;
-    let left = lock.remaining_lease().await.unwrap().unwrap();
+    let left = lock
+        .remaining_lease()
+        .await
+        .unwrap()
+        .and_then(Expiry::duration)
+        .unwrap();
     assert!(
         left <= LONG,
         "a client that dies now blocks others for {left:?}"

@@ -48,7 +48,7 @@ async fn released_lock_is_not_renewed() {
         .unwrap();
     let sentinel = client.lock("sentinel").lock().await.unwrap();
     let me = Owner::new();
-    let owner = client.owner_id(me);
+    let owner = String::from(client.owner_id(me));
     let names = ["unlocked", "dropped", "cancelled"];
     client
         .lock(names[0])
@@ -232,11 +232,17 @@ async fn acquisition_with_lost_answer_is_acquired_once() {
         let guard = with_lost_answer(&proxy, lock.lock().into_future())
             .await
             .unwrap();
-        assert_eq!(server.ask::<String>(&["HGET", "a", guard.owner_id()]), "1");
+        assert_eq!(
+            server.ask::<String>(&["HGET", "a", guard.owner_id().as_str()]),
+            "1"
+        );
         let inner = with_lost_answer(&proxy, guard.reenter().into_future())
             .await
             .unwrap();
-        assert_eq!(server.ask::<String>(&["HGET", "a", guard.owner_id()]), "2");
+        assert_eq!(
+            server.ask::<String>(&["HGET", "a", guard.owner_id().as_str()]),
+            "2"
+        );
         inner.unlock().await.unwrap();
         guard.unlock().await.unwrap();
         assert_eq!(pttl(&server, "a").await, -2);

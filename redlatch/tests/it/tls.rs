@@ -1,5 +1,6 @@
 //! Tests of TLS and credentials, and of the errors for wrong configurations.
 
+use std::error::Error as _;
 use std::time::{Duration, Instant};
 
 use redlatch::{Client, ClientBuilder, Error};
@@ -21,6 +22,7 @@ async fn refused(settings: ClientBuilder, url: &str) -> Error {
 fn assert_tls(error: &Error, says: &str) {
     let said = error.to_string();
     assert!(matches!(error, Error::TlsFailed { .. }), "{said}");
+    assert!(error.source().is_some(), "{said}");
     assert!(said.contains(says), "{said}");
 }
 

@@ -3,8 +3,9 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
+use redlatch::kind::LockKind;
 use redlatch::{Acquire, Guard, HasLease, ReadWriteLock, TryAcquire};
-use redlatch::{Client, Error, ExpirableSemaphore, FairLock, FencedLock, Lock, LockKind};
+use redlatch::{Client, Error, ExpirableSemaphore, FairLock, FencedLock, Lock};
 use redlatch::{CountDownLatch, Member, MultiLock, RedLock, Semaphore, SpinLock};
 use tokio::time::timeout;
 

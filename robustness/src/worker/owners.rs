@@ -5,7 +5,8 @@ use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use redlatch::{Client, Error, Fair, FencedLock, Guard, Lock, OwnedKind, Owner};
+use redlatch::kind::{Fair, OwnedKind};
+use redlatch::{Client, Error, FencedLock, Guard, Lock, Owner};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::section::{ReleaseMode, SectionRunner};

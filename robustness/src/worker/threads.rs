@@ -5,7 +5,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use redlatch::blocking::{Client, Guard, RedGuard, RedLock, current_thread};
-use redlatch::{Error, FencedLock, Lock, OwnedKind};
+use redlatch::kind::OwnedKind;
+use redlatch::{Error, FencedLock, Lock};
 
 use super::owners::random_hold_duration;
 use super::reporter::{CHECK_INTERVAL, Reporter};

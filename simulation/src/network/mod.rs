@@ -188,10 +188,10 @@ impl Network {
         });
     }
 
-    /// Makes one in eight packets of a process the last one of its connection: the server handles it and resets the
-    /// connection.
-    pub fn set_losing(&self, process: Option<ProcessId>) {
-        self.lock().losing = process;
+    /// Loses answers to this process: servers handle one in eight packets and then reset the connection. `None`
+    /// ends that.
+    pub fn set_answer_loss(&self, process: Option<ProcessId>) {
+        self.lock().losing_answers = process;
     }
 
     /// Closes the connections of a process that has died.
@@ -261,7 +261,7 @@ impl Network {
 
     /// Sets a server's wall clock forward.
     pub fn step_clock(&self, host: HostId, by: Duration) {
-        self.lock().hosts[host].ahead += by;
+        self.lock().hosts[host].clock_offset += by;
     }
 
     /// Sets the maximum latency of packets from now on.

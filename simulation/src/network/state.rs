@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::server::{Config, ConnectionId, Effects, Output, Server, Unsupported};
 use crate::trace::Trace;
 
-/// Time after which a client's kernel gives up a silent connection.
+/// Time after which a client's kernel closes a connection on which nothing arrives.
 pub const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The wall clock of the servers at the beginning: some day in 2026.
@@ -54,7 +54,7 @@ pub(super) struct State {
     /// Pairs of servers whose packets to each other do not arrive.
     pub(super) separated: BTreeSet<(HostId, HostId)>,
     /// The process whose connections are often reset instead of answered.
-    pub(super) losing: Option<ProcessId>,
+    pub(super) losing_answers: Option<ProcessId>,
     /// Due events whose packets cannot arrive now.
     withheld: BTreeMap<Key, Event>,
     /// Arrival time of the latest packet from one server to another.
@@ -73,8 +73,8 @@ pub(super) struct Host {
     pub(super) server: Option<Server>,
     starts: u64,
     pub(super) frozen: bool,
-    /// Offset of its wall clock, which is ahead.
-    pub(super) ahead: Duration,
+    /// How far its wall clock is ahead.
+    pub(super) clock_offset: Duration,
     /// The link of each of its connections.
     links: BTreeMap<ConnectionId, LinkId>,
     /// Scheduled check of the next blocked command, if any.
@@ -156,7 +156,7 @@ impl State {
             scheduled: 0,
             cut: BTreeSet::new(),
             separated: BTreeSet::new(),
-            losing: None,
+            losing_answers: None,
             withheld: BTreeMap::new(),
             last: BTreeMap::new(),
             trace,
@@ -173,7 +173,7 @@ impl State {
             server: None,
             starts: 0,
             frozen: false,
-            ahead: Duration::ZERO,
+            clock_offset: Duration::ZERO,
             links: BTreeMap::new(),
             deadline: None,
             replicas: BTreeMap::new(),
@@ -188,7 +188,7 @@ impl State {
     }
 
     pub(super) fn wall_clock(&self, host: HostId) -> Duration {
-        EPOCH + self.now() + self.hosts[host].ahead
+        EPOCH + self.now() + self.hosts[host].clock_offset
     }
 
     pub(super) fn start(&mut self, id: HostId) {
@@ -421,12 +421,12 @@ impl State {
             return self.send(id, Direction::Down, reset);
         };
         self.at_server(host, |server, now| server.receive(connection, bytes, now));
-        if self.losing == Some(process) && self.random.below(8) == 0 {
+        if self.losing_answers == Some(process) && self.random.below(8) == 0 {
             self.reset(id);
         }
     }
 
-    /// Resets a connection. Both sides learn of it at once.
+    /// Resets a connection. Both sides learn of it immediately.
     pub(super) fn reset(&mut self, id: LinkId) {
         let (now, reset) = (self.now(), Some(io::ErrorKind::ConnectionReset));
         self.schedule(now, Event::ServerGone(id, reset));
@@ -514,7 +514,7 @@ impl State {
             }
         }
         if let Some(deadline) = deadline {
-            let at = deadline.saturating_sub(EPOCH + self.hosts[host].ahead);
+            let at = deadline.saturating_sub(EPOCH + self.hosts[host].clock_offset);
             if self.hosts[host].deadline.is_none_or(|known| at < known) {
                 self.hosts[host].deadline = Some(at);
                 self.schedule(at, Event::Deadline(host));

@@ -118,9 +118,9 @@ impl Engine {
             Ok(())
         })?;
         let sha1hex = lua.create_function(|_, text: mlua::String| Ok(sha(&text.as_bytes())))?;
-        let place = lua.create_function(|lua, ()| Ok(line(lua)))?;
+        let current_line = lua.create_function(|lua, ()| Ok(line(lua)))?;
         let prelude = lua.load(PRELUDE).set_name("=prelude");
-        let run = prelude.call((misused, sha1hex, place))?;
+        let run = prelude.call((misused, sha1hex, current_line))?;
         Ok(Engine {
             lua,
             run,
@@ -152,16 +152,22 @@ impl Engine {
         keys: &[Bytes],
         args: &[Bytes],
     ) -> CommandResult {
-        let lost = || unsupported("a script that is known and was never compiled");
-        let function = self.compiled.get(sha).ok_or_else(lost)?.clone();
-        let mut stopped = None;
-        let outcome = self.call(state, from, &function, [keys, args], &mut stopped);
+        let not_compiled = || unsupported("a script that is known and was never compiled");
+        let function = self.compiled.get(sha).ok_or_else(not_compiled)?.clone();
+        let mut unsupported_command = None;
+        let outcome = self.call(
+            state,
+            from,
+            &function,
+            [keys, args],
+            &mut unsupported_command,
+        );
         let misuse = self
             .misuse
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        if let Some(what) = misuse.or(stopped) {
+        if let Some(what) = misuse.or(unsupported_command) {
             return Err(unsupported(format!("{what}, in the script {sha}")));
         }
         let broken = |error: mlua::Error| unsupported(format!("an error of Lua itself: {error}"));
@@ -186,7 +192,7 @@ impl Engine {
         from: ConnectionId,
         function: &Function,
         tables: [&[Bytes]; 2],
-        stopped: &mut Option<String>,
+        unsupported_command: &mut Option<String>,
     ) -> mlua::Result<(bool, Value)> {
         let table = |all: &[Bytes]| {
             let strings = all.iter().map(|bytes| self.lua.create_string(bytes));
@@ -209,7 +215,7 @@ impl Engine {
                     Ok(reply) => value(lua, &reply),
                     Err(CommandError::Refused(text)) => value(lua, &Reply::Error(text)),
                     Err(CommandError::Unsupported(what)) => {
-                        stopped.get_or_insert(what);
+                        unsupported_command.get_or_insert(what);
                         value(lua, &Reply::Error("ERR unsupported".into()))
                     }
                 }

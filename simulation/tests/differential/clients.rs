@@ -285,7 +285,7 @@ impl Clients {
                 .is_none()
         );
         assert_eq!(semaphore.acquired().await?, 4);
-        assert_eq!(semaphore.holders().await?.len(), 4);
+        assert_eq!(semaphore.held_permits().await?.len(), 4);
         let id = permit.ids()[0];
         assert!(semaphore.lease_of(id).await?.is_some());
         assert!(semaphore.update_lease(id, 3 * LONG).await?);

@@ -5,11 +5,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redlatch::{Guard, Lock, Member, MultiLock, OwnedKind, Owner, RedLock};
+use redlatch::kind::OwnedKind;
+use redlatch::{Expiry, Guard, Lock, Member, MultiLock, Owner, RedLock};
 use serde_json::{Value, json};
 
-use crate::Result;
 use crate::settings::{Servers, millis};
+use crate::{Result, unknown_command};
 
 pub(crate) type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
 
@@ -36,11 +37,12 @@ pub(crate) trait Handle: Send + Sync {
         wait: Wait,
         lease: Option<Duration>,
     ) -> Boxed<'_, Option<HeldLock>>;
-    fn ask<'a>(&'a self, owner: Owner, question: &'a str) -> Boxed<'a, Value>;
+    /// Runs a command that inspects the lock or releases it by force.
+    fn query<'a>(&'a self, owner: Owner, command: &'a str) -> Boxed<'a, Value>;
 }
 
 /// Acquires the lock, without a wait limit.
-pub(crate) async fn taken(lock: &dyn Handle, owner: Owner) -> Result<HeldLock> {
+pub(crate) async fn acquire(lock: &dyn Handle, owner: Owner) -> Result<HeldLock> {
     let held = lock.lock(owner, None, None).await?;
     Ok(held.ok_or("not acquired")?)
 }
@@ -61,7 +63,7 @@ impl Locks {
         }
     }
 
-    pub(crate) async fn obey(&mut self, command: &str, args: &[&str]) -> Result<Value> {
+    pub(crate) async fn run(&mut self, command: &str, args: &[&str]) -> Result<Value> {
         match (command, args) {
             ("lock", [kind, name, wait, lease]) => {
                 let wait = match *wait {
@@ -93,8 +95,8 @@ impl Locks {
                 let lock = self.servers.client(0)?.fenced_lock(name);
                 Ok(lock.current_token().await?.into())
             }
-            (question, [kind, name]) => self.handle(kind, name)?.ask(self.owner, question).await,
-            _ => Err(format!("unknown command {command} {args:?}").into()),
+            (command, [kind, name]) => self.handle(kind, name)?.query(self.owner, command).await,
+            _ => Err(unknown_command(command, args)),
         }
     }
 
@@ -107,7 +109,7 @@ impl Locks {
         for lock in 0..locks {
             let name = format!("{prefix}{lock}");
             let lock = self.handle("lock", &name)?;
-            self.held.push((name, taken(&*lock, self.owner).await?));
+            self.held.push((name, acquire(&*lock, self.owner).await?));
         }
         Ok(true.into())
     }
@@ -126,7 +128,7 @@ pub(crate) fn handle(servers: &Servers, kind: &str, name: &str) -> Result<Arc<dy
             _ => Arc::new(RedLock::new(members?).timeout(Duration::from_secs(1))),
         });
     }
-    one(servers, kind, name, 0, ToHandle)
+    lock_of_kind(servers, kind, name, 0, ToHandle)
 }
 
 /// Parses `KIND:NAME[@SERVER]`.
@@ -136,20 +138,20 @@ fn member(servers: &Servers, member: &str) -> Result<Member> {
         Some((name, server)) => (name, server.parse()?),
         None => (name, 0),
     };
-    one(servers, kind, name, server, ToMember)
+    lock_of_kind(servers, kind, name, server, ToMember)
 }
 
-/// Converts a lock, whatever its kind.
+/// Converts a lock of any kind.
 trait Convert {
-    type Of;
-    fn convert<K: GuardValue>(self, lock: Lock<K>) -> Self::Of;
+    type Output;
+    fn convert<K: GuardValue>(self, lock: Lock<K>) -> Self::Output;
 }
 
 struct ToHandle;
 
 impl Convert for ToHandle {
-    type Of = Arc<dyn Handle>;
-    fn convert<K: GuardValue>(self, lock: Lock<K>) -> Self::Of {
+    type Output = Arc<dyn Handle>;
+    fn convert<K: GuardValue>(self, lock: Lock<K>) -> Self::Output {
         Arc::new(lock)
     }
 }
@@ -157,33 +159,34 @@ impl Convert for ToHandle {
 struct ToMember;
 
 impl Convert for ToMember {
-    type Of = Member;
-    fn convert<K: GuardValue>(self, lock: Lock<K>) -> Self::Of {
+    type Output = Member;
+    fn convert<K: GuardValue>(self, lock: Lock<K>) -> Self::Output {
         lock.into()
     }
 }
 
-fn one<M: Convert>(
+/// Creates a lock of this kind, and converts it.
+fn lock_of_kind<C: Convert>(
     servers: &Servers,
     kind: &str,
     name: &str,
     server: usize,
-    of: M,
-) -> Result<M::Of> {
+    target: C,
+) -> Result<C::Output> {
     let client = servers.client(server)?;
     let fair = || match servers.fair_wait {
         Some(wait) => client.fair_lock(name).wait_time(wait),
         None => client.fair_lock(name),
     };
     Ok(match kind {
-        "lock" => of.convert(client.lock(name)),
-        "nonreentrant" => of.convert(client.lock(name).non_reentrant()),
-        "fair" => of.convert(fair()),
-        "nonreentrant-fair" => of.convert(fair().non_reentrant()),
-        "read" => of.convert(client.read_write_lock(name).read()),
-        "write" => of.convert(client.read_write_lock(name).write()),
-        "fenced" => of.convert(client.fenced_lock(name)),
-        "spin" => of.convert(client.spin_lock(name)),
+        "lock" => target.convert(client.lock(name)),
+        "nonreentrant" => target.convert(client.lock(name).non_reentrant()),
+        "fair" => target.convert(fair()),
+        "nonreentrant-fair" => target.convert(fair().non_reentrant()),
+        "read" => target.convert(client.read_write_lock(name).read()),
+        "write" => target.convert(client.read_write_lock(name).write()),
+        "fenced" => target.convert(client.fenced_lock(name)),
+        "spin" => target.convert(client.spin_lock(name)),
         _ => return Err(format!("there is no lock of the kind {kind:?}").into()),
     })
 }
@@ -198,19 +201,19 @@ trait GuardValue: OwnedKind {
     }
 }
 
-impl GuardValue for redlatch::Reentrant {}
-impl GuardValue for redlatch::Fair {}
-impl GuardValue for redlatch::Read {}
-impl GuardValue for redlatch::Write {}
-impl GuardValue for redlatch::Spin {}
-impl GuardValue for redlatch::Fenced {
+impl GuardValue for redlatch::kind::Reentrant {}
+impl GuardValue for redlatch::kind::Fair {}
+impl GuardValue for redlatch::kind::Read {}
+impl GuardValue for redlatch::kind::Write {}
+impl GuardValue for redlatch::kind::Spin {}
+impl GuardValue for redlatch::kind::Fenced {
     fn value(guard: &Guard<Lock<Self>>) -> Value {
         guard.token().into()
     }
 }
 
-/// Sends a request with its options, which have the same names for one lock and for several.
-macro_rules! acquire {
+/// Sends a request with its options. The request types of locks, multi-locks and RedLocks have no common trait.
+macro_rules! request {
     ($lock:expr, $owner:expr, $wait:expr, $lease:expr, $value:expr) => {
         Box::pin(async move {
             let guard = match $wait {
@@ -248,36 +251,36 @@ impl<K: GuardValue> Handle for Lock<K> {
         wait: Wait,
         lease: Option<Duration>,
     ) -> Boxed<'_, Option<HeldLock>> {
-        acquire!(self, owner, wait, lease, K::value)
+        request!(self, owner, wait, lease, K::value)
     }
 
-    fn ask<'a>(&'a self, owner: Owner, question: &'a str) -> Boxed<'a, Value> {
+    fn query<'a>(&'a self, owner: Owner, command: &'a str) -> Boxed<'a, Value> {
         Box::pin(async move {
-            Ok(match question {
+            Ok(match command {
                 "force-unlock" => self.force_unlock().await?.into(),
                 "is-locked" => self.is_locked().await?.into(),
                 "is-held" => self.is_held_by(owner).await?.into(),
                 "holds" => self.hold_count(owner).await?.into(),
                 "remaining" => match self.remaining_lease().await? {
                     None => json!(-2),
-                    Some(Duration::MAX) => json!(-1),
-                    Some(left) => json!(left.as_millis() as u64),
+                    Some(Expiry::Never) => json!(-1),
+                    Some(Expiry::In(left)) => json!(left.as_millis() as u64),
                 },
-                _ => return Err(format!("unknown question {question}").into()),
+                _ => return Err(unknown_command(command, &[])),
             })
         })
     }
 }
 
-/// Runs a command that multi-locks and RedLocks support; others are supported by their members only.
-fn ask_of_many<'a>(
-    question: &'a str,
+/// Runs a command on a multi-lock or RedLock. Only their members support the other commands.
+fn query_group<'a>(
+    command: &'a str,
     is_held: impl Future<Output = redlatch::Result<bool>> + Send + 'a,
 ) -> Boxed<'a, Value> {
     Box::pin(async move {
-        match question {
+        match command {
             "is-held" => Ok(is_held.await?.into()),
-            _ => Err(format!("{question} must be sent to each member separately").into()),
+            _ => Err(format!("{command} must be sent for each member separately").into()),
         }
     })
 }
@@ -289,11 +292,11 @@ impl Handle for MultiLock {
         wait: Wait,
         lease: Option<Duration>,
     ) -> Boxed<'_, Option<HeldLock>> {
-        acquire!(self, owner, wait, lease, |_: &_| true.into())
+        request!(self, owner, wait, lease, |_: &_| true.into())
     }
 
-    fn ask<'a>(&'a self, owner: Owner, question: &'a str) -> Boxed<'a, Value> {
-        ask_of_many(question, self.is_held_by(owner))
+    fn query<'a>(&'a self, owner: Owner, command: &'a str) -> Boxed<'a, Value> {
+        query_group(command, self.is_held_by(owner))
     }
 }
 
@@ -304,10 +307,10 @@ impl Handle for RedLock {
         wait: Wait,
         lease: Option<Duration>,
     ) -> Boxed<'_, Option<HeldLock>> {
-        acquire!(self, owner, wait, lease, |_: &_| true.into())
+        request!(self, owner, wait, lease, |_: &_| true.into())
     }
 
-    fn ask<'a>(&'a self, owner: Owner, question: &'a str) -> Boxed<'a, Value> {
-        ask_of_many(question, self.is_held_by(owner))
+    fn query<'a>(&'a self, owner: Owner, command: &'a str) -> Boxed<'a, Value> {
+        query_group(command, self.is_held_by(owner))
     }
 }

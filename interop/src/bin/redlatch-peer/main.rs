@@ -1,12 +1,12 @@
 //! The peer on redlatch: runs commands from standard input. See `interop/PROTOCOL.md`.
 #![forbid(unsafe_code)]
 
-mod counted;
-mod crowd;
+mod contention;
+mod latches;
 mod locks;
 mod permits;
-mod rates;
 mod settings;
+mod throughput;
 mod worker;
 
 use std::collections::HashMap;
@@ -32,7 +32,7 @@ async fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    say(&json!({ "ready": concat!("redlatch ", env!("CARGO_PKG_VERSION")) }));
+    print_line(&json!({ "ready": concat!("redlatch ", env!("CARGO_PKG_VERSION")) }));
     // The process ends with standard input, without releasing anything.
     let reading = tokio::task::spawn_blocking(move || read(&servers));
     match reading.await {
@@ -42,20 +42,20 @@ async fn main() -> ExitCode {
 }
 
 fn read(servers: &Arc<Servers>) {
-    let mut workers: HashMap<u64, mpsc::UnboundedSender<worker::Order>> = HashMap::new();
+    let mut workers: HashMap<u64, mpsc::UnboundedSender<worker::Request>> = HashMap::new();
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
         let mut words = line.split(' ').map(str::to_owned);
         let head = (number(words.next()), number(words.next()));
         let (Some(id), Some(worker)) = head else {
-            say(&json!({ "id": head.0, "error": format!("unknown command {line:?}") }));
+            print_line(&json!({ "id": head.0, "error": format!("unknown command {line:?}") }));
             continue;
         };
-        let orders = workers
+        let requests = workers
             .entry(worker)
             .or_insert_with(|| worker::start(servers.clone()));
         let words = words.collect();
-        if orders.send(worker::Order { id, words }).is_err() {
-            say(&json!({ "id": id, "error": "this worker has ended" }));
+        if requests.send(worker::Request { id, words }).is_err() {
+            print_line(&json!({ "id": id, "error": "this worker has ended" }));
         }
     }
 }
@@ -65,7 +65,7 @@ fn number(word: Option<String>) -> Option<u64> {
 }
 
 /// Prints one line; concurrent answers do not mix.
-pub(crate) fn say(answer: &Value) {
+pub(crate) fn print_line(answer: &Value) {
     let mut out = std::io::stdout().lock();
     if writeln!(out, "{answer}")
         .and_then(|()| out.flush())
@@ -74,6 +74,11 @@ pub(crate) fn say(answer: &Value) {
         // The reader has closed the pipe.
         std::process::exit(0);
     }
+}
+
+/// Returns the error for a command that this peer does not know, or that has other arguments.
+pub(crate) fn unknown_command(command: &str, args: &[&str]) -> Error {
+    format!("unknown command {command} {args:?}").into()
 }
 
 /// Returns the nanoseconds of the machine's monotonic clock, which all processes share.

@@ -1,12 +1,13 @@
 //! Semaphores.
 
-use redlatch::{Client, MAX_LEASE, PermitGuard, PermitId};
+use redlatch::{Client, Expiry, PermitGuard, PermitId};
 use serde_json::{Value, json};
 
-use crate::Result;
 use crate::settings::millis;
+use crate::{Result, unknown_command};
 
-pub(crate) async fn plain(client: &Client, command: &str, args: &[&str]) -> Result<Value> {
+/// Runs a command on a semaphore.
+pub(crate) async fn run(client: &Client, command: &str, args: &[&str]) -> Result<Value> {
     let [name, args @ ..] = args else {
         return Err(format!("{command} needs a name").into());
     };
@@ -41,7 +42,7 @@ pub(crate) async fn plain(client: &Client, command: &str, args: &[&str]) -> Resu
         }
         ("drain", []) => semaphore.drain().await?.into(),
         ("available", []) => semaphore.available().await?.into(),
-        _ => return Err(format!("{command} {args:?}?").into()),
+        _ => return Err(unknown_command(command, args)),
     })
 }
 
@@ -52,7 +53,8 @@ pub(crate) struct Permits {
 }
 
 impl Permits {
-    pub(crate) async fn obey(
+    /// Runs a command on an expirable semaphore.
+    pub(crate) async fn run(
         &mut self,
         client: &Client,
         command: &str,
@@ -75,7 +77,7 @@ impl Permits {
             ("x-acquire", [n, wait, lease]) => {
                 let n = n.parse()?;
                 let renewed = *lease == "-1";
-                let acquired = match *wait {
+                let guard = match *wait {
                     "-1" if renewed => Some(semaphore.acquire_many(n).await?),
                     "-1" => Some(semaphore.acquire_many(n).lease(millis(lease)?).await?),
                     wait => {
@@ -86,7 +88,7 @@ impl Permits {
                         }
                     }
                 };
-                let ids = match acquired {
+                let ids = match guard {
                     None => Vec::new(),
                     Some(guard) if renewed => {
                         let ids = guard.ids();
@@ -98,12 +100,12 @@ impl Permits {
                 ids.iter().map(PermitId::to_string).collect()
             }
             ("x-release", [ids]) => {
-                let ids = self.no_longer_renewed(ids)?;
+                let ids = self.detach(ids)?;
                 semaphore.release_many(&ids).await?;
                 true.into()
             }
             ("x-try-release", [ids]) => {
-                let ids = self.no_longer_renewed(ids)?;
+                let ids = self.detach(ids)?;
                 semaphore.try_release_many(&ids).await?.into()
             }
             ("x-update-lease", [id, lease]) => {
@@ -112,18 +114,18 @@ impl Permits {
             }
             ("x-lease", [id]) => match semaphore.lease_of(id.parse()?).await? {
                 None => return Err("this permit is not acquired".into()),
-                Some(left) if left > MAX_LEASE => json!(-1),
-                Some(left) => json!(left.as_millis() as u64),
+                Some(Expiry::Never) => json!(-1),
+                Some(Expiry::In(left)) => json!(left.as_millis() as u64),
             },
             ("x-available", []) => semaphore.available().await?.into(),
             ("x-acquired", []) => semaphore.acquired().await?.into(),
             ("x-total", []) => semaphore.total().await?.into(),
-            _ => return Err(format!("{command} {args:?}?").into()),
+            _ => return Err(unknown_command(command, args)),
         })
     }
 
-    /// Parses ids, and detaches them from their guards if this worker has them.
-    fn no_longer_renewed(&mut self, ids: &str) -> Result<Vec<PermitId>> {
+    /// Parses ids. If this worker has guards of these permits, ends their renewal without releasing them.
+    fn detach(&mut self, ids: &str) -> Result<Vec<PermitId>> {
         let ids: Vec<PermitId> = ids.split(',').map(str::parse).collect::<Result<_, _>>()?;
         let ours = |guard: &PermitGuard| guard.ids().iter().any(|id| ids.contains(id));
         for guard in self.renewed.extract_if(.., |guard| ours(guard)) {

@@ -19,14 +19,14 @@ impl Servers {
         client.ok_or_else(|| format!("there is no server {server}").into())
     }
 
-    /// Opens a connection that does not use the library, for the data that a lock protects. The caller sets a
-    /// timeout: on a busy machine an answer may take longer than the default of half a second.
-    pub(crate) async fn bare(&self) -> Result<redis::aio::MultiplexedConnection> {
+    /// Opens a connection to the server with the numbers that locks protect. Without timeouts: on a busy
+    /// machine an answer may take longer than the default of half a second, and the test has a limit.
+    pub(crate) async fn counter_connection(&self) -> Result<redis::aio::MultiplexedConnection> {
         let client = redis::Client::open(self.counters.as_str())?;
-        let patient = redis::AsyncConnectionConfig::new()
+        let config = redis::AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None);
-        let connection = client.get_multiplexed_async_connection_with_config(&patient);
+        let connection = client.get_multiplexed_async_connection_with_config(&config);
         Ok(connection.await?)
     }
 }

@@ -9,10 +9,10 @@ use tokio::sync::mpsc;
 use crate::locks::Locks;
 use crate::permits::Permits;
 use crate::settings::Servers;
-use crate::{Result, counted, crowd, now, permits, rates, say};
+use crate::{Result, contention, latches, now, permits, print_line, throughput};
 
 /// One input line.
-pub(crate) struct Order {
+pub(crate) struct Request {
     pub(crate) id: u64,
     pub(crate) words: Vec<String>,
 }
@@ -25,8 +25,8 @@ pub(crate) struct Worker {
     pub(crate) permits: Permits,
 }
 
-pub(crate) fn start(servers: Arc<Servers>) -> mpsc::UnboundedSender<Order> {
-    let (orders, mut inbox) = mpsc::unbounded_channel::<Order>();
+pub(crate) fn start(servers: Arc<Servers>) -> mpsc::UnboundedSender<Request> {
+    let (requests, mut received) = mpsc::unbounded_channel::<Request>();
     let owner = Owner::new();
     let mut worker = Worker {
         locks: Locks::new(servers.clone(), owner),
@@ -35,53 +35,55 @@ pub(crate) fn start(servers: Arc<Servers>) -> mpsc::UnboundedSender<Order> {
         owner,
     };
     tokio::spawn(async move {
-        while let Some(order) = inbox.recv().await {
-            let words: Vec<&str> = order.words.iter().map(String::as_str).collect();
-            let from = now();
-            let done = worker.obey(&words).await;
-            let at = now();
-            let (word, what) = match done {
+        while let Some(request) = received.recv().await {
+            let words: Vec<&str> = request.words.iter().map(String::as_str).collect();
+            let started = now();
+            let result = worker.run(&words).await;
+            let ended = now();
+            let (name, answer) = match result {
                 Ok(value) => ("ok", value),
                 Err(error) => ("error", Value::String(error.to_string())),
             };
-            say(&json!({ "id": order.id, "from": from, "at": at, word: what }));
+            print_line(
+                &json!({ "id": request.id, "started": started, "ended": ended, name: answer }),
+            );
         }
     });
-    orders
+    requests
 }
 
 impl Worker {
-    async fn obey(&mut self, words: &[&str]) -> Result<Value> {
+    async fn run(&mut self, words: &[&str]) -> Result<Value> {
         let [command, args @ ..] = words else {
-            return Err("nothing to do".into());
+            return Err("a line without a command".into());
         };
         match (*command, args) {
-            ("owner", []) => Ok(self.servers.client(0)?.owner_id(self.owner).into()),
-            ("crowd", [kind, name, key, rounds]) => {
+            ("owner", []) => Ok(self.servers.client(0)?.owner_id(self.owner).as_str().into()),
+            ("increment", [kind, name, key, rounds]) => {
                 let lock = self.locks.handle(kind, name)?;
                 let rounds = rounds.parse()?;
-                crowd::count(&self.servers, &lock, self.owner, kind, key, rounds).await
+                contention::increment(&self.servers, &lock, self.owner, kind, key, rounds).await
             }
-            ("crowd-permits", [name, key, rounds]) => {
-                crowd::permits(&self.servers, name, key, rounds.parse()?).await
+            ("count-holders", [name, key, rounds]) => {
+                contention::count_holders(&self.servers, name, key, rounds.parse()?).await
             }
             ("pairs" | "contend", [kind, name, threads, ms]) => {
                 let (threads, ms) = (threads.parse()?, ms.parse()?);
-                rates::pairs(&self.servers, kind, name, *command == "pairs", threads, ms).await
+                throughput::pairs(&self.servers, kind, name, *command == "pairs", threads, ms).await
             }
             ("hold-many", [prefix, locks]) => self.locks.hold_many(prefix, locks.parse()?).await,
             ("set-count" | "count-down" | "count" | "await" | "delete-latch", _) => {
-                counted::obey(self.servers.client(0)?, command, args).await
+                latches::run(self.servers.client(0)?, command, args).await
             }
             (x, _) if x.starts_with("x-") => {
-                self.permits.obey(self.servers.client(0)?, x, args).await
+                self.permits.run(self.servers.client(0)?, x, args).await
             }
             (
                 "set-permits" | "set-permits-for" | "acquire" | "release" | "release-if-exists"
                 | "add-permits" | "drain" | "available",
                 _,
-            ) => permits::plain(self.servers.client(0)?, command, args).await,
-            _ => self.locks.obey(command, args).await,
+            ) => permits::run(self.servers.client(0)?, command, args).await,
+            _ => self.locks.run(command, args).await,
         }
     }
 }

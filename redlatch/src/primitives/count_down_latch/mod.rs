@@ -14,6 +14,7 @@ use std::time::Duration;
 use self::rules::{CHANGED, CountDown, OPENED, count};
 use crate::error::{Error, Result};
 use crate::join::Boxed;
+use crate::lease::Expiry;
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::primitives::counter::{Delete, Read, SetIfAbsent};
 use crate::primitives::lock::Options;
@@ -386,7 +387,7 @@ impl Attempt for LatchWaiter<'_> {
         Ok(match count(answer.reply) {
             0 => Outcome::Done(()),
             // A key that was removed by other means is found gone by reading, not by a message.
-            _ => Outcome::Wait(session.watchdog.lease().duration()),
+            _ => Outcome::Wait(Expiry::In(session.watchdog.lease().duration())),
         })
     }
 

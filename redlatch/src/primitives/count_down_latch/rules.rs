@@ -8,8 +8,8 @@ use tokio::time::Instant;
 use crate::error::Result;
 use crate::keyspace::Keyspace;
 use crate::name::ObjectKeys;
-use crate::primitives::counter::{read_number, script};
-use crate::step::{Args, Keys, Script, ScriptReply, Step};
+use crate::primitives::counter::read_number;
+use crate::step::{Args, Keys, Script, ScriptReply, Step, script};
 
 /// The message that a latch is open.
 pub(super) const OPENED: u32 = 0;
@@ -27,7 +27,7 @@ impl Step for CountDown {
     type Reply = u64;
 
     fn script(&self) -> &'static Script {
-        script!("count_down.lua")
+        script!("../counter/counter.lua", "count_down.lua")
     }
 
     fn keys(&self) -> Keys<'_> {

@@ -10,20 +10,7 @@ use crate::error::Result;
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
 use crate::name::ObjectKeys;
-use crate::step::{Args, Keys, Script, ScriptReply, Step};
-
-/// Returns a script that uses numbers, with the function `number(key)` prepended.
-macro_rules! script {
-    ($file:literal) => {{
-        static SCRIPT: $crate::step::Script = $crate::step::Script::new(concat!(
-            include_str!("../counter/counter.lua"),
-            include_str!($file)
-        ));
-        &SCRIPT
-    }};
-}
-
-pub(crate) use script;
+use crate::step::{Args, Keys, Script, ScriptReply, Step, script};
 
 /// Returns the number; 0 if there is none.
 pub(crate) struct Read<'a> {
@@ -34,14 +21,12 @@ impl Step for Read<'_> {
     type Reply = i64;
 
     fn script(&self) -> &'static Script {
-        script!("read.lua")
+        script!("counter.lua", "read.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
         smallvec![self.object.key()]
     }
-
-    fn args(&self, _: &mut dyn Args) {}
 
     fn decode(&self, reply: ScriptReply) -> Result<i64> {
         reply.integer()
@@ -66,7 +51,7 @@ impl Step for SetIfAbsent {
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
-        script!("set_if_absent.lua")
+        script!("counter.lua", "set_if_absent.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
@@ -108,7 +93,7 @@ impl Step for Delete {
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
-        script!("delete.lua")
+        script!("counter.lua", "delete.lua")
     }
 
     fn keys(&self) -> Keys<'_> {

@@ -1,5 +1,6 @@
 //! Compares the expirable semaphore's Lua scripts and rules over random histories.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -11,7 +12,7 @@ use super::rules::{
     UpdateLease,
 };
 use crate::hold::Hold;
-use crate::name::{KeyLayout, ObjectKeys};
+use crate::lease::Expiry;
 use crate::owner::Owner;
 use crate::primitives::differential::{Comparable, assert_equivalent, lease, time};
 use crate::step::Outcome;
@@ -141,16 +142,17 @@ struct Seen {
 fn lua_and_rules_agree() {
     let mut seen = Seen::default();
     assert_equivalent(moves(), async |harness, one| {
-        let object = &std::sync::Arc::new(ObjectKeys::new(KeyLayout::Permits, "", "name"));
+        let kind = Arc::new(Permits::new("", "name"));
+        let keys = &kind.keys;
         let count = |what: &mut u32, happened: bool| *what += u32::from(happened);
         match one {
             Move::Acquire { owner, n, lease: l } => {
                 let ids = &ids(*owner, *n);
                 let lease = lease(*l);
-                let got = harness.step(&Acquire { object, ids, lease }).await;
+                let got = harness.step(&Acquire { keys, ids, lease }).await;
                 count(&mut seen.acquired, got == Ok(Outcome::Done(())));
                 match got {
-                    Ok(Outcome::Wait(Duration::MAX)) => seen.waits_for_message += 1,
+                    Ok(Outcome::Wait(Expiry::Never)) => seen.waits_for_message += 1,
                     Ok(Outcome::Wait(_)) => seen.waits_for_expiry += 1,
                     Ok(Outcome::Done(())) => {}
                     Err(_) => seen.wrong_kind += 1,
@@ -159,7 +161,7 @@ fn lua_and_rules_agree() {
             Move::Release { ids, mode } => {
                 let ids: Vec<_> = ids.iter().copied().map(id).collect();
                 let step = Release {
-                    object,
+                    keys,
                     ids: &join_ids(&ids),
                     mode: *mode,
                 };
@@ -168,17 +170,15 @@ fn lua_and_rules_agree() {
                 count(&mut seen.released_only_some, out > 0 && out < ids.len());
             }
             Move::Renew { owner, n, lease: l } => {
-                let object = ObjectKeys::new(KeyLayout::Permits, "", "name");
-                let kind = std::sync::Arc::new(Permits { n: (*n).into() });
                 let ids = ids(*owner, *n);
-                let hold = Hold::new(object.into(), Owner::new(), ids, kind, Default::default());
+                let hold = Hold::new(Owner::new(), ids, kind.clone(), Arc::default());
                 let renewed = harness.renew(&hold, *l).await;
                 count(&mut seen.renewed, renewed);
                 count(&mut seen.not_renewed, !renewed);
             }
             Move::Set { permits, if_absent } => {
                 let step = Set {
-                    object: object.clone(),
+                    keys: keys.clone(),
                     permits: *permits,
                     if_absent: *if_absent,
                 };
@@ -186,19 +186,19 @@ fn lua_and_rules_agree() {
             }
             Move::Add { delta } => {
                 let step = Add {
-                    object: object.clone(),
+                    keys: keys.clone(),
                     delta: *delta,
                 };
                 count(&mut seen.too_many, harness.step(&step).await == Ok(false));
             }
             Move::Count => {
-                let counts = harness.step(&Count { object }).await;
+                let counts = harness.step(&Count { keys }).await;
                 let none = counts.is_ok_and(|counts| counts.available < 0);
                 count(&mut seen.fewer_than_none, none);
             }
             Move::UpdateLease { id: one, lease: l } => {
                 let step = UpdateLease {
-                    object,
+                    keys,
                     id: &id(*one).to_string(),
                     lease: lease(*l),
                 };
@@ -209,26 +209,21 @@ fn lua_and_rules_agree() {
             }
             Move::LeaseOf { id: one } => {
                 let id = &id(*one).to_string();
-                let _ = harness.step(&LeaseOf { object, id }).await;
+                let _ = harness.step(&LeaseOf { keys, id }).await;
             }
             Move::Inspect => {
-                let _ = harness.step(&Inspect { object }).await;
+                let _ = harness.step(&Inspect { keys }).await;
             }
             Move::Force => {
                 count(
                     &mut seen.forced,
-                    harness.step(&Force { object }).await == Ok(true),
+                    harness.step(&Force { keys }).await == Ok(true),
                 );
             }
             Move::Delete => {
                 count(
                     &mut seen.deleted,
-                    harness
-                        .step(&Delete {
-                            object: object.clone(),
-                        })
-                        .await
-                        == Ok(true),
+                    harness.step(&Delete { keys: keys.clone() }).await == Ok(true),
                 );
             }
             // A little longer than the leases: dates are rounded up, and permits that were acquired
@@ -236,14 +231,14 @@ fn lua_and_rules_agree() {
             Move::Advance { time: n } => harness.advance(time(*n) + Duration::from_millis(5)).await,
             Move::SetForeign { deadlines } => {
                 let key = if *deadlines {
-                    object.deadlines()
+                    &keys.deadlines
                 } else {
-                    object.key()
+                    keys.object.key()
                 };
                 harness.set_foreign(key, 5).await;
             }
             // Only the number: held permits belong to no semaphore from now on.
-            Move::DeleteNumber => harness.remove(object.key()).await,
+            Move::DeleteNumber => harness.remove(keys.object.key()).await,
         }
     });
     println!("{seen:?}");

@@ -10,7 +10,6 @@ use super::permit_id::{PermitId, join_ids};
 use super::rules::{Acquire, Release, ReleaseMode, Set, UpdateLease};
 use crate::hold::{Hold, HoldKind as _};
 use crate::keyspace::DumpedValue;
-use crate::name::{KeyLayout, ObjectKeys};
 use crate::owner::Owner;
 use crate::primitives::exploration::{
     Model, State, Verdict, World, ensure, explore, hash_end, ticks,
@@ -79,14 +78,15 @@ impl Model for Ends {
     }
 
     fn take(&mut self, step: Step, world: &mut World) -> Verdict<Option<usize>> {
-        let object = &Arc::new(ObjectKeys::new(KeyLayout::Permits, "", "name"));
+        let kind = Arc::new(Permits::new("", "name"));
+        let keys = &kind.keys;
         let World { keyspace, now } = world;
         let now = *now;
         let error = |error: crate::Error| error.to_string();
         let reply = match step {
             Step::Set { if_absent } => {
                 let set = Set {
-                    object: object.clone(),
+                    keys: keys.clone(),
                     permits: PERMITS,
                     if_absent,
                 };
@@ -94,7 +94,7 @@ impl Model for Ends {
             }
             Step::Acquire { owner, n, ticks: t } => {
                 let acquire = Acquire {
-                    object,
+                    keys,
                     ids: &ids(owner, n),
                     lease: ticks(t),
                 };
@@ -114,7 +114,7 @@ impl Model for Ends {
             }
             Step::Release { owner, n } => {
                 let release = Release {
-                    object,
+                    keys,
                     ids: &ids(owner, n),
                     mode: ReleaseMode::Held,
                 };
@@ -128,15 +128,8 @@ impl Model for Ends {
                 released
             }
             Step::Renew { owner, n, ticks: t } => {
-                let kind = std::sync::Arc::new(Permits { n: n.into() });
                 let ids = ids(owner, n);
-                let hold = Hold::new(
-                    object.clone(),
-                    Owner::new(),
-                    ids,
-                    kind.clone(),
-                    Default::default(),
-                );
+                let hold = Hold::new(Owner::new(), ids, kind.clone(), Arc::default());
                 let renewed = kind.renew(keyspace, &hold, Some(ticks(t)), now);
                 let renewed = renewed.map_err(error)?;
                 let ends = &mut self.0[usize::from(owner)][..n.into()];
@@ -154,7 +147,7 @@ impl Model for Ends {
             }
             Step::UpdateLease { owner, ticks: t } => {
                 let update = UpdateLease {
-                    object,
+                    keys,
                     id: &id(owner, 0).to_string(),
                     lease: ticks(t),
                 };

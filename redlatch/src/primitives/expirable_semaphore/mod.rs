@@ -25,9 +25,10 @@ use self::rules::{
 use crate::error::{Error, Loss, Result};
 use crate::hold::{Hold, HoldKind, Renewal};
 use crate::keyspace::Keyspace;
-use crate::lease::Lease;
-use crate::name::{KeyLayout, ObjectKeys};
+use crate::lease::{Expiry, Lease};
+use crate::name::{ObjectKeys, PermitKeys};
 use crate::owner::{ClientId, Owner};
+use crate::primitives::inspect::HeldPermit;
 use crate::primitives::lock::{Acquire, AcquireParams, Guard, Holder, Lock, Rules, TryAcquire};
 use crate::session::Session;
 use crate::step::{BoxedStep, MapReply, Outcome, Step};
@@ -92,15 +93,16 @@ pub struct ExpirableSemaphore {
 pub type PermitGuard = Guard<Lock<Permits>>;
 
 /// The kind of [`PermitGuard`]: a number of permits.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Permits {
+    keys: Arc<PermitKeys>,
     n: u32,
 }
 
 impl ExpirableSemaphore {
     pub(crate) fn new(session: Arc<Session>, name: &str) -> ExpirableSemaphore {
         ExpirableSemaphore {
-            lock: Lock::new(session, name, Permits { n: 1 }),
+            lock: Lock::new(session, name, Permits::new),
         }
     }
 
@@ -249,28 +251,29 @@ impl ExpirableSemaphore {
     ///
     /// ```
     /// # use std::time::Duration;
+    /// # use redlatch::Expiry;
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
     /// # let jobs = redlatch::Client::embedded().expirable_semaphore("jobs");
     /// jobs.try_set_permits(1).await?;
     /// let ids = jobs.acquire().await?.into_ids()?;
     /// assert!(jobs.update_lease(ids[0], Duration::from_secs(3600)).await?);
     /// let left = jobs.lease_of(ids[0]).await?.expect("it is held");
-    /// assert!(left > Duration::from_secs(3500));
+    /// assert!(left > Expiry::In(Duration::from_secs(3500)));
     /// # Ok(()) }
     /// ```
     pub async fn update_lease(&self, id: PermitId, lease: Duration) -> Result<bool> {
-        let (object, lease) = (self.lock.object()?, Lease::new(lease)?);
+        let (keys, lease) = (self.keys()?, Lease::new(lease)?);
         let id = &id.to_string();
-        self.run_for_reply(&UpdateLease { object, id, lease }).await
+        self.run_for_reply(&UpdateLease { keys, id, lease }).await
     }
 
     /// Returns the time until a permit expires unless it is renewed or released; `None` if it is
-    /// not held. [`Duration::MAX`] for a permit that Redisson granted without a lease. Errors as
+    /// not held. [`Expiry::Never`] for a permit that Redisson granted without a lease. Errors as
     /// for [`ExpirableSemaphore::available`].
-    pub async fn lease_of(&self, id: PermitId) -> Result<Option<Duration>> {
-        let object = self.lock.object()?;
+    pub async fn lease_of(&self, id: PermitId) -> Result<Option<Expiry>> {
+        let keys = self.keys()?;
         let id = &id.to_string();
-        self.run_for_reply(&LeaseOf { object, id }).await
+        self.run_for_reply(&LeaseOf { keys, id }).await
     }
 
     /// Returns the number of free permits; 0 if none were set. Negative if more are held than there
@@ -295,20 +298,28 @@ impl ExpirableSemaphore {
         Ok(counts.available.saturating_add(counts.acquired))
     }
 
-    /// Returns the held permits, each as a [`Holder`] whose `owner` is the permit's id.
+    /// Returns the held permits. Omits entries that another program has written with an id of another
+    /// length than a [`PermitId`]; they count in [`ExpirableSemaphore::acquired`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
     /// # let jobs = redlatch::Client::embedded().expirable_semaphore("jobs");
     /// jobs.try_set_permits(3).await?;
     /// let permit = jobs.acquire().await?;
-    /// let held = jobs.holders().await?;
+    /// let held = jobs.held_permits().await?;
     /// assert_eq!(held.len(), 1);
-    /// assert_eq!(held[0].owner, permit.ids()[0].to_string());
+    /// assert_eq!(held[0].id, permit.ids()[0]);
     /// # Ok(()) }
     /// ```
-    pub async fn holders(&self) -> Result<Vec<Holder>> {
-        self.lock.holders().await
+    pub async fn held_permits(&self) -> Result<Vec<HeldPermit>> {
+        let holders = self.lock.holders().await?.into_iter();
+        let permit = |holder: Holder| {
+            Some(HeldPermit {
+                id: holder.owner.as_str().parse().ok()?,
+                remaining: holder.remaining,
+            })
+        };
+        Ok(holders.filter_map(permit).collect())
     }
 
     /// Sets the total number of permits if it is not set yet. Returns whether this call set it. A
@@ -373,8 +384,8 @@ impl ExpirableSemaphore {
     /// If dropped after it started, it continues in the background.
     pub async fn add_permits(&self, permits: i32) -> Result<()> {
         let delta = i64::from(permits);
-        let object = self.lock.object()?.clone();
-        let step = Add { object, delta };
+        let keys = self.keys()?.clone();
+        let step = Add { keys, delta };
         if self
             .lock
             .session
@@ -409,24 +420,29 @@ impl ExpirableSemaphore {
     ///
     /// If dropped after it was polled, it continues in the background.
     pub async fn delete(&self) -> Result<bool> {
-        let object = self.lock.object()?.clone();
+        let keys = self.keys()?.clone();
         let session = &self.lock.session;
         session
-            .run_at_most_once(Delete { object }, "deleting a semaphore")
+            .run_at_most_once(Delete { keys }, "deleting a semaphore")
             .await
     }
 
     fn with_permits(&self, permits: u32) -> Lock<Permits> {
-        self.lock.clone().with_kind(Permits { n: permits })
+        let keys = self.lock.kind.keys.clone();
+        self.lock.clone().with_kind(Permits { keys, n: permits })
+    }
+
+    fn keys(&self) -> Result<&Arc<PermitKeys>> {
+        Ok(&self.lock.valid_kind()?.keys)
     }
 
     async fn counts(&self) -> Result<Counts> {
-        let object = self.lock.object()?;
-        self.run_for_reply(&Count { object }).await
+        let keys = self.keys()?;
+        self.run_for_reply(&Count { keys }).await
     }
 
     fn set(&self, permits: u32, if_absent: bool) -> Result<Set> {
-        let object = self.lock.object()?.clone();
+        let keys = self.keys()?.clone();
         if permits > MAX_PERMITS {
             return Err(Error::InvalidCount {
                 count: permits.into(),
@@ -434,7 +450,7 @@ impl ExpirableSemaphore {
             });
         }
         Ok(Set {
-            object,
+            keys,
             permits,
             if_absent,
         })
@@ -442,7 +458,7 @@ impl ExpirableSemaphore {
 
     /// Returns the number of released permits and the number of distinct ids.
     async fn release_ids(&self, ids: &[PermitId], mode: ReleaseMode) -> Result<(usize, usize)> {
-        let object = self.lock.object()?;
+        let keys = self.keys()?;
         // A permit named twice is released once.
         let ids: BTreeSet<_> = ids.iter().collect();
         let wanted = ids.len();
@@ -450,7 +466,7 @@ impl ExpirableSemaphore {
             return Ok((0, 0));
         }
         let step = Release {
-            object,
+            keys,
             ids: &join_ids(ids),
             mode,
         };
@@ -514,7 +530,20 @@ impl Guard<Lock<Permits>> {
     }
 }
 
+impl Permits {
+    fn new(prefix: &str, name: &str) -> Permits {
+        Permits {
+            keys: Arc::new(PermitKeys::new(prefix, name)),
+            n: 1,
+        }
+    }
+}
+
 impl HoldKind for Permits {
+    fn object(&self) -> &Arc<ObjectKeys> {
+        &self.keys.object
+    }
+
     fn release_frees(&self) -> bool {
         // Other permits remain taken.
         false
@@ -523,8 +552,8 @@ impl HoldKind for Permits {
     fn renewal<'a>(&'a self, hold: &'a Hold) -> Renewal<'a> {
         Renewal {
             script: rules::renew_script(),
-            key: hold.object.deadlines(),
-            args: smallvec![&*hold.field],
+            key: &self.keys.deadlines,
+            args: smallvec![(&*hold.field).into()],
             weight: split_ids(&hold.field).count(),
         }
     }
@@ -536,14 +565,14 @@ impl HoldKind for Permits {
         lease: Option<Lease>,
         now: Instant,
     ) -> Result<bool> {
-        rules::renew(keyspace, hold, lease, now)
+        rules::renew(keyspace, &self.keys, hold, lease, now)
     }
 
     fn release<'a>(&'a self, hold: &'a Hold, keep: u32, _: Option<Lease>) -> BoxedStep<'a, bool> {
         let all = move |released| Ok(released == split_ids(&hold.field).count());
         Box::new(MapReply(
             Release {
-                object: &hold.object,
+                keys: &self.keys,
                 ids: &hold.field,
                 // A permit is never held twice, so there is either nothing to keep or nothing to release.
                 mode: if keep == 0 {
@@ -559,7 +588,6 @@ impl HoldKind for Permits {
 
 impl Rules for Permits {
     type Grant = ();
-    const LAYOUT: KeyLayout = KeyLayout::Permits;
     const OWNED: bool = false;
 
     fn check(&self) -> Result<()> {
@@ -574,22 +602,22 @@ impl Rules for Permits {
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
         rules::Acquire {
-            object: &params.hold.object,
+            keys: &self.keys,
             ids: &params.hold.field,
             lease: params.lease,
         }
     }
 
-    fn inspect<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = Vec<Holder>> + 'a {
-        rules::Inspect { object }
+    fn inspect(&self) -> impl Step<Reply = Vec<Holder>> {
+        rules::Inspect { keys: &self.keys }
     }
 
-    fn force<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = bool> + 'a {
-        rules::Force { object }
+    fn force(&self) -> impl Step<Reply = bool> {
+        rules::Force { keys: &self.keys }
     }
 
     /// The permits' ids, chosen here, identify the acquisition, so sending it twice takes them once.
-    fn field(&self, _: &ObjectKeys, _: &ClientId, _: Owner) -> String {
+    fn field(&self, _: &ClientId, _: Owner) -> String {
         let ids: Vec<_> = (0..self.n).map(|_| PermitId::random()).collect();
         join_ids(&ids)
     }

@@ -33,6 +33,12 @@ impl PermitId {
         PermitId(random().into_bytes())
     }
 
+    /// Returns the id with these bytes; `None` for an entry of another length, which neither this library nor
+    /// Redisson has written.
+    pub(crate) fn from_store(bytes: &[u8]) -> Option<PermitId> {
+        bytes.try_into().ok().map(PermitId)
+    }
+
     /// Creates the id from its bytes in the store.
     pub const fn from_bytes(bytes: [u8; PermitId::BYTES]) -> PermitId {
         PermitId(bytes)

@@ -25,10 +25,10 @@ use super::permit_id::{PermitId, split_ids};
 use crate::error::Result;
 use crate::hold::Hold;
 use crate::keyspace::Keyspace;
-use crate::lease::Lease;
-use crate::name::ObjectKeys;
+use crate::lease::{Expiry, Lease};
+use crate::name::PermitKeys;
 use crate::primitives::lock::Holder;
-use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, unexpected_reply};
+use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script, unexpected_reply};
 
 /// The maximum number of permits of a semaphore: what a Java `int` holds, because Redisson counts
 /// the same permits.
@@ -37,18 +37,9 @@ pub(super) const MAX_PERMITS: u32 = i32::MAX.unsigned_abs();
 /// Dates on which permits expire, by id.
 type Dates = BTreeMap<String, i64>;
 
-/// Returns the script of a step, with the prelude prepended.
-macro_rules! script {
-    ($file:literal) => {{
-        static SCRIPT: Script =
-            Script::new(concat!(include_str!("prelude.lua"), include_str!($file)));
-        &SCRIPT
-    }};
-}
-
 /// The keys of every step except renewal.
-fn keys(object: &ObjectKeys) -> Keys<'_> {
-    smallvec![object.key(), object.deadlines()]
+fn all_keys(keys: &PermitKeys) -> Keys<'_> {
+    smallvec![keys.object.key(), &*keys.deadlines]
 }
 
 /// The state after the prelude.
@@ -62,12 +53,12 @@ struct SemaphoreState {
 
 impl SemaphoreState {
     /// Releases the expired permits. Permits of a deleted semaphore belong to no semaphore and stay as they are.
-    fn load(keyspace: &mut Keyspace, object: &ObjectKeys, at: Instant) -> Result<SemaphoreState> {
+    fn load(keyspace: &mut Keyspace, keys: &PermitKeys, at: Instant) -> Result<SemaphoreState> {
         let now = keyspace.date(at);
         let now_rounded_up = rounded_up(keyspace, at);
-        let Some(found) = keyspace.find::<i64>(object.key(), at)? else {
+        let Some(found) = keyspace.find::<i64>(keys.object.key(), at)? else {
             // An error, if it contains other data.
-            dates(keyspace, object, at)?;
+            dates(keyspace, keys, at)?;
             let available = None;
             return Ok(SemaphoreState {
                 available,
@@ -76,15 +67,15 @@ impl SemaphoreState {
         };
         let mut sum = *found.value;
         let mut expired = 0;
-        if let Some(held) = keyspace.find::<Dates>(object.deadlines(), at)? {
+        if let Some(held) = keyspace.find::<Dates>(&keys.deadlines, at)? {
             let before = held.value.len();
             held.value.retain(|_, date| *date > now);
             expired = before - held.value.len();
         }
         if expired > 0 {
-            sum = add(keyspace, object, signed(expired), at)?;
+            sum = add(keyspace, keys, signed(expired), at)?;
             if sum > 0 {
-                keyspace.publish(object.channel(), sum);
+                keyspace.publish(keys.object.channel(), sum);
             }
         }
         let available = Some(sum);
@@ -95,8 +86,8 @@ impl SemaphoreState {
     }
 
     /// Returns the time until a date.
-    fn left(&self, date: i64) -> Duration {
-        millis(date.saturating_sub(self.now_rounded_up))
+    fn left(&self, date: i64) -> Expiry {
+        Expiry::from_millis(date.saturating_sub(self.now_rounded_up).max(0))
     }
 
     /// Returns the end of a lease that begins now.
@@ -109,28 +100,28 @@ impl SemaphoreState {
     fn add_and_publish(
         &self,
         keyspace: &mut Keyspace,
-        object: &ObjectKeys,
+        keys: &PermitKeys,
         delta: i64,
         at: Instant,
     ) -> Result<()> {
         if self.available.is_none() {
-            keyspace.remove(object.deadlines());
+            keyspace.remove(&keys.deadlines);
         }
-        let sum = add(keyspace, object, delta, at)?;
-        keyspace.publish(object.channel(), sum);
+        let sum = add(keyspace, keys, delta, at)?;
+        keyspace.publish(keys.object.channel(), sum);
         Ok(())
     }
 
     /// Returns the number of held permits.
-    fn held(&self, keyspace: &mut Keyspace, object: &ObjectKeys, at: Instant) -> Result<i64> {
-        let held = dates(keyspace, object, at)?.map_or(0, |held| signed(held.len()));
+    fn held(&self, keyspace: &mut Keyspace, keys: &PermitKeys, at: Instant) -> Result<i64> {
+        let held = dates(keyspace, keys, at)?.map_or(0, |held| signed(held.len()));
         Ok(self.available.map_or(0, |_| held))
     }
 }
 
 /// Changes the number of free permits. Returns the new number.
-fn add(keyspace: &mut Keyspace, object: &ObjectKeys, delta: i64, at: Instant) -> Result<i64> {
-    let available: &mut i64 = keyspace.find_or_create(object.key(), at)?;
+fn add(keyspace: &mut Keyspace, keys: &PermitKeys, delta: i64, at: Instant) -> Result<i64> {
+    let available: &mut i64 = keyspace.find_or_create(keys.object.key(), at)?;
     *available = available.saturating_add(delta);
     Ok(*available)
 }
@@ -138,21 +129,16 @@ fn add(keyspace: &mut Keyspace, object: &ObjectKeys, delta: i64, at: Instant) ->
 /// Returns the dates on which permits expire, if there are any.
 fn dates<'a>(
     keyspace: &'a mut Keyspace,
-    object: &ObjectKeys,
+    keys: &PermitKeys,
     at: Instant,
 ) -> Result<Option<&'a mut Dates>> {
-    let found = keyspace.find::<Dates>(object.deadlines(), at)?;
+    let found = keyspace.find::<Dates>(&keys.deadlines, at)?;
     Ok(found.map(|found| found.value))
 }
 
 /// Returns how many of these permits are held.
-fn count_held(
-    keyspace: &mut Keyspace,
-    object: &ObjectKeys,
-    ids: &str,
-    at: Instant,
-) -> Result<usize> {
-    let held = keyspace.find::<Dates>(object.deadlines(), at)?;
+fn count_held(keyspace: &mut Keyspace, keys: &PermitKeys, ids: &str, at: Instant) -> Result<usize> {
+    let held = keyspace.find::<Dates>(&keys.deadlines, at)?;
     Ok(held.map_or(0, |held| {
         split_ids(ids)
             .filter(|id| held.value.contains_key(*id))
@@ -175,21 +161,9 @@ fn signed(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-fn millis(millis: i64) -> Duration {
-    Duration::from_millis(u64::try_from(millis).unwrap_or(0))
-}
-
-/// Converts a remaining time from a script: -1 means forever.
-fn left(raw: i64) -> Duration {
-    match raw {
-        -1 => Duration::MAX,
-        left => millis(left),
-    }
-}
-
 /// Acquires permits under ids that the client has chosen, or returns when the next one expires.
 pub(super) struct Acquire<'a> {
-    pub(super) object: &'a ObjectKeys,
+    pub(super) keys: &'a PermitKeys,
     pub(super) ids: &'a str,
     pub(super) lease: Lease,
 }
@@ -198,15 +172,15 @@ impl Step for Acquire<'_> {
     type Reply = Outcome;
 
     fn script(&self) -> &'static Script {
-        script!("acquire.lua")
+        script!("prelude.lua", "acquire.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
-        keys(self.object)
+        all_keys(self.keys)
     }
 
     fn args(&self, args: &mut dyn Args) {
-        args.text(self.object.channel());
+        args.text(self.keys.object.channel());
         args.text(self.ids);
         args.number(self.lease.millis());
     }
@@ -214,29 +188,28 @@ impl Step for Acquire<'_> {
     fn decode(&self, reply: ScriptReply) -> Result<Outcome> {
         match reply {
             ScriptReply::Nil => Ok(Outcome::Done(())),
-            other => Ok(Outcome::Wait(left(other.integer()?))),
+            other => Ok(Outcome::Wait(Expiry::from_millis(other.integer()?))),
         }
     }
 
     fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<Outcome> {
-        let state = SemaphoreState::load(keyspace, self.object, at)?;
+        let state = SemaphoreState::load(keyspace, self.keys, at)?;
         let Some(available) = state.available else {
-            return Ok(Outcome::Wait(Duration::MAX));
+            return Ok(Outcome::Wait(Expiry::Never));
         };
         // Repeated because the answer was lost: the permits are already held.
-        let missing =
-            split_ids(self.ids).count() - count_held(keyspace, self.object, self.ids, at)?;
+        let missing = split_ids(self.ids).count() - count_held(keyspace, self.keys, self.ids, at)?;
         if missing > 0 {
             if available < signed(missing) {
-                let held = keyspace.find::<Dates>(self.object.deadlines(), at)?;
+                let held = keyspace.find::<Dates>(&self.keys.deadlines, at)?;
                 let first = held.and_then(|held| held.value.values().min().copied());
-                let wait = first.map_or(Duration::MAX, |first| state.left(first));
+                let wait = first.map_or(Expiry::Never, |first| state.left(first));
                 return Ok(Outcome::Wait(wait));
             }
-            add(keyspace, self.object, -signed(missing), at)?;
+            add(keyspace, self.keys, -signed(missing), at)?;
         }
         let end = state.end(self.lease);
-        let held: &mut Dates = keyspace.find_or_create(self.object.deadlines(), at)?;
+        let held: &mut Dates = keyspace.find_or_create(&self.keys.deadlines, at)?;
         for id in split_ids(self.ids) {
             let date = held.entry(id.to_owned()).or_insert(end);
             *date = end.max(*date);
@@ -247,7 +220,7 @@ impl Step for Acquire<'_> {
 
 /// Releases permits.
 pub(super) struct Release<'a> {
-    pub(super) object: &'a ObjectKeys,
+    pub(super) keys: &'a PermitKeys,
     pub(super) ids: &'a str,
     pub(super) mode: ReleaseMode,
 }
@@ -268,15 +241,15 @@ impl Step for Release<'_> {
     type Reply = usize;
 
     fn script(&self) -> &'static Script {
-        script!("release.lua")
+        script!("prelude.lua", "release.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
-        keys(self.object)
+        all_keys(self.keys)
     }
 
     fn args(&self, args: &mut dyn Args) {
-        args.text(self.object.channel());
+        args.text(self.keys.object.channel());
         args.text(self.ids);
         args.text(match self.mode {
             ReleaseMode::Held => "any",
@@ -290,9 +263,9 @@ impl Step for Release<'_> {
     }
 
     fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<usize> {
-        let state = SemaphoreState::load(keyspace, self.object, at)?;
+        let state = SemaphoreState::load(keyspace, self.keys, at)?;
         let held_count = match state.available {
-            Some(_) => count_held(keyspace, self.object, self.ids, at)?,
+            Some(_) => count_held(keyspace, self.keys, self.ids, at)?,
             None => 0,
         };
         let kept = match self.mode {
@@ -303,32 +276,32 @@ impl Step for Release<'_> {
         if held_count == 0 || kept {
             return Ok(held_count);
         }
-        if let Some(held) = keyspace.find::<Dates>(self.object.deadlines(), at)? {
+        if let Some(held) = keyspace.find::<Dates>(&self.keys.deadlines, at)? {
             for id in split_ids(self.ids) {
                 held.value.remove(id);
             }
         }
-        state.add_and_publish(keyspace, self.object, signed(held_count), at)?;
+        state.add_and_publish(keyspace, self.keys, signed(held_count), at)?;
         Ok(held_count)
     }
 }
 
 /// Renews the leases of many sets of permits.
 pub(super) fn renew_script() -> &'static Script {
-    static SCRIPT: Script = Script::new(include_str!("renew.lua"));
-    &SCRIPT
+    script!("renew.lua")
 }
 
 /// Renews one set, as the script does.
 pub(super) fn renew(
     keyspace: &mut Keyspace,
+    keys: &PermitKeys,
     hold: &Hold,
     lease: Option<Lease>,
     at: Instant,
 ) -> Result<bool> {
     let now = keyspace.date(at);
     let now_rounded_up = rounded_up(keyspace, at);
-    let Some(held) = keyspace.find::<Dates>(hold.object.deadlines(), at)? else {
+    let Some(held) = keyspace.find::<Dates>(&keys.deadlines, at)? else {
         return Ok(false);
     };
     let is_held = |id| held.value.get(id).is_some_and(|date| *date > now);
@@ -348,7 +321,7 @@ pub(super) fn renew(
 
 /// Sets the total number of permits, including held ones.
 pub(super) struct Set {
-    pub(super) object: Arc<ObjectKeys>,
+    pub(super) keys: Arc<PermitKeys>,
     pub(super) permits: u32,
     /// Only if none are set.
     pub(super) if_absent: bool,
@@ -359,15 +332,15 @@ impl Step for Set {
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
-        script!("set.lua")
+        script!("prelude.lua", "set.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
-        keys(&self.object)
+        all_keys(&self.keys)
     }
 
     fn args(&self, args: &mut dyn Args) {
-        args.text(self.object.channel());
+        args.text(self.keys.object.channel());
         args.number(self.permits.into());
         args.number(self.if_absent.into());
     }
@@ -377,14 +350,14 @@ impl Step for Set {
     }
 
     fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<bool> {
-        let state = SemaphoreState::load(keyspace, &self.object, at)?;
+        let state = SemaphoreState::load(keyspace, &self.keys, at)?;
         if state.available.is_some() && self.if_absent {
             return Ok(false);
         }
-        let wanted = i64::from(self.permits) - state.held(keyspace, &self.object, at)?;
+        let wanted = i64::from(self.permits) - state.held(keyspace, &self.keys, at)?;
         if state.available != Some(wanted) {
             let delta = wanted - state.available.unwrap_or(0);
-            state.add_and_publish(keyspace, &self.object, delta, at)?;
+            state.add_and_publish(keyspace, &self.keys, delta, at)?;
         }
         Ok(true)
     }
@@ -392,7 +365,7 @@ impl Step for Set {
 
 /// Adds free permits, or removes some.
 pub(super) struct Add {
-    pub(super) object: Arc<ObjectKeys>,
+    pub(super) keys: Arc<PermitKeys>,
     pub(super) delta: i64,
 }
 
@@ -401,15 +374,15 @@ impl Step for Add {
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
-        script!("add.lua")
+        script!("prelude.lua", "add.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
-        keys(&self.object)
+        all_keys(&self.keys)
     }
 
     fn args(&self, args: &mut dyn Args) {
-        args.text(self.object.channel());
+        args.text(self.keys.object.channel());
         args.signed(self.delta);
         args.number(MAX_PERMITS.into());
     }
@@ -419,19 +392,19 @@ impl Step for Add {
     }
 
     fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<bool> {
-        let state = SemaphoreState::load(keyspace, &self.object, at)?;
+        let state = SemaphoreState::load(keyspace, &self.keys, at)?;
         let sum = state.available.unwrap_or(0).saturating_add(self.delta);
         if sum.saturating_abs() > i64::from(MAX_PERMITS) {
             return Ok(false);
         }
-        state.add_and_publish(keyspace, &self.object, self.delta, at)?;
+        state.add_and_publish(keyspace, &self.keys, self.delta, at)?;
         Ok(true)
     }
 }
 
 /// Returns the numbers of permits.
 pub(super) struct Count<'a> {
-    pub(super) object: &'a ObjectKeys,
+    pub(super) keys: &'a PermitKeys,
 }
 
 /// The reply of [`Count`].
@@ -445,15 +418,15 @@ impl Step for Count<'_> {
     type Reply = Counts;
 
     fn script(&self) -> &'static Script {
-        script!("count.lua")
+        script!("prelude.lua", "count.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
-        keys(self.object)
+        all_keys(self.keys)
     }
 
     fn args(&self, args: &mut dyn Args) {
-        args.text(self.object.channel());
+        args.text(self.keys.object.channel());
     }
 
     fn decode(&self, reply: ScriptReply) -> Result<Counts> {
@@ -465,7 +438,7 @@ impl Step for Count<'_> {
     }
 
     fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<Counts> {
-        let state = SemaphoreState::load(keyspace, self.object, at)?;
+        let state = SemaphoreState::load(keyspace, self.keys, at)?;
         let Some(available) = state.available else {
             return Ok(Counts {
                 available: 0,
@@ -474,14 +447,14 @@ impl Step for Count<'_> {
         };
         Ok(Counts {
             available,
-            acquired: state.held(keyspace, self.object, at)?,
+            acquired: state.held(keyspace, self.keys, at)?,
         })
     }
 }
 
 /// Sets the time at which a permit expires, earlier or later than before.
 pub(super) struct UpdateLease<'a> {
-    pub(super) object: &'a ObjectKeys,
+    pub(super) keys: &'a PermitKeys,
     pub(super) id: &'a str,
     pub(super) lease: Lease,
 }
@@ -491,15 +464,15 @@ impl Step for UpdateLease<'_> {
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
-        script!("update_lease.lua")
+        script!("prelude.lua", "update_lease.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
-        keys(self.object)
+        all_keys(self.keys)
     }
 
     fn args(&self, args: &mut dyn Args) {
-        args.text(self.object.channel());
+        args.text(self.keys.object.channel());
         args.text(self.id);
         args.number(self.lease.millis());
     }
@@ -509,12 +482,12 @@ impl Step for UpdateLease<'_> {
     }
 
     fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<bool> {
-        let state = SemaphoreState::load(keyspace, self.object, at)?;
+        let state = SemaphoreState::load(keyspace, self.keys, at)?;
         let Some(available) = state.available else {
             return Ok(false);
         };
         let end = state.end(self.lease);
-        let held = dates(keyspace, self.object, at)?;
+        let held = dates(keyspace, self.keys, at)?;
         let Some(date) = held.and_then(|held| held.get_mut(self.id)) else {
             return Ok(false);
         };
@@ -522,7 +495,7 @@ impl Step for UpdateLease<'_> {
         *date = end;
         if expires_earlier {
             // Waiters sleep until the first permit expires, and this may be the first now.
-            keyspace.publish(self.object.channel(), available);
+            keyspace.publish(self.keys.object.channel(), available);
         }
         Ok(true)
     }
@@ -530,103 +503,100 @@ impl Step for UpdateLease<'_> {
 
 /// Returns when a permit expires.
 pub(super) struct LeaseOf<'a> {
-    pub(super) object: &'a ObjectKeys,
+    pub(super) keys: &'a PermitKeys,
     pub(super) id: &'a str,
 }
 
 impl Step for LeaseOf<'_> {
     /// `None`: it is not held.
-    type Reply = Option<Duration>;
+    type Reply = Option<Expiry>;
 
     fn script(&self) -> &'static Script {
-        script!("lease_of.lua")
+        script!("prelude.lua", "lease_of.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
-        keys(self.object)
+        all_keys(self.keys)
     }
 
     fn args(&self, args: &mut dyn Args) {
-        args.text(self.object.channel());
+        args.text(self.keys.object.channel());
         args.text(self.id);
     }
 
-    fn decode(&self, reply: ScriptReply) -> Result<Option<Duration>> {
+    fn decode(&self, reply: ScriptReply) -> Result<Option<Expiry>> {
         match reply {
             ScriptReply::Nil => Ok(None),
-            other => Ok(Some(left(other.integer()?))),
+            other => Ok(Some(Expiry::from_millis(other.integer()?))),
         }
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<Option<Duration>> {
-        let state = SemaphoreState::load(keyspace, self.object, at)?;
+    fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<Option<Expiry>> {
+        let state = SemaphoreState::load(keyspace, self.keys, at)?;
         if state.available.is_none() {
             return Ok(None);
         }
-        let date = dates(keyspace, self.object, at)?.and_then(|held| held.get(self.id));
+        let date = dates(keyspace, self.keys, at)?.and_then(|held| held.get(self.id));
         Ok(date.map(|date| state.left(*date)))
     }
 }
 
 /// Returns the held permits and their remaining leases.
 pub(super) struct Inspect<'a> {
-    pub(super) object: &'a ObjectKeys,
+    pub(super) keys: &'a PermitKeys,
 }
 
 impl Step for Inspect<'_> {
     type Reply = Vec<Holder>;
 
     fn script(&self) -> &'static Script {
-        script!("inspect.lua")
+        script!("prelude.lua", "inspect.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
-        keys(self.object)
+        all_keys(self.keys)
     }
 
     fn args(&self, args: &mut dyn Args) {
-        args.text(self.object.channel());
+        args.text(self.keys.object.channel());
     }
 
     fn decode(&self, reply: ScriptReply) -> Result<Vec<Holder>> {
         let holder = |one: &[ScriptReply]| match one {
-            [ScriptReply::Bytes(id), ScriptReply::Integer(raw)] => {
-                // An id of another format, written to the set by another program, is shown as it is.
-                let owner = match <[u8; PermitId::BYTES]>::try_from(id.as_slice()) {
-                    Ok(id) => PermitId::from_bytes(id).to_string(),
-                    Err(_) => String::from_utf8_lossy(id).into_owned(),
-                };
-                Ok(Holder {
-                    owner,
-                    holds: 1,
-                    remaining: Some(left(*raw)).filter(|left| *left != Duration::MAX),
-                })
+            [ScriptReply::Bytes(id), ScriptReply::Integer(left)] => {
+                let id = PermitId::from_store(id)?;
+                Some(Ok(holder(id.to_string(), Expiry::from_millis(*left))))
             }
-            other => Err(unexpected_reply(&other)),
+            other => Some(Err(unexpected_reply(&other))),
         };
-        reply.list()?.chunks(2).map(holder).collect()
+        reply.list()?.chunks(2).filter_map(holder).collect()
     }
 
     fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<Vec<Holder>> {
-        let state = SemaphoreState::load(keyspace, self.object, at)?;
+        let state = SemaphoreState::load(keyspace, self.keys, at)?;
         if state.available.is_none() {
             return Ok(Vec::new());
         }
-        let Some(held) = dates(keyspace, self.object, at)? else {
+        let Some(held) = dates(keyspace, self.keys, at)? else {
             return Ok(Vec::new());
         };
-        let holder = |(id, date): (&String, &i64)| Holder {
-            owner: id.clone(),
-            holds: 1,
-            remaining: Some(state.left(*date)),
-        };
+        let holder = |(id, date): (&String, &i64)| holder(id.clone(), state.left(*date));
         Ok(held.iter().map(holder).collect())
+    }
+}
+
+/// Returns a held permit in the form that all kinds share: its id takes the place of the owner.
+fn holder(id: String, remaining: Expiry) -> Holder {
+    Holder {
+        owner: id.into(),
+        holds: 1,
+        remaining,
     }
 }
 
 /// Releases all held permits, whichever clients hold them.
 pub(super) struct Force<'a> {
-    pub(super) object: &'a ObjectKeys,
+    pub(super) keys: &'a PermitKeys,
 }
 
 impl Step for Force<'_> {
@@ -634,15 +604,15 @@ impl Step for Force<'_> {
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
-        script!("force.lua")
+        script!("prelude.lua", "force.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
-        keys(self.object)
+        all_keys(self.keys)
     }
 
     fn args(&self, args: &mut dyn Args) {
-        args.text(self.object.channel());
+        args.text(self.keys.object.channel());
     }
 
     fn decode(&self, reply: ScriptReply) -> Result<bool> {
@@ -650,23 +620,23 @@ impl Step for Force<'_> {
     }
 
     fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<bool> {
-        let state = SemaphoreState::load(keyspace, self.object, at)?;
+        let state = SemaphoreState::load(keyspace, self.keys, at)?;
         let held = match state.available {
-            Some(_) => state.held(keyspace, self.object, at)?,
+            Some(_) => state.held(keyspace, self.keys, at)?,
             None => 0,
         };
         if held == 0 {
             return Ok(false);
         }
-        keyspace.remove(self.object.deadlines());
-        state.add_and_publish(keyspace, self.object, held, at)?;
+        keyspace.remove(&self.keys.deadlines);
+        state.add_and_publish(keyspace, self.keys, held, at)?;
         Ok(true)
     }
 }
 
 /// Deletes the semaphore.
 pub(super) struct Delete {
-    pub(super) object: Arc<ObjectKeys>,
+    pub(super) keys: Arc<PermitKeys>,
 }
 
 impl Step for Delete {
@@ -674,15 +644,15 @@ impl Step for Delete {
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
-        script!("delete.lua")
+        script!("prelude.lua", "delete.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
-        keys(&self.object)
+        all_keys(&self.keys)
     }
 
     fn args(&self, args: &mut dyn Args) {
-        args.text(self.object.channel());
+        args.text(self.keys.object.channel());
     }
 
     fn decode(&self, reply: ScriptReply) -> Result<bool> {
@@ -690,12 +660,12 @@ impl Step for Delete {
     }
 
     fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<bool> {
-        let state = SemaphoreState::load(keyspace, &self.object, at)?;
+        let state = SemaphoreState::load(keyspace, &self.keys, at)?;
         if state.available.is_none() {
             return Ok(false);
         }
-        keyspace.remove(self.object.deadlines());
-        keyspace.remove(self.object.key());
+        keyspace.remove(&self.keys.deadlines);
+        keyspace.remove(self.keys.object.key());
         Ok(true)
     }
 }

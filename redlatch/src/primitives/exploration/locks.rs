@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::{Model, State, Verdict, World, ensure, hash_end, ticks};
 use crate::error::Result;
 use crate::hold::Hold;
-use crate::name::KeyLayout;
+use crate::name::owner_of;
 use crate::primitives::differential::hold;
 use crate::primitives::lock::{AcquireParams, Holder, Rules};
 use crate::step::{Outcome, Step as _};
@@ -32,10 +32,10 @@ impl Party {
     where
         K: Rules + Clone,
     {
-        let inspected = (kind.clone(), hold(K::LAYOUT, owner, kind.clone()).object);
+        let inspected = kind.clone();
         Party {
             owner,
-            hold: hold(K::LAYOUT, owner, kind.clone()),
+            hold: hold(owner, kind.clone()),
             exclusive,
             acquire: Box::new(move |world, params| {
                 let outcome = kind.acquire(params).apply(&mut world.keyspace, world.now)?;
@@ -45,15 +45,15 @@ impl Party {
                 })
             }),
             inspect: Box::new(move |world| {
-                let (kind, object) = &inspected;
-                kind.inspect(object).apply(&mut world.keyspace, world.now)
+                let inspect = inspected.inspect();
+                inspect.apply(&mut world.keyspace, world.now)
             }),
         }
     }
 
     /// The channel whose subscribers tell the store that this waiter is connected.
     fn channel(&self) -> Option<&str> {
-        (self.hold.object.layout() == KeyLayout::Fair).then_some(&*self.hold.owner_key)
+        self.hold.waiter_channel.as_deref()
     }
 
     fn excludes(&self, other: &Party) -> bool {
@@ -225,7 +225,7 @@ impl Locks {
         let parties = self.setting.parties.iter();
         let holder = |party: &Party| {
             let holders = (party.inspect)(world).map_err(|error| error.to_string())?;
-            let owner = party.hold.object.owner_of(&party.hold.field);
+            let owner = owner_of(&party.hold.field);
             Ok(holders.into_iter().find(|holder| holder.owner == owner))
         };
         parties.map(holder).collect()
@@ -377,10 +377,13 @@ impl Model for Locks {
                 Reply::Nothing
             }
             Step::Disconnect { .. } => {
-                if world.keyspace.subscriber_count(&hold.owner_key) == 0 {
+                let channel = hold.waiter_channel.as_deref();
+                let Some(channel) =
+                    channel.filter(|channel| world.keyspace.subscriber_count(channel) > 0)
+                else {
                     return Ok(None);
-                }
-                world.keyspace.set_subscriber_count(&hold.owner_key, 0);
+                };
+                world.keyspace.set_subscriber_count(channel, 0);
                 Reply::Nothing
             }
         };
@@ -441,7 +444,7 @@ impl Model for Locks {
             }
             if known_hold.holds(world.now) {
                 let is_kept = |holder: &Holder| {
-                    let end = holder.remaining.map(|left| world.now + left);
+                    let end = holder.remaining.duration().map(|left| world.now + left);
                     holder.holds == known_hold.count && end >= known_hold.end
                 };
                 ensure(holder.as_ref().is_some_and(is_kept), || {

@@ -8,11 +8,12 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::Fair;
-use super::rules::{Force, ListWaiters, Release};
+use super::rules::{Force, Release};
 use crate::hold::Hold;
 use crate::lease::Lease;
-use crate::name::KeyLayout;
+use crate::name::CandidateKeys;
 use crate::primitives::differential::{Differential, assert_equivalent, hold, lease, time};
+use crate::primitives::inspect::{InspectNames, ObjectState, Waiter};
 use crate::primitives::lock::{AcquireParams, Rules as _};
 use crate::step::Outcome;
 
@@ -35,7 +36,6 @@ enum Move {
     },
     Force,
     Inspect,
-    ListWaiters,
     /// Which waiters are subscribed from now on: one bit per owner, one for waiters that do not queue.
     Subscribe(u8),
     SetForeign,
@@ -76,7 +76,6 @@ fn moves() -> impl Strategy<Value = Move> {
         5 => (1..10u32).prop_map(|time| Move::Advance { time }),
         1 => Just(Move::Force),
         1 => Just(Move::Inspect),
-        3 => Just(Move::ListWaiters),
         4 => (0..2u8 << OWNERS).prop_map(Move::Subscribe),
         1 => Just(Move::SetForeign),
     ]
@@ -88,12 +87,13 @@ fn grace() -> Lease {
 }
 
 fn of(owner: u8) -> Hold {
-    hold(KeyLayout::Fair, owner, Fair::default())
+    hold(owner, Fair::new("", "name"))
 }
 
 async fn subscribe(harness: &mut Differential, owners: u8) {
     let others = of(0).object.channel().to_owned();
-    let channels = (0..OWNERS).map(|owner| of(owner).owner_key.to_string());
+    let channels =
+        (0..OWNERS).map(|owner| Fair::new("", "name").keys.waiter_channel(&of(owner).field));
     let all = channels.chain([others]).enumerate();
     let subscribed = all.filter(|(bit, _)| owners & (1 << bit) != 0);
     harness
@@ -101,11 +101,22 @@ async fn subscribe(harness: &mut Differential, owners: u8) {
         .await;
 }
 
+/// Returns the queue.
+async fn waiters(harness: &mut Differential) -> Vec<Waiter> {
+    let names = &[CandidateKeys::new("name".into())];
+    let seen = harness.step(&InspectNames { names }).await;
+    match seen.unwrap_or_default().pop() {
+        Some(Ok(Some(ObjectState::Lock { queue, .. }))) => queue,
+        _ => Vec::new(),
+    }
+}
+
 async fn acquire(harness: &mut Differential, args: &AcquireMove, owner: u8) -> Option<Outcome> {
     let wait_time: Duration = time(args.wait_time);
     let kind = Fair {
         wait_time,
         grace_period: grace().duration(),
+        ..Fair::new("", "name")
     };
     let params = AcquireParams {
         hold: &of(owner),
@@ -125,12 +136,13 @@ fn lua_and_rules_agree() {
         if !has_subscribed.replace(true) {
             subscribe(harness, u8::MAX).await;
         }
-        let object = &of(0).object;
-        let queue = harness
-            .step(&ListWaiters { object })
-            .await
-            .unwrap_or_default();
-        let waits = |owner: u8| queue.iter().position(|other| **other == *of(owner).field);
+        let fair = Fair::new("", "name");
+        let keys = &*fair.keys;
+        let queue = waiters(harness).await;
+        let waits = |owner: u8| {
+            let field = of(owner).field;
+            queue.iter().position(|waiter| waiter.owner == *field)
+        };
         match one {
             Move::Acquire(args) => {
                 let before = waits(args.owner);
@@ -160,6 +172,7 @@ fn lua_and_rules_agree() {
                 lease: n,
             } => {
                 let step = Release {
+                    keys,
                     hold: &of(*owner),
                     keep: *keep,
                     lease: (*n > 0).then(|| lease(*n)),
@@ -177,10 +190,7 @@ fn lua_and_rules_agree() {
             }
             Move::Advance { time: n } => {
                 harness.advance(time(*n)).await;
-                let left = harness
-                    .step(&ListWaiters { object })
-                    .await
-                    .unwrap_or_default();
+                let left = waiters(harness).await;
                 match queue.len() - left.len() {
                     0 => {}
                     1 => count("the time of one has passed"),
@@ -189,20 +199,13 @@ fn lua_and_rules_agree() {
             }
             Move::Force => {
                 let force = Force {
-                    object,
+                    keys,
                     grace: grace(),
                 };
                 let _ = harness.step(&force).await;
             }
             Move::Inspect => {
-                let _ = harness.step(&Fair::default().inspect(object)).await;
-            }
-            Move::ListWaiters => {
-                let again = harness
-                    .step(&ListWaiters { object })
-                    .await
-                    .unwrap_or_default();
-                assert_eq!(again, queue, "listing changes nothing");
+                let _ = harness.step(&fair.inspect()).await;
             }
             Move::Subscribe(owners) => subscribe(harness, *owners).await,
             Move::SetForeign => harness.set_foreign("name", 5).await,

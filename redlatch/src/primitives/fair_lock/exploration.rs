@@ -17,8 +17,9 @@ fn exploration_of_fair_lock() {
     let kind = Fair {
         wait_time: TICK * 2,
         grace_period: TICK,
+        ..Fair::new("", "name")
     };
-    let parties = (0..3).map(|owner| Party::new(owner, kind, true, |()| 0));
+    let parties = (0..3).map(|owner| Party::new(owner, kind.clone(), true, |()| 0));
     let locks = Locks::new(parties.collect(), true, |key| match key {
         "name" | ABSENT => Some(true),
         QUEUE | TIMEOUTS => Some(false),

@@ -10,18 +10,19 @@ mod rules;
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use smallvec::smallvec;
 use tokio::time::Instant;
 
-use self::rules::{Acquire, Force, ListWaiters, Release};
+use self::rules::{Acquire, Force, Release};
 use crate::error::{Error, Result};
 use crate::hold::{Hold, HoldKind, Renewal};
 use crate::keyspace::Keyspace;
 use crate::lease::{Lease, MAX_LEASE};
-use crate::name::{KeyLayout, ObjectKeys};
+use crate::name::{FairKeys, ObjectKeys};
 use crate::owner::Owner;
+use crate::primitives::inspect::{ObjectState, Waiter, inspect};
 use crate::primitives::lock::{AcquireParams, Lock, OwnedKind, Rules};
 use crate::step::{BoxedStep, Outcome, Step};
 
@@ -67,16 +68,17 @@ use crate::step::{BoxedStep, Outcome, Step};
 pub type FairLock = Lock<Fair>;
 
 /// The kind of [`FairLock`].
-#[derive(Debug, Clone, Copy)]
-#[non_exhaustive]
+#[derive(Debug, Clone)]
 pub struct Fair {
+    keys: Arc<FairKeys>,
     wait_time: Duration,
     grace_period: Duration,
 }
 
-impl Default for Fair {
-    fn default() -> Fair {
+impl Fair {
+    pub(crate) fn new(prefix: &str, name: &str) -> Fair {
         Fair {
+            keys: Arc::new(FairKeys::new(prefix, name)),
             wait_time: Duration::from_secs(300),
             grace_period: Duration::from_secs(5),
         }
@@ -124,7 +126,7 @@ impl Lock<Fair> {
     pub fn wait_time(self, wait_time: Duration) -> Lock<Fair> {
         let kind = Fair {
             wait_time,
-            ..*self.kind
+            ..(*self.kind).clone()
         };
         self.with_kind(kind)
     }
@@ -159,14 +161,13 @@ impl Lock<Fair> {
     pub fn grace_period(self, grace_period: Duration) -> Lock<Fair> {
         let kind = Fair {
             grace_period,
-            ..*self.kind
+            ..(*self.kind).clone()
         };
         self.with_kind(kind)
     }
 
-    /// Returns the ids of the owners that wait for the lock in any process
-    /// ([`Client::owner_id`](crate::Client::owner_id)), the next one first. Omits entries at the
-    /// head whose time in the queue has passed.
+    /// Returns the waiters for the lock in any process, the next one first. Omits entries whose time in
+    /// the queue has passed.
     ///
     /// # Errors
     ///
@@ -178,9 +179,11 @@ impl Lock<Fair> {
     /// assert!(client.fair_lock("printer").queue().await?.is_empty());
     /// # Ok(()) }
     /// ```
-    pub async fn queue(&self) -> Result<Vec<String>> {
-        let object = self.object()?;
-        self.session.store.read(&ListWaiters { object }).await
+    pub async fn queue(&self) -> Result<Vec<Waiter>> {
+        match inspect(&self.session, self.valid_kind()?.object()).await? {
+            Some(ObjectState::Lock { queue, .. }) => Ok(queue),
+            _ => Ok(Vec::new()),
+        }
     }
 
     /// Returns the number of waiters before `owner`, which waits through this client: 0 if it is
@@ -200,18 +203,21 @@ impl Lock<Fair> {
     pub async fn position(&self, owner: Owner) -> Result<Option<usize>> {
         let owner = self.session.id.owner_id(owner);
         let queue = self.queue().await?;
-        Ok(queue.iter().position(|waiting| *waiting == owner))
+        Ok(queue.iter().position(|waiter| waiter.owner == owner))
     }
 }
 
 impl HoldKind for Fair {
+    fn object(&self) -> &Arc<ObjectKeys> {
+        &self.keys.object
+    }
+
+    fn waiter_channel(&self, field: &str) -> Option<String> {
+        Some(self.keys.waiter_channel(field))
+    }
+
     fn renewal<'a>(&'a self, hold: &'a Hold) -> Renewal<'a> {
-        Renewal {
-            script: rules::renew_script(),
-            key: hold.object.key(),
-            args: smallvec![&*hold.field, hold.object.channel()],
-            weight: 1,
-        }
+        Renewal::of_lock(rules::renew_script(), hold, hold.object.channel())
     }
 
     fn renew(
@@ -221,7 +227,7 @@ impl HoldKind for Fair {
         lease: Option<Lease>,
         now: Instant,
     ) -> Result<bool> {
-        rules::renew(keyspace, hold, lease, now)
+        rules::renew(keyspace, &self.keys, hold, lease, now)
     }
 
     fn release<'a>(
@@ -230,32 +236,31 @@ impl HoldKind for Fair {
         keep: u32,
         lease: Option<Lease>,
     ) -> BoxedStep<'a, bool> {
-        let grace = self.grace();
         Box::new(Release {
+            keys: &self.keys,
             hold,
             keep,
             lease,
-            grace,
+            grace: self.grace(),
         })
     }
 }
 
 impl Rules for Fair {
     type Grant = ();
-    const LAYOUT: KeyLayout = KeyLayout::Fair;
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
-        let (wait_time, grace) = (Fair::clamped_lease(self.wait_time), self.grace());
         Acquire {
             params,
-            wait_time,
-            grace,
+            keys: &self.keys,
+            wait_time: Fair::clamped_lease(self.wait_time),
+            grace: self.grace(),
         }
     }
 
-    fn force<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = bool> + 'a {
-        let grace = self.grace();
-        Force { object, grace }
+    fn force(&self) -> impl Step<Reply = bool> {
+        let (keys, grace) = (&*self.keys, self.grace());
+        Force { keys, grace }
     }
 
     fn check(&self) -> Result<()> {
@@ -274,11 +279,10 @@ impl Rules for Fair {
 
     fn waiting_at_most(&self, wait: Duration) -> Option<Fair> {
         let wait_time = wait.max(Duration::from_millis(1));
-        (wait_time < self.wait_time).then_some(Fair { wait_time, ..*self })
-    }
-
-    fn channel<'a>(&self, hold: &'a Hold) -> &'a str {
-        &hold.owner_key
+        (wait_time < self.wait_time).then_some(Fair {
+            wait_time,
+            ..self.clone()
+        })
     }
 
     fn waiter_ttl(&self) -> Option<Lease> {

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use crate::error::Result;
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
-use crate::name::ObjectKeys;
+use crate::name::FairKeys;
 
 /// Maximum number of waiters that one step checks for absence.
 const MAX_CHECKED: usize = 1000;
@@ -38,19 +38,19 @@ pub(super) fn millis(duration: Duration) -> i64 {
 /// its own wait time later than the one before it.
 pub(super) struct FairQueue<'a> {
     pub(super) keyspace: &'a mut Keyspace,
-    object: &'a ObjectKeys,
+    keys: &'a FairKeys,
     now: Instant,
 }
 
 impl<'a> FairQueue<'a> {
     pub(super) fn new(
         keyspace: &'a mut Keyspace,
-        object: &'a ObjectKeys,
+        keys: &'a FairKeys,
         now: Instant,
     ) -> FairQueue<'a> {
         FairQueue {
             keyspace,
-            object,
+            keys,
             now,
         }
     }
@@ -65,7 +65,7 @@ impl<'a> FairQueue<'a> {
 
     /// Returns the owners in order, if there are any.
     pub(super) fn owners(&mut self) -> Result<Option<&mut VecDeque<String>>> {
-        let queue = self.keyspace.find(self.object.queue(), self.now)?;
+        let queue = self.keyspace.find(&self.keys.queue, self.now)?;
         Ok(queue.map(|queue| queue.value))
     }
 
@@ -97,12 +97,12 @@ impl<'a> FairQueue<'a> {
     }
 
     pub(super) fn timeout_of(&mut self, owner: &str) -> Result<Option<i64>> {
-        let timeouts = self.dates(self.object.timeouts())?;
+        let timeouts = self.dates(&self.keys.timeouts)?;
         Ok(timeouts.and_then(|dates| dates.get(owner).copied()))
     }
 
     pub(super) fn set_timeout(&mut self, owner: &str, until: i64) -> Result<()> {
-        let timeouts = self.object.timeouts();
+        let timeouts = &self.keys.timeouts;
         let dates: &mut BTreeMap<_, _> = self.keyspace.find_or_create(timeouts, self.now)?;
         dates.insert(owner.to_owned(), until);
         Ok(())
@@ -110,7 +110,7 @@ impl<'a> FairQueue<'a> {
 
     /// Appends an owner. Returns its position.
     pub(super) fn push(&mut self, owner: &str, until: i64) -> Result<usize> {
-        let queue = self.object.queue();
+        let queue = &self.keys.queue;
         let owners: &mut VecDeque<_> = self.keyspace.find_or_create(queue, self.now)?;
         owners.push_back(owner.to_owned());
         let position = owners.len() - 1;
@@ -121,7 +121,7 @@ impl<'a> FairQueue<'a> {
     pub(super) fn remove(&mut self, position: usize) -> Result<()> {
         let gone = self.owners()?.and_then(|owners| owners.remove(position));
         if let Some(gone) = gone {
-            self.remove_date(self.object.timeouts(), &gone)?;
+            self.remove_date(&self.keys.timeouts, &gone)?;
             self.clear_absence(&gone)?;
         }
         Ok(())
@@ -161,19 +161,19 @@ impl<'a> FairQueue<'a> {
 
     /// Notes that an owner is connected, or no longer waits.
     pub(super) fn clear_absence(&mut self, owner: &str) -> Result<()> {
-        self.remove_date(self.object.absent_waiters(), owner)
+        self.remove_date(&self.keys.absent_waiters, owner)
     }
 
     pub(super) fn is_connected(&self, owner: &str) -> bool {
         self.keyspace
-            .subscriber_count(&self.object.owner_key(owner))
+            .subscriber_count(&self.keys.waiter_channel(owner))
             > 0
     }
 
     fn set_absence(&mut self, owner: &str, kept_until: i64) -> Result<()> {
         let dates: &mut BTreeMap<_, _> = self
             .keyspace
-            .find_or_create(self.object.absent_waiters(), self.now)?;
+            .find_or_create(&self.keys.absent_waiters, self.now)?;
         dates.insert(owner.to_owned(), kept_until);
         Ok(())
     }
@@ -195,7 +195,7 @@ impl<'a> FairQueue<'a> {
                 self.clear_absence(owner)?;
                 continue;
             }
-            let absences = self.dates(self.object.absent_waiters())?;
+            let absences = self.dates(&self.keys.absent_waiters)?;
             let until = match absences.and_then(|absences| absences.get(owner).copied()) {
                 Some(until) => until,
                 None => {
@@ -214,7 +214,7 @@ impl<'a> FairQueue<'a> {
         let end = self.now + Duration::from_millis(lasts.unsigned_abs());
         let absences = self
             .keyspace
-            .find::<BTreeMap<_, _>>(self.object.absent_waiters(), self.now)?;
+            .find::<BTreeMap<_, _>>(&self.keys.absent_waiters, self.now)?;
         if let Some(mut absences) = absences {
             absences.set_end(end);
         }
@@ -224,12 +224,12 @@ impl<'a> FairQueue<'a> {
     /// Wakes waiters that do not queue, because they use a handle of another kind. The queue is
     /// empty, so none of its waiters is overtaken.
     pub(super) fn wake_unqueued(&mut self) {
-        self.keyspace.publish(self.object.channel(), 0);
+        self.keyspace.publish(self.keys.object.channel(), 0);
     }
 
     /// Wakes one waiter. Returns whether it received the message.
     pub(super) fn wake_one(&mut self, owner: &str) -> bool {
-        self.keyspace.publish(&self.object.owner_key(owner), 0) > 0
+        self.keyspace.publish(&self.keys.waiter_channel(owner), 0) > 0
     }
 
     /// Wakes the head. If it does not receive the message (it has died, or is reconnecting), also

@@ -18,8 +18,6 @@
 //! * Giving up removes the owner from the queue, shifts the timeouts of the waiters behind it, and
 //!   wakes the next waiter if the owner was the head.
 
-use std::time::Duration;
-
 use smallvec::smallvec;
 use tokio::time::Instant;
 
@@ -27,31 +25,22 @@ use super::queue::{FairQueue, millis};
 use crate::error::Result;
 use crate::hold::Hold;
 use crate::keyspace::{Holds, Keyspace};
-use crate::lease::Lease;
-use crate::name::ObjectKeys;
+use crate::lease::{Expiry, Lease};
+use crate::name::{FairKeys, ObjectKeys};
 use crate::primitives::lock::AcquireParams;
 use crate::primitives::reentrant::rules::{
-    self as reentrant, FOREIGN_HASH, is_held, parse_outcome, set_hold_count, try_acquire,
-    wait_outcome, was_deleted, wrong_kind,
+    self as reentrant, is_held, parse_forced, parse_outcome, set_hold_count, try_acquire,
+    wait_outcome, was_deleted,
 };
-use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step};
-
-/// Returns the script of a step, with the shared functions prepended.
-macro_rules! script {
-    ($file:literal) => {{
-        static SCRIPT: Script =
-            Script::new(concat!(include_str!("queue.lua"), include_str!($file)));
-        &SCRIPT
-    }};
-}
+use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script};
 
 /// The lock, the queue, the timeouts, the absent waiters.
-fn keys(object: &ObjectKeys) -> Keys<'_> {
+fn all_keys(keys: &FairKeys) -> Keys<'_> {
     smallvec![
-        object.key(),
-        object.queue(),
-        object.timeouts(),
-        object.absent_waiters(),
+        keys.object.key(),
+        &*keys.queue,
+        &*keys.timeouts,
+        &*keys.absent_waiters
     ]
 }
 
@@ -67,14 +56,15 @@ const MAX_SLEEP: i64 = 5000;
 /// Returns the lock's remaining lease in milliseconds; -1 if it never expires. `None` if it is free.
 fn remaining_ms(keyspace: &mut Keyspace, object: &ObjectKeys, now: Instant) -> Option<i64> {
     match keyspace.remaining(object.key(), now)? {
-        Duration::MAX => Some(-1),
-        left => Some(millis(left)),
+        Expiry::Never => Some(-1),
+        Expiry::In(left) => Some(millis(left)),
     }
 }
 
 /// Acquires the lock for an owner whose turn it is, or returns when to retry. A waiting owner joins the queue.
 pub(super) struct Acquire<'a> {
     pub(super) params: AcquireParams<'a>,
+    pub(super) keys: &'a FairKeys,
     /// How long the lock is kept for this owner when its turn has come.
     pub(super) wait_time: Lease,
     /// How long absent waiters keep their positions once the head is one of them.
@@ -96,11 +86,11 @@ impl Step for Acquire<'_> {
     type Reply = Outcome;
 
     fn script(&self) -> &'static Script {
-        script!("acquire.lua")
+        script!("queue.lua", "acquire.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
-        keys(&self.params.hold.object)
+        all_keys(self.keys)
     }
 
     fn args(&self, args: &mut dyn Args) {
@@ -136,7 +126,7 @@ impl Step for Acquire<'_> {
         if left == Some(-1) {
             return wait_outcome(object, -1);
         }
-        let mut queue = FairQueue::new(keyspace, object, now);
+        let mut queue = FairQueue::new(keyspace, self.keys, now);
         let state = self.drop_dead_waiters(&mut queue, left.is_none())?;
         let (head, dropped) = (&state.head, state.dropped);
         if left.is_none() && head.as_deref().is_none_or(|head| head == owner) {
@@ -300,6 +290,7 @@ impl Acquire<'_> {
 /// Sets an owner's hold count to the number of holds to keep. 0 releases the lock, and removes the
 /// owner from the queue if it is still there from waiting.
 pub(super) struct Release<'a> {
+    pub(super) keys: &'a FairKeys,
     pub(super) hold: &'a Hold,
     pub(super) keep: u32,
     /// The new lease; `None` leaves it unchanged.
@@ -312,11 +303,11 @@ impl Step for Release<'_> {
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
-        script!("release.lua")
+        script!("queue.lua", "release.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
-        keys(&self.hold.object)
+        all_keys(self.keys)
     }
 
     fn args(&self, args: &mut dyn Args) {
@@ -334,10 +325,10 @@ impl Step for Release<'_> {
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
         let (object, owner) = (&*self.hold.object, &*self.hold.field);
         let left = remaining_ms(keyspace, object, now);
-        let waited =
-            self.keep == 0 && leave_queue(&mut FairQueue::new(keyspace, object, now), owner, left)?;
+        let waited = self.keep == 0
+            && leave_queue(&mut FairQueue::new(keyspace, self.keys, now), owner, left)?;
         let held = set_hold_count(keyspace, object, owner, self.keep, self.lease, now)?;
-        let mut queue = FairQueue::new(keyspace, object, now);
+        let mut queue = FairQueue::new(keyspace, self.keys, now);
         if held && self.keep == 0 {
             queue.wake_after_release(left.unwrap_or(0), self.grace)?;
         } else if left.is_none() && !waited {
@@ -362,13 +353,14 @@ pub(super) fn renew_script() -> &'static Script {
 /// Renews one lock, as the script does.
 pub(super) fn renew(
     keyspace: &mut Keyspace,
+    keys: &FairKeys,
     hold: &Hold,
     lease: Option<Lease>,
     now: Instant,
 ) -> Result<bool> {
     let held = reentrant::renew(keyspace, hold, lease, now)?;
     if was_deleted(keyspace, held, &hold.object, now) {
-        FairQueue::new(keyspace, &hold.object, now).wake_next()?;
+        FairQueue::new(keyspace, keys, now).wake_next()?;
     }
     Ok(held)
 }
@@ -406,7 +398,7 @@ fn leave_queue(queue: &mut FairQueue<'_>, owner: &str, left: Option<i64>) -> Res
 
 /// Releases the lock whichever owner holds it.
 pub(super) struct Force<'a> {
-    pub(super) object: &'a ObjectKeys,
+    pub(super) keys: &'a FairKeys,
     pub(super) grace: Lease,
 }
 
@@ -415,73 +407,29 @@ impl Step for Force<'_> {
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
-        script!("force.lua")
+        script!("queue.lua", "force.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
-        keys(self.object)
+        all_keys(self.keys)
     }
 
     fn args(&self, args: &mut dyn Args) {
-        args.text(self.object.channel());
+        args.text(self.keys.object.channel());
         args.number(self.grace.millis());
     }
 
     fn decode(&self, reply: ScriptReply) -> Result<bool> {
-        match reply {
-            ScriptReply::Integer(-1) => Err(wrong_kind(self.object, FOREIGN_HASH)),
-            other => other.flag(),
-        }
+        parse_forced(&self.keys.object, reply)
     }
 
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
-        let held = is_held(keyspace, self.object, now)?;
+        let held = is_held(keyspace, &self.keys.object, now)?;
         if held {
-            let left = remaining_ms(keyspace, self.object, now).unwrap_or(0);
-            keyspace.remove(self.object.key());
-            FairQueue::new(keyspace, self.object, now).wake_after_release(left, self.grace)?;
+            let left = remaining_ms(keyspace, &self.keys.object, now).unwrap_or(0);
+            keyspace.remove(self.keys.object.key());
+            FairQueue::new(keyspace, self.keys, now).wake_after_release(left, self.grace)?;
         }
         Ok(held)
-    }
-}
-
-/// Returns the waiting owners, the next one first.
-pub(super) struct ListWaiters<'a> {
-    pub(super) object: &'a ObjectKeys,
-}
-
-impl Step for ListWaiters<'_> {
-    type Reply = Vec<String>;
-
-    fn script(&self) -> &'static Script {
-        script!("list_waiters.lua")
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        keys(self.object)
-    }
-
-    fn args(&self, _: &mut dyn Args) {}
-
-    fn decode(&self, reply: ScriptReply) -> Result<Vec<String>> {
-        reply.list()?.into_iter().map(ScriptReply::text).collect()
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Vec<String>> {
-        let mut queue = FairQueue::new(keyspace, self.object, now);
-        let now = queue.now_ms();
-        let mut waiting: Vec<_> = match queue.owners()? {
-            Some(owners) => owners.iter().cloned().collect(),
-            None => Vec::new(),
-        };
-        let mut timed_out = 0;
-        for owner in &waiting {
-            if queue.timeout_of(owner)?.is_some_and(|until| until > now) {
-                break;
-            }
-            timed_out += 1;
-        }
-        waiting.drain(..timed_out);
-        Ok(waiting)
     }
 }

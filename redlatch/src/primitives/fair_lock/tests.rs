@@ -12,7 +12,6 @@ use crate::error::Result;
 use crate::hold::Hold;
 use crate::keyspace::{Holds, Keyspace};
 use crate::lease::Lease;
-use crate::name::KeyLayout;
 use crate::primitives::differential::hold;
 use crate::primitives::lock::AcquireParams;
 use crate::step::{Outcome, Step as _};
@@ -34,7 +33,7 @@ impl World {
     }
 
     fn hold(owner: u8) -> Hold {
-        hold(KeyLayout::Fair, owner, Fair::default())
+        hold(owner, Fair::new("", "name"))
     }
 
     fn pass(&mut self, millis: u64) {
@@ -45,14 +44,15 @@ impl World {
     fn retry_after(&mut self, owner: u8, lease: u64, wait_time: u64) -> Option<u128> {
         match self.request(owner, lease, wait_time).unwrap() {
             Outcome::Done(()) => None,
-            Outcome::Wait(left) => Some(left.as_millis()),
+            Outcome::Wait(left) => Some(left.duration().unwrap().as_millis()),
         }
     }
 
     fn request(&mut self, owner: u8, lease: u64, wait_time: u64) -> Result<Outcome> {
         let millis = |millis| Lease::new(Duration::from_millis(millis)).unwrap();
-        let hold = World::hold(owner);
+        let (hold, kind) = (World::hold(owner), Fair::new("", "name"));
         let step = Acquire {
+            keys: &kind.keys,
             params: AcquireParams {
                 hold: &hold,
                 count: 1,
@@ -67,8 +67,8 @@ impl World {
 
     /// Returns in how many milliseconds the timeout of a waiter passes.
     fn timeout(&mut self, owner: u8) -> i64 {
-        let hold = World::hold(owner);
-        let mut queue = FairQueue::new(&mut self.keyspace, &hold.object, self.now);
+        let (hold, kind) = (World::hold(owner), Fair::new("", "name"));
+        let mut queue = FairQueue::new(&mut self.keyspace, &kind.keys, self.now);
         queue.timeout_of(&hold.field).unwrap().unwrap() - queue.now_ms()
     }
 }

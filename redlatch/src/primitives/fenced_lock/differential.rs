@@ -5,7 +5,6 @@ use proptest::prelude::*;
 
 use super::Fenced;
 use super::rules::{AdvanceToken, DeleteToken, ReadToken};
-use crate::name::KeyLayout;
 use crate::primitives::differential::{assert_equivalent, hold, lease, time};
 use crate::primitives::lock::{AcquireParams, Rules as _};
 use crate::primitives::reentrant::rules::Release;
@@ -61,7 +60,8 @@ fn moves() -> impl Strategy<Value = Move> {
 #[test]
 fn lua_and_rules_agree() {
     assert_equivalent(moves(), async |harness, one| {
-        let of = |owner| hold(KeyLayout::Fenced, owner, Fenced);
+        let kind = Fenced::new("", "name");
+        let of = |owner| hold(owner, kind.clone());
         match *one {
             Move::Acquire {
                 owner,
@@ -74,7 +74,7 @@ fn lua_and_rules_agree() {
                     lease: lease(n),
                     waits: false,
                 };
-                let _ = harness.step(&Fenced.acquire(params)).await;
+                let _ = harness.step(&kind.acquire(params)).await;
             }
             Move::Release { owner, keep } => {
                 let hold = of(owner);
@@ -88,7 +88,7 @@ fn lua_and_rules_agree() {
             }
             Move::AdvanceTime { time: n } => harness.advance(time(n)).await,
             Move::Force => {
-                harness.step(&Fenced.force(&of(0).object)).await.unwrap();
+                harness.step(&kind.force()).await.unwrap();
             }
             Move::SetForeign { token } => {
                 harness
@@ -96,19 +96,19 @@ fn lua_and_rules_agree() {
                     .await;
             }
             Move::Advance { at_least } => {
-                let object = &of(0).object;
+                let keys = &kind.keys;
                 harness
-                    .step(&AdvanceToken { object, at_least })
+                    .step(&AdvanceToken { keys, at_least })
                     .await
                     .unwrap();
             }
             Move::Delete => {
-                let object = of(0).object;
-                harness.step(&DeleteToken { object }).await.unwrap();
+                let keys = kind.keys.clone();
+                harness.step(&DeleteToken { keys }).await.unwrap();
             }
             Move::Current => {
-                let object = &of(0).object;
-                harness.step(&ReadToken { object }).await.unwrap();
+                let keys = &kind.keys;
+                harness.step(&ReadToken { keys }).await.unwrap();
             }
         }
     });

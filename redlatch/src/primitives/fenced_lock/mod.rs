@@ -7,9 +7,11 @@ mod differential;
 mod exploration;
 mod rules;
 
+use std::sync::Arc;
+
 use self::rules::{Acquire, AdvanceToken, DeleteToken, ReadToken};
 use crate::error::{Error, Result};
-use crate::name::KeyLayout;
+use crate::name::{FencedKeys, ObjectKeys};
 use crate::primitives::lock::{AcquireParams, Guard, Lock, OwnedKind, Rules};
 use crate::primitives::reentrant::ReentrantHolds;
 use crate::step::{Outcome, Step};
@@ -88,15 +90,24 @@ use crate::step::{Outcome, Step};
 pub type FencedLock = Lock<Fenced>;
 
 /// The kind of [`FencedLock`].
-#[derive(Debug, Clone, Copy)]
-#[non_exhaustive]
-pub struct Fenced;
+#[derive(Debug, Clone)]
+pub struct Fenced {
+    keys: Arc<FencedKeys>,
+}
 
 /// The greatest token that [`Lock::advance_token`] accepts. The store counts in signed 64-bit
 /// integers, and at least one acquisition must be possible after it.
 pub const MAX_TOKEN: u64 = i64::MAX.unsigned_abs() - 1;
 
 impl OwnedKind for Fenced {}
+
+impl Fenced {
+    pub(crate) fn new(prefix: &str, name: &str) -> Fenced {
+        Fenced {
+            keys: Arc::new(FencedKeys::new(prefix, name)),
+        }
+    }
+}
 
 impl Lock<Fenced> {
     /// Returns the token of the latest acquisition by any owner; 0 before the first. A request with
@@ -106,8 +117,8 @@ impl Lock<Fenced> {
     ///
     /// As [`Lock::is_locked`].
     pub async fn current_token(&self) -> Result<u64> {
-        let object = self.object()?;
-        self.session.store.read(&ReadToken { object }).await
+        let keys = &self.valid_kind()?.keys;
+        self.session.store.read(&ReadToken { keys }).await
     }
 
     /// Raises the token to at least `at_least`, so that the next acquisition gets a greater one.
@@ -136,7 +147,7 @@ impl Lock<Fenced> {
     /// # Ok(()) }
     /// ```
     pub async fn advance_token(&self, at_least: u64) -> Result<u64> {
-        let object = self.object()?;
+        let keys = &self.valid_kind()?.keys;
         let at_least = match i64::try_from(at_least) {
             Ok(number) if at_least <= MAX_TOKEN => number,
             _ => {
@@ -148,7 +159,7 @@ impl Lock<Fenced> {
         };
         self.session
             .store
-            .read(&AdvanceToken { object, at_least })
+            .read(&AdvanceToken { keys, at_least })
             .await
     }
 
@@ -167,8 +178,8 @@ impl Lock<Fenced> {
     ///
     /// If dropped after it started, it continues in the background.
     pub async fn delete_token(&self) -> Result<bool> {
-        let object = self.object()?.clone();
-        let step = DeleteToken { object };
+        let keys = self.valid_kind()?.keys.clone();
+        let step = DeleteToken { keys };
         self.session
             .run_at_most_once(step, "deleting a token")
             .await
@@ -183,13 +194,17 @@ impl Guard<FencedLock> {
     }
 }
 
-impl ReentrantHolds for Fenced {}
+impl ReentrantHolds for Fenced {
+    fn object(&self) -> &Arc<ObjectKeys> {
+        &self.keys.object
+    }
+}
 
 impl Rules for Fenced {
     type Grant = u64;
-    const LAYOUT: KeyLayout = KeyLayout::Fenced;
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome<u64>> + 'a {
-        Acquire { params }
+        let keys = &self.keys;
+        Acquire { params, keys }
     }
 }

@@ -14,27 +14,26 @@ use tokio::time::Instant;
 
 use crate::error::Result;
 use crate::keyspace::{Holds, Keyspace};
-use crate::name::ObjectKeys;
+use crate::name::FencedKeys;
 use crate::primitives::lock::AcquireParams;
 use crate::primitives::reentrant::rules::{try_acquire, wait_outcome, wrong_kind};
-use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, unexpected_reply};
+use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script, unexpected_reply};
 
 /// Acquires the lock for an owner and increments the token, or returns how long another owner may still hold it.
 pub(super) struct Acquire<'a> {
     pub(super) params: AcquireParams<'a>,
+    pub(super) keys: &'a FencedKeys,
 }
 
 impl Step for Acquire<'_> {
     type Reply = Outcome<u64>;
 
     fn script(&self) -> &'static Script {
-        static SCRIPT: Script = Script::new(include_str!("acquire.lua"));
-        &SCRIPT
+        script!("acquire.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
-        let object = &self.params.hold.object;
-        smallvec![object.key(), object.token()]
+        smallvec![self.keys.object.key(), &*self.keys.token]
     }
 
     fn args(&self, args: &mut dyn Args) {
@@ -63,7 +62,7 @@ impl Step for Acquire<'_> {
         let found = keyspace.find::<Holds>(object.key(), now)?;
         let free = found.is_none() && count == 1;
         let held = found.and_then(|holds| holds.value.counts.get(&*hold.field).copied());
-        let token = keyspace.find::<i64>(object.token(), now);
+        let token = keyspace.find::<i64>(&self.keys.token, now);
         let token = token.map(|token| token.map_or(0, |token| *token.value));
         let token = if held == Some(count) {
             // Repeated because the answer was lost: the owner already has its token.
@@ -79,7 +78,7 @@ impl Step for Acquire<'_> {
             return Ok(Outcome::Wait(left));
         }
         if held != Some(count) {
-            keyspace.set(object.token(), token, None, now);
+            keyspace.set(&self.keys.token, token, None, now);
         }
         Ok(Outcome::Done(unsigned(token)))
     }
@@ -87,36 +86,33 @@ impl Step for Acquire<'_> {
 
 /// Returns the token of the latest acquisition.
 pub(super) struct ReadToken<'a> {
-    pub(super) object: &'a ObjectKeys,
+    pub(super) keys: &'a FencedKeys,
 }
 
 impl Step for ReadToken<'_> {
     type Reply = u64;
 
     fn script(&self) -> &'static Script {
-        static SCRIPT: Script = Script::new(include_str!("current.lua"));
-        &SCRIPT
+        script!("current.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
-        smallvec![self.object.token()]
+        smallvec![&*self.keys.token]
     }
 
-    fn args(&self, _: &mut dyn Args) {}
-
     fn decode(&self, reply: ScriptReply) -> Result<u64> {
-        parse_token(&reply.text()?).ok_or_else(|| wrong_kind(self.object, NO_TOKEN))
+        parse_token(&reply.text()?).ok_or_else(|| wrong_kind(&self.keys.object, NO_TOKEN))
     }
 
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<u64> {
-        let token = keyspace.find::<i64>(self.object.token(), now)?;
+        let token = keyspace.find::<i64>(&self.keys.token, now)?;
         Ok(token.map_or(0, |token| unsigned(*token.value)))
     }
 }
 
 /// Raises the token to at least a number.
 pub(super) struct AdvanceToken<'a> {
-    pub(super) object: &'a ObjectKeys,
+    pub(super) keys: &'a FencedKeys,
     pub(super) at_least: i64,
 }
 
@@ -124,12 +120,11 @@ impl Step for AdvanceToken<'_> {
     type Reply = u64;
 
     fn script(&self) -> &'static Script {
-        static SCRIPT: Script = Script::new(include_str!("advance.lua"));
-        &SCRIPT
+        script!("advance.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
-        smallvec![self.object.token()]
+        smallvec![&*self.keys.token]
     }
 
     fn args(&self, args: &mut dyn Args) {
@@ -137,17 +132,14 @@ impl Step for AdvanceToken<'_> {
     }
 
     fn decode(&self, reply: ScriptReply) -> Result<u64> {
-        ReadToken {
-            object: self.object,
-        }
-        .decode(reply)
+        ReadToken { keys: self.keys }.decode(reply)
     }
 
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<u64> {
-        let token = keyspace.find::<i64>(self.object.token(), now)?;
+        let token = keyspace.find::<i64>(&self.keys.token, now)?;
         let token = token.map_or(0, |token| *token.value);
         if token < self.at_least {
-            keyspace.set(self.object.token(), self.at_least, None, now);
+            keyspace.set(&self.keys.token, self.at_least, None, now);
         }
         Ok(unsigned(token.max(self.at_least)))
     }
@@ -155,7 +147,7 @@ impl Step for AdvanceToken<'_> {
 
 /// Deletes the token of a free lock.
 pub(super) struct DeleteToken {
-    pub(super) object: Arc<ObjectKeys>,
+    pub(super) keys: Arc<FencedKeys>,
 }
 
 impl Step for DeleteToken {
@@ -163,24 +155,21 @@ impl Step for DeleteToken {
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
-        static SCRIPT: Script = Script::new(include_str!("delete.lua"));
-        &SCRIPT
+        script!("delete.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
-        smallvec![self.object.key(), self.object.token()]
+        smallvec![self.keys.object.key(), &*self.keys.token]
     }
-
-    fn args(&self, _: &mut dyn Args) {}
 
     fn decode(&self, reply: ScriptReply) -> Result<bool> {
         reply.flag()
     }
 
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
-        let free = !keyspace.exists(self.object.key(), now);
+        let free = !keyspace.exists(self.keys.object.key(), now);
         if free {
-            keyspace.remove(self.object.token());
+            keyspace.remove(&self.keys.token);
         }
         Ok(free)
     }

@@ -1,13 +1,12 @@
 //! Compares script and rule of the listing step on any data under a name. The steps of other
 //! primitives create the data: each of their tests covers its own primitive, this one how listings show them.
 
-use std::time::Duration;
-
 use proptest::prelude::*;
 
 use super::rules::InspectNames;
-use super::{ObjectState, OutPermit, Waiting};
-use crate::name::{CandidateKeys, KeyLayout};
+use super::{HeldPermit, ObjectState, Waiter};
+use crate::lease::Expiry;
+use crate::name::CandidateKeys;
 use crate::primitives::differential::{Comparable, assert_equivalent, hold, lease, time};
 use crate::primitives::fenced_lock::Fenced;
 use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
@@ -38,28 +37,29 @@ fn moves() -> impl Strategy<Value = Move> {
 fn lua_and_rules_agree() {
     assert_equivalent(moves(), async |harness, one| match *one {
         Move::Lock { owner, lease: n } => {
+            let kind = Reentrant::new("", "name");
             let params = AcquireParams {
-                hold: &hold(KeyLayout::Lock, owner, Reentrant),
+                hold: &hold(owner, kind.clone()),
                 count: 1,
                 lease: lease(n),
                 waits: false,
             };
-            let _ = harness.step(&Reentrant.acquire(params)).await;
+            let _ = harness.step(&kind.acquire(params)).await;
         }
         Move::Fence { owner, lease: n } => {
+            let kind = Fenced::new("", "name");
             let params = AcquireParams {
-                hold: &hold(KeyLayout::Fenced, owner, Fenced),
+                hold: &hold(owner, kind.clone()),
                 count: 1,
                 lease: lease(n),
                 waits: false,
             };
-            let _ = harness.step(&Fenced.acquire(params)).await;
+            let _ = harness.step(&kind.acquire(params)).await;
         }
         Move::Number { number } => harness.set_foreign("name", number).await,
         Move::Advance { time: n } => harness.advance(time(n)).await,
         Move::Force => {
-            let object = hold(KeyLayout::Lock, 0, Reentrant).object;
-            let _ = harness.step(&Reentrant.force(&object)).await;
+            let _ = harness.step(&Reentrant::new("", "name").force()).await;
         }
         Move::Inspect => {
             let names = [
@@ -73,7 +73,10 @@ fn lua_and_rules_agree() {
 
 impl Comparable for Vec<super::rules::Inspected> {
     fn comparable(&self) -> String {
-        let rounded = |left: Duration| (left.as_secs() + 50_000) / 100_000;
+        let rounded = |left: Expiry| {
+            left.duration()
+                .map(|left| (left.as_secs() + 50_000) / 100_000)
+        };
         let one = |seen: &super::rules::Inspected| match seen {
             Ok(None) => "nothing".to_owned(),
             Err(_) => "something else".to_owned(),
@@ -83,7 +86,7 @@ impl Comparable for Vec<super::rules::Inspected> {
                 token,
             })) => {
                 let holder = holder.iter().cloned().collect::<Vec<_>>().comparable();
-                let waits = |waiting: &Waiting| (waiting.owner.clone(), rounded(waiting.remaining));
+                let waits = |waiter: &Waiter| (waiter.owner.clone(), rounded(waiter.remaining));
                 let queue: Vec<_> = queue.iter().map(waits).collect();
                 format!("lock {holder} {queue:?} {token:?}")
             }
@@ -92,15 +95,11 @@ impl Comparable for Vec<super::rules::Inspected> {
                 format!("{writer}; {}", readers.comparable())
             }
             Ok(Some(ObjectState::Counter { value, remaining })) => {
-                format!("{value} {:?}", remaining.map(rounded))
+                format!("{value} {:?}", rounded(*remaining))
             }
-            Ok(Some(ObjectState::ExpirableSemaphore {
-                available,
-                acquired,
-            })) => {
-                let permit =
-                    |permit: &OutPermit| (permit.id.clone(), permit.remaining.map(rounded));
-                let mut permits: Vec<_> = acquired.iter().map(permit).collect();
+            Ok(Some(ObjectState::ExpirableSemaphore { available, held })) => {
+                let permit = |permit: &HeldPermit| (permit.id, rounded(permit.remaining));
+                let mut permits: Vec<_> = held.iter().map(permit).collect();
                 permits.sort();
                 format!("{available} {permits:?}")
             }

@@ -4,9 +4,13 @@
 mod differential;
 mod rules;
 
-use std::time::Duration;
-
+use super::expirable_semaphore::PermitId;
 use super::lock::Holder;
+use crate::error::{Error, Result};
+use crate::lease::Expiry;
+use crate::name::{CandidateKeys, ObjectKeys};
+use crate::owner::OwnerId;
+use crate::session::Session;
 
 pub(crate) use rules::InspectNames;
 
@@ -20,7 +24,7 @@ pub enum ObjectState {
         /// The holder, if the lock is held.
         holder: Option<Holder>,
         /// The waiters in order, if it is a fair lock.
-        queue: Vec<Waiting>,
+        queue: Vec<Waiter>,
         /// The token of its latest acquisition, if it is a fenced lock.
         token: Option<u64>,
     },
@@ -37,37 +41,52 @@ pub enum ObjectState {
     Counter {
         /// Available permits, or the count.
         value: i64,
-        /// Remaining time to live; `None` if it never expires.
-        remaining: Option<Duration>,
+        /// When it ceases to exist.
+        remaining: Expiry,
     },
     /// An expirable semaphore with held permits. Without any, it is a [`ObjectState::Counter`].
     #[non_exhaustive]
     ExpirableSemaphore {
         /// Number of free permits.
         available: i64,
-        /// The held permits.
-        acquired: Vec<OutPermit>,
+        /// The held permits, as [`ExpirableSemaphore::held_permits`](crate::ExpirableSemaphore::held_permits)
+        /// returns them.
+        held: Vec<HeldPermit>,
     },
 }
 
 /// A waiter of a fair lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Waiting {
-    /// `<client id>:<number>`.
-    pub owner: String,
-    /// How long its position in the queue is kept.
-    pub remaining: Duration,
+pub struct Waiter {
+    /// The owner that waits.
+    pub owner: OwnerId,
+    /// When its position in the queue is given up.
+    pub remaining: Expiry,
 }
 
 /// A held permit of an expirable semaphore.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct OutPermit {
-    /// Its id, in hexadecimal digits.
-    pub id: String,
-    /// Time until it expires unless it is renewed; `None` if it never expires.
-    pub remaining: Option<Duration>,
+pub struct HeldPermit {
+    /// Its id, by which it can be released.
+    pub id: PermitId,
+    /// When it expires unless it is renewed.
+    pub remaining: Expiry,
+}
+
+/// Returns the object under a key.
+pub(crate) async fn inspect(session: &Session, object: &ObjectKeys) -> Result<Option<ObjectState>> {
+    let names = [CandidateKeys::new(object.key().to_owned())];
+    let seen = session.store.read(&InspectNames { names: &names }).await?;
+    match seen.into_iter().next() {
+        Some(Ok(state)) => Ok(state),
+        Some(Err(reason)) => Err(Error::WrongKind {
+            name: object.name().to_owned(),
+            reason,
+        }),
+        None => Ok(None),
+    }
 }
 
 /// The kind of an object, as far as the store can tell.

@@ -5,14 +5,15 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{ObjectState, OutPermit, Waiting};
+use super::{HeldPermit, ObjectState, Waiter};
 use crate::error::Result;
 use crate::keyspace::{Holds, Keyspace, Mode};
-use crate::name::{CandidateKeys, KeyLayout, ObjectKeys};
+use crate::lease::Expiry;
+use crate::name::{CandidateKeys, ReadWriteKeys};
+use crate::primitives::expirable_semaphore::PermitId;
 use crate::primitives::lock::Holder;
 use crate::primitives::read_write_lock::Inspect;
-use crate::primitives::reentrant::rules::finite;
-use crate::step::{Args, Keys, Script, ScriptReply, Step, unexpected_reply};
+use crate::step::{Keys, Script, ScriptReply, Step, script, unexpected_reply};
 
 /// An entry that never expires has a date beyond this.
 const NEVER: i64 = 900_000_000_000_000;
@@ -30,20 +31,15 @@ impl Step for InspectNames<'_> {
 
     fn script(&self) -> &'static Script {
         // Uses the read-write lock's own functions, so both see the same state.
-        static SCRIPT: Script = Script::new(concat!(
-            include_str!("../read_write_lock/readers.lua"),
-            include_str!("../read_write_lock/sides.lua"),
-            include_str!("inspect.lua")
-        ))
-        .with_undeclared_keys();
-        &SCRIPT
+        script!(
+            undeclared
+            "../read_write_lock/readers.lua", "../read_write_lock/sides.lua", "inspect.lua"
+        )
     }
 
     fn keys(&self) -> Keys<'_> {
         self.names.iter().flat_map(CandidateKeys::keys).collect()
     }
-
-    fn args(&self, _: &mut dyn Args) {}
 
     fn decode(&self, reply: ScriptReply) -> Result<Vec<Inspected>> {
         match reply {
@@ -66,21 +62,25 @@ impl Step for InspectNames<'_> {
 fn inspect_name(keyspace: &mut Keyspace, name: &CandidateKeys, now: Instant) -> Inspected {
     let key = name.key.as_str();
     if let Ok(Some(number)) = keyspace.find::<i64>(key, now) {
-        let (value, remaining) = (*number.value, finite(number.remaining(now)));
+        let (value, remaining) = (*number.value, number.remaining(now));
         return Ok(Some(
             match remaining_times(keyspace, &name.deadlines, now) {
                 None => ObjectState::Counter { value, remaining },
                 Some(deadlines) => {
-                    let permit = |(id, left): &(String, Option<Duration>)| OutPermit {
-                        id: id.clone(),
-                        remaining: *left,
+                    let is_held =
+                        |(_, left): &&(String, Expiry)| *left != Expiry::In(Duration::ZERO);
+                    let permit = |(id, left): &(String, Expiry)| {
+                        Some(HeldPermit {
+                            id: id.parse().ok()?,
+                            remaining: *left,
+                        })
                     };
-                    let is_held = |(_, left): &&(String, _)| *left != Some(Duration::ZERO);
-                    let acquired: Vec<_> = deadlines.iter().filter(is_held).map(permit).collect();
-                    let expired = deadlines.len() - acquired.len();
+                    let held: Vec<_> = deadlines.iter().filter(is_held).collect();
+                    let expired = deadlines.len() - held.len();
+                    let held = held.into_iter().filter_map(permit).collect();
                     ObjectState::ExpirableSemaphore {
                         available: value.saturating_add(i64::try_from(expired).unwrap_or(0)),
-                        acquired,
+                        held,
                     }
                 }
             },
@@ -96,9 +96,8 @@ fn inspect_name(keyspace: &mut Keyspace, name: &CandidateKeys, now: Instant) -> 
     };
     match holds {
         Some((holds, _)) if holds.mode.is_some() => {
-            let object = &ObjectKeys::new(KeyLayout::Read, "", &name.key);
-            let held =
-                |keyspace: &mut Keyspace, side| Inspect { object, side }.apply(keyspace, now);
+            let keys = &ReadWriteKeys::new("", &name.key);
+            let held = |keyspace: &mut Keyspace, side| Inspect { keys, side }.apply(keyspace, now);
             let writer = held(keyspace, Mode::Write).map(|writers| writers.into_iter().next());
             match (writer, held(keyspace, Mode::Read)) {
                 (Ok(writer), Ok(readers)) => {
@@ -112,9 +111,9 @@ fn inspect_name(keyspace: &mut Keyspace, name: &CandidateKeys, now: Instant) -> 
             let holder = holds.and_then(|(holds, remaining)| {
                 let (owner, count) = holds.counts.first_key_value()?;
                 Some(Holder {
-                    owner: owner.clone(),
+                    owner: owner.as_str().into(),
                     holds: *count,
-                    remaining: finite(remaining),
+                    remaining,
                 })
             });
             let queue = queue(keyspace, name, now);
@@ -132,7 +131,7 @@ fn inspect_name(keyspace: &mut Keyspace, name: &CandidateKeys, now: Instant) -> 
     }
 }
 
-fn queue(keyspace: &mut Keyspace, name: &CandidateKeys, now: Instant) -> Vec<Waiting> {
+fn queue(keyspace: &mut Keyspace, name: &CandidateKeys, now: Instant) -> Vec<Waiter> {
     let timeouts: BTreeMap<_, _> = remaining_times(keyspace, &name.timeouts, now)
         .into_iter()
         .flatten()
@@ -141,29 +140,30 @@ fn queue(keyspace: &mut Keyspace, name: &CandidateKeys, now: Instant) -> Vec<Wai
         return Vec::new();
     };
     let waiting = |owner: &String| match timeouts.get(owner)? {
-        Some(Duration::ZERO) => None,
-        left => Some(Waiting {
-            owner: owner.clone(),
-            remaining: left.unwrap_or(Duration::MAX),
+        Expiry::In(Duration::ZERO) => None,
+        left => Some(Waiter {
+            owner: owner.as_str().into(),
+            remaining: *left,
         }),
     };
     queue.value.iter().filter_map(waiting).collect()
 }
 
-/// Returns the members of a sorted set with their remaining time: zero if it has passed, `None` if
-/// they never expire.
+/// Returns the members of a sorted set with their remaining time: zero if it has passed.
 fn remaining_times(
     keyspace: &mut Keyspace,
     key: &str,
     now: Instant,
-) -> Option<Vec<(String, Option<Duration>)>> {
+) -> Option<Vec<(String, Expiry)>> {
     let now_ms = keyspace.date(now);
     let found = keyspace.find::<BTreeMap<String, i64>>(key, now).ok()??;
     let mut remaining_times: Vec<_> = found.value.iter().collect();
     remaining_times.sort_by_key(|(member, date)| (**date, (*member).clone()));
     let left = |(member, date): (&String, &i64)| {
-        let left = u64::try_from(date - now_ms).unwrap_or(0);
-        let left = (*date < NEVER).then(|| Duration::from_millis(left));
+        let left = match *date < NEVER {
+            true => Expiry::from_millis((date - now_ms).max(0)),
+            false => Expiry::Never,
+        };
         (member.clone(), left)
     };
     Some(remaining_times.into_iter().map(left).collect())
@@ -182,11 +182,13 @@ fn parse_inspected(reply: ScriptReply) -> Result<Inspected> {
             let token = parts.text_or_nil()?;
             let mut queue = Vec::new();
             while let Some(owner) = parts.next_text()? {
-                let remaining = parts.time()?.unwrap_or(Duration::MAX);
-                queue.push(Waiting { owner, remaining });
+                queue.push(Waiter {
+                    owner: owner.into(),
+                    remaining: parts.time()?,
+                });
             }
             let holder = owner.map(|owner| Holder {
-                owner,
+                owner: owner.into(),
                 holds,
                 remaining,
             });
@@ -204,7 +206,7 @@ fn parse_inspected(reply: ScriptReply) -> Result<Inspected> {
             let (mut writer, mut readers) = (None, Vec::new());
             while let Some(side) = parts.next_text()? {
                 let holder = Holder {
-                    owner: parts.text()?,
+                    owner: parts.text()?.into(),
                     holds: parts.number()?,
                     remaining: parts.time()?,
                 };
@@ -222,15 +224,15 @@ fn parse_inspected(reply: ScriptReply) -> Result<Inspected> {
         "permits" => {
             let available: i64 = parts.number()?;
             let expired = parts.number()?;
-            let mut acquired = Vec::new();
+            let mut held = Vec::new();
             while let Some(id) = parts.next_bytes()? {
-                let id = id.iter().map(|byte| format!("{byte:02x}")).collect();
                 let remaining = parts.time()?;
-                acquired.push(OutPermit { id, remaining });
+                let permit = |id| HeldPermit { id, remaining };
+                held.extend(PermitId::from_store(&id).map(permit));
             }
             ObjectState::ExpirableSemaphore {
                 available: available.saturating_add(expired),
-                acquired,
+                held,
             }
         }
         "other" => return Ok(Err(other_kind(&parts.text()?))),
@@ -285,10 +287,10 @@ impl Parts {
         text.parse().map_err(|_| unexpected_reply(&text))
     }
 
-    /// Parses milliseconds; a negative number means forever.
-    fn time(&mut self) -> Result<Option<Duration>> {
+    /// Parses milliseconds.
+    fn time(&mut self) -> Result<Expiry> {
         let millis = self.0.next().unwrap_or(ScriptReply::Nil).integer()?;
-        Ok(u64::try_from(millis).ok().map(Duration::from_millis))
+        Ok(Expiry::from_millis(millis))
     }
 }
 

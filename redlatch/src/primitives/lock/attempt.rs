@@ -20,9 +20,9 @@ impl<K: LockKind> Obtain for Lock<K> {
     type Held = HeldLock<K>;
 
     async fn obtain(&self, options: &Options) -> Result<Option<HeldLock<K>>> {
-        let (session, kind) = (&self.session, &self.kind);
+        let session = &self.session;
         session.background.remember_runtime()?;
-        let object = self.object()?;
+        let kind = self.valid_kind()?;
         kind.check()?;
         let terms = session.terms(options.lease()?, self.reentrant);
         let limits = options.limits(session.outage_limit);
@@ -33,8 +33,8 @@ impl<K: LockKind> Obtain for Lock<K> {
         let named = options.owner().filter(|_| K::OWNED);
         loop {
             let owner = named.unwrap_or_else(Owner::new);
-            let field = || kind.field(object, &session.id, owner);
-            let hold_ref = session.hold_ref(object, owner, field, kind)?;
+            let field = || kind.field(&session.id, owner);
+            let hold_ref = session.hold_ref(owner, field, kind)?;
             let hold = hold_ref.hold.clone();
             let grant = self.obtain_hold(hold_ref, terms, limits, named.is_some());
             match grant.await {

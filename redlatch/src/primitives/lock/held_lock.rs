@@ -7,7 +7,8 @@ use std::time::Duration;
 use super::guard::{Held, HeldForLease};
 use super::{Acquire, Guard, HoldGuard, Lock, LockKind, OwnedKind};
 use crate::error::{Error, Result};
-use crate::owner::Owner;
+use crate::name::owner_of;
+use crate::owner::{Owner, OwnerId};
 use crate::session::{HoldRef, Terms};
 
 /// One count of a lock's hold, with the value of its acquisition.
@@ -71,7 +72,6 @@ impl<K: LockKind> Guard<Lock<K>> {
     pub(crate) fn handle(&self) -> Lock<K> {
         Lock {
             session: self.hold_ref().session.clone(),
-            object: self.hold_ref().hold.object.clone(),
             kind: self.held.kind.clone(),
             reentrant: self.terms().reentrant,
         }
@@ -108,10 +108,9 @@ impl<K: OwnedKind> Guard<Lock<K>> {
         Acquire::new(self.handle()).reentering(self.hold_ref().clone())
     }
 
-    /// Returns the owner's id in the store: `<client id>:<number>`.
-    pub fn owner_id(&self) -> &str {
-        let hold = &self.hold_ref().hold;
-        hold.object.owner_of(&hold.field)
+    /// Returns the owner's id in the store.
+    pub fn owner_id(&self) -> OwnerId {
+        owner_of(&self.hold_ref().hold.field).into()
     }
 
     /// Returns the number of guards that this owner has of the lock.

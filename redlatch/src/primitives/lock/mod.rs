@@ -17,9 +17,9 @@ use std::time::Duration;
 
 use crate::error::Result;
 use crate::hold::{Hold, HoldKind};
-use crate::lease::Lease;
-use crate::name::{KeyLayout, ObjectKeys};
-use crate::owner::{ClientId, Owner};
+use crate::lease::{Expiry, Lease};
+use crate::name::ObjectKeys;
+use crate::owner::{ClientId, Owner, OwnerId};
 use crate::primitives::reentrant;
 use crate::session::Session;
 use crate::step::{Outcome, Step};
@@ -41,7 +41,7 @@ pub(crate) use report::report;
 pub use request::{Acquirable, Acquire, HasLease, HasOwner, TryAcquire};
 pub(crate) use request::{Obtain, Options};
 
-/// Distinguishes the kinds of lock: a marker type that carries the settings of a handle.
+/// Distinguishes the kinds of lock: a type that carries the keys and the settings of a handle.
 ///
 /// Only this crate defines kinds; see [`Reentrant`] and the types listed below it.
 #[expect(
@@ -53,9 +53,10 @@ pub trait LockKind: Rules {}
 impl<K: Rules> LockKind for K {}
 
 /// The default kind of [`Lock`]: re-entrant, with waiters woken by messages (Redisson: `RLock`).
-#[derive(Debug, Clone, Copy)]
-#[non_exhaustive]
-pub struct Reentrant;
+#[derive(Debug, Clone)]
+pub struct Reentrant {
+    pub(super) object: Arc<ObjectKeys>,
+}
 
 /// A kind whose holder is an [`Owner`] that may hold it several times: all kinds except permits.
 pub trait OwnedKind: LockKind {}
@@ -67,8 +68,6 @@ impl<K: OwnedKind> HasOwner for Lock<K> {}
 pub(crate) trait Rules: HoldKind + Sized + 'static {
     /// The value that an acquisition returns: a fencing token, or nothing.
     type Grant: Clone + Send + Sync + 'static;
-
-    const LAYOUT: KeyLayout;
 
     /// Whether callers can name the owner and acquire again for it.
     const OWNED: bool = true;
@@ -83,12 +82,14 @@ pub(crate) trait Rules: HoldKind + Sized + 'static {
     ) -> impl Step<Reply = Outcome<Self::Grant>> + 'a;
 
     /// Returns the holders.
-    fn inspect<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = Vec<Holder>> + 'a {
+    fn inspect(&self) -> impl Step<Reply = Vec<Holder>> {
+        let object = self.object();
         reentrant::rules::Inspect { object }
     }
 
     /// Removes all holds, whichever owner has them. Returns whether there were any.
-    fn force<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = bool> + 'a {
+    fn force(&self) -> impl Step<Reply = bool> {
+        let object = self.object();
         reentrant::rules::Force { object }
     }
 
@@ -104,13 +105,14 @@ pub(crate) trait Rules: HoldKind + Sized + 'static {
     }
 
     /// Returns the hash field that identifies an owner in the store.
-    fn field(&self, object: &ObjectKeys, client: &ClientId, owner: Owner) -> String {
-        object.field(client.owner_id(owner))
+    fn field(&self, client: &ClientId, owner: Owner) -> String {
+        self.object().field(client.owner_id(owner).into())
     }
 
     /// Returns the channel on which a waiter is woken.
-    fn channel<'a>(&self, hold: &'a Hold) -> &'a str {
-        hold.object.channel()
+    fn channel<'a>(&'a self, hold: &'a Hold) -> &'a str {
+        let shared = hold.object.channel();
+        hold.waiter_channel.as_deref().unwrap_or(shared)
     }
 
     /// Returns how long to sleep before the next attempt, if waiters poll instead of being woken.
@@ -171,17 +173,20 @@ pub(crate) struct AcquireParams<'a> {
 /// ```
 pub struct Lock<K: LockKind = Reentrant> {
     pub(crate) session: Arc<Session>,
-    pub(crate) object: Arc<ObjectKeys>,
     pub(crate) kind: Arc<K>,
     pub(crate) reentrant: bool,
 }
 
 impl<K: LockKind> Lock<K> {
-    pub(crate) fn new(session: Arc<Session>, name: &str, kind: K) -> Lock<K> {
-        let object = ObjectKeys::new(K::LAYOUT, &session.prefix, name);
+    /// `kind` creates the kind for the client's prefix and a name.
+    pub(crate) fn new(session: Arc<Session>, name: &str, kind: fn(&str, &str) -> K) -> Lock<K> {
+        let kind = kind(&session.prefix, name);
+        Lock::from_kind(session, kind)
+    }
+
+    pub(crate) fn from_kind(session: Arc<Session>, kind: K) -> Lock<K> {
         Lock {
             session,
-            object: Arc::new(object),
             kind: Arc::new(kind),
             reentrant: true,
         }
@@ -230,7 +235,7 @@ impl<K: LockKind> Lock<K> {
 
     /// Returns the name as it was passed in.
     pub fn name(&self) -> &str {
-        self.object.name()
+        self.kind.object().name()
     }
 
     /// Returns whether any owner holds the lock.
@@ -257,26 +262,23 @@ impl<K: LockKind> Lock<K> {
         Ok(mine.map_or(0, |holder| holder.holds))
     }
 
-    /// Returns the time until the lease ends, unless it is renewed. `None` if the lock is free.
-    ///
-    /// [`Duration::MAX`] for a key whose expiry was removed by other means.
-    pub async fn remaining_lease(&self) -> Result<Option<Duration>> {
+    /// Returns when the lease ends, unless it is renewed. `None` if the lock is free.
+    pub async fn remaining_lease(&self) -> Result<Option<Expiry>> {
         let holder = self.holder().await?;
-        Ok(holder.map(|holder| holder.remaining.unwrap_or(Duration::MAX)))
+        Ok(holder.map(|holder| holder.remaining))
     }
 
     /// Returns the holder of the lock, with its hold count and remaining lease; `None` if the lock
     /// is free. Of several readers, returns the one with the longest lease.
     pub async fn holder(&self) -> Result<Option<Holder>> {
         let holders = self.holders().await?;
-        let longest = |holder: &Holder| holder.remaining.unwrap_or(Duration::MAX);
-        Ok(holders.into_iter().max_by_key(longest))
+        Ok(holders.into_iter().max_by_key(|holder| holder.remaining))
     }
 
     /// Returns all holders of the lock: at most one, except for the read side of a read-write lock.
     pub async fn holders(&self) -> Result<Vec<Holder>> {
-        let object = self.object()?;
-        self.session.store.read(&self.kind.inspect(object)).await
+        let kind = self.valid_kind()?;
+        self.session.store.read(&kind.inspect()).await
     }
 
     /// Releases the lock whichever owner holds it, in any process, and wakes a waiter. Returns
@@ -293,19 +295,19 @@ impl<K: LockKind> Lock<K> {
     ///
     /// If dropped after it started, it continues in the background.
     pub async fn force_unlock(&self) -> Result<bool> {
-        let (kind, object) = (self.kind.clone(), self.object()?.clone());
+        let kind = self.valid_kind()?.clone();
         let (store, waiting) = (self.session.store.clone(), self.session.waiting.clone());
-        waiting.record_release(object.channel());
+        waiting.record_release(kind.object().channel());
         // Not repeated: a second execution would release the next owner's hold.
         let unlocked = self.session.run_to_completion(async move {
-            let step = kind.force(&object);
+            let step = kind.force();
             let (what, progress) = ("unlocking by force", Progress::default());
             let run =
                 store.run_at_most_once(&step, what, Delivery::IMMEDIATE, Duration::ZERO, &progress);
             let unlocked = run.await?.reply;
             if !unlocked {
                 // There is no message.
-                waiting.wake(object.channel());
+                waiting.wake(kind.object().channel());
             }
             Ok(unlocked)
         });
@@ -316,10 +318,10 @@ impl<K: LockKind> Lock<K> {
         Ok(unlocked)
     }
 
-    /// Returns the keys and channels, if the name is valid.
-    pub(crate) fn object(&self) -> Result<&Arc<ObjectKeys>> {
-        self.object.check()?;
-        Ok(&self.object)
+    /// Returns the kind with its keys, if the name is valid.
+    pub(crate) fn valid_kind(&self) -> Result<&Arc<K>> {
+        self.kind.object().check()?;
+        Ok(&self.kind)
     }
 }
 
@@ -327,7 +329,6 @@ impl<K: LockKind> Clone for Lock<K> {
     fn clone(&self) -> Lock<K> {
         Lock {
             session: self.session.clone(),
-            object: self.object.clone(),
             kind: self.kind.clone(),
             reentrant: self.reentrant,
         }
@@ -347,11 +348,10 @@ impl<K: LockKind> std::fmt::Debug for Lock<K> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
-    /// `<client id>:<number>`: in redlatch the number of an [`Owner`], in Redisson a thread's id.
-    pub owner: String,
+    /// The owner that holds the lock.
+    pub owner: OwnerId,
     /// Hold count: more than 1 if the owner re-entered the lock.
     pub holds: u32,
-    /// Time until the store ends the hold unless it is renewed. `None` if it never ends, because
-    /// the key's expiry was removed by other means.
-    pub remaining: Option<Duration>,
+    /// When the store ends the hold unless it is renewed.
+    pub remaining: Expiry,
 }

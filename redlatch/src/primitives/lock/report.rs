@@ -7,6 +7,7 @@ use tokio::time::Instant;
 use super::{Lock, LockKind};
 use crate::hold::Hold;
 use crate::join::Boxed;
+use crate::lease::Expiry;
 use crate::log::join_names;
 
 /// Reads which owners hold the lock, and logs them with the waiting owner and the time waited since `since`.
@@ -29,16 +30,19 @@ pub(crate) fn report<K: LockKind>(
             // Released just now.
             return;
         }
-        let remaining_ms = holders.iter().filter_map(|holder| holder.remaining).max();
-        let remaining_ms = remaining_ms.map(|left| left.as_millis());
+        let remaining = holders.iter().map(|holder| holder.remaining).max();
+        let remaining_ms = remaining
+            .and_then(Expiry::duration)
+            .map(|left| left.as_millis());
         let client = lock.session.id.as_str();
         let is_own = |owner: &str| {
             owner
                 .strip_prefix(client)
                 .is_some_and(|it| it.starts_with(':'))
         };
-        let by_this_client = holders.iter().any(|holder| is_own(&holder.owner));
-        let holder = join_names(holders.iter().map(|holder| &*holder.owner));
+        let owners = holders.iter().map(|holder| holder.owner.as_str());
+        let by_this_client = owners.clone().any(is_own);
+        let holder = join_names(owners);
         let (lock, owner) = (lock.name(), &waiting.field);
         let elapsed_ms = since.elapsed().as_millis();
         match by_this_client {

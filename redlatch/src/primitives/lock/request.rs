@@ -11,7 +11,7 @@ use super::guard::{Held, HeldForLease};
 use super::{Guard, Lock};
 use crate::error::Result;
 use crate::join::Boxed;
-use crate::lease::{Lease, WaitLimit};
+use crate::lease::{Expiry, Lease, WaitLimit};
 use crate::owner::Owner;
 use crate::session::HoldRef;
 use crate::wait::Limits;
@@ -77,9 +77,9 @@ impl Options {
     }
 
     /// Returns the limits, counted from now. `outage_limit` applies unless the request has its own.
-    pub(crate) fn limits(&self, outage_limit: Option<Duration>) -> Limits {
+    pub(crate) fn limits(&self, outage_limit: Option<Expiry>) -> Limits {
         let wait = self.wait.map_or(WaitLimit::Endless, WaitLimit::at_most);
-        Limits::new(wait, self.outage_limit.or(outage_limit))
+        Limits::new(wait, self.outage_limit.map(Expiry::In).or(outage_limit))
     }
 }
 

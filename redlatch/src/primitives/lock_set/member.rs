@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use crate::error::{Error, Result};
 use crate::hold::Hold;
 use crate::join::Boxed;
-use crate::lease::Lease;
+use crate::lease::{Expiry, Lease};
 use crate::name::ObjectKeys;
 use crate::owner::Owner;
 use crate::primitives::lock::{AcquireParams, Lock, OwnedKind, report};
@@ -50,7 +50,7 @@ pub(crate) trait AnyLock: Send + Sync {
     fn hold_ref(&self, owner: Owner) -> Result<HoldRef>;
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> BoxedStep<'a, Outcome<ErasedGrant>>;
     fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<BoxedStep<'a, bool>>;
-    fn channel<'a>(&self, hold: &'a Hold) -> &'a str;
+    fn channel<'a>(&'a self, hold: &'a Hold) -> &'a str;
     fn queue_kind(&self) -> QueueKind;
     fn pause(&self, tries: u32) -> Option<Duration>;
     fn waiter_ttl(&self) -> Option<Lease>;
@@ -64,7 +64,7 @@ impl<K: OwnedKind> AnyLock for Lock<K> {
     }
 
     fn object(&self) -> &Arc<ObjectKeys> {
-        &self.object
+        self.kind.object()
     }
 
     fn is_reentrant(&self) -> bool {
@@ -72,9 +72,9 @@ impl<K: OwnedKind> AnyLock for Lock<K> {
     }
 
     fn hold_ref(&self, owner: Owner) -> Result<HoldRef> {
-        let (session, object) = (&self.session, &self.object);
-        let field = || self.kind.field(object, &session.id, owner);
-        session.hold_ref(object, owner, field, &self.kind)
+        let session = &self.session;
+        let field = || self.kind.field(&session.id, owner);
+        session.hold_ref(owner, field, &self.kind)
     }
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> BoxedStep<'a, Outcome<ErasedGrant>> {
@@ -85,7 +85,7 @@ impl<K: OwnedKind> AnyLock for Lock<K> {
         self.kind.undo(hold, keep)
     }
 
-    fn channel<'a>(&self, hold: &'a Hold) -> &'a str {
+    fn channel<'a>(&'a self, hold: &'a Hold) -> &'a str {
         self.kind.channel(hold)
     }
 
@@ -183,7 +183,7 @@ pub(crate) fn erase_grant<T: Send + Sync + 'static>(
 }
 
 /// Returns the shortest outage limit that is set for the members' clients.
-pub(crate) fn shortest_outage_limit(members: &[Member]) -> Option<Duration> {
+pub(crate) fn shortest_outage_limit(members: &[Member]) -> Option<Expiry> {
     let limits = members.iter();
     limits
         .filter_map(|member| member.session().outage_limit)

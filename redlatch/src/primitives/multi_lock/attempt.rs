@@ -32,7 +32,7 @@ use tokio::time::Instant;
 use crate::backoff::Backoff;
 use crate::error::Result;
 use crate::hold::HoldPeriod;
-use crate::lease::Lease;
+use crate::lease::{Expiry, Lease};
 use crate::primitives::lock::AcquireParams;
 use crate::primitives::lock_set::{ErasedGrant, HeldMember, Member, release_all};
 use crate::session::{AllOrNone, HoldRef, Terms};
@@ -157,7 +157,7 @@ impl<'a> MultiLockRequest<'a> {
     async fn try_all(
         &mut self,
         subscribe: bool,
-    ) -> Result<std::result::Result<Vec<HeldMember>, (usize, Duration)>> {
+    ) -> Result<std::result::Result<Vec<HeldMember>, (usize, Expiry)>> {
         let _running = AttemptRuns::begin(&self.attempt_runs);
         self.member_requested = false;
         self.acquired_all = false;

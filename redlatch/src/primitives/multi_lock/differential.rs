@@ -1,23 +1,21 @@
 //! Compares Lua and rules of acquiring several objects over random histories: mixed kinds, some held
 //! by other owners, some of a wrong kind, with the objects acquired so far undone.
 
-use std::sync::Arc;
-
 use proptest::prelude::*;
 use tokio::time::Instant;
 
 use super::acquire_all::{AcquireAll, Part};
-use crate::hold::{Hold, HoldKind};
-use crate::name::{KeyLayout, ObjectKeys};
-use crate::owner::Owner;
-use crate::primitives::differential::{Comparable, Differential, assert_equivalent, lease, time};
+use crate::hold::Hold;
+use crate::primitives::differential::{
+    Comparable, Differential, assert_equivalent, hold, lease, time,
+};
 use crate::primitives::fenced_lock::Fenced;
 use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
 use crate::primitives::lock_set::{ErasedGrant, erase_grant};
-use crate::primitives::reentrant::rules::Release;
+use crate::primitives::reentrant::rules::{Force, Release};
 use crate::primitives::spin_lock::Spin;
 use crate::session::AllOrNone;
-use crate::step::{BoxedStep, MapReply, Outcome};
+use crate::step::{BoxedStep, MapReply, Outcome, Step as _};
 
 /// The locks: some re-entrant, some fenced, some spin locks.
 const NAMES: u8 = 5;
@@ -63,21 +61,36 @@ fn moves() -> impl Strategy<Value = Move> {
     ]
 }
 
-fn hold(owner: u8, name: u8) -> Hold {
-    let (layout, kind): (_, Arc<dyn HoldKind>) = match name % 3 {
-        0 => (KeyLayout::Lock, Arc::new(Reentrant)),
-        1 => (KeyLayout::Fenced, Arc::new(Fenced)),
-        _ => (KeyLayout::Spin, Arc::new(Spin::default())),
-    };
-    let object = ObjectKeys::new(layout, "", &format!("name-{name}"));
-    let field = object.field(format!("client:{owner}"));
-    Hold::new(object.into(), Owner::new(), field, kind, Arc::default())
+enum Kind {
+    Reentrant(Reentrant),
+    Fenced(Fenced),
+    Spin(Spin),
 }
 
-fn acquire_step(params: AcquireParams<'_>) -> BoxedStep<'_, Outcome<ErasedGrant>> {
-    match params.hold.object.layout() {
-        KeyLayout::Fenced => Box::new(MapReply(Fenced.acquire(params), erase_grant)),
-        _ => Box::new(MapReply(Reentrant.acquire(params), erase_grant)),
+impl Kind {
+    fn new(name: u8) -> Kind {
+        let full = format!("name-{name}");
+        match name % 3 {
+            0 => Kind::Reentrant(Reentrant::new("", &full)),
+            1 => Kind::Fenced(Fenced::new("", &full)),
+            _ => Kind::Spin(Spin::new("", &full)),
+        }
+    }
+
+    fn hold(&self, owner: u8) -> Hold {
+        match self {
+            Kind::Reentrant(kind) => hold(owner, kind.clone()),
+            Kind::Fenced(kind) => hold(owner, kind.clone()),
+            Kind::Spin(kind) => hold(owner, kind.clone()),
+        }
+    }
+
+    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> BoxedStep<'a, Outcome<ErasedGrant>> {
+        match self {
+            Kind::Reentrant(kind) => Box::new(MapReply(kind.acquire(params), erase_grant)),
+            Kind::Fenced(kind) => Box::new(MapReply(kind.acquire(params), erase_grant)),
+            Kind::Spin(kind) => Box::new(MapReply(kind.acquire(params), erase_grant)),
+        }
     }
 }
 
@@ -111,14 +124,16 @@ async fn acquire_all(
     all: &[(u8, u32)],
     (n, before): (u32, u32),
 ) {
-    let holds: Vec<_> = all.iter().map(|&(name, _)| hold(owner, name)).collect();
+    let kinds: Vec<_> = all.iter().map(|&(name, _)| Kind::new(name)).collect();
+    let holds: Vec<_> = kinds.iter().map(|kind| kind.hold(owner)).collect();
     for hold in &holds {
         let end = Instant::now() + lease(before).duration();
         hold.add_guard(end, false).unwrap();
     }
-    let parts = holds.iter().zip(all).map(|(hold, &(_, count))| Part {
+    let locks = kinds.iter().zip(&holds).zip(all);
+    let parts = locks.map(|((kind, hold), &(_, count))| Part {
         name: hold.object.name(),
-        acquire: acquire_step(AcquireParams {
+        acquire: kind.acquire(AcquireParams {
             hold,
             count,
             lease: lease(n),
@@ -150,12 +165,13 @@ fn lua_and_rules_agree() {
             acquire_all(harness, &mut seen, *owner, all, (*lease, *before)).await;
         }
         Move::Release { owner, name, keep } => {
-            let hold = hold(*owner, *name);
+            let hold = Kind::new(*name).hold(*owner);
             let _ = harness.step(&Release::new(&hold, *keep, None)).await;
         }
         Move::Advance { time: n } => harness.advance(time(*n)).await,
         Move::Force { name } => {
-            let _ = harness.step(&Reentrant.force(&hold(0, *name).object)).await;
+            let object = &Kind::new(*name).hold(0).object;
+            let _ = harness.step(&Force { object }).await;
         }
         Move::SetForeign { name } => harness.set_foreign(&format!("name-{name}"), 5).await,
     });
@@ -169,10 +185,11 @@ fn lua_and_rules_agree() {
 #[test]
 fn same_kinds_share_one_script() {
     let script = |names: &[u8]| {
-        let holds: Vec<_> = names.iter().map(|&name| hold(0, name)).collect();
-        let parts = holds.iter().map(|hold| Part {
+        let kinds: Vec<_> = names.iter().map(|&name| Kind::new(name)).collect();
+        let holds: Vec<_> = kinds.iter().map(|kind| kind.hold(0)).collect();
+        let parts = kinds.iter().zip(&holds).map(|(kind, hold)| Part {
             name: hold.object.name(),
-            acquire: acquire_step(AcquireParams {
+            acquire: kind.acquire(AcquireParams {
                 hold,
                 count: 1,
                 lease: lease(1),
@@ -180,7 +197,7 @@ fn same_kinds_share_one_script() {
             }),
             undo: hold.kind.undo(hold, 0).unwrap(),
         });
-        crate::step::Step::script(&AcquireAll::new(parts.collect())).id()
+        AcquireAll::new(parts.collect()).script().id()
     };
     assert_eq!(script(&[0, 1]), script(&[4, 3, 0]));
     assert_ne!(script(&[0, 1]), script(&[0, 3]));

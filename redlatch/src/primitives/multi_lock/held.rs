@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::MultiGuard;
 use crate::error::{Error, Result};
 use crate::hold::Hold;
+use crate::hold::HoldKind as _;
 use crate::owner::Owner;
 use crate::primitives::fenced_lock::FencedLock;
 use crate::primitives::lock::{Held, HeldForLease};
@@ -60,11 +61,12 @@ impl MultiGuard {
 
     /// Returns the fencing token of this fenced lock; `None` if it is not one of the locks.
     pub fn token(&self, lock: &FencedLock) -> Option<u64> {
+        let object = lock.kind.object();
         let mine = |member: &&HeldMember| {
             let hold_ref = member.hold_ref();
             Arc::ptr_eq(&hold_ref.session, &lock.session)
-                && hold_ref.hold.object.layout() == lock.object.layout()
-                && hold_ref.hold.object == lock.object
+                && hold_ref.hold.object.layout() == object.layout()
+                && hold_ref.hold.object == *object
         };
         let member = self.held.members.iter().find(mine)?;
         member.grant().downcast_ref::<u64>().copied()

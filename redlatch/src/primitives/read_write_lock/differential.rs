@@ -2,14 +2,15 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::rules::{read, write};
 use super::{Read, Write};
 use crate::error::Error;
-use crate::hold::Hold;
-use crate::name::{KeyLayout, ObjectKeys};
+use crate::hold::{Hold, HoldKind as _};
+use crate::lease::Expiry;
+use crate::name::ReadWriteKeys;
 use crate::primitives::differential::{assert_equivalent, hold, lease, time};
 use crate::primitives::lock::{AcquireParams, Rules as _};
 use crate::step::Outcome;
@@ -107,24 +108,22 @@ fn moves() -> impl Strategy<Value = Move> {
 }
 
 fn reader(owner: u8, prefers_writers: bool) -> (Hold, Read) {
-    let write = Arc::new(ObjectKeys::new(KeyLayout::Write, "", "name"));
     let kind = Read {
-        write,
+        keys: Arc::new(ReadWriteKeys::new("", "name")),
         prefers_writers,
         required: None,
     };
-    (hold(KeyLayout::Read, owner, kind.clone()), kind)
+    (hold(owner, kind.clone()), kind)
 }
 
 fn writer(owner: u8, prefers: bool) -> (Hold, Write) {
-    let read = Arc::new(ObjectKeys::new(KeyLayout::Read, "", "name"));
     // A third of it is still distinguishable from another owner's lease.
     let blocks_readers_for = prefers.then(|| lease(3));
     let kind = Write {
-        read,
+        keys: Arc::new(ReadWriteKeys::new("", "name")),
         blocks_readers_for,
     };
-    (hold(KeyLayout::Write, owner, kind.clone()), kind)
+    (hold(owner, kind.clone()), kind)
 }
 
 #[test]
@@ -159,7 +158,7 @@ fn lua_and_rules_agree() {
                 (Side::Read(_), Ok(Outcome::Done(()))) => "reads",
                 (Side::Write(_), Ok(Outcome::Done(()))) if count > 1 => "writes again",
                 (Side::Write(_), Ok(Outcome::Done(()))) => "writes",
-                (_, Ok(Outcome::Wait(left))) if left.is_zero() => "is lost",
+                (_, Ok(Outcome::Wait(Expiry::In(Duration::ZERO)))) => "is lost",
                 (Side::Read(_), Ok(Outcome::Wait(_))) => "waits to read",
                 (Side::Write(_), Ok(Outcome::Wait(_))) => "waits to write",
                 (_, Err(Error::WriteWhileReading { .. })) => "reads and asks to write",
@@ -175,12 +174,12 @@ fn lua_and_rules_agree() {
             let lease = (n > 0).then(|| lease(n));
             let released = match side {
                 Side::Read(prefers_writers) => {
-                    let hold = &reader(owner, prefers_writers).0;
-                    harness.step(&read::Release { hold, keep, lease }).await
+                    let (hold, kind) = &reader(owner, prefers_writers);
+                    harness.step(&kind.release(hold, keep, lease)).await
                 }
                 Side::Write(prefers) => {
-                    let hold = &writer(owner, prefers).0;
-                    harness.step(&write::Release { hold, keep, lease }).await
+                    let (hold, kind) = &writer(owner, prefers);
+                    harness.step(&kind.release(hold, keep, lease)).await
                 }
             };
             reached.insert(match (side, keep, released) {
@@ -208,22 +207,22 @@ fn lua_and_rules_agree() {
         }
         Move::Advance { time: n } => harness.advance(time(n)).await,
         Move::Force(Side::Read(prefers_writers)) => {
-            let (hold, kind) = reader(0, prefers_writers);
-            let _ = harness.step(&kind.force(&hold.object)).await;
+            let kind = reader(0, prefers_writers).1;
+            let _ = harness.step(&kind.force()).await;
         }
         Move::Force(Side::Write(prefers)) => {
-            let (hold, kind) = writer(0, prefers);
-            let _ = harness.step(&kind.force(&hold.object)).await;
+            let kind = writer(0, prefers).1;
+            let _ = harness.step(&kind.force()).await;
         }
         Move::Inspect(side) => {
             let holders = match side {
                 Side::Read(prefers_writers) => {
-                    let (hold, kind) = reader(0, prefers_writers);
-                    harness.step(&kind.inspect(&hold.object)).await
+                    let kind = reader(0, prefers_writers).1;
+                    harness.step(&kind.inspect()).await
                 }
                 Side::Write(prefers) => {
-                    let (hold, kind) = writer(0, prefers);
-                    harness.step(&kind.inspect(&hold.object)).await
+                    let kind = writer(0, prefers).1;
+                    harness.step(&kind.inspect()).await
                 }
             };
             if holders.is_ok_and(|holders| holders.len() > 1) {

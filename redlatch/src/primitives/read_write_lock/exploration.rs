@@ -4,21 +4,21 @@ use std::sync::Arc;
 
 use super::{Read, Write};
 use crate::keyspace::DumpedValue;
-use crate::name::{KeyLayout, ObjectKeys};
+use crate::name::ReadWriteKeys;
 use crate::primitives::exploration::{Locks, Observed, Party, Verdict, ensure, explore, ticks};
 
 const WRITERS: &str = "redlatch_rwlock_writers:{name}";
 const TIMEOUT: &str = ":rwlock_timeout:";
 
 fn explore_sides(name: &str, owners: u8, prefers_writers: bool) {
-    let object = |layout| Arc::new(ObjectKeys::new(layout, "", "name"));
+    let keys = Arc::new(ReadWriteKeys::new("", "name"));
     let read = Read {
-        write: object(KeyLayout::Write),
+        keys: keys.clone(),
         prefers_writers,
         required: None,
     };
     let write = Write {
-        read: object(KeyLayout::Read),
+        keys,
         blocks_readers_for: prefers_writers.then(|| ticks(2)),
     };
     let sides = |owner| {

@@ -19,7 +19,7 @@ use crate::error::{Error, Loss, Result};
 use crate::hold::{Hold, HoldKind, Renewal};
 use crate::keyspace::{Keyspace, Mode};
 use crate::lease::Lease;
-use crate::name::{KeyLayout, ObjectKeys};
+use crate::name::{ObjectKeys, ReadWriteKeys};
 use crate::primitives::lock::{Acquire, AcquireParams, Guard, Holder, Lock, OwnedKind, Rules};
 use crate::session::Session;
 use crate::step::{BoxedStep, MapReply, Outcome, Step};
@@ -82,7 +82,7 @@ pub type WriteLock = Lock<Write>;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Read {
-    write: Arc<ObjectKeys>,
+    keys: Arc<ReadWriteKeys>,
     /// Whether readers wait behind waiting writers.
     prefers_writers: bool,
     /// The write hold whose owner requests the read side as well.
@@ -93,7 +93,7 @@ pub struct Read {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Write {
-    read: Arc<ObjectKeys>,
+    keys: Arc<ReadWriteKeys>,
     /// How long a waiting writer blocks new readers, if it does.
     blocks_readers_for: Option<Lease>,
 }
@@ -117,28 +117,19 @@ impl OwnedKind for Write {}
 
 impl ReadWriteLock {
     pub(crate) fn new(session: Arc<Session>, name: &str) -> ReadWriteLock {
-        let object = |layout| Arc::new(ObjectKeys::new(layout, &session.prefix, name));
-        let (read, write) = (object(KeyLayout::Read), object(KeyLayout::Write));
+        let keys = Arc::new(ReadWriteKeys::new(&session.prefix, name));
+        let read = Read {
+            keys: keys.clone(),
+            prefers_writers: false,
+            required: None,
+        };
+        let write = Write {
+            keys,
+            blocks_readers_for: None,
+        };
         ReadWriteLock {
-            read: Lock {
-                session: session.clone(),
-                object: read.clone(),
-                kind: Arc::new(Read {
-                    write: write.clone(),
-                    prefers_writers: false,
-                    required: None,
-                }),
-                reentrant: true,
-            },
-            write: Lock {
-                session,
-                object: write,
-                kind: Arc::new(Write {
-                    read,
-                    blocks_readers_for: None,
-                }),
-                reentrant: true,
-            },
+            read: Lock::from_kind(session.clone(), read),
+            write: Lock::from_kind(session, write),
         }
     }
 
@@ -283,30 +274,35 @@ impl Guard<WriteLock> {
     /// Returns the other side of the same lock.
     fn read_side(&self, required: Option<RequiredWriteHold>) -> ReadLock {
         let write = self.handle();
-        Lock {
-            session: write.session,
-            object: write.kind.read.clone(),
-            kind: Arc::new(Read {
-                write: write.object,
-                prefers_writers: write.kind.blocks_readers_for.is_some(),
-                required,
-            }),
-            reentrant: true,
-        }
+        let read = Read {
+            keys: write.kind.keys.clone(),
+            prefers_writers: write.kind.blocks_readers_for.is_some(),
+            required,
+        };
+        Lock::from_kind(write.session, read)
     }
 }
 
 impl HoldKind for Read {
+    fn object(&self) -> &Arc<ObjectKeys> {
+        &self.keys.read
+    }
+
     fn release_frees(&self) -> bool {
         // Other readers may remain.
         false
     }
 
     fn renewal<'a>(&'a self, hold: &'a Hold) -> Renewal<'a> {
+        let prefix = self.keys.reader_timeouts_prefix(&hold.field);
         Renewal {
             script: read::renew_script(),
             key: hold.object.key(),
-            args: smallvec![&*hold.field, &*hold.owner_key, hold.object.channel()],
+            args: smallvec![
+                (&*hold.field).into(),
+                prefix.into(),
+                hold.object.channel().into()
+            ],
             weight: 1,
         }
     }
@@ -318,7 +314,7 @@ impl HoldKind for Read {
         lease: Option<Lease>,
         now: Instant,
     ) -> Result<bool> {
-        read::renew(keyspace, hold, lease, now)
+        read::renew(keyspace, &self.keys, hold, lease, now)
     }
 
     fn release<'a>(
@@ -327,27 +323,30 @@ impl HoldKind for Read {
         keep: u32,
         lease: Option<Lease>,
     ) -> BoxedStep<'a, bool> {
-        let step = read::Release { hold, keep, lease };
-        Box::new(step)
+        Box::new(read::Release {
+            keys: &self.keys,
+            hold,
+            keep,
+            lease,
+        })
     }
 
     fn sibling(&self) -> Option<&Arc<ObjectKeys>> {
-        Some(&self.write)
+        Some(&self.keys.write)
     }
 }
 
 impl Rules for Read {
     type Grant = ();
-    const LAYOUT: KeyLayout = KeyLayout::Read;
     const QUEUE: QueueKind = QueueKind::Shared;
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
-        let prefers_writers = self.prefers_writers;
         // An owner that already reads keeps that hold, even if its write hold is lost now.
         let required = self.required.as_ref().filter(|_| params.count == 1);
         let step = read::Acquire {
             params,
-            prefers_writers,
+            keys: &self.keys,
+            prefers_writers: self.prefers_writers,
         };
         MapReply(step, move |outcome| match required {
             Some(required) => required.check(outcome),
@@ -365,14 +364,14 @@ impl Rules for Read {
         }
     }
 
-    fn inspect<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = Vec<Holder>> + 'a {
-        let side = Mode::Read;
-        Inspect { object, side }
+    fn inspect(&self) -> impl Step<Reply = Vec<Holder>> {
+        let (keys, side) = (&*self.keys, Mode::Read);
+        Inspect { keys, side }
     }
 
-    fn force<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = bool> + 'a {
-        let side = Mode::Read;
-        Force { object, side }
+    fn force(&self) -> impl Step<Reply = bool> {
+        let (keys, side) = (&*self.keys, Mode::Read);
+        Force { keys, side }
     }
 }
 
@@ -394,13 +393,12 @@ impl RequiredWriteHold {
 
 /// A writer is renewed like the holder of a plain lock: its lease is the key's expiry.
 impl HoldKind for Write {
+    fn object(&self) -> &Arc<ObjectKeys> {
+        &self.keys.write
+    }
+
     fn renewal<'a>(&'a self, hold: &'a Hold) -> Renewal<'a> {
-        Renewal {
-            script: write::renew_script(),
-            key: hold.object.key(),
-            args: smallvec![&*hold.field, hold.object.channel()],
-            weight: 1,
-        }
+        Renewal::of_lock(write::renew_script(), hold, hold.object.channel())
     }
 
     fn renew(
@@ -419,35 +417,38 @@ impl HoldKind for Write {
         keep: u32,
         lease: Option<Lease>,
     ) -> BoxedStep<'a, bool> {
-        let step = write::Release { hold, keep, lease };
-        Box::new(step)
+        Box::new(write::Release {
+            keys: &self.keys,
+            hold,
+            keep,
+            lease,
+        })
     }
 
     fn sibling(&self) -> Option<&Arc<ObjectKeys>> {
-        Some(&self.read)
+        Some(&self.keys.read)
     }
 }
 
 impl Rules for Write {
     type Grant = ();
-    const LAYOUT: KeyLayout = KeyLayout::Write;
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
-        let blocks_readers_for = self.blocks_readers_for;
         write::Acquire {
             params,
-            blocks_readers_for,
+            keys: &self.keys,
+            blocks_readers_for: self.blocks_readers_for,
         }
     }
 
-    fn inspect<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = Vec<Holder>> + 'a {
-        let side = Mode::Write;
-        Inspect { object, side }
+    fn inspect(&self) -> impl Step<Reply = Vec<Holder>> {
+        let (keys, side) = (&*self.keys, Mode::Write);
+        Inspect { keys, side }
     }
 
-    fn force<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = bool> + 'a {
-        let side = Mode::Write;
-        Force { object, side }
+    fn force(&self) -> impl Step<Reply = bool> {
+        let (keys, side) = (&*self.keys, Mode::Write);
+        Force { keys, side }
     }
 
     fn waiter_ttl(&self) -> Option<Lease> {

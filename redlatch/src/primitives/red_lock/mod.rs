@@ -16,7 +16,7 @@ use self::round::RedLockRequest;
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::join::join_all;
-use crate::lease::Lease;
+use crate::lease::{Expiry, Lease};
 use crate::owner::Owner;
 use crate::primitives::lock::{Acquire, Guard, HasLease, HasOwner, Obtain, Options, TryAcquire};
 use crate::primitives::lock_set::{Member, shortest_outage_limit, validated};
@@ -215,9 +215,9 @@ fn quorum(members: usize) -> usize {
 
 /// Returns the error of a member that did not answer in time.
 fn timeout_error(member_timeout: Duration) -> Error {
-    Error::Unavailable {
-        reason: format!("no answer within {member_timeout:?}, the RedLock's `timeout`"),
-    }
+    Error::unavailable(format!(
+        "no answer within {member_timeout:?}, the RedLock's `timeout`"
+    ))
 }
 
 /// A held [`RedLock`], valid for as long as a majority of its members is held.
@@ -249,7 +249,7 @@ impl Obtain for RedLock {
         }
         let owner = named.unwrap_or_else(Owner::new);
         // Without a limit it waits for a majority that cannot be reached.
-        let outage_limit = shortest_outage_limit(&members).unwrap_or(Duration::MAX);
+        let outage_limit = shortest_outage_limit(&members).unwrap_or(Expiry::Never);
         let limits = options.limits(Some(outage_limit));
         let progress = Progress::default();
         let mut request = RedLockRequest {
@@ -264,7 +264,7 @@ impl Obtain for RedLock {
             owner_is_named: named.is_some(),
             outage: match limits.waits() {
                 true => limits.outage,
-                false => Duration::MAX,
+                false => Expiry::Never,
             },
             progress: &progress,
         };

@@ -19,7 +19,7 @@ use super::{quorum, timeout_error};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::join::join_all;
-use crate::lease::Lease;
+use crate::lease::{Expiry, Lease};
 use crate::owner::Owner;
 use crate::primitives::lock::AcquireParams;
 use crate::primitives::lock_set::{HeldMember, Member};
@@ -43,8 +43,8 @@ pub(super) struct RedLockRequest<'a> {
     pub(super) failure: Option<Error>,
     /// Whether callers may name the owner, and acquire for it concurrently.
     pub(super) owner_is_named: bool,
-    /// How long a majority of members may fail before waiting fails.
-    pub(super) outage: Duration,
+    /// When waiting fails while a majority of members does.
+    pub(super) outage: Expiry,
     pub(super) progress: &'a Progress,
 }
 
@@ -140,7 +140,9 @@ impl RedLockRequest<'_> {
             None => self.progress.record_answer(),
         }
         match self.progress.last_contact() {
-            Some(LastContact::Failed { since, error }) if since.elapsed() >= self.outage => {
+            Some(LastContact::Failed { since, error })
+                if Expiry::In(since.elapsed()) >= self.outage =>
+            {
                 Err(error)
             }
             _ => Ok(None),
@@ -174,7 +176,7 @@ impl Attempt for RedLockRequest<'_> {
     async fn ask(&mut self, _: bool) -> Result<Outcome<Grant>> {
         Ok(match self.round().await? {
             Some(grant) => Outcome::Done(grant),
-            None => Outcome::Wait(Duration::ZERO),
+            None => Outcome::Wait(Expiry::In(Duration::ZERO)),
         })
     }
 

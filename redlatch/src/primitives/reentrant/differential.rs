@@ -3,7 +3,6 @@
 use proptest::prelude::*;
 
 use super::rules::Release;
-use crate::name::KeyLayout;
 use crate::primitives::differential::{assert_equivalent, hold, lease, time};
 use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
 
@@ -52,7 +51,8 @@ fn moves() -> impl Strategy<Value = Move> {
 #[test]
 fn lua_and_rules_agree() {
     assert_equivalent(moves(), async |harness, one| {
-        let of = |owner| hold(KeyLayout::Lock, owner, Reentrant);
+        let kind = Reentrant::new("", "name");
+        let of = |owner| hold(owner, kind.clone());
         match *one {
             Move::Acquire {
                 owner,
@@ -65,7 +65,7 @@ fn lua_and_rules_agree() {
                     lease: lease(n),
                     waits: false,
                 };
-                let _ = harness.step(&Reentrant.acquire(params)).await;
+                let _ = harness.step(&kind.acquire(params)).await;
             }
             Move::Release {
                 owner,
@@ -81,10 +81,10 @@ fn lua_and_rules_agree() {
             }
             Move::Advance { time: n } => harness.advance(time(n)).await,
             Move::Force => {
-                let _ = harness.step(&Reentrant.force(&of(0).object)).await;
+                let _ = harness.step(&kind.force()).await;
             }
             Move::Inspect => {
-                let _ = harness.step(&Reentrant.inspect(&of(0).object)).await;
+                let _ = harness.step(&kind.inspect()).await;
             }
             Move::Persist => harness.persist("name").await,
             Move::SetForeign => harness.set_foreign("name", 5).await,

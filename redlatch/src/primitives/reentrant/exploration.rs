@@ -14,10 +14,10 @@ fn explore_kind<K: Rules<Grant = ()> + Clone>(name: &str, kind: &K) {
 
 #[test]
 fn exploration_of_lock() {
-    explore_kind("lock", &Reentrant);
+    explore_kind("lock", &Reentrant::new("", "name"));
 }
 
 #[test]
 fn exploration_of_spin_lock() {
-    explore_kind("spin lock", &Spin::default());
+    explore_kind("spin lock", &Spin::new("", "name"));
 }

@@ -6,39 +6,52 @@ mod differential;
 mod exploration;
 pub(crate) mod rules;
 
-use smallvec::smallvec;
+use std::sync::Arc;
+
 use tokio::time::Instant;
 
 use crate::error::Result;
 use crate::hold::{Hold, HoldKind, Renewal};
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
-use crate::name::KeyLayout;
+use crate::name::{KeyLayout, ObjectKeys};
 use crate::primitives::lock::{AcquireParams, OwnedKind, Reentrant, Rules};
 use crate::step::{BoxedStep, Outcome, Step};
 
 impl OwnedKind for Reentrant {}
 
-impl ReentrantHolds for Reentrant {}
+impl Reentrant {
+    pub(crate) fn new(prefix: &str, name: &str) -> Reentrant {
+        let object = ObjectKeys::new(KeyLayout::Lock, prefix, name).into();
+        Reentrant { object }
+    }
+}
+
+impl ReentrantHolds for Reentrant {
+    fn object(&self) -> &Arc<ObjectKeys> {
+        &self.object
+    }
+}
 
 /// A kind whose holds are renewed and released like those of the re-entrant lock.
 pub(crate) trait ReentrantHolds: Send + Sync {
+    fn object(&self) -> &Arc<ObjectKeys>;
+
     /// Whether its waiters subscribe to the object's channel.
     const WAKES_WAITERS: bool = true;
 }
 
 impl<K: ReentrantHolds> HoldKind for K {
+    fn object(&self) -> &Arc<ObjectKeys> {
+        ReentrantHolds::object(self)
+    }
+
     fn renewal<'a>(&'a self, hold: &'a Hold) -> Renewal<'a> {
         let channel = match K::WAKES_WAITERS {
             true => hold.object.channel(),
             false => "",
         };
-        Renewal {
-            script: rules::renew_script(),
-            key: hold.object.key(),
-            args: smallvec![&*hold.field, channel],
-            weight: 1,
-        }
+        Renewal::of_lock(rules::renew_script(), hold, channel)
     }
 
     fn renew(
@@ -78,7 +91,6 @@ impl<K: ReentrantHolds> HoldKind for K {
 
 impl Rules for Reentrant {
     type Grant = ();
-    const LAYOUT: KeyLayout = KeyLayout::Lock;
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
         rules::Acquire::new(params)

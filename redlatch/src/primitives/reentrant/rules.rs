@@ -23,10 +23,10 @@ use tokio::time::Instant;
 use crate::error::{Error, Result};
 use crate::hold::Hold;
 use crate::keyspace::{Holds, Keyspace};
-use crate::lease::Lease;
+use crate::lease::{Expiry, Lease};
 use crate::name::ObjectKeys;
 use crate::primitives::lock::{AcquireParams, Holder};
-use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step};
+use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script};
 
 /// Acquires the lock for an owner, or returns how long another owner may still hold it.
 pub(crate) struct Acquire<'a> {
@@ -52,8 +52,7 @@ impl Step for Acquire<'_> {
     type Reply = Outcome;
 
     fn script(&self) -> &'static Script {
-        static SCRIPT: Script = Script::new(include_str!("acquire.lua"));
-        &SCRIPT
+        script!("acquire.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
@@ -95,9 +94,9 @@ pub(crate) fn parse_outcome(object: &ObjectKeys, reply: ScriptReply) -> Result<O
 /// Interprets another owner's remaining lease in ms. A lock always has one; a key that never
 /// expires is not a lock.
 pub(crate) fn wait_outcome<T>(object: &ObjectKeys, left: i64) -> Result<Outcome<T>> {
-    match u64::try_from(left) {
-        Ok(left) => Ok(Outcome::Wait(Duration::from_millis(left))),
-        Err(_) => Err(wrong_kind(object, NO_EXPIRY)),
+    match Expiry::from_millis(left) {
+        left @ Expiry::In(_) => Ok(Outcome::Wait(left)),
+        Expiry::Never => Err(wrong_kind(object, NO_EXPIRY)),
     }
 }
 
@@ -114,7 +113,7 @@ pub(crate) fn try_acquire(
     let Some(mut holds) = keyspace.find::<Holds>(object.key(), now)? else {
         if count > 1 {
             // The hold to re-enter has been lost.
-            return Ok(Outcome::Wait(Duration::ZERO));
+            return Ok(Outcome::Wait(Expiry::In(Duration::ZERO)));
         }
         let holds = Holds {
             counts: BTreeMap::from([(owner.to_owned(), count)]),
@@ -127,9 +126,9 @@ pub(crate) fn try_acquire(
         return Err(wrong_kind(object, READ_WRITE));
     }
     let Some(held) = holds.value.counts.get_mut(owner) else {
-        return match finite(holds.remaining(now)) {
-            Some(left) => Ok(Outcome::Wait(left)),
-            None => Err(wrong_kind(object, NO_EXPIRY)),
+        return match holds.remaining(now) {
+            left @ Expiry::In(_) => Ok(Outcome::Wait(left)),
+            Expiry::Never => Err(wrong_kind(object, NO_EXPIRY)),
         };
     };
     *held = count;
@@ -168,8 +167,7 @@ impl Step for Release<'_> {
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
-        static SCRIPT: Script = Script::new(include_str!("release.lua"));
-        &SCRIPT
+        script!("release.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
@@ -247,9 +245,7 @@ pub(crate) fn set_hold_count(
 
 /// Renews the leases of many locks.
 pub(crate) fn renew_script() -> &'static Script {
-    static SCRIPT: Script =
-        Script::new(concat!(include_str!("wake.lua"), include_str!("renew.lua")));
-    &SCRIPT
+    script!("wake.lua", "renew.lua")
 }
 
 /// Returns whether an owner does not hold a lock because there is no hash: it was deleted by
@@ -291,8 +287,7 @@ impl Step for Force<'_> {
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
-        static SCRIPT: Script = Script::new(include_str!("force.lua"));
-        &SCRIPT
+        script!("force.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
@@ -304,10 +299,7 @@ impl Step for Force<'_> {
     }
 
     fn decode(&self, reply: ScriptReply) -> Result<bool> {
-        match reply {
-            ScriptReply::Integer(-1) => Err(wrong_kind(self.object, FOREIGN_HASH)),
-            other => other.flag(),
-        }
+        parse_forced(self.object, reply)
     }
 
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
@@ -317,6 +309,14 @@ impl Step for Force<'_> {
             keyspace.publish(self.object.channel(), 0);
         }
         Ok(held)
+    }
+}
+
+/// Interprets the reply of a forced release: whether it was held.
+pub(crate) fn parse_forced(object: &ObjectKeys, reply: ScriptReply) -> Result<bool> {
+    match reply {
+        ScriptReply::Integer(-1) => Err(wrong_kind(object, FOREIGN_HASH)),
+        other => other.flag(),
     }
 }
 
@@ -337,15 +337,12 @@ impl Step for Inspect<'_> {
     type Reply = Vec<Holder>;
 
     fn script(&self) -> &'static Script {
-        static SCRIPT: Script = Script::new(include_str!("inspect.lua"));
-        &SCRIPT
+        script!("inspect.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
         smallvec![self.object.key()]
     }
-
-    fn args(&self, _: &mut dyn Args) {}
 
     fn decode(&self, reply: ScriptReply) -> Result<Vec<Holder>> {
         match reply {
@@ -360,9 +357,9 @@ impl Step for Inspect<'_> {
         let Some(holds) = keyspace.find::<Holds>(self.object.key(), now)? else {
             return Ok(Vec::new());
         };
-        let remaining = finite(holds.remaining(now));
+        let remaining = holds.remaining(now);
         let holder = |(owner, count): (&String, &u32)| Holder {
-            owner: owner.clone(),
+            owner: owner.as_str().into(),
             holds: *count,
             remaining,
         };
@@ -373,17 +370,11 @@ impl Step for Inspect<'_> {
 /// Parses a holder from a script's reply: owner, hold count, remaining milliseconds.
 pub(crate) fn parse_holder(reply: ScriptReply) -> Result<Holder> {
     let [owner, holds, left] = reply.array()?;
-    let left = u64::try_from(left.integer()?);
     Ok(Holder {
-        owner: owner.text()?,
+        owner: owner.text()?.into(),
         holds: holds.text()?.parse().unwrap_or(u32::MAX),
-        remaining: left.ok().map(Duration::from_millis),
+        remaining: Expiry::from_millis(left.integer()?),
     })
-}
-
-/// Converts a remaining time for callers: `None` for a key that never expires.
-pub(crate) fn finite(remaining: Duration) -> Option<Duration> {
-    (remaining != Duration::MAX).then_some(remaining)
 }
 
 pub(crate) const NO_EXPIRY: &str = "it has no time to live";

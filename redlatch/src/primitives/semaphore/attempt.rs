@@ -10,6 +10,7 @@ use super::Semaphore;
 use super::held::{HeldPermits, RELEASE_RETRY_LIMIT};
 use super::rules::TakePermits;
 use crate::error::{Error, Result};
+use crate::lease::{Expiry, MAX_LEASE};
 use crate::name::ObjectKeys;
 use crate::primitives::counter::Read;
 use crate::primitives::lock::{Obtain, Options};
@@ -72,7 +73,7 @@ impl Attempt for PermitsRequest<'_> {
 
     async fn ask(&mut self, subscribe: bool) -> Result<Outcome<HeldPermits>> {
         let session = &self.semaphore.session;
-        let wait = Outcome::Wait(session.watchdog.lease().duration());
+        let wait = Outcome::Wait(Expiry::In(session.watchdog.lease().duration()));
         if subscribe {
             // Reading may be repeated, acquiring must not. So the connection is made and the channel
             // subscribed before anything is acquired, at no extra cost to requests that must wait anyway.
@@ -139,7 +140,9 @@ impl PermitsRequest<'_> {
                 Ok(answer) => match answer.reply {
                     Outcome::Done(ttl) => {
                         tracing::debug!(semaphore = object.name(), permits, "acquired");
-                        let ends = answer.sent_at.checked_add(ttl);
+                        let ends = ttl
+                            .duration()
+                            .and_then(|ttl| answer.sent_at.checked_add(ttl));
                         let acquired = HeldPermits::new(session, object, permits, ends);
                         match answer.confirmation.confirmed(&progress).await {
                             Ok(()) => Ok(Outcome::Done(acquired)),
@@ -158,7 +161,10 @@ impl PermitsRequest<'_> {
         };
         let in_flight = || shared_progress.was_sent();
         let mut work = pin!(background.detach_on_drop(work, in_flight));
-        let (begun, after) = (Instant::now(), store.response_timeout());
+        let (begun, after) = (
+            Instant::now(),
+            store.response_timeout().unwrap_or(MAX_LEASE),
+        );
         match shared_progress
             .with_timeout(begun, after, work.as_mut())
             .await

@@ -1,11 +1,11 @@
 //! Compares the semaphore's Lua scripts and rules over random histories.
 
 use std::cell::Cell;
-use std::time::Duration;
 
 use proptest::prelude::*;
 
 use super::rules::{Add, Drain, TakePermits};
+use crate::lease::Expiry;
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::primitives::counter::{Delete, Read, SetIfAbsent};
 use crate::primitives::differential::{assert_equivalent, lease, time};
@@ -77,7 +77,7 @@ fn lua_and_rules_agree() {
                 let outcome = harness.step(&step).await.unwrap();
                 count(&taken, matches!(outcome, Outcome::Done(_)));
                 count(&refused, matches!(outcome, Outcome::Wait(_)));
-                let ends = |&ttl: &Duration| ttl < Duration::MAX;
+                let ends = |&ttl: &Expiry| ttl < Expiry::Never;
                 count(&ending, matches!(&outcome, Outcome::Done(ttl) if ends(ttl)));
             }
             Move::Add { permits, if_exists } => {

@@ -9,32 +9,31 @@
 //! record which client did it.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use smallvec::smallvec;
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::keyspace::Keyspace;
+use crate::lease::Expiry;
 use crate::name::ObjectKeys;
-use crate::primitives::counter::{read_number, script};
-use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step};
+use crate::primitives::counter::read_number;
+use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script};
 
 /// The maximum number of permits, available or (below zero) missing: what a Java `int` holds.
 pub(super) const MAX_PERMITS: i64 = i32::MAX as i64;
 
-/// Takes permits, if enough are available. Replies with the semaphore's remaining time to live;
-/// [`Duration::MAX`] if it never expires.
+/// Takes permits, if enough are available. Replies when the semaphore expires.
 pub(super) struct TakePermits<'a> {
     pub(super) object: &'a ObjectKeys,
     pub(super) permits: u32,
 }
 
 impl Step for TakePermits<'_> {
-    type Reply = Outcome<Duration>;
+    type Reply = Outcome<Expiry>;
 
     fn script(&self) -> &'static Script {
-        script!("take.lua")
+        script!("../counter/counter.lua", "take.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
@@ -45,23 +44,22 @@ impl Step for TakePermits<'_> {
         args.number(self.permits.into());
     }
 
-    fn decode(&self, reply: ScriptReply) -> Result<Outcome<Duration>> {
+    fn decode(&self, reply: ScriptReply) -> Result<Outcome<Expiry>> {
         if reply == ScriptReply::Integer(0) {
-            return Ok(Outcome::Wait(Duration::MAX));
+            return Ok(Outcome::Wait(Expiry::Never));
         }
         let [ttl] = reply.array()?;
-        let ttl = u64::try_from(ttl.integer()?).map(Duration::from_millis);
-        Ok(Outcome::Done(ttl.unwrap_or(Duration::MAX)))
+        Ok(Outcome::Done(Expiry::from_millis(ttl.integer()?)))
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Outcome<Duration>> {
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Outcome<Expiry>> {
         let permits = i64::from(self.permits);
         match keyspace.find::<i64>(self.object.key(), now)? {
             Some(found) if *found.value >= permits => {
                 *found.value -= permits;
                 Ok(Outcome::Done(found.remaining(now)))
             }
-            _ => Ok(Outcome::Wait(Duration::MAX)),
+            _ => Ok(Outcome::Wait(Expiry::Never)),
         }
     }
 }
@@ -88,7 +86,7 @@ impl Step for Add {
     type Reply = Option<i64>;
 
     fn script(&self) -> &'static Script {
-        script!("add.lua")
+        script!("../counter/counter.lua", "add.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
@@ -142,14 +140,12 @@ impl Step for Drain {
     type Reply = i64;
 
     fn script(&self) -> &'static Script {
-        script!("drain.lua")
+        script!("../counter/counter.lua", "drain.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
         smallvec![self.object.key()]
     }
-
-    fn args(&self, _: &mut dyn Args) {}
 
     fn decode(&self, reply: ScriptReply) -> Result<i64> {
         reply.integer()

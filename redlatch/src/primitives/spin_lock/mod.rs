@@ -1,11 +1,12 @@
 //! The spin lock (Redisson: `RSpinLock`, `RedissonSpinLock`): the re-entrant lock without messages.
 //! It has no steps of its own; it only adds the pauses between attempts.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backoff::Backoff;
 use crate::hold::Hold;
-use crate::name::KeyLayout;
+use crate::name::{KeyLayout, ObjectKeys};
 use crate::primitives::lock::{AcquireParams, Lock, OwnedKind, Rules};
 use crate::primitives::reentrant::{ReentrantHolds, rules};
 use crate::step::{Outcome, Step};
@@ -39,9 +40,12 @@ use crate::step::{Outcome, Step};
 pub type SpinLock = Lock<Spin>;
 
 /// The kind of [`SpinLock`].
-#[derive(Debug, Clone, Copy, Default)]
-#[non_exhaustive]
+#[derive(Debug, Clone)]
 pub struct Spin {
+    object: Arc<ObjectKeys>,
+    /// The client's wait queue, separate from that of the re-entrant lock of this name. It cannot equal a
+    /// channel, because no name has a NUL.
+    queue: Arc<str>,
     backoff: Backoff,
 }
 
@@ -51,29 +55,60 @@ impl Lock<Spin> {
     /// Sets the pause between attempts. Default [`Backoff::default`].
     #[must_use]
     pub fn backoff(self, backoff: Backoff) -> Lock<Spin> {
-        self.with_kind(Spin { backoff })
+        let kind = Spin {
+            backoff,
+            ..(*self.kind).clone()
+        };
+        self.with_kind(kind)
+    }
+}
+
+impl Spin {
+    pub(crate) fn new(prefix: &str, name: &str) -> Spin {
+        let object = ObjectKeys::new(KeyLayout::Spin, prefix, name);
+        Spin {
+            queue: format!("\0{}", object.key()).into(),
+            object: object.into(),
+            backoff: Backoff::default(),
+        }
     }
 }
 
 impl ReentrantHolds for Spin {
+    fn object(&self) -> &Arc<ObjectKeys> {
+        &self.object
+    }
+
     /// Its waiters do not subscribe.
     const WAKES_WAITERS: bool = false;
 }
 
 impl Rules for Spin {
     type Grant = ();
-    const LAYOUT: KeyLayout = KeyLayout::Spin;
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
         rules::Acquire::new(params)
     }
 
-    /// No messages are sent on this channel. It only names a queue separate from that of the other handle.
-    fn channel<'a>(&self, hold: &'a Hold) -> &'a str {
-        hold.object.spin_queue()
+    /// No messages are sent on this channel. It only names the wait queue.
+    fn channel<'a>(&'a self, _: &'a Hold) -> &'a str {
+        &self.queue
     }
 
     fn pause(&self, tries: u32) -> Option<Duration> {
         Some(self.backoff.pause(tries))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wait_queue_is_named_like_no_channel() {
+        let spin = Spin::new("shop:", "a");
+        assert!(spin.queue.ends_with("shop:a"));
+        let named = ObjectKeys::new(KeyLayout::Lock, "", &spin.queue);
+        assert!(named.check().is_err());
     }
 }

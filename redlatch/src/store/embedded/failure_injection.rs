@@ -70,9 +70,7 @@ impl EmbeddedConnection {
                 ..answer
             }));
         }
-        let error = Error::Unavailable {
-            reason: format!("{failure:?}"),
-        };
+        let error = Error::unavailable(format!("{failure:?}"));
         progress.record_failure(Instant::now(), error.clone());
         Some(Err(error))
     }

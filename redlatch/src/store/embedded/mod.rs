@@ -99,12 +99,12 @@ impl EmbeddedConnection {
     /// Returns the time limit for an answer: none, because the embedded store answers immediately. A unit test
     /// can set another timeout.
     #[allow(clippy::unused_self, reason = "unit tests set it")]
-    pub(crate) fn response_timeout(&self) -> Duration {
+    pub(crate) fn response_timeout(&self) -> Option<Duration> {
         #[cfg(test)]
-        if let Some(timeout) = self.store.shared().injected.response_timeout {
-            return timeout;
-        }
-        Duration::MAX
+        let timeout = self.store.shared().injected.response_timeout;
+        #[cfg(not(test))]
+        let timeout = None;
+        timeout
     }
 
     fn apply<R: Send>(&self, step: &dyn Step<Reply = R>) -> Result<Answer<R>> {

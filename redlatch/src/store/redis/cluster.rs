@@ -148,7 +148,7 @@ impl Cluster {
         }
         Box::pin(self.refresh_and_wait()).await;
         self.known_slot_owner(slot).ok_or_else(|| {
-            ExchangeError::NotExecuted(format!(
+            ExchangeError::not_executed(format!(
                 "no node of the cluster answered, or none owns slot {slot}"
             ))
         })
@@ -413,7 +413,7 @@ async fn fetch_slots(
     };
     let epoch = info_field("cluster_current_epoch").and_then(|epoch| epoch.parse().ok());
     let Value::Array(ranges) = slots else {
-        return Err(ExchangeError::NotExecuted("unexpected reply".into()));
+        return Err(ExchangeError::not_executed("unexpected reply"));
     };
     let mut ranges: Vec<_> = ranges
         .iter()

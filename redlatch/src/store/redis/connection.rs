@@ -34,7 +34,7 @@ use super::pubsub::{
 use super::run_id_tracker::{RunIdTracker, run_id};
 use crate::backoff::Backoff;
 use crate::environment::task;
-use crate::error::Error;
+use crate::error::{Cause, Error};
 use crate::store::attempt_limiter::MAX_ATTEMPTS_IN_FLIGHT;
 use crate::store::shared_oneshot::{self, Receiver, Sender};
 use crate::store::{ServerId, SharedSubscriber};
@@ -200,11 +200,7 @@ impl ReconnectingConnection {
             Err(outcome) => outcome,
         };
         // Without an outcome, the task ended with its runtime. The next call starts a new one.
-        let interrupted = || {
-            Err(ExchangeError::NotExecuted(
-                "connecting was interrupted".into(),
-            ))
-        };
+        let interrupted = || Err(ExchangeError::not_executed("connecting was interrupted"));
         outcome.recv().await.unwrap_or_else(interrupted)
     }
 
@@ -263,7 +259,7 @@ impl ReconnectingConnection {
                 tokio::time::timeout(connection.connect_timeout, connection.connect(generation))
                     .await;
             let connected = connected.unwrap_or_else(|_| {
-                Err(ExchangeError::NotExecuted(format!(
+                Err(ExchangeError::not_executed(format!(
                     "no connection within the connect timeout of {:?}{}",
                     connection.connect_timeout,
                     connection.target.timeout_hint()
@@ -475,7 +471,7 @@ impl ReconnectingConnection {
     fn classify_failure(&self, live: &LiveConnection, error: &RedisError) -> ExchangeError {
         if breaks_connection(error) {
             self.shared.connection_lost(live.generation, error);
-            return ExchangeError::Unanswered(error.to_string());
+            return ExchangeError::Unanswered(Cause::new(error.to_string(), error.clone()));
         }
         ExchangeError::from_client_error(error)
     }
@@ -564,7 +560,7 @@ async fn is_master(
     let role = role.map_err(|e| ExchangeError::from_connect_error(&e))?;
     match &role {
         Value::Array(role) if as_text(role.first()) == Some("master") => Ok(()),
-        Value::Array(_) => Err(ExchangeError::NotExecuted(format!(
+        Value::Array(_) => Err(ExchangeError::not_executed(format!(
             "{endpoint} is the master according to the sentinels, but is a replica"
         ))),
         Value::ServerError(error) => Err(ExchangeError::from_reply(error, "")),

@@ -79,9 +79,7 @@ impl Connector {
     ) -> Result<RawConnection, ExchangeError> {
         let info = self.client.get_connection_info();
         let ConnectionAddr::Tcp(host, port) = info.addr() else {
-            return Err(ExchangeError::NotExecuted(
-                "TLS requires a TCP address".into(),
-            ));
+            return Err(ExchangeError::not_executed("TLS requires a TCP address"));
         };
         let tcp: &TcpSettings = info.tcp_settings();
         let stream = tls.connect(host, *port, tcp).await?;
@@ -99,7 +97,7 @@ impl Connector {
     ) -> Result<RawConnection, ExchangeError> {
         let info = self.client.get_connection_info();
         let redis::ConnectionAddr::Tcp(host, port) = info.addr() else {
-            return Err(ExchangeError::NotExecuted("only TCP is simulated".into()));
+            return Err(ExchangeError::not_executed("only TCP is simulated"));
         };
         let stream = process.connect(host, *port).await;
         let stream = stream.map_err(|e| with_tls_hint(&e.into()))?;
@@ -150,10 +148,12 @@ fn with_tls_hint(error: &RedisError) -> ExchangeError {
     let failure = ExchangeError::from_connect_error(error);
     let may_expect_tls = error.kind() == ErrorKind::Parse || error.is_connection_dropped();
     match failure {
-        ExchangeError::NotExecuted(reason) if may_expect_tls && !error.is_connection_refusal() => {
-            ExchangeError::NotExecuted(format!(
-                "{reason}; if the server expects TLS on this port, use rediss://"
-            ))
+        ExchangeError::NotExecuted(mut cause)
+            if may_expect_tls && !error.is_connection_refusal() =>
+        {
+            let hint = "; if the server expects TLS on this port, use rediss://";
+            cause.reason.push_str(hint);
+            ExchangeError::NotExecuted(cause)
         }
         failure => failure,
     }

@@ -197,8 +197,8 @@ impl<'a> CommandRequest<'a> {
             resolved = other;
             (node, importing) = (&resolved, matches!(failure, ExchangeError::Ask(_)));
         }
-        Err(ExchangeError::NotExecuted(
-            "too many redirects between the nodes of the cluster".into(),
+        Err(ExchangeError::not_executed(
+            "too many redirects between the nodes of the cluster",
         ))
     }
 

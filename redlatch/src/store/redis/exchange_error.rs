@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis::{ErrorKind, RedisError, ServerError};
 use tokio::time::Instant;
 
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::step::script_error;
 use crate::store::Progress;
 
@@ -13,12 +13,12 @@ use crate::store::Progress;
 #[derive(Debug, Clone)]
 pub(super) enum ExchangeError {
     /// There was no connection, or the server rejected the command for now. It had no effect.
-    NotExecuted(String),
+    NotExecuted(Cause),
     /// The server rejected the command for now and is still the right one. It had no effect. The topology is
     /// not checked: each check would add load.
     Busy(String),
     /// The connection broke before the answer arrived. The command may have had its effect.
-    Unanswered(String),
+    Unanswered(Cause),
     /// No effect: another server must be used, at this address, as the server wrote it (MOVED).
     Moved(String),
     /// The same for this command only (ASK).
@@ -41,10 +41,15 @@ fn inner_code<'a>(code: &'a str, message: &'a str) -> &'a str {
     inner.filter(is_code).unwrap_or(code)
 }
 
-/// Error of a script that accesses a key in a half-moved slot.
-const NON_LOCAL_KEY: &str = "Script attempted to access a non local key";
+/// Error of a script that accesses a key in a half-moved slot. Redis begins it with `Script attempted`, Valkey 9.1
+/// with `Attempted`.
+const NON_LOCAL_KEY: &str = "ttempted to access a non local key";
 
 impl ExchangeError {
+    pub(super) fn not_executed(cause: impl Into<Cause>) -> ExchangeError {
+        ExchangeError::NotExecuted(cause.into())
+    }
+
     /// Classifies an error reply of the server.
     pub(super) fn from_reply(error: &ServerError, key: &str) -> ExchangeError {
         ExchangeError::classify(error.code(), error.details(), key)
@@ -69,18 +74,18 @@ impl ExchangeError {
         // `MOVED 3999 127.0.0.1:6381`
         let address = || details?.split_whitespace().nth(1).map(str::to_owned);
         match code {
-            "MOVED" => address().map_or(ExchangeError::NotExecuted(message), ExchangeError::Moved),
-            "ASK" => address().map_or(ExchangeError::NotExecuted(message), ExchangeError::Ask),
+            "MOVED" => address().map_or(ExchangeError::not_executed(message), ExchangeError::Moved),
+            "ASK" => address().map_or(ExchangeError::not_executed(message), ExchangeError::Ask),
             // UNBLOCKED: a WAIT that was interrupted, because the master became a replica.
             "READONLY" | "MASTERDOWN" | "UNBLOCKED" => ExchangeError::NotMaster(message),
             "LOADING" | "BUSY" | "TRYAGAIN" => ExchangeError::Busy(message),
-            "CLUSTERDOWN" | "NOREPLICAS" => ExchangeError::NotExecuted(message),
+            "CLUSTERDOWN" | "NOREPLICAS" => ExchangeError::not_executed(message),
             "NOAUTH" | "WRONGPASS" => {
                 ExchangeError::Permanent(Error::AuthenticationFailed { reason: message })
             }
             // A script accessed a key that has moved with its slot. Its effects before that remain.
-            "ERR" if details.is_some_and(|message| message.starts_with(NON_LOCAL_KEY)) => {
-                ExchangeError::Unanswered(message)
+            "ERR" if details.is_some_and(|message| message.contains(NON_LOCAL_KEY)) => {
+                ExchangeError::Unanswered(message.into())
             }
             _ => ExchangeError::Permanent(script_error(key, message)),
         }
@@ -107,9 +112,9 @@ impl ExchangeError {
                 })
             }
             ErrorKind::InvalidClientConfig => {
-                ExchangeError::Permanent(Error::Unavailable { reason })
+                ExchangeError::Permanent(Error::unavailable(Cause::new(reason, error.clone())))
             }
-            _ => ExchangeError::NotExecuted(reason),
+            _ => ExchangeError::NotExecuted(Cause::new(reason, error.clone())),
         }
     }
 
@@ -117,20 +122,22 @@ impl ExchangeError {
     pub(super) fn into_error(self) -> Error {
         match self {
             ExchangeError::Permanent(error) => error,
-            ExchangeError::NotExecuted(reason)
-            | ExchangeError::Busy(reason)
-            | ExchangeError::Unanswered(reason)
-            | ExchangeError::NotMaster(reason) => Error::Unavailable { reason },
-            ExchangeError::Moved(to) | ExchangeError::Ask(to) => Error::Unavailable {
-                reason: format!("too many redirects in the cluster, the last one to {to}"),
-            },
+            ExchangeError::NotExecuted(cause) | ExchangeError::Unanswered(cause) => {
+                Error::unavailable(cause)
+            }
+            ExchangeError::Busy(reason) | ExchangeError::NotMaster(reason) => {
+                Error::unavailable(reason)
+            }
+            ExchangeError::Moved(to) | ExchangeError::Ask(to) => Error::unavailable(format!(
+                "too many redirects in the cluster, the last one to {to}"
+            )),
         }
     }
 
     /// Returns the reason, for a list of several.
     pub(super) fn reason(self) -> String {
         match self.into_error() {
-            Error::Unavailable { reason } => reason,
+            Error::Unavailable { reason, .. } => reason,
             error => error.to_string(),
         }
     }
@@ -206,15 +213,29 @@ impl Retry {
 pub(super) fn timeout_error(after: Duration, timeout_hint: Option<&str>) -> Error {
     match timeout_hint {
         None => Error::ResponseTimeout { after },
-        Some(timeout_hint) => Error::Unavailable {
-            reason: format!("no connection within {after:?}{timeout_hint}"),
-        },
+        Some(timeout_hint) => {
+            Error::unavailable(format!("no connection within {after:?}{timeout_hint}"))
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn script_in_a_half_moved_slot_is_repeated() {
+        for details in [
+            "Script attempted to access a non local key in a cluster node",
+            "Attempted to access a non local key in a cluster node script: on @user_script:121.",
+        ] {
+            let failure = ExchangeError::classify("ERR", Some(details), "k");
+            assert!(
+                matches!(failure, ExchangeError::Unanswered(_)),
+                "{failure:?}"
+            );
+        }
+    }
 
     /// From Redis 7, wrapped by 6.2, and caught by a script in 6.2.
     #[test]

@@ -26,7 +26,7 @@ pub use self::replicas::ReplicaSync;
 pub(crate) use self::topology::RedisSettings;
 use self::topology::Topology;
 use super::{Answer, Cursor, Delivery, NodeId, Progress, ScanType, SharedSubscriber, SuspectNodes};
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, Result};
 use crate::join::Boxed;
 use crate::step::Step;
 
@@ -135,7 +135,11 @@ impl Redis {
         let topology = &self.topology;
         let eval = || eval_command(topology, step);
         let request = CommandRequest::for_step(topology, step, &eval, None, delivery, progress)?;
-        let unknown = |reason| Error::OutcomeUnknown { step: what, reason };
+        let unknown = |Cause { reason, source }| Error::OutcomeUnknown {
+            step: what,
+            reason,
+            source,
+        };
         let mut retry = Retry::with_timeout(self.response_timeout);
         let answer_timeout = answered_within.max(self.response_timeout);
         loop {
@@ -155,7 +159,9 @@ impl Redis {
                     match timeout_at(answered_by, sending).await {
                         Ok(answered) => answered,
                         Err(_) => {
-                            return Err(unknown(format!("no answer within {answer_timeout:?}")));
+                            return Err(unknown(
+                                format!("no answer within {answer_timeout:?}").into(),
+                            ));
                         }
                     }
                 }
@@ -165,7 +171,7 @@ impl Redis {
                     progress.record_answer();
                     return answer.decode(step);
                 }
-                Err(ExchangeError::Unanswered(reason)) => return Err(unknown(reason)),
+                Err(ExchangeError::Unanswered(cause)) => return Err(unknown(cause)),
                 Err(failure) => {
                     progress.mark_unsent();
                     retry.pause_after(failure, progress).await?;

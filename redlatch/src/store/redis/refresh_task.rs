@@ -51,6 +51,6 @@ pub(super) async fn answer_within<T>(
     answer.unwrap_or_else(|_| {
         let timeout_hint = connection.timeout_hint().unwrap_or_default();
         let reason = format!("no answer within {limit:?}{timeout_hint}");
-        Err(ExchangeError::NotExecuted(reason))
+        Err(ExchangeError::not_executed(reason))
     })
 }

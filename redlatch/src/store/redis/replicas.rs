@@ -205,14 +205,14 @@ impl Replicas {
             .timeout
             .saturating_add(self.requirement.answer_timeout);
         let Ok(answer) = timeout(limit, connection.query(live, &wait)).await else {
-            return Err(ExchangeError::Unanswered(format!(
-                "no answer within {limit:?}"
-            )));
+            return Err(ExchangeError::Unanswered(
+                format!("no answer within {limit:?}").into(),
+            ));
         };
         match answer? {
             Value::Int(in_sync) => Ok((awaited, usize::try_from(in_sync).unwrap_or(0))),
             Value::ServerError(error) => Err(ExchangeError::from_reply(&error, "")),
-            other => Err(ExchangeError::NotExecuted(format!(
+            other => Err(ExchangeError::not_executed(format!(
                 "unexpected reply: {other:?}"
             ))),
         }

@@ -169,7 +169,7 @@ impl Sentinels {
             });
         }
         reasons.dedup();
-        Err(ExchangeError::NotExecuted(reasons.join("; ")))
+        Err(ExchangeError::not_executed(reasons.join("; ")))
     }
 
     /// Queries one sentinel. `None`: it does not know that master.

@@ -46,7 +46,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::name::{CandidateKeys, KeyLayout, ObjectKeys, spans_slots};
+    use crate::name::{
+        CandidateKeys, FairKeys, FencedKeys, KeyLayout, ObjectKeys, PermitKeys, ReadWriteKeys,
+        spans_slots,
+    };
 
     /// Returns all keys and channels of an object with this name.
     fn keys_and_channels(layout: KeyLayout, prefix: &str, name: &str) -> Vec<String> {
@@ -57,18 +60,17 @@ mod tests {
         }
         let mut all = vec![key.clone(), object.channel().to_owned()];
         match layout {
-            KeyLayout::Fenced => all.push(object.token().to_owned()),
+            KeyLayout::Fenced => all.push(FencedKeys::new(prefix, name).token),
             KeyLayout::Fair => {
-                all.extend([object.queue().to_owned(), object.timeouts().to_owned()]);
-                all.push(object.owner_key("c:1"));
+                let keys = FairKeys::new(prefix, name);
+                all.push(keys.waiter_channel("c:1"));
+                all.extend([keys.queue, keys.timeouts, keys.absent_waiters]);
             }
             KeyLayout::Read | KeyLayout::Write => {
-                all.extend([
-                    object.writers().to_owned(),
-                    object.reader_timeouts_prefix("c:1") + ":1",
-                ]);
+                let keys = ReadWriteKeys::new(prefix, name);
+                all.extend([keys.reader_timeouts_prefix("c:1") + ":1", keys.writers]);
             }
-            KeyLayout::Permits => all.push(object.deadlines().to_owned()),
+            KeyLayout::Permits => all.push(PermitKeys::new(prefix, name).deadlines),
             KeyLayout::Lock | KeyLayout::Spin | KeyLayout::Semaphore | KeyLayout::Latch => {}
         }
         all.extend(CandidateKeys::new(key).keys().map(str::to_owned));

@@ -26,7 +26,7 @@ use tokio_rustls::rustls::{
 use super::endpoint::Endpoint;
 use super::exchange_error::ExchangeError;
 use super::options::{Certificates, Pem};
-use crate::error::{Error, Result};
+use crate::error::{Cause, Error, ErrorSource, Result};
 
 pub(super) type Stream = tokio_rustls::client::TlsStream<TcpStream>;
 
@@ -103,8 +103,9 @@ impl Tls {
             }
         }
         outcome.map_err(|error| {
-            self.explain(&error, host, port)
-                .unwrap_or_else(|| ExchangeError::NotExecuted(format!("TLS handshake: {error}")))
+            self.explain(&error, host, port).unwrap_or_else(|| {
+                ExchangeError::NotExecuted(Cause::new(format!("TLS handshake: {error}"), error))
+            })
         })
     }
 
@@ -116,7 +117,7 @@ impl Tls {
         let tls = self.clone();
         let config = spawn_blocking(move || tls.config(max_age)).await;
         config
-            .map_err(|_| ExchangeError::NotExecuted("connecting was interrupted".into()))?
+            .map_err(|_| ExchangeError::not_executed("connecting was interrupted"))?
             .map_err(ExchangeError::Permanent)
     }
 
@@ -137,9 +138,10 @@ impl Tls {
         };
         let disconnected = error.is_io_error() || error.is_unrecoverable_error();
         disconnected.then(|| {
-            ExchangeError::NotExecuted(format!(
+            let reason = format!(
                 "the server closed the connection right after the TLS handshake: {error}; {hint}"
-            ))
+            );
+            ExchangeError::NotExecuted(Cause::new(reason, error.clone()))
         })
     }
 
@@ -154,6 +156,7 @@ impl Tls {
         let at = Endpoint::new(host, port);
         Some(ExchangeError::Permanent(Error::TlsFailed {
             reason: format!("{at}: {reason}"),
+            source: find_tls_error(error).cloned().map(ErrorSource::new),
         }))
     }
 
@@ -306,7 +309,7 @@ fn apply_tcp_settings(stream: &TcpStream, tcp: &TcpSettings) -> io::Result<()> {
 }
 
 fn io_error(error: io::Error) -> ExchangeError {
-    ExchangeError::NotExecuted(error.to_string())
+    ExchangeError::NotExecuted(Cause::new(error.to_string(), error))
 }
 
 /// Returns a text that explains a TLS error and what to do.

@@ -146,9 +146,9 @@ impl Topology {
         settings.subscription_mode = subscription_mode;
         let cluster = Cluster::new(seeds, config, settings);
         if cluster.masters().await.is_empty() {
-            return Err(Error::Unavailable {
-                reason: "no node of the cluster reported its slots".into(),
-            });
+            return Err(Error::unavailable(
+                "no node of the cluster reported its slots",
+            ));
         }
         Ok(Topology {
             address: cluster.address(),

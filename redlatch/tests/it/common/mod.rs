@@ -204,7 +204,9 @@ pub(crate) fn example(name: &str) -> Command {
             other => other,
         };
         let status = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--package", "redlatch-examples"])
+            // The features of the tests, so that nothing else is built.
+            .args(["build", "--quiet", "--all-features"])
+            .args(["--package", "redlatch", "--package", "redlatch-examples"])
             .args(["--example", name, "--profile", profile])
             .arg("--target-dir")
             .arg(built.parent().unwrap())

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redlatch::{Client, Embedded, Error, ExpirableSemaphore, Loss, MAX_LEASE, PermitId};
+use redlatch::{Client, Embedded, Error, ExpirableSemaphore, Expiry, Loss, MAX_LEASE, PermitId};
 use redlatch_testkit::{Proxy, Server, shared, unique};
 use tokio::time::{Instant, sleep};
 
@@ -95,17 +95,13 @@ async fn permits_are_acquired_and_released(store: TestStore) {
     let wait = Duration::from_millis(20);
     let limited = retry_if_late(|| semaphore.try_acquire().wait(wait)).await;
     assert!(limited.is_none());
-    let mut out: Vec<_> = semaphore.holders().await.unwrap();
-    out.sort_by(|a, b| a.owner.cmp(&b.owner));
-    let mut expected = [ids[0].to_string(), two.ids()[0].to_string()];
+    let mut held = semaphore.held_permits().await.unwrap();
+    held.sort_by_key(|permit| permit.id);
+    let mut expected = [ids[0], two.ids()[0]];
     expected.sort();
-    assert_eq!(
-        out.iter().map(|one| &one.owner).collect::<Vec<_>>(),
-        expected.iter().collect::<Vec<_>>()
-    );
-    for holder in out {
-        assert_eq!(holder.holds, 1);
-        assert!(holder.remaining.unwrap() <= Duration::from_secs(30));
+    assert!(held.iter().map(|permit| permit.id).eq(expected));
+    for permit in held {
+        assert!(permit.remaining <= Expiry::In(Duration::from_secs(30)));
     }
 
     one.release().await.unwrap();
@@ -133,7 +129,7 @@ async fn a_semaphore_that_was_never_set_has_no_permits(store: TestStore) {
     let semaphore = client.expirable_semaphore(&unique("never"));
     assert_eq!(counts(&semaphore).await, (0, 0, 0));
     assert!(semaphore.try_acquire().await.unwrap().is_none());
-    assert!(semaphore.holders().await.unwrap().is_empty());
+    assert!(semaphore.held_permits().await.unwrap().is_empty());
     let nobodys = PermitId::from_bytes([7; 16]);
     assert!(is_lost(&semaphore.release(nobodys).await));
     assert!(!semaphore.try_release(nobodys).await.unwrap());
@@ -334,9 +330,25 @@ async fn a_lease_is_updated(store: TestStore) {
         .into_ids()
         .unwrap()[0];
     assert!(semaphore.update_lease(id, 10 * LONG).await.unwrap());
-    assert!(semaphore.lease_of(id).await.unwrap().unwrap() > 9 * LONG);
+    assert!(
+        semaphore
+            .lease_of(id)
+            .await
+            .unwrap()
+            .and_then(Expiry::duration)
+            .unwrap()
+            > 9 * LONG
+    );
     assert!(semaphore.update_lease(id, MAX_LEASE).await.unwrap());
-    assert!(semaphore.lease_of(id).await.unwrap().unwrap() > MAX_LEASE - LONG);
+    assert!(
+        semaphore
+            .lease_of(id)
+            .await
+            .unwrap()
+            .and_then(Expiry::duration)
+            .unwrap()
+            > MAX_LEASE - LONG
+    );
     // The waiter is notified that the end is now earlier.
     let theirs = other.expirable_semaphore(semaphore.name());
     let waiter = tokio::spawn(theirs.acquire().into_future());
@@ -352,12 +364,22 @@ async fn lease_can_be_inspected(store: TestStore) {
     let client = store.client().await;
     let semaphore = with_permits(&client, "lease", 2).await;
     let renewed = semaphore.acquire().await.unwrap();
-    let left = semaphore.lease_of(renewed.ids()[0]).await.unwrap().unwrap();
+    let left = semaphore
+        .lease_of(renewed.ids()[0])
+        .await
+        .unwrap()
+        .and_then(Expiry::duration)
+        .unwrap();
     assert!(left > SECOND && left <= Duration::from_secs(30), "{left:?}");
     // The guard's remaining time never exceeds the store's.
     let fixed = semaphore.acquire().lease(LONG).await.unwrap();
     let believed = fixed.valid_for();
-    let left = semaphore.lease_of(fixed.ids()[0]).await.unwrap().unwrap();
+    let left = semaphore
+        .lease_of(fixed.ids()[0])
+        .await
+        .unwrap()
+        .and_then(Expiry::duration)
+        .unwrap();
     assert!(left <= LONG && left > LONG / 2, "{left:?}");
     assert!(believed <= LONG && believed > LONG / 2, "{believed:?}");
     renewed.release().await.unwrap();
@@ -709,7 +731,7 @@ async fn invalid_requests_are_rejected(store: TestStore) {
             semaphore.update_lease(id, SECOND).await.err(),
             semaphore.lease_of(id).await.err(),
             semaphore.available().await.err(),
-            semaphore.holders().await.err(),
+            semaphore.held_permits().await.err(),
             semaphore.try_set_permits(1).await.err(),
             semaphore.set_permits(1).await.err(),
             semaphore.add_permits(1).await.err(),
@@ -880,8 +902,15 @@ fn threads_share_permits() {
         client.flush().unwrap();
         let id = two.into_ids().unwrap()[0];
         assert!(semaphore.update_lease(id, LONG).unwrap());
-        assert!(semaphore.lease_of(id).unwrap().unwrap() > LONG / 2);
-        assert_eq!(semaphore.holders().unwrap().len(), 1);
+        assert!(
+            semaphore
+                .lease_of(id)
+                .unwrap()
+                .and_then(Expiry::duration)
+                .unwrap()
+                > LONG / 2
+        );
+        assert_eq!(semaphore.held_permits().unwrap().len(), 1);
         let counts = || {
             let (available, acquired) = (semaphore.available(), semaphore.acquired());
             (

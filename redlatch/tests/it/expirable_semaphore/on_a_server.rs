@@ -68,10 +68,10 @@ async fn permits_without_lease_are_supported() {
     let () = server.ask(&raw);
     let () = server.ask(&["DECR", semaphore.name()]);
     let id = PermitId::from_bytes(*b"0123456789abcdef");
-    assert_eq!(semaphore.lease_of(id).await.unwrap(), Some(Duration::MAX));
-    let holders = semaphore.holders().await.unwrap();
-    assert_eq!((holders.len(), holders[0].remaining), (1, None));
-    assert_eq!(holders[0].owner, id.to_string());
+    assert_eq!(semaphore.lease_of(id).await.unwrap(), Some(Expiry::Never));
+    let held = semaphore.held_permits().await.unwrap();
+    assert_eq!((held.len(), held[0].remaining), (1, Expiry::Never));
+    assert_eq!(held[0].id, id);
     assert_eq!(counts(&semaphore).await, (0, 1, 1));
     assert!(semaphore.try_acquire().await.unwrap().is_none());
     let waiter = tokio::spawn(semaphore.acquire().into_future());
@@ -126,7 +126,7 @@ async fn inspecting_deletes_nothing() {
     let () = add.query(&mut server.connection()).unwrap();
     assert_eq!(counts(&semaphore).await, (0, 0, 0));
     assert_eq!(semaphore.lease_of(id).await.unwrap(), None);
-    assert!(semaphore.holders().await.unwrap().is_empty());
+    assert!(semaphore.held_permits().await.unwrap().is_empty());
     assert!(!semaphore.update_lease(id, LONG).await.unwrap());
     assert!(!semaphore.try_release(id).await.unwrap());
     assert!(semaphore.try_acquire().await.unwrap().is_none());
@@ -154,14 +154,24 @@ async fn without_publish_permission_nothing_changes() {
     assert_eq!(server.ask::<i64>(&["DBSIZE"]), 0);
     seen.set_permits(3).await.unwrap();
     let ids = seen.acquire().await.unwrap().into_ids().unwrap();
-    let before = seen.lease_of(ids[0]).await.unwrap().unwrap();
+    let before = seen
+        .lease_of(ids[0])
+        .await
+        .unwrap()
+        .and_then(Expiry::duration)
+        .unwrap();
     assert!(semaphore.add_permits(2).await.is_err());
     assert!(semaphore.set_permits(7).await.is_err());
     assert!(semaphore.release(ids[0]).await.is_err());
     assert!(semaphore.force_release().await.is_err());
     assert!(semaphore.update_lease(ids[0], SECOND).await.is_err());
     assert_eq!(counts(&seen).await, (2, 1, 3));
-    let left = seen.lease_of(ids[0]).await.unwrap().unwrap();
+    let left = seen
+        .lease_of(ids[0])
+        .await
+        .unwrap()
+        .and_then(Expiry::duration)
+        .unwrap();
     assert!(left + 10 * SECOND > before, "{left:?} of {before:?}");
     // An expired permit is not released either.
     seen.update_lease(ids[0], Duration::from_millis(1))
@@ -236,7 +246,7 @@ async fn foreign_keys_stay_unchanged() {
             semaphore.update_lease(id, SECOND).await.err(),
             semaphore.lease_of(id).await.err(),
             semaphore.available().await.err(),
-            semaphore.holders().await.err(),
+            semaphore.held_permits().await.err(),
             semaphore.try_set_permits(1).await.err(),
             semaphore.set_permits(1).await.err(),
             semaphore.add_permits(1).await.err(),
@@ -310,7 +320,12 @@ async fn lost_answer_does_not_count_twice() {
         .unwrap();
     assert_eq!(counts(&seen).await, (3, 2, 5));
     let believed = two.valid_for();
-    let kept = seen.lease_of(two.ids()[0]).await.unwrap().unwrap();
+    let kept = seen
+        .lease_of(two.ids()[0])
+        .await
+        .unwrap()
+        .and_then(Expiry::duration)
+        .unwrap();
     assert!(
         believed.saturating_sub(kept) < SECOND,
         "{believed:?}, but {kept:?}"

@@ -209,7 +209,7 @@ async fn waiter_that_reconnects_within_the_grace_period_keeps_its_place() {
     let held = lock.lock().await.unwrap();
     let cut_off = spawn_waiter(&far.fair_lock("a"), 0).await;
     let behind = spawn_waiter(&lock, 1).await;
-    let owner = lock.queue().await.unwrap()[0].clone();
+    let owner = lock.queue().await.unwrap()[0].owner.to_string();
     let channel = format!("redisson_lock__channel:{{a}}:{owner}");
     let until_subscribers = async |wanted: i64| {
         until("it is subscribed, or not", || async {

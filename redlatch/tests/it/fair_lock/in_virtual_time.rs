@@ -24,12 +24,12 @@ async fn waiters_keep_their_places_while_lock_is_held_for_hours() {
         };
         waiting.push(spawn_waiter(lock, n).await);
     }
-    let queue = lock.queue().await.unwrap();
+    let queue = queued_owners(&lock).await;
     for _ in 0..12 {
         tokio::time::sleep(600 * SECOND).await;
         // Another client's attempt would remove waiters that are considered dead.
         assert!(two.fair_lock("a").try_lock().await.unwrap().is_none());
-        assert_eq!(lock.queue().await.unwrap(), queue);
+        assert_eq!(queued_owners(&lock).await, queue);
     }
     held.unlock().await.unwrap();
     for one in waiting {

@@ -9,7 +9,7 @@ use std::future::IntoFuture as _;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use redlatch::{Client, Error, FairLock, Guard, Loss, Owner, Result};
+use redlatch::{Client, Error, Expiry, FairLock, Guard, Loss, Owner, OwnerId, Result};
 use redlatch_testkit::{Proxy, Server, shared, unique};
 use tokio::task::JoinHandle;
 
@@ -25,6 +25,11 @@ async fn until_queued(lock: &FairLock, waiters: usize) {
         lock.queue().await.unwrap().len() == waiters
     })
     .await;
+}
+
+async fn queued_owners(lock: &FairLock) -> Vec<OwnerId> {
+    let queue = lock.queue().await.unwrap().into_iter();
+    queue.map(|waiter| waiter.owner).collect()
 }
 
 /// Waits until the waiters know how long to wait, so that only a message can wake them earlier.
@@ -124,7 +129,14 @@ async fn free_lock_is_acquired_and_released(store: TestStore) {
             lock.holder().await.unwrap().unwrap().owner,
             guard.owner_id()
         );
-        assert!(lock.remaining_lease().await.unwrap().unwrap() <= Duration::from_secs(30));
+        assert!(
+            lock.remaining_lease()
+                .await
+                .unwrap()
+                .and_then(Expiry::duration)
+                .unwrap()
+                <= Duration::from_secs(30)
+        );
         guard.unlock().await.unwrap();
         assert!(!lock.is_locked().await.unwrap());
     }
@@ -170,20 +182,20 @@ async fn many_waiters_of_several_clients_are_served_in_order(store: TestStore) {
     let name = unique("crowd");
     let lock = clients[0].fair_lock(&name);
     let held = lock.lock().await.unwrap();
-    let order: Arc<Mutex<Vec<String>>> = Arc::default();
+    let order: Arc<Mutex<Vec<OwnerId>>> = Arc::default();
     let mut waiting = Vec::new();
     for _ in 0..EACH {
         for client in &clients {
             let (lock, order) = (client.fair_lock(&name), order.clone());
             waiting.push(tokio::spawn(async move {
                 let guard = lock.lock().await.unwrap();
-                order.lock().unwrap().push(guard.owner_id().to_owned());
+                order.lock().unwrap().push(guard.owner_id());
                 guard.unlock().await.unwrap();
             }));
         }
     }
     until_queued(&lock, 4 * EACH).await;
-    let expected = lock.queue().await.unwrap();
+    let expected = queued_owners(&lock).await;
     held.unlock().await.unwrap();
     for one in waiting {
         within_limit("served", one).await.unwrap();
@@ -301,11 +313,11 @@ async fn dropped_waiter_leaves_the_queue(store: TestStore) {
     let first = spawn_waiter(&lock, 0).await;
     let middle = spawn_waiter(&lock, 1).await;
     let last = spawn_waiter(&lock, 2).await;
-    let queue = lock.queue().await.unwrap();
+    let queue = queued_owners(&lock).await;
     middle.abort();
     until_queued(&lock, 2).await;
     assert_eq!(
-        lock.queue().await.unwrap(),
+        queued_owners(&lock).await,
         [queue[0].clone(), queue[2].clone()]
     );
     held.unlock().await.unwrap();
@@ -424,7 +436,7 @@ async fn queue_position_can_be_read(store: TestStore) {
         None
     );
     let ids = owners.map(|owner| one.owner_id(owner));
-    assert_eq!(two.fair_lock(&name).queue().await.unwrap(), ids);
+    assert_eq!(queued_owners(&two.fair_lock(&name)).await, ids);
     assert_eq!(lock.position(held.owner()).await.unwrap(), None);
     held.unlock().await.unwrap();
     for one in waiting {

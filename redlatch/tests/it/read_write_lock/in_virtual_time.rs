@@ -3,7 +3,7 @@
 use std::future::IntoFuture as _;
 use std::time::Duration;
 
-use redlatch::{Client, Embedded, Loss};
+use redlatch::{Client, Embedded, Expiry, Loss};
 use tokio::time::{Instant, sleep};
 
 use crate::common::assert_lost;
@@ -36,8 +36,20 @@ async fn both_sides_are_renewed_while_they_are_held() {
     for _ in 0..5 {
         sleep(HOUR).await;
         for left in [
-            theirs.write().remaining_lease().await.unwrap().unwrap(),
-            theirs.read().remaining_lease().await.unwrap().unwrap(),
+            theirs
+                .write()
+                .remaining_lease()
+                .await
+                .unwrap()
+                .and_then(Expiry::duration)
+                .unwrap(),
+            theirs
+                .read()
+                .remaining_lease()
+                .await
+                .unwrap()
+                .and_then(Expiry::duration)
+                .unwrap(),
         ] {
             // Renewed after every third of 30 s: at least two thirds always remain.
             assert!(left >= 19 * SECOND, "{left:?}");
@@ -50,7 +62,16 @@ async fn both_sides_are_renewed_while_they_are_held() {
     for _ in 0..5 {
         sleep(HOUR).await;
         assert!(theirs.write().try_lock().await.unwrap().is_none());
-        assert!(theirs.read().remaining_lease().await.unwrap().unwrap() >= 19 * SECOND);
+        assert!(
+            theirs
+                .read()
+                .remaining_lease()
+                .await
+                .unwrap()
+                .and_then(Expiry::duration)
+                .unwrap()
+                >= 19 * SECOND
+        );
     }
     assert!(reader.is_valid());
     reader.unlock().await.unwrap();
@@ -156,7 +177,7 @@ async fn writer_waits_for_the_rest_of_a_dead_readers_lease() {
     alive.unlock().await.unwrap();
     assert_eq!(
         lock.read().remaining_lease().await.unwrap(),
-        Some(15 * SECOND)
+        Some(Expiry::In(15 * SECOND))
     );
     // The writer had received another end, an hour away.
     let writer = writer.await;

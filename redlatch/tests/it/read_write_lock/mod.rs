@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::time::Duration;
 
-use redlatch::{Client, Error, Guard, Loss, Owner, ReadLock, ReadWriteLock, WriteLock};
+use redlatch::{Client, Error, Expiry, Guard, Loss, Owner, ReadLock, ReadWriteLock, WriteLock};
 use redlatch_testkit::unique;
 use tokio::sync::Barrier;
 
@@ -85,7 +85,7 @@ async fn readers_share_and_writers_are_exclusive(store: TestStore) {
     assert!(write.try_lock().await.unwrap().is_none());
     let mut readers: Vec<_> = read.holders().await.unwrap();
     readers.sort_by(|a, b| a.owner.cmp(&b.owner));
-    let mut owners = [&one, &two, &three].map(|guard| guard.owner_id().to_owned());
+    let mut owners = [&one, &two, &three].map(|guard| guard.owner_id());
     owners.sort();
     assert_eq!(
         readers
@@ -95,7 +95,12 @@ async fn readers_share_and_writers_are_exclusive(store: TestStore) {
         owners.iter().collect::<Vec<_>>()
     );
     assert!(readers.iter().all(|holder| holder.holds == 1));
-    let left = read.remaining_lease().await.unwrap().unwrap();
+    let left = read
+        .remaining_lease()
+        .await
+        .unwrap()
+        .and_then(Expiry::duration)
+        .unwrap();
     assert!(left > Duration::ZERO && left <= Duration::from_secs(30));
     for guard in [one, two, three] {
         assert!(read.is_locked().await.unwrap());
@@ -581,9 +586,25 @@ async fn shorter_lease_does_not_shorten_a_hold(store: TestStore) {
 
     let outer = lock.read().lock().lease(LONG).await.unwrap();
     let inner = outer.reenter().lease(short).await.unwrap();
-    assert!(lock.read().remaining_lease().await.unwrap().unwrap() > LONG / 2);
+    assert!(
+        lock.read()
+            .remaining_lease()
+            .await
+            .unwrap()
+            .and_then(Expiry::duration)
+            .unwrap()
+            > LONG / 2
+    );
     inner.unlock().await.unwrap();
-    assert!(lock.read().remaining_lease().await.unwrap().unwrap() > LONG / 2);
+    assert!(
+        lock.read()
+            .remaining_lease()
+            .await
+            .unwrap()
+            .and_then(Expiry::duration)
+            .unwrap()
+            > LONG / 2
+    );
     outer.unlock().await.unwrap();
     assert!(is_free(&lock).await);
 
@@ -592,7 +613,15 @@ async fn shorter_lease_does_not_shorten_a_hold(store: TestStore) {
     let inner = outer.reenter().lease(LONG).await.unwrap();
     inner.unlock().await.unwrap();
     assert!(outer.valid_for() > LONG / 2);
-    assert!(lock.read().remaining_lease().await.unwrap().unwrap() > LONG / 2);
+    assert!(
+        lock.read()
+            .remaining_lease()
+            .await
+            .unwrap()
+            .and_then(Expiry::duration)
+            .unwrap()
+            > LONG / 2
+    );
     outer.unlock().await.unwrap();
     assert!(is_free(&lock).await);
 
@@ -600,12 +629,36 @@ async fn shorter_lease_does_not_shorten_a_hold(store: TestStore) {
     let inner = outer.reenter().lease(short).await.unwrap();
     let reader = outer.reenter_read().lease(short).await.unwrap();
     for _ in 0..2 {
-        assert!(lock.write().remaining_lease().await.unwrap().unwrap() > LONG / 2);
+        assert!(
+            lock.write()
+                .remaining_lease()
+                .await
+                .unwrap()
+                .and_then(Expiry::duration)
+                .unwrap()
+                > LONG / 2
+        );
     }
     reader.unlock().await.unwrap();
-    assert!(lock.write().remaining_lease().await.unwrap().unwrap() > LONG / 2);
+    assert!(
+        lock.write()
+            .remaining_lease()
+            .await
+            .unwrap()
+            .and_then(Expiry::duration)
+            .unwrap()
+            > LONG / 2
+    );
     inner.unlock().await.unwrap();
-    assert!(lock.write().remaining_lease().await.unwrap().unwrap() > LONG / 2);
+    assert!(
+        lock.write()
+            .remaining_lease()
+            .await
+            .unwrap()
+            .and_then(Expiry::duration)
+            .unwrap()
+            > LONG / 2
+    );
     assert!(outer.is_valid());
     outer.unlock().await.unwrap();
     assert!(is_free(&lock).await);
@@ -617,7 +670,14 @@ async fn released_reader_leaves_longest_remaining_lease(store: TestStore) {
     let long = lock.read().lock().lease(10 * LONG).await.unwrap();
     let middle = lock.read().lock().lease(5 * LONG).await.unwrap();
     let short = lock.read().lock().lease(2 * LONG).await.unwrap();
-    let left = async || lock.read().remaining_lease().await.unwrap().unwrap();
+    let left = async || {
+        lock.read()
+            .remaining_lease()
+            .await
+            .unwrap()
+            .and_then(Expiry::duration)
+            .unwrap()
+    };
     assert!(left().await > 9 * LONG);
     long.unlock().await.unwrap();
     assert!(left().await > 4 * LONG && left().await <= 5 * LONG);

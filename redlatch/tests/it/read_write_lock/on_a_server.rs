@@ -38,7 +38,7 @@ async fn data_matches_redisson() {
     let client = client(&server).await;
     let lock = client.read_write_lock("a");
     let me = Owner::new();
-    let owner = client.owner_id(me);
+    let owner = String::from(client.owner_id(me));
     let timeout = |n: u32| format!("{{a}}:{owner}:rwlock_timeout:{n}");
 
     let outer = lock.read().lock().owner(me).lease(LONG).await.unwrap();
@@ -510,7 +510,7 @@ async fn dead_readers_are_removed() {
         hash(&server, "a"),
         fields([
             ("mode", "read"),
-            (owner, "1"),
+            (owner.as_str(), "1"),
             ("alive:1", "1"),
             ("note", "precious")
         ])
@@ -530,7 +530,7 @@ async fn foreign_hold_count_does_not_block_the_server() {
     let lock = client.read_write_lock("a");
     let reads = lock.read().lock().await.unwrap();
     let many = "4000000000";
-    let owner = reads.owner_id().to_owned();
+    let owner = String::from(reads.owner_id());
     let _: i64 = server.ask(&["HSET", "a", &owner, many, "theirs:1", many]);
     let () = server.ask(&["CONFIG", "RESETSTAT"]);
     let timeout = format!("{{a}}:{owner}:rwlock_timeout:1");
@@ -565,7 +565,7 @@ async fn holds_beyond_the_key_limit_are_kept() {
         "a",
         &format!("{own}:1"),
         &format!("{own}:10000"),
-        outer.owner_id(),
+        outer.owner_id().as_str(),
         &count,
     ]);
     assert_eq!(lock.read().hold_count(me).await.unwrap(), often);

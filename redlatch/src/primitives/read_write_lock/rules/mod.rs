@@ -24,25 +24,14 @@ use tokio::time::Instant;
 
 use crate::error::Result;
 use crate::keyspace::{FoundKey, Holds, Keyspace, Mode};
-use crate::name::ObjectKeys;
+use crate::lease::Expiry;
+use crate::name::{ObjectKeys, ReadWriteKeys, is_writer_field, owner_of};
 use crate::primitives::lock::Holder;
-use crate::primitives::reentrant::rules::{FOREIGN_HASH, finite, parse_holder, wrong_kind};
-use crate::step::{Args, Keys, Script, ScriptReply, Step};
+use crate::primitives::reentrant::rules::{FOREIGN_HASH, parse_forced, parse_holder, wrong_kind};
+use crate::step::{Args, Keys, Script, ScriptReply, Step, script};
 
 pub(super) mod read;
 pub(super) mod write;
-
-/// Returns a script of the read-write lock, with the shared functions prepended.
-macro_rules! script {
-    ($($file:literal),+) => {{
-        static SCRIPT: Script =
-            Script::new(concat!(include_str!("../readers.lua"), $(include_str!($file)),+))
-                // The timeout keys of all readers.
-                .with_undeclared_keys();
-        &SCRIPT
-    }};
-}
-use script;
 
 /// Returns the hash of a read-write lock and its mode, if it is held. An error if it is a hash of another kind.
 fn find<'a>(
@@ -68,8 +57,8 @@ fn timeout_key(own: &str, n: u32) -> String {
 fn hold_remaining(keyspace: &mut Keyspace, own: &str, n: u32, now: Instant) -> Duration {
     match keyspace.remaining(&timeout_key(own, n), now) {
         // A key without expiry was not created by a reader.
-        None | Some(Duration::MAX) => Duration::ZERO,
-        Some(left) => left,
+        None | Some(Expiry::Never) => Duration::ZERO,
+        Some(Expiry::In(left)) => left,
     }
 }
 
@@ -92,10 +81,8 @@ fn longest_remaining(
 }
 
 /// Returns all readers, including dead ones, and their hold counts.
-fn readers(counts: &BTreeMap<String, u32>, object: &ObjectKeys) -> Vec<(String, u32)> {
-    let readers = counts
-        .iter()
-        .filter(|(field, _)| !object.is_writer_field(field));
+fn readers(counts: &BTreeMap<String, u32>) -> Vec<(String, u32)> {
+    let readers = counts.iter().filter(|(field, _)| !is_writer_field(field));
     readers
         .map(|(owner, count)| (owner.clone(), *count))
         .collect()
@@ -105,24 +92,24 @@ fn readers(counts: &BTreeMap<String, u32>, object: &ObjectKeys) -> Vec<(String, 
 /// so that they do not accumulate while others keep reading.
 fn longest_reader_remaining(
     keyspace: &mut Keyspace,
-    object: &ObjectKeys,
+    keys: &ReadWriteKeys,
     now: Instant,
 ) -> Result<Duration> {
-    let all = match find(keyspace, object, now)? {
-        Some((_, holds)) => readers(&holds.value.counts, object),
+    let all = match find(keyspace, &keys.read, now)? {
+        Some((_, holds)) => readers(&holds.value.counts),
         None => Vec::new(),
     };
     let mut most = Duration::ZERO;
     for (owner, count) in all {
         let left = longest_remaining(
             keyspace,
-            &object.reader_timeouts_prefix(&owner),
+            &keys.reader_timeouts_prefix(&owner),
             1,
             count,
             now,
         );
         if left.is_zero()
-            && let Some((_, holds)) = find(keyspace, object, now)?
+            && let Some((_, holds)) = find(keyspace, &keys.read, now)?
         {
             holds.value.counts.remove(&owner);
         }
@@ -148,7 +135,7 @@ fn side(mode: Mode) -> &'static str {
 
 /// Returns the holders of one side.
 pub(crate) struct Inspect<'a> {
-    pub(crate) object: &'a ObjectKeys,
+    pub(crate) keys: &'a ReadWriteKeys,
     pub(crate) side: Mode,
 }
 
@@ -156,49 +143,49 @@ impl Step for Inspect<'_> {
     type Reply = Vec<Holder>;
 
     fn script(&self) -> &'static Script {
-        script!("../sides.lua", "../inspect.lua")
+        script!(undeclared "../readers.lua", "../sides.lua", "../inspect.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
-        smallvec![self.object.key()]
+        smallvec![self.keys.read.key()]
     }
 
     fn args(&self, args: &mut dyn Args) {
         args.text(side(self.side));
-        args.text(self.object.timeouts_prefix());
+        args.text(&self.keys.timeouts_prefix);
     }
 
     fn decode(&self, reply: ScriptReply) -> Result<Vec<Holder>> {
         match reply {
-            ScriptReply::Integer(-1) => Err(wrong_kind(self.object, FOREIGN_HASH)),
+            ScriptReply::Integer(-1) => Err(wrong_kind(&self.keys.read, FOREIGN_HASH)),
             holders => holders.list()?.into_iter().map(parse_holder).collect(),
         }
     }
 
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Vec<Holder>> {
-        let Some((_, holds)) = find(keyspace, self.object, now)? else {
+        let Some((_, holds)) = find(keyspace, &self.keys.read, now)? else {
             return Ok(Vec::new());
         };
         let (left, counts) = (holds.remaining(now), holds.value.counts.clone());
         let mut holders = Vec::new();
         for (field, holds) in counts {
-            let writes = self.object.is_writer_field(&field);
+            let writes = is_writer_field(&field);
             let remaining = match self.side {
                 Mode::Write if writes => left,
-                Mode::Read if !writes => longest_remaining(
+                Mode::Read if !writes => Expiry::In(longest_remaining(
                     keyspace,
-                    &self.object.reader_timeouts_prefix(&field),
+                    &self.keys.reader_timeouts_prefix(&field),
                     1,
                     holds,
                     now,
-                ),
-                _ => Duration::ZERO,
+                )),
+                _ => continue,
             };
-            if !remaining.is_zero() {
+            if remaining > Expiry::In(Duration::ZERO) {
                 holders.push(Holder {
-                    owner: self.object.owner_of(&field).to_owned(),
+                    owner: owner_of(&field).into(),
                     holds,
-                    remaining: finite(remaining),
+                    remaining,
                 });
             }
         }
@@ -208,7 +195,7 @@ impl Step for Inspect<'_> {
 
 /// Releases one side whichever owners hold it.
 pub(super) struct Force<'a> {
-    pub(super) object: &'a ObjectKeys,
+    pub(super) keys: &'a ReadWriteKeys,
     pub(super) side: Mode,
 }
 
@@ -217,51 +204,48 @@ impl Step for Force<'_> {
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
-        script!("../sides.lua", "../force.lua")
+        script!(undeclared "../readers.lua", "../sides.lua", "../force.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
-        smallvec![self.object.key()]
+        smallvec![self.keys.read.key()]
     }
 
     fn args(&self, args: &mut dyn Args) {
         args.text(side(self.side));
-        args.text(self.object.timeouts_prefix());
-        args.text(self.object.channel());
+        args.text(&self.keys.timeouts_prefix);
+        args.text(self.keys.read.channel());
     }
 
     fn decode(&self, reply: ScriptReply) -> Result<bool> {
-        match reply {
-            ScriptReply::Integer(-1) => Err(wrong_kind(self.object, FOREIGN_HASH)),
-            other => other.flag(),
-        }
+        parse_forced(&self.keys.read, reply)
     }
 
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
-        let Some((mode, holds)) = find(keyspace, self.object, now)? else {
+        let Some((mode, holds)) = find(keyspace, &self.keys.read, now)? else {
             return Ok(false);
         };
         if (self.side, mode) == (Mode::Write, Mode::Read) {
             return Ok(false);
         }
-        let reads = readers(&holds.value.counts, self.object);
+        let reads = readers(&holds.value.counts);
         let counts = &mut holds.value.counts;
-        counts.retain(|field, _| self.object.is_writer_field(field));
+        counts.retain(|field, _| is_writer_field(field));
         let mut alive = false;
         for (owner, count) in reads {
-            let own = self.object.reader_timeouts_prefix(&owner);
+            let own = self.keys.reader_timeouts_prefix(&owner);
             alive |= !longest_remaining(keyspace, &own, 1, count, now).is_zero();
             delete_timeouts(keyspace, &own, count, 1);
         }
         if self.side != mode {
             return Ok(alive);
         }
-        keyspace.remove(self.object.key());
+        keyspace.remove(self.keys.read.key());
         match mode {
             Mode::Read => {
-                keyspace.publish(self.object.channel(), READ_RELEASED);
+                keyspace.publish(self.keys.read.channel(), READ_RELEASED);
             }
-            Mode::Write => wake_all(keyspace, self.object),
+            Mode::Write => wake_all(keyspace, &self.keys.read),
         }
         Ok(true)
     }

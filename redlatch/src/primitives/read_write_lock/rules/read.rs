@@ -8,20 +8,21 @@ use tokio::time::Instant;
 
 use super::{
     READ_RELEASED, delete_timeouts, find, hold_remaining, keyed_holds, longest_reader_remaining,
-    longest_remaining, script, timeout_key,
+    longest_remaining, timeout_key,
 };
 use crate::error::Result;
 use crate::hold::Hold;
 use crate::keyspace::{Holds, Keyspace, Mode};
-use crate::lease::Lease;
-use crate::name::ObjectKeys;
+use crate::lease::{Expiry, Lease};
+use crate::name::{ReadWriteKeys, writer_field};
 use crate::primitives::lock::AcquireParams;
 use crate::primitives::reentrant::rules::{NO_EXPIRY, parse_outcome, wrong_kind};
-use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step};
+use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script};
 
 /// Acquires the read side for an owner, or returns how long another owner may still write.
 pub(in super::super) struct Acquire<'a> {
     pub(in super::super) params: AcquireParams<'a>,
+    pub(in super::super) keys: &'a ReadWriteKeys,
     /// Whether to wait behind waiting writers.
     pub(in super::super) prefers_writers: bool,
 }
@@ -30,20 +31,20 @@ impl Step for Acquire<'_> {
     type Reply = Outcome;
 
     fn script(&self) -> &'static Script {
-        script!("../read_acquire.lua")
+        script!(undeclared "../readers.lua", "../read_acquire.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
-        let object = &self.params.hold.object;
-        let writers = self.prefers_writers.then(|| object.writers());
-        [object.key()].into_iter().chain(writers).collect()
+        let writers = self.prefers_writers.then_some(&*self.keys.writers);
+        let keys = [self.keys.read.key()].into_iter();
+        keys.chain(writers).collect()
     }
 
     fn args(&self, args: &mut dyn Args) {
         args.text(&self.params.hold.field);
         args.number(self.params.lease.millis());
         args.number(self.params.count.into());
-        args.text(self.params.hold.object.timeouts_prefix());
+        args.text(&self.keys.timeouts_prefix);
     }
 
     fn decode(&self, reply: ScriptReply) -> Result<Outcome> {
@@ -54,7 +55,8 @@ impl Step for Acquire<'_> {
         let AcquireParams {
             hold, count, lease, ..
         } = self.params;
-        let (object, owner, own) = (&*hold.object, &*hold.field, &*hold.owner_key);
+        let (object, owner) = (&*hold.object, &*hold.field);
+        let own = &self.keys.reader_timeouts_prefix(owner);
         let end = now + lease.duration();
         let mut held = 0;
         let mut writes = false;
@@ -62,10 +64,10 @@ impl Step for Acquire<'_> {
         let free = found.is_none();
         if let Some((mode, holds)) = found {
             let left = holds.remaining(now);
-            if left == Duration::MAX {
+            if left == Expiry::Never {
                 return Err(wrong_kind(object, NO_EXPIRY));
             }
-            writes = holds.value.counts.contains_key(&object.writer(owner));
+            writes = holds.value.counts.contains_key(&writer_field(owner));
             if mode == Mode::Write && !writes {
                 return Ok(Outcome::Wait(left));
             }
@@ -74,13 +76,13 @@ impl Step for Acquire<'_> {
         if longest_remaining(keyspace, own, 1, held, now).is_zero() {
             if count > 1 {
                 // The hold to re-enter has been lost.
-                return Ok(Outcome::Wait(Duration::ZERO));
+                return Ok(Outcome::Wait(Expiry::In(Duration::ZERO)));
             }
             if self.prefers_writers
                 && !writes
-                && let Some(left) = blocked_by_writers(keyspace, object, now)?
+                && let Some(left) = blocked_by_writers(keyspace, self.keys, now)?
             {
-                return Ok(Outcome::Wait(left));
+                return Ok(Outcome::Wait(Expiry::In(left)));
             }
         }
         if free {
@@ -107,11 +109,11 @@ impl Step for Acquire<'_> {
 /// Returns how long waiting writers block new readers.
 fn blocked_by_writers(
     keyspace: &mut Keyspace,
-    object: &ObjectKeys,
+    keys: &ReadWriteKeys,
     now: Instant,
 ) -> Result<Option<Duration>> {
     let now_ms = keyspace.date(now);
-    let Some(writers) = keyspace.find::<BTreeMap<String, i64>>(object.writers(), now)? else {
+    let Some(writers) = keyspace.find::<BTreeMap<String, i64>>(&keys.writers, now)? else {
         return Ok(None);
     };
     let last = writers.value.values().max().copied().unwrap_or(now_ms);
@@ -125,6 +127,7 @@ const MIN_WAKE_CHANGE: Duration = Duration::from_secs(1);
 
 /// Sets a reader's hold count to the number of holds to keep; 0 releases its side.
 pub(in super::super) struct Release<'a> {
+    pub(in super::super) keys: &'a ReadWriteKeys,
     pub(in super::super) hold: &'a Hold,
     pub(in super::super) keep: u32,
     /// The new lease; `None` leaves it unchanged.
@@ -136,7 +139,7 @@ impl Step for Release<'_> {
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
-        script!("../read_release.lua")
+        script!(undeclared "../readers.lua", "../read_release.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
@@ -147,7 +150,7 @@ impl Step for Release<'_> {
         args.text(&self.hold.field);
         args.number(self.keep.into());
         args.number(self.lease.map_or(0, Lease::millis));
-        args.text(self.hold.object.timeouts_prefix());
+        args.text(&self.keys.timeouts_prefix);
         args.text(self.hold.object.channel());
     }
 
@@ -157,7 +160,8 @@ impl Step for Release<'_> {
 
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
         let hold = self.hold;
-        let (object, owner, own) = (&*hold.object, &*hold.field, &*hold.owner_key);
+        let (object, owner) = (&*hold.object, &*hold.field);
+        let own = &self.keys.reader_timeouts_prefix(owner);
         let lease = self.lease.map_or(Duration::ZERO, Lease::duration);
         let Some((mode, holds)) = find(keyspace, object, now)? else {
             keyspace.publish(object.channel(), READ_RELEASED);
@@ -193,7 +197,7 @@ impl Step for Release<'_> {
             }
             return Ok(held);
         }
-        let most = longest_reader_remaining(keyspace, object, now)?;
+        let most = longest_reader_remaining(keyspace, self.keys, now)?;
         if most.is_zero() {
             keyspace.remove(object.key());
         } else if let Some((_, mut holds)) = find(keyspace, object, now)? {
@@ -201,7 +205,7 @@ impl Step for Release<'_> {
         }
         // Writers sleep until the end that they received. If it is now much earlier, they are woken:
         // the remaining readers may be dead and never release.
-        if most.is_zero() || left.saturating_sub(most) >= MIN_WAKE_CHANGE {
+        if most.is_zero() || left >= Expiry::In(most + MIN_WAKE_CHANGE) {
             keyspace.publish(object.channel(), READ_RELEASED);
         }
         Ok(held)
@@ -210,16 +214,18 @@ impl Step for Release<'_> {
 
 /// Renews the holds of many readers.
 pub(in super::super) fn renew_script() -> &'static Script {
-    script!("../read_renew.lua")
+    script!(undeclared "../readers.lua", "../read_renew.lua")
 }
 
 /// Renews one reader, as the script does.
 pub(in super::super) fn renew(
     keyspace: &mut Keyspace,
+    keys: &ReadWriteKeys,
     hold: &Hold,
     lease: Option<Lease>,
     now: Instant,
 ) -> Result<bool> {
+    let own = &keys.reader_timeouts_prefix(&hold.field);
     let end = lease.map(|lease| now + lease.duration());
     let Some((_, holds)) = find(keyspace, &hold.object, now)? else {
         keyspace.publish(hold.object.channel(), READ_RELEASED);
@@ -228,13 +234,12 @@ pub(in super::super) fn renew(
     let count = holds.value.counts.get(&*hold.field).copied();
     let mut alive = false;
     for n in 1..=keyed_holds(count.unwrap_or(0)) {
-        if hold_remaining(keyspace, &hold.owner_key, n, now).is_zero() {
+        if hold_remaining(keyspace, own, n, now).is_zero() {
             continue;
         }
         alive = true;
         if let Some(end) = end
-            && let Some(mut timeout) =
-                keyspace.find::<i64>(&timeout_key(&hold.owner_key, n), now)?
+            && let Some(mut timeout) = keyspace.find::<i64>(&timeout_key(own, n), now)?
         {
             timeout.extend_to(end);
         }

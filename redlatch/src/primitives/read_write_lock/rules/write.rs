@@ -6,20 +6,22 @@ use std::time::Duration;
 use smallvec::smallvec;
 use tokio::time::Instant;
 
-use super::{WRITE_RELEASED, find, longest_reader_remaining, longest_remaining, script, wake_all};
+use super::{WRITE_RELEASED, find, longest_reader_remaining, longest_remaining, wake_all};
 use crate::error::{Error, Result};
 use crate::hold::Hold;
 use crate::keyspace::{Holds, Keyspace, Mode};
-use crate::lease::Lease;
+use crate::lease::{Expiry, Lease};
+use crate::name::{ReadWriteKeys, owner_of};
 use crate::primitives::lock::AcquireParams;
 use crate::primitives::reentrant::rules::{
     self as reentrant, NO_EXPIRY, parse_outcome, was_deleted, wrong_kind,
 };
-use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step};
+use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script};
 
 /// Acquires the write side for an owner, or returns how long others may still read or write.
 pub(in super::super) struct Acquire<'a> {
     pub(in super::super) params: AcquireParams<'a>,
+    pub(in super::super) keys: &'a ReadWriteKeys,
     /// How long new readers are blocked if this has to wait and does not retry.
     pub(in super::super) blocks_readers_for: Option<Lease>,
 }
@@ -41,22 +43,21 @@ impl Step for Acquire<'_> {
     type Reply = Outcome;
 
     fn script(&self) -> &'static Script {
-        script!("../write_acquire.lua")
+        script!(undeclared "../readers.lua", "../write_acquire.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
-        let object = &self.params.hold.object;
-        let writers = self.blocks_readers_for.map(|_| object.writers());
-        [object.key()].into_iter().chain(writers).collect()
+        let writers = self.blocks_readers_for.map(|_| &*self.keys.writers);
+        let keys = [self.keys.write.key()].into_iter();
+        keys.chain(writers).collect()
     }
 
     fn args(&self, args: &mut dyn Args) {
-        let object = &self.params.hold.object;
         args.text(&self.params.hold.field);
         args.number(self.params.lease.millis());
         args.number(self.params.count.into());
-        args.text(object.timeouts_prefix());
-        args.text(object.owner_of(&self.params.hold.field));
+        args.text(&self.keys.timeouts_prefix);
+        args.text(owner_of(&self.params.hold.field));
         args.number(self.waiter_ttl().map_or(0, Lease::millis));
     }
 
@@ -76,7 +77,7 @@ impl Step for Acquire<'_> {
         let Some((mode, mut holds)) = find(keyspace, object, now)? else {
             if count > 1 {
                 // The hold to re-enter has been lost.
-                return Ok(Outcome::Wait(Duration::ZERO));
+                return Ok(Outcome::Wait(Expiry::In(Duration::ZERO)));
             }
             let holds = Holds {
                 counts: BTreeMap::from([(field.to_owned(), count)]),
@@ -86,7 +87,7 @@ impl Step for Acquire<'_> {
             return self.finish_acquisition(keyspace, now);
         };
         let left = holds.remaining(now);
-        if left == Duration::MAX {
+        if left == Expiry::Never {
             return Err(wrong_kind(object, NO_EXPIRY));
         }
         if mode == Mode::Write
@@ -97,13 +98,13 @@ impl Step for Acquire<'_> {
             return self.finish_acquisition(keyspace, now);
         }
         if count > 1 {
-            return Ok(Outcome::Wait(Duration::ZERO));
+            return Ok(Outcome::Wait(Expiry::In(Duration::ZERO)));
         }
-        let owner = object.owner_of(field);
+        let owner = owner_of(field);
         let reads = holds.value.counts.get(owner).copied().unwrap_or(0);
         if !longest_remaining(
             keyspace,
-            &object.reader_timeouts_prefix(owner),
+            &self.keys.reader_timeouts_prefix(owner),
             1,
             reads,
             now,
@@ -117,14 +118,17 @@ impl Step for Acquire<'_> {
         };
         let now_ms = keyspace.date(now);
         let until = now_ms.saturating_add_unsigned(ttl.millis());
-        let writers: &mut BTreeMap<String, i64> = keyspace.find_or_create(object.writers(), now)?;
+        let writers: &mut BTreeMap<String, i64> =
+            keyspace.find_or_create(&self.keys.writers, now)?;
         writers.retain(|_, until| *until > now_ms);
         writers.insert(field.to_owned(), until);
-        if let Some(mut writers) = keyspace.find::<BTreeMap<String, i64>>(object.writers(), now)? {
+        if let Some(mut writers) =
+            keyspace.find::<BTreeMap<String, i64>>(&self.keys.writers, now)?
+        {
             writers.set_end(now + ttl.duration());
         }
         // If the writer retries in time, its mark does not expire while it waits.
-        Ok(Outcome::Wait(left.min(ttl.renewal_interval())))
+        Ok(Outcome::Wait(left.min(Expiry::In(ttl.renewal_interval()))))
     }
 }
 
@@ -132,20 +136,26 @@ impl Acquire<'_> {
     /// Removes this writer's mark, because it holds the lock now.
     fn finish_acquisition(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Outcome> {
         if self.blocks_readers_for.is_some() {
-            remove_waiting_writer(keyspace, self.params.hold, now)?;
+            remove_waiting_writer(keyspace, self.keys, self.params.hold, now)?;
         }
         Ok(Outcome::Done(()))
     }
 }
 
 /// Removes an owner from the waiting writers. Returns whether it was marked.
-fn remove_waiting_writer(keyspace: &mut Keyspace, hold: &Hold, now: Instant) -> Result<bool> {
-    let writers = keyspace.find::<BTreeMap<String, i64>>(hold.object.writers(), now)?;
+fn remove_waiting_writer(
+    keyspace: &mut Keyspace,
+    keys: &ReadWriteKeys,
+    hold: &Hold,
+    now: Instant,
+) -> Result<bool> {
+    let writers = keyspace.find::<BTreeMap<String, i64>>(&keys.writers, now)?;
     Ok(writers.is_some_and(|writers| writers.value.remove(&*hold.field).is_some()))
 }
 
 /// Sets a writer's hold count to the number of holds to keep; 0 releases its side.
 pub(in super::super) struct Release<'a> {
+    pub(in super::super) keys: &'a ReadWriteKeys,
     pub(in super::super) hold: &'a Hold,
     pub(in super::super) keep: u32,
     /// The new lease; `None` leaves it unchanged.
@@ -157,19 +167,18 @@ impl Step for Release<'_> {
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
-        script!("../write_release.lua")
+        script!(undeclared "../readers.lua", "../write_release.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
-        let object = &self.hold.object;
-        smallvec![object.key(), object.writers()]
+        smallvec![self.keys.write.key(), &*self.keys.writers]
     }
 
     fn args(&self, args: &mut dyn Args) {
         args.text(&self.hold.field);
         args.number(self.keep.into());
         args.number(self.lease.map_or(0, Lease::millis));
-        args.text(self.hold.object.timeouts_prefix());
+        args.text(&self.keys.timeouts_prefix);
         args.text(self.hold.object.channel());
     }
 
@@ -182,7 +191,7 @@ impl Step for Release<'_> {
         let found = find(keyspace, object, now)?;
         let mine = found.filter(|(_, holds)| holds.value.counts.contains_key(field));
         let Some((_, mut holds)) = mine else {
-            if self.keep == 0 && remove_waiting_writer(keyspace, self.hold, now)? {
+            if self.keep == 0 && remove_waiting_writer(keyspace, self.keys, self.hold, now)? {
                 keyspace.publish(object.channel(), WRITE_RELEASED);
             } else if !keyspace.exists(object.key(), now) {
                 wake_all(keyspace, object);
@@ -197,7 +206,7 @@ impl Step for Release<'_> {
             return Ok(true);
         }
         holds.value.counts.remove(field);
-        let most = longest_reader_remaining(keyspace, object, now)?;
+        let most = longest_reader_remaining(keyspace, self.keys, now)?;
         if most.is_zero() {
             keyspace.remove(object.key());
         } else if let Some((_, mut holds)) = find(keyspace, object, now)? {
@@ -211,12 +220,11 @@ impl Step for Release<'_> {
 
 /// Renews the leases of many writers. A writer's lease is the expiry of the lock's key.
 pub(in super::super) fn renew_script() -> &'static Script {
-    static SCRIPT: Script = Script::new(concat!(
-        include_str!("../readers.lua"),
-        include_str!("../write_wake.lua"),
-        include_str!("../../reentrant/renew.lua"),
-    ));
-    &SCRIPT
+    script!(
+        "../readers.lua",
+        "../write_wake.lua",
+        "../../reentrant/renew.lua"
+    )
 }
 
 /// Renews one writer, as the script does.

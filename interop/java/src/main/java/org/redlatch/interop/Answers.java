@@ -20,29 +20,30 @@ final class Answers {
     }
 
     static void ready(String library) {
-        say("{\"ready\":" + json(library) + "}");
+        printLine("{\"ready\":" + json(library) + "}");
     }
 
-    static void did(long id, long from, long at, Object value) {
-        say("{\"id\":" + id + ",\"from\":" + from + ",\"at\":" + at + ",\"ok\":" + json(value) + "}");
+    static void succeeded(long id, long started, long ended, Object value) {
+        printLine("{\"id\":" + id + ",\"started\":" + started + ",\"ended\":" + ended + ",\"ok\":" + json(value) + "}");
     }
 
-    static void failed(long id, long from, long at, Throwable error) {
-        String what = error.getClass().getSimpleName() + ": " + error.getMessage();
+    static void failed(long id, long started, long ended, Throwable error) {
+        String text = error.getClass().getSimpleName() + ": " + error.getMessage();
         // Some exceptions of Redisson have no message of their own.
         for (Throwable cause = error.getCause(); cause != null; cause = cause.getCause()) {
-            what += "; " + cause.getClass().getSimpleName() + ": " + cause.getMessage();
+            text += "; " + cause.getClass().getSimpleName() + ": " + cause.getMessage();
         }
-        say("{\"id\":" + id + ",\"from\":" + from + ",\"at\":" + at + ",\"error\":" + json(what) + "}");
+        printLine("{\"id\":" + id + ",\"started\":" + started + ",\"ended\":" + ended + ",\"error\":" + json(text)
+                + "}");
     }
 
-    /** Answers a line that could not be dispatched. Its id may be unknown. */
+    /** Answers a line that is no command of a worker. Its id may be unknown. */
     static void refused(Long id, String why) {
-        say("{\"id\":" + id + ",\"error\":" + json(why) + "}");
+        printLine("{\"id\":" + id + ",\"error\":" + json(why) + "}");
     }
 
     /** Prints one line; concurrent answers do not mix. */
-    private static synchronized void say(String line) {
+    private static synchronized void printLine(String line) {
         try {
             OUT.write((line + "\n").getBytes(StandardCharsets.UTF_8));
         } catch (IOException error) {

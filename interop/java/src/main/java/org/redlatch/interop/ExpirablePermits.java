@@ -14,7 +14,7 @@ final class ExpirablePermits {
     private ExpirablePermits() {
     }
 
-    static Object obey(Servers servers, String command, List<String> args) throws Exception {
+    static Object run(Servers servers, String command, List<String> args) throws Exception {
         RPermitExpirableSemaphore semaphore =
                 servers.first().getPermitExpirableSemaphore(args.isEmpty() ? "" : args.get(0));
         return switch (command + "/" + args.size()) {
@@ -46,8 +46,8 @@ final class ExpirablePermits {
 
     private static List<String> acquire(RPermitExpirableSemaphore semaphore, int permits, long wait, long lease)
             throws InterruptedException {
-        List<String> had = Newer.acquire(semaphore, permits, wait, lease);
-        return had == null ? List.of() : had;
+        List<String> ids = Newer.acquire(semaphore, permits, wait, lease);
+        return ids == null ? List.of() : ids;
     }
 
     private static List<String> ids(String list) {

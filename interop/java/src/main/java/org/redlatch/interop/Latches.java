@@ -14,7 +14,7 @@ final class Latches {
     private Latches() {
     }
 
-    static Object obey(Servers servers, String command, List<String> args) throws Exception {
+    static Object run(Servers servers, String command, List<String> args) throws Exception {
         RCountDownLatch latch = servers.first().getCountDownLatch(args.isEmpty() ? "" : args.get(0));
         return switch (command + "/" + args.size()) {
             case "set-count/2" -> latch.trySetCount(Long.parseLong(args.get(1)));

@@ -17,7 +17,7 @@ final class Locks {
     private Locks() {
     }
 
-    static Object obey(Servers servers, String command, List<String> args) throws Exception {
+    static Object run(Servers servers, String command, List<String> args) throws Exception {
         // Selected by command and number of arguments.
         return switch (command + "/" + args.size()) {
             case "lock/4" -> lock(of(servers, args.get(0), args.get(1)),
@@ -65,12 +65,12 @@ final class Locks {
         return true;
     }
 
-    /** Returns a lock of this kind; on server 0, except for members that name another. */
+    /** Returns a lock of this kind on server 0; members of a multi-lock or RedLock may name another server. */
     static RLock of(Servers servers, String kind, String name) {
         return switch (kind) {
             case "multi" -> servers.first().getMultiLock(members(servers, name));
             case "red" -> servers.first().getRedLock(members(servers, name));
-            default -> one(servers.first(), kind, name);
+            default -> ofKind(servers.first(), kind, name);
         };
     }
 
@@ -82,14 +82,14 @@ final class Locks {
                 throw new IllegalArgumentException("a member is KIND:NAME, not \"" + member + "\"");
             }
             int at = member.lastIndexOf('@');
-            boolean says = at > colon;
-            int server = says ? Integer.parseInt(member.substring(at + 1)) : 0;
-            String name = member.substring(colon + 1, says ? at : member.length());
-            return one(servers.client(server), member.substring(0, colon), name);
+            boolean namesServer = at > colon;
+            int server = namesServer ? Integer.parseInt(member.substring(at + 1)) : 0;
+            String name = member.substring(colon + 1, namesServer ? at : member.length());
+            return ofKind(servers.client(server), member.substring(0, colon), name);
         }).toArray(RLock[]::new);
     }
 
-    private static RLock one(RedissonClient client, String kind, String name) {
+    private static RLock ofKind(RedissonClient client, String kind, String name) {
         return switch (kind) {
             case "lock" -> client.getLock(name);
             case "nonreentrant" -> ofNewer(client, "getNonReentrantLock", name);

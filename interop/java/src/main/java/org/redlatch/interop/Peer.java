@@ -47,7 +47,7 @@ public final class Peer {
                 continue;
             }
             workers.computeIfAbsent(worker, number -> new Worker(number, servers))
-                    .tell(id, List.of(words).subList(2, words.length));
+                    .send(id, List.of(words).subList(2, words.length));
         }
     }
 

@@ -15,7 +15,7 @@ final class Permits {
     private Permits() {
     }
 
-    static Object obey(Servers servers, String command, List<String> args) throws Exception {
+    static Object run(Servers servers, String command, List<String> args) throws Exception {
         RSemaphore semaphore = servers.first().getSemaphore(args.isEmpty() ? "" : args.get(0));
         return switch (command + "/" + args.size()) {
             case "set-permits/2" -> semaphore.trySetPermits(Integer.parseInt(args.get(1)));

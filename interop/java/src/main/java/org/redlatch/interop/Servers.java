@@ -129,7 +129,7 @@ final class Servers {
         return clients.get(server);
     }
 
-    /** Returns the server with the numbers of {@code crowd}. */
+    /** Returns the server with the numbers of {@code increment} and {@code count-holders}. */
     RedissonClient counters() {
         return counters;
     }

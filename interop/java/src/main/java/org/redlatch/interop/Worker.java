@@ -9,10 +9,10 @@ import java.util.concurrent.LinkedBlockingQueue;
  */
 final class Worker {
 
-    private record Order(long id, List<String> words) {
+    private record Request(long id, List<String> words) {
     }
 
-    private final BlockingQueue<Order> orders = new LinkedBlockingQueue<>();
+    private final BlockingQueue<Request> requests = new LinkedBlockingQueue<>();
     private final Servers servers;
 
     Worker(long number, Servers servers) {
@@ -22,42 +22,43 @@ final class Worker {
         thread.start();
     }
 
-    void tell(long id, List<String> words) {
-        orders.add(new Order(id, words));
+    void send(long id, List<String> words) {
+        requests.add(new Request(id, words));
     }
 
     private void work() {
         while (true) {
-            Order order;
+            Request request;
             try {
-                order = orders.take();
-            } catch (InterruptedException nobodyDoes) {
+                request = requests.take();
+            } catch (InterruptedException impossible) {
+                // No code interrupts this thread.
                 return;
             }
             // This is the machine's monotonic clock, which all processes share.
-            long from = System.nanoTime();
+            long started = System.nanoTime();
             try {
-                Object value = obey(order.words.get(0), order.words.subList(1, order.words.size()));
-                Answers.did(order.id, from, System.nanoTime(), value);
+                Object value = run(request.words.get(0), request.words.subList(1, request.words.size()));
+                Answers.succeeded(request.id, started, System.nanoTime(), value);
             } catch (Throwable error) {
-                Answers.failed(order.id, from, System.nanoTime(), error);
+                Answers.failed(request.id, started, System.nanoTime(), error);
             }
         }
     }
 
-    private Object obey(String command, List<String> args) throws Exception {
+    private Object run(String command, List<String> args) throws Exception {
         return switch (command) {
             case "owner" -> servers.first().getId() + ":" + Thread.currentThread().getId();
             case "lock", "unlock", "force-unlock", "is-locked", "is-held", "holds", "remaining", "token", "hold-many"
-                -> Locks.obey(servers, command, args);
+                -> Locks.run(servers, command, args);
             case "set-permits", "set-permits-for", "acquire", "release", "release-if-exists", "add-permits", "drain",
-                    "available" -> Permits.obey(servers, command, args);
+                    "available" -> Permits.run(servers, command, args);
             case "x-set-permits", "x-resize", "x-add-permits", "x-acquire", "x-release", "x-try-release",
                     "x-update-lease", "x-lease", "x-available", "x-acquired", "x-total"
-                -> ExpirablePermits.obey(servers, command, args);
-            case "set-count", "count-down", "count", "await", "delete-latch" -> Latches.obey(servers, command, args);
-            case "crowd", "crowd-permits" -> Crowd.obey(servers, command, args);
-            case "pairs", "contend" -> Rates.obey(servers, command, args);
+                -> ExpirablePermits.run(servers, command, args);
+            case "set-count", "count-down", "count", "await", "delete-latch" -> Latches.run(servers, command, args);
+            case "increment", "count-holders" -> Contention.run(servers, command, args);
+            case "pairs", "contend" -> Throughput.run(servers, command, args);
             default -> throw unknown(command, args);
         };
     }

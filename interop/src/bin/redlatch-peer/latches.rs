@@ -3,10 +3,11 @@
 use redlatch::Client;
 use serde_json::Value;
 
-use crate::Result;
 use crate::settings::millis;
+use crate::{Result, unknown_command};
 
-pub(crate) async fn obey(client: &Client, command: &str, args: &[&str]) -> Result<Value> {
+/// Runs a command on a latch.
+pub(crate) async fn run(client: &Client, command: &str, args: &[&str]) -> Result<Value> {
     let [name, args @ ..] = args else {
         return Err(format!("{command} needs a name").into());
     };
@@ -24,6 +25,6 @@ pub(crate) async fn obey(client: &Client, command: &str, args: &[&str]) -> Resul
         }
         ("await", [wait]) => latch.try_wait().wait(millis(wait)?).await?.into(),
         ("delete-latch", []) => latch.delete().await?.into(),
-        _ => return Err(format!("{command} {args:?}?").into()),
+        _ => return Err(unknown_command(command, args)),
     })
 }

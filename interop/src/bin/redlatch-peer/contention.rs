@@ -1,4 +1,4 @@
-//! The work of a crowd: it fails if two owners do it at the same time.
+//! Checked work for workers that compete for one name: it fails if too many of them work at the same time.
 
 use std::sync::Arc;
 
@@ -7,10 +7,11 @@ use redlatch::Owner;
 use serde_json::Value;
 
 use crate::Result;
-use crate::locks::{Handle, taken};
+use crate::locks::{Handle, acquire};
 use crate::settings::Servers;
 
-pub(crate) async fn count(
+/// Increments the number at `key` in each round, or reads it twice if `kind` is `read`.
+pub(crate) async fn increment(
     servers: &Servers,
     lock: &Arc<dyn Handle>,
     owner: Owner,
@@ -18,9 +19,9 @@ pub(crate) async fn count(
     key: &str,
     rounds: u64,
 ) -> Result<Value> {
-    let mut redis = servers.bare().await?;
+    let mut redis = servers.counter_connection().await?;
     for _ in 0..rounds {
-        let guard = taken(&**lock, owner).await?;
+        let held = acquire(&**lock, owner).await?;
         let number: Option<u64> = redis.get(key).await?;
         if kind == "read" {
             let again: Option<u64> = redis.get(key).await?;
@@ -30,18 +31,19 @@ pub(crate) async fn count(
         } else {
             let () = redis.set(key, number.unwrap_or(0) + 1).await?;
         }
-        guard.unlock().await?;
+        held.unlock().await?;
     }
     Ok(rounds.into())
 }
 
-pub(crate) async fn permits(
+/// Counts the holders of a permit at `key`. Returns the largest count.
+pub(crate) async fn count_holders(
     servers: &Servers,
     name: &str,
     key: &str,
     rounds: u64,
 ) -> Result<Value> {
-    let mut redis = servers.bare().await?;
+    let mut redis = servers.counter_connection().await?;
     let semaphore = servers.client(0)?.semaphore(name);
     let mut most = 0;
     for _ in 0..rounds {

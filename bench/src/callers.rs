@@ -1,5 +1,5 @@
-//! A stream of callers with a wait limit at a dead, frozen or slow server: when their calls return,
-//! and how much memory they use.
+//! Callers with a wait limit that keep arriving at a dead, frozen or slow server: when their calls
+//! return, and how much memory they use.
 
 use std::time::{Duration, Instant};
 
@@ -9,16 +9,16 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use crate::Result;
-use crate::figures::{micros, quantile, round};
 use crate::options::Options;
-use crate::resident::resident;
+use crate::resident_memory::resident_memory;
+use crate::samples::{micros, quantile, round};
 
-pub(crate) const NAME: &str = "crowds";
+pub(crate) const NAME: &str = "callers";
 
 /// Callers that arrive per second.
 const ARRIVALS: u32 = 5000;
 
-/// Interval between arrivals of some of them.
+/// Interval at which callers arrive, several at a time.
 const TICK: Duration = Duration::from_millis(10);
 
 /// Wait limit of each caller.
@@ -35,7 +35,7 @@ enum State {
 }
 
 pub(crate) async fn measure(options: &Options) -> Result<Vec<Value>> {
-    let time = options.crowds;
+    let time = options.callers;
     println!(
         "\n{NAME}: {ARRIVALS} callers per second for {time:?}, each with a limit of {LIMIT:?}."
     );
@@ -73,15 +73,15 @@ async fn stream(state: State, time: Duration) -> Result<Value> {
     let begun = Instant::now();
     let mut callers = JoinSet::new();
     let mut latencies = Vec::new();
-    let (mut most, mut served, mut arrived) = (0, 0_usize, 0_u32);
-    let mut memory = vec![resident("self")?];
+    let (mut most_pending, mut served, mut arrived) = (0, 0_usize, 0_u32);
+    let mut memory = vec![resident_memory("self")?];
     let mut tick = tokio::time::interval(TICK);
     while begun.elapsed() < time {
         tick.tick().await;
         let due = begun.elapsed().min(time).as_secs_f64() * f64::from(ARRIVALS);
         while f64::from(arrived) < due {
             let call = client
-                .lock(&format!("bench:crowd:{arrived}"))
+                .lock(&format!("bench:callers:{arrived}"))
                 .try_lock()
                 .wait(LIMIT);
             callers.spawn(async move {
@@ -92,30 +92,30 @@ async fn stream(state: State, time: Duration) -> Result<Value> {
             arrived += 1;
         }
         while let Some(ended) = callers.try_join_next() {
-            let (took, got) = ended?;
+            let (took, acquired) = ended?;
             latencies.push(micros(took) / 1000.0);
-            served += usize::from(got);
+            served += usize::from(acquired);
         }
-        most = most.max(callers.len());
+        most_pending = most_pending.max(callers.len());
         if begun.elapsed() >= time.mul_f64(memory.len() as f64 / 3.0) {
-            memory.push(resident("self")?);
+            memory.push(resident_memory("self")?);
         }
     }
     while let Some(ended) = callers.join_next().await {
-        let (took, got) = ended?;
+        let (took, acquired) = ended?;
         latencies.push(micros(took) / 1000.0);
-        served += usize::from(got);
+        served += usize::from(acquired);
     }
-    memory.push(resident("self")?);
-    let left = client.status().background;
+    memory.push(resident_memory("self")?);
+    let unsettled = client.status().background;
     let at = |share: f64| round(quantile(&latencies, share), 0);
     let memory: Vec<f64> = memory
         .iter()
         .map(|bytes| round(*bytes as f64 / 1e6, 1))
         .collect();
     println!(
-        "  {state}: p50 {} p99 {} slowest {}; {served} of {arrived} served, {most} pending at most, \
-         {left} to settle; memory {memory:?}",
+        "  {state}: p50 {} p99 {} slowest {}; {served} of {arrived} served, {most_pending} pending at most, \
+         {unsettled} to settle; memory {memory:?}",
         at(0.5),
         at(0.99),
         at(1.0),
@@ -130,8 +130,8 @@ async fn stream(state: State, time: Duration) -> Result<Value> {
         "p50_ms": at(0.5),
         "p99_ms": at(0.99),
         "slowest_ms": at(1.0),
-        "pending_at_most": most,
-        "left_to_settle": left,
+        "pending_at_most": most_pending,
+        "left_to_settle": unsettled,
         "memory_mb": memory,
     }))
 }

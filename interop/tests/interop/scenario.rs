@@ -1,14 +1,14 @@
-//! Plays: scripted steps that run with each library, and record after each step the answers, data and messages in
+//! Scenarios: steps that run with each library, and record after each step the answers, data and messages in
 //! Redis.
 //!
-//! A play is text with one step on each line. `1 lock fair NAME -1 LEASE` is a command for worker 1; worker `0` sends
+//! A scenario is text with one step on each line. `1 lock fair NAME -1 LEASE` is a command for worker 1; worker `0` sends
 //! a Redis command directly to the server. `NAME`, `LEASE` and the like are placeholders, `OWNER2` is the owner of
 //! worker 2 as written in Redis, and `$0` is the first acquired permit, `$1` the next. Options follow the step,
 //! separated by `|`:
 //!
 //! - `waits`: do not wait for the answer; a later step `2 answers` does;
 //! - `then 2`: worker 2, which waits, gets its answer now;
-//! - `listens`: wait until it has subscribed, and has retried once more;
+//! - `subscribed`: wait until the worker has subscribed, and has retried once more;
 //! - `queue N`: wait until the queue of a fair lock has this length.
 //!
 //! Indented lines after a step list the differences: `Redisson: …` exists only on Redisson's side, `redlatch: …` only
@@ -27,48 +27,49 @@ use serde_json::Value;
 
 use crate::peers::until;
 
-/// Lease of both sides, in ms; all times are rounded to half a minute.
+/// Lease of both sides, in ms.
 const LEASE: u64 = 600_000;
 /// The watchdogs' lease, and the wait time of fair locks.
 const SETTINGS: &[&str] = &["watchdog=60000", "fair-wait=300000"];
+/// All times are rounded to a multiple of this, in ms.
 const UNIT: i64 = 30_000;
 
 /// Dates from this on mean no end: Redisson's permit without end, in ms from now.
 const NEVER: i64 = 100_000_000_000_000;
 
-/// The state after each step, in lines.
-type Seen = Vec<Vec<String>>;
+/// The answers, data and messages after each step, in lines.
+type Recorded = Vec<Vec<String>>;
 
-/// Runs a play with the newest Redisson, with a late 3.x and with an old version, and compares each with redlatch.
+/// Runs a scenario with the newest Redisson, a late 3.x version and 3.16, and compares each with redlatch.
 #[track_caller]
-pub(crate) fn compare(play: &str) {
+pub(crate) fn compare(scenario: &str) {
     compare_with(
         &[Library::Redisson, Library::Redisson3, Library::Redisson316],
-        play,
+        scenario,
     );
 }
 
-/// The same without the old version, for features that it lacks.
+/// The same without Redisson 3.16, for features that it lacks.
 #[track_caller]
-pub(crate) fn compare_late(play: &str) {
-    compare_with(&[Library::Redisson, Library::Redisson3], play);
+pub(crate) fn compare_except_3_16(scenario: &str) {
+    compare_with(&[Library::Redisson, Library::Redisson3], scenario);
 }
 
 /// The same with the newest Redisson only, for features that the late 3.x lacks.
 #[track_caller]
-pub(crate) fn compare_newest(play: &str) {
-    compare_with(&[Library::Redisson], play);
+pub(crate) fn compare_newest(scenario: &str) {
+    compare_with(&[Library::Redisson], scenario);
 }
 
 #[track_caller]
-fn compare_with(beside: &[Library], play: &str) {
-    let steps = steps(play);
-    let ours = perform(Library::Redlatch, &steps);
-    for &library in beside {
-        let theirs = perform(library, &steps);
+fn compare_with(versions: &[Library], text: &str) {
+    let steps = parse_steps(text);
+    let ours = run(Library::Redlatch, &steps);
+    for &version in versions {
+        let theirs = run(version, &steps);
         let (mut expected, mut found) = (String::new(), String::new());
         for (step, (theirs, ours)) in steps.iter().zip(theirs.iter().zip(&ours)) {
-            let mut differences = step.differences(library);
+            let mut differences = step.differences(version);
             differences.sort();
             write_step(&mut expected, step, &differences);
             let mut differences = Vec::new();
@@ -79,8 +80,8 @@ fn compare_with(beside: &[Library], play: &str) {
         }
         assert!(
             expected == found,
-            "beside Redisson {} the differences are:\n{found}\nand should be:\n{expected}",
-            library.version(),
+            "the differences from Redisson {} are:\n{found}\nand should be:\n{expected}",
+            version.version(),
         );
     }
 }
@@ -133,9 +134,9 @@ impl Step<'_> {
     }
 }
 
-fn steps(play: &str) -> Vec<Step<'_>> {
+fn parse_steps(text: &str) -> Vec<Step<'_>> {
     let mut steps: Vec<Step<'_>> = Vec::new();
-    for line in play.lines().map(str::trim) {
+    for line in text.lines().map(str::trim) {
         if line.is_empty() || line.starts_with('#') {
             continue;
         }
@@ -160,13 +161,13 @@ fn steps(play: &str) -> Vec<Step<'_>> {
     steps
 }
 
-fn perform(library: Library, steps: &[Step<'_>]) -> Seen {
-    let mut stage = Stage::new(library);
-    steps.iter().map(|step| stage.play(step)).collect()
+fn run(library: Library, steps: &[Step<'_>]) -> Recorded {
+    let mut run = Run::new(library);
+    steps.iter().map(|step| run.run(step)).collect()
 }
 
-/// One play by one library, under a unique name.
-struct Stage {
+/// One run of a scenario with one library, under a unique name.
+struct Run {
     name: String,
     workers: Vec<(Worker<'static>, String)>,
     monitors: Vec<Monitor>,
@@ -176,12 +177,12 @@ struct Stage {
     waiting: BTreeMap<u64, Pending>,
 }
 
-impl Stage {
-    fn new(library: Library) -> Stage {
+impl Run {
+    fn new(library: Library) -> Run {
         let peer = peer(library);
         let workers = [(); 4].map(|()| peer.new_worker());
-        Stage {
-            name: unlike_others("play"),
+        Run {
+            name: unlike_others("scenario"),
             workers: workers.map(|worker| (worker, worker.owner())).into(),
             monitors: servers().iter().map(Monitor::start).collect(),
             received: Default::default(),
@@ -190,19 +191,20 @@ impl Stage {
         }
     }
 
-    fn play(&mut self, step: &Step<'_>) -> Vec<String> {
-        let mut seen = Vec::new();
+    /// Runs a step. Returns the answers, data and messages after it.
+    fn run(&mut self, step: &Step<'_>) -> Vec<String> {
+        let mut recorded = Vec::new();
         match step.command {
             _ if step.worker == 0 => {
-                self.at_the_server(&self.fill_in(step.command));
+                self.run_redis_command(&self.fill_in(step.command));
             }
-            "answers" => seen.push(self.answers(step.worker)),
+            "answers" => recorded.push(self.answers(step.worker)),
             command => {
                 let command = self.fill_in(command);
                 let worker = self.workers[step.worker as usize - 1].0;
-                self.waiting.insert(step.worker, worker.tell(&command));
+                self.waiting.insert(step.worker, worker.send(&command));
                 if !step.then.contains(&"waits") {
-                    seen.push(self.answers(step.worker));
+                    recorded.push(self.answers(step.worker));
                 }
             }
         }
@@ -210,9 +212,11 @@ impl Stage {
             let then = self.fill_in(then);
             match then.split_once(' ') {
                 None if then == "waits" => {}
-                None if then == "listens" => until(step.line, || self.has_subscribed_and_retried()),
+                None if then == "subscribed" => {
+                    until(step.line, || self.has_subscribed_and_retried())
+                }
                 Some(("then", worker)) => {
-                    seen.push(self.answers(worker.parse().expect("a worker")));
+                    recorded.push(self.answers(worker.parse().expect("a worker")));
                 }
                 Some(("queue", length)) => {
                     let queue = format!("redisson_lock_queue:{{{}}}", self.name);
@@ -225,10 +229,10 @@ impl Stage {
             }
         }
         for server in 0..servers().len() {
-            self.record_state(server, &mut seen);
+            self.record_state(server, &mut recorded);
         }
-        seen.sort();
-        seen
+        recorded.sort();
+        recorded
     }
 
     /// Returns a worker's answer; records permits.
@@ -236,8 +240,8 @@ impl Stage {
         let pending = self.waiting.remove(&worker).expect("a waiting request");
         let answer = match pending.answer().result {
             Err(error) => {
-                // Shown if the play fails.
-                eprintln!("{worker} has the error {error}");
+                // Shown if the test fails.
+                eprintln!("{worker} answers the error {error}");
                 "an error".to_owned()
             }
             Ok(Value::Array(ids)) => {
@@ -251,11 +255,11 @@ impl Stage {
             }
             Ok(value) => value.to_string(),
         };
-        format!("{worker} has {answer}")
+        format!("{worker} answers {answer}")
     }
 
     /// Runs a Redis command; permits are raw bytes there.
-    fn at_the_server(&self, command: &str) {
+    fn run_redis_command(&self, command: &str) {
         let mut cmd = redis::Cmd::new();
         for word in command.split(' ') {
             match self.permits.iter().any(|id| id == word) {
@@ -267,7 +271,7 @@ impl Stage {
         assert!(done.is_ok(), "{command}: {done:?}");
     }
 
-    /// Replaces the placeholders of a step with the values of this play.
+    /// Replaces the placeholders of a step with the values of this run.
     fn fill_in(&self, text: &str) -> String {
         let mut text = text
             .replace("NAME", &self.name)
@@ -281,7 +285,7 @@ impl Stage {
         text
     }
 
-    /// The reverse: replaces the values of this play with placeholders.
+    /// The reverse: replaces the values of this run with placeholders.
     fn with_placeholders(&self, text: &str) -> String {
         let mut text = text.replace(&self.name, "NAME");
         // The last first: their numbers may start with those of the first.
@@ -319,16 +323,16 @@ impl Stage {
         }
     }
 
-    /// Records all keys and messages of this play on one server.
-    fn record_state(&mut self, number: usize, seen: &mut Vec<String>) {
+    /// Records all keys and messages of this run on one server.
+    fn record_state(&mut self, number: usize, recorded: &mut Vec<String>) {
         let server = &servers()[number];
         let at = match number {
             0 => String::new(),
             number => format!("@{number}"),
         };
         for (channel, payloads) in self.messages(number) {
-            seen.push(format!(
-                "{} says {}{at}",
+            recorded.push(format!(
+                "{} receives {}{at}",
                 self.with_placeholders(&channel),
                 payloads.join(", ")
             ));
@@ -343,22 +347,22 @@ impl Stage {
             let left: i64 = server.ask(&["PTTL", &key]);
             let named = format!("{}{at}", self.with_placeholders(&key));
             let shown = |bytes: &Vec<u8>| self.raw_with_placeholders(bytes);
-            seen.push(format!("{named} is a {kind} {}", for_ms(left)));
+            recorded.push(format!("{named} is a {kind} {}", for_ms(left)));
             match kind.as_str() {
                 "string" => {
                     let value: Vec<u8> = server.ask(&["GET", &key]);
-                    seen.push(format!("{named} = {}", shown(&value)));
+                    recorded.push(format!("{named} = {}", shown(&value)));
                 }
                 "hash" => {
                     let fields: Vec<(Vec<u8>, Vec<u8>)> = server.ask(&["HGETALL", &key]);
                     for (field, value) in fields {
-                        seen.push(format!("{named} {} = {}", shown(&field), shown(&value)));
+                        recorded.push(format!("{named} {} = {}", shown(&field), shown(&value)));
                     }
                 }
                 "list" => {
                     let entries: Vec<Vec<u8>> = server.ask(&["LRANGE", &key, "0", "-1"]);
                     for (place, entry) in entries.iter().enumerate() {
-                        seen.push(format!("{named} [{place}] = {}", shown(entry)));
+                        recorded.push(format!("{named} [{place}] = {}", shown(entry)));
                     }
                 }
                 "zset" => {
@@ -367,11 +371,11 @@ impl Stage {
                     let now = now(server);
                     for (member, date) in members {
                         let left = date as i64 - now;
-                        seen.push(format!("{named} {} {}", shown(&member), in_ms(left)));
+                        recorded.push(format!("{named} {} {}", shown(&member), in_ms(left)));
                     }
                 }
-                // Gone since it was listed.
-                "none" => drop(seen.pop()),
+                // The key expired after it was listed.
+                "none" => drop(recorded.pop()),
                 other => panic!("{named} is a {other}"),
             }
         }
@@ -446,7 +450,7 @@ fn rounded(ms: i64) -> i64 {
     (ms + UNIT / 2).div_euclid(UNIT) * (UNIT / 1000)
 }
 
-/// Returns the servers of the plays, which other tests do not use.
+/// Returns the servers of the scenarios, which other tests do not use.
 fn servers() -> &'static [Server; 3] {
     static SERVERS: OnceLock<[Server; 3]> = OnceLock::new();
     SERVERS.get_or_init(|| [(); 3].map(|()| Server::start()))

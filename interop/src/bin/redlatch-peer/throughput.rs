@@ -7,10 +7,10 @@ use serde_json::Value;
 use tokio::task::JoinSet;
 
 use crate::Result;
-use crate::locks::{handle, taken};
+use crate::locks::{acquire, handle};
 use crate::settings::Servers;
 
-/// Runs this many tasks, each on a lock of its own, or all on the same.
+/// Acquires and releases in this many tasks, each with a lock of its own or all with the same.
 pub(crate) async fn pairs(
     servers: &Servers,
     kind: &str,
@@ -31,8 +31,7 @@ pub(crate) async fn pairs(
         set.spawn(async move {
             let mut pairs = 0u64;
             while Instant::now() < end {
-                let guard = taken(&*lock, owner).await?;
-                guard.unlock().await?;
+                acquire(&*lock, owner).await?.unlock().await?;
                 pairs += 1;
             }
             Ok::<u64, crate::Error>(pairs)

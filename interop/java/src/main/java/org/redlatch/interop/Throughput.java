@@ -11,12 +11,12 @@ import org.redisson.api.RLock;
 /**
  * Counts pairs of lock and unlock in a given time.
  */
-final class Rates {
+final class Throughput {
 
-    private Rates() {
+    private Throughput() {
     }
 
-    static Object obey(Servers servers, String command, List<String> args) throws Exception {
+    static Object run(Servers servers, String command, List<String> args) throws Exception {
         if (args.size() != 4) {
             throw Worker.unknown(command, args);
         }
@@ -24,7 +24,7 @@ final class Rates {
                 Integer.parseInt(args.get(2)), Long.parseLong(args.get(3)));
     }
 
-    /** Runs this many threads, each on a lock of its own, or all on the same. */
+    /** Acquires and releases in this many threads, each with a lock of its own or all with the same. */
     private static long pairs(Servers servers, String kind, String name, boolean ownNames, int threads, long ms)
             throws Exception {
         // All threads start together.

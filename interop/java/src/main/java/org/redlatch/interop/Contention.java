@@ -9,22 +9,22 @@ import org.redisson.api.RSemaphore;
 import org.redisson.client.codec.StringCodec;
 
 /**
- * The work of a crowd: it fails if two owners do it at the same time.
+ * Checked work for workers that compete for one name: it fails if too many of them work at the same time.
  */
-final class Crowd {
+final class Contention {
 
-    private Crowd() {
+    private Contention() {
     }
 
-    static Object obey(Servers servers, String command, List<String> args) throws Exception {
+    static Object run(Servers servers, String command, List<String> args) throws Exception {
         return switch (command + "/" + args.size()) {
-            case "crowd/4" -> count(servers, args.get(0), args.get(1), args.get(2), Long.parseLong(args.get(3)));
-            case "crowd-permits/3" -> permits(servers, args.get(0), args.get(1), Long.parseLong(args.get(2)));
+            case "increment/4" -> increment(servers, args.get(0), args.get(1), args.get(2), Long.parseLong(args.get(3)));
+            case "count-holders/3" -> countHolders(servers, args.get(0), args.get(1), Long.parseLong(args.get(2)));
             default -> throw Worker.unknown(command, args);
         };
     }
 
-    private static long count(Servers servers, String kind, String name, String key, long rounds) {
+    private static long increment(Servers servers, String kind, String name, String key, long rounds) {
         RLock lock = Locks.of(servers, kind, name);
         // Plain text, so that the other library can read it, too.
         RBucket<String> counter = servers.counters().getBucket(key, StringCodec.INSTANCE);
@@ -47,15 +47,15 @@ final class Crowd {
         return rounds;
     }
 
-    private static long permits(Servers servers, String name, String key, long rounds) throws InterruptedException {
+    private static long countHolders(Servers servers, String name, String key, long rounds) throws InterruptedException {
         RSemaphore semaphore = servers.first().getSemaphore(name);
-        var inside = servers.counters().getAtomicLong(key);
+        var holders = servers.counters().getAtomicLong(key);
         long most = 0;
         for (long round = 0; round < rounds; round++) {
             semaphore.acquire();
             try {
-                most = Math.max(most, inside.incrementAndGet());
-                inside.decrementAndGet();
+                most = Math.max(most, holders.incrementAndGet());
+                holders.decrementAndGet();
             } finally {
                 semaphore.release();
             }

@@ -3,7 +3,7 @@
 use std::io::{Error, Result};
 
 /// Returns the resident memory in bytes of the process with this id, or of `self`.
-pub(crate) fn resident(process: &str) -> Result<u64> {
+pub(crate) fn resident_memory(process: &str) -> Result<u64> {
     // `status` has it in kB, while `statm` would require the page size.
     let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

@@ -12,10 +12,10 @@ use tokio::sync::Mutex;
 use crate::captured::Captured;
 use crate::kinds::{KINDS, Kind};
 use crate::options::Options;
-use crate::ratio::{compare, rate};
+use crate::ratio::{Comparison, compare, rate};
 use crate::{Result, bare};
 
-pub(crate) const NAME: &str = "family_pairs";
+pub(crate) const NAME: &str = "primitive_pairs";
 
 const GOAL: f64 = 0.85;
 const TASKS: usize = 16;
@@ -24,9 +24,11 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Vec<Va
     println!(
         "\n{NAME}: acquire and release pairs per second of each primitive on free names, by {TASKS}"
     );
-    println!("tasks on one connection, compared with the same commands, captured and sent bare.");
     println!(
-        "                             ours/s     bare/s   ratio  (middle half)   goal {GOAL:.2}"
+        "tasks on one connection, compared with the same commands, recorded and sent directly."
+    );
+    println!(
+        "                             ours/s     bare/s   ratio  (quartiles)     goal {GOAL:.2}"
     );
     let mut rows = Vec::new();
     for kind in &KINDS {
@@ -41,19 +43,15 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Vec<Va
     Ok(rows)
 }
 
-async fn pairs(
-    server: &Server,
-    kind: &'static Kind,
-    options: &Options,
-) -> Result<crate::ratio::Comparison> {
+async fn pairs(server: &Server, kind: &'static Kind, options: &Options) -> Result<Comparison> {
     let client = Client::connect(&server.url()).await?;
     let connection = bare::connect(&server.url()).await?;
     let name = |number: usize| format!("bench:{}:{number}", kind.name);
     let mut captured = Vec::new();
     for number in 0..TASKS {
         (kind.prepare)(client.clone(), name(number)).await?;
-        let pair = Captured::pair(server, kind, &client, &connection, name(number)).await?;
-        captured.push(Arc::new(Mutex::new(pair)));
+        let recorded = Captured::record(server, kind, &client, &connection, name(number)).await?;
+        captured.push(Arc::new(Mutex::new(recorded)));
     }
     let ours = || {
         rate(TASKS, options.round, |number, stop| {
@@ -75,7 +73,7 @@ async fn pairs(
                 let mut captured = captured.lock().await;
                 let mut pairs = 0;
                 while !stop.load(Relaxed) {
-                    captured.play().await?;
+                    captured.replay().await?;
                     pairs += 1;
                 }
                 Ok(pairs)
