@@ -9,8 +9,7 @@ use std::task::{Context, Poll, ready};
 use futures_core::Stream;
 
 use crate::error::{Error, Result};
-use crate::join::Boxed;
-use crate::join::join_all;
+use crate::join::{Boxed, join_all};
 use crate::name::{CandidateKeys, is_extra_key, spans_slots};
 use crate::primitives::inspect::{InspectNames, ObjectState};
 use crate::session::Session;
@@ -41,8 +40,11 @@ pub struct Listing {
     pattern: String,
     found: VecDeque<Listed>,
     /// Requests the next page. Only locked to make the listing `Sync`.
-    request: Mutex<Boxed<'static, (Pages, Result<Option<VecDeque<Listed>>>)>>,
+    request: Mutex<Boxed<'static, (Pages, Result<Page>)>>,
 }
+
+/// The objects of a page; `None` after the last page.
+type Page = Option<VecDeque<Listed>>;
 
 /// The pages that remain.
 struct Pages {
@@ -127,13 +129,12 @@ impl Stream for Listing {
 }
 
 impl Pages {
-    /// Reads the next page; `None` after the last.
-    async fn read(mut self) -> (Pages, Result<Option<VecDeque<Listed>>>) {
+    async fn read(mut self) -> (Pages, Result<Page>) {
         let page = self.next().await;
         (self, page)
     }
 
-    async fn next(&mut self) -> Result<Option<VecDeque<Listed>>> {
+    async fn next(&mut self) -> Result<Page> {
         loop {
             if !self.keys.is_empty() {
                 return self.inspect_page().await.map(Some);

@@ -119,7 +119,7 @@ impl crate::Client {
     }
 }
 
-/// The objects whose names match a pattern: [`crate::Listing`], as an iterator.
+/// The objects whose names match a pattern: [`crate::inspect::Listing`], as an iterator.
 ///
 /// ```
 /// # fn main() -> redlatch::Result<()> {

@@ -205,17 +205,14 @@ impl Keyspace {
         key: &[u8],
         change: impl FnOnce(&mut K) -> (R, bool),
     ) -> Result<R, WrongType> {
-        let is_new = !self.contains(key);
-        let entry = self.entries.entry(key.to_vec());
-        let empty = || Entry {
+        if !self.contains(key) {
+            // A replica may still store an expired entry.
+            self.entries.remove(key);
+        }
+        let entry = self.entries.entry(key.to_vec()).or_insert_with(|| Entry {
             value: K::empty(),
             expires: None,
-        };
-        let entry = match is_new {
-            // A replica may still store an expired entry.
-            true => entry.insert_entry(empty()).into_mut(),
-            false => entry.or_insert_with(empty),
-        };
+        });
         let value = K::of_mut(&mut entry.value).ok_or(WrongType)?;
         let (result, changed) = change(value);
         if value.is_empty() {

@@ -322,12 +322,14 @@ impl Cluster {
         let is_new = |at: &&Endpoint| !before.is_empty() && !before.contains(at);
         let new = masters.iter().filter(is_new).filter_map(|at| nodes.get(at));
         let new: Vec<_> = new.map(|node| node.id).collect();
-        let gone: Vec<Arc<Node>> = nodes
-            .extract_if(.., |at, node| {
-                !masters.contains(at) && (before.contains(at) || !is_in_use(node))
-            })
-            .map(|(_, node)| node)
-            .collect();
+        let mut gone = Vec::new();
+        nodes.retain(|at, node| {
+            let stays = masters.contains(at) || !before.contains(at) && is_in_use(node);
+            if !stays {
+                gone.push(node.clone());
+            }
+            stays
+        });
         drop(map);
         new.into_iter()
             .for_each(|node| self.settings.suspect_nodes.add(node));
