@@ -212,9 +212,9 @@ impl Hold {
             .release_acknowledged(changes, fully_released);
     }
 
-    /// Records that a full release was sent and will not be answered any more.
-    pub(crate) fn release_unanswered(&self) {
-        self.lock_state().maybe_released = true;
+    /// Records that a release with this count will not be answered any more: see [`State::release_unanswered`].
+    pub(crate) fn release_unanswered(&self, keep: u32) {
+        self.lock_state().release_unanswered(keep);
     }
 
     /// Records that an acquisition is about to be sent. Returns its number, for [`Hold::attempt_acknowledged`].
@@ -463,9 +463,9 @@ mod tests {
         let removed = hold.remove_guard(false);
         assert_eq!((hold.changes(), removed), (attempt + 1, attempt + 1));
         assert_eq!(hold.count(), 0);
-        hold.release_unanswered();
+        hold.release_unanswered(0);
         assert!(hold.snapshot().maybe_released);
-        hold.release_acknowledged(removed, true);
+        hold.release_acknowledged(hold.changes(), true);
         let snapshot = hold.snapshot();
         assert!(!snapshot.maybe_released && !snapshot.has_unacknowledged_changes);
         hold.begin_attempt();

@@ -2,7 +2,7 @@
 //! changes the store has acknowledged.
 //!
 //! 1. Each change of the hold gets a number: an attempt to acquire when it is about to be sent, the removal
-//!    of a guard when it happens.
+//!    of a guard when it happens, a release when it was sent and will not be answered any more.
 //! 2. A release sends the count after all changes so far, so its answer acknowledges all of them.
 //! 3. The answer to an attempt acknowledges only that attempt, and only if all earlier changes are
 //!    acknowledged: the outcome of an unacknowledged change may differ from what the answer implies.
@@ -209,6 +209,14 @@ impl State {
         if self.open_attempt <= changes {
             self.open_attempt = 0;
         }
+    }
+
+    /// Records that a release with this count was sent and will not be answered any more. The store may apply it
+    /// at any later time, even if there was nothing left to release. So it is a change: another release must be
+    /// answered before the next acquisition, which this one could otherwise undo.
+    pub(super) fn release_unanswered(&mut self, keep: u32) {
+        self.changes += 1;
+        self.maybe_released |= keep == 0;
     }
 
     /// Records that an acquisition is about to be sent: from now on a release may be needed. Returns the
@@ -459,6 +467,22 @@ mod tests {
         // A late answer takes nothing back.
         state.release_acknowledged(removed, false);
         assert!(!state.snapshot().has_unacknowledged_changes);
+    }
+
+    #[test]
+    fn unanswered_release_must_be_followed_by_answered_one() {
+        for keep in [0, 1] {
+            let mut state = acquired();
+            // Everything was acknowledged: the release was not necessary.
+            state.release_unanswered(keep);
+            assert!(state.needs_settling());
+            assert_eq!(state.snapshot().maybe_released, keep == 0);
+            let attempt = state.begin_attempt();
+            state.attempt_acknowledged(attempt);
+            assert!(state.snapshot().has_unacknowledged_changes);
+            state.release_acknowledged(state.changes, false);
+            assert!(!state.needs_settling() && !state.snapshot().maybe_released);
+        }
     }
 
     #[test]

@@ -172,8 +172,8 @@ impl HoldRef {
 }
 
 /// A release that can be canceled or fail between being sent and being answered. Its hold remembers that:
-/// the next release, which may be another caller's, counts as a repetition. If that finds nothing, the
-/// first one took effect, and nothing was lost.
+/// before the next acquisition, another release must be answered. That one, which may be another caller's,
+/// counts as a repetition. If it finds nothing, the first one took effect, and nothing was lost.
 pub(super) struct PendingRelease<'a> {
     hold: &'a Hold,
     keep: u32,
@@ -200,8 +200,8 @@ impl<'a> PendingRelease<'a> {
 
 impl Drop for PendingRelease<'_> {
     fn drop(&mut self) {
-        if self.keep == 0 && self.progress.was_sent() {
-            self.hold.release_unanswered();
+        if self.progress.was_sent() {
+            self.hold.release_unanswered(self.keep);
         }
     }
 }

@@ -372,9 +372,40 @@ async fn unanswered_release_makes_next_one_a_repetition() {
     drop(release);
     assert!(!hold.snapshot().maybe_released, "it was answered");
     // The store does not have it any more: the earlier release took effect.
-    hold.release_unanswered();
+    hold.release_unanswered(0);
     assert!(client.lock("a").force_unlock().await.unwrap());
     guard.unlock().await.unwrap();
+}
+
+/// One request waits for the turn to release what another request of its owner may leave, which leaves nothing.
+/// The release is sent nevertheless, and the store may apply it later.
+#[tokio::test(start_paused = true)]
+async fn unnecessary_release_without_answer_is_settled_before_next_acquisition() {
+    let (store, client) = client();
+    let lock = client.read_write_lock("a");
+    let me = Owner::new();
+    let writer = lock.write().lock().owner(me).await.unwrap();
+    let hold_ref = writer.hold_ref().clone();
+    writer.unlock().await.unwrap();
+    let hold = &hold_ref.hold;
+    let turn = hold.step_lock.clone().lock_owned().await;
+    let attempt = hold.begin_attempt();
+    let read = async {
+        let reader = lock.read().lock().owner(me).await.unwrap();
+        reader.unlock().await.unwrap();
+    };
+    let refuse = async {
+        tokio::task::yield_now().await;
+        hold.attempt_acknowledged(attempt);
+        store.fail([NoAnswer]);
+        drop(turn);
+    };
+    tokio::join!(read, refuse);
+    assert_eq!(client.status().background, 0);
+    // The first step is a release, the second one the acquisition.
+    store.fail([None, Some(NoEffect)]);
+    let acquired = lock.write().try_lock().owner(me).await;
+    assert!(acquired.is_err(), "acquired by the first step");
 }
 
 #[tokio::test(start_paused = true)]
