@@ -17,6 +17,7 @@ use crate::{ClientBuilder, ClientStatus, Embedded, Owner, OwnerId};
 /// Clones share one connection and one thread. The thread ends with the last of them and of their
 /// handles and guards, after everything that was dropped has been released. The process does not
 /// wait for that when it exits: call [`Client::flush`] first if guards were dropped shortly before.
+/// (A client from [`crate::Client::blocking`] has no thread: the async client's runtime does its work.)
 pub type Client = Blocking<crate::Client>;
 
 impl Client {
@@ -95,7 +96,9 @@ impl crate::Client {
     /// That runtime must be driven by other threads: a `current_thread` runtime runs only inside of
     /// `block_on`, and a call waits until it does. In async code of that runtime, blocking calls return
     /// [`Error::BlockedRuntime`] instead of waiting for themselves; inside of
-    /// [`spawn_blocking`](tokio::task::spawn_blocking) they work.
+    /// [`spawn_blocking`](tokio::task::spawn_blocking) they work. Make fewer calls there at a time than the
+    /// runtime has blocking threads (`max_blocking_threads`): if all of them wait for locks, the runtime cannot
+    /// resolve a host name to reconnect.
     ///
     /// # Errors
     ///
@@ -141,6 +144,10 @@ impl Iterator for Listing {
     type Item = Result<Listed>;
 
     fn next(&mut self) -> Option<Result<Listed>> {
+        // Before the listing is moved: a later call may continue it.
+        if let Err(error) = self.worker.check() {
+            return Some(Err(error));
+        }
         let mut listing = self.inner.take()?;
         let page = async move {
             let next = listing.next().await;

@@ -1,6 +1,6 @@
 //! The same API for threads: it needs no async code, and the thread is the owner.
 //!
-//! Every method has the name and the errors of its async sibling. An async method blocks here. A request,
+//! Every method has the name and the errors of its async sibling, and `BlockedRuntime` (below). An async method blocks here. A request,
 //! which is awaited there, is started here by [`block`](Acquire::block):
 //!
 //! ```
@@ -26,8 +26,8 @@
 //! background work run; calls block the calling thread until it has answered. A client from
 //! [`crate::Client::blocking`] uses the runtime of an async client instead, and shares its connection.
 //!
-//! In async code use the async API: these calls block the thread on which they are made. They do
-//! not panic there.
+//! In async code use the async API: these calls block the thread on which they are made. In async code of
+//! the runtime that would do their work they fail with [`Error::BlockedRuntime`](crate::Error::BlockedRuntime).
 
 use std::sync::Arc;
 

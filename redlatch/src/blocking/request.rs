@@ -78,7 +78,7 @@ pub type RedGuard = Guard<crate::RedLock>;
 
 /// Acquired permits: [`crate::SemaphorePermits`].
 ///
-/// While the store cannot be reached, the release is retried for ten minutes. But the client's
+/// While the store cannot be reached, the release is retried for ten minutes. But a client's own
 /// thread ends ten seconds after the last of its handles and guards: permits that are not released
 /// by then stay taken, and the log reports it. Where that matters, keep a clone of the
 /// [`Client`](super::Client) and call [`Client::flush`](super::Client::flush).

@@ -4,10 +4,12 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock, mpsc};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
+use tokio::task::coop::poll_proceed;
 
 use crate::background::Background;
 use crate::environment::task;
@@ -25,8 +27,8 @@ pub(super) struct Worker {
     background: Arc<OnceLock<Background>>,
     /// Dropped with the worker, which ends the client's own thread.
     _ends: Option<oneshot::Sender<Infallible>>,
-    /// The workers of the other members of several locks. They renew, and release what is dropped.
-    _others: Vec<Arc<Worker>>,
+    /// The workers of the members of several locks. They renew, and release what is dropped.
+    members: Vec<Arc<Worker>>,
 }
 
 impl Worker {
@@ -54,7 +56,7 @@ impl Worker {
             runtime: Some(handle),
             background,
             _ends: Some(ends),
-            _others: Vec::new(),
+            members: Vec::new(),
         }))
     }
 
@@ -66,13 +68,25 @@ impl Worker {
         })
     }
 
-    /// Uses the first of these workers, and keeps all of them.
-    pub(super) fn joined(workers: Vec<Arc<Worker>>) -> Arc<Worker> {
+    /// Uses one of these workers, and keeps all of them. Prefers the runtime of an async client: its client
+    /// moves its background work to the runtime that it was used in last, and a thread of a blocking client
+    /// may end before.
+    pub(super) fn joined(members: Vec<Arc<Worker>>) -> Arc<Worker> {
+        let shared = members.iter().find(|worker| worker.has_async_client());
+        let chosen = shared.or(members.first());
         Arc::new(Worker {
-            runtime: workers.iter().find_map(|worker| worker.runtime.clone()),
-            _others: workers,
+            runtime: chosen.and_then(|worker| worker.runtime.clone()),
+            members,
             ..Worker::default()
         })
+    }
+
+    /// Returns whether the runtime is that of an async client, not a thread of a blocking one.
+    fn has_async_client(&self) -> bool {
+        match self.members.is_empty() {
+            true => self._ends.is_none(),
+            false => self.members.iter().any(|worker| worker.has_async_client()),
+        }
     }
 
     /// Runs the client's background work on this thread, which ends only after that work.
@@ -83,6 +97,22 @@ impl Worker {
         let _ = self.background.set(background);
     }
 
+    /// Returns the runtime, unless the calling thread must not wait for it.
+    pub(super) fn check(&self) -> Result<&Handle> {
+        let no_members = || Error::InvalidMembers {
+            reason: "there are none; specify at least one".into(),
+        };
+        let runtime = self.runtime.as_ref().ok_or_else(no_members)?;
+        let of_members = self
+            .members
+            .iter()
+            .filter_map(|member| member.runtime.as_ref());
+        match std::iter::once(runtime).chain(of_members).any(drives) {
+            true => Err(Error::BlockedRuntime),
+            false => Ok(runtime),
+        }
+    }
+
     /// Runs `work` in the runtime and blocks until it is done. Unlike `block_on`, it works in the
     /// context of any other runtime.
     pub(super) fn run<F>(&self, work: F) -> Result<F::Output>
@@ -90,13 +120,7 @@ impl Worker {
         F: Future + Send + 'static,
         F::Output: Send + 'static,
     {
-        let no_members = || Error::InvalidMembers {
-            reason: "there are none; specify at least one".into(),
-        };
-        let runtime = self.runtime.as_ref().ok_or_else(no_members)?;
-        if drives(runtime) {
-            return Err(Error::BlockedRuntime);
-        }
+        let runtime = self.check()?;
         let (sender, mut output) = oneshot::channel();
         // Carries no value, so that its code is compiled once and not for each type of output.
         let (ends, ended) = mpsc::channel::<Infallible>();
@@ -112,14 +136,66 @@ impl Worker {
 /// Returns whether the calling thread drives async code of `runtime`, so that blocking it could block
 /// the very work that it waits for. (Threads of `spawn_blocking` are in the runtime but drive nothing.)
 ///
-/// tokio offers no query for this, but its `block_on` panics then. tokio's message appears on stderr.
+/// Async code has a budget of polls, except inside of `unconstrained`. There tokio's `block_on` tells: it
+/// panics, and the message appears on stderr.
 fn drives(runtime: &Handle) -> bool {
     let is_current = Handle::try_current().is_ok_and(|current| current.id() == runtime.id());
-    is_current && catch_unwind(AssertUnwindSafe(|| runtime.block_on(async {}))).is_err()
+    is_current
+        && (has_budget() || catch_unwind(AssertUnwindSafe(|| runtime.block_on(async {}))).is_err())
+}
+
+/// Returns whether tokio limits how often the calling code may poll: it uses up the budget, and restores it.
+fn has_budget() -> bool {
+    let mut cx = Context::from_waker(Waker::noop());
+    let mut used = Vec::new();
+    // The budget is a byte.
+    let is_limited = (0..=u8::MAX).any(|_| match poll_proceed(&mut cx) {
+        Poll::Ready(restore) => {
+            used.push(restore);
+            false
+        }
+        Poll::Pending => true,
+    });
+    // In reverse, because each restores the budget as it was before.
+    while used.pop().is_some() {}
+    is_limited
 }
 
 impl std::fmt::Debug for Worker {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Worker").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::task::{LocalSet, block_in_place, spawn_blocking, unconstrained};
+
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn code_that_drives_a_runtime_is_recognized() {
+        let runtime = Handle::current();
+        let is_driving = || (has_budget(), drives(&runtime));
+        // Checking does not use up the budget.
+        for _ in 0..3 {
+            assert_eq!(is_driving(), (true, true));
+        }
+        let here = runtime.clone();
+        let spawned = tokio::spawn(async move { drives(&here) });
+        assert!(spawned.await.unwrap());
+        assert!(LocalSet::new().run_until(async { has_budget() }).await);
+        assert_eq!(block_in_place(is_driving), (false, false));
+        assert_eq!(unconstrained(async { is_driving() }).await, (false, true));
+        let here = runtime.clone();
+        let blocking = spawn_blocking(move || (has_budget(), drives(&here)));
+        assert_eq!(blocking.await.unwrap(), (false, false));
+        let here = runtime.clone();
+        let thread = std::thread::spawn(move || (has_budget(), drives(&here)));
+        assert_eq!(thread.join().unwrap(), (false, false));
+        let other = tokio::runtime::Builder::new_current_thread().build();
+        let other = other.unwrap();
+        assert!(!drives(other.handle()));
+        other.shutdown_background();
     }
 }
