@@ -1,7 +1,8 @@
-//! Signals that reach `redlatch` while a command runs under the lock, or while it waits.
+//! Signals that `redlatch` receives while it waits for the lock, or while the command (CMD) runs
+//! under the lock.
 //!
-//! No signal that can be caught may separate `redlatch` from CMD: if `redlatch` ended or stopped
-//! alone, CMD would run at the same time as the next holder.
+//! No signal that can be caught may end or stop `redlatch` without CMD. Otherwise CMD would
+//! continue after the lease expires, at the same time as the next holder.
 
 use std::thread;
 
@@ -21,14 +22,14 @@ use crate::stderr::stderr;
 const ENDING: [i32; 4] = [SIGINT, SIGTERM, SIGQUIT, SIGHUP];
 
 /// Signals that are caught even if they were ignored when this process started. A shell without job
-/// control starts background commands with them ignored, but a signal that is sent to `redlatch` must
-/// still take effect. SIGCHLD reports that CMD has ended.
+/// control starts background commands with SIGINT and SIGQUIT ignored, but `redlatch` must still obey
+/// these and SIGTERM. SIGCHLD reports that CMD has ended.
 const ALWAYS_CAUGHT: [i32; 4] = [SIGINT, SIGQUIT, SIGTERM, SIGCHLD];
 
-/// Signals of job control.
+/// Job-control signals that stop a program.
 const STOPPING: [i32; 3] = [SIGTSTP, SIGTTIN, SIGTTOU];
 
-/// Signals that end a program which does not handle them, and SIGWINCH, which programs at a
+/// Other signals that end a program which does not handle them, and SIGWINCH, which programs at a
 /// terminal use. SIGBUS is omitted although signal-hook can catch it: after a handler returns, the
 /// faulting instruction would run and fault again.
 const OTHERS: [i32; 12] = [
@@ -36,7 +37,8 @@ const OTHERS: [i32; 12] = [
     SIGSYS, SIGWINCH,
 ];
 
-/// SIGSTKFLT, SIGPWR and the real-time signals, which end a program, too. Not all exist everywhere.
+/// SIGSTKFLT, SIGPWR and the real-time signals, which also end a program that does not handle them.
+/// Some cannot be caught on every system; those are skipped.
 #[cfg(target_os = "linux")]
 const OPTIONAL: &[std::ops::RangeInclusive<i32>] = &[16..=16, 30..=30, 34..=64];
 #[cfg(not(target_os = "linux"))]
@@ -49,7 +51,7 @@ pub(crate) struct Signals(mpsc::UnboundedReceiver<Caught>);
 pub(crate) enum Caught {
     /// Asks the program to end.
     End(Signal),
-    /// Is only forwarded to CMD.
+    /// Any other signal. While CMD runs, it is forwarded to CMD.
     Other(Signal),
     /// Asks the program to stop until SIGCONT.
     Stop,
@@ -63,28 +65,28 @@ impl Signals {
         Signals::catch(ENDING.into_iter(), &[])
     }
 
-    /// Catches every signal that would separate this process from CMD, and SIGCHLD.
+    /// Catches every signal that would end or stop this process without CMD, and SIGCHLD.
     pub(crate) fn catch_all() -> Result<Signals, Failure> {
         let others = STOPPING.into_iter().chain(OTHERS);
         Signals::catch(ENDING.into_iter().chain(others).chain([SIGCHLD]), OPTIONAL)
     }
 
     fn catch(
-        numbers: impl std::iter::Iterator<Item = i32>,
+        numbers: impl Iterator<Item = i32>,
         optional: &[std::ops::RangeInclusive<i32>],
     ) -> Result<Signals, Failure> {
-        let refused = |error| Failure::system("cannot watch for signals", &error);
-        let ignored = ignored();
+        let failure = |error| Failure::system("cannot watch for signals", &error);
+        let ignored = ignored_mask();
         let is_wanted =
             |number: &i32| ignored & (1 << (number - 1)) == 0 || ALWAYS_CAUGHT.contains(number);
-        let mut caught = IncomingSignals::new(numbers.filter(is_wanted)).map_err(refused)?;
+        let mut incoming = IncomingSignals::new(numbers.filter(is_wanted)).map_err(failure)?;
         for number in optional.iter().cloned().flatten().filter(is_wanted) {
-            // The C library reserves some of them and refuses to catch those.
-            let _ = caught.handle().add_signal(number);
+            // Fails for signals that the C library reserves.
+            let _ = incoming.handle().add_signal(number);
         }
         let (sender, receiver) = mpsc::unbounded_channel();
         let forward = move || {
-            for number in caught.forever() {
+            for number in incoming.forever() {
                 let Some(signal) = Signal::from_named_raw(number) else {
                     stderr!(
                         "signal {number} was ignored: real-time signals are not forwarded to CMD"
@@ -105,7 +107,7 @@ impl Signals {
         thread::Builder::new()
             .name("signals".into())
             .spawn(forward)
-            .map_err(refused)?;
+            .map_err(failure)?;
         Ok(Signals(receiver))
     }
 
@@ -118,8 +120,8 @@ impl Signals {
         }
     }
 
-    /// Waits for the next signal that ends a process without a handler. Stops this process for
-    /// signals that stop one. Cancel safe.
+    /// Waits for the next signal that would end a process without handlers, and returns it. When a
+    /// signal asks this process to stop, stops it and waits on. Cancel safe.
     pub(crate) async fn next_end(&mut self) -> Signal {
         loop {
             match self.next().await {
@@ -143,9 +145,9 @@ pub(crate) fn stop() {
     let _ = kill_process(rustix::process::getpid(), Signal::STOP);
 }
 
-/// Returns the mask of signals that were ignored when this process started, as `nohup` does. They stay
-/// ignored, so that CMD inherits that.
-fn ignored() -> u64 {
+/// Returns the signals that were ignored when this process started (`nohup` ignores SIGHUP), as a mask: bit
+/// `n - 1` for signal `n`. They stay ignored, so that CMD inherits this. Without `/proc` the mask is empty.
+fn ignored_mask() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| {
         let mask = line.strip_prefix("SigIgn:")?;

@@ -1,5 +1,5 @@
-//! The store's address, credentials and settings. Credentials and certificates come from places
-//! that other users of the machine cannot read.
+//! The store's address, credentials and settings. Passwords are read from files or the environment,
+//! because every user of the machine can see the command line.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::duration;
 use crate::exit::Failure;
 use crate::stderr::stderr;
 
-/// The store's address and how to log in. None of these options is a password.
+/// Options for the store's address, login, TLS and timeouts. No option takes a password.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Store")]
 pub(crate) struct StoreArgs {
@@ -62,7 +62,7 @@ pub(crate) struct StoreArgs {
     #[arg(long, global = true, env = "REDLATCH_TLS_KEY", value_name = "PATH")]
     tls_key: Option<PathBuf>,
 
-    /// How long a reply may take; to wait through a failover, longer than it takes [default: 3s]
+    /// How long to wait for a reply; make it longer than a failover to survive one [default: 3s]
     #[arg(
         long,
         global = true,
@@ -79,19 +79,19 @@ pub(crate) struct StoreArgs {
         global = true,
         env = "REDLATCH_REPLICAS",
         value_name = "WHICH",
-        value_parser = replica_sync,
+        value_parser = parse_replica_sync,
     )]
     replicas: Option<ReplicaSync>,
 }
 
-fn replica_sync(text: &str) -> Result<ReplicaSync, String> {
+fn parse_replica_sync(text: &str) -> Result<ReplicaSync, String> {
     match text {
         "all" => Ok(ReplicaSync::All),
         "majority" => Ok(ReplicaSync::Majority),
         "off" => Ok(ReplicaSync::Off),
         number => match number.parse() {
             Ok(0) => Ok(ReplicaSync::Off),
-            Ok(some) => Ok(ReplicaSync::AtLeast(some)),
+            Ok(count) => Ok(ReplicaSync::AtLeast(count)),
             Err(_) => Err("use all, majority, off or a number".into()),
         },
     }
@@ -103,21 +103,21 @@ const SENTINEL_PASSWORD: &str = "REDLATCH_SENTINEL_PASSWORD";
 const URL: &str = "REDLATCH_URL";
 
 impl StoreArgs {
-    /// Adds these arguments to the settings of the client.
+    /// Adds the settings from these arguments, the password files and the environment.
     pub(crate) fn settings(&self, mut settings: ClientBuilder) -> Result<ClientBuilder, Failure> {
         // An empty variable counts as unset.
-        let non_empty = |name: &Option<String>| name.clone().filter(|name| !name.is_empty());
+        let non_empty = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
         if let Some(user) = non_empty(&self.user) {
             settings = settings.username(user);
         }
-        if let Some(password) = password(self.password_file.as_deref(), PASSWORD)? {
+        if let Some(password) = read_password(self.password_file.as_deref(), PASSWORD)? {
             settings = settings.password(password);
         }
         if let Some(user) = non_empty(&self.sentinel_user) {
             settings = settings.sentinel_username(user);
         }
         let file = self.sentinel_password_file.as_deref();
-        if let Some(password) = password(file, SENTINEL_PASSWORD)? {
+        if let Some(password) = read_password(file, SENTINEL_PASSWORD)? {
             settings = settings.sentinel_password(password);
         }
         if let Some(timeout) = self.response_timeout {
@@ -139,8 +139,8 @@ impl StoreArgs {
     }
 }
 
-/// Reads a password from the file, or else from the environment.
-fn password(file: Option<&Path>, variable: &str) -> Result<Option<String>, Failure> {
+/// Reads a password from the file, or from the environment variable if there is no file.
+fn read_password(file: Option<&Path>, variable: &str) -> Result<Option<String>, Failure> {
     let Some(file) = file else {
         return match std::env::var(variable) {
             Ok(password) if password.is_empty() => Ok(None),
@@ -151,19 +151,18 @@ fn password(file: Option<&Path>, variable: &str) -> Result<Option<String>, Failu
             }
         };
     };
-    let shown = file.display();
-    let text = std::fs::read_to_string(file).map_err(|error| {
-        Failure::usage(format!("the password cannot be read: {shown}: {error}"))
-    })?;
+    let path = file.display();
+    let text = std::fs::read_to_string(file)
+        .map_err(|error| Failure::usage(format!("the password cannot be read: {path}: {error}")))?;
     match text.lines().next() {
         Some(password) if !password.is_empty() => Ok(Some(password.to_owned())),
         _ => Err(Failure::usage(format!(
-            "the password cannot be read: the first line of {shown} is empty"
+            "the password cannot be read: the first line of {path} is empty"
         ))),
     }
 }
 
-/// Warns about a password in the command line, which other users can read.
+/// Warns if the URL, which is from the command line, contains a password: other users can read it there.
 pub(crate) fn warn_about_password(url: &str) {
     if without_passwords(url) != url {
         stderr!(
@@ -173,8 +172,8 @@ pub(crate) fn warn_about_password(url: &str) {
     }
 }
 
-/// Returns the environment variables to change for CMD, without the passwords, which are for `redlatch`
-/// only. `None`: the variable is removed.
+/// Returns the environment variables to change for CMD, which must not inherit the passwords. `None` removes
+/// the variable.
 pub(crate) fn env_changes_for_cmd() -> Vec<(&'static str, Option<String>)> {
     let mut changes = vec![(PASSWORD, None), (SENTINEL_PASSWORD, None)];
     if let Some(url) = std::env::var_os(URL) {
@@ -188,8 +187,8 @@ fn without_passwords(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         return url.to_owned();
     };
-    // The last @: an unescaped password may contain further ones, and also / ? and #.
-    let (user, server) = match rest.rsplit_once('@') {
+    // Splits at the last @, because an unescaped password may contain @, and also / ? and #.
+    let (login, server) = match rest.rsplit_once('@') {
         Some((login, server)) => match login.split_once(':') {
             Some(("", _)) => (String::new(), server),
             Some((user, _)) => (format!("{user}@"), server),
@@ -207,7 +206,7 @@ fn without_passwords(url: &str) -> String {
         query if query.is_empty() => query,
         query => format!("?{query}"),
     };
-    format!("{scheme}://{user}{server}{query}")
+    format!("{scheme}://{login}{server}{query}")
 }
 
 #[cfg(test)]
@@ -215,8 +214,8 @@ mod tests {
     use super::without_passwords;
 
     #[test]
-    fn urls_lose_their_passwords_and_nothing_else() {
-        for (url, left) in [
+    fn only_passwords_are_removed_from_urls() {
+        for (url, expected) in [
             ("redis://h:1/2", "redis://h:1/2"),
             ("redis://u@h", "redis://u@h"),
             ("redis://u:pw@h:1/2", "redis://u@h:1/2"),
@@ -230,7 +229,7 @@ mod tests {
             ("redis+unix:///s?pass=pw", "redis+unix:///s"),
             ("nothing", "nothing"),
         ] {
-            assert_eq!(without_passwords(url), left);
+            assert_eq!(without_passwords(url), expected);
         }
     }
 }

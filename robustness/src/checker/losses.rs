@@ -1,9 +1,10 @@
-//! Checks that holders learn of every loss in time, and that no hold is lost that could be kept.
+//! Checks that holders learn of every loss in time, and that no hold is lost that could have been renewed.
 //!
-//! 1. While the store answers no client, nothing can be renewed. A guard from before such a time must be invalid one
-//!    lease after its start ([`Rule::ValidTooLong`]), and any guard once its loss was reported.
-//! 2. When a lease ends, a holder that runs must learn of it within [`MARGIN`] ([`Rule::ToldTooLate`]). A stopped
-//!    process may learn of it when it continues, and a killed one does not.
+//! 1. During an outage (the store answers no client) no renewal succeeds. A guard that was acquired before the outage
+//!    must be invalid when the outage has lasted for one lease ([`Rule::ValidTooLong`]). Any guard must be invalid
+//!    once its loss is reported; a violation has the same rule.
+//! 2. When a lease ends, a running holder must learn of it within [`MARGIN`] ([`Rule::ToldTooLate`]). A stopped
+//!    process may learn of it when it continues. A killed process need not learn of it.
 //! 3. The store keeps a hold until the end of its lease. An earlier loss is [`Rule::TakenFromHolder`].
 //! 4. If the fault is too short to prevent renewal, or concerns another server, any loss is
 //!    [`Rule::LostWithoutNeed`], unless the process was stopped and could not renew.
@@ -13,10 +14,10 @@ use super::violation::{Rule, Violation};
 use crate::clock::{Time, millis, nanos};
 use crate::history::{History, Section};
 
-/// Which holds may be lost in a fault.
+/// Which holds may be lost during a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Losses {
-    /// None: the fault ends before a lease does.
+    /// None: the fault ends before any lease does.
     None,
     /// Only holds on one server, which is unreachable for longer than a lease.
     Unreachable,
@@ -26,17 +27,18 @@ pub enum Losses {
 
 pub(super) fn check(history: &History, losses: Losses) -> Vec<Violation> {
     let mut found = Vec::new();
-    // The members of a multi-lock are lost together, and its own section reports the loss.
-    for section in history.sections.iter().filter(|one| !one.request.is_member) {
+    // The members of a multi-lock are lost together, and the multi-lock's own section reports the loss.
+    let sections = history.sections.iter();
+    for section in sections.filter(|section| !section.request.is_member) {
         found.extend(valid_too_long(history, section));
         found.extend(told_too_late(history, section));
         found.extend(taken_from_holder(section));
-        let needless = match losses {
-            Losses::None => true,
-            Losses::Unreachable => !history.unreachable_names.contains(&section.request.name),
-            Losses::Any => false,
+        let may_be_lost = match losses {
+            Losses::None => false,
+            Losses::Unreachable => history.unreachable_names.contains(&section.request.name),
+            Losses::Any => true,
         };
-        if needless && section.was_lost() && !was_stopped(history, section, losses) {
+        if !may_be_lost && section.was_lost() && !was_stopped(history, section, losses) {
             let at = section
                 .loss_reported
                 .or(section.released)
@@ -62,17 +64,19 @@ fn valid_too_long(history: &History, section: &Section) -> Option<Violation> {
             "was valid after its loss was reported",
         ))
     } else {
-        let cut = history.windows.iter().filter(|window| window.is_outage);
-        let ends = cut.map(|window| (window.from + history.lease, window.until));
-        // `end` is a lease after the cut began. During the rest of the cut, no guard from before it is valid.
-        let mut bad = ends.filter(|&(end, whole)| acquired < end && end < until && end < whole);
-        bad.next()
-            .map(|(end, _)| (end, "was valid although nothing could have renewed it"))
+        let outages = history.windows.iter().filter(|window| window.is_outage);
+        // One lease into the outage, every guard that was acquired until then must be invalid, for the rest of it.
+        let mut limits = outages
+            .map(|outage| (outage.from + history.lease, outage.until))
+            .filter(|&(limit, outage_end)| acquired < limit && limit < until && limit < outage_end);
+        limits
+            .next()
+            .map(|(limit, _)| (limit, "was valid although nothing could have renewed it"))
     };
-    found_at.map(|(end, text)| violation(Rule::ValidTooLong, section, end, until, text))
+    found_at.map(|(limit, text)| violation(Rule::ValidTooLong, section, limit, until, text))
 }
 
-/// Finds a loss before the end of the lease. Only a store that lost its data explains it.
+/// Finds a loss before the end of the lease. The store must keep a hold until then, unless a fault removes its data.
 fn taken_from_holder(section: &Section) -> Option<Violation> {
     let kept_until = section.kept_until?;
     let not_held = section.unlock_error.as_deref() == Some("Lost(NotHeld)");
@@ -88,26 +92,26 @@ fn taken_from_holder(section: &Section) -> Option<Violation> {
 fn told_too_late(history: &History, section: &Section) -> Option<Violation> {
     let deadline = section.deadline?;
     let process = history.processes.get(&section.process)?;
-    // A process that was stopped at that time learns of it when it continues.
-    let mut by = deadline + nanos(MARGIN);
-    for &(from, until) in &process.stopped {
-        let until = until.unwrap_or(history.end);
-        if from < by && deadline < until {
-            by = by.max(until + nanos(MARGIN));
+    // A process that is stopped when its lease ends learns of it when it continues.
+    let mut latest = deadline + nanos(MARGIN);
+    for &(stopped, continued) in &process.stopped {
+        let continued = continued.unwrap_or(history.end);
+        if stopped < latest && deadline < continued {
+            latest = latest.max(continued + nanos(MARGIN));
         }
     }
-    let end = section
+    let hold_end = section
         .release_started
         .or(process.killed)
         .unwrap_or(history.end);
-    if end <= by
+    if hold_end <= latest
         || section
             .loss_reported
-            .is_some_and(|loss_reported| loss_reported <= by)
+            .is_some_and(|loss_reported| loss_reported <= latest)
     {
         return None;
     }
-    let loss_reported = section.loss_reported.unwrap_or(end);
+    let loss_reported = section.loss_reported.unwrap_or(hold_end);
     let text = match section.loss_reported {
         Some(_) => "detected the end of its lease late",
         None => "did not detect the end of its lease",
@@ -121,39 +125,45 @@ fn told_too_late(history: &History, section: &Section) -> Option<Violation> {
     ))
 }
 
-/// Returns whether the process was stopped while the lock was held or requested. A stopped holder cannot renew. The
-/// lease counts from before the request was sent, so it may end right after the answer is read. If thousands of
-/// locks are held for the whole run ([`Losses::Unreachable`]), only a stop within the last lease counts, and only if
-/// it was longer than a sixth of a lease: a shorter one leaves time for another renewal.
+/// Returns whether a stop of the process excuses a loss, because a stopped process cannot renew.
+///
+/// The stop may overlap the hold or its request. The request counts because the lease starts before it is sent: after
+/// a stop it may end as soon as the answer is read.
+///
+/// In faults with [`Losses::Unreachable`] locks are held for the whole run, and any stop in the run would excuse
+/// their losses. So only a stop within the last lease counts, and only if it is longer than a sixth of a lease: a
+/// shorter one leaves time for another renewal.
 fn was_stopped(history: &History, section: &Section, losses: Losses) -> bool {
     let from = section.requested;
     let until = section
         .loss_reported
         .or(section.released)
         .unwrap_or(history.end);
-    let (from, least) = match losses {
+    let (from, min_length) = match losses {
         Losses::Unreachable => (from.max(until - history.lease), history.lease / 6),
         Losses::None | Losses::Any => (from, 0),
     };
     let process = history.processes.get(&section.process);
     let mut stops = process.iter().flat_map(|process| &process.stopped);
-    stops.any(|&(stop, on)| {
-        let on = on.unwrap_or(Time::MAX);
-        stop < until && on > from && on - stop > least
+    stops.any(|&(stopped, continued)| {
+        let continued = continued.unwrap_or(Time::MAX);
+        stopped < until && continued > from && continued - stopped > min_length
     })
 }
 
 fn violation(rule: Rule, section: &Section, from: Time, until: Time, text: &str) -> Violation {
-    let (who, name) = (section.requester(), &section.request.name);
-    let held = section
+    let (requester, name) = (section.requester(), &section.request.name);
+    let held_ms = section
         .acquired
         .map_or(0, |acquired| millis(from - acquired));
-    let how = section.unlock_error.as_deref().unwrap_or("");
+    let unlock_error = section.unlock_error.as_deref().unwrap_or("");
     Violation {
         rule,
         from,
         until,
-        text: format!("{name}: {who} {text}, {held} ms after the acquisition {how}"),
+        text: format!(
+            "{name}: {requester} {text}, {held_ms} ms after the acquisition {unlock_error}"
+        ),
     }
 }
 
@@ -168,7 +178,7 @@ mod tests {
         found.iter().map(|violation| violation.rule).collect()
     }
 
-    fn cut(from: Time, until: Time) -> FaultWindow {
+    fn outage(from: Time, until: Time) -> FaultWindow {
         FaultWindow {
             from: from * MS,
             until: until * MS,
@@ -179,14 +189,14 @@ mod tests {
     #[test]
     fn guard_that_outlives_its_last_possible_renewal_is_found() {
         let mut bad = history(vec![section("a", 0, 5000)]);
-        bad.windows.push(cut(1000, 6000));
+        bad.windows.push(outage(1000, 6000));
         assert_eq!(rules(&bad, Losses::Any), [Rule::ValidTooLong]);
-        let mut well = history(vec![section("a", 0, 4000)]);
-        well.windows.push(cut(1000, 6000));
-        assert_eq!(rules(&well, Losses::Any), []);
-        // The cut ended in time for a renewal.
+        let mut good = history(vec![section("a", 0, 4000)]);
+        good.windows.push(outage(1000, 6000));
+        assert_eq!(rules(&good, Losses::Any), []);
+        // The outage ended in time for a renewal.
         let mut short = history(vec![section("a", 0, 5000)]);
-        short.windows.push(cut(1000, 3000));
+        short.windows.push(outage(1000, 3000));
         assert_eq!(rules(&short, Losses::Any), []);
     }
 
@@ -199,8 +209,8 @@ mod tests {
         assert_eq!(rules(&bad, Losses::Any), [Rule::ValidTooLong]);
     }
 
-    /// Creates a history of a holder whose lease ended at 3 s and that left its section at 9 s.
-    fn late(loss_reported: Option<Time>) -> History {
+    /// Creates a history of a holder whose lease ended at 3 s and that started its release at 9 s.
+    fn lease_ended(loss_reported: Option<Time>) -> History {
         let mut one = section("a", 0, 10);
         one.deadline = Some(3000 * MS);
         (one.loss_reported, one.release_started, one.released) = (
@@ -213,18 +223,21 @@ mod tests {
 
     #[test]
     fn loss_that_is_reported_late_or_never_is_found() {
-        assert_eq!(rules(&late(Some(3100)), Losses::Any), []);
-        assert_eq!(rules(&late(Some(8000)), Losses::Any), [Rule::ToldTooLate]);
-        assert_eq!(rules(&late(None), Losses::Any), [Rule::ToldTooLate]);
+        assert_eq!(rules(&lease_ended(Some(3100)), Losses::Any), []);
+        assert_eq!(
+            rules(&lease_ended(Some(8000)), Losses::Any),
+            [Rule::ToldTooLate]
+        );
+        assert_eq!(rules(&lease_ended(None), Losses::Any), [Rule::ToldTooLate]);
     }
 
     #[test]
     fn lock_that_is_taken_from_its_holder_is_found() {
-        let mut loss_reported = late(Some(2900));
-        loss_reported.sections[0].kept_until = Some(3000 * MS);
-        assert_eq!(rules(&loss_reported, Losses::Any), [Rule::TakenFromHolder]);
-        loss_reported.sections[0].kept_until = Some(2900 * MS);
-        assert_eq!(rules(&loss_reported, Losses::Any), []);
+        let mut early = lease_ended(Some(2900));
+        early.sections[0].kept_until = Some(3000 * MS);
+        assert_eq!(rules(&early, Losses::Any), [Rule::TakenFromHolder]);
+        early.sections[0].kept_until = Some(2900 * MS);
+        assert_eq!(rules(&early, Losses::Any), []);
         let mut unlocked = history(vec![section("a", 0, 10)]);
         unlocked.sections[0].unlock_error = Some("Lost(NotHeld)".into());
         assert_eq!(rules(&unlocked, Losses::Any), [Rule::TakenFromHolder]);
@@ -235,7 +248,7 @@ mod tests {
 
     #[test]
     fn stopped_holder_learns_of_loss_when_it_continues() {
-        let mut stopped = late(Some(8000));
+        let mut stopped = lease_ended(Some(8000));
         let process = stopped.processes.entry(0).or_default();
         process.stopped.push((1000 * MS, Some(7900 * MS)));
         assert_eq!(rules(&stopped, Losses::Any), []);
@@ -246,7 +259,7 @@ mod tests {
 
     #[test]
     fn stop_before_the_last_lease_does_not_excuse_a_loss() {
-        let mut stopped = late(Some(9000));
+        let mut stopped = lease_ended(Some(9000));
         stopped.sections[0].deadline = Some(9000 * MS);
         let process = stopped.processes.entry(0).or_default();
         process.stopped.push((5500 * MS, Some(6500 * MS)));
@@ -262,7 +275,7 @@ mod tests {
 
     #[test]
     fn stop_during_the_request_excuses_a_loss() {
-        let mut stopped = late(Some(3100));
+        let mut stopped = lease_ended(Some(3100));
         (stopped.sections[0].requested, stopped.sections[0].acquired) = (100 * MS, Some(3000 * MS));
         let process = stopped.processes.entry(0).or_default();
         process.stopped.push((110 * MS, Some(2999 * MS)));
@@ -274,7 +287,7 @@ mod tests {
 
     #[test]
     fn killed_holder_need_not_learn_of_loss() {
-        let mut killed = late(None);
+        let mut killed = lease_ended(None);
         (
             killed.sections[0].release_started,
             killed.sections[0].released,
@@ -285,7 +298,7 @@ mod tests {
 
     #[test]
     fn avoidable_loss_is_found() {
-        let lost = late(Some(3100));
+        let lost = lease_ended(Some(3100));
         assert_eq!(rules(&lost, Losses::None), [Rule::LostWithoutNeed]);
         let mut unlocked = history(vec![section("a", 0, 10)]);
         unlocked.sections[0].unlock_error = Some("Lost(LeaseEnded)".into());

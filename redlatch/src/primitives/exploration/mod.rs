@@ -1,13 +1,14 @@
-//! Explores the rules: all sequences of steps of a few owners on one name, breadth first.
+//! Model checker for the rules: explores all sequences of steps of a few owners on one name, breadth first.
 //!
-//! 1. The queue begins with the empty store. From each state every step is taken, and time passes by one
-//!    [`TICK`].
-//! 2. Each step is taken a second time. If the model allows the step to be repeated, that must change nothing
-//!    and return the same reply.
+//! 1. The search starts with the empty store. From each state it takes every step, and it also lets one
+//!    [`TICK`] pass.
+//! 2. If a step may be repeated, it is taken a second time. The repetition must return a reply that the model
+//!    accepts, and must change nothing but what the model allows ([`Model::may_clean_up`]).
 //! 3. The model derives from the replies what each owner may rely on. It reports a violation if a reply or a
 //!    state contradicts that.
 //! 4. States are compared relative to the present: a lease by its remaining time, a fencing token by its
-//!    distance from the latest. So most state spaces close. A state is identified by its 64-bit hash.
+//!    distance from the latest. So most models have finitely many states. A state is identified by
+//!    its 64-bit hash.
 //! 5. The first violation ends the exploration. Because the search is breadth first, the sequence of steps
 //!    printed with it is a shortest one.
 
@@ -26,13 +27,13 @@ mod locks;
 
 pub(crate) use locks::{Granted, Locks, Observed, Party};
 
-/// The unit of time.
+/// The unit in which time passes.
 pub(crate) const TICK: Duration = Duration::from_secs(1);
 
 /// Maximum number of states, unless `REDLATCH_STATES` is set.
-const STATES: u64 = 1000;
+const MAX_STATES: u64 = 1000;
 
-/// The description of a violation.
+/// `Ok`, or the description of a violation.
 pub(crate) type Verdict<T = ()> = std::result::Result<T, String>;
 
 /// All keys, each with its value and its remaining milliseconds (-1: it never expires).
@@ -56,10 +57,10 @@ pub(crate) trait Model: Clone {
     type Step: Copy + Debug;
     type Reply: Debug + PartialEq;
 
-    /// How long a passed date still matters, in ticks.
+    /// How many ticks a date in the past still matters: dates that passed longer ago count as equal.
     const PAST: i64 = 0;
 
-    /// Returns all steps, whether or not they make sense in this state.
+    /// Returns all steps, including those that cannot be taken in this state.
     fn steps(&self) -> Vec<Self::Step>;
 
     /// Takes a step, checks its effect and records what its owner may rely on now. `None`: the step cannot be
@@ -72,15 +73,15 @@ pub(crate) trait Model: Clone {
     /// Checks a state.
     fn check(&self, state: &State, world: &mut World) -> Verdict;
 
-    /// Hashes the state that the owners rely on.
+    /// Hashes what the owners may rely on.
     fn hash(&self, now: Instant, hasher: &mut impl Hasher);
 
-    /// Returns the key of a fencing token, and the latest token.
+    /// Returns the key of the fencing token, and the latest token, relative to which tokens are hashed.
     fn token(&self) -> (&str, i64) {
         ("", 0)
     }
 
-    /// Returns whether a repeated step may change the state in this way.
+    /// Returns whether a repeated step may change the state in this way, for example by dropping dead waiters.
     fn may_clean_up(&self, before: &State, after: &State) -> bool {
         let _ = (before, after);
         false
@@ -110,7 +111,7 @@ type Seen = HashMap<u64, (u64, u16), BuildHasherDefault<DefaultHasher>>;
 ///
 /// Panics with the violation and the steps that lead to it.
 pub(crate) fn explore<M: Model>(name: &str, first: M) -> Explored {
-    let bound = env_number("REDLATCH_STATES", STATES);
+    let max_states = env_number("REDLATCH_STATES", MAX_STATES);
     let started = std::time::Instant::now();
     let steps = first.steps().into_iter().map(Move::Take);
     let steps: Vec<_> = steps.chain([Move::Advance]).collect();
@@ -118,7 +119,7 @@ pub(crate) fn explore<M: Model>(name: &str, first: M) -> Explored {
         keyspace: Keyspace::default(),
         now: Instant::now(),
     };
-    // Dates count from here.
+    // Sets the origin of the keyspace's dates.
     world.keyspace.date(world.now);
     let root = hash(&first, &mut world);
     let mut seen = Seen::default();
@@ -126,15 +127,16 @@ pub(crate) fn explore<M: Model>(name: &str, first: M) -> Explored {
     let mut queue = VecDeque::from([(root, 0, first, world)]);
     let (mut transitions, mut depth) = (0u64, 0);
     while let Some((id, length, model, world)) = queue.pop_front() {
-        if seen.len() as u64 >= bound {
+        if seen.len() as u64 >= max_states {
+            // Not closed: the states in the queue remain unexplored.
             queue.push_front((id, length, model, world));
             break;
         }
         depth = length;
         for (number, step) in (0..).zip(&steps) {
             let (mut model, mut world) = (model.clone(), world.clone());
-            let next = follow(*step, &mut model, &mut world);
-            let next = next.and_then(|next| {
+            let hash = take_and_repeat(*step, &mut model, &mut world);
+            let unseen = hash.and_then(|next| {
                 let Some(next) = next else { return Ok(None) };
                 transitions += 1;
                 if seen.contains_key(&next) {
@@ -144,7 +146,7 @@ pub(crate) fn explore<M: Model>(name: &str, first: M) -> Explored {
                 model.check(&state, &mut world)?;
                 Ok(Some(next))
             });
-            match next {
+            match unseen {
                 Ok(Some(next)) => {
                     seen.insert(next, (id, number));
                     queue.push_back((next, length + 1, model, world));
@@ -169,8 +171,13 @@ pub(crate) fn explore<M: Model>(name: &str, first: M) -> Explored {
     Explored { closed }
 }
 
-/// Takes a step, twice if it can be repeated. Returns the hash of the resulting state.
-fn follow<M: Model>(step: Move<M::Step>, model: &mut M, world: &mut World) -> Verdict<Option<u64>> {
+/// Takes a step, twice if it may be repeated. Returns the hash of the state after the first time; `None` if the
+/// step cannot be taken.
+fn take_and_repeat<M: Model>(
+    step: Move<M::Step>,
+    model: &mut M,
+    world: &mut World,
+) -> Verdict<Option<u64>> {
     let step = match step {
         Move::Take(step) => step,
         Move::Advance => {
@@ -209,7 +216,7 @@ fn hash<M: Model>(model: &M, world: &mut World) -> u64 {
     hasher.finish()
 }
 
-/// Returns the steps that lead to a state.
+/// Returns the numbers of the steps that lead to a state.
 fn path(seen: &Seen, root: u64, mut id: u64) -> Vec<u16> {
     let mut path = Vec::new();
     while id != root {
@@ -226,7 +233,7 @@ pub(crate) fn ticks(n: u8) -> Lease {
     Lease::new(TICK * n.into()).unwrap()
 }
 
-/// Hashes the end of something an owner relies on; an end in the past hashes as none.
+/// Hashes the time left until `end`. An end in the past hashes like `None`.
 pub(crate) fn hash_end(end: Option<Instant>, now: Instant, hasher: &mut impl Hasher) {
     let left = end.map(|end| end.saturating_duration_since(now));
     left.filter(|left| !left.is_zero()).hash(hasher);

@@ -1,5 +1,5 @@
-//! Compares the fair lock's Lua scripts and rules over random histories, which must cover every
-//! event in a queue.
+//! Compares the fair lock's Lua scripts and rules over random histories. Checks that the histories
+//! cover the cases of the queue.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -20,8 +20,8 @@ use crate::step::Outcome;
 #[derive(Debug, Clone)]
 enum Move {
     Acquire(AcquireMove),
-    /// Made by the holder or a waiter, so that histories make progress.
-    AcquireNext(AcquireMove),
+    /// An acquisition by the head of the queue, so that histories make progress.
+    AcquireAsHead(AcquireMove),
     Release {
         owner: u8,
         keep: u32,
@@ -36,8 +36,10 @@ enum Move {
     },
     Force,
     Inspect,
-    /// Which waiters are subscribed from now on: one bit per owner, one for waiters that do not queue.
+    /// Subscribes only to these channels from now on: one bit per owner, and the next one for the lock's
+    /// channel, on which waiters that do not queue are woken.
     Subscribe(u8),
+    /// Sets the lock's key to a number, as another program might.
     SetForeign,
 }
 
@@ -56,7 +58,8 @@ fn moves() -> impl Strategy<Value = Move> {
     let (owner, lease) = (0..OWNERS, 1..4u32);
     let count = prop_oneof![6 => Just(1u32), 1 => 2..4u32];
     let waits = prop_oneof![4 => Just(true), 1 => Just(false)];
-    // Odd, so that half of it is not a multiple of the unit by which times are distinguished.
+    // Odd: the rules compare remaining times, which are close to multiples of the unit, with half the wait time. The
+    // two are never close, so the real time that passes between the two sides changes no result.
     let wait_time = prop_oneof![Just(1u32), Just(3u32)];
     let args = (owner.clone(), count, lease.clone(), waits, wait_time).prop_map(
         |(owner, count, lease, waits, wait_time)| AcquireMove {
@@ -69,7 +72,7 @@ fn moves() -> impl Strategy<Value = Move> {
     );
     prop_oneof![
         30 => args.clone().prop_map(Move::Acquire),
-        10 => args.prop_map(Move::AcquireNext),
+        10 => args.prop_map(Move::AcquireAsHead),
         20 => (owner.clone(), 0..3u32, 0..4u32)
             .prop_map(|(owner, keep, lease)| Move::Release { owner, keep, lease }),
         3 => (owner, lease).prop_map(|(owner, lease)| Move::Renew { owner, lease: lease - 1 }),
@@ -81,31 +84,34 @@ fn moves() -> impl Strategy<Value = Move> {
     ]
 }
 
-/// Distinguishable from the wait times, and shorter than most of them.
+/// Returns the grace period: a little shorter than the shortest wait time, so that the two never end together.
 fn grace() -> Lease {
     lease(1)
 }
 
-fn of(owner: u8) -> Hold {
+fn hold_of(owner: u8) -> Hold {
     hold(owner, Fair::new("", "name"))
 }
 
 async fn subscribe(harness: &mut Differential, owners: u8) {
-    let others = of(0).object.channel().to_owned();
-    let channels =
-        (0..OWNERS).map(|owner| Fair::new("", "name").keys.waiter_channel(&of(owner).field));
-    let all = channels.chain([others]).enumerate();
-    let subscribed = all.filter(|(bit, _)| owners & (1 << bit) != 0);
+    let lock_channel = hold_of(0).object.channel().to_owned();
+    let waiter_channels = (0..OWNERS).map(|owner| {
+        Fair::new("", "name")
+            .keys
+            .waiter_channel(&hold_of(owner).field)
+    });
+    let channels = waiter_channels.chain([lock_channel]).enumerate();
+    let subscribed = channels.filter(|(bit, _)| owners & (1 << bit) != 0);
     harness
         .subscribe_only(subscribed.map(|(_, channel)| channel))
         .await;
 }
 
-/// Returns the queue.
+/// Returns the waiters in the queue.
 async fn waiters(harness: &mut Differential) -> Vec<Waiter> {
     let names = &[CandidateKeys::new("name".into())];
-    let seen = harness.step(&InspectNames { names }).await;
-    match seen.unwrap_or_default().pop() {
+    let states = harness.step(&InspectNames { names }).await;
+    match states.unwrap_or_default().pop() {
         Some(Ok(Some(ObjectState::Lock { queue, .. }))) => queue,
         _ => Vec::new(),
     }
@@ -119,7 +125,7 @@ async fn acquire(harness: &mut Differential, args: &AcquireMove, owner: u8) -> O
         ..Fair::new("", "name")
     };
     let params = AcquireParams {
-        hold: &of(owner),
+        hold: &hold_of(owner),
         count: args.count,
         lease: lease(args.lease),
         waits: args.waits,
@@ -129,40 +135,44 @@ async fn acquire(harness: &mut Differential, args: &AcquireMove, owner: u8) -> O
 
 #[test]
 fn lua_and_rules_agree() {
-    let seen = RefCell::new(BTreeMap::<&str, u32>::new());
-    let count = |what: &'static str| *seen.borrow_mut().entry(what).or_default() += 1;
+    let covered = RefCell::new(BTreeMap::<&str, u32>::new());
+    let record = |case: &'static str| *covered.borrow_mut().entry(case).or_default() += 1;
     let has_subscribed = RefCell::new(false);
-    assert_equivalent(moves(), async |harness, one| {
+    assert_equivalent(moves(), async |harness, next_move| {
         if !has_subscribed.replace(true) {
             subscribe(harness, u8::MAX).await;
         }
         let fair = Fair::new("", "name");
         let keys = &*fair.keys;
         let queue = waiters(harness).await;
-        let waits = |owner: u8| {
-            let field = of(owner).field;
+        let position = |owner: u8| {
+            let field = hold_of(owner).field;
             queue.iter().position(|waiter| waiter.owner == *field)
         };
-        match one {
+        match next_move {
             Move::Acquire(args) => {
-                let before = waits(args.owner);
+                let before = position(args.owner);
                 match (acquire(harness, args, args.owner).await, before) {
-                    (Some(Outcome::Done(())), Some(0)) => count("the head took it"),
-                    (Some(Outcome::Done(())), _) => count("it was taken past no queue"),
-                    (Some(Outcome::Wait(_)), Some(0)) => count("the head retried"),
-                    (Some(Outcome::Wait(_)), Some(_)) => count("another waiter retried"),
-                    (Some(Outcome::Wait(_)), None) if queue.len() > 1 => count("a long queue"),
+                    (Some(Outcome::Done(())), Some(0)) => record("the head acquired the lock"),
+                    (Some(Outcome::Done(())), _) => {
+                        record("an owner that was not the head acquired the lock")
+                    }
+                    (Some(Outcome::Wait(_)), Some(0)) => record("the head retried"),
+                    (Some(Outcome::Wait(_)), Some(_)) => record("another waiter retried"),
+                    (Some(Outcome::Wait(_)), None) if queue.len() > 1 => {
+                        record("an owner joined a queue of two or more")
+                    }
                     _ => {}
                 }
             }
-            Move::AcquireNext(args) => {
-                let next = (0..OWNERS).find(|&owner| waits(owner) == Some(0));
-                if let Some(next) = next
-                    && let Some(Outcome::Done(())) = acquire(harness, args, next).await
+            Move::AcquireAsHead(args) => {
+                let head = (0..OWNERS).find(|&owner| position(owner) == Some(0));
+                if let Some(head) = head
+                    && let Some(Outcome::Done(())) = acquire(harness, args, head).await
                 {
-                    count(match queue.len() {
-                        1 => "the only one in the queue took it",
-                        _ => "the head took it before others",
+                    record(match queue.len() {
+                        1 => "the only waiter acquired the lock",
+                        _ => "the head acquired the lock before other waiters",
                     });
                 }
             }
@@ -173,28 +183,32 @@ fn lua_and_rules_agree() {
             } => {
                 let step = Release {
                     keys,
-                    hold: &of(*owner),
+                    hold: &hold_of(*owner),
                     keep: *keep,
                     lease: (*n > 0).then(|| lease(*n)),
                     grace: grace(),
                 };
-                match (harness.step(&step).await, waits(*owner), queue.len()) {
-                    (Ok(false), Some(0), 2..) if *keep == 0 => count("the head gave up"),
-                    (Ok(false), Some(1..), 3..) if *keep == 0 => count("one in the middle gave up"),
-                    (Ok(true), _, 1..) if *keep == 0 => count("released to a queue"),
+                match (harness.step(&step).await, position(*owner), queue.len()) {
+                    (Ok(false), Some(0), 2..) if *keep == 0 => record("the head gave up"),
+                    (Ok(false), Some(1..), 3..) if *keep == 0 => {
+                        record("a waiter behind the head gave up")
+                    }
+                    (Ok(true), _, 1..) if *keep == 0 => {
+                        record("the lock was released while waiters were queued")
+                    }
                     _ => {}
                 }
             }
             Move::Renew { owner, lease: n } => {
-                harness.renew(&of(*owner), *n).await;
+                harness.renew(&hold_of(*owner), *n).await;
             }
             Move::Advance { time: n } => {
                 harness.advance(time(*n)).await;
                 let left = waiters(harness).await;
                 match queue.len() - left.len() {
                     0 => {}
-                    1 => count("the time of one has passed"),
-                    _ => count("the time of several has passed"),
+                    1 => record("one waiter timed out"),
+                    _ => record("several waiters timed out"),
                 }
             }
             Move::Force => {
@@ -211,22 +225,22 @@ fn lua_and_rules_agree() {
             Move::SetForeign => harness.set_foreign("name", 5).await,
         }
     });
-    let seen = seen.into_inner();
-    println!("{seen:#?}");
-    for what in [
-        "the head took it",
-        "it was taken past no queue",
+    let covered = covered.into_inner();
+    println!("{covered:#?}");
+    for case in [
+        "the head acquired the lock",
+        "an owner that was not the head acquired the lock",
         "the head retried",
         "another waiter retried",
-        "a long queue",
-        "the only one in the queue took it",
-        "the head took it before others",
+        "an owner joined a queue of two or more",
+        "the only waiter acquired the lock",
+        "the head acquired the lock before other waiters",
         "the head gave up",
-        "one in the middle gave up",
-        "released to a queue",
-        "the time of one has passed",
-        "the time of several has passed",
+        "a waiter behind the head gave up",
+        "the lock was released while waiters were queued",
+        "one waiter timed out",
+        "several waiters timed out",
     ] {
-        assert!(seen.get(what).is_some_and(|&times| times > 5), "{what}");
+        assert!(covered.get(case).is_some_and(|&times| times > 5), "{case}");
     }
 }

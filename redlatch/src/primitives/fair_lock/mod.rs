@@ -35,14 +35,15 @@ use crate::step::{BoxedStep, Outcome, Step};
 /// ([`Guard::reenter`](crate::Guard::reenter), [`Acquire::owner`](crate::Acquire::owner))
 /// regardless of the queue.
 ///
-/// A request that gives up, is dropped or fails leaves the queue, in the background if the store
-/// cannot be reached. Waiters that died delay the others by one [grace period](Lock::grace_period)
-/// of 5 s in total. A waiter whose process hangs while its connection stays open keeps its turn
-/// until its [wait time](Lock::wait_time) has passed. All these times are measured by the server's clock.
+/// A request that gives up, is dropped or fails leaves the queue in the background. Waiters that
+/// died delay the others by one [grace period](Lock::grace_period) of 5 s in total. A waiter whose
+/// process hangs while its connection stays open keeps its turn until its
+/// [wait time](Lock::wait_time) has passed. All these times are measured by the server's clock.
 ///
-/// It is the same lock in the store as [`Client::lock`](crate::Client::lock): both exclude each
-/// other. But requests through that handle do not join the queue, and its release wakes no waiter
-/// of the fair lock. A release of the fair lock wakes the waiters of that handle only if the queue is empty.
+/// A fair lock and the [`Client::lock`](crate::Client::lock) of the same name are one lock in the
+/// store: they exclude each other. But requests of the plain lock do not join the queue, and its
+/// releases wake no waiter of the fair lock. A release of the fair lock wakes waiters of the plain
+/// lock only if the queue is empty.
 ///
 /// When not to use it: fairness costs throughput. At each turn the lock is idle while the next
 /// waiter is woken, where an unfair lock would admit any request that arrives then. Each turn also
@@ -57,7 +58,7 @@ use crate::step::{BoxedStep, Outcome, Step};
 /// let first = lock.lock().await?;
 /// let next = tokio::spawn(lock.lock().into_future());
 /// while lock.queue().await?.is_empty() {
-///     tokio::task::yield_now().await; // until the other has joined the queue
+///     tokio::task::yield_now().await; // until the spawned request has joined the queue
 /// }
 /// first.unlock().await?;
 /// assert!(lock.try_lock().await?.is_none(), "it is another waiter's turn");
@@ -88,7 +89,8 @@ impl Fair {
 impl OwnedKind for Fair {}
 
 impl Fair {
-    /// Converts a setting for the scripts; `check` rejects invalid settings before a script runs.
+    /// Converts a time setting for the scripts. `check` rejects settings out of range before a script
+    /// runs, so clamping only avoids an error here. The fallback is never reached.
     fn clamped_lease(setting: Duration) -> Lease {
         let clamped = setting.clamp(Duration::from_millis(1), MAX_LEASE);
         Lease::new(clamped).unwrap_or(Lease::WATCHDOG)
@@ -106,13 +108,14 @@ impl Lock<Fair> {
     /// Redisson (`fairLockWaitTimeout`); 1 ms to [`MAX_LEASE`](crate::MAX_LEASE), truncated to
     /// whole milliseconds. Other values fail with [`Error::InvalidSetting`] when the lock is requested.
     ///
-    /// A shorter limit of the request ([`TryAcquire::wait`](crate::TryAcquire::wait)) replaces this time.
+    /// If a request has a shorter wait limit ([`TryAcquire::wait`](crate::TryAcquire::wait)), that limit
+    /// replaces this time.
     ///
     /// A short time causes polling: every waiter that is not next checks at this interval whether
     /// the waiters before it were dropped. With 10 ms, each of them sends a hundred requests a second.
     ///
-    /// A waiter must be able to answer within this time. If processes are stopped or disconnected
-    /// for longer, they lose their position and continue to wait at the end of the queue.
+    /// A waiter must be able to take its turn within this time. If its process is stopped or
+    /// disconnected for longer, it loses its position and continues to wait at the end of the queue.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -140,14 +143,14 @@ impl Lock<Fair> {
     /// a disconnected waiter comes, the grace period begins for all disconnected waiters at the
     /// same time. So all waiters that died together delay the others by one grace period, however
     /// many they are. A waiter that reconnects before its turn, or within the grace period, keeps
-    /// its position. Choose a time in which clients reconnect, also after a failover.
+    /// its position. Choose a time that is long enough for clients to reconnect, also after a failover.
     ///
     /// Connected waiters do not depend on this time, whether they wait in Rust or in Java. No
     /// waiter keeps its turn longer than its [wait time](Lock::wait_time), which also applies if
     /// its process hangs while its connection stays open.
     ///
-    /// The setting of the client that detects the absence applies, in a release or in an attempt.
-    /// Use the same value for all handles of a name.
+    /// The client whose release or attempt finds the waiters disconnected applies its own setting. Use
+    /// the same value for all handles of a name.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -166,8 +169,8 @@ impl Lock<Fair> {
         self.with_kind(kind)
     }
 
-    /// Returns the waiters for the lock in any process, the next one first. Omits entries whose time in
-    /// the queue has passed.
+    /// Returns the waiters for the lock in any process, the next one first. Omits waiters that
+    /// have timed out.
     ///
     /// # Errors
     ///

@@ -1,20 +1,22 @@
 //! The fair lock's steps: those of the lock, with a queue of waiters.
 //!
-//! State: the lock's hash; a list of the waiting owners, the oldest first; and two sets of dates by
-//! owner: the timeouts until which a turn is kept, and the absent waiters.
+//! State: the lock's hash; the queue, a list of the waiting owners, the oldest first; and two maps
+//! from owner to date: until when its turn is kept (its timeout), and until when an absent waiter
+//! keeps its position.
 //!
 //! * Acquire: an owner that holds the lock re-enters it, regardless of the queue. Otherwise, first
-//!   drop the heads whose timeout has passed. If the lock is free and the head is absent (no
+//!   drop each head whose timeout has passed. If the lock is free and the head is absent (no
 //!   connection subscribes to its channel), note all absent waiters, and drop absent heads whose
 //!   grace period has passed.
 //! * If the lock is free and the owner is the head, or the queue is empty, take the lock. Shift the
 //!   timeouts of the others, so that they count from the end of the new lease, and wake the new
 //!   head, so that it learns that end.
-//! * Otherwise a waiting owner joins the tail. Its timeout is that of the last waiter, or the
-//!   lock's end, plus its wait time. The reply is the time after which it retries by itself.
-//! * Release: wake the head. If it does not receive the message, wake the next waiter, until one
-//!   does, note which waiters are absent, and shift the timeouts, so that they count from now
-//!   instead of from the end of the lease.
+//! * Otherwise a waiting owner joins the tail. Its timeout is that of the last waiter (the end of the
+//!   lease if the queue is empty) plus its wait time. The reply is the time after which it retries
+//!   if it is not woken.
+//! * Release: wake the head. If it does not receive the message, wake the next waiters until one
+//!   does. In that case also note which waiters are absent, and shift the timeouts, so that they
+//!   count from now instead of from the end of the lease.
 //! * Giving up removes the owner from the queue, shifts the timeouts of the waiters behind it, and
 //!   wakes the next waiter if the owner was the head.
 
@@ -34,7 +36,7 @@ use crate::primitives::reentrant::rules::{
 };
 use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script};
 
-/// The lock, the queue, the timeouts, the absent waiters.
+/// Returns the keys in the scripts' order: the lock, the queue, the timeouts, the absent waiters.
 fn all_keys(keys: &FairKeys) -> Keys<'_> {
     smallvec![
         keys.object.key(),
@@ -44,13 +46,13 @@ fn all_keys(keys: &FairKeys) -> Keys<'_> {
     ]
 }
 
-/// Time in milliseconds after which a waiter checks again whether the head has taken its turn.
-const HEAD_TIME: i64 = 1000;
+/// Maximum time in milliseconds before a waiter checks whether the head of a free lock has taken its turn.
+const MAX_HEAD_TIME: i64 = 1000;
 
-/// Additional sleep per position in the queue, in milliseconds, so that a long queue does not retry all at once.
+/// Additional time per position in the queue, in milliseconds, so that a long queue does not retry all at once.
 const STAGGER: i64 = 10;
 
-/// Maximum sleep of the head of the queue, in milliseconds.
+/// Maximum time in milliseconds after which the head of the queue retries if it is not woken.
 const MAX_SLEEP: i64 = 5000;
 
 /// Returns the lock's remaining lease in milliseconds; -1 if it never expires. `None` if it is free.
@@ -76,7 +78,7 @@ struct QueueState {
     head: Option<String>,
     /// Whether any waiter was dropped.
     dropped: bool,
-    /// How long to leave the lock to the head, in milliseconds.
+    /// How long the other waiters leave a free lock to the head, in milliseconds.
     head_time: i64,
     /// How many waiters before the requesting owner are absent.
     absent_before: usize,
@@ -118,12 +120,14 @@ impl Step for Acquire<'_> {
         let ignores_queue =
             |holds: &Holds| holds.mode.is_some() || holds.counts.contains_key(owner);
         let held = keyspace.find::<Holds>(object.key(), now)?;
-        // Re-entered, lost meanwhile, or not a lock: the queue does not matter.
+        // The queue does not matter to a re-entry, even if the hold was lost meanwhile, or to a read-write lock, which
+        // is refused.
         if count > 1 || held.is_some_and(|held| ignores_queue(held.value)) {
             return try_acquire(keyspace, object, owner, count, lease, now);
         }
         let left = remaining_ms(keyspace, object, now);
         if left == Some(-1) {
+            // Timeouts count from the end of the lease. Without an end the owner does not queue.
             return wait_outcome(object, -1);
         }
         let mut queue = FairQueue::new(keyspace, self.keys, now);
@@ -153,7 +157,7 @@ impl Step for Acquire<'_> {
 }
 
 impl Acquire<'_> {
-    /// Drops the heads whose time has passed, and on a free lock those that were absent for their grace period.
+    /// Drops each head whose timeout has passed, and on a free lock each head that was absent for its grace period.
     fn drop_dead_waiters(&self, queue: &mut FairQueue<'_>, free: bool) -> Result<QueueState> {
         let owner = &*self.params.hold.field;
         let grace = millis(self.grace.duration());
@@ -161,17 +165,17 @@ impl Acquire<'_> {
             return Ok(QueueState {
                 head: None,
                 dropped: false,
-                head_time: grace.min(HEAD_TIME),
+                head_time: grace.min(MAX_HEAD_TIME),
                 absent_before: 0,
             });
         }
-        // The requesting owner is connected.
+        // The requesting owner is connected, even if it was absent before.
         queue.clear_absence(owner)?;
         let (head, dropped) = queue.drop_timed_out(Some(owner))?;
         let mut state = QueueState {
             head,
             dropped,
-            head_time: grace.min(HEAD_TIME),
+            head_time: grace.min(MAX_HEAD_TIME),
             absent_before: 0,
         };
         let Some(head) = state.head.as_deref().filter(|&head| free && head != owner) else {
@@ -182,18 +186,19 @@ impl Acquire<'_> {
         }
         let now = queue.now_ms();
         let absent = queue.record_absences(grace, Some(owner))?;
+        // Drops absent heads, then finds the new head: the first waiter that is connected or within its grace period.
         let mut dropped_timeout = None;
         state.head = None;
         for waiter in absent.owners {
             let kept_until = absent.kept_until.get(&waiter).copied();
-            let is_first = state.head.is_none();
-            if is_first && kept_until.is_some_and(|kept_until| kept_until <= now) {
+            let is_head = state.head.is_none();
+            if is_head && kept_until.is_some_and(|kept_until| kept_until <= now) {
                 dropped_timeout = queue.timeout_of(&waiter)?.or(dropped_timeout);
                 queue.remove(0)?;
                 state.dropped = true;
                 continue;
             }
-            if is_first && let Some(kept_until) = kept_until {
+            if is_head && let Some(kept_until) = kept_until {
                 state.head_time = state.head_time.min(kept_until - now);
             }
             let is_requester = waiter == owner;
@@ -204,6 +209,7 @@ impl Acquire<'_> {
             state.absent_before += usize::from(kept_until.is_some());
         }
         if state.head.is_none() {
+            // One step checks only the first waiters; all of them were dropped.
             state.head = queue.owner_at(0)?;
         }
         if let Some(dropped_timeout) = dropped_timeout.filter(|&timeout| timeout > now) {
@@ -213,7 +219,8 @@ impl Acquire<'_> {
         Ok(state)
     }
 
-    /// Queues the owner. Returns in how many milliseconds it retries at the latest.
+    /// Appends the owner to the queue unless it is already there. Returns the milliseconds after which it retries at
+    /// the latest.
     fn enqueue(
         &self,
         queue: &mut FairQueue<'_>,
@@ -230,13 +237,13 @@ impl Acquire<'_> {
             && position.is_some()
             && !state.dropped
         {
-            // A waiter retries while the head does not take its turn: the head may have missed its message.
+            // This waiter retries and the head has not taken its turn: the head may have missed its message.
             queue.wake_one(head);
         }
         let mut position = match position {
             Some(0) => {
-                // A waiter that retries is alive: it keeps its position, and those behind keep
-                // their distance.
+                // A head that retries is alive: its timeout is extended, and those of the others by as much. Not
+                // at every retry: only if less than half of the wait time is left.
                 match queue.timeout_of(owner)? {
                     None => queue.set_timeout(owner, lock_end.saturating_add(wait))?,
                     Some(timeout) if (timeout - lock_end).saturating_mul(2) < wait => {
@@ -255,35 +262,35 @@ impl Acquire<'_> {
                 queue.push(owner, from.saturating_add(wait))?
             }
         };
-        // FLUSHALL deletes the queue as well, and then no step knows whom to wake. So waiters retry
-        // from time to time, and later ones less often, so that a long queue causes as few requests
-        // as a short one.
-        let behind = i64::try_from(position).unwrap_or(i64::MAX);
-        let max_sleep = MAX_SLEEP.saturating_add(behind.saturating_mul(STAGGER));
+        // FLUSHALL deletes the queue as well, and then no step knows which waiter to wake. So every
+        // waiter retries regularly. Later waiters retry less often, so that a long queue does not
+        // flood the server with requests.
+        let ahead = i64::try_from(position).unwrap_or(i64::MAX);
+        let max_sleep = MAX_SLEEP.saturating_add(ahead.saturating_mul(STAGGER));
         if position == 0 {
             return Ok(left.unwrap_or(0).min(max_sleep));
         }
-        // A waiter is woken when its turn comes. This covers the case that no client wakes it,
-        // because the holder or the waiters before it died: it retries when the lease ends, or when
-        // the head had time to take its turn.
+        // A waiter is woken when its turn comes. If no client wakes it, because the holder or the
+        // waiters before it died, it retries when the lease ends, or, if the lock is free, when the
+        // head has had time to take its turn.
         let distance =
             i64::try_from(position.saturating_sub(state.absent_before)).unwrap_or(i64::MAX);
         let base = left.unwrap_or(state.head_time);
-        let again = wait.min(base.saturating_add(distance.saturating_mul(STAGGER)));
-        let mut again = again.min(max_sleep);
+        let retry_after = wait.min(base.saturating_add(distance.saturating_mul(STAGGER)));
+        let mut retry_after = retry_after.min(max_sleep);
+        // It also retries when the waiter before it times out. If that waiter's timeout was lost, the one
+        // before that counts, and so on.
         let mut earlier_timeout = None;
         while position > 0 && earlier_timeout.is_none() {
-            // If timeouts were lost, the timeout of the waiter before this one may be missing: then
-            // use the one before that.
             position -= 1;
             if let Some(earlier) = queue.owner_at(position)? {
                 earlier_timeout = queue.timeout_of(&earlier)?;
             }
         }
         if let Some(earlier_timeout) = earlier_timeout.filter(|&timeout| timeout > now) {
-            again = again.min(earlier_timeout - now);
+            retry_after = retry_after.min(earlier_timeout - now);
         }
-        Ok(again)
+        Ok(retry_after)
     }
 }
 
@@ -325,6 +332,7 @@ impl Step for Release<'_> {
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
         let (object, owner) = (&*self.hold.object, &*self.hold.field);
         let left = remaining_ms(keyspace, object, now);
+        // First, because the lock's key may contain other data by now.
         let waited = self.keep == 0
             && leave_queue(&mut FairQueue::new(keyspace, self.keys, now), owner, left)?;
         let held = set_hold_count(keyspace, object, owner, self.keep, self.lease, now)?;
@@ -332,16 +340,17 @@ impl Step for Release<'_> {
         if held && self.keep == 0 {
             queue.wake_after_release(left.unwrap_or(0), self.grace)?;
         } else if left.is_none() && !waited {
+            // The lock was deleted (FLUSHALL, DEL) or expired: no release wakes the waiters.
             queue.wake_next()?;
         }
         Ok(held)
     }
 }
 
-/// Renews the leases of many locks.
+/// Returns the script that renews the leases of many locks.
 pub(super) fn renew_script() -> &'static Script {
     static SCRIPT: Script = Script::new(concat!(
-        // `wake.lua` assigns to KEYS.
+        // A local, because `wake.lua` assigns to it.
         "local KEYS = KEYS\n",
         include_str!("queue.lua"),
         include_str!("wake.lua"),
@@ -350,7 +359,7 @@ pub(super) fn renew_script() -> &'static Script {
     &SCRIPT
 }
 
-/// Renews one lock, as the script does.
+/// Renews one lock, as the script does. If the lock was deleted, wakes the next waiter instead.
 pub(super) fn renew(
     keyspace: &mut Keyspace,
     keys: &FairKeys,
@@ -365,8 +374,8 @@ pub(super) fn renew(
     Ok(held)
 }
 
-/// Removes the owner from the queue and moves the timeouts of those behind it to an
-/// earlier time. Returns whether it was waiting.
+/// Removes the owner from the queue, and moves the timeouts of the waiters behind it to an earlier time.
+/// Returns whether it was waiting.
 fn leave_queue(queue: &mut FairQueue<'_>, owner: &str, left: Option<i64>) -> Result<bool> {
     let Some(position) = queue.position_of(owner)? else {
         return Ok(false);
@@ -375,7 +384,7 @@ fn leave_queue(queue: &mut FairQueue<'_>, owner: &str, left: Option<i64>) -> Res
     let earlier_timeout = match position.checked_sub(1) {
         None => Some(queue.now_ms().saturating_add(left.unwrap_or(0).max(0))),
         Some(position) => match queue.owner_at(position)? {
-            Some(owner) => queue.timeout_of(&owner)?,
+            Some(earlier) => queue.timeout_of(&earlier)?,
             None => None,
         },
     };
@@ -386,7 +395,7 @@ fn leave_queue(queue: &mut FairQueue<'_>, owner: &str, left: Option<i64>) -> Res
         queue.shift(position, earlier_timeout - timeout)?;
     }
     if position == 0 {
-        // The message that woke this owner is meant for the next one now.
+        // This owner may have used up the wake-up of the last release: pass it to the next waiter.
         if left.is_none() && queue.is_empty()? {
             queue.wake_unqueued();
         } else {
@@ -403,7 +412,7 @@ pub(super) struct Force<'a> {
 }
 
 impl Step for Force<'_> {
-    /// Whether it was held.
+    /// Whether the lock was held.
     type Reply = bool;
 
     fn script(&self) -> &'static Script {

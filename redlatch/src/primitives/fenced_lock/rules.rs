@@ -3,8 +3,8 @@
 //! State: the lock's hash, and a number that only grows, in a separate key that never expires.
 //!
 //! An acquisition that changes the hold count increments the number and returns it as the token.
-//! One that requests the count that the owner already has is a repetition after a lost answer, and
-//! returns the current number. The number is incremented before the hash is written, so a number
+//! An acquisition that requests the hold count that the owner already has is a repetition after a
+//! lost answer, and returns the current number. The number is incremented before the hash is written, so a number
 //! that cannot be incremented leaves the lock unchanged.
 
 use std::sync::Arc;
@@ -48,8 +48,8 @@ impl Step for Acquire<'_> {
         }
         let [token] = reply.array()?;
         let token = token.text()?;
-        // A token that is not a number here became so after it was incremented, so the step may have
-        // changed the lock.
+        // Only a repetition can find a token that is not a number: the key was overwritten after the
+        // first attempt. So the owner may hold the lock, and the error must not exclude that.
         let parsed = parse_token(&token).map(Outcome::Done);
         parsed.ok_or_else(|| unexpected_reply(&token))
     }
@@ -62,15 +62,17 @@ impl Step for Acquire<'_> {
         let found = keyspace.find::<Holds>(object.key(), now)?;
         let free = found.is_none() && count == 1;
         let held = found.and_then(|holds| holds.value.counts.get(&*hold.field).copied());
-        let token = keyspace.find::<i64>(&self.keys.token, now);
-        let token = token.map(|token| token.map_or(0, |token| *token.value));
+        // An error counts only if the token is needed, as in the script.
+        let current = keyspace.find::<i64>(&self.keys.token, now);
+        let current = current.map(|token| token.map_or(0, |token| *token.value));
         let token = if held == Some(count) {
             // Repeated because the answer was lost: the owner already has its token.
-            token?
+            current?
         } else if free || held.is_some() {
-            let next = token.ok().and_then(|token| token.checked_add(1));
-            next.ok_or_else(|| wrong_kind(object, NO_TOKEN))?
+            let next = current.ok().and_then(|token| token.checked_add(1));
+            next.ok_or_else(|| wrong_kind(object, INVALID_TOKEN))?
         } else {
+            // Not used: the attempt below is refused.
             0
         };
         if let Outcome::Wait(left) = try_acquire(keyspace, object, &hold.field, count, lease, now)?
@@ -101,7 +103,7 @@ impl Step for ReadToken<'_> {
     }
 
     fn decode(&self, reply: ScriptReply) -> Result<u64> {
-        parse_token(&reply.text()?).ok_or_else(|| wrong_kind(&self.keys.object, NO_TOKEN))
+        parse_token(&reply.text()?).ok_or_else(|| wrong_kind(&self.keys.object, INVALID_TOKEN))
     }
 
     fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<u64> {
@@ -110,7 +112,7 @@ impl Step for ReadToken<'_> {
     }
 }
 
-/// Raises the token to at least a number.
+/// Raises the token to `at_least`, unless it is greater. Returns the resulting token.
 pub(super) struct AdvanceToken<'a> {
     pub(super) keys: &'a FencedKeys,
     pub(super) at_least: i64,
@@ -175,13 +177,14 @@ impl Step for DeleteToken {
     }
 }
 
-const NO_TOKEN: &str = "its token is no number that can be counted up";
+const INVALID_TOKEN: &str = "its token is no number that can be counted up";
 
 /// Parses a token as the store writes it.
 fn parse_token(text: &str) -> Option<u64> {
     text.parse().ok().map(unsigned)
 }
 
+/// Converts a token. A negative one, which only another program can have set, counts as 0.
 fn unsigned(token: i64) -> u64 {
     u64::try_from(token).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! The objects under some names, of any kind, for listings.
+//! Reads the kind and state of the objects under given names, for listings.
 
 #[cfg(test)]
 mod differential;
@@ -18,7 +18,7 @@ pub(crate) use rules::InspectNames;
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ObjectState {
-    /// A lock of any kind: they look the same in the store, except for their additional keys.
+    /// A lock of any kind but the read-write lock. In the store these locks differ only in their additional keys.
     #[non_exhaustive]
     Lock {
         /// The holder, if the lock is held.
@@ -36,18 +36,18 @@ pub enum ObjectState {
         /// The readers; one of them may be the writer.
         readers: Vec<Holder>,
     },
-    /// A semaphore or a count-down latch: both are a number, and the store cannot tell them apart.
+    /// A semaphore or a count-down latch. The store has only a number for either, so they cannot be distinguished.
     #[non_exhaustive]
     Counter {
-        /// Available permits, or the count.
+        /// The number of available permits, or the count of the latch.
         value: i64,
-        /// When it ceases to exist.
+        /// Time until the object expires.
         remaining: Expiry,
     },
-    /// An expirable semaphore with held permits. Without any, it is a [`ObjectState::Counter`].
+    /// An expirable semaphore with held permits. Without held permits it is an [`ObjectState::Counter`].
     #[non_exhaustive]
     ExpirableSemaphore {
-        /// Number of free permits.
+        /// Number of available permits.
         available: i64,
         /// The held permits, as [`ExpirableSemaphore::held_permits`](crate::ExpirableSemaphore::held_permits)
         /// returns them.
@@ -61,7 +61,7 @@ pub enum ObjectState {
 pub struct Waiter {
     /// The owner that waits.
     pub owner: OwnerId,
-    /// When its position in the queue is given up.
+    /// Time until it loses its position in the queue.
     pub remaining: Expiry,
 }
 
@@ -69,17 +69,17 @@ pub struct Waiter {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HeldPermit {
-    /// Its id, by which it can be released.
+    /// The id with which it can be released.
     pub id: PermitId,
-    /// When it expires unless it is renewed.
+    /// Time until it expires unless it is renewed.
     pub remaining: Expiry,
 }
 
-/// Returns the object under a key.
+/// Returns the kind and state of an object; `None` if its key does not exist.
 pub(crate) async fn inspect(session: &Session, object: &ObjectKeys) -> Result<Option<ObjectState>> {
     let names = [CandidateKeys::new(object.key().to_owned())];
-    let seen = session.store.read(&InspectNames { names: &names }).await?;
-    match seen.into_iter().next() {
+    let states = session.store.read(&InspectNames { names: &names }).await?;
+    match states.into_iter().next() {
         Some(Ok(state)) => Ok(state),
         Some(Err(reason)) => Err(Error::WrongKind {
             name: object.name().to_owned(),
@@ -89,13 +89,13 @@ pub(crate) async fn inspect(session: &Session, object: &ObjectKeys) -> Result<Op
     }
 }
 
-/// The kind of an object, as far as the store can tell.
+/// The kind of an object, as far as its data in the store shows it: see [`ObjectState::kind`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ObjectKind {
-    /// A lock without additional keys.
+    /// A lock without waiters in a queue and without a fencing token.
     Lock,
-    /// A lock with a queue.
+    /// A lock with waiters in a queue.
     FairLock,
     /// A lock with a fencing token.
     FencedLock,
@@ -108,8 +108,8 @@ pub enum ObjectKind {
 }
 
 impl ObjectState {
-    /// Returns the kind of this object, as far as the store can tell: a fair lock without waiters
-    /// looks like any other lock.
+    /// Returns the kind of this object, as far as its data in the store shows it: a fair lock without
+    /// waiters looks like any other lock.
     pub fn kind(&self) -> ObjectKind {
         match self {
             ObjectState::Lock { queue, .. } if !queue.is_empty() => ObjectKind::FairLock,

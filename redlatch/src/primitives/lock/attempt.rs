@@ -1,5 +1,5 @@
-//! One acquisition of a lock: looks up the owner's hold, waits in the client's queue and runs the
-//! kind's step.
+//! The acquisition of a lock: looks up the owner's hold, waits in the client's queue, and runs the
+//! step of the lock's kind.
 
 use std::time::Duration;
 
@@ -27,19 +27,19 @@ impl<K: LockKind> Obtain for Lock<K> {
         let terms = session.terms(options.lease()?, self.reentrant);
         let limits = options.limits(session.outage_limit);
         if let Some(hold_ref) = &options.reenters {
-            let grant = self.obtain_hold(hold_ref.clone(), terms, limits, true);
-            return grant.await;
+            let obtaining = self.obtain_hold(hold_ref.clone(), terms, limits, true);
+            return obtaining.await;
         }
-        let named = options.owner().filter(|_| K::OWNED);
+        let named_owner = options.owner().filter(|_| K::OWNED);
         loop {
-            let owner = named.unwrap_or_else(Owner::new);
+            let owner = named_owner.unwrap_or_else(Owner::new);
             let field = || kind.field(&session.id, owner);
             let hold_ref = session.hold_ref(owner, field, kind)?;
             let hold = hold_ref.hold.clone();
-            let grant = self.obtain_hold(hold_ref, terms, limits, named.is_some());
-            match grant.await {
+            let obtaining = self.obtain_hold(hold_ref, terms, limits, named_owner.is_some());
+            match obtaining.await {
                 // The owner's previous hold was lost meanwhile: start again with a new one.
-                Err(Error::Lost { .. }) if named.is_some() && hold.loss().is_some() => {}
+                Err(Error::Lost { .. }) if named_owner.is_some() && hold.loss().is_some() => {}
                 done => return done,
             }
         }
@@ -54,7 +54,7 @@ impl<K: LockKind> Obtain for Lock<K> {
 }
 
 impl<K: LockKind> Lock<K> {
-    /// `owner_is_named`: callers may name the owner, and acquire for it concurrently.
+    /// Acquires the hold within the limits. `owner_is_named`: see [`LockRequest::owner_is_named`].
     async fn obtain_hold(
         &self,
         hold_ref: HoldRef,
@@ -81,7 +81,7 @@ impl<K: LockKind> Lock<K> {
         let waiting = &hold_ref.session.waiting;
         let grant = match span.is_disabled() {
             true => waiting.within(limits, &progress, &mut request).await?,
-            // Boxed: most programs do not log at this level.
+            // Boxed, so that programs that do not log at this level do not pay for the larger future.
             false => {
                 let obtaining = waiting.within(limits, &progress, &mut request);
                 Box::pin(obtaining.instrument(span.clone())).await?
@@ -97,18 +97,18 @@ impl<K: LockKind> Lock<K> {
     }
 }
 
-/// One acquisition in progress: the lock's attempt in the client's queue.
+/// A request for a lock, from its first attempt until it is acquired, refused or dropped.
 struct LockRequest<'a, K: LockKind> {
     lock: &'a Lock<K>,
     hold_ref: &'a HoldRef,
     kind: &'a K,
     terms: Terms,
     progress: &'a Progress,
-    /// Whether callers may name the owner, and acquire for it concurrently.
+    /// Whether the caller chose the owner. Then other callers may acquire for it at the same time.
     owner_is_named: bool,
     /// Whether the request is repeated if the lock is not available immediately.
     waits: bool,
-    /// Whether the store may remember this waiter.
+    /// Whether the store may have a record of this waiter.
     may_be_registered: bool,
     /// Whether an attempt is in flight.
     in_flight: bool,
@@ -119,7 +119,7 @@ struct LockRequest<'a, K: LockKind> {
 impl<K: LockKind> Request for LockRequest<'_, K> {
     type Obtained = K::Grant;
 
-    /// Acquires the lock by waiting or by re-entering.
+    /// Acquires the lock by waiting in the client's queue, or by re-entering as soon as the owner holds it.
     async fn obtain(&mut self, waits: bool) -> Result<Option<K::Grant>> {
         let hold_ref = self.hold_ref;
         let waiting = &hold_ref.session.waiting;
@@ -127,11 +127,12 @@ impl<K: LockKind> Request for LockRequest<'_, K> {
             return waiting.obtain(self, waits).await;
         }
         hold_ref.settle_sibling().await;
-        let mut since = None;
+        // The latest hold period in which re-entry was tried.
+        let mut tried = None;
         loop {
-            // Bypasses the queue: see `HoldRef::hold_period`.
-            if hold_ref.hold_period() > since || hold_ref.hold.loss().is_some() {
-                since = Some(HoldPeriod::latest());
+            // A holder must not wait in the queue: see `HoldRef::hold_period`.
+            if hold_ref.hold_period() > tried || hold_ref.hold.loss().is_some() {
+                tried = Some(HoldPeriod::latest());
                 match self.ask(false).await? {
                     Outcome::Done(grant) => return Ok(Some(grant)),
                     Outcome::Wait(_) if !self.waits => return Ok(None),
@@ -141,7 +142,7 @@ impl<K: LockKind> Request for LockRequest<'_, K> {
             }
             tokio::select! {
                 biased;
-                () = hold_ref.held_after(since) => {}
+                () = hold_ref.held_after(tried) => {}
                 grant = waiting.obtain(self, waits) => return grant,
             }
         }
@@ -183,7 +184,7 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
         match &outcome {
             Ok(Outcome::Done(_)) => self.may_be_registered = false,
             Ok(Outcome::Wait(_)) => self.may_be_registered = self.waits,
-            // If the store remembers this attempt, the step that settles it removes that too.
+            // The attempt's outcome is unknown. The step that settles it also removes the waiter's record.
             Err(_) => {}
         }
         outcome
@@ -212,10 +213,10 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
 
 impl<K: LockKind> Drop for LockRequest<'_, K> {
     /// Removes the store's record of this waiter. If an attempt is in flight, the step that settles
-    /// it does so.
+    /// the attempt removes the record.
     fn drop(&mut self) {
-        let is_settled = self.in_flight && self.progress.was_sent();
-        if self.may_be_registered && !is_settled && self.kind.waiter_ttl().is_some() {
+        let is_settled_by_attempt = self.in_flight && self.progress.was_sent();
+        if self.may_be_registered && !is_settled_by_attempt && self.kind.waiter_ttl().is_some() {
             self.hold_ref
                 .settle_in_background(self.terms.trace_lifetime);
         }
@@ -229,22 +230,24 @@ mod tests {
 
     use crate::{Client, Embedded, MultiLock, Owner};
 
-    /// The request sees that its owner holds the lock and bypasses the queue. Before the store
-    /// answers, the owner's guard is released and another client acquires the lock: the request
-    /// keeps waiting until its limit.
+    /// The request finds that its owner holds the lock, and bypasses the queue. Before it is sent,
+    /// the owner loses the lock to another client and drops its guard. The request waits until the
+    /// lock is released, at most until its limit.
     #[tokio::test(start_paused = true)]
-    async fn a_request_whose_owner_released_meanwhile_waits_until_its_limit() {
+    async fn request_whose_owner_released_meanwhile_waits_until_its_limit() {
         let store = Embedded::new();
         let [client, peer] = [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
         let (mine, theirs) = (client.lock("a"), peer.lock("a"));
         let both = MultiLock::new([&mine]);
         let limit = Duration::from_secs(20);
-        for (several, in_time) in [(false, true), (false, false), (true, true), (true, false)] {
+        for (is_multi_lock, released_in_time) in
+            [(false, true), (false, false), (true, true), (true, false)]
+        {
             let me = Owner::new();
             let guard = mine.lock().owner(me).await.unwrap();
-            let turn = guard.hold_ref().hold.step_lock.clone().lock_owned().await;
-            let begun = tokio::time::Instant::now();
-            let waiting = match several {
+            let step_turn = guard.hold_ref().hold.step_lock.clone().lock_owned().await;
+            let started = tokio::time::Instant::now();
+            let waiting = match is_multi_lock {
                 false => {
                     let waiting = mine.try_lock().wait(limit).owner(me).into_future();
                     tokio::spawn(async move { waiting.await.map(|grant| grant.map(drop)) })
@@ -258,15 +261,15 @@ mod tests {
             theirs.force_unlock().await.unwrap();
             let held = theirs.lock().await.unwrap();
             drop(guard);
-            drop(turn);
-            if in_time {
+            drop(step_turn);
+            if released_in_time {
                 tokio::time::sleep(limit / 2).await;
                 assert!(!waiting.is_finished());
                 held.unlock().await.unwrap();
                 assert!(waiting.await.unwrap().unwrap().is_some());
             } else {
                 assert!(waiting.await.unwrap().unwrap().is_none());
-                assert_eq!(begun.elapsed(), limit);
+                assert_eq!(started.elapsed(), limit);
                 held.unlock().await.unwrap();
             }
             client.flush().await;
