@@ -29,7 +29,10 @@ async fn report_lock(urls: &[String], stores: &[Embedded]) -> Result<RedLock> {
     }
     // Allows for a slow network. The default is 30 ms.
     let timeout = Duration::from_millis(200);
-    Ok(RedLock::new(clients.iter().map(|client| client.lock("redlock:report"))).timeout(timeout))
+    Ok(
+        RedLock::new(clients.iter().map(|client| client.lock("redlock:report")))
+            .member_timeout(timeout),
+    )
 }
 
 #[tokio::main]
@@ -71,7 +74,7 @@ async fn run() -> Result<()> {
                 done?;
                 println!(
                     "process {process} wrote report {report}, with the lock from {} servers",
-                    guard.held()
+                    guard.held_members()
                 );
                 guard.unlock().await?;
                 if concurrent > 0 {

@@ -22,12 +22,12 @@ struct CommandStats {
 }
 
 pub(crate) fn reset(server: &Server) {
-    let () = server.ask(&["CONFIG", "RESETSTAT"]);
+    let () = server.command(&["CONFIG", "RESETSTAT"]);
 }
 
 /// Returns the statistics since [`reset`].
 pub(crate) fn read(server: &Server) -> Stats {
-    let info: String = server.ask(&["INFO", "commandstats"]);
+    let info: String = server.command(&["INFO", "commandstats"]);
     let figure = |rest: &str, name: &str| {
         let mut parts = rest.split(',').filter_map(|part| part.split_once('='));
         let (_, value) = parts.find(|(found, _)| *found == name)?;

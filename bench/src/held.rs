@@ -22,7 +22,7 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value>
     let (locks, window, lease) = (options.locks, options.window, options.lease);
     println!("\n{NAME}: {locks} locks held by one client, a watchdog of {lease:?}, measured");
     println!("for {window:?}. CPU in percent of one core.");
-    let () = server.ask(&["FLUSHALL"]);
+    let () = server.command(&["FLUSHALL"]);
     let builder = Client::builder().watchdog_lease(lease);
     let client = builder.connect(&server.url()).await?;
     // One-time costs of any client are not a cost of a held lock.
@@ -48,7 +48,7 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value>
     let bytes_after = resident_memory("self")?.saturating_sub(before) as f64 / locks as f64;
 
     let valid = guards.iter().filter(|guard| guard.is_valid()).count();
-    let kept: usize = server.ask(&["DBSIZE"]);
+    let kept: usize = server.command(&["DBSIZE"]);
     let started = Instant::now();
     release_all(guards).await?;
     let releasing = started.elapsed().as_secs_f64();

@@ -428,8 +428,8 @@ pub(crate) enum LatchCommand {
 /// Show the fencing token of the lock NAME, raise it, or delete it.
 ///
 /// The token is the number that `redlatch run --fenced` gives CMD in REDLATCH_FENCING_TOKEN. It increases
-/// with each acquisition. Without a subcommand, prints the token of the latest acquisition, or 0 if there was
-/// none.
+/// with each acquisition. Without a subcommand, prints the latest token: that of the latest acquisition, or the
+/// number to which it was advanced since; 0 if there is none.
 ///
 /// After the store has lost its data, tokens count from 1 again, and a resource that remembers a greater
 /// token rejects every holder. Advance the token to the greatest one that the resource has seen.

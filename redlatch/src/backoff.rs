@@ -5,7 +5,8 @@ use std::time::Duration;
 use crate::environment::random_fraction;
 use crate::lease::MAX_LEASE;
 
-/// Pauses of a spin lock between two attempts (Redisson: `LockOptions.BackOff`).
+/// Pauses between repeated attempts: of a spin lock (Redisson: `LockOptions.BackOff`), and between the rounds of
+/// a [`RedLock`](crate::RedLock).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Backoff {
     first: Duration,
@@ -46,9 +47,9 @@ impl Backoff {
         }
     }
 
-    /// Returns the pause after `tries` failed attempts.
-    pub(crate) fn pause(&self, tries: u32) -> Duration {
-        let growth = self.factor.powi(i32::try_from(tries).unwrap_or(i32::MAX));
+    /// Returns the next pause, after `earlier` pauses.
+    pub(crate) fn pause(&self, earlier: u32) -> Duration {
+        let growth = self.factor.powi(i32::try_from(earlier).unwrap_or(i32::MAX));
         // Zero would stay zero, however often it is doubled.
         let first = self.first.max(MIN_PAUSE);
         let pause = (first.as_secs_f64() * growth).min(self.longest.as_secs_f64());
@@ -74,15 +75,15 @@ mod tests {
     fn pauses_grow_to_limit_with_jitter() {
         let millis = Duration::from_millis;
         let backoff = Backoff::default();
-        for (tries, longest) in [(0, 1), (1, 2), (3, 8), (7, 128), (8, 128), (u32::MAX, 128)] {
+        for (earlier, longest) in [(0, 1), (1, 2), (3, 8), (7, 128), (8, 128), (u32::MAX, 128)] {
             for _ in 0..50 {
-                let pause = backoff.pause(tries);
-                assert!(pause <= millis(longest), "{tries}: {pause:?}");
-                assert!(pause >= millis(longest) / 2, "{tries}: {pause:?}");
+                let pause = backoff.pause(earlier);
+                assert!(pause <= millis(longest), "{earlier}: {pause:?}");
+                assert!(pause >= millis(longest) / 2, "{earlier}: {pause:?}");
             }
         }
-        let some: std::collections::HashSet<_> = (0..50).map(|_| backoff.pause(9)).collect();
-        assert!(some.len() > 10);
+        let pauses: std::collections::HashSet<_> = (0..50).map(|_| backoff.pause(9)).collect();
+        assert!(pauses.len() > 10);
     }
 
     #[test]
@@ -90,12 +91,12 @@ mod tests {
         let longest = Duration::from_millis(128);
         let backoff = Backoff::exponential(Duration::ZERO, 2.0, longest);
         assert_eq!(backoff.pause(0), MIN_PAUSE);
-        for tries in [11, 1023, 1024, 5000, u32::MAX] {
-            let pause = backoff.pause(tries);
-            assert!(pause >= longest / 2, "{tries}: {pause:?}");
+        for earlier in [11, 1023, 1024, 5000, u32::MAX] {
+            let pause = backoff.pause(earlier);
+            assert!(pause >= longest / 2, "{earlier}: {pause:?}");
         }
-        let at_once = Backoff::exponential(Duration::ZERO, f64::INFINITY, longest);
-        assert!(at_once.pause(1) >= longest / 2);
+        let infinite_factor = Backoff::exponential(Duration::ZERO, f64::INFINITY, longest);
+        assert!(infinite_factor.pause(1) >= longest / 2);
     }
 
     #[test]
@@ -104,9 +105,9 @@ mod tests {
         assert_eq!(backoff.pause(0), Duration::from_millis(7));
         assert_eq!(backoff.pause(1000), Duration::from_millis(7));
         assert_eq!(Backoff::constant(Duration::ZERO).pause(3), MIN_PAUSE);
-        let endless = Backoff::constant(Duration::MAX);
-        assert_eq!(endless.pause(0), MAX_LEASE, "the clock can hold it");
-        let odd = Backoff::exponential(Duration::MAX, f64::NAN, Duration::MAX);
-        assert!(odd.pause(5) > Duration::from_secs(1));
+        let longest_pause = Backoff::constant(Duration::MAX);
+        assert_eq!(longest_pause.pause(0), MAX_LEASE, "limited to `MAX_LEASE`");
+        let nan_factor = Backoff::exponential(Duration::MAX, f64::NAN, Duration::MAX);
+        assert!(nan_factor.pause(5) > Duration::from_secs(1));
     }
 }

@@ -22,11 +22,11 @@ use crate::primitives::semaphore::Semaphore;
 use crate::primitives::spin_lock::{Spin, SpinLock};
 use crate::session::Session;
 use crate::store::embedded::Embedded;
+use crate::store::redis::Redis;
 #[cfg(feature = "tls")]
 use crate::store::redis::options::Pem;
 use crate::store::redis::options::{ConnectOptions, Secret};
-use crate::store::redis::{Redis, RedisSettings};
-use crate::store::{ReplicaSync, SharedSubscriber, Store};
+use crate::store::{ReplicaSync, Store};
 use crate::wait::{ChannelMap, WaitQueues};
 
 /// A connection to a store, and the identity that holds locks there.
@@ -219,13 +219,10 @@ pub struct ClientStatus {
 pub struct ClientBuilder {
     watchdog_lease: Duration,
     prefix: String,
-    connect_timeout: Duration,
-    response_timeout: Duration,
     outage_limit: Option<Expiry>,
     linger: Duration,
     client_id: Option<String>,
-    replica_sync: ReplicaSync,
-    replica_timeout: Duration,
+    local_hand_over: bool,
     options: ConnectOptions,
 }
 
@@ -237,13 +234,10 @@ impl Default for ClientBuilder {
         ClientBuilder {
             watchdog_lease: Lease::WATCHDOG.duration(),
             prefix: String::new(),
-            connect_timeout: Duration::from_secs(5),
-            response_timeout: Duration::from_secs(3),
             outage_limit: None,
             linger: Duration::from_secs(1),
             client_id: None,
-            replica_sync: ReplicaSync::default(),
-            replica_timeout: Duration::from_secs(1),
+            local_hand_over: true,
             options: ConnectOptions::default(),
         }
     }
@@ -266,14 +260,14 @@ impl ClientBuilder {
 
     /// Sets the time limit for connecting. Default 5 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> ClientBuilder {
-        self.connect_timeout = timeout;
+        self.options.settings.connect_timeout = timeout;
         self
     }
 
     /// Sets the time limit for an answer, including all repetitions on new connections. Default 3 s, as in
     /// Redisson (`timeout`).
     pub fn response_timeout(mut self, timeout: Duration) -> ClientBuilder {
-        self.response_timeout = timeout;
+        self.options.settings.response_timeout = timeout;
         self
     }
 
@@ -290,7 +284,7 @@ impl ClientBuilder {
     /// (`try_lock` without `wait`) fails after the response timeout. Errors that do not go away with time
     /// (a key of another kind, wrong credentials) are returned at once.
     pub fn outage_limit(mut self, limit: impl Into<Option<Duration>>) -> ClientBuilder {
-        self.outage_limit = Some(limit.into().map_or(Expiry::Never, Expiry::In));
+        self.outage_limit = Some(Expiry::from_limit(limit));
         self
     }
 
@@ -298,6 +292,22 @@ impl ClientBuilder {
     /// name does not subscribe each time. Default 1 s.
     pub fn subscription_linger(mut self, linger: Duration) -> ClientBuilder {
         self.linger = linger;
+        self
+    }
+
+    /// Sets whether a lock that is released while another task of this client waits for it passes to that task
+    /// without asking the store. Default: true.
+    ///
+    /// It applies to locks and write locks without a fixed lease, whose owner the caller neither names nor asks
+    /// for. [`Guard::unlock`](crate::Guard::unlock) then returns `Ok` if no loss is known and the lease has not
+    /// ended; with `false`, each release checks with the store that the lock was still held. A hold that the store
+    /// has lost may be passed on for about 10 ms, unless a message reported it.
+    ///
+    /// If another client waits, the lock is released to all as soon as the store has reported it: it is asked after
+    /// 64 hand-overs or 5 ms. Without an answer the hand-overs end after 10 ms, and in any case after a second. A task
+    /// that is not polled within 10 ms after the lock was passed to it does not get it.
+    pub fn local_hand_over(mut self, enabled: bool) -> ClientBuilder {
+        self.local_hand_over = enabled;
         self
     }
 
@@ -317,14 +327,14 @@ impl ClientBuilder {
     /// Sets how many replicas must acknowledge an acquisition before it counts: [`ReplicaSync`]. Default
     /// [`ReplicaSync::All`], as in Redisson (`checkLockSyncedSlaves`).
     pub fn replica_sync(mut self, sync: ReplicaSync) -> ClientBuilder {
-        self.replica_sync = sync;
+        self.options.settings.replica_sync = sync;
         self
     }
 
     /// Sets how long an acquisition waits for the replicas. Default 1 s, as in Redisson
     /// (`slavesSyncTimeout`); at least 1 ms.
     pub fn replica_timeout(mut self, timeout: Duration) -> ClientBuilder {
-        self.replica_timeout = timeout;
+        self.options.settings.replica_timeout = timeout;
         self
     }
 
@@ -382,14 +392,7 @@ impl ClientBuilder {
         let validated = self.validate()?;
         crate::environment::check_sockets()?;
         let channels = Arc::new(ChannelMap::default());
-        let subscriber: SharedSubscriber = channels.clone();
-        let settings = RedisSettings {
-            connect_timeout: self.connect_timeout,
-            response_timeout: self.response_timeout,
-            replica_sync: self.replica_sync,
-            replica_timeout: self.replica_timeout,
-        };
-        let redis = Redis::connect(url, &self.options, settings, subscriber).await?;
+        let redis = Redis::connect(url, &self.options, channels.clone()).await?;
         Ok(self.assemble(validated, Store::Redis(redis), channels))
     }
 
@@ -459,10 +462,11 @@ impl ClientBuilder {
         if let Some(reason) = invalid_character(&self.prefix) {
             return invalid("prefix", reason.into());
         }
+        let settings = &self.options.settings;
         for (setting, timeout) in [
-            ("connect_timeout", self.connect_timeout),
-            ("response_timeout", self.response_timeout),
-            ("replica_timeout", self.replica_timeout),
+            ("connect_timeout", settings.connect_timeout),
+            ("response_timeout", settings.response_timeout),
+            ("replica_timeout", settings.replica_timeout),
         ] {
             if timeout.is_zero() || timeout > crate::MAX_LEASE {
                 return invalid(setting, "use more than 0 and less than ten years".into());
@@ -498,15 +502,9 @@ impl ClientBuilder {
         let _ = background.remember_runtime();
         let store = Arc::new(store);
         let waiting = WaitQueues::new(channels, store.clone(), background.clone(), self.linger);
-        let session = Session::new(
-            id,
-            self.prefix,
-            store,
-            waiting,
-            lease,
-            background,
-            self.outage_limit,
-        );
+        let mut session = Session::new(id, self.prefix, store, waiting, lease, background);
+        session.outage_limit = self.outage_limit;
+        session.hands_over = self.local_hand_over;
         Client {
             session: Arc::new(session),
         }

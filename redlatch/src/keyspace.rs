@@ -4,6 +4,7 @@
 //! a key as another type is an error.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -11,9 +12,11 @@ use crate::error::{Error, Result};
 use crate::lease::Expiry;
 
 /// The keys of one embedded store and their expiry.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 #[cfg_attr(test, derive(Clone))]
 pub(crate) struct Keyspace {
+    /// The time of the current step, which the store sets.
+    pub(crate) now: Instant,
     entries: HashMap<String, Entry>,
     published: Vec<Message>,
     /// Number of subscribers by channel.
@@ -98,27 +101,29 @@ value_types! {
 pub(crate) struct FoundKey<'a, T> {
     pub(crate) value: &'a mut T,
     ends: &'a mut Option<Instant>,
+    now: Instant,
 }
 
 impl<T> FoundKey<'_, T> {
     /// Returns when the key expires.
-    pub(crate) fn remaining(&self, now: Instant) -> Expiry {
-        Expiry::of(*self.ends, now)
+    pub(crate) fn remaining(&self) -> Expiry {
+        Expiry::of(*self.ends, self.now)
     }
 
-    /// Sets the expiry later, never earlier. A key that has lost its expiry gets one again: without it, a
-    /// dead owner would keep the key forever.
-    pub(crate) fn extend_to(&mut self, end: Instant) {
+    /// Sets the expiry to `left` from now if that is later. A key that has lost its expiry gets one again: without
+    /// it, a dead owner would keep the key forever.
+    pub(crate) fn extend_to(&mut self, left: Duration) {
+        let end = self.now + left;
         *self.ends = Some(self.ends.map_or(end, |ends| ends.max(end)));
     }
 
-    /// Sets the expiry earlier, never later. A key without an expiry stays without one.
-    pub(crate) fn shorten_to(&mut self, end: Instant) {
-        *self.ends = self.ends.map(|ends| ends.min(end));
+    /// Sets the expiry to `left` from now if that is earlier. A key without an expiry stays without one.
+    pub(crate) fn shorten_to(&mut self, left: Duration) {
+        *self.ends = self.ends.map(|ends| ends.min(self.now + left));
     }
 
-    pub(crate) fn set_end(&mut self, end: Instant) {
-        *self.ends = Some(end);
+    pub(crate) fn expire_after(&mut self, left: Duration) {
+        *self.ends = Some(self.now + left);
     }
 }
 
@@ -140,77 +145,54 @@ impl Entry {
 }
 
 impl Keyspace {
-    /// Returns the value of `key` at `now`. Fails if it has another type.
-    pub(crate) fn find<T: ValueType>(
-        &mut self,
-        key: &str,
-        now: Instant,
-    ) -> Result<Option<FoundKey<'_, T>>> {
-        if !self.exists(key, now) {
-            return Ok(None);
-        }
-        let Some(entry) = self.entries.get_mut(key) else {
-            return Ok(None);
-        };
-        match T::of(&mut entry.value) {
-            Some(value) => Ok(Some(FoundKey {
-                value,
-                ends: &mut entry.ends,
-            })),
-            None => Err(Error::WrongKind {
-                name: key.to_owned(),
-                reason: "a key of another type",
-            }),
+    /// Creates an empty keyspace.
+    pub(crate) fn new(now: Instant) -> Keyspace {
+        Keyspace {
+            now,
+            entries: HashMap::new(),
+            published: Vec::new(),
+            subscribers: HashMap::new(),
+            origin: None,
+            swept_to: 0,
         }
     }
 
-    /// Returns the value of `key` at `now`. If there is none, creates an empty value without an expiry.
-    pub(crate) fn find_or_create<T: ValueType + Default>(
-        &mut self,
-        key: &str,
-        now: Instant,
-    ) -> Result<&mut T> {
-        if !self.exists(key, now) {
-            self.set(key, T::default(), None, now);
-        }
-        let wrong = || Error::WrongKind {
-            name: key.to_owned(),
-            reason: "a key of another type",
-        };
-        let entry = self.entries.get_mut(key).ok_or_else(wrong)?;
-        T::of(&mut entry.value).ok_or_else(wrong)
-    }
-
-    /// Returns whether `key` exists at `now`.
-    pub(crate) fn exists(&mut self, key: &str, now: Instant) -> bool {
-        match self.entries.get(key) {
-            Some(entry) if entry.exists(now) => true,
-            Some(_) => {
-                self.entries.remove(key);
-                false
+    /// Returns the value of `key`. Fails if it has another type.
+    pub(crate) fn find<T: ValueType>(&mut self, key: &str) -> Result<Option<FoundKey<'_, T>>> {
+        let now = self.now;
+        match self.live_entry(key) {
+            Some(Entry { value, ends }) => {
+                let value = T::of(value).ok_or_else(|| wrong_type(key))?;
+                Ok(Some(FoundKey { value, ends, now }))
             }
-            None => false,
+            None => Ok(None),
         }
+    }
+
+    /// Returns the value of `key`. If there is none, creates an empty value without an expiry.
+    pub(crate) fn find_or_create<T: ValueType + Default>(&mut self, key: &str) -> Result<&mut T> {
+        if !self.exists(key) {
+            self.set(key, T::default(), None);
+        }
+        let value = self.entries.get_mut(key).map(|entry| &mut entry.value);
+        value.and_then(T::of).ok_or_else(|| wrong_type(key))
+    }
+
+    /// Returns whether `key` exists.
+    pub(crate) fn exists(&mut self, key: &str) -> bool {
+        self.live_entry(key).is_some()
     }
 
     /// Returns when `key` expires; `None` if it does not exist.
-    pub(crate) fn remaining(&mut self, key: &str, now: Instant) -> Option<Expiry> {
-        if !self.exists(key, now) {
-            return None;
-        }
-        Some(Expiry::of(self.entries.get(key)?.ends, now))
+    pub(crate) fn remaining(&mut self, key: &str) -> Option<Expiry> {
+        let ends = self.live_entry(key)?.ends;
+        Some(Expiry::of(ends, self.now))
     }
 
-    /// Replaces `key`.
-    pub(crate) fn set<T: ValueType>(
-        &mut self,
-        key: &str,
-        value: T,
-        ends: Option<Instant>,
-        now: Instant,
-    ) {
-        self.sweep(now);
-        let value = value.wrap();
+    /// Replaces `key`, which expires after `left`, if that is set.
+    pub(crate) fn set<T: ValueType>(&mut self, key: &str, value: T, left: Option<Duration>) {
+        self.sweep();
+        let (value, ends) = (value.wrap(), left.map(|left| self.now + left));
         self.entries.insert(key.to_owned(), Entry { value, ends });
     }
 
@@ -218,12 +200,17 @@ impl Keyspace {
         self.entries.remove(key);
     }
 
-    /// Returns the keys that exist at `now`, in order.
-    pub(crate) fn keys(&mut self, now: Instant) -> Vec<String> {
-        self.entries.retain(|_, entry| entry.exists(now));
+    /// Returns the existing keys, in order.
+    pub(crate) fn keys(&mut self) -> Vec<String> {
+        self.entries.retain(|_, entry| entry.exists(self.now));
         let mut keys: Vec<_> = self.entries.keys().cloned().collect();
         keys.sort_unstable();
         keys
+    }
+
+    /// Returns the current date: see [`Keyspace::date`].
+    pub(crate) fn now_ms(&mut self) -> i64 {
+        self.date(self.now)
     }
 
     /// Converts a time to a date: whole milliseconds since an origin of this keyspace.
@@ -262,37 +249,50 @@ impl Keyspace {
 
     /// Drops expired keys that are never accessed, each time the keyspace has doubled. So memory is bounded by
     /// the live keys, at a constant cost per write.
-    fn sweep(&mut self, now: Instant) {
+    fn sweep(&mut self) {
         if self.entries.len() > 2 * self.swept_to + 64 {
-            self.entries.retain(|_, entry| entry.exists(now));
+            self.entries.retain(|_, entry| entry.exists(self.now));
             self.swept_to = self.entries.len();
         }
+    }
+
+    /// Returns the entry of an existing key. Removes it if it has expired or become empty.
+    fn live_entry(&mut self, key: &str) -> Option<&mut Entry> {
+        if !self.entries.get(key)?.exists(self.now) {
+            self.entries.remove(key);
+        }
+        self.entries.get_mut(key)
+    }
+}
+
+fn wrong_type(key: &str) -> Error {
+    Error::WrongKind {
+        name: key.to_owned(),
+        reason: "a key of another type",
     }
 }
 
 #[cfg(test)]
 impl Keyspace {
     /// Removes the expiry of a key.
-    pub(crate) fn persist(&mut self, key: &str, now: Instant) {
-        if self.exists(key, now)
-            && let Some(entry) = self.entries.get_mut(key)
-        {
+    pub(crate) fn persist(&mut self, key: &str) {
+        if let Some(entry) = self.live_entry(key) {
             entry.ends = None;
         }
     }
 
-    /// Hashes all keys, with all times relative to `now`: states that were reached at different times and
+    /// Hashes all keys, with all times relative to now: states that were reached at different times and
     /// behave alike from then on are equal. Dates that passed longer ago than `past` milliseconds compare
     /// equal. The number under the key `counted.0` is hashed relative to `counted.1`.
-    pub(crate) fn hash_at(
+    pub(crate) fn hash(
         &mut self,
-        now: Instant,
         past: i64,
         counted: (&str, i64),
         hasher: &mut impl std::hash::Hasher,
     ) {
         use std::hash::Hash as _;
-        let now_date = self.date(now);
+        let now = self.now;
+        let now_date = self.now_ms();
         self.entries.retain(|_, entry| entry.exists(now));
         let mut entries: Vec<_> = self.entries.iter().collect();
         entries.sort_unstable_by_key(|(key, _)| *key);
@@ -315,9 +315,9 @@ impl Keyspace {
 
     /// Returns all existing keys in the format in which the differential tests dump a server: the value,
     /// and the remaining milliseconds of the key (-1: no expiry).
-    pub(crate) fn dump(&mut self, now: Instant) -> BTreeMap<String, (DumpedValue, i64)> {
-        let now_date = self.date(now);
-        let keys = self.keys(now);
+    pub(crate) fn dump(&mut self) -> BTreeMap<String, (DumpedValue, i64)> {
+        let now_date = self.now_ms();
+        let keys = self.keys();
         let entries = keys.into_iter().filter_map(|key| {
             let entry = self.entries.get(&key)?;
             let value = match &entry.value {
@@ -341,7 +341,7 @@ impl Keyspace {
                 }
             };
             let left = entry.ends.map_or(-1, |ends| {
-                i64::try_from((ends - now).as_millis()).unwrap_or(i64::MAX)
+                i64::try_from((ends - self.now).as_millis()).unwrap_or(i64::MAX)
             });
             Some((key, (value, left)))
         });
@@ -362,38 +362,29 @@ pub(crate) enum DumpedValue {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
     fn expired_unused_keys_do_not_accumulate() {
-        let start = Instant::now();
-        let mut keyspace = Keyspace::default();
+        let mut keyspace = Keyspace::new(Instant::now());
         for i in 0..100_000u64 {
-            let now = start + Duration::from_millis(i);
-            let ends = Some(now + Duration::from_millis(10));
-            keyspace.set(&format!("key-{i}"), 1, ends, now);
+            keyspace.now += Duration::from_millis(1);
+            keyspace.set(&format!("key-{i}"), 1, Some(Duration::from_millis(10)));
             assert!(keyspace.entries.len() < 200, "{}", keyspace.entries.len());
         }
     }
 
     #[test]
     fn other_type_is_error_and_empty_key_is_gone() {
-        let now = Instant::now();
-        let mut keyspace = Keyspace::default();
-        keyspace.set("a", 1, None, now);
-        assert!(matches!(
-            keyspace.find::<Holds>("a", now),
-            Err(Error::WrongKind { .. })
-        ));
-        let queue: &mut VecDeque<String> = keyspace.find_or_create("q", now).unwrap();
+        let mut keyspace = Keyspace::new(Instant::now());
+        keyspace.set("a", 1, None);
+        let wrong = keyspace.find::<Holds>("a");
+        assert!(matches!(wrong, Err(Error::WrongKind { .. })));
+        let queue: &mut VecDeque<String> = keyspace.find_or_create("q").unwrap();
         queue.push_back("one".into());
-        assert_eq!(keyspace.keys(now), ["a", "q"]);
-        keyspace
-            .find_or_create::<VecDeque<String>>("q", now)
-            .unwrap()
-            .clear();
-        assert_eq!(keyspace.keys(now), ["a"]);
+        assert_eq!(keyspace.keys(), ["a", "q"]);
+        let queue: &mut VecDeque<String> = keyspace.find_or_create("q").unwrap();
+        queue.clear();
+        assert_eq!(keyspace.keys(), ["a"]);
     }
 }

@@ -10,7 +10,8 @@ use crate::error::{Error, Result};
 /// is far beyond that.
 pub const MAX_LEASE: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
 
-/// A lease: whole milliseconds, at least one, at most [`MAX_LEASE`].
+/// A lease, or another time that the store keeps, such as a grace period: whole milliseconds, at least one, at most
+/// [`MAX_LEASE`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Lease(Duration);
 
@@ -42,8 +43,8 @@ impl Lease {
         self.0
     }
 
-    pub(crate) fn millis(self) -> u64 {
-        u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX)
+    pub(crate) fn millis(self) -> i64 {
+        i64::try_from(self.0.as_millis()).unwrap_or(i64::MAX)
     }
 
     /// Returns the interval between renewals: a third of the lease, as in Redisson.
@@ -69,6 +70,11 @@ impl Expiry {
             Expiry::In(left) => Some(left),
             Expiry::Never => None,
         }
+    }
+
+    /// Converts a limit of the caller; `None` means no limit.
+    pub(crate) fn from_limit(limit: impl Into<Option<Duration>>) -> Expiry {
+        limit.into().map_or(Expiry::Never, Expiry::In)
     }
 
     /// Converts the remaining milliseconds in the reply of a script, which are negative if it never expires.

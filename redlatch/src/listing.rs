@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use futures_core::Stream;
+use tokio::runtime::{Handle, Id};
 
 use crate::error::{Error, Result};
 use crate::join::{Boxed, join_all};
@@ -14,6 +15,7 @@ use crate::name::{CandidateKeys, is_extra_key, spans_slots};
 use crate::primitives::inspect::{InspectNames, ObjectState};
 use crate::session::Session;
 use crate::store::{Cursor, ScanType};
+use crate::sync::Mutex;
 
 /// Keys inspected per round trip.
 const PAGE: usize = 100;
@@ -37,16 +39,21 @@ const PAGE: usize = 100;
 /// # Ok(()) }
 /// ```
 pub struct Listing {
-    pattern: String,
     found: VecDeque<Listed>,
-    /// Requests the next page. Only locked to make the listing `Sync`.
-    request: Mutex<Boxed<'static, (Pages, Result<Page>)>>,
+    pages: Pages,
+    /// The request for the next page, and the runtime to which its timers belong. Only locked to make the
+    /// listing `Sync`.
+    request: Mutex<Option<(Option<Id>, PageRequest)>>,
 }
 
 /// The objects of a page; `None` after the last page.
 type Page = Option<VecDeque<Listed>>;
 
+/// Returns the remaining pages with the result, so that a request that is dropped has no effect.
+type PageRequest = Boxed<'static, (Pages, Result<Page>)>;
+
 /// The pages that remain.
+#[derive(Clone)]
 struct Pages {
     session: Arc<Session>,
     pattern: String,
@@ -68,24 +75,23 @@ pub struct Listed {
 impl std::fmt::Debug for Listing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Listing")
-            .field("pattern", &self.pattern)
+            .field("pattern", &self.pages.pattern)
             .finish_non_exhaustive()
     }
 }
 
 impl Listing {
     pub(crate) fn new(session: Arc<Session>, pattern: &str) -> Listing {
-        let pattern = escape_glob(&session.prefix) + pattern;
         let pages = Pages {
+            pattern: escape_glob(&session.prefix) + pattern,
             session,
-            pattern: pattern.clone(),
             cursor: Some((ScanType::Hashes, Cursor::default())),
             keys: VecDeque::new(),
         };
         Listing {
-            pattern,
             found: VecDeque::new(),
-            request: Mutex::new(Box::pin(pages.read())),
+            pages,
+            request: Mutex::default(),
         }
     }
 
@@ -98,7 +104,7 @@ impl Listing {
     ///
     /// # Cancel safety
     ///
-    /// Loses nothing if it is dropped: the next call continues the request.
+    /// Loses nothing if it is dropped: the next call continues the request, or repeats it in another runtime.
     pub async fn next(&mut self) -> Result<Option<Listed>> {
         poll_fn(|cx| Pin::new(&mut *self).poll_next(cx))
             .await
@@ -115,10 +121,15 @@ impl Stream for Listing {
             if let Some(found) = listing.found.pop_front() {
                 return Poll::Ready(Some(Ok(found)));
             }
-            let request = listing.request.get_mut();
-            let request = request.unwrap_or_else(PoisonError::into_inner);
+            let runtime = Handle::try_current().ok().map(|handle| handle.id());
+            let mut pending = listing.request.lock();
+            pending.take_if(|(other, _)| *other != runtime);
+            let (_, request) =
+                pending.get_or_insert_with(|| (runtime, Box::pin(listing.pages.clone().read())));
             let (pages, page) = ready!(request.as_mut().poll(cx));
-            *request = Box::pin(pages.read());
+            *pending = None;
+            drop(pending);
+            listing.pages = pages;
             match page {
                 Ok(Some(found)) => listing.found = found,
                 Ok(None) => return Poll::Ready(None),

@@ -1,10 +1,11 @@
 //! Runs clients in simulated processes. Only for the project's own simulation: the feature is not part of
 //! the public interface and changes without notice.
 
+use crate::sync::Mutex;
 use std::cell::RefCell;
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -78,12 +79,6 @@ impl<F: Future + Send + 'static> Inside<F> {
     }
 }
 
-impl<F> Shared<F> {
-    fn work(&self) -> MutexGuard<'_, Option<Pin<Box<F>>>> {
-        self.work.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl<F: Future + Send + 'static> Future for Inside<F> {
     type Output = F::Output;
 
@@ -93,7 +88,7 @@ impl<F: Future + Send + 'static> Future for Inside<F> {
             ready!(process.poll_runs(cx));
         }
         let _entered = Entered::enter(shared.process.clone());
-        match &mut *shared.work() {
+        match &mut *shared.work.lock() {
             Some(work) => work.as_mut().poll(cx),
             None => Poll::Pending,
         }
@@ -104,7 +99,7 @@ impl<F: Send> Task for Shared<F> {
     /// Dropping the work may spawn tasks, which belong to its process.
     fn end(&self) {
         let _entered = Entered::enter(self.process.clone());
-        let work = self.work().take();
+        let work = self.work.lock().take();
         drop(work);
     }
 }

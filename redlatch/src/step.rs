@@ -8,7 +8,6 @@ use std::fmt::Debug;
 use std::sync::OnceLock;
 
 use smallvec::SmallVec;
-use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::keyspace::Keyspace;
@@ -33,7 +32,7 @@ pub(crate) trait Step: Send + Sync {
     /// Decodes the reply of the script.
     fn decode(&self, reply: ScriptReply) -> Result<Self::Reply>;
     /// The rule: the same change to the embedded keyspace.
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Self::Reply>;
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<Self::Reply>;
 }
 
 /// The keys of a step: no allocation for those of one object.
@@ -61,8 +60,8 @@ impl<S: Step + ?Sized> Step for Box<S> {
         (**self).decode(reply)
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<S::Reply> {
-        (**self).apply(keyspace, now)
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<S::Reply> {
+        (**self).apply(keyspace)
     }
 }
 
@@ -93,8 +92,8 @@ where
         self.0.decode(reply).and_then(&self.1)
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<R> {
-        self.0.apply(keyspace, now).and_then(&self.1)
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<R> {
+        self.0.apply(keyspace).and_then(&self.1)
     }
 }
 
@@ -205,8 +204,7 @@ impl Script {
 /// Receives the arguments of a step for the server, in order.
 pub(crate) trait Args {
     fn text(&mut self, text: &str);
-    fn number(&mut self, number: u64);
-    fn signed(&mut self, number: i64);
+    fn number(&mut self, number: i64);
 }
 
 /// For tests.
@@ -216,11 +214,7 @@ impl Args for Vec<String> {
         self.push(text.to_owned());
     }
 
-    fn number(&mut self, number: u64) {
-        self.push(number.to_string());
-    }
-
-    fn signed(&mut self, number: i64) {
+    fn number(&mut self, number: i64) {
         self.push(number.to_string());
     }
 }

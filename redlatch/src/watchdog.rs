@@ -294,7 +294,7 @@ impl Core {
             };
             if taken {
                 hold.watchdog_state(|state| state.renewing = true);
-                later.push((hold.clone(), hold.end()));
+                later.push((hold.clone(), hold.state().end));
                 let node = store.node(hold.object.key());
                 let node_queue = schedule.nodes.entry(node).or_default();
                 node_queue.ready.push_back(hold);
@@ -376,7 +376,7 @@ impl NodeQueue {
                 moved.push(hold);
                 continue;
             }
-            let renews = hold.is_renewed();
+            let renews = hold.state().is_renewed();
             let Renewal { script, weight, .. } = hold.kind.renewal(&hold);
             let script = (script.id(), renews);
             let fits = |(batch, remaining): &(Batch, usize)| {
@@ -516,12 +516,12 @@ async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>]) {
         holds: Vec::with_capacity(holds.len()),
     };
     for hold in holds {
+        let is_due = || {
+            let state = hold.state();
+            state.hold_period().is_some() && state.is_renewed() == batch.renews
+        };
         match hold.step_lock.try_lock() {
-            Ok(turn)
-                if hold.count() > 0
-                    && hold.loss().is_none()
-                    && hold.is_renewed() == batch.renews =>
-            {
+            Ok(turn) if is_due() => {
                 turns.push(turn);
                 step.holds.push(hold);
             }
@@ -540,7 +540,7 @@ async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>]) {
                 if held {
                     renewed += 1;
                     if let Some(end) = end {
-                        hold.extend(end);
+                        hold.state().extend(end);
                     }
                     tracing::trace!(lock = hold.object.name(), owner = %hold.field, "renewed");
                 } else {
@@ -608,10 +608,10 @@ impl Step for Renew<'_> {
         Ok(renewed.into_iter().map(is_renewed).collect())
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Vec<bool>> {
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<Vec<bool>> {
         let renew = |hold: &&Hold| {
             // One key of another type must not prevent the others from being renewed.
-            let renewed = hold.kind.renew(keyspace, hold, self.lease, now);
+            let renewed = hold.kind.renew(keyspace, hold, self.lease);
             renewed.unwrap_or(false)
         };
         Ok(self.holds.iter().map(renew).collect())

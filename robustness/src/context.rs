@@ -55,10 +55,10 @@ impl Context {
         self.deployment.server(place)
     }
 
-    /// Returns the server that has a name.
-    pub(crate) fn owner(&mut self, name: &str) -> Result<&Server> {
+    /// Returns the server that has the keys of a name.
+    pub(crate) fn server_of(&mut self, name: &str) -> Result<&Server> {
         let place = match self.deployment.cluster() {
-            Some(cluster) => cluster.owner_of(name),
+            Some(cluster) => cluster.master_of_key(name),
             None => self.master()?,
         };
         Ok(self.server(place))
@@ -79,11 +79,14 @@ impl Context {
         );
         let cluster = self.deployment.cluster().ok_or("no cluster")?;
         // Thousands of names have a few slots.
-        let mut owners = BTreeMap::new();
+        let mut masters = BTreeMap::new();
         names.retain(|name| {
             locks_of(name).iter().any(|name| {
                 let slot = cluster.slot_of(name);
-                *owners.entry(slot).or_insert_with(|| cluster.owner(slot)) == place
+                *masters
+                    .entry(slot)
+                    .or_insert_with(|| cluster.master_of_slot(slot))
+                    == place
             })
         });
         lock(&self.history).unreachable_names = names;

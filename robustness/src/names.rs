@@ -10,7 +10,7 @@ pub const KINDS: [&str; 8] = [
 /// Kinds without leases: what they lose in an outage is lost for good. Only simulated runs use them.
 pub const COUNTERS: [&str; 2] = ["semaphore", "latch"];
 
-/// The kinds that named owners and threads use, over few names. Only threads use `red`.
+/// The kinds that owners shared by tasks, and threads, use, over few names. Only threads use `red`.
 pub const OWNER_KINDS: [&str; 6] = ["fenced", "lock", "rw", "fair", "spin", "red"];
 
 /// Returns the names of the locks that are acquired for a name: itself, or the members of a multi-lock or a

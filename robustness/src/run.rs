@@ -138,7 +138,7 @@ fn fair_queue_limit(context: &mut Context) -> Result<Duration> {
         .iter()
         .filter(|name| name.starts_with("fair"))
     {
-        let server = context.owner(name)?;
+        let server = context.server_of(name)?;
         let key = format!("redisson_lock_timeout:{{{name}}}");
         let last: Vec<(String, f64)> =
             run_command(server, &["ZRANGE", &key, "-1", "-1", "WITHSCORES"])?;
@@ -185,33 +185,36 @@ fn shut_down_and_check(context: &mut Context, lease: Duration) -> Result<Vec<Vio
         check_all_free_blocking(&context.deployment.url(), &context.names(), lease + MARGIN)?
     {
         found.push(violation(
-            Rule::LeftOver,
+            Rule::NotCleanedUp,
             format!("cannot be acquired: {kept}"),
         ));
     }
     let deployment = context.deployment.as_ref();
-    for key in left_over(keys, deployment, lease + MARGIN)? {
-        found.push(violation(Rule::LeftOver, format!("remaining key {key}")));
-    }
-    for channel in left_over(channels, deployment, MARGIN)? {
+    for key in leftovers(keys, deployment, lease + MARGIN)? {
         found.push(violation(
-            Rule::LeftOver,
+            Rule::NotCleanedUp,
+            format!("remaining key {key}"),
+        ));
+    }
+    for channel in leftovers(channels, deployment, MARGIN)? {
+        found.push(violation(
+            Rule::NotCleanedUp,
             format!("remaining subscription to {channel}"),
         ));
     }
     context.processes.terminate();
-    for client in left_over(connections, deployment, MARGIN * 2)? {
+    for client in leftovers(connections, deployment, MARGIN * 2)? {
         found.push(violation(
-            Rule::LeftOver,
+            Rule::NotCleanedUp,
             format!("remaining connection: {client}"),
         ));
     }
     Ok(found)
 }
 
-/// Returns everything that is still there after this time.
-fn left_over(
-    look: fn(&Server) -> Result<Vec<String>>,
+/// Waits until `find` finds nothing at any master, at most until the limit. Returns what it finds then.
+fn leftovers(
+    find: fn(&Server) -> Result<Vec<String>>,
     deployment: &dyn Deployment,
     limit: Duration,
 ) -> Result<Vec<String>> {
@@ -219,7 +222,7 @@ fn left_over(
     loop {
         let mut left = Vec::new();
         for master in deployment.masters() {
-            left.extend(look(deployment.server(master))?);
+            left.extend(find(deployment.server(master))?);
         }
         if left.is_empty() || Instant::now() > end {
             return Ok(left);

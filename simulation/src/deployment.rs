@@ -180,7 +180,7 @@ impl Deployment {
                 _ => slots.push(SlotRange {
                     first: slot,
                     last: slot,
-                    owner: self.node(self.groups[group].master),
+                    master: self.node(self.groups[group].master),
                     replicas: self
                         .replicas(group)
                         .into_iter()
@@ -286,13 +286,13 @@ impl Deployment {
     }
 
     /// Returns the group that has a slot.
-    pub(crate) fn owner(&self, slot: u16) -> usize {
+    pub(crate) fn group_of_slot(&self, slot: u16) -> usize {
         self.slots[usize::from(slot)]
     }
 
     /// Begins to move a slot to another group.
     pub(crate) fn begin_moving(&mut self, slot: u16, to: usize) {
-        let from = self.owner(slot);
+        let from = self.group_of_slot(slot);
         self.moving.insert(slot, (from, to));
         // In this order, so that no client is redirected to a node that does not expect it.
         for group in [to, from] {
@@ -342,15 +342,15 @@ impl Deployment {
         }
     }
 
-    /// Returns the leftovers that `look` finds at the masters.
+    /// Returns what `find` finds at the masters.
     pub(crate) fn at_masters(
         &self,
-        look: impl Fn(&mut Server, Duration) -> Vec<Vec<u8>>,
+        find: impl Fn(&mut Server, Duration) -> Vec<Vec<u8>>,
     ) -> Vec<String> {
         let found = self
             .masters()
             .into_iter()
-            .filter_map(|host| self.network.with_server(host, &look));
+            .filter_map(|host| self.network.with_server(host, &find));
         let found = found.flatten();
         found
             .map(|name| String::from_utf8_lossy(&name).into_owned())

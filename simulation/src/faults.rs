@@ -155,7 +155,10 @@ impl Run<'_> {
                 self.deployment.set_separated(master, false);
                 self.demote(master).await;
                 match self.plan.sync {
-                    Sync::One => self.record_data_loss(from, DataLoss::RELEASES_LOST).await,
+                    Sync::One => {
+                        self.record_data_loss(from, DataLoss::UNCONFIRMED_WRITES)
+                            .await
+                    }
                     _ => {
                         self.set_permits().await;
                         self.record_data_loss_until(from, replaced, DataLoss::MASTER_PARTITIONED);
@@ -279,7 +282,7 @@ impl Run<'_> {
         let names: Vec<String> = self.plan.all_names();
         for name in names {
             let (slot, to) = (slot(name.as_bytes()), self.random.below(3));
-            if self.deployment.owner(slot) == to {
+            if self.deployment.group_of_slot(slot) == to {
                 continue;
             }
             self.deployment.begin_moving(slot, to);

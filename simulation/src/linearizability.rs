@@ -172,9 +172,16 @@ fn operations(history: &History, sections: &[&Section]) -> Vec<Operation> {
             && (one.acquired.is_some() || one.request.owner.is_none() && gave_up)
     };
     let all_clear = sections.iter().all(is_clear) && history.data_losses.is_empty();
+    // An attempt that lost its answer in a fault may have acquired it, too, until the request settled that.
+    let met_fault = |one: &Section| {
+        let until = one.acquired.unwrap_or(Time::MAX);
+        let mut windows = history.windows.iter();
+        windows.any(|fault| one.requested <= fault.until && fault.from <= until)
+    };
     let gave_up_before = |section: &Section, answered: Time| {
         sections.iter().any(|one| {
-            let others = !std::ptr::eq(*one, section) && one.acquired.is_none();
+            let may_have_held = one.acquired.is_none() || met_fault(one);
+            let others = !std::ptr::eq(*one, section) && may_have_held;
             others
                 && one.requested <= answered
                 && one
@@ -317,6 +324,10 @@ fn is_linearizable(operations: &[Operation], until: Time) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use redlatch_robustness::history::{FaultWindow, Request};
+
     use super::*;
 
     /// Creates an operation of an owner with its call time and its answer time.
@@ -401,6 +412,42 @@ mod tests {
         };
         assert!(refused((19, 30)));
         assert!(!refused((21, 30)));
+    }
+
+    /// In a fault, an attempt may acquire the lock, lose its answer, and be undone before the request acquires it.
+    #[test]
+    fn refusal_beside_request_that_met_a_fault_is_not_checked() {
+        let section = |process, requested, answered, acquired| {
+            let request = Request {
+                task: 0,
+                client: 0,
+                owner: None,
+                name: "lock:0".into(),
+                mode: Mode::Exclusive,
+                is_member: false,
+            };
+            let mut section = Section::new(process, requested, request);
+            (section.answered, section.acquired) = (Some(answered), acquired);
+            section
+        };
+        let sections = [section(0, 0, 50, Some(50)), section(1, 20, 30, None)];
+        let mut history = History::new(Duration::from_secs(1));
+        let checks_refusal = |history: &History| {
+            let steps = operations(history, &sections.iter().collect::<Vec<_>>());
+            steps
+                .iter()
+                .any(|one| matches!(one.invocation.step, Step::Refuse))
+        };
+        assert!(checks_refusal(&history));
+        let (from, until, is_outage) = (5, 10, false);
+        history.windows.push(FaultWindow {
+            from,
+            until,
+            is_outage,
+        });
+        assert!(!checks_refusal(&history));
+        (history.windows[0].from, history.windows[0].until) = (60, 70);
+        assert!(checks_refusal(&history));
     }
 
     #[test]

@@ -225,7 +225,11 @@ impl Plan {
                 _ => 0,
             },
             lease,
-            max_hold: millis(10 + random.below(300) as u64),
+            // A quarter holds so briefly that locks pass from task to task.
+            max_hold: millis(match random.below(300) as u64 {
+                brief @ ..75 => 1 + brief / 15,
+                long => 10 + long,
+            }),
             check_interval: millis(if random.below(4) == 0 { 5 } else { 50 }),
             latency: millis(1 + random.below(20) as u64),
             duration,

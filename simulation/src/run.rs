@@ -202,13 +202,13 @@ impl Run<'_> {
             keys
         };
         for key in self.leftovers(keys, lease + checker::MARGIN).await {
-            found.push(self.violation(Rule::LeftOver, format!("remaining key {key}")));
+            found.push(self.violation(Rule::NotCleanedUp, format!("remaining key {key}")));
         }
         let channels =
             |deployment: &Deployment| deployment.at_masters(|server, _| server.channels());
         for channel in self.leftovers(channels, checker::MARGIN).await {
             found.push(self.violation(
-                Rule::LeftOver,
+                Rule::NotCleanedUp,
                 format!("remaining subscription to {channel}"),
             ));
         }
@@ -224,7 +224,8 @@ impl Run<'_> {
                 .collect()
         };
         for text in self.leftovers(connections, checker::MARGIN).await {
-            found.push(self.violation(Rule::LeftOver, format!("remaining connections: {text}")));
+            found
+                .push(self.violation(Rule::NotCleanedUp, format!("remaining connections: {text}")));
         }
         found
     }
@@ -286,7 +287,7 @@ impl Run<'_> {
         let text = |name| format!("cannot be acquired: {name}");
         let failures = failures.into_iter().map(text);
         failures
-            .map(|text| self.violation(Rule::LeftOver, text))
+            .map(|text| self.violation(Rule::NotCleanedUp, text))
             .collect()
     }
 

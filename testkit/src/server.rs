@@ -44,7 +44,7 @@ impl ConnectSettings {
     }
 }
 
-/// Time that [`Server::try_ask`] waits for an answer.
+/// Time that [`Server::try_command`] waits for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The server that the tests of one binary share. Tests that break a server start their own.
@@ -238,7 +238,7 @@ impl Server {
     /// # Panics
     ///
     /// If the command fails or its answer does not have the requested type.
-    pub fn ask<T: redis::FromRedisValue>(&self, command: &[&str]) -> T {
+    pub fn command<T: redis::FromRedisValue>(&self, command: &[&str]) -> T {
         let answer = query(command, &mut self.connection());
         answer.unwrap_or_else(|error| panic!("{command:?}: {error}"))
     }
@@ -248,7 +248,7 @@ impl Server {
     /// # Errors
     ///
     /// If there is no answer within two seconds, or the answer is an error.
-    pub fn try_ask<T: redis::FromRedisValue>(&self, command: &[&str]) -> redis::RedisResult<T> {
+    pub fn try_command<T: redis::FromRedisValue>(&self, command: &[&str]) -> redis::RedisResult<T> {
         let mut connection = self.client().get_connection_with_timeout(ANSWER_TIMEOUT)?;
         connection.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         query(command, &mut connection)
@@ -260,14 +260,14 @@ impl Server {
     ///
     /// If there is no such field.
     pub fn info(&self, field: &str) -> String {
-        let info: String = self.ask(&["INFO", "everything"]);
+        let info: String = self.command(&["INFO", "everything"]);
         info_field(&info, field).unwrap_or_else(|| panic!("no {field} in INFO"))
     }
 
     /// Returns how many commands the server has received whose names begin with `command` (in lower
     /// case; append a colon to match a full name).
     pub fn calls(&self, command: &str) -> u64 {
-        let statistics: String = self.ask(&["INFO", "commandstats"]);
+        let statistics: String = self.command(&["INFO", "commandstats"]);
         let begin = format!("cmdstat_{command}");
         let calls = |line: &str| line.split(['=', ',']).nth(1)?.parse::<u64>().ok();
         let lines = statistics.lines().filter(|line| line.starts_with(&begin));
@@ -276,7 +276,7 @@ impl Server {
 
     /// Returns the number of connections, not counting the one that this call uses.
     pub fn clients(&self) -> usize {
-        self.ask::<String>(&["CLIENT", "LIST"]).lines().count() - 1
+        self.command::<String>(&["CLIENT", "LIST"]).lines().count() - 1
     }
 
     /// Makes the server close the connections of all clients, but not of replicas.

@@ -21,7 +21,7 @@ pub(crate) fn measure(server: &Server) -> Figure {
         for _ in 0..PAIRS {
             pair("counted");
         }
-        let _: String = server.ask(&["ECHO", "all-pairs-done"]);
+        let _: String = server.command(&["ECHO", "all-pairs-done"]);
         // A separate connection marks the end, and sends HELLO first.
         let aside = ["ping", "hello", "client"];
         let sent = monitor

@@ -1,8 +1,10 @@
 //! Tests of contention: two processes of each side compete for one name.
 
 use std::collections::VecDeque;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
+use redlatch::Client;
 use redlatch_interop::{Library, Peer, Pending};
 use redlatch_testkit::{Monitor, Server, unique};
 
@@ -67,7 +69,7 @@ impl Contenders {
     fn increment(&self, kind: &str, name: &str, rounds: i64) {
         let key = unique("counter");
         self.run_in_all(|_| format!("increment {kind} {name} {key} {rounds}"));
-        let counted: i64 = self.server.ask(&["GET", &key]);
+        let counted: i64 = self.server.command(&["GET", &key]);
         assert_eq!(counted, self.workers() * rounds, "an increment was lost");
         assert_nothing_left(&self.server, name);
     }
@@ -83,7 +85,7 @@ fn a_read_write_lock(redisson: Library) {
     // Every third worker writes.
     let kind = |i: usize| if i.is_multiple_of(3) { "write" } else { "read" };
     contenders.run_in_all(|i| format!("increment {} {name} {key} {rounds}", kind(i)));
-    let counted: i64 = contenders.server.ask(&["GET", &key]);
+    let counted: i64 = contenders.server.command(&["GET", &key]);
     assert_eq!(
         counted,
         contenders.workers() / 3 * rounds,
@@ -113,7 +115,7 @@ fn a_semaphore(redisson: Library) {
             .run_number(&format!("available {name}")),
         3
     );
-    let _: i64 = contenders.server.ask(&["DEL", &name, &key]);
+    let _: i64 = contenders.server.command(&["DEL", &name, &key]);
     assert_nothing_left(&contenders.server, &name);
 }
 
@@ -123,7 +125,7 @@ fn a_fair_lock(redisson: Library) {
     let name = unique("contended");
     let mut monitor = Monitor::start(&contenders.server);
     contenders.increment("fair", &name, 15);
-    let _: String = contenders.server.ask(&["ECHO", "all-released"]);
+    let _: String = contenders.server.command(&["ECHO", "all-released"]);
     let queue = format!("redisson_lock_queue:{{{name}}}");
     let mut waiting = VecDeque::new();
     let (mut next, mut served) = (None, 0);
@@ -157,14 +159,45 @@ fn a_fair_lock(redisson: Library) {
     assert_eq!(served, contenders.workers() * 15);
 }
 
+/// Tasks of one client pass a lock on without asking the server. A waiting thread of Redisson gets its turns, too.
+fn a_lock_that_tasks_hand_over(redisson: Library) {
+    let contenders = Contenders::shared(redisson);
+    let (name, key) = (unique("contended"), unique("counter"));
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let turns = Arc::new(AtomicU64::new(0));
+    let url = contenders.server.url();
+    let client = runtime.block_on(Client::connect(&url)).expect("a client");
+    for _ in 0..8 {
+        let (lock, turns) = (client.lock(&name), turns.clone());
+        runtime.spawn(async move {
+            loop {
+                lock.run(async { turns.fetch_add(1, Ordering::Relaxed) })
+                    .await
+                    .expect("the lock");
+            }
+        });
+    }
+    until("the tasks pass the lock on", || {
+        turns.load(Ordering::Relaxed) > 1000
+    });
+    let (java, _) = &contenders.peers[0];
+    java.new_worker()
+        .run(&format!("increment lock {name} {key} 20"));
+    let counted: i64 = contenders.server.command(&["GET", &key]);
+    assert_eq!(counted, 20);
+    runtime.shutdown_background();
+}
+
 fn no_subscription_remains(redisson: Library) {
     let contenders = Contenders::start(redisson);
     for kind in ["lock", "fair", "write"] {
         contenders.increment(kind, &unique("contended"), 2);
     }
     until("no client is subscribed", || {
-        let channels: Vec<String> = contenders.server.ask(&["PUBSUB", "CHANNELS", "*"]);
-        let clients: String = contenders.server.ask(&["CLIENT", "LIST", "TYPE", "pubsub"]);
+        let channels: Vec<String> = contenders.server.command(&["PUBSUB", "CHANNELS", "*"]);
+        let clients: String = contenders
+            .server
+            .command(&["CLIENT", "LIST", "TYPE", "pubsub"]);
         channels.is_empty() && clients.lines().all(|client| client.contains(" sub=0 "))
     });
 }
@@ -186,4 +219,4 @@ macro_rules! with_each_redisson {
     };
 }
 
-with_each_redisson! { a_lock a_fair_lock a_read_write_lock a_semaphore no_subscription_remains }
+with_each_redisson! { a_lock a_lock_that_tasks_hand_over a_fair_lock a_read_write_lock a_semaphore no_subscription_remains }

@@ -8,7 +8,7 @@ use crate::peers::{LEASE, keys, until};
 
 /// Returns the waiters for a fair lock, the next one first.
 fn queue(server: &Server, name: &str) -> Vec<String> {
-    server.ask(&[
+    server.command(&[
         "LRANGE",
         &format!("redisson_lock_queue:{{{name}}}"),
         "0",
@@ -60,14 +60,14 @@ both_ways! {
         // A waiter that this test queues, and that never sends a request.
         let queue_key = format!("redisson_lock_queue:{{{name}}}");
         let ends = format!("redisson_lock_timeout:{{{name}}}");
-        let _: i64 = pair.server.ask(&["RPUSH", &queue_key, "other-client:1"]);
-        let _: i64 = pair.server.ask(&["ZADD", &ends, "99999999999999", "other-client:1"]);
+        let _: i64 = pair.server.command(&["RPUSH", &queue_key, "other-client:1"]);
+        let _: i64 = pair.server.command(&["ZADD", &ends, "99999999999999", "other-client:1"]);
         assert!(a.run_bool(&format!("unlock fair {name}")));
         for worker in [a, b] {
             assert!(!worker.run_bool(&format!("is-locked fair {name}")));
             assert!(!worker.run_bool(&format!("lock fair {name} 0 -1")), "not its turn");
         }
-        let _: i64 = pair.server.ask(&["DEL", &queue_key, &ends]);
+        let _: i64 = pair.server.command(&["DEL", &queue_key, &ends]);
         assert!(b.run_bool(&format!("lock fair {name} 0 -1")));
         assert!(b.run_bool(&format!("unlock fair {name}")));
     }

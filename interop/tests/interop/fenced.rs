@@ -24,7 +24,7 @@ both_ways! {
             }
             assert!(worker.run_bool(&format!("unlock fenced {name}")));
         }
-        let at: i64 = pair.server.ask(&["GET", &format!("redisson_lock_token:{{{name}}}")]);
+        let at: i64 = pair.server.command(&["GET", &format!("redisson_lock_token:{{{name}}}")]);
         assert_eq!(at, latest);
     }
 

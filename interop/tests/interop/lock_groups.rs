@@ -80,7 +80,7 @@ both_ways! {
         let red = format!("red lock:{r0}@0,lock:{r1}@1,lock:{r2}@2");
         assert!(a.run_bool(&format!("lock {red} -1 {LEASE}")));
         for (server, name) in pair.servers.iter().zip(&names) {
-            let held: Vec<(String, i64)> = server.ask(&["HGETALL", name]);
+            let held: Vec<(String, i64)> = server.command(&["HGETALL", name]);
             assert!(held.len() == 1 && held[0].1 == 1, "{held:?}");
         }
         assert!(!b.run_bool(&format!("lock {red} {RED_REFUSED_AFTER} {LEASE}")));

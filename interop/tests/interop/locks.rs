@@ -51,7 +51,7 @@ each_kind! {
             // Redisson's write lock adds the lease of each re-entry to the remaining one.
             assert!((LEASE as i64 - 60_000..=2 * LEASE as i64).contains(&remaining), "{remaining}");
         }
-        let key: Vec<(String, String)> = pair.server.ask(&["HGETALL", &name]);
+        let key: Vec<(String, String)> = pair.server.command(&["HGETALL", &name]);
         let held = (kind.field(a), times.to_string());
         assert!(key.contains(&held), "{key:?}");
         assert_eq!((a.run_number(&format!("holds {on}")), b.run_number(&format!("holds {on}"))), (times, 0));
@@ -131,7 +131,7 @@ each_kind! {
         for done in both {
             assert_eq!(done.value(), 50);
         }
-        let counted: u64 = pair.server.ask(&["GET", &key]);
+        let counted: u64 = pair.server.command(&["GET", &key]);
         assert_eq!(counted, 100, "both wrote at the same time");
     }
 

@@ -106,14 +106,14 @@ fn becomes_true(mut holds: impl FnMut() -> bool) -> bool {
 #[track_caller]
 pub(crate) fn until_subscribed(server: &Server, channel: &str, by: i64) {
     until(&format!("{by} subscribed to {channel}"), || {
-        let (_, now): (String, i64) = server.ask(&["PUBSUB", "NUMSUB", channel]);
+        let (_, now): (String, i64) = server.command(&["PUBSUB", "NUMSUB", channel]);
         now == by
     });
 }
 
 /// Returns all keys that contain this name.
 pub(crate) fn keys(server: &Server, name: &str) -> Vec<String> {
-    let keys: Vec<String> = server.ask(&["KEYS", &format!("*{name}*")]);
+    let keys: Vec<String> = server.command(&["KEYS", &format!("*{name}*")]);
     // Keys with which Redisson detects a repeated release, and the set of waiters without a connection, if Redisson
     // served the last waiter. Both expire after some seconds, and no test waits for that.
     let expires = |key: &str| {
@@ -135,12 +135,12 @@ pub(crate) fn assert_nothing_left(server: &Server, name: &str) {
     let mut left = Vec::new();
     let gone = becomes_true(|| {
         let pattern = format!("*{name}*");
-        let channels: Vec<String> = server.ask(&["PUBSUB", "CHANNELS", &pattern]);
+        let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS", &pattern]);
         left = keys(server, name);
         left.extend(channels.into_iter().filter(|channel| is_of(name, channel)));
         left.is_empty()
     });
-    let fields = server.try_ask::<Vec<(String, i64)>>(&["HGETALL", name]);
+    let fields = server.try_command::<Vec<(String, i64)>>(&["HGETALL", name]);
     assert!(gone, "left of {name}: {left:?}, its fields: {fields:?}");
 }
 

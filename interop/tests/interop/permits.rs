@@ -19,7 +19,7 @@ fn ids(value: &Value) -> Vec<String> {
 }
 
 fn stored(server: &Server, name: &str) -> Option<i64> {
-    server.ask(&["GET", name])
+    server.command(&["GET", name])
 }
 
 both_ways! {

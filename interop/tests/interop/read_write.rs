@@ -11,7 +11,7 @@ fn channel(name: &str) -> String {
 }
 
 fn mode(server: &Server, name: &str) -> Option<String> {
-    server.ask(&["HGET", name, "mode"])
+    server.command(&["HGET", name, "mode"])
 }
 
 #[track_caller]

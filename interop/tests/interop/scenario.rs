@@ -222,7 +222,7 @@ impl Run {
                     let queue = format!("redisson_lock_queue:{{{}}}", self.name);
                     let wanted: i64 = length.parse().expect("a length");
                     until(step.line, || {
-                        servers()[0].ask::<i64>(&["LLEN", &queue]) == wanted
+                        servers()[0].command::<i64>(&["LLEN", &queue]) == wanted
                     });
                 }
                 _ => panic!("unknown step {then:?}"),
@@ -337,37 +337,37 @@ impl Run {
                 payloads.join(", ")
             ));
         }
-        let keys: Vec<String> = server.ask(&["KEYS", &format!("*{}*", self.name)]);
+        let keys: Vec<String> = server.command(&["KEYS", &format!("*{}*", self.name)]);
         for key in keys {
             // Redisson detects a repeated release by these keys, for some seconds. No other client reads them.
             if key.starts_with("redisson_unlock_latch:") {
                 continue;
             }
-            let kind: String = server.ask(&["TYPE", &key]);
-            let left: i64 = server.ask(&["PTTL", &key]);
+            let kind: String = server.command(&["TYPE", &key]);
+            let left: i64 = server.command(&["PTTL", &key]);
             let named = format!("{}{at}", self.with_placeholders(&key));
             let shown = |bytes: &Vec<u8>| self.raw_with_placeholders(bytes);
             recorded.push(format!("{named} is a {kind} {}", for_ms(left)));
             match kind.as_str() {
                 "string" => {
-                    let value: Vec<u8> = server.ask(&["GET", &key]);
+                    let value: Vec<u8> = server.command(&["GET", &key]);
                     recorded.push(format!("{named} = {}", shown(&value)));
                 }
                 "hash" => {
-                    let fields: Vec<(Vec<u8>, Vec<u8>)> = server.ask(&["HGETALL", &key]);
+                    let fields: Vec<(Vec<u8>, Vec<u8>)> = server.command(&["HGETALL", &key]);
                     for (field, value) in fields {
                         recorded.push(format!("{named} {} = {}", shown(&field), shown(&value)));
                     }
                 }
                 "list" => {
-                    let entries: Vec<Vec<u8>> = server.ask(&["LRANGE", &key, "0", "-1"]);
+                    let entries: Vec<Vec<u8>> = server.command(&["LRANGE", &key, "0", "-1"]);
                     for (place, entry) in entries.iter().enumerate() {
                         recorded.push(format!("{named} [{place}] = {}", shown(entry)));
                     }
                 }
                 "zset" => {
                     let members: Vec<(Vec<u8>, f64)> =
-                        server.ask(&["ZRANGE", &key, "0", "-1", "WITHSCORES"]);
+                        server.command(&["ZRANGE", &key, "0", "-1", "WITHSCORES"]);
                     let now = now(server);
                     for (member, date) in members {
                         let left = date as i64 - now;
@@ -384,7 +384,7 @@ impl Run {
     /// Reads all commands that one server has run up to now.
     fn read_commands(&mut self, number: usize) {
         let end = unlike_others("end");
-        let _: String = servers()[number].ask(&["ECHO", &end]);
+        let _: String = servers()[number].command(&["ECHO", &end]);
         let commands = self.monitors[number].until(&end);
         self.received[number].extend(commands.into_iter().map(|command| command.text()));
     }
@@ -420,7 +420,7 @@ fn unlike_others(what: &str) -> String {
 }
 
 fn now(server: &Server) -> i64 {
-    let (seconds, micros): (i64, i64) = server.ask(&["TIME"]);
+    let (seconds, micros): (i64, i64) = server.command(&["TIME"]);
     seconds * 1000 + micros / 1000
 }
 

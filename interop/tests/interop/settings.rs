@@ -15,7 +15,7 @@ both_ways! {
         let (holder, waiter) = (a.worker(1), b.worker(1));
         for kind in ["lock", "fair", "read", "write", "fenced", "spin"] {
             assert!(is_acquired(&holder.run(&format!("lock {kind} {name}-{kind} -1 {LEASE}"))));
-            let key: String = pair.server.ask(&["TYPE", &format!("app:{name}-{kind}")]);
+            let key: String = pair.server.command(&["TYPE", &format!("app:{name}-{kind}")]);
             assert_eq!(key, "hash", "{kind}");
             let other = if kind == "read" { "write" } else { kind };
             assert!(!is_acquired(&waiter.run(&format!("lock {other} {name}-{kind} 0 -1"))), "{kind}");
@@ -35,7 +35,7 @@ both_ways! {
         assert_eq!(waiter.run_number(&format!("x-available {name}-leased")), 1);
         assert!(holder.run_bool(&format!("set-count {name}-latch 1")));
         assert_eq!(waiter.run_number(&format!("count {name}-latch")), 1);
-        let number: String = pair.server.ask(&["GET", &format!("app:{name}-latch")]);
+        let number: String = pair.server.command(&["GET", &format!("app:{name}-latch")]);
         assert_eq!(number, "1");
     }
 }

@@ -51,7 +51,7 @@ fn cluster() -> Deployment {
         index: 1,
         url: all.url(),
         servers: all.nodes(),
-        server_of: |key| &shared_cluster().nodes()[shared_cluster().owner_of(key)],
+        server_of: |key| &shared_cluster().nodes()[shared_cluster().master_of_key(key)],
         numsub: "SHARDNUMSUB",
         list_channels: "SHARDCHANNELS",
     }
@@ -115,7 +115,7 @@ impl Deployment {
     fn until_subscribed(&self, channel: &str, by: i64) {
         until(&format!("{by} subscribed to {channel}"), || {
             let on = self.servers.iter().map(|server| {
-                let (_, now): (String, i64) = server.ask(&["PUBSUB", self.numsub, channel]);
+                let (_, now): (String, i64) = server.command(&["PUBSUB", self.numsub, channel]);
                 now
             });
             on.sum::<i64>() == by
@@ -141,8 +141,9 @@ impl Deployment {
         };
         until(&format!("nothing is left of {tag}"), || {
             self.servers.iter().all(|server| {
-                let keys: Vec<String> = server.ask(&["KEYS", &pattern]);
-                let channels: Vec<String> = server.ask(&["PUBSUB", self.list_channels, &pattern]);
+                let keys: Vec<String> = server.command(&["KEYS", &pattern]);
+                let channels: Vec<String> =
+                    server.command(&["PUBSUB", self.list_channels, &pattern]);
                 !keys.iter().filter(is_of).any(|key| !stays(&key))
                     && !channels.iter().any(|c| is_of(&c))
             })
@@ -305,7 +306,7 @@ on_each! {
             let owner = worker.owner();
             let waits = worker.send(&format!("lock fair {name} -1 {LEASE}"));
             until("it is queued", || {
-                let last: Option<String> = server.ask(&["LINDEX", &queue, "-1"]);
+                let last: Option<String> = server.command(&["LINDEX", &queue, "-1"]);
                 last.as_ref() == Some(&owner)
             });
             (worker, waits)
@@ -363,7 +364,7 @@ on_each! {
             for done in both {
                 assert_eq!(done.value(), 25);
             }
-            let counted: u64 = counters().ask(&["GET", &key]);
+            let counted: u64 = counters().command(&["GET", &key]);
             assert_eq!(counted, 50, "both wrote at the same time");
         }
     }
@@ -382,7 +383,7 @@ fn waiter_subscribed_at_a_replica_is_woken() {
         let channel = derived_key("redisson_lock__channel", &name);
         on.until_subscribed(&channel, 1);
         let server = (on.server_of)(&name);
-        let (_, at_the_master): (String, i64) = server.ask(&["PUBSUB", on.numsub, &channel]);
+        let (_, at_the_master): (String, i64) = server.command(&["PUBSUB", on.numsub, &channel]);
         assert_eq!(at_the_master, 0);
         assert!(holder.run_bool(&format!("unlock lock {name}")));
         assert_eq!(waiting.value(), true);

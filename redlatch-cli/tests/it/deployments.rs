@@ -24,7 +24,7 @@ fn cmd_keeps_running_during_failover() {
     let until_subscribed = |sentinels: &Sentinels, master| {
         until("the waiter is subscribed", || {
             let (_, subscribers): (String, i64) =
-                sentinels.ask(master, &["PUBSUB", "NUMSUB", &channel]);
+                sentinels.command(master, &["PUBSUB", "NUMSUB", &channel]);
             subscribers == 1
         });
     };

@@ -145,7 +145,7 @@ fn eight_concurrent_runs_never_overlap() {
 
 #[test]
 fn lease_matches_the_options() {
-    let pttl = |name: &str| shared().ask::<i64>(&["PTTL", name]);
+    let pttl = |name: &str| shared().command::<i64>(&["PTTL", name]);
     for (options, most) in [
         (&[][..], 30_000),
         (&["--watchdog", "1h"], 3_600_000),
@@ -230,7 +230,7 @@ fn wrong_credentials_exit_69_and_print_no_password() {
 #[test]
 fn foreign_key_exits_65_and_stays_unchanged() {
     let name = unique("text");
-    let () = shared().ask(&["SET", &name, "precious"]);
+    let () = shared().command(&["SET", &name, "precious"]);
     for args in [
         &["run", &name, "--", "echo", "never"][..],
         &["show", &name],
@@ -242,7 +242,7 @@ fn foreign_key_exits_65_and_stays_unchanged() {
         let twice = finished.stderr.matches("another kind").count() > 1;
         assert!(!twice, "{finished:#?}");
     }
-    assert_eq!(shared().ask::<String>(&["GET", &name]), "precious");
+    assert_eq!(shared().command::<String>(&["GET", &name]), "precious");
 }
 
 #[test]

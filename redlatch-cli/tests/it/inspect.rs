@@ -51,13 +51,13 @@ fn show_prints_the_holder() {
     let remaining = object["remaining_ms"].as_u64().unwrap();
     assert!(remaining <= 30_000, "{object}");
 
-    let () = shared().ask(&["PERSIST", &name]);
+    let () = shared().command(&["PERSIST", &name]);
     assert_eq!(
         json(&["show", "--json", &name])[0]["remaining_ms"],
         Value::Null
     );
     assert_eq!(cells(&stdout(&["show", &name]))[1][4], "forever");
-    let () = shared().ask(&["PEXPIRE", &name, "30000"]);
+    let () = shared().command(&["PEXPIRE", &name, "30000"]);
     holder.release();
 }
 
@@ -122,7 +122,7 @@ fn ls_lists_matching_names() {
     let prefix = unique("ls");
     let names = ["a", "b", "ü ✓"].map(|end| format!("{prefix}:{end}"));
     let holders = names.each_ref().map(|name| hold(shared(), &[], name));
-    let () = shared().ask(&["HSET", &format!("{prefix}:no-lock"), "field", "value"]);
+    let () = shared().command(&["HSET", &format!("{prefix}:no-lock"), "field", "value"]);
     let pattern = format!("{prefix}:*");
 
     let table = stdout(&["ls", &pattern]);
@@ -158,7 +158,7 @@ fn ls_lists_matching_names() {
 #[test]
 fn text_from_the_store_cannot_control_the_terminal() {
     let name = unique("escape") + "\x1b[2J\n";
-    let () = shared().ask(&["HSET", &name, "\x1bc:1", "1"]);
+    let () = shared().command(&["HSET", &name, "\x1bc:1", "1"]);
     let pattern = name.replace("\x1b[2J\n", "*");
     let table = stdout(&["ls", &pattern]);
     assert!(!table.contains('\x1b'), "{table:?}");

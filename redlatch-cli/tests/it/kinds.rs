@@ -114,7 +114,7 @@ fn unlock_does_not_apply_to_a_fair_lock_with_only_waiters() {
         })
         .collect();
     // So that no client notifies the next waiter.
-    let () = shared().ask(&["DEL", &name]);
+    let () = shared().command(&["DEL", &name]);
     let unlocked = finish(redlatch(shared(), &["unlock", "--force", &name])).expect(0);
     assert_eq!(
         unlocked.stdout,
@@ -234,12 +234,12 @@ fn different_number_of_permits_is_refused_unless_requested() {
 #[test]
 fn number_that_is_no_semaphore_stays_unchanged() {
     let name = unique("visitors");
-    let () = shared().ask(&["SET", &name, "12345"]);
+    let () = shared().command(&["SET", &name, "12345"]);
     let args = ["run", "--permits", "3", &name, "--", "echo", "never"];
     finish(redlatch(shared(), &args))
         .expect(65)
         .assert_stderr(&format!("{name} has 12345 permits, not 3;"));
-    assert_eq!(shared().ask::<String>(&["GET", &name]), "12345");
+    assert_eq!(shared().command::<String>(&["GET", &name]), "12345");
 }
 
 #[test]
@@ -253,7 +253,7 @@ fn waiter_gets_a_permit_after_data_loss() {
         let waiter = Running::start(redlatch(&server, &args));
         let channel = format!("redisson_sc:{{{name}}}");
         until("it waits", || subscribers(&server, &channel) == 1);
-        let () = server.ask(&["FLUSHALL"]);
+        let () = server.command(&["FLUSHALL"]);
         holder.finish().expect(74);
         assert_eq!(waiter.finish().expect(0).stdout, "got\n");
     }
@@ -301,7 +301,7 @@ fn semaphore_without_a_free_permit_shows_as_held() {
     first.release();
     second.release();
 
-    let () = shared().ask(&["SET", &name, "0"]);
+    let () = shared().command(&["SET", &name, "0"]);
     assert_eq!(object(&name)["held"], true);
     assert!(shown_in_table().contains("(held: 0 left)"));
 }

@@ -9,7 +9,7 @@ const PASSWORD: &str = "s3cret-and-long";
 fn server() -> Server {
     let server = Server::start_with(&["--requirepass", PASSWORD]);
     let rule = format!(">{PASSWORD}-of-me");
-    let () = server.ask(&["ACL", "SETUSER", "me", "on", &rule, "+@all", "~*", "&*"]);
+    let () = server.command(&["ACL", "SETUSER", "me", "on", &rule, "+@all", "~*", "&*"]);
     server
 }
 

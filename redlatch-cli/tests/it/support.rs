@@ -77,12 +77,12 @@ pub(crate) const IDLE_SCRIPT: &str = "while :; do sleep 0.02; done";
 
 /// Returns whether a lock is held, that is whether its key exists.
 pub(crate) fn is_held(server: &Server, name: &str) -> bool {
-    server.ask::<i64>(&["EXISTS", name]) == 1
+    server.command::<i64>(&["EXISTS", name]) == 1
 }
 
 /// Returns the only owner of a held lock.
 pub(crate) fn owner(server: &Server, name: &str) -> String {
-    let owners: Vec<String> = server.ask(&["HKEYS", name]);
+    let owners: Vec<String> = server.command(&["HKEYS", name]);
     owners.into_iter().next().unwrap_or_default()
 }
 
@@ -93,7 +93,7 @@ pub(crate) fn waiters(server: &Server, name: &str) -> i64 {
 
 /// Returns the number of connections that are subscribed to a channel.
 pub(crate) fn subscribers(server: &Server, channel: &str) -> i64 {
-    let (_, subscribers): (String, i64) = server.ask(&["PUBSUB", "NUMSUB", channel]);
+    let (_, subscribers): (String, i64) = server.command(&["PUBSUB", "NUMSUB", channel]);
     subscribers
 }
 

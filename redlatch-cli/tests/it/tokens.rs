@@ -45,14 +45,14 @@ fn token_of_a_held_lock_is_not_deleted() {
     held.release();
     token(&name, &["delete"]).expect(0);
     let key = format!("redisson_lock_token:{{{name}}}");
-    assert_eq!(shared().ask::<i64>(&["EXISTS", &key]), 0);
+    assert_eq!(shared().command::<i64>(&["EXISTS", &key]), 0);
     assert_eq!(next_token(&name), "1\n");
 }
 
 #[test]
 fn token_is_refused_for_another_kind() {
     let name = unique("token");
-    let _: String = shared().ask(&["SET", &name, "3"]);
+    let _: String = shared().command(&["SET", &name, "3"]);
     for command in [&["advance", "5"][..], &["delete"], &[]] {
         token(&name, command).expect(65).assert_stderr("not a lock");
     }

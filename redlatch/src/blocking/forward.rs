@@ -42,7 +42,7 @@ macro_rules! forward {
         $crate::blocking::forward::forward!(@ $link $($rest)*);
     };
     (@ $link:literal run $name:ident($($arg:ident: $type:ty),*) -> $output:ty; $($rest:tt)*) => {
-        #[doc = concat!("Blocks until [`", $link, "::", stringify!($name), "`] has returned, whose errors it returns.")]
+        #[doc = concat!("Runs [`", $link, "::", stringify!($name), "`] and blocks until it has returned. The errors are the same.")]
         pub fn $name(&self $(, $arg: $type)*) -> Result<$output> {
             let inner = self.inner.clone();
             self.worker.run(async move { inner.$name($($arg),*).await })?

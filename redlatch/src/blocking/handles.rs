@@ -168,7 +168,7 @@ forward! { [MultiLock] "crate::MultiLock" {
 
 forward! { [RedLock] "crate::RedLock" {
     get names() -> impl Iterator<Item = &str>;
-    set timeout(timeout: Duration);
+    set member_timeout(timeout: Duration);
     set backoff(backoff: Backoff);
     new lock() -> Acquire<crate::RedLock>;
     new try_lock() -> TryAcquire<crate::RedLock>;

@@ -148,7 +148,7 @@ impl TryWait {
 }
 
 forward! { [<R: Acquirable> Acquire<R>] "crate::Acquire" {
-    set outage_limit(limit: Duration);
+    set outage_limit(limit: impl Into<Option<Duration>>);
 } }
 
 forward! { [<R: HasLease> Acquire<R>] "crate::Acquire" {
@@ -161,7 +161,7 @@ forward! { [<R: HasOwner> Acquire<R>] "crate::Acquire" {
 
 forward! { [<R: Acquirable> TryAcquire<R>] "crate::TryAcquire" {
     set wait(wait: Duration);
-    set outage_limit(limit: Duration);
+    set outage_limit(limit: impl Into<Option<Duration>>);
 } }
 
 forward! { [<R: HasLease> TryAcquire<R>] "crate::TryAcquire" {
@@ -173,12 +173,12 @@ forward! { [<R: HasOwner> TryAcquire<R>] "crate::TryAcquire" {
 } }
 
 forward! { [Wait] "crate::Wait" {
-    set outage_limit(limit: Duration);
+    set outage_limit(limit: impl Into<Option<Duration>>);
 } }
 
 forward! { [TryWait] "crate::TryWait" {
     set wait(wait: Duration);
-    set outage_limit(limit: Duration);
+    set outage_limit(limit: impl Into<Option<Duration>>);
 } }
 
 forward! { [TrySetPermits] "crate::TrySetPermits" {
@@ -300,7 +300,7 @@ impl MultiGuard {
 }
 
 forward! { [RedGuard] "crate::Guard" {
-    get held() -> usize;
+    get held_members() -> usize;
 } }
 
 forward! { [SemaphorePermits] "crate::Guard" {

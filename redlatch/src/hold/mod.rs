@@ -2,7 +2,8 @@
 //! The rules are in `state`; this file adds the clock, notifications and the order of steps.
 
 use std::borrow::Cow;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::future::Future;
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use smallvec::{SmallVec, smallvec};
@@ -16,11 +17,12 @@ use crate::name::ObjectKeys;
 use crate::owner::Owner;
 use crate::runtime::sleep_until;
 use crate::step::{BoxedStep, Script};
+use crate::sync::{Mutex, wait_for};
 
 mod state;
 
-pub(crate) use state::{Due, HoldPeriod, HoldSnapshot, WatchAction};
-use state::{State, WatchdogState};
+use state::WatchdogState;
+pub(crate) use state::{Due, HoldPeriod, HoldSnapshot, HoldState, WatchAction};
 
 /// What a primitive defines about its holds: how they are renewed and released.
 pub(crate) trait HoldKind: Send + Sync {
@@ -38,23 +40,11 @@ pub(crate) trait HoldKind: Send + Sync {
 
     /// The rule for the same. Returns whether the hold was renewed. Without a lease nothing changes, and it
     /// returns whether the hold exists.
-    fn renew(
-        &self,
-        keyspace: &mut Keyspace,
-        hold: &Hold,
-        lease: Option<Lease>,
-        now: Instant,
-    ) -> Result<bool>;
+    fn renew(&self, keyspace: &mut Keyspace, hold: &Hold, lease: Option<Lease>) -> Result<bool>;
 
-    /// Sets the hold count in the store to `keep`. 0 releases the hold, and removes anything that its owner
-    /// left in the store while it waited. With a lease, the lease is set to that. Replies whether the owner
-    /// held it.
-    fn release<'a>(
-        &'a self,
-        hold: &'a Hold,
-        keep: u32,
-        lease: Option<Lease>,
-    ) -> BoxedStep<'a, bool>;
+    /// Sets the hold count in the store. 0 releases the hold, and removes anything that its owner left in the
+    /// store while it waited. Replies whether the owner held it.
+    fn release<'a>(&'a self, params: ReleaseParams<'a>) -> BoxedStep<'a, bool>;
 
     /// Returns whether a full release frees the object and publishes that.
     fn release_frees(&self) -> bool {
@@ -78,6 +68,16 @@ pub(crate) trait HoldKind: Send + Sync {
         let _ = (hold, keep);
         None
     }
+}
+
+/// The arguments of a release.
+#[derive(Clone, Copy)]
+pub(crate) struct ReleaseParams<'a> {
+    pub(crate) hold: &'a Hold,
+    /// The hold count to keep; 0 releases the hold.
+    pub(crate) keep: u32,
+    /// The new lease; `None` leaves it unchanged.
+    pub(crate) lease: Option<Lease>,
 }
 
 /// How a server renews one hold: with a script that renews many, of all kinds that share it.
@@ -139,7 +139,7 @@ pub(crate) struct Hold {
     /// Allows one step at a time: nothing is renewed after its release, and no count is based on one that
     /// is still in flight. If this hold is lost, its successor shares this mutex.
     pub(crate) step_lock: Arc<StepLock>,
-    state: Mutex<State>,
+    state: Mutex<HoldState>,
     /// Notified when the hold was acquired or lost.
     changed: Notify,
 }
@@ -158,7 +158,7 @@ impl Hold {
             field: field.into(),
             kind,
             step_lock,
-            state: Mutex::new(State::new(Instant::now())),
+            state: Mutex::new(HoldState::new(Instant::now())),
             changed: Notify::new(),
         }
     }
@@ -166,65 +166,10 @@ impl Hold {
     /// Adds a guard after the store has granted the hold until `end`. Fails if that has passed already; the
     /// count is then unchanged.
     pub(crate) fn add_guard(&self, end: Instant, renewed: bool) -> Result<()> {
-        let added = self.lock_state().add_guard(end, renewed, Instant::now());
+        let added = self.state().add_guard(end, renewed, Instant::now());
         added.map_err(|loss| self.lost_error(loss))?;
         self.changed.notify_waiters();
         Ok(())
-    }
-
-    /// Removes a guard. Returns the number of this change.
-    pub(crate) fn remove_guard(&self, renewed: bool) -> u64 {
-        self.lock_state().remove_guard(renewed)
-    }
-
-    pub(crate) fn count(&self) -> u32 {
-        self.lock_state().count
-    }
-
-    /// Returns whether the watchdog renews it.
-    pub(crate) fn is_renewed(&self) -> bool {
-        self.snapshot().is_renewed
-    }
-
-    /// Returns a snapshot of the hold.
-    pub(crate) fn snapshot(&self) -> HoldSnapshot {
-        self.lock_state().snapshot()
-    }
-
-    /// Returns the number of the latest change.
-    pub(crate) fn changes(&self) -> u64 {
-        self.lock_state().changes
-    }
-
-    /// Returns whether the last reference must settle before the hold is removed from the registry.
-    pub(crate) fn needs_settling(&self) -> bool {
-        self.lock_state().needs_settling()
-    }
-
-    /// Records that settling in the background has ended, either answered or abandoned.
-    pub(crate) fn settling_ended(&self) {
-        self.lock_state().settling_ended();
-    }
-
-    /// Records the answer to a release: see [`State::release_acknowledged`].
-    pub(crate) fn release_acknowledged(&self, changes: u64, fully_released: bool) {
-        self.lock_state()
-            .release_acknowledged(changes, fully_released);
-    }
-
-    /// Records that a release with this count will not be answered any more: see [`State::release_unanswered`].
-    pub(crate) fn release_unanswered(&self, keep: u32) {
-        self.lock_state().release_unanswered(keep);
-    }
-
-    /// Records that an acquisition is about to be sent. Returns its number, for [`Hold::attempt_acknowledged`].
-    pub(crate) fn begin_attempt(&self) -> u64 {
-        self.lock_state().begin_attempt()
-    }
-
-    /// Records that this acquisition has been answered, or was never sent.
-    pub(crate) fn attempt_acknowledged(&self, change: u64) {
-        self.lock_state().attempt_acknowledged(change);
     }
 
     /// Replaces `earlier`, a lost hold of the same owner.
@@ -234,44 +179,46 @@ impl Hold {
     /// of the lost hold. So this hold starts with a change that the store has not acknowledged: its first
     /// step is a full release.
     pub(crate) fn supersede(&self, earlier: &Hold) {
-        let mut earlier = earlier.lock_state();
-        self.lock_state().supersede(&mut earlier);
+        let mut earlier = earlier.state();
+        self.state().supersede(&mut earlier);
     }
 
     /// Returns how this hold was lost, if it was.
     pub(crate) fn loss(&self) -> Option<Loss> {
-        self.lock_state().loss
+        self.state().loss
     }
 
     /// Returns how long the store keeps the hold at least, without a renewal.
     pub(crate) fn valid_for(&self) -> Duration {
-        self.lock_state().valid_for(Instant::now())
-    }
-
-    /// Records that the store keeps the hold until `end` at least.
-    pub(crate) fn extend(&self, end: Instant) {
-        let mut state = self.lock_state();
-        state.end = state.end.max(end);
+        self.state().valid_for(Instant::now())
     }
 
     /// Marks the hold as lost and notifies once; the first reason is kept. Returns whether it was held
     /// before.
     pub(crate) fn mark_lost(&self, loss: Loss) -> bool {
-        let newly_lost = self.lock_state().mark_lost(loss);
+        let newly_lost = self.state().mark_lost(loss);
         if newly_lost {
             self.notify_loss(loss);
         }
         newly_lost
     }
 
-    /// Waits until the hold is lost. Never returns if it is released first.
-    pub(crate) async fn lost(&self) {
+    /// Waits until the hold is lost in its latest hold period, that of this call. Never returns if it is released
+    /// or handed over first.
+    pub(crate) fn lost(self: &Arc<Hold>) -> impl Future<Output = ()> + Send + 'static + use<> {
+        let hold = self.clone();
+        let period = self.state().latest_period();
+        async move { hold.lost_in(period).await }
+    }
+
+    async fn lost_in(&self, period: HoldPeriod) {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
             let end = {
-                let state = self.lock_state();
+                let state = self.state();
                 match (state.loss, state.count) {
+                    _ if state.latest_period() != period => None,
                     (Some(_), _) => return,
                     (None, 0) => None,
                     (None, _) => Some(state.end),
@@ -289,22 +236,11 @@ impl Hold {
         }
     }
 
-    /// Returns the owner's hold period, if it holds the object now.
-    pub(crate) fn hold_period(&self) -> Option<HoldPeriod> {
-        self.lock_state().hold_period()
-    }
-
     /// Waits until the owner holds the object in a hold period that started after `since`, whichever request
     /// acquired it.
     pub(crate) async fn held_after(&self, since: Option<HoldPeriod>) {
-        loop {
-            let mut changed = std::pin::pin!(self.changed.notified());
-            changed.as_mut().enable();
-            if self.hold_period() > since {
-                return;
-            }
-            changed.await;
-        }
+        let is_held = || self.state().hold_period() > since;
+        wait_for(&self.changed, || is_held().then_some(())).await;
     }
 
     /// Waits for the turn to send a step. If a step cannot reach the store, the steps that wait behind it fail
@@ -331,35 +267,26 @@ impl Hold {
     /// Returns when the watchdog has to look at this hold, and what it does then. `None` if there is
     /// nothing to watch.
     pub(crate) fn next_watch(&self, margin: Duration) -> Option<(Instant, WatchAction)> {
-        self.lock_state().next_watch(margin, Instant::now())
-    }
-
-    /// Returns the end of the lease as far as is known.
-    pub(crate) fn end(&self) -> Instant {
-        self.lock_state().end
-    }
-
-    /// Returns the longest remaining lease with which the hold was ever acquired.
-    pub(crate) fn longest_lease(&self) -> Duration {
-        self.lock_state().longest
+        self.state().next_watch(margin, Instant::now())
     }
 
     /// Accesses the watchdog's state of this hold.
     pub(crate) fn watchdog_state<R>(&self, access: impl FnOnce(&mut WatchdogState) -> R) -> R {
-        access(&mut self.lock().watchdog)
+        access(&mut self.state.lock().watchdog)
     }
 
-    /// Locks the current state. A lease that has ended is noticed at each access.
-    fn lock_state(&self) -> MutexGuard<'_, State> {
-        let mut state = self.lock();
+    pub(crate) fn snapshot(&self) -> HoldSnapshot {
+        self.state().snapshot()
+    }
+
+    /// Locks the current state. A lease that has ended is noticed at each access. Other methods of the hold must not
+    /// be called while it is locked.
+    pub(crate) fn state(&self) -> MutexGuard<'_, HoldState> {
+        let mut state = self.state.lock();
         if state.expire(Instant::now()) {
             self.notify_loss(Loss::LeaseEnded);
         }
         state
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn notify_loss(&self, loss: Loss) {
@@ -393,28 +320,27 @@ mod tests {
     async fn ended_lease_is_noticed_on_access() {
         let hold = held(true);
         let end = Instant::now() + 10 * SECOND;
-        assert_eq!((hold.end(), hold.valid_for()), (end, 10 * SECOND));
-        assert!(hold.is_renewed());
+        assert_eq!(hold.state().end, end);
+        assert_eq!(hold.valid_for(), 10 * SECOND);
+        assert!(hold.state().is_renewed());
         tokio::time::advance(4 * SECOND).await;
-        hold.extend(Instant::now() + 8 * SECOND);
-        hold.extend(Instant::now());
-        assert_eq!(
-            (hold.end(), hold.valid_for()),
-            (end + 2 * SECOND, 8 * SECOND)
-        );
-        assert_eq!(hold.longest_lease(), 10 * SECOND);
+        hold.state().extend(Instant::now() + 8 * SECOND);
+        hold.state().extend(Instant::now());
+        assert_eq!(hold.state().end, end + 2 * SECOND);
+        assert_eq!(hold.valid_for(), 8 * SECOND);
+        assert_eq!(hold.state().longest, 10 * SECOND);
         tokio::time::advance(8 * SECOND).await;
         assert_eq!(hold.loss(), Some(Loss::LeaseEnded));
         let late = hold.add_guard(Instant::now() + SECOND, false).unwrap_err();
         let reason = Loss::LeaseEnded;
         assert!(matches!(late, Error::Lost { name, reason: r } if name == "name" && r == reason));
-        assert_eq!(hold.count(), 1);
+        assert_eq!(hold.state().count, 1);
     }
 
     #[tokio::test(start_paused = true)]
     async fn loss_is_reported_at_once_and_lease_end_on_time() {
         for (reported, takes) in [(true, SECOND), (false, 10 * SECOND)] {
-            let hold = held(false);
+            let hold = Arc::new(held(false));
             let begun = Instant::now();
             let lose = async {
                 tokio::time::sleep(SECOND).await;
@@ -431,8 +357,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn released_hold_is_never_lost() {
-        let hold = held(false);
-        hold.remove_guard(false);
+        let hold = Arc::new(held(false));
+        hold.state().remove_guard(false);
         let lost = tokio::time::timeout(20 * SECOND, hold.lost()).await;
         assert!(lost.is_err() && !hold.mark_lost(Loss::NotHeld));
     }
@@ -440,11 +366,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn held_after_waits_for_later_hold_period() {
         let hold = held(false);
-        let first = hold.hold_period();
+        let first = hold.state().hold_period();
         hold.held_after(None).await;
         let early = tokio::time::timeout(SECOND, hold.held_after(first)).await;
         assert!(early.is_err(), "it is the same hold period");
-        hold.remove_guard(false);
+        hold.state().remove_guard(false);
         let acquire = async {
             tokio::task::yield_now().await;
             hold.add_guard(Instant::now() + SECOND, false).unwrap();
@@ -454,32 +380,12 @@ mod tests {
     }
 
     #[test]
-    fn changes_are_open_until_store_answers() {
-        let hold = held(false);
-        let attempt = hold.begin_attempt();
-        assert!(hold.needs_settling() && hold.snapshot().has_attempt_in_flight);
-        hold.attempt_acknowledged(attempt);
-        assert!(!hold.needs_settling() && !hold.snapshot().has_attempt_in_flight);
-        let removed = hold.remove_guard(false);
-        assert_eq!((hold.changes(), removed), (attempt + 1, attempt + 1));
-        assert_eq!(hold.count(), 0);
-        hold.release_unanswered(0);
-        assert!(hold.snapshot().maybe_released);
-        hold.release_acknowledged(hold.changes(), true);
-        let snapshot = hold.snapshot();
-        assert!(!snapshot.maybe_released && !snapshot.has_unacknowledged_changes);
-        hold.begin_attempt();
-        hold.settling_ended();
-        assert!(!hold.needs_settling());
-    }
-
-    #[test]
     fn supersede_marks_both_holds() {
         let (lost, later) = (held(false), hold());
         lost.mark_lost(Loss::NotHeld);
         later.supersede(&lost);
-        assert!(lost.snapshot().is_superseded);
-        assert!(later.snapshot().has_unacknowledged_changes);
+        assert!(lost.state().superseded);
+        assert!(later.state().has_unacknowledged_changes());
     }
 
     /// Two steps wait behind a step that fails; a third starts later.

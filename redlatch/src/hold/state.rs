@@ -9,7 +9,7 @@
 //! 4. While a change is not acknowledged, the store may keep another count than this client. Before
 //!    the next acquisition, a release must then be answered. If an attempt may still be in flight, the
 //!    release is sent behind it.
-//! 5. A hold is lost once, for the first reason. [`State::expire`] notices one reason, the end of its
+//! 5. A hold is lost once, for the first reason. [`HoldState::expire`] notices one reason, the end of its
 //!    lease.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -66,61 +66,120 @@ impl HoldPeriod {
     }
 }
 
-pub(super) struct State {
+/// How long the requests of one client may pass a hold on, so that other clients get their turn.
+#[derive(Debug, Clone, Copy)]
+struct HandOverLimit {
+    /// When the store granted the hold.
+    granted_at: Instant,
+    /// When no other client was waiting: when the store granted the hold, or was asked later.
+    alone_at: Instant,
+    /// Number of hand-overs since then.
+    hand_overs: u32,
+    /// Whether the store is being asked.
+    asking: bool,
+    /// Whether another client waits, or may wait.
+    others_wait: bool,
+}
+
+/// How long hand-overs continue after it was known that no other client waits.
+const ALONE_FOR: Duration = Duration::from_millis(10);
+/// The client asks the store again after this many hand-overs, or after half of that time.
+const HAND_OVERS_PER_ANSWER: u32 = 64;
+/// How long a hold is passed on in any case, because not every waiter of another client can be counted.
+const LONGEST_CHAIN: Duration = Duration::from_secs(1);
+
+/// A hand-over that is allowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HandOver {
+    /// Whether to ask the store now whether another client waits: see [`HoldState::others_wait`].
+    pub(crate) asks: bool,
+}
+
+impl HandOverLimit {
+    fn new(granted_at: Instant) -> HandOverLimit {
+        HandOverLimit {
+            granted_at,
+            alone_at: granted_at,
+            hand_overs: 0,
+            asking: false,
+            others_wait: false,
+        }
+    }
+
+    /// Counts a hand-over, if it is allowed.
+    fn hand_over(&mut self, now: Instant) -> Option<HandOver> {
+        let alone_for = now.saturating_duration_since(self.alone_at);
+        let chain = now.saturating_duration_since(self.granted_at);
+        if self.others_wait || alone_for >= ALONE_FOR || chain >= LONGEST_CHAIN {
+            return None;
+        }
+        self.hand_overs += 1;
+        let is_due = self.hand_overs >= HAND_OVERS_PER_ANSWER || alone_for >= ALONE_FOR / 2;
+        let asks = is_due && !self.asking;
+        self.asking |= asks;
+        Some(HandOver { asks })
+    }
+
+    fn answered(&mut self, asked_at: Instant, others_wait: bool) {
+        self.asking = false;
+        self.others_wait = others_wait;
+        if !others_wait {
+            (self.alone_at, self.hand_overs) = (asked_at, 0);
+        }
+    }
+}
+
+/// The state of a hold.
+pub(crate) struct HoldState {
     /// Number of guards.
-    pub(super) count: u32,
+    pub(crate) count: u32,
     /// The hold period of these guards; without guards, the last one.
     hold_period: HoldPeriod,
     /// Number of guards that require renewal of the lease.
     renewed: u32,
     /// Time until which the store keeps the hold, as far as is known: never later than its real end.
-    pub(super) end: Instant,
+    pub(crate) end: Instant,
     /// The longest lease that an acquisition in this hold period still had when it was answered.
-    pub(super) longest: Duration,
-    pub(super) loss: Option<Loss>,
+    pub(crate) longest: Duration,
+    pub(crate) loss: Option<Loss>,
     /// Number of the latest change.
-    pub(super) changes: u64,
+    pub(crate) changes: u64,
     /// Latest change that the store has acknowledged.
     acknowledged: u64,
     /// The latest attempt if it has not been answered; else 0.
     open_attempt: u64,
     /// Number of changes when the store last confirmed a full release.
-    released_at: u64,
-    /// Whether a full release (`keep` is 0) was sent and not answered, so that it may have been applied.
-    pub(super) maybe_released: bool,
+    pub(super) released_at: u64,
+    /// Whether a full release (`keep` is 0) was sent and not answered. It may have been applied, so the next one
+    /// may find nothing.
+    pub(crate) maybe_released: bool,
     /// Number of changes when settling in the background last ended, either answered or abandoned.
     settling_ended: u64,
-    /// Whether it was lost and replaced by another hold of the same owner.
-    superseded: bool,
+    /// Whether it was lost and replaced by a later hold of the same owner.
+    pub(crate) superseded: bool,
+    /// Whether a caller knows the owner, and may acquire for it again.
+    pub(crate) owner_is_known: bool,
+    hand_over_limit: HandOverLimit,
     pub(super) watchdog: WatchdogState,
 }
 
-/// A consistent snapshot of a hold.
-#[derive(Debug)]
+/// What a step of a hold depends on, at one moment. Smaller than the state, because futures contain it.
 pub(crate) struct HoldSnapshot {
-    /// Number of the latest change.
     pub(crate) changes: u64,
     /// Number of guards after these changes.
     pub(crate) count: u32,
     pub(crate) loss: Option<Loss>,
-    /// Whether it was lost and replaced by a later hold of the same owner.
-    pub(crate) is_superseded: bool,
-    /// Whether the watchdog renews it.
+    pub(crate) superseded: bool,
     pub(crate) is_renewed: bool,
-    /// Whether the store may differ from this client: a released guard, or an attempt without an answer,
-    /// was not settled yet.
     pub(crate) has_unacknowledged_changes: bool,
-    /// Whether an acquisition may still be in flight.
     pub(crate) has_attempt_in_flight: bool,
-    /// Whether an earlier release may have been applied, so that the next one may find nothing.
     pub(crate) maybe_released: bool,
-    /// Number of changes when the store last confirmed a full release.
     pub(crate) released_at: u64,
 }
 
-impl State {
-    pub(super) fn new(now: Instant) -> State {
-        State {
+impl HoldState {
+    pub(super) fn new(now: Instant) -> HoldState {
+        HoldState {
             count: 0,
             hold_period: HoldPeriod(0),
             renewed: 0,
@@ -135,6 +194,8 @@ impl State {
             maybe_released: false,
             settling_ended: 0,
             superseded: false,
+            owner_is_known: false,
+            hand_over_limit: HandOverLimit::new(now),
             watchdog: WatchdogState::default(),
         }
     }
@@ -151,13 +212,14 @@ impl State {
         match self.loss {
             Some(loss) => return Err(loss),
             None if self.count > 0 => {
-                self.end = self.end.max(end);
+                self.extend(end);
                 self.longest = self.longest.max(lease);
             }
             None if lease.is_zero() => return Err(Loss::LeaseEnded),
             None => {
                 self.hold_period = HoldPeriod::begin();
                 (self.end, self.longest) = (end, lease);
+                self.hand_over_limit = HandOverLimit::new(now);
             }
         }
         self.count += 1;
@@ -166,11 +228,38 @@ impl State {
     }
 
     /// Removes a guard. Returns the number of this change.
-    pub(super) fn remove_guard(&mut self, renewed: bool) -> u64 {
+    pub(crate) fn remove_guard(&mut self, renewed: bool) -> u64 {
         self.count = self.count.saturating_sub(1);
         self.renewed = self.renewed.saturating_sub(u32::from(renewed));
         self.changes += 1;
         self.changes
+    }
+
+    /// Begins the hold period of another request, which takes over the only guard. `None` if the hold must be
+    /// released instead: a caller knows its owner, it is not renewed, less than half of the lease is left, the
+    /// store may have lost it or have another count, or other clients wait.
+    pub(crate) fn hand_over(&mut self, lease: Duration, now: Instant) -> Option<HandOver> {
+        let is_settled = self.acknowledged == self.changes && self.open_attempt == 0;
+        let is_doubtful = self.watchdog.suspect || self.watchdog.not_before.is_some();
+        let has_one_guard = self.count == 1 && self.renewed == 1 && self.loss.is_none();
+        let remaining = self.end.saturating_duration_since(now);
+        let is_refused = self.owner_is_known || is_doubtful || !is_settled || !has_one_guard;
+        if is_refused || remaining < lease / 2 {
+            return None;
+        }
+        let hand_over = self.hand_over_limit.hand_over(now)?;
+        self.hold_period = HoldPeriod::begin();
+        Some(hand_over)
+    }
+
+    /// Records the answer to the question that a [`HandOver`] asks.
+    pub(crate) fn others_wait(&mut self, asked_at: Instant, others_wait: bool) {
+        self.hand_over_limit.answered(asked_at, others_wait);
+    }
+
+    /// Returns the latest hold period, which may have ended.
+    pub(crate) fn latest_period(&self) -> HoldPeriod {
+        self.hold_period
     }
 
     pub(super) fn snapshot(&self) -> HoldSnapshot {
@@ -178,29 +267,45 @@ impl State {
             changes: self.changes,
             count: self.count,
             loss: self.loss,
-            is_superseded: self.superseded,
-            is_renewed: self.renewed > 0 && self.loss.is_none(),
-            has_unacknowledged_changes: self.acknowledged < self.changes,
-            has_attempt_in_flight: self.open_attempt > 0,
+            superseded: self.superseded,
+            is_renewed: self.is_renewed(),
+            has_unacknowledged_changes: self.has_unacknowledged_changes(),
+            has_attempt_in_flight: self.has_attempt_in_flight(),
             maybe_released: self.maybe_released,
             released_at: self.released_at,
         }
     }
 
+    /// Returns whether the watchdog renews it.
+    pub(crate) fn is_renewed(&self) -> bool {
+        self.renewed > 0 && self.loss.is_none()
+    }
+
+    /// Returns whether the store may differ from this client: a released guard, or an attempt without an answer,
+    /// was not settled yet.
+    pub(crate) fn has_unacknowledged_changes(&self) -> bool {
+        self.acknowledged < self.changes
+    }
+
+    /// Returns whether an acquisition may still be in flight.
+    pub(super) fn has_attempt_in_flight(&self) -> bool {
+        self.open_attempt > 0
+    }
+
     /// Returns whether the last reference must settle before the hold is dropped.
-    pub(super) fn needs_settling(&self) -> bool {
+    pub(crate) fn needs_settling(&self) -> bool {
         self.acknowledged.max(self.settling_ended) < self.changes
     }
 
     /// Records that settling in the background has ended: the store answered, or was unreachable for so
     /// long that the lease must have ended.
-    pub(super) fn settling_ended(&mut self) {
+    pub(crate) fn settling_ended(&mut self) {
         self.settling_ended = self.changes;
     }
 
     /// Records the answer to a release that was sent after `changes` changes. `fully_released`: the answer
     /// confirmed that nothing is held any more.
-    pub(super) fn release_acknowledged(&mut self, changes: u64, fully_released: bool) {
+    pub(crate) fn release_acknowledged(&mut self, changes: u64, fully_released: bool) {
         self.acknowledged = self.acknowledged.max(changes);
         self.maybe_released = false;
         if fully_released {
@@ -214,21 +319,21 @@ impl State {
     /// Records that a release with this count was sent and will not be answered any more. The store may apply it
     /// at any later time, even if there was nothing left to release. So it is a change: another release must be
     /// answered before the next acquisition, which this one could otherwise undo.
-    pub(super) fn release_unanswered(&mut self, keep: u32) {
+    pub(crate) fn release_unanswered(&mut self, keep: u32) {
         self.changes += 1;
         self.maybe_released |= keep == 0;
     }
 
     /// Records that an acquisition is about to be sent: from now on a release may be needed. Returns the
-    /// number of this change, for [`State::attempt_acknowledged`].
-    pub(super) fn begin_attempt(&mut self) -> u64 {
+    /// number of this change, for [`HoldState::attempt_acknowledged`].
+    pub(crate) fn begin_attempt(&mut self) -> u64 {
         self.changes += 1;
         self.open_attempt = self.changes;
         self.changes
     }
 
     /// Records that this acquisition has been answered, or was never sent.
-    pub(super) fn attempt_acknowledged(&mut self, change: u64) {
+    pub(crate) fn attempt_acknowledged(&mut self, change: u64) {
         if self.acknowledged + 1 == change {
             self.acknowledged = change;
         }
@@ -238,7 +343,7 @@ impl State {
     }
 
     /// Replaces `earlier`: see [`Hold::supersede`](super::Hold::supersede).
-    pub(super) fn supersede(&mut self, earlier: &mut State) {
+    pub(super) fn supersede(&mut self, earlier: &mut HoldState) {
         earlier.superseded = true;
         self.acknowledged = 0;
         self.longest = earlier.longest;
@@ -257,8 +362,13 @@ impl State {
     }
 
     /// Returns the owner's hold period, if it holds the object now.
-    pub(super) fn hold_period(&self) -> Option<HoldPeriod> {
+    pub(crate) fn hold_period(&self) -> Option<HoldPeriod> {
         (self.count > 0 && self.loss.is_none()).then_some(self.hold_period)
+    }
+
+    /// Records that the store keeps the hold until `end` at least.
+    pub(crate) fn extend(&mut self, end: Instant) {
+        self.end = self.end.max(end);
     }
 
     /// Marks the hold as lost. Returns whether it was held and not lost before.
@@ -306,15 +416,15 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     /// A hold with one guard, acquired for ten seconds, and the time of its acquisition.
-    fn held(renewed: bool) -> (State, Instant) {
+    fn held(renewed: bool) -> (HoldState, Instant) {
         let now = Instant::now();
-        let mut state = State::new(now);
+        let mut state = HoldState::new(now);
         state.add_guard(now + 10 * SECOND, renewed, now).unwrap();
         (state, now)
     }
 
     /// A hold whose first attempt the store has acknowledged.
-    fn acquired() -> State {
+    fn acquired() -> HoldState {
         let (mut state, _) = held(false);
         let attempt = state.begin_attempt();
         state.attempt_acknowledged(attempt);
@@ -324,10 +434,10 @@ mod tests {
     #[test]
     fn expired_grant_adds_no_guard() {
         let now = Instant::now();
-        let mut state = State::new(now);
+        let mut state = HoldState::new(now);
         assert_eq!(state.add_guard(now, true, now), Err(Loss::LeaseEnded));
         assert_eq!((state.count, state.loss), (0, None));
-        assert!(!state.snapshot().is_renewed);
+        assert!(!state.is_renewed());
         state.add_guard(now + SECOND, true, now).unwrap();
         assert_eq!((state.count, state.end), (1, now + SECOND));
     }
@@ -359,13 +469,13 @@ mod tests {
     #[test]
     fn lost_hold_accepts_no_guard() {
         let (mut state, now) = held(true);
-        assert!(state.snapshot().is_renewed);
+        assert!(state.is_renewed());
         assert!(state.mark_lost(Loss::NotHeld));
         assert!(!state.mark_lost(Loss::LeaseEnded), "the first reason stays");
         assert_eq!(state.loss, Some(Loss::NotHeld));
         assert_eq!(state.hold_period(), None);
         assert_eq!(state.valid_for(now), Duration::ZERO);
-        assert!(!state.snapshot().is_renewed);
+        assert!(!state.is_renewed());
         let again = state.add_guard(now + 20 * SECOND, true, now);
         assert_eq!((again, state.count), (Err(Loss::NotHeld), 1));
     }
@@ -392,29 +502,27 @@ mod tests {
     #[test]
     fn hold_is_renewed_while_any_guard_requires_it() {
         let (mut state, now) = held(false);
-        assert!(!state.snapshot().is_renewed);
+        assert!(!state.is_renewed());
         state.add_guard(now + SECOND, true, now).unwrap();
         state.add_guard(now + SECOND, true, now).unwrap();
         state.remove_guard(true);
-        assert!(state.snapshot().is_renewed);
+        assert!(state.is_renewed());
         state.remove_guard(false);
-        assert!(state.snapshot().is_renewed);
+        assert!(state.is_renewed());
         state.remove_guard(true);
-        assert!(!state.snapshot().is_renewed);
+        assert!(!state.is_renewed());
     }
 
     #[test]
     fn answered_attempt_needs_no_settling() {
-        let mut state = State::new(Instant::now());
+        let mut state = HoldState::new(Instant::now());
         assert!(!state.needs_settling());
         let attempt = state.begin_attempt();
-        let snapshot = state.snapshot();
-        assert_eq!(snapshot.changes, attempt);
-        assert!(snapshot.has_unacknowledged_changes && snapshot.has_attempt_in_flight);
+        assert_eq!(state.changes, attempt);
+        assert!(state.has_unacknowledged_changes() && state.has_attempt_in_flight());
         assert!(state.needs_settling());
         state.attempt_acknowledged(attempt);
-        let snapshot = state.snapshot();
-        assert!(!snapshot.has_unacknowledged_changes && !snapshot.has_attempt_in_flight);
+        assert!(!state.has_unacknowledged_changes() && !state.has_attempt_in_flight());
         assert!(!state.needs_settling());
     }
 
@@ -426,8 +534,7 @@ mod tests {
         let attempt = state.begin_attempt();
         assert_eq!(attempt, removed + 1);
         state.attempt_acknowledged(attempt);
-        let snapshot = state.snapshot();
-        assert!(snapshot.has_unacknowledged_changes && !snapshot.has_attempt_in_flight);
+        assert!(state.has_unacknowledged_changes() && !state.has_attempt_in_flight());
     }
 
     #[test]
@@ -435,8 +542,7 @@ mod tests {
         let mut state = acquired();
         let [first, _] = [(); 2].map(|()| state.begin_attempt());
         state.attempt_acknowledged(first);
-        let snapshot = state.snapshot();
-        assert!(snapshot.has_unacknowledged_changes && snapshot.has_attempt_in_flight);
+        assert!(state.has_unacknowledged_changes() && state.has_attempt_in_flight());
     }
 
     #[test]
@@ -446,10 +552,9 @@ mod tests {
         let attempt = state.begin_attempt();
         state.maybe_released = true;
         state.release_acknowledged(attempt, true);
-        let snapshot = state.snapshot();
-        assert!(!snapshot.has_unacknowledged_changes && !snapshot.has_attempt_in_flight);
-        assert!(!snapshot.maybe_released);
-        assert_eq!(snapshot.released_at, attempt);
+        assert!(!state.has_unacknowledged_changes() && !state.has_attempt_in_flight());
+        assert!(!state.maybe_released);
+        assert_eq!(state.released_at, attempt);
     }
 
     #[test]
@@ -458,15 +563,14 @@ mod tests {
         let removed = state.remove_guard(false);
         let attempt = state.begin_attempt();
         state.release_acknowledged(removed, false);
-        let snapshot = state.snapshot();
-        assert!(snapshot.has_unacknowledged_changes && snapshot.has_attempt_in_flight);
-        assert_eq!(snapshot.released_at, 0);
+        assert!(state.has_unacknowledged_changes() && state.has_attempt_in_flight());
+        assert_eq!(state.released_at, 0);
         // With everything before it acknowledged, its own answer is enough.
         state.attempt_acknowledged(attempt);
-        assert!(!state.snapshot().has_unacknowledged_changes);
+        assert!(!state.has_unacknowledged_changes());
         // A late answer takes nothing back.
         state.release_acknowledged(removed, false);
-        assert!(!state.snapshot().has_unacknowledged_changes);
+        assert!(!state.has_unacknowledged_changes());
     }
 
     #[test]
@@ -476,12 +580,12 @@ mod tests {
             // Everything was acknowledged: the release was not necessary.
             state.release_unanswered(keep);
             assert!(state.needs_settling());
-            assert_eq!(state.snapshot().maybe_released, keep == 0);
+            assert_eq!(state.maybe_released, keep == 0);
             let attempt = state.begin_attempt();
             state.attempt_acknowledged(attempt);
-            assert!(state.snapshot().has_unacknowledged_changes);
+            assert!(state.has_unacknowledged_changes());
             state.release_acknowledged(state.changes, false);
-            assert!(!state.needs_settling() && !state.snapshot().maybe_released);
+            assert!(!state.needs_settling() && !state.maybe_released);
         }
     }
 
@@ -491,7 +595,7 @@ mod tests {
         state.remove_guard(false);
         state.settling_ended();
         assert!(!state.needs_settling());
-        assert!(state.snapshot().has_unacknowledged_changes);
+        assert!(state.has_unacknowledged_changes());
         state.begin_attempt();
         assert!(state.needs_settling());
     }
@@ -500,12 +604,11 @@ mod tests {
     fn successor_of_lost_hold_starts_with_release() {
         let (mut lost, now) = held(true);
         lost.mark_lost(Loss::NotHeld);
-        let mut later = State::new(now);
+        let mut later = HoldState::new(now);
         later.supersede(&mut lost);
-        assert!(lost.snapshot().is_superseded);
-        let snapshot = later.snapshot();
-        assert!(snapshot.has_unacknowledged_changes && !snapshot.has_attempt_in_flight);
-        assert!(!snapshot.is_superseded);
+        assert!(lost.superseded);
+        assert!(later.has_unacknowledged_changes() && !later.has_attempt_in_flight());
+        assert!(!later.superseded);
         assert_eq!(later.longest, 10 * SECOND);
     }
 
@@ -513,12 +616,11 @@ mod tests {
     fn release_after_loss_follows_open_attempt() {
         let mut lost = acquired();
         lost.begin_attempt();
-        let mut later = State::new(lost.end);
+        let mut later = HoldState::new(lost.end);
         later.supersede(&mut lost);
-        assert!(later.snapshot().has_attempt_in_flight);
+        assert!(later.has_attempt_in_flight());
         later.release_acknowledged(later.changes, true);
-        let snapshot = later.snapshot();
-        assert!(!snapshot.has_attempt_in_flight && !snapshot.has_unacknowledged_changes);
+        assert!(!later.has_attempt_in_flight() && !later.has_unacknowledged_changes());
     }
 
     #[test]

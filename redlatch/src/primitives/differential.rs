@@ -25,7 +25,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::hold::{Hold, HoldKind};
+use crate::hold::{Hold, HoldKind, ReleaseParams};
 use crate::keyspace::{DumpedValue, Keyspace, Message};
 use crate::lease::{Expiry, Lease};
 use crate::name::CandidateKeys;
@@ -139,7 +139,7 @@ impl Differential {
         Differential {
             connection,
             pushes,
-            keyspace: Keyspace::default(),
+            keyspace: Keyspace::new(Instant::now()),
             clock_offset: Duration::ZERO,
             subscribed: None,
         }
@@ -169,7 +169,7 @@ impl Differential {
     }
 
     async fn reset(&mut self) {
-        self.keyspace = Keyspace::default();
+        self.keyspace = Keyspace::new(Instant::now());
         for channel in self.subscribed.iter().flatten() {
             self.keyspace.set_subscriber_count(channel, 1);
         }
@@ -178,6 +178,12 @@ impl Differential {
             .query_async(&mut self.connection)
             .await
             .unwrap();
+    }
+
+    /// Returns the keyspace, with its clock set.
+    fn keyspace(&mut self) -> &mut Keyspace {
+        self.keyspace.now = Instant::now() + self.clock_offset;
+        &mut self.keyspace
     }
 
     /// Runs the same step on both sides. The replies must be equal; returns the rule's.
@@ -198,7 +204,7 @@ impl Differential {
                 reason: error.to_string(),
             }),
         };
-        let rule = step.apply(&mut self.keyspace, Instant::now() + self.clock_offset);
+        let rule = step.apply(self.keyspace());
         let comparable = |reply: &Result<S::Reply>| match reply {
             Ok(reply) => Ok(reply.comparable()),
             // Errors of the script and of Redis itself count as the same kind.
@@ -220,6 +226,13 @@ impl Differential {
             holds: vec![hold],
         };
         self.step(&step).await.unwrap() == [true]
+    }
+
+    /// Runs one release; with 0 instead of a lease it leaves the lease unchanged.
+    pub(crate) async fn release(&mut self, hold: &Hold, keep: u32, multiple: u32) -> Result<bool> {
+        let lease = (multiple > 0).then(|| lease(multiple));
+        let step = hold.kind.release(ReleaseParams { hold, keep, lease });
+        self.step(&step).await
     }
 
     /// Checks that listings see the same under the name on both sides, whatever the primitive put there.
@@ -264,8 +277,7 @@ impl Differential {
             .query_async(&mut self.connection)
             .await
             .unwrap();
-        let now = Instant::now() + self.clock_offset;
-        self.keyspace.set(key, number, None, now);
+        self.keyspace().set(key, number, None);
     }
 
     /// Removes the expiry of a key, as another program might.
@@ -275,8 +287,7 @@ impl Differential {
             .query_async(&mut self.connection)
             .await
             .unwrap();
-        self.keyspace
-            .persist(key, Instant::now() + self.clock_offset);
+        self.keyspace().persist(key);
     }
 
     /// Deletes a key, as another program or its own expiry might.
@@ -290,8 +301,7 @@ impl Differential {
     }
 
     async fn compare(&mut self, after: &impl Debug) {
-        let now = Instant::now() + self.clock_offset;
-        let mut keyspace = self.keyspace.dump(now);
+        let mut keyspace = self.keyspace().dump();
         let mut server = self.dump_server().await;
         for side in [&mut keyspace, &mut server] {
             for (value, left) in side.values_mut() {
@@ -447,6 +457,7 @@ macro_rules! compare_by_debug {
 
 compare_by_debug!(
     (),
+    (bool, u64),
     bool,
     i64,
     u64,

@@ -95,7 +95,7 @@ impl Session {
         for ((hold_ref, terms), &held) in hold_refs.iter().zip(&held) {
             // Before the replicas confirm it, because waiting for them delays the renewal of a re-entered hold.
             if held > 0 {
-                hold_ref.hold.extend(end(terms));
+                hold_ref.hold.state().extend(end(terms));
             }
         }
         if let Err(error) = answer.confirmation.confirmed(progress).await {
@@ -193,7 +193,7 @@ impl<'a> SettleOnDrop<'a> {
             hold_ref,
             terms,
             progress,
-            change: hold_ref.hold.begin_attempt(),
+            change: hold_ref.hold.state().begin_attempt(),
             settled: AtomicBool::new(false),
         }
     }
@@ -201,7 +201,7 @@ impl<'a> SettleOnDrop<'a> {
     /// Records that the attempt has been answered.
     fn mark_settled(&self) {
         self.settled.store(true, Ordering::Relaxed);
-        self.hold_ref.hold.attempt_acknowledged(self.change);
+        self.hold_ref.hold.state().attempt_acknowledged(self.change);
     }
 
     /// Settles the attempt in its own turn. If this fails, dropping `self` settles it.
@@ -224,7 +224,7 @@ impl Drop for SettleOnDrop<'_> {
                 hold_ref.settle_detached(self.terms.trace_lifetime.duration(), attempt_permit);
             }
             // It never reached the store.
-            false => self.hold_ref.hold.attempt_acknowledged(self.change),
+            false => self.hold_ref.hold.state().attempt_acknowledged(self.change),
         }
     }
 }

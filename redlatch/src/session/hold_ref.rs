@@ -1,7 +1,7 @@
 //! Counted references to the holds of a client, each found in the registry while anything refers to it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::Session;
 use super::registry::RegisteredHold;
@@ -48,18 +48,17 @@ impl Session {
         Ok(HoldRef::new(self.clone(), entry.hold.clone()))
     }
 
-    /// Returns the latest generation of a hold.
-    pub(super) fn latest_generation(&self, hold: &Hold) -> Option<Arc<Hold>> {
+    /// Returns the latest generation of the hold of `owner` on `object`.
+    pub(super) fn latest_hold(&self, owner: Owner, object: &Arc<ObjectKeys>) -> Option<Arc<Hold>> {
         let holds = self.holds.lock();
-        let entry = holds.get(&(hold.owner, hold.object.clone()));
-        entry.map(|entry| entry.hold.clone())
+        let entry = holds.get(&(owner, object.clone()))?;
+        Some(entry.hold.clone())
     }
 
     /// Returns the hold period of `owner` on `object`, if it holds the object as far as this client knows.
     pub(super) fn hold_period(&self, owner: Owner, object: &Arc<ObjectKeys>) -> Option<HoldPeriod> {
-        let holds = self.holds.lock();
-        let entry = holds.get(&(owner, object.clone()));
-        entry.and_then(|entry| entry.hold.hold_period())
+        let hold = self.latest_hold(owner, object)?;
+        hold.state().hold_period()
     }
 
     /// Waits until `owner` holds `object`, as far as this client knows, in a hold period that started after
@@ -81,7 +80,7 @@ impl Session {
             let Some(entry) = holds.get_mut(&(owner, object.clone())) else {
                 return;
             };
-            if !entry.hold.snapshot().has_unacknowledged_changes {
+            if !entry.hold.state().has_unacknowledged_changes() {
                 return;
             }
             entry.refs += 1;
@@ -98,6 +97,8 @@ pub(crate) struct HoldRef {
     pub(crate) hold: Arc<Hold>,
     /// Number of the change with which this reference's guard was removed; 0 before.
     pub(super) removed_at: AtomicU64,
+    /// Whether this reference has passed to a [`HandedOver`](super::HandedOver), and is not counted any more.
+    moved: AtomicBool,
 }
 
 impl Clone for HoldRef {
@@ -109,6 +110,7 @@ impl Clone for HoldRef {
             session: self.session.clone(),
             hold: self.hold.clone(),
             removed_at: AtomicU64::new(self.removed_at.load(Ordering::Relaxed)),
+            moved: AtomicBool::new(false),
         }
     }
 }
@@ -124,13 +126,16 @@ impl std::fmt::Debug for HoldRef {
 
 impl Drop for HoldRef {
     fn drop(&mut self) {
+        if *self.moved.get_mut() {
+            return;
+        }
         let key = self.key();
         let unsettled = {
             let mut holds = self.session.holds.lock();
             let Some(entry) = holds.get_mut(&key) else {
                 return;
             };
-            if entry.refs == 1 && !entry.hold.needs_settling() {
+            if entry.refs == 1 && !entry.hold.state().needs_settling() {
                 holds.remove(&key);
                 return;
             }
@@ -141,7 +146,7 @@ impl Drop for HoldRef {
             // This reference stays counted: it passes to one that settles in the background.
             entry.hold.clone()
         };
-        let lease = unsettled.longest_lease();
+        let lease = unsettled.state().longest;
         HoldRef::new(self.session.clone(), unsettled).settle_detached(lease, None);
     }
 }
@@ -153,7 +158,20 @@ impl HoldRef {
             session,
             hold,
             removed_at: AtomicU64::new(0),
+            moved: AtomicBool::new(false),
         }
+    }
+
+    /// Returns whether there is no other reference to the owner's hold.
+    pub(super) fn is_only_one(&self) -> bool {
+        let holds = self.session.holds.lock();
+        holds.get(&self.key()).is_some_and(|entry| entry.refs == 1)
+    }
+
+    /// Moves this reference, and leaves one that must not be used any more.
+    pub(super) fn take(&self) -> HoldRef {
+        self.moved.store(true, Ordering::Relaxed);
+        HoldRef::new(self.session.clone(), self.hold.clone())
     }
 
     pub(super) fn key(&self) -> (Owner, Arc<ObjectKeys>) {
@@ -167,10 +185,10 @@ impl HoldRef {
     /// period. If the store refuses nevertheless (the hold period has ended meanwhile, or its loss was not
     /// noticed yet), the owner waits in the wait queue until a later hold period starts.
     pub(crate) fn hold_period(&self) -> Option<HoldPeriod> {
-        let sibling = self.hold.kind.sibling();
-        let sibling =
-            sibling.and_then(|sibling| self.session.hold_period(self.hold.owner, sibling));
-        self.hold.hold_period().max(sibling)
+        let (hold, session) = (&self.hold, &self.session);
+        let sibling = hold.kind.sibling();
+        let sibling = sibling.and_then(|sibling| session.hold_period(hold.owner, sibling));
+        hold.state().hold_period().max(sibling)
     }
 
     /// Waits until the owner has a [hold period](HoldRef::hold_period) that started after `since`.

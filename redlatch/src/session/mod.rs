@@ -30,11 +30,15 @@ use crate::wait::WaitQueues;
 use crate::watchdog::Watchdog;
 
 mod acquire;
+mod hand_over;
 mod hold_ref;
 mod registry;
 mod settle;
 
 pub(crate) use acquire::AllOrNone;
+#[cfg(test)]
+pub(crate) use hand_over::CheckHandOver;
+pub(crate) use hand_over::HandedOver;
 pub(crate) use hold_ref::HoldRef;
 use registry::HoldRegistry;
 
@@ -48,6 +52,8 @@ pub(crate) struct Session {
     pub(crate) background: Background,
     /// How long an outage may last before waiting fails, if it is set.
     pub(crate) outage_limit: Option<Expiry>,
+    /// Whether holds pass from one request of this client to the next.
+    pub(crate) hands_over: bool,
     holds: Mutex<HoldRegistry>,
     /// Notified when any hold was acquired.
     acquired: Notify,
@@ -62,6 +68,8 @@ pub(crate) struct Terms {
     pub(crate) renewed: bool,
     /// Whether the owner may already hold it.
     pub(crate) reentrant: bool,
+    /// Whether the hold may pass to another request of this client: see [`HandedOver`].
+    pub(crate) transferable: bool,
     /// How long the store may keep traces of an attempt: the lease, or longer if the attempt waits.
     pub(crate) trace_lifetime: Lease,
 }
@@ -84,10 +92,10 @@ impl Session {
         waiting: WaitQueues,
         lease: Lease,
         background: Background,
-        outage_limit: Option<Expiry>,
     ) -> Session {
         Session {
-            outage_limit,
+            outage_limit: None,
+            hands_over: true,
             id,
             prefix,
             watchdog: Watchdog::new(lease, store.clone(), background.clone()),
@@ -107,6 +115,7 @@ impl Session {
             lease,
             renewed,
             reentrant,
+            transferable: false,
             trace_lifetime: lease,
         }
     }

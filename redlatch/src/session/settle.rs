@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::{HoldRef, Terms};
 use crate::error::{Error, Loss, Result};
-use crate::hold::{Hold, HoldSnapshot};
+use crate::hold::{Hold, HoldSnapshot, ReleaseParams};
 use crate::lease::Lease;
 use crate::store::{AttemptPermit, Delivery, Progress, Route};
 
@@ -18,7 +18,7 @@ pub(super) const SETTLE_GRACE: Duration = Duration::from_secs(10);
 impl HoldRef {
     /// Removes one guard. [`HoldRef::settle`] then updates the store.
     pub(crate) fn remove_guard(&self, terms: Terms) {
-        let change = self.hold.remove_guard(terms.renewed);
+        let change = self.hold.state().remove_guard(terms.renewed);
         self.removed_at.store(change, Ordering::Relaxed);
     }
 
@@ -29,7 +29,7 @@ impl HoldRef {
     /// reply to the repetition means that the first one took effect.
     pub(crate) async fn settle(&self) -> Result<bool> {
         let up_to_change = match self.removed_at.load(Ordering::Relaxed) {
-            0 => self.hold.changes(),
+            0 => self.hold.state().changes,
             removed_at => removed_at,
         };
         let mut turn = self.hold.turn().await?;
@@ -41,12 +41,12 @@ impl HoldRef {
     /// Settles for a caller that has the turn. `up_to_change`: the latest change that must be settled.
     pub(super) async fn settle_in_turn(&self, up_to_change: u64) -> Result<bool> {
         let snapshot = self.hold.snapshot();
-        let Some(loss) = snapshot.loss.filter(|_| snapshot.is_superseded) else {
+        let Some(loss) = snapshot.loss.filter(|_| snapshot.superseded) else {
             return self.settle_hold(&self.hold, snapshot, up_to_change).await;
         };
         // The store's state of this owner now belongs to the latest generation. Its request may have been
         // canceled before it released what this generation left there.
-        if let Some(latest) = self.session.latest_generation(&self.hold)
+        if let Some(latest) = self.session.latest_hold(self.hold.owner, &self.hold.object)
             && let snapshot = latest.snapshot()
             && snapshot.has_unacknowledged_changes
         {
@@ -77,7 +77,7 @@ impl HoldRef {
             }
         }
         let lease = now.is_renewed.then(|| session.watchdog.lease());
-        let step = hold.kind.release(hold, keep, lease);
+        let step = hold.kind.release(ReleaseParams { hold, keep, lease });
         let store = &session.store;
         let delivery = Delivery::on(match now.has_attempt_in_flight {
             true => Route::Acquisitions,
@@ -104,7 +104,9 @@ impl HoldRef {
         }
         let is_repeated = answer.repeated || now.maybe_released;
         let held = answer.reply || keep == 0 && is_repeated;
-        hold.release_acknowledged(now.changes, keep == 0 && held && now.loss.is_none());
+        let fully_released = keep == 0 && held && now.loss.is_none();
+        hold.state()
+            .release_acknowledged(now.changes, fully_released);
         if let Some(loss) = now.loss {
             return Err(hold.lost_error(loss));
         }
@@ -113,7 +115,7 @@ impl HoldRef {
                 hold.mark_lost(Loss::NotHeld);
                 session.watchdog.report_missing(hold);
             } else if let Some(lease) = lease {
-                hold.extend(answer.sent_at + lease.duration());
+                hold.state().extend(answer.sent_at + lease.duration());
             }
             session.watchdog.watch(hold);
         }
@@ -135,7 +137,7 @@ impl HoldRef {
             let mut unstarted = unstarted;
             if let Some(hold_ref) = unstarted.0.take() {
                 hold_ref.settle_with_retries(lease, attempt_permit).await;
-                hold_ref.hold.settling_ended();
+                hold_ref.hold.state().settling_ended();
             }
         });
     }
@@ -201,7 +203,7 @@ impl<'a> PendingRelease<'a> {
 impl Drop for PendingRelease<'_> {
     fn drop(&mut self) {
         if self.progress.was_sent() {
-            self.hold.release_unanswered(self.keep);
+            self.hold.state().release_unanswered(self.keep);
         }
     }
 }
@@ -214,7 +216,7 @@ impl Drop for WarnIfDropped {
         if let Some(hold_ref) = &self.0 {
             tracing::warn!(lock = hold_ref.hold.object.name(), owner = %hold_ref.hold.field,
                 "no runtime to release the lock in; it is free when its lease ends");
-            hold_ref.hold.settling_ended();
+            hold_ref.hold.state().settling_ended();
         }
     }
 }

@@ -363,16 +363,17 @@ async fn unanswered_release_makes_next_one_a_repetition() {
             release.progress.mark_sent();
         }
         drop(release);
-        assert_eq!(hold.snapshot().maybe_released, repeated);
+        assert_eq!(hold.state().maybe_released, repeated);
     }
     let release = PendingRelease::new(hold, 0);
-    hold.release_acknowledged(hold.changes(), false);
+    let changes = hold.state().changes;
+    hold.state().release_acknowledged(changes, false);
     release.progress.mark_sent();
     release.record_result(&Ok(()));
     drop(release);
-    assert!(!hold.snapshot().maybe_released, "it was answered");
+    assert!(!hold.state().maybe_released, "it was answered");
     // The store does not have it any more: the earlier release took effect.
-    hold.release_unanswered(0);
+    hold.state().release_unanswered(0);
     assert!(client.lock("a").force_unlock().await.unwrap());
     guard.unlock().await.unwrap();
 }
@@ -389,14 +390,14 @@ async fn unnecessary_release_without_answer_is_settled_before_next_acquisition()
     writer.unlock().await.unwrap();
     let hold = &hold_ref.hold;
     let turn = hold.step_lock.clone().lock_owned().await;
-    let attempt = hold.begin_attempt();
+    let attempt = hold.state().begin_attempt();
     let read = async {
         let reader = lock.read().lock().owner(me).await.unwrap();
         reader.unlock().await.unwrap();
     };
     let refuse = async {
         tokio::task::yield_now().await;
-        hold.attempt_acknowledged(attempt);
+        hold.state().attempt_acknowledged(attempt);
         store.fail([NoAnswer]);
         drop(turn);
     };
@@ -414,10 +415,10 @@ async fn dropped_background_work_counts_as_settled() {
     let guard = client.lock("a").lock().await.unwrap();
     let hold_ref = guard.hold_ref().clone();
     let hold = hold_ref.hold.clone();
-    hold.begin_attempt();
-    assert!(hold.needs_settling());
+    hold.state().begin_attempt();
+    assert!(hold.state().needs_settling());
     drop(WarnIfDropped(Some(hold_ref)));
-    assert!(!hold.needs_settling());
+    assert!(!hold.state().needs_settling());
 }
 
 #[tokio::test(start_paused = true)]
@@ -427,11 +428,11 @@ async fn last_hold_ref_settles_open_changes() {
     let (hold_ref, session) = (guard.hold_ref().clone(), session(&guard).clone());
     guard.unlock().await.unwrap();
     let hold = hold_ref.hold.clone();
-    hold.begin_attempt();
+    hold.state().begin_attempt();
     drop(hold_ref);
     assert_eq!(refs(&session), [1], "the background has it");
     client.flush().await;
-    assert!(!hold.snapshot().has_unacknowledged_changes);
+    assert!(!hold.state().has_unacknowledged_changes());
     assert_eq!(refs(&session), []);
 }
 

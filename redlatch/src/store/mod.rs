@@ -71,7 +71,7 @@ impl Store {
         }
     }
 
-    /// Runs a read-only step. Its outcome makes no difference to the store.
+    /// Runs a step that may be repeated and after which nothing has to be settled: a read, or an idempotent write.
     pub(crate) async fn read<R: Send>(&self, step: &dyn Step<Reply = R>) -> Result<R> {
         let answer = self
             .run(step, None, Delivery::IMMEDIATE, &Progress::default())
@@ -116,6 +116,15 @@ impl Store {
         }
     }
 
+    /// Returns whether a script can count all subscribers of a channel. Nodes of a cluster without sharded channels
+    /// count only their own.
+    pub(crate) fn counts_subscribers(&self) -> bool {
+        match self {
+            Store::Redis(redis) => redis.counts_subscribers(),
+            Store::Embedded(_) => true,
+        }
+    }
+
     /// Returns the node that serves a key, as far as is known locally. Work for different nodes is limited
     /// and batched separately, so a node that does not answer does not delay work for the others.
     pub(crate) fn node(&self, key: &str) -> Option<NodeId> {
@@ -128,7 +137,7 @@ impl Store {
     /// Returns the nodes that may have lost data. The embedded store never does.
     pub(crate) fn suspect_nodes(&self) -> Arc<SuspectNodes> {
         match self {
-            Store::Redis(redis) => redis.suspect_nodes(),
+            Store::Redis(redis) => redis.suspect_nodes.clone(),
             Store::Embedded(_) => Arc::default(),
         }
     }
@@ -152,7 +161,7 @@ impl Store {
     /// Returns the time limit for an answer, if there is one.
     pub(crate) fn response_timeout(&self) -> Option<Duration> {
         match self {
-            Store::Redis(redis) => Some(redis.response_timeout()),
+            Store::Redis(redis) => Some(redis.response_timeout),
             Store::Embedded(embedded) => embedded.response_timeout(),
         }
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use tokio::sync::Notify;
 
-use crate::sync::Mutex;
+use crate::sync::{Mutex, wait_for};
 
 /// Identifies a server with data for as long as this process knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -50,12 +50,7 @@ impl SuspectNodes {
     ///
     /// Cancel-safe: the nodes are removed only when they are returned.
     pub(crate) async fn next(&self) -> BTreeSet<NodeId> {
-        loop {
-            let nodes = std::mem::take(&mut *self.nodes.lock());
-            if !nodes.is_empty() {
-                return nodes;
-            }
-            self.added.notified().await;
-        }
+        let added = || Some(std::mem::take(&mut *self.nodes.lock())).filter(|all| !all.is_empty());
+        wait_for(&self.added, added).await
     }
 }

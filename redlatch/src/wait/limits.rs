@@ -1,7 +1,7 @@
 //! The limits of a request, implemented once for all primitives.
 //!
 //! - *Wait limit.* When it has passed, the request is dropped, and the last contact with the store decides
-//!   the result. If that was an answer, the result is `None`: another owner holds the object. Otherwise it is
+//!   the result. If that was an answer, the result is `None`: the store refused the request. Otherwise it is
 //!   the error with which the store could not be reached.
 //! - *Outage limit.* An outage starts with the first failure after the last answer and ends with the next
 //!   answer. While it lasts, the request is repeated after pauses. When it has lasted for the limit, the
@@ -28,13 +28,13 @@ pub(crate) struct Limits {
     pub(crate) outage: Expiry,
 }
 
-/// A whole request, including all its waiting. It may be dropped at any point and started again.
+/// A request as its limits see it: a whole request, including all its waiting. It may be dropped at any point and
+/// started again.
 pub(crate) trait Request: Attempt {
     /// Result of a success.
     type Obtained: Send;
 
-    /// Waits until the object is acquired. If it does not wait, makes one attempt (`None`: another owner
-    /// holds it).
+    /// Waits until the object is acquired. If it does not wait, makes one attempt (`None`: the store refused it).
     fn obtain(
         &mut self,
         waits: bool,

@@ -6,7 +6,8 @@
 //! 2. Only the first waiter of a queue sends requests. The others wait for their turn and send nothing.
 //! 3. Unless the channel is subscribed to already, the first waiter subscribes and sends its request behind
 //!    the subscription, in one round trip, so that it misses no later release.
-//! 4. It then sleeps until a message arrives or the holder's lease ends, and repeats its request.
+//! 4. It then sleeps until a message arrives or the time in the reply has passed (usually the holder's remaining
+//!    lease), and repeats its request.
 //! 5. When it acquires the object, it passes the turn on, together with the end of its own lease. The next
 //!    waiter sends nothing before then unless a message arrives.
 //! 6. If the store cannot be reached, all waiters for the object fail together.
@@ -32,18 +33,19 @@ mod queues;
 
 pub(crate) use limits::{Limits, Request};
 
-pub(crate) use queues::{ChannelMap, QueueKind, WaitQueues};
+pub(crate) use queues::{ChannelMap, Offer, QueueKind, WaitQueues};
 use queues::{QueueTurn, Waiter};
 
-/// Added to the holder's remaining lease, which the store truncates to whole milliseconds. Without it the
-/// waiter could be early and have to send its request twice.
+/// Added to the time in the reply, which the store truncates to whole milliseconds. Without it the waiter could
+/// be early and have to send its request twice.
 const ROUNDING: Duration = Duration::from_millis(1);
 
 /// How long the first waiter of a queue waits before that is logged. Not shorter than the default lease: the
 /// lock of a holder that died is free by then.
 const LONG_WAIT: Duration = Duration::from_secs(30);
 
-/// A request for an object. It can be sent repeatedly, until the object is acquired.
+/// A request as the wait queues see it: they repeat [`Attempt::send`], which makes one attempt, until the object is
+/// acquired.
 pub(crate) trait Attempt: Send {
     /// Result of the acquisition.
     type Grant: Send;
@@ -60,19 +62,21 @@ pub(crate) trait Attempt: Send {
         QueueKind::Exclusive
     }
 
-    /// Sends the request once, behind a subscription to the channel if `subscribe` is true.
-    fn ask(&mut self, subscribe: bool)
-    -> impl Future<Output = Result<Outcome<Self::Grant>>> + Send;
+    /// Makes one attempt, behind a subscription to the channel if `subscribe` is true.
+    fn send(
+        &mut self,
+        subscribe: bool,
+    ) -> impl Future<Output = Result<Outcome<Self::Grant>>> + Send;
 
-    /// Returns whether the last [`Attempt::ask`] has sent the subscription, if one was requested.
+    /// Returns whether the last [`Attempt::send`] has sent the subscription, if one was requested.
     fn has_subscribed(&self) -> bool {
         true
     }
 
-    /// Records whether the steps of this request were sent, and their outcome.
+    /// Returns the record of whether the steps of this request were sent, and with which outcome.
     fn progress(&self) -> &Progress;
 
-    /// Returns whether an outage of this request is one for all waiters in its queue. It is not if the request
+    /// Returns whether all waiters in the queue fail if this request cannot reach the store. False if the request
     /// also uses other stores.
     fn represents_queue(&self) -> bool {
         true
@@ -81,6 +85,18 @@ pub(crate) trait Attempt: Send {
     /// Returns how long the acquisition excludes the other waiters in the queue. `None`: it does not, or its
     /// end is not known, so the next waiter sends its request at once.
     fn excludes_waiters_for(&self) -> Option<Duration>;
+
+    /// Returns whether this may take a hold that another request of the client hands over.
+    fn takes_offers(&self) -> bool {
+        false
+    }
+
+    /// Takes such a hold. Returns when it ends unless it is renewed. `None` if it cannot be used; it is released
+    /// then.
+    fn take(&mut self, offer: Offer) -> Option<(Self::Grant, Instant)> {
+        drop(offer);
+        None
+    }
 
     /// Returns the pause before the next request, for attempts that poll instead of subscribing.
     fn pause(&mut self) -> Option<Duration> {
@@ -95,8 +111,8 @@ pub(crate) trait Attempt: Send {
 }
 
 impl WaitQueues {
-    /// Repeats the request until it acquires the object. If it does not wait, sends it once (`None`:
-    /// another owner holds the object).
+    /// Repeats the request until it acquires the object. If it does not wait, sends it once (`None`: the store
+    /// refused it).
     ///
     /// Cancel-safe: a dropped waiter leaves the queue, and the next one gets the turn.
     pub(crate) async fn obtain<A: Attempt>(
@@ -111,8 +127,9 @@ impl WaitQueues {
         };
         let waiter = match joined {
             Some(waiter) => waiter,
-            // No waiters here: the object is probably free, and one round trip is enough.
-            None => match attempt.ask(false).await? {
+            // Either this client has no waiters, so that the object is probably free and one round trip is
+            // enough, or the request does not wait.
+            None => match attempt.send(false).await? {
                 Outcome::Done(grant) => return Ok(Some(grant)),
                 Outcome::Wait(_) if !waits => return Ok(None),
                 Outcome::Wait(_) => self.join(attempt.channel(), attempt.object(), kind),
@@ -124,18 +141,26 @@ impl WaitQueues {
     /// Like `obtain`, for a request that was refused before or that found a queue: waits for its turn first.
     pub(crate) async fn obtain_queued<A: Attempt>(&self, attempt: &mut A) -> Result<A::Grant> {
         let (channel, object, kind) = (attempt.channel(), attempt.object(), attempt.queue_kind());
-        // That a queue exists is no answer: a request for several objects may not have been sent yet.
+        // That there is or was a queue is no answer: a request for several objects may get here before it was sent.
+        let join = match attempt.progress().last_contact() {
+            Some(LastContact::Answered) => WaitQueues::join,
+            Some(LastContact::Failed { .. }) | None => WaitQueues::join_unanswered,
+        };
         let existing = self.join_existing(channel, object, kind);
-        let waiter = existing.unwrap_or_else(|| self.join(channel, object, kind));
+        let waiter = existing.unwrap_or_else(|| join(self, channel, object, kind));
         wait_in_queue(waiter, attempt).await
     }
 }
 
-/// Boxed: most requests do not wait and should not carry this future.
+/// Waits for the turn, and then as the first waiter of the queue. Boxed, because most requests do not wait and
+/// should not carry this future.
 fn wait_in_queue<'a, A: Attempt>(
-    waiter: Waiter,
+    mut waiter: Waiter,
     attempt: &'a mut A,
 ) -> Boxed<'a, Result<A::Grant>> {
+    if attempt.takes_offers() {
+        waiter.enable_offers();
+    }
     Box::pin(async move {
         attempt.progress().join_queue(waiter.contacts());
         let turn = tokio::select! {
@@ -170,7 +195,7 @@ async fn wait_as_first<A: Attempt>(
     attempt: &mut A,
 ) -> Result<A::Grant> {
     let mut next = match turn.take() {
-        Some(at) if waiter.is_subscribed() && Instant::now() < at && !waiter.discard_wakeups() => {
+        Some(at) if waiter.is_subscribed() && Instant::now() < at && !waiter.take_wakeups() => {
             // The previous waiter acquired the object, and no release has arrived since, so another owner
             // still holds it. This counts as the store's answer to this request.
             attempt.progress().record_answer();
@@ -189,8 +214,14 @@ async fn wait_as_first<A: Attempt>(
                 () = sleep_until(at) => {}
             },
         }
-        // Earlier messages do not matter to an answer that comes after them.
-        waiter.discard_wakeups();
+        if let Some(offer) = waiter.take_offer()
+            && let Some((grant, end)) = attempt.take(offer)
+        {
+            *turn = Some(end + ROUNDING);
+            return Ok(grant);
+        }
+        // The next answer already includes every release whose message has arrived.
+        waiter.take_wakeups();
         let sent_at = Instant::now();
         let pause = attempt.pause();
         let subscribe = pause.is_none() && waiter.begin_subscribing();
@@ -200,6 +231,8 @@ async fn wait_as_first<A: Attempt>(
         }
         next = match (outcome, pause) {
             (Outcome::Done(grant), _) => {
+                // The store granted it, so an earlier holder that offers it has lost it.
+                drop(waiter.take_offer());
                 if let Some(held) = attempt.excludes_waiters_for() {
                     *turn = Some(sent_at + held + ROUNDING);
                 }
@@ -225,14 +258,14 @@ async fn request_as_first<A: Attempt>(
     subscribe: bool,
 ) -> Result<Outcome<A::Grant>> {
     if !attempt.represents_queue() {
-        let answer = attempt.ask(subscribe).await;
+        let answer = attempt.send(subscribe).await;
         if answer.is_ok() {
             waiter.request_ended(Some(LastContact::Answered));
         }
         return answer;
     }
     waiter.request_started();
-    let answer = attempt.ask(subscribe).await;
+    let answer = attempt.send(subscribe).await;
     waiter.request_ended(attempt.progress().last_contact());
     if answer.as_ref().is_err_and(Error::is_outage) {
         waiter.fail_all();
@@ -248,7 +281,8 @@ enum NextRequest {
 }
 
 impl NextRequest {
-    /// Returns this time from now; [`NextRequest::OnMessage`] if the clock cannot represent it.
+    /// Returns [`NextRequest::At`] this long from now; [`NextRequest::OnMessage`] if that is never, or beyond what
+    /// the clock can represent.
     fn at(time: Expiry) -> NextRequest {
         let at = time
             .duration()

@@ -12,6 +12,7 @@
 //! 4. While the subscription is being ended, new waiters get no turn (`Subscription::ending`), so that ending
 //!    and subscribing cannot cross.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard, Weak};
@@ -25,6 +26,7 @@ use self::SubscriptionState::{EndReported, NotSubscribed, Subscribed, Unconfirme
 use crate::background::Background;
 use crate::environment::task;
 use crate::error::Error;
+use crate::name::ObjectKeys;
 use crate::store::{ContactSource, LastContact, Store, Subscriber};
 use crate::sync::Mutex;
 
@@ -96,6 +98,8 @@ struct ObjectQueues {
 struct ContactState {
     /// Number of waiters in the queue. The rest is reset when the last one leaves.
     waiters: usize,
+    /// Number of these that take offers.
+    taking_offers: usize,
     /// Since when the latest answer is out of date: since the release that the unanswered request follows,
     /// or since that request was sent. The answer still counts for waiters that joined earlier.
     stale_since: Option<Instant>,
@@ -112,9 +116,26 @@ struct WaitQueue {
     /// The waiter that holds this lock is the first of the queue; tokio's mutex is fair. Contains the time
     /// until which the next waiter need not send a request, set by a waiter that acquires the object.
     turn: tokio::sync::Mutex<Option<Instant>>,
-    /// Notified when a message was published, or may have been.
+    /// Notified when a message was published, or may have been, and when there is an offer.
     wake: Notify,
+    /// What the first waiter may take instead of sending a request.
+    offer: Mutex<OfferSlot>,
 }
+
+/// Something that a request of this client passes to the next. Dropping it releases it.
+pub(crate) type Offer = Box<dyn Any + Send>;
+
+/// At most one offer, which is dropped if no waiter takes it in time: a request may not be polled any more.
+#[derive(Debug, Default)]
+struct OfferSlot {
+    /// With the time at which it was offered.
+    offer: Option<(Offer, Instant)>,
+    /// The task that drops it.
+    expiry: Option<AbortHandle>,
+}
+
+/// How long an offer waits to be taken.
+const OFFERED_FOR: Duration = Duration::from_millis(10);
 
 /// The queues of an object. A waiter that can share the object does not wait behind one that cannot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,6 +150,7 @@ pub(super) struct Waiter {
     subscription: Arc<Subscription>,
     object: Arc<ObjectQueues>,
     kind: QueueKind,
+    takes_offers: bool,
 }
 
 /// The turn of the first waiter of a queue, with the time until which it need not send a request. Dropping it
@@ -180,6 +202,66 @@ impl WaitQueues {
         Some(self.add_waiter(entry, object, kind))
     }
 
+    /// Offers the first waiter for an object what it waits for. `offer` is called if all waiters take offers, none
+    /// waits in the shared queue, the object was not released since the last request, and no request is in flight.
+    /// Returns whether it was offered.
+    pub(crate) fn offer(&self, object: &ObjectKeys, offer: impl FnOnce() -> Option<Offer>) -> bool {
+        let Some(channels) = self.channels.lock_unless_empty() else {
+            return false;
+        };
+        let queues = channels.get(object.channel());
+        let Some(queues) = queues.and_then(|entry| entry.find(object.key())) else {
+            return false;
+        };
+        let [exclusive, shared] = &queues.queues;
+        let all_take_it = {
+            let contact = exclusive.contact.lock();
+            contact.is_current() && contact.waiters > 0 && contact.taking_offers == contact.waiters
+        };
+        if !all_take_it || shared.contact.lock().waiters > 0 {
+            return false;
+        }
+        let Some(offer) = offer() else {
+            return false;
+        };
+        let mut slot = exclusive.offer.lock();
+        // If no waiter took the earlier offer, its hold is lost: the store has granted another one since.
+        let outdated = slot.offer.replace((offer, Instant::now()));
+        exclusive.wake.notify_one();
+        if slot.expiry.as_ref().is_none_or(AbortHandle::is_finished)
+            && let Some(runtime) = self.background.runtime()
+        {
+            let expiring = runtime.spawn(task(WaitQueues::drop_expired_offers(queues.clone())));
+            slot.expiry = Some(expiring.abort_handle());
+        }
+        drop(slot);
+        drop(channels);
+        drop(outdated);
+        true
+    }
+
+    /// Drops offers that are not taken in time, until there is none.
+    async fn drop_expired_offers(object: Arc<ObjectQueues>) {
+        loop {
+            tokio::time::sleep(OFFERED_FOR).await;
+            let mut slot = object.queue(QueueKind::Exclusive).offer.lock();
+            let is_expired = |(_, since): &mut (Offer, Instant)| since.elapsed() >= OFFERED_FOR;
+            let expired = slot.offer.take_if(is_expired);
+            if slot.offer.is_none() {
+                slot.expiry = None;
+                drop(slot);
+                return drop(expired);
+            }
+        }
+    }
+
+    /// Returns whether this client subscribes to a channel.
+    pub(crate) fn is_subscribed(&self, channel: &str) -> bool {
+        let channels = self.channels.entries.lock();
+        let subscribed = |entry: &ChannelEntry| *entry.subscription.state.lock() == Subscribed;
+        channels.get(channel).is_some_and(subscribed)
+    }
+
     /// Wakes the first waiter of every queue on `channel`, so that it repeats its request.
     pub(crate) fn wake(&self, channel: &str) {
         self.channels.on_message(channel);
@@ -198,13 +280,19 @@ impl WaitQueues {
     /// Joins the wait queue for `object` on `channel`, which is created if there is none. For a request that
     /// the store has answered.
     pub(super) fn join(&self, channel: &str, object: &str, kind: QueueKind) -> Waiter {
+        let waiter = self.join_unanswered(channel, object, kind);
+        waiter.queue().contact.lock().answered = true;
+        waiter
+    }
+
+    /// The same for a request that the store may not have answered.
+    pub(super) fn join_unanswered(&self, channel: &str, object: &str, kind: QueueKind) -> Waiter {
         let mut channels = self.channels.entries.lock();
         let channel: Arc<str> = channel.into();
         let entry = channels
             .entry(channel.clone())
             .or_insert_with(|| ChannelEntry::new(channel));
         let waiter = self.add_waiter(entry, object, kind);
-        waiter.queue().contact.lock().answered = true;
         self.channels.len.store(channels.len(), Ordering::Release);
         waiter
     }
@@ -216,6 +304,7 @@ impl WaitQueues {
             subscription: entry.subscription.clone(),
             object: entry.object(object),
             kind,
+            takes_offers: false,
         };
         waiter.queue().contact.lock().waiters += 1;
         waiter
@@ -399,6 +488,13 @@ impl Subscription {
     }
 }
 
+impl ContactState {
+    /// Returns whether the object was not released since the latest answer, and no request is in flight.
+    fn is_current(&self) -> bool {
+        self.stale_since.or(self.maybe_released_at).is_none()
+    }
+}
+
 impl ObjectQueues {
     fn queue(&self, kind: QueueKind) -> &WaitQueue {
         let [exclusive, shared] = &self.queues;
@@ -494,14 +590,29 @@ impl Waiter {
         turn
     }
 
-    /// Waits until a message was published since [`Waiter::discard_wakeups`], or the connection broke.
+    /// Records that this waiter takes offers.
+    pub(super) fn enable_offers(&mut self) {
+        self.takes_offers = true;
+        self.queue().contact.lock().taking_offers += 1;
+    }
+
+    /// Takes what another request of this client has offered, if there is anything. Drops it if the object may
+    /// have been released since: the store decides who holds it now.
+    pub(super) fn take_offer(&self) -> Option<Offer> {
+        let (offer, _) = self.queue().offer.lock().offer.take()?;
+        let is_current = self.queue().contact.lock().is_current();
+        is_current.then_some(offer)
+    }
+
+    /// Waits until a message was published since [`Waiter::take_wakeups`], there is an offer, or the connection
+    /// broke.
     pub(super) async fn woken(&self) {
         self.queue().wake.notified().await;
     }
 
-    /// Discards pending wakeups, and makes answers from before them out of date. Returns whether there
+    /// Takes the pending wakeups, and makes answers from before them out of date. Returns whether there
     /// were any.
-    pub(super) fn discard_wakeups(&self) -> bool {
+    pub(super) fn take_wakeups(&self) -> bool {
         // In this order: a message that arrives in between costs one more request, and is not lost.
         let notified = std::pin::pin!(self.queue().wake.notified()).enable();
         let mut contact = self.queue().contact.lock();
@@ -528,6 +639,8 @@ impl Waiter {
 
 impl Drop for Waiter {
     fn drop(&mut self) {
+        // Dropped after the locks: it releases.
+        let mut _unclaimed = None;
         let mut channels = self.queues.channels.entries.lock();
         let Some(entry) = channels.get_mut(&self.subscription.channel) else {
             return;
@@ -535,7 +648,9 @@ impl Drop for Waiter {
         entry.waiters -= 1;
         let mut contact = self.queue().contact.lock();
         contact.waiters -= 1;
+        contact.taking_offers -= usize::from(self.takes_offers);
         if contact.waiters == 0 {
+            _unclaimed = self.queue().offer.lock().offer.take();
             // Later requests must contact the store themselves.
             *contact = ContactState::default();
         }
@@ -611,7 +726,7 @@ mod tests {
         queues.channels.on_unsubscribed("c");
         assert!(is_woken(&waiter).await);
         queues.channels.on_message("c");
-        waiter.discard_wakeups();
+        waiter.take_wakeups();
         assert!(!is_woken(&waiter).await);
     }
 
@@ -645,7 +760,7 @@ mod tests {
         queues.channels.on_message("c");
         let after = Instant::now();
         assert!(has_contact(before) && !has_contact(after));
-        assert!(waiter.discard_wakeups());
+        assert!(waiter.take_wakeups());
         waiter.request_started();
         assert!(!has_contact(after));
         tick().await;
@@ -653,7 +768,7 @@ mod tests {
         let during = Instant::now();
         waiter.request_ended(Some(LastContact::Answered));
         assert!(has_contact(after) && !has_contact(during));
-        waiter.discard_wakeups();
+        waiter.take_wakeups();
         waiter.request_started();
         waiter.request_ended(Some(LastContact::Answered));
         assert!(has_contact(during));

@@ -78,7 +78,7 @@ impl Attempt for Scripted {
         self.kind
     }
 
-    async fn ask(&mut self, subscribe: bool) -> Answer {
+    async fn send(&mut self, subscribe: bool) -> Answer {
         let after = self.begun.elapsed().as_secs();
         self.sent.lock().unwrap().push((after, subscribe));
         let Some(answer) = self.answers.pop_front() else {
@@ -339,6 +339,29 @@ async fn queue_of_other_object_at_channel_has_no_answer() {
     }
 }
 
+/// A request for several objects may find a queue before it is sent. That queue may be gone when the request joins.
+#[tokio::test(start_paused = true)]
+async fn request_whose_queue_has_ended_has_no_answer_unless_it_was_refused() {
+    let queues = queues();
+    let mut earlier = scripted(&queues, [wait(60), wait(60)]);
+    let waiting = tokio::time::timeout(SECOND, queues.obtain(&mut earlier, true));
+    assert!(waiting.await.is_err() && queues.has_queue("channel", "object"));
+    for was_refused in [false, true] {
+        // The linger time ends.
+        sleep(20).await;
+        assert!(!queues.has_queue("channel", "object"));
+        let mut one = scripted(&queues, []);
+        if was_refused {
+            one.progress.record_answer();
+        }
+        let progress = one.progress.clone();
+        let waiting = tokio::time::timeout(SECOND, queues.obtain_queued(&mut one));
+        assert!(waiting.await.is_err());
+        let is_answered = matches!(progress.last_contact(), Some(LastContact::Answered));
+        assert_eq!(is_answered, was_refused);
+    }
+}
+
 /// Returns how a request with these limits ends, and after how many milliseconds.
 async fn within(
     wait_limit: WaitLimit,
@@ -458,19 +481,19 @@ async fn outage_is_logged_once() {
         .with_max_level(tracing::Level::TRACE)
         .with_ansi(false)
         .with_writer(move || writer.clone());
-    let fails_in = async |queues: &WaitQueues, limit| {
+    let limit = Some(60 * SECOND);
+    // With only one subscriber, `tracing` would disable an event for good if another test, which has no subscriber, were
+    // the first to log it.
+    let _other = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
+    let _log = tracing::subscriber::set_default(subscriber.finish());
+    let queues = queues_with_timeout();
+    let fails = async |limit| {
         let failing = [outage(), outage(), Ok(Outcome::Done(1))];
-        let (won, _) = within_at(queues, WaitLimit::Endless, limit, failing).await;
+        let (won, _) = within_at(&queues, WaitLimit::Endless, limit, failing).await;
         assert_eq!(won.unwrap(), Some(1));
         let warning = ["WARN", "the store is unavailable", "channel=\"channel\""];
         log.lines(&warning).len()
     };
-    let limit = Some(60 * SECOND);
-    // `tracing` forgets an event for good that another test logs for the first time just while a subscriber is set.
-    assert_eq!(fails_in(&queues_with_timeout(), limit).await, 0);
-    let _log = tracing::subscriber::set_default(subscriber.finish());
-    let queues = queues_with_timeout();
-    let fails = async |limit| fails_in(&queues, limit).await;
     assert_eq!(fails(None).await, 0, "no outage limit");
     assert_eq!(fails(limit).await, 1);
     sleep(12).await;
@@ -498,8 +521,8 @@ impl Attempt for Plain {
         self.0.object()
     }
 
-    async fn ask(&mut self, subscribe: bool) -> Answer {
-        self.0.ask(subscribe).await
+    async fn send(&mut self, subscribe: bool) -> Answer {
+        self.0.send(subscribe).await
     }
 
     fn progress(&self) -> &Progress {

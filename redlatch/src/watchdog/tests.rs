@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use smallvec::SmallVec;
 
 use super::*;
-use crate::hold::HoldKind;
+use crate::hold::{HoldKind, ReleaseParams};
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::primitives::differential;
 use crate::step::BoxedStep;
@@ -39,19 +39,13 @@ impl HoldKind for Arc<RecordingKind> {
         }
     }
 
-    fn renew(
-        &self,
-        _: &mut Keyspace,
-        _: &Hold,
-        lease: Option<Lease>,
-        now: Instant,
-    ) -> Result<bool> {
-        let after = (now - self.begun).as_secs();
+    fn renew(&self, keyspace: &mut Keyspace, _: &Hold, lease: Option<Lease>) -> Result<bool> {
+        let after = (keyspace.now - self.begun).as_secs();
         self.steps.lock().push((after, lease.is_some()));
         Ok(!self.missing.load(Ordering::SeqCst))
     }
 
-    fn release<'a>(&'a self, _: &'a Hold, _: u32, _: Option<Lease>) -> BoxedStep<'a, bool> {
+    fn release<'a>(&'a self, _: ReleaseParams<'a>) -> BoxedStep<'a, bool> {
         unreachable!("the watchdog releases nothing")
     }
 }
@@ -262,13 +256,13 @@ async fn hold_changed_after_batching_is_not_renewed() {
     tokio::time::advance(10 * SECOND).await;
     let mut batches = watchdog.core.take_due(&watchdog.store);
     let [released, lost, fixed, held] = &holds;
-    released.hold.remove_guard(true);
+    released.hold.state().remove_guard(true);
     lost.hold.mark_lost(Loss::NotHeld);
     fixed
         .hold
         .add_guard(Instant::now() + SECOND, false)
         .unwrap();
-    fixed.hold.remove_guard(true);
+    fixed.hold.state().remove_guard(true);
     renew(watchdog.store.clone(), batches.pop().unwrap()).await;
     assert!(batches.is_empty());
     for one in [released, lost, fixed] {
@@ -291,7 +285,7 @@ async fn hold_ended_after_batching_is_not_checked() {
     }
     let mut batches = watchdog.core.take_due(&watchdog.store);
     let [released, lost, held] = &holds;
-    released.hold.remove_guard(false);
+    released.hold.state().remove_guard(false);
     lost.hold.mark_lost(Loss::NotHeld);
     renew(watchdog.store.clone(), batches.pop().unwrap()).await;
     assert_eq!((released.steps(), lost.steps()), (vec![], vec![]));
@@ -372,7 +366,7 @@ async fn hold_released_before_batching_is_left_out() {
             .any(|b| Arc::ptr_eq(&b.holds[0], &one.hold))
     };
     let waiting = holds.iter().find(waits).unwrap();
-    waiting.hold.remove_guard(true);
+    waiting.hold.state().remove_guard(true);
     drop(in_flight);
     for hold in holds.iter().filter(|one| !std::ptr::eq(*one, waiting)) {
         watchdog.unwatch(&hold.hold);

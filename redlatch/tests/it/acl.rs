@@ -63,7 +63,14 @@ async fn everything(client: &Client, other: &Client) {
     tokio::select! {
         biased;
         _ = &mut head => unreachable!("it is held"),
-        () = waiters(1) => {}
+        () = async {
+            waiters(1).await;
+            // Until the head has subscribed, too: these follow its requests on the same connection.
+            for _ in 0..2 {
+                let other = other.lock(&name("other")).lock().await.unwrap();
+                other.unlock().await.unwrap();
+            }
+        } => {}
     }
     guard.unlock().await.unwrap();
     assert!(fair.try_lock().await.unwrap().is_none());
@@ -131,7 +138,7 @@ async fn everything(client: &Client, other: &Client) {
 
 /// Returns the commands that were called, as the rules spell them.
 fn called(secured: &Secured) -> HashSet<String> {
-    let stats: String = secured.server.plain().ask(&["INFO", "commandstats"]);
+    let stats: String = secured.server.plain().command(&["INFO", "commandstats"]);
     let names = stats.lines().filter_map(|line| {
         let (name, _) = line.strip_prefix("cmdstat_")?.split_once(':')?;
         Some(name.to_owned())
@@ -146,7 +153,7 @@ fn allowed(rules: &str) -> HashSet<String> {
 
 /// Returns what users were denied, each as `reason object`.
 fn denied(server: &Server) -> Vec<String> {
-    let log: Vec<HashMap<String, String>> = server.ask(&["ACL", "LOG"]);
+    let log: Vec<HashMap<String, String>> = server.command(&["ACL", "LOG"]);
     let denied = log
         .iter()
         .map(|entry| format!("{} {}", entry["reason"], entry["object"]));

@@ -26,7 +26,7 @@ fn url_of(cluster: &Cluster, node: usize) -> String {
 fn name_at(cluster: &Cluster, node: usize) -> String {
     (0..)
         .map(|number| unique(&format!("at-{number}")))
-        .find(|name| cluster.owner_of(name) == node)
+        .find(|name| cluster.master_of_key(name) == node)
         .unwrap()
 }
 
@@ -112,7 +112,7 @@ async fn nodes_without_host_name_are_found_by_address() {
 /// Waits until a server refuses all commands because a script is running.
 fn until_busy(server: &Server) {
     let begun = Instant::now();
-    while server.try_ask::<()>(&["PING"]).is_ok() {
+    while server.try_command::<()>(&["PING"]).is_ok() {
         assert!(begun.elapsed() < LONG, "it is never busy");
     }
 }
@@ -140,7 +140,7 @@ async fn busy_node_does_not_trigger_topology_refresh() {
             .unwrap();
     }
     let calls = |node: usize, command: &str, figure: &str| -> u64 {
-        let stats: String = cluster.ask(node, &["INFO", "commandstats"]);
+        let stats: String = cluster.command(node, &["INFO", "commandstats"]);
         let line = stats
             .lines()
             .find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:")));
@@ -155,7 +155,7 @@ async fn busy_node_does_not_trigger_topology_refresh() {
     let acquiring: Vec<_> = std::thread::scope(|scope| {
         let busy = ["EVAL", "while true do end", "0"];
         // Fails with an error when the script is killed.
-        let running = scope.spawn(move || cluster.nodes()[0].try_ask::<()>(&busy));
+        let running = scope.spawn(move || cluster.nodes()[0].try_command::<()>(&busy));
         until_busy(&cluster.nodes()[0]);
         let acquiring = names.map(|name| {
             let lock = client.lock(&name);
@@ -163,7 +163,7 @@ async fn busy_node_does_not_trigger_topology_refresh() {
         });
         // Long enough for several hundred repetitions.
         std::thread::sleep(Duration::from_secs(2));
-        let () = cluster.ask(0, &["SCRIPT", "KILL"]);
+        let () = cluster.command(0, &["SCRIPT", "KILL"]);
         running.join().unwrap().unwrap_err();
         acquiring.into()
     });
@@ -229,8 +229,8 @@ mod names {
         let client = Client::connect(&cluster.url()).await.unwrap();
         let shared = unique("listed");
         for foreign in [format!("{shared}}}b"), format!("{shared}{{b")] {
-            let owner = cluster.owner_of(&foreign);
-            let () = cluster.ask(owner, &["HSET", &foreign, "c:1", "1"]);
+            let master = cluster.master_of_key(&foreign);
+            let () = cluster.command(master, &["HSET", &foreign, "c:1", "1"]);
         }
         let lock = client.lock(&format!("{shared}:mine"));
         let _guard = lock.lock().await.unwrap();

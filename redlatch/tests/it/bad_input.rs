@@ -252,12 +252,12 @@ async fn foreign_keys_are_not_changed() {
         foreign("hash"),
         foreign("many"),
     );
-    let _: () = server.ask(&["SET", &string, "precious"]);
-    let _: i64 = server.ask(&["RPUSH", &list, "precious"]);
-    let _: i64 = server.ask(&["HSET", &user, "name", "precious"]);
-    let _: i64 = server.ask(&["HSET", &many, "a:1", "1", "b:2", "2"]);
+    let _: () = server.command(&["SET", &string, "precious"]);
+    let _: i64 = server.command(&["RPUSH", &list, "precious"]);
+    let _: i64 = server.command(&["HSET", &user, "name", "precious"]);
+    let _: i64 = server.command(&["HSET", &many, "a:1", "1", "b:2", "2"]);
     for name in [&string, &list, &user, &many] {
-        let before: Vec<u8> = server.ask(&["DUMP", name]);
+        let before: Vec<u8> = server.command(&["DUMP", name]);
         let lock = client.lock(name);
         for error in [
             lock.lock().await.err(),
@@ -272,7 +272,7 @@ async fn foreign_keys_are_not_changed() {
         }
         client.flush().await;
         assert_eq!(
-            server.ask::<Vec<u8>>(&["DUMP", name]),
+            server.command::<Vec<u8>>(&["DUMP", name]),
             before,
             "{name} was changed"
         );
@@ -288,9 +288,9 @@ async fn foreign_keys_are_not_changed() {
     // A lock whose key changes its type while it is held is lost.
     let lock = client.lock(&foreign("turned"));
     let guard = lock.lock().await.unwrap();
-    let _: () = server.ask(&["SET", lock.name(), "precious"]);
+    let _: () = server.command(&["SET", lock.name(), "precious"]);
     assert!(guard.unlock().await.is_err());
-    assert_eq!(server.ask::<String>(&["GET", lock.name()]), "precious");
+    assert_eq!(server.command::<String>(&["GET", lock.name()]), "precious");
 }
 
 /// A foreign key in a store must not prevent other keys from being listed, nor be reported as a
@@ -316,9 +316,9 @@ async fn foreign_keys_do_not_disturb_listing() {
         // Next to a lock that does not exist.
         &["SET", "redisson_lock_token:{gone}", "precious"],
     ] {
-        let _: redis::Value = server.ask(command);
+        let _: redis::Value = server.command(command);
     }
-    let () = server.ask(&["CONFIG", "RESETSTAT"]);
+    let () = server.command(&["CONFIG", "RESETSTAT"]);
     let mut found = Vec::new();
     let mut listing = client.list("*");
     while let Some(listed) = listing.next().await.unwrap() {

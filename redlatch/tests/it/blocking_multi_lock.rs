@@ -80,9 +80,9 @@ fn red_lock_works_for_threads() {
         .map(|server| Client::connect(&server.url()).unwrap())
         .collect();
     let lock = RedLock::new(clients.iter().map(|client| client.lock("a")));
-    let lock = lock.timeout(Duration::from_secs(5));
+    let lock = lock.member_timeout(Duration::from_secs(5));
     let guard = lock.lock().block().unwrap();
-    assert_eq!((guard.held(), guard.owner()), (3, current_thread()));
+    assert_eq!((guard.held_members(), guard.owner()), (3, current_thread()));
     thread::scope(|scope| {
         let other = scope.spawn(|| {
             !lock.is_held_by_current_thread().unwrap() && lock.try_lock().block().unwrap().is_none()

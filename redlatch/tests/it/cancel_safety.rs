@@ -168,7 +168,7 @@ async fn requests_dropped_while_loading_scripts_or_connecting() {
     let client = Client::connect(&server.url()).await.unwrap();
     let lock = client.lock("cancel-flushed");
     drop_after_each_poll(async |polls| {
-        let _: () = server.ask(&["SCRIPT", "FLUSH"]);
+        let _: () = server.command(&["SCRIPT", "FLUSH"]);
         server.cut_all();
         let guard = poll_up_to(polls, lock.lock().into_future()).await;
         let through = guard.is_some();
@@ -203,7 +203,7 @@ async fn release_by_canceled_request_of_same_owner_is_no_loss() {
     tokio::select! {
         biased;
         _ = next.as_mut() => panic!("there are no answers"),
-        () = until("released", || async { !server.ask::<bool>(&["EXISTS", "a"]) }) => {}
+        () = until("released", || async { !server.command::<bool>(&["EXISTS", "a"]) }) => {}
     }
     drop(next);
     proxy.discard_replies(false);

@@ -42,7 +42,7 @@ async fn errors_until_master_is_replaced() {
     let seeds = cluster.url();
     let elsewhere = (0..)
         .map(|n| format!("elsewhere-{n}"))
-        .find(|name| cluster.owner_of(name) == 1)
+        .find(|name| cluster.master_of_key(name) == 1)
         .unwrap();
     cluster.freeze(0);
     let replica = cluster.nodes()[5].port();
@@ -80,7 +80,7 @@ async fn wrong_kind_of_url_is_reported() {
 /// Returns the number of subscriptions to matching channels, on all nodes.
 fn subscribers(cluster: &Cluster, pattern: &str) -> usize {
     let of_one = |node: &Server| {
-        let channels: Vec<String> = node.ask(&["PUBSUB", "SHARDCHANNELS", pattern]);
+        let channels: Vec<String> = node.command(&["PUBSUB", "SHARDCHANNELS", pattern]);
         channels.len()
     };
     cluster.nodes().iter().map(of_one).sum()
@@ -185,7 +185,7 @@ fn topology_changes_are_detected_in_every_runtime() {
         ..ClusterPlan::default()
     });
     let refreshes = || {
-        let figures = (0..3).map(|node| cluster.ask::<String>(node, &["INFO", "commandstats"]));
+        let figures = (0..3).map(|node| cluster.command::<String>(node, &["INFO", "commandstats"]));
         let calls = |figures: String| {
             let commands = figures
                 .lines()

@@ -92,7 +92,7 @@ async fn reader_survives_partial_move_of_its_keys() {
     let writer = hasty.connect(&cluster.url()).await.unwrap();
     let name = "{half}:both";
     let slot = slot_of(b"{half}");
-    let to = (cluster.owner(slot) + 1) % 3;
+    let to = (cluster.master_of_slot(slot) + 1) % 3;
     let both = reader.read_write_lock(name);
     let read = retry_transient(|| both.read().lock().lease(10 * LONG)).await;
     // Also loads the scripts on both nodes.
@@ -122,7 +122,7 @@ async fn locks_work_while_their_slot_moves() {
     let cluster = moving_cluster();
     let (holder, waiter) = (client(cluster).await, client(cluster).await);
     let slot = slot_of(b"{m}");
-    let home = cluster.owner(slot);
+    let home = cluster.master_of_slot(slot);
     for to in [(home + 1) % 3, home] {
         let held = retry_transient(|| holder.lock("{m}:held").lock()).await;
         let also = retry_transient(|| holder.lock("{m}:also").lock()).await;
@@ -182,7 +182,7 @@ async fn locks_work_while_their_slot_moves() {
             .await;
         }
         let channels =
-            |node| cluster.ask::<Vec<String>>(node, &["PUBSUB", "SHARDCHANNELS", "*{m}*"]);
+            |node| cluster.command::<Vec<String>>(node, &["PUBSUB", "SHARDCHANNELS", "*{m}*"]);
         for node in 0..cluster.nodes().len() {
             until("no subscription is left", || async {
                 channels(node).is_empty()
@@ -199,7 +199,7 @@ async fn new_waiter_waits_while_slot_moves() {
     let holder = client(cluster).await;
     let hasty = Client::connect(&cluster.url()).await.unwrap();
     let slot = slot_of(b"{w}");
-    let to = (cluster.owner(slot) + 1) % 3;
+    let to = (cluster.master_of_slot(slot) + 1) % 3;
     let held = retry_transient(|| holder.lock("{w}:held").lock().lease(10 * LONG)).await;
     cluster.begin_moving(slot, to);
     cluster.move_keys(slot, to);
@@ -224,7 +224,7 @@ async fn readers_acquire_and_release_while_slot_moves() {
     let cluster = moving_cluster();
     let (first, second) = (client(cluster).await, client(cluster).await);
     let slot = slot_of(b"{r}");
-    let to = (cluster.owner(slot) + 1) % 3;
+    let to = (cluster.master_of_slot(slot) + 1) % 3;
     let early = retry_transient(|| first.read_write_lock("{r}:both").read().lock()).await;
     let gone = retry_transient(|| second.read_write_lock("{r}:both").read().lock()).await;
     let gone_owner = gone.owner_id();
@@ -236,7 +236,7 @@ async fn readers_acquire_and_release_while_slot_moves() {
     });
     let releasing = tokio::spawn(gone.unlock());
     until("the latecomer has been refused", || async {
-        cluster.nodes()[cluster.owner(slot)].info("total_error_replies") != "0"
+        cluster.nodes()[cluster.master_of_slot(slot)].info("total_error_replies") != "0"
     })
     .await;
     cluster.move_keys(slot, to);
@@ -267,7 +267,7 @@ async fn readers_acquire_and_release_while_slot_moves() {
             .await
             .unwrap()
     );
-    let left: Vec<String> = cluster.ask(to, &["KEYS", "*{r}*"]);
+    let left: Vec<String> = cluster.command(to, &["KEYS", "*{r}*"]);
     assert!(left.is_empty(), "{left:?}");
 }
 
@@ -285,7 +285,7 @@ async fn while_a_new_node_is_asked(cluster: &Cluster, added: usize) {
         .unwrap();
     let elsewhere = (0..)
         .map(|n| format!("elsewhere-{n}"))
-        .find(|name| cluster.owner_of(name) != cluster.owner(slot))
+        .find(|name| cluster.master_of_key(name) != cluster.master_of_slot(slot))
         .unwrap();
     cluster.begin_moving(slot, added);
     cluster.move_keys(slot, added);
@@ -298,7 +298,7 @@ async fn while_a_new_node_is_asked(cluster: &Cluster, added: usize) {
     cluster.freeze(added);
     let releasing = permits.clone();
     let releasing = tokio::spawn(async move { releasing.release(1).await });
-    let watched = &cluster.nodes()[cluster.owner_of(&elsewhere)];
+    let watched = &cluster.nodes()[cluster.master_of_key(&elsewhere)];
     for _ in 0..2 {
         let refreshes = || watched.info("cmdstat_cluster|slots");
         let before = refreshes();
@@ -337,7 +337,7 @@ async fn locks_work_while_nodes_join_and_leave() {
         (lent, waiting)
     };
     let (lent, waiting) = wait_for("{n}:orderly").await;
-    let old = cluster.owner(slot);
+    let old = cluster.master_of_slot(slot);
     cluster.fail_over(cluster.replica_of(old), FailoverMode::Graceful);
     until_rises("a lease", || async { held.valid_for() }).await;
     lent.unlock().await.unwrap();

@@ -231,7 +231,10 @@ async fn scope_sets_the_owner(store: TestStore) {
         assert_eq!(outer.owner(), me);
         let _inner = lock.lock().await.unwrap();
         let other = lock.try_lock().owner(Owner::new()).await.unwrap();
-        assert!(other.is_none(), "a named owner comes before the scope's");
+        assert!(
+            other.is_none(),
+            "an owner set by the caller has precedence over the scope's"
+        );
         let outside = lock.clone();
         let spawned = tokio::spawn(async move { outside.try_lock().await });
         assert!(spawned.await.unwrap().unwrap().is_none());

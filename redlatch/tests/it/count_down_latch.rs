@@ -216,7 +216,7 @@ async fn a_thousand_waiters_of_one_latch(store: TestStore) {
     if let TestStore::Server(server) = &store {
         let channel = format!("redisson_countdownlatch__channel__{{{}}}", latch.name());
         until("subscribed, once", || async {
-            let (_, subscribers): (String, i64) = server.ask(&["PUBSUB", "NUMSUB", &channel]);
+            let (_, subscribers): (String, i64) = server.command(&["PUBSUB", "NUMSUB", &channel]);
             assert!(subscribers <= 1);
             subscribers == 1
         })
@@ -363,7 +363,7 @@ async fn count_down_during_disconnect_is_noticed() {
         let waiter = waiting(&client.count_down_latch("a"));
         until("it waits", || async {
             !server
-                .ask::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"])
+                .command::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"])
                 .is_empty()
         })
         .await;
@@ -448,11 +448,11 @@ async fn keys_and_messages_match_redisson() {
     });
     is_ready.await.unwrap();
     latch.try_set_count(2).await.unwrap();
-    assert_eq!(server.ask::<String>(&["GET", latch.name()]), "2");
+    assert_eq!(server.command::<String>(&["GET", latch.name()]), "2");
     latch.count_down().await.unwrap();
-    assert_eq!(server.ask::<String>(&["GET", latch.name()]), "1");
+    assert_eq!(server.command::<String>(&["GET", latch.name()]), "1");
     latch.count_down().await.unwrap();
-    assert_eq!(server.ask::<i64>(&["EXISTS", latch.name()]), 0);
+    assert_eq!(server.command::<i64>(&["EXISTS", latch.name()]), 0);
     // Publishes nothing: the latch is already open.
     latch.count_down().await.unwrap();
     latch.try_set_count(2).await.unwrap();
@@ -469,10 +469,10 @@ async fn foreign_keys_stay_unchanged() {
     let server = shared();
     let client = Client::connect(&server.url()).await.unwrap();
     let (text, hash) = (unique("foreign"), unique("foreign-hash"));
-    let () = server.ask(&["SET", &text, "precious"]);
-    let _: i64 = server.ask(&["HSET", &hash, "a", "1"]);
+    let () = server.command(&["SET", &text, "precious"]);
+    let _: i64 = server.command(&["HSET", &hash, "a", "1"]);
     for name in [&text, &hash] {
-        let before: Vec<u8> = server.ask(&["DUMP", name]);
+        let before: Vec<u8> = server.command(&["DUMP", name]);
         let latch = client.count_down_latch(name);
         for error in [
             latch.try_set_count(1).await.err(),
@@ -484,7 +484,7 @@ async fn foreign_keys_stay_unchanged() {
         ] {
             assert!(matches!(error, Some(Error::WrongKind { .. })), "{error:?}");
         }
-        assert_eq!(server.ask::<Vec<u8>>(&["DUMP", name]), before);
+        assert_eq!(server.command::<Vec<u8>>(&["DUMP", name]), before);
     }
     let said = client.count_down_latch(&text).count().await.unwrap_err();
     assert!(said.to_string().contains("not an integer"), "{said}");
@@ -497,7 +497,7 @@ async fn a_latch_at_zero_can_be_set() {
     let client = Client::connect(&shared().url()).await.unwrap();
     for number in ["0", "-3"] {
         let latch = client.count_down_latch(&unique("at-zero"));
-        let _: String = shared().ask(&["SET", latch.name(), number]);
+        let _: String = shared().command(&["SET", latch.name(), number]);
         within_limit("open", latch.wait().into_future())
             .await
             .unwrap();
@@ -513,11 +513,11 @@ async fn flushed_scripts_are_loaded_again() {
     let client = Client::connect(&server.url()).await.unwrap();
     let latch = client.count_down_latch("a");
     for _ in 0..5 {
-        let () = server.ask(&["SCRIPT", "FLUSH"]);
+        let () = server.command(&["SCRIPT", "FLUSH"]);
         assert!(latch.try_set_count(2).await.unwrap());
-        let () = server.ask(&["SCRIPT", "FLUSH"]);
+        let () = server.command(&["SCRIPT", "FLUSH"]);
         assert_eq!(latch.count_down().await.unwrap(), 1);
-        let () = server.ask(&["SCRIPT", "FLUSH"]);
+        let () = server.command(&["SCRIPT", "FLUSH"]);
         assert!(
             !retry_if_late(|| latch
                 .try_wait()
@@ -525,7 +525,7 @@ async fn flushed_scripts_are_loaded_again() {
                 .into_future())
             .await
         );
-        let () = server.ask(&["SCRIPT", "FLUSH"]);
+        let () = server.command(&["SCRIPT", "FLUSH"]);
         assert!(latch.delete().await.unwrap());
     }
 }
@@ -539,7 +539,7 @@ async fn silently_deleted_key_is_noticed() {
     let latch = set(&client, "vanishes", 1).await;
     let waiter = waiting(&latch);
     subscribed(&client, 1).await;
-    let _: i64 = server.ask(&["DEL", latch.name()]);
+    let _: i64 = server.command(&["DEL", latch.name()]);
     within_limit("found gone", waiter).await.unwrap().unwrap();
 }
 

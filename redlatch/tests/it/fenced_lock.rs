@@ -140,17 +140,17 @@ async fn token_is_stored_in_redissons_key() {
     let server = Server::start();
     let client = Client::connect(&server.url()).await.unwrap();
     let key = "redisson_lock_token:{orders:42}";
-    let _: () = server.ask(&["SET", key, "41"]);
+    let _: () = server.command(&["SET", key, "41"]);
     let lock = client.fenced_lock("orders:42");
     assert_eq!(lock.current_token().await.unwrap(), 41);
     let guard = lock.lock().await.unwrap();
     assert_eq!(guard.token(), 42);
     guard.unlock().await.unwrap();
-    assert_eq!(server.ask::<String>(&["GET", key]), "42");
-    assert_eq!(server.ask::<i64>(&["PTTL", key]), -1);
-    assert_eq!(server.ask::<Vec<String>>(&["KEYS", "*"]), [key]);
+    assert_eq!(server.command::<String>(&["GET", key]), "42");
+    assert_eq!(server.command::<i64>(&["PTTL", key]), -1);
+    assert_eq!(server.command::<Vec<String>>(&["KEYS", "*"]), [key]);
     // Deleted by hand, it starts again.
-    let _: i64 = server.ask(&["DEL", key]);
+    let _: i64 = server.command(&["DEL", key]);
     assert_eq!(lock.current_token().await.unwrap(), 0);
     assert_eq!(lock.lock().await.unwrap().token(), 1);
 }
@@ -167,14 +167,14 @@ async fn invalid_token_is_an_error() {
         &["RPUSH", key, "precious"],
         &["SET", key, "9223372036854775807"],
     ] {
-        let _: redis::Value = server.ask(foreign);
-        let before: Vec<u8> = server.ask(&["DUMP", key]);
+        let _: redis::Value = server.command(foreign);
+        let before: Vec<u8> = server.command(&["DUMP", key]);
         assert!(lock.lock().await.is_err());
         within_limit("settled", client.flush()).await;
-        assert_eq!(server.ask::<Vec<u8>>(&["DUMP", key]), before);
+        assert_eq!(server.command::<Vec<u8>>(&["DUMP", key]), before);
         assert!(!lock.is_locked().await.unwrap(), "held without a token");
         assert_eq!(client.status().holds, 0);
-        let _: i64 = server.ask(&["DEL", key]);
+        let _: i64 = server.command(&["DEL", key]);
     }
     assert_eq!(lock.lock().await.unwrap().token(), 1);
 }
@@ -188,13 +188,13 @@ async fn server_error_is_not_reported_as_bad_token() {
     let lock = client.fenced_lock("full");
     let before = retry_if_late(|| lock.lock()).await;
     let token = before.token();
-    let () = server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
+    let () = server.command(&["CONFIG", "SET", "maxmemory", "1"]);
     let error = before.reenter().await.unwrap_err();
     assert!(matches!(error, Error::Refused { .. }), "{error}");
     before.unlock().await.unwrap();
     let error = lock.lock().await.unwrap_err();
     assert!(matches!(error, Error::Refused { .. }), "{error}");
-    let () = server.ask(&["CONFIG", "SET", "maxmemory", "0"]);
+    let () = server.command(&["CONFIG", "SET", "maxmemory", "0"]);
     let after = retry_if_late(|| lock.lock()).await;
     assert!(after.token() > token);
     after.unlock().await.unwrap();
@@ -207,18 +207,18 @@ async fn tokens_beyond_float_precision_are_exact() {
     let client = Client::connect(&server.url()).await.unwrap();
     let lock = client.fenced_lock("a");
     let key = "redisson_lock_token:{a}";
-    let () = server.ask(&["SET", key, "9007199254740992"]);
+    let () = server.command(&["SET", key, "9007199254740992"]);
     let guard = lock.lock().await.unwrap();
     assert_eq!(guard.token(), 9_007_199_254_740_993);
     assert_eq!(lock.current_token().await.unwrap(), 9_007_199_254_740_993);
     guard.unlock().await.unwrap();
     for foreign in ["precious", "9223372036854775807"] {
-        let () = server.ask(&["SET", key, foreign]);
+        let () = server.command(&["SET", key, foreign]);
         let error = lock.lock().await.unwrap_err();
         assert!(matches!(error, Error::WrongKind { .. }), "{error}");
     }
     assert_eq!(lock.current_token().await.unwrap(), i64::MAX as u64);
-    let () = server.ask(&["SET", key, "precious"]);
+    let () = server.command(&["SET", key, "precious"]);
     let error = lock.current_token().await.unwrap_err();
     assert!(matches!(error, Error::WrongKind { .. }), "{error}");
 }

@@ -31,7 +31,7 @@ async fn acquisition_after_loss_gets_greater_token_although_store_has_the_hold()
         let lost = loop {
             let lost = retry_if_late(|| lock.lock().owner(me)).await;
             proxy.discard_replies(true);
-            if server.ask::<bool>(&["PERSIST", "a"]) {
+            if server.command::<bool>(&["PERSIST", "a"]) {
                 break lost;
             }
             proxy.refuse(true);
@@ -46,7 +46,7 @@ async fn acquisition_after_loss_gets_greater_token_although_store_has_the_hold()
         proxy.discard_replies(false);
         proxy.refuse(false);
         assert!(
-            server.ask::<bool>(&["EXISTS", "a"]),
+            server.command::<bool>(&["EXISTS", "a"]),
             "the store still has it"
         );
         let token = match several {
@@ -106,7 +106,7 @@ async fn acquisition_without_prior_loss_is_one_round_trip() {
     lock.lock().owner(me).await.unwrap().unlock().await.unwrap();
     let mut monitor = Monitor::start(&server);
     lock.lock().owner(me).await.unwrap().unlock().await.unwrap();
-    let _: String = server.ask(&["ECHO", "the-end"]);
+    let _: String = server.command(&["ECHO", "the-end"]);
     let commands = monitor.until("the-end");
     let scripts = commands.iter().filter(|one| one.name() == "evalsha");
     assert_eq!(scripts.count(), 2, "{commands:?}");
@@ -192,13 +192,13 @@ async fn restarted_process_with_same_client_id_is_another_owner() {
     let (owner, token) = first.acquire().expect("a free lock");
     drop(first);
     // Keeps the lease alive, however slow this machine is.
-    assert!(server.ask::<bool>(&["PEXPIRE", "a", "3600000"]));
+    assert!(server.command::<bool>(&["PEXPIRE", "a", "3600000"]));
     let mut second = Holder::start(&server.url());
     assert_eq!(second.acquire(), None, "acquired the hold of {owner}");
     // The lease ends.
-    assert!(server.ask::<bool>(&["PEXPIRE", "a", "1"]));
+    assert!(server.command::<bool>(&["PEXPIRE", "a", "1"]));
     until("expired", || async {
-        !server.ask::<bool>(&["EXISTS", "a"])
+        !server.command::<bool>(&["EXISTS", "a"])
     })
     .await;
     let (next, greater) = second.acquire().expect("a free lock");
@@ -266,16 +266,16 @@ mod after_lost_data {
         let server = Server::start();
         let client = Client::connect(&server.url()).await.unwrap();
         let lose = async || {
-            let _: String = server.ask(&["FLUSHALL"]);
+            let _: String = server.command(&["FLUSHALL"]);
         };
         recovers(&client, lose).await;
         let key = "redisson_lock_token:{b}";
         let lock = client.fenced_lock("b");
         for foreign in ["x", "07", "1.5"] {
-            let _: String = server.ask(&["SET", key, foreign]);
+            let _: String = server.command(&["SET", key, foreign]);
             let refused = lock.advance_token(5).await.unwrap_err();
             assert!(matches!(refused, Error::WrongKind { .. }), "{refused}");
-            assert_eq!(server.ask::<String>(&["GET", key]), foreign);
+            assert_eq!(server.command::<String>(&["GET", key]), foreign);
         }
     }
 

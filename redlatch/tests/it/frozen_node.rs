@@ -23,10 +23,10 @@ fn three_masters() -> Cluster {
 /// Called while all nodes answer.
 fn names(cluster: &Cluster, count: usize) -> Vec<(String, usize)> {
     let tags: Vec<_> = (0..30).map(|_| unique("lock")).collect();
-    let owners: Vec<_> = tags.iter().map(|tag| cluster.owner_of(tag)).collect();
+    let masters: Vec<_> = tags.iter().map(|tag| cluster.master_of_key(tag)).collect();
     let named = (0..count).map(|n| {
         let slot = n % tags.len();
-        (format!("{{{}}}-{n}", tags[slot]), owners[slot])
+        (format!("{{{}}}-{n}", tags[slot]), masters[slot])
     });
     named.collect()
 }

@@ -1,4 +1,4 @@
-//! A named owner requests a lock again after it has lost a hold: the late release of the lost hold
+//! An owner that tasks share requests a lock again after it has lost a hold: the late release of the lost hold
 //! never deletes a later acquisition.
 
 use std::future::IntoFuture as _;
@@ -20,12 +20,12 @@ const BRIEF: Duration = Duration::from_millis(700);
 /// pauses.
 pub(crate) fn refuse_writes(server: &Server, refuse: bool) {
     let replicas = if refuse { "1" } else { "0" };
-    let () = server.ask(&["CONFIG", "SET", "min-replicas-to-write", replicas]);
+    let () = server.command(&["CONFIG", "SET", "min-replicas-to-write", replicas]);
 }
 
 /// Number of writes that the server has refused so far.
 pub(crate) fn refusals(server: &Server) -> u64 {
-    let stats: String = server.ask(&["INFO", "errorstats"]);
+    let stats: String = server.command(&["INFO", "errorstats"]);
     let count = stats
         .lines()
         .find_map(|line| line.strip_prefix("errorstat_NOREPLICAS:count="));
@@ -48,7 +48,7 @@ async fn release_of_lost_hold_takes_turns_with_later_holds() {
         let lost = loop {
             let lost = retry_if_late(|| lock.lock().owner(me).lease(BRIEF)).await;
             // So that there is a key left for the release to delete.
-            if server.ask::<bool>(&["PERSIST", "a"]) {
+            if server.command::<bool>(&["PERSIST", "a"]) {
                 break lost;
             }
         };
@@ -83,11 +83,11 @@ fn release_of_lost_red_lock_takes_turns_with_later_rounds() {
     let settings = || Client::builder().response_timeout(LONG);
     let ours = blocking::Client::with(settings(), &server.url()).unwrap();
     let theirs = blocking::Client::with(settings(), &server.url()).unwrap();
-    let red = blocking::RedLock::new([ours.lock("a")]).timeout(BRIEF / 5);
+    let red = blocking::RedLock::new([ours.lock("a")]).member_timeout(BRIEF / 5);
     for _ in 0..4 {
         let lost = loop {
             let lost = retry_if_late_blocking(|| red.lock().lease(BRIEF).block());
-            if server.ask::<bool>(&["PERSIST", "a"]) {
+            if server.command::<bool>(&["PERSIST", "a"]) {
                 break lost;
             }
         };
@@ -139,7 +139,7 @@ async fn lost_hold_is_released_although_its_successor_was_canceled() {
     let lock = ours.lock("a");
     let lost = loop {
         let lost = retry_if_late(|| lock.lock().owner(me).lease(BRIEF)).await;
-        if server.ask::<bool>(&["PEXPIRE", "a", "3600000"]) {
+        if server.command::<bool>(&["PEXPIRE", "a", "3600000"]) {
             break lost;
         }
     };
@@ -425,7 +425,7 @@ impl SharedState {
     }
 }
 
-/// Named owners with several tasks each, cancellation at random points, and a network that breaks.
+/// Owners that several tasks share, cancellation at random points, and a network that breaks.
 /// The checks count guards: no two valid guards belong to different owners, the store keeps the lock for
 /// each valid guard, and each token is greater than the tokens of all acquisitions that ended before
 /// its own began.
@@ -497,7 +497,7 @@ async fn random_losses_and_cancellations_never_break_exclusion() {
     // Nothing is left behind for longer than a lease.
     for name in NAMES {
         until("free", || async {
-            !shared.server.ask::<bool>(&["EXISTS", name])
+            !shared.server.command::<bool>(&["EXISTS", name])
         })
         .await;
     }

@@ -670,7 +670,7 @@ async fn many_waiters_on_five_names_leave_no_subscription<K: OwnedKind>(
         within_limit("every turn", task).await.unwrap();
     }
     until("no subscription is left", || async {
-        let channels: Vec<String> = server.ask(&["PUBSUB", "CHANNELS", "*"]);
+        let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS", "*"]);
         channels.is_empty() && client.status().subscriptions == 0
     })
     .await;
@@ -682,26 +682,29 @@ async fn hold_of_redisson_is_respected<K: OwnedKind>(server: Server, make: Make<
     let client = Client::connect(&server.url()).await.unwrap();
     let lock = make(&client, "orders:42");
     let theirs = "285475da-9152-4c83-822a-67ee2f116a79:52";
-    let _: () = server.ask(&["HSET", "orders:42", theirs, "2"]);
-    let _: () = server.ask(&["PEXPIRE", "orders:42", "600000"]);
+    let _: () = server.command(&["HSET", "orders:42", theirs, "2"]);
+    let _: () = server.command(&["PEXPIRE", "orders:42", "600000"]);
     assert!(lock.try_lock().await.unwrap().is_none());
     let holder = lock.holder().await.unwrap().unwrap();
     assert_eq!((holder.owner.as_str(), holder.holds), (theirs, 2));
     assert!(!lock.is_held_by(Owner::new()).await.unwrap());
 
     let waiting = spawn_waiter(&lock, lock.lock()).await;
-    assert_eq!(server.ask::<Vec<String>>(&["HVALS", "orders:42"]), ["2"]);
-    let _: i64 = server.ask(&["DEL", "orders:42"]);
-    let _: i64 = server.ask(&["PUBLISH", "redisson_lock__channel:{orders:42}", "0"]);
+    assert_eq!(
+        server.command::<Vec<String>>(&["HVALS", "orders:42"]),
+        ["2"]
+    );
+    let _: i64 = server.command(&["DEL", "orders:42"]);
+    let _: i64 = server.command(&["PUBLISH", "redisson_lock__channel:{orders:42}", "0"]);
     let guard = within_limit("woken", waiting).await.unwrap().unwrap();
 
     // This is what Java sees then.
-    let held: Vec<String> = server.ask(&["HGETALL", "orders:42"]);
+    let held: Vec<String> = server.command(&["HGETALL", "orders:42"]);
     assert_eq!(held, [guard.owner_id().as_str(), "1"]);
-    let left: i64 = server.ask(&["PTTL", "orders:42"]);
+    let left: i64 = server.command(&["PTTL", "orders:42"]);
     assert!(left > 0 && left <= 30_000, "{left}");
     guard.unlock().await.unwrap();
-    assert_eq!(server.ask::<i64>(&["EXISTS", "orders:42"]), 0);
+    assert_eq!(server.command::<i64>(&["EXISTS", "orders:42"]), 0);
 }
 
 /// The kinds whose data consists only of the lock's own hash.

@@ -49,25 +49,25 @@ async fn waiter_is_woken<K: LockKind, L: LockKind>(
     };
     if let Found::ByRenewal = found {
         // The waiter relies on the remaining lease that the store reports.
-        let _: i64 = server.ask(&["PEXPIRE", held.name(), "9000000"]);
+        let _: i64 = server.command(&["PEXPIRE", held.name(), "9000000"]);
     }
     let waiting = tokio::spawn(wanted.lock().into_future());
     until("it waits", || async { subscribed() > 0 }).await;
     until(
         "it has sent its request behind its subscription",
         || async {
-            let clients: String = server.ask(&["CLIENT", "LIST"]);
+            let clients: String = server.command(&["CLIENT", "LIST"]);
             let is_subscribed = |client: &&str| client.contains(" sub=1 ");
             let mut subscribed = clients.lines().filter(is_subscribed);
             subscribed.any(|client| !client.contains(" cmd=subscribe "))
         },
     )
     .await;
-    let channels: Vec<String> = server.ask(&["PUBSUB", "CHANNELS"]);
+    let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS"]);
     let mut connection = server.connection();
     let mut pubsub = connection.as_pubsub();
     pubsub.subscribe(channels).unwrap();
-    let deleted: i64 = server.ask(&["DEL", held.name()]);
+    let deleted: i64 = server.command(&["DEL", held.name()]);
     assert_eq!(deleted, 1);
     if let Found::ByRelease = found {
         let _ = guard.unlock().await;
@@ -121,17 +121,17 @@ async fn all_waiters_of_a_flushed_fair_lock_acquire_it() {
     let server = Server::start();
     let (holder, other) = clients(&server).await;
     let guard = holder.fair_lock("x").lock().await.unwrap();
-    let _: i64 = server.ask(&["PEXPIRE", "x", "9000000"]);
+    let _: i64 = server.command(&["PEXPIRE", "x", "9000000"]);
     let waiting = [(); 3].map(|()| {
         let request = other.fair_lock("x").lock().into_future();
         tokio::spawn(async move { request.await?.unlock().await })
     });
     until("all are in the queue", || async {
-        let queue: i64 = server.ask(&["LLEN", "redisson_lock_queue:{x}"]);
+        let queue: i64 = server.command(&["LLEN", "redisson_lock_queue:{x}"]);
         queue == 3
     })
     .await;
-    let _: String = server.ask(&["FLUSHALL"]);
+    let _: String = server.command(&["FLUSHALL"]);
     for waiter in waiting {
         within_limit("the waiter retries", waiter)
             .await
@@ -147,7 +147,7 @@ async fn lost_hold_wakes_no_waiter_while_another_owner_holds_the_lock() {
     let server = Server::start();
     let (holder, other) = clients(&server).await;
     let lost = holder.lock("x").lock().await.unwrap();
-    let _: i64 = server.ask(&["DEL", "x"]);
+    let _: i64 = server.command(&["DEL", "x"]);
     let next = other.lock("x").lock().await.unwrap();
     let mut connection = server.connection();
     let mut pubsub = connection.as_pubsub();
@@ -223,7 +223,7 @@ async fn after_flushall_one_loss_reveals_all_others() {
     let server = Server::start();
     let client = rarely_renewing(&server).await;
     let guards = fifty_holds(&client).await;
-    let () = server.ask(&["FLUSHALL"]);
+    let () = server.command(&["FLUSHALL"]);
     assert_lost(&guards[0].reenter().await.unwrap_err(), Loss::NotHeld);
     all_learn_of_their_loss(&guards).await;
 }
@@ -235,7 +235,7 @@ async fn loss_found_by_renewal_reveals_all_others() {
     let renewed = client.lock("renewed").lock().await.unwrap();
     // Not renewed, so that only a sweep finds its loss.
     let fixed = client.lock("fixed").lock().lease(ENDLESS).await.unwrap();
-    let () = server.ask(&["FLUSHALL"]);
+    let () = server.command(&["FLUSHALL"]);
     within_limit("the renewed one is lost", renewed.lost()).await;
     within_limit("the other one is lost", fixed.lost()).await;
 }
@@ -248,7 +248,7 @@ async fn loss_found_by_one_of_two_guards_reveals_all_others() {
     let first = client.lock("twice").lock().await.unwrap();
     let second = first.reenter().await.unwrap();
     let other = client.lock("other").lock().await.unwrap();
-    let () = server.ask(&["FLUSHALL"]);
+    let () = server.command(&["FLUSHALL"]);
     drop(second);
     within_limit("the first guard is lost", first.lost()).await;
     within_limit("the other hold is lost", other.lost()).await;
@@ -263,15 +263,15 @@ async fn sweep_checks_fixed_leases_without_extending_them() {
     let renewed = client.lock("renewed").lock().await.unwrap();
     let deleted = client.lock("deleted").lock().lease(ENDLESS).await.unwrap();
     let first = client.lock("first").lock().await.unwrap();
-    let _: i64 = server.ask(&["DEL", "first", "deleted"]);
-    let _: i64 = server.ask(&["PEXPIRE", "renewed", "5000000"]);
+    let _: i64 = server.command(&["DEL", "first", "deleted"]);
+    let _: i64 = server.command(&["PEXPIRE", "renewed", "5000000"]);
     assert_lost(&first.unlock().await.unwrap_err(), Loss::NotHeld);
     // Fixed leases are checked together.
     within_limit("the deleted one is lost", deleted.lost()).await;
-    let left: i64 = server.ask(&["PTTL", "fixed"]);
+    let left: i64 = server.command(&["PTTL", "fixed"]);
     assert!((1..=300_000).contains(&left), "{left}");
     until("the other is renewed", || async {
-        server.ask::<i64>(&["PTTL", "renewed"]) > 10_000_000
+        server.command::<i64>(&["PTTL", "renewed"]) > 10_000_000
     })
     .await;
     assert!(fixed.is_valid() && renewed.is_valid());

@@ -205,15 +205,22 @@ async fn stream_of_callers_at_a_dead_server_is_answered_at_its_limit() {
     }
     let crowd = crowd.end().await;
     assert_eq!(crowd.failed.len(), n, "{} served", crowd.served);
+    // Some attempts may have been sent before the client noticed the end of the connection; of these, those of
+    // the semaphore cannot be repeated.
+    let expected = |error: &Error| {
+        matches!(
+            error,
+            Error::Unavailable { .. } | Error::OutcomeUnknown { .. }
+        )
+    };
     for error in &crowd.failed {
-        assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+        assert!(expected(error), "{error}");
     }
     let slowest = crowd.slowest;
     assert!(
         slowest < lag.allowed(wait),
         "{slowest:?} of {n}, {most} at once"
     );
-    // Some attempts may have been sent before the client noticed the end of the connection.
     let left = client.status().background;
     assert!(left <= MAX_IN_FLIGHT, "{left} left behind of {n}");
 }

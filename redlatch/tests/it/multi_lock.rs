@@ -216,8 +216,8 @@ async fn members_can_have_different_kinds(store: TestStore) {
         assert_eq!(guard.names().count(), 4);
         guard.unlock().await.unwrap();
     }
-    // With several clients, one member is acquired before the others. A named owner that waited for
-    // it continues with that acquisition.
+    // With several clients, one member is acquired before the others. An owner set by the
+    // caller that waited for it continues with that acquisition.
     let apart = MultiLock::new([other.lock(&format!("{fenced}-z"))]).and(&token);
     let held = token.lock().await.unwrap();
     let before = held.token();
@@ -711,20 +711,20 @@ async fn foreign_keys_stay_unchanged(store: TestStore) {
     let name = unique("kind");
     let [a, b, c] = ["a", "b", "c"].map(|n| format!("{name}-{n}"));
     let multi = MultiLock::new([client.lock(&a), client.lock(&b), client.lock(&c)]);
-    let () = server.ask(&["SET", &b, "5"]);
+    let () = server.command(&["SET", &b, "5"]);
     let error = multi.lock().await.unwrap_err();
     assert!(
         matches!(&error, Error::WrongKind { name, .. } if *name == b),
         "{error}"
     );
-    let _: i64 = server.ask(&["DEL", &b]);
-    let _: i64 = server.ask(&["HSET", &b, "mode", "read", "other:1", "1"]);
+    let _: i64 = server.command(&["DEL", &b]);
+    let _: i64 = server.command(&["HSET", &b, "mode", "read", "other:1", "1"]);
     let error = multi.lock().await.unwrap_err();
     assert!(
         matches!(&error, Error::WrongKind { name, .. } if *name == b),
         "{error}"
     );
-    let _: i64 = server.ask(&["DEL", &b]);
+    let _: i64 = server.command(&["DEL", &b]);
     assert_nothing_left(&client, &[&a, &b, &c]).await;
 }
 
@@ -771,7 +771,7 @@ async fn members_of_one_client_are_acquired_in_one_round_trip() {
     let waiting = tokio::spawn(multi.lock().into_future());
     until("subscribed", || async {
         !server
-            .ask::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"])
+            .command::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"])
             .is_empty()
     })
     .await;
@@ -794,9 +794,9 @@ async fn flushed_scripts_are_loaded_again() {
     let multi = MultiLock::new([client.lock("a"), client.lock("b")]);
     for _ in 0..3 {
         let guard = multi.lock().await.unwrap();
-        let () = server.ask(&["SCRIPT", "FLUSH"]);
+        let () = server.command(&["SCRIPT", "FLUSH"]);
         guard.unlock().await.unwrap();
-        let () = server.ask(&["SCRIPT", "FLUSH"]);
+        let () = server.command(&["SCRIPT", "FLUSH"]);
     }
     assert_nothing_left(&client, &["a", "b"]).await;
 }

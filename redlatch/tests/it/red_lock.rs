@@ -56,7 +56,7 @@ fn servers(n: usize) -> TestStores {
 
 /// Creates a RedLock over these clients, with timeouts long enough for a busy machine.
 fn red_lock(clients: &[Client], name: &str) -> RedLock {
-    RedLock::new(clients.iter().map(|client| client.lock(name))).timeout(5 * SECOND)
+    RedLock::new(clients.iter().map(|client| client.lock(name))).member_timeout(5 * SECOND)
 }
 
 async fn holders(clients: &[Client], name: &str) -> usize {
@@ -113,7 +113,7 @@ async fn majority_grants_the_lock(stores: TestStores) {
     let (lock, other) = (red_lock(&clients, "a"), red_lock(&others, "a"));
     let guard = lock.lock().await.unwrap();
     assert!(guard.is_valid());
-    assert_eq!((guard.held(), holders(&others, "a").await), (3, 3));
+    assert_eq!((guard.held_members(), holders(&others, "a").await), (3, 3));
     for client in &clients {
         let member = client.lock("a");
         assert!(member.is_held_by(guard.owner()).await.unwrap());
@@ -128,7 +128,7 @@ async fn majority_grants_the_lock(stores: TestStores) {
     // With one member held by another owner, there is still a majority.
     let one = others[1].lock("a").lock().await.unwrap();
     let guard = lock.try_lock().await.unwrap().unwrap();
-    assert_eq!(guard.held(), 2);
+    assert_eq!(guard.held_members(), 2);
     assert!(lock.is_held_by(guard.owner()).await.unwrap());
     drop(guard);
     one.unlock().await.unwrap();
@@ -149,7 +149,7 @@ async fn failed_quorum_releases_all_members(stores: TestStores) {
     }
     held.pop().unwrap().unlock().await.unwrap();
     let guard = lock.try_lock().await.unwrap().unwrap();
-    assert_eq!(guard.held(), 3);
+    assert_eq!(guard.held_members(), 3);
     guard.unlock().await.unwrap();
     for guard in held {
         guard.unlock().await.unwrap();
@@ -222,7 +222,7 @@ async fn lost_minority_does_no_harm(stores: TestStores) {
     let mut lost = pin!(guard.lost());
     assert!(clients[0].lock("a").force_unlock().await.unwrap());
     until("the minority's loss is known", || async {
-        guard.held() == 2
+        guard.held_members() == 2
     })
     .await;
     assert!(guard.is_valid());
@@ -253,7 +253,7 @@ async fn lost_majority_is_reported_at_release(stores: TestStores) {
     let (clients, others) = (stores.clients().await, stores.clients().await);
     let theirs = others[2].lock("a").lock().await.unwrap();
     let guard = red_lock(&clients, "a").lock().await.unwrap();
-    assert_eq!(guard.held(), 2);
+    assert_eq!(guard.held_members(), 2);
     assert!(others[0].lock("a").force_unlock().await.unwrap());
     let lost = guard.unlock().await.unwrap_err();
     assert!(matches!(lost, Error::Lost { .. }), "{lost}");
@@ -302,7 +302,12 @@ async fn invalid_input_is_rejected(stores: TestStores) {
     let error = unnamed.lock().await.unwrap_err();
     assert!(matches!(error, Error::InvalidName { .. }), "{error}");
     for timeout in [Duration::ZERO, Duration::MAX] {
-        let error = lock.clone().timeout(timeout).lock().await.unwrap_err();
+        let error = lock
+            .clone()
+            .member_timeout(timeout)
+            .lock()
+            .await
+            .unwrap_err();
         assert!(matches!(error, Error::InvalidSetting { .. }), "{error}");
     }
     for lease in [Duration::ZERO, Duration::MAX] {
@@ -344,7 +349,7 @@ async fn invalid_input_is_rejected(stores: TestStores) {
             .iter()
             .map(|client| client.lock("a").non_reentrant()),
     );
-    let strict = strict.timeout(5 * SECOND);
+    let strict = strict.member_timeout(5 * SECOND);
     let guard = strict.lock().owner(owner).await.unwrap();
     let error = within_limit("refused", strict.lock().owner(owner).into_future())
         .await
@@ -354,15 +359,15 @@ async fn invalid_input_is_rejected(stores: TestStores) {
     // Foreign data under the key: in a minority it counts as a refusal, in a majority it is an
     // error.
     if let TestStores::Servers(servers) = &stores {
-        let () = servers[0].ask(&["SET", "a", "5"]);
+        let () = servers[0].command(&["SET", "a", "5"]);
         let guard = lock.lock().await.unwrap();
-        assert_eq!(guard.held(), 2);
+        assert_eq!(guard.held_members(), 2);
         guard.unlock().await.unwrap();
-        let () = servers[2].ask(&["SET", "a", "5"]);
+        let () = servers[2].command(&["SET", "a", "5"]);
         let error = lock.lock().await.unwrap_err();
         assert!(matches!(error, Error::WrongKind { .. }), "{error}");
-        let _: i64 = servers[0].ask(&["DEL", "a"]);
-        let _: i64 = servers[2].ask(&["DEL", "a"]);
+        let _: i64 = servers[0].command(&["DEL", "a"]);
+        let _: i64 = servers[2].command(&["DEL", "a"]);
     }
     assert_nothing_left(&clients, "a").await;
 }
@@ -407,7 +412,7 @@ async fn contend(stores: TestStores, acquisitions: Option<Arc<AtomicUsize>>) {
                 Some(_) => SECOND / 10,
                 None => 5 * SECOND,
             };
-            let lock = red_lock(&clients, "a").timeout(timeout);
+            let lock = red_lock(&clients, "a").member_timeout(timeout);
             let (inside, acquisitions) = (inside.clone(), acquisitions.clone());
             tasks.push(tokio::spawn(async move {
                 let mut rounds = 0;
@@ -486,10 +491,10 @@ async fn minority_may_hang_or_be_down() {
     for server in &all {
         clients.push(settings.clone().connect(&server.url()).await.unwrap());
     }
-    let lock = red_lock(&clients, "a").timeout(SECOND / 2);
+    let lock = red_lock(&clients, "a").member_timeout(SECOND / 2);
     // They hang while it is held: it stays held, and they do not delay its release.
     let guard = lock.lock().await.unwrap();
-    assert_eq!(guard.held(), 5);
+    assert_eq!(guard.held_members(), 5);
     all[1].freeze();
     all[3].kill();
     assert!(guard.is_valid());
@@ -498,7 +503,7 @@ async fn minority_may_hang_or_be_down() {
         let guard = within_limit("without them", lock.lock().into_future())
             .await
             .unwrap();
-        assert_eq!(guard.held(), 3);
+        assert_eq!(guard.held_members(), 3);
         assert!(guard.is_valid());
         within_limit("without delay", guard.unlock()).await.unwrap();
     }
@@ -507,7 +512,7 @@ async fn minority_may_hang_or_be_down() {
     let guard = within_limit("without them", lock.lock().into_future())
         .await
         .unwrap();
-    assert_eq!(guard.held(), 3);
+    assert_eq!(guard.held_members(), 3);
     all[1].thaw();
     all[0].freeze();
     within_limit("without delay", guard.unlock()).await.unwrap();
@@ -516,7 +521,7 @@ async fn minority_may_hang_or_be_down() {
     within_limit("all of them again", async {
         loop {
             match lock.lock().await {
-                Ok(guard) if guard.held() == 5 => break guard.unlock().await.unwrap(),
+                Ok(guard) if guard.held_members() == 5 => break guard.unlock().await.unwrap(),
                 _ => {}
             }
         }
@@ -534,7 +539,7 @@ async fn without_a_majority_there_is_no_lock() {
     for server in &all {
         clients.push(Client::connect(&server.url()).await.unwrap());
     }
-    let lock = red_lock(&clients, "a").timeout(SECOND / 5);
+    let lock = red_lock(&clients, "a").member_timeout(SECOND / 5);
     lock.lock().await.unwrap().unlock().await.unwrap();
     all[0].freeze();
     all[2].freeze();
@@ -564,7 +569,7 @@ async fn late_quorum_does_not_acquire() {
         let settings = Client::builder().response_timeout(2 * LONG);
         clients.push(settings.connect(&server.url()).await.unwrap());
     }
-    let lock = red_lock(&clients, "a").timeout(LONG);
+    let lock = red_lock(&clients, "a").member_timeout(LONG);
     let lease = SECOND / 2;
     lock.lock().await.unwrap().unlock().await.unwrap();
     all[0].freeze();
@@ -676,11 +681,11 @@ async fn waiter_does_not_block_requests_for_its_members() {
         clients[3].lock("a"),
         clients[4].lock("a"),
     ];
-    let of_others = RedLock::new(of_others).timeout(5 * SECOND).lock();
+    let of_others = RedLock::new(of_others).member_timeout(5 * SECOND).lock();
     let guard = within_limit("they are free", of_others.into_future())
         .await
         .unwrap();
-    assert_eq!(guard.held(), 3);
+    assert_eq!(guard.held_members(), 3);
     waiting.abort();
 }
 
@@ -695,7 +700,7 @@ async fn majority_of_leases_determines_validity() {
     let lock = RedLock::new(clients.iter().map(|client| client.lock("a")));
     let guard = lock.lock().await.unwrap();
     assert_eq!(guard.valid_for(), 20 * SECOND - Duration::from_millis(202));
-    assert_eq!(guard.held(), 3);
+    assert_eq!(guard.held_members(), 3);
     drop(guard);
     assert_nothing_left(&clients, "a").await;
 }

@@ -139,7 +139,7 @@ async fn late_answer_to_reentry_leaves_nothing_behind() {
     let outer = loop {
         let outer = retry_if_late(|| lock.lock().lease(Duration::from_millis(700))).await;
         // So that the re-entry finds the hold, however slow this machine is.
-        if server.ask::<bool>(&["PERSIST", "a"]) {
+        if server.command::<bool>(&["PERSIST", "a"]) {
             break outer;
         }
     };
@@ -201,7 +201,7 @@ async fn lost_guard_never_affects_later_holds_of_its_owner() {
         within_limit("lost", lost.lost()).await;
         lock.lock().owner(me).await.unwrap().unlock().await.unwrap();
         // A release whose script must be loaded first arrives one round trip later.
-        let _: () = server.ask(&["SCRIPT", "FLUSH"]);
+        let _: () = server.command(&["SCRIPT", "FLUSH"]);
         drop(client.lock("teach").try_lock().await.unwrap());
         let again = lock.lock().owner(me);
         let (again, ()) = tokio::join!(again.into_future(), async { drop(lost) });
@@ -223,7 +223,7 @@ async fn inner_release_keeps_a_lock_without_expiry() {
     let lock = client.lock("a");
     let outer = lock.lock().lease(LONG).await.unwrap();
     let inner = outer.reenter().lease(LONG).await.unwrap();
-    assert_eq!(server.ask::<i64>(&["PERSIST", "a"]), 1);
+    assert_eq!(server.command::<i64>(&["PERSIST", "a"]), 1);
     inner.unlock().await.unwrap();
     assert!(lock.is_held_by(outer.owner()).await.unwrap());
     outer.unlock().await.unwrap();
@@ -237,7 +237,7 @@ async fn inner_guard_can_be_released_on_a_full_server() {
     let lock = client.lock("a");
     let outer = lock.lock().await.unwrap();
     let inner = outer.reenter().await.unwrap();
-    let () = server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
+    let () = server.command(&["CONFIG", "SET", "maxmemory", "1"]);
     assert!(client.lock("b").try_lock().await.is_err(), "it is not full");
     within_limit("released", inner.unlock()).await.unwrap();
     assert_eq!(lock.hold_count(outer.owner()).await.unwrap(), 1);

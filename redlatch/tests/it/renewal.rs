@@ -117,7 +117,7 @@ async fn many_leaving_waiters_do_not_delay_renewal() {
     let queue = "redisson_lock_queue:{a}";
     until("all wait", || async {
         tokio::time::sleep(Duration::from_millis(200)).await;
-        server.ask::<i64>(&["LLEN", queue]) == CROWD as i64
+        server.command::<i64>(&["LLEN", queue]) == CROWD as i64
     })
     .await;
     let scripts = || server.calls("evalsha:");
@@ -142,7 +142,7 @@ async fn many_leaving_waiters_do_not_delay_renewal() {
         () = within_limit("settled", client.flush()) => {}
         () = inspecting => {}
     }
-    assert_eq!(server.ask::<i64>(&["EXISTS", queue]), 0);
+    assert_eq!(server.command::<i64>(&["EXISTS", queue]), 0);
     // Counted here: a monitor would have to receive all commands that the scripts call, millions of
     // them.
     let inspections = inspections.into_inner();

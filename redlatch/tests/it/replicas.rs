@@ -33,7 +33,7 @@ impl Replicated {
     /// Waits until this many replicas are connected and in sync.
     async fn until_in_sync(&self, count: usize) {
         until("in sync", || async {
-            let info: String = self.master.ask(&["INFO", "replication"]);
+            let info: String = self.master.command(&["INFO", "replication"]);
             info.lines()
                 .filter(|line| line.contains("state=online"))
                 .count()
@@ -47,7 +47,7 @@ impl Replicated {
     }
 
     fn exists(&self, key: &str) -> bool {
-        self.master.ask(&["EXISTS", key])
+        self.master.command(&["EXISTS", key])
     }
 
     /// Returns how many WAITs the master has received.
@@ -311,7 +311,7 @@ async fn many_requests_share_a_wait_while_replica_hangs() {
     let waits = all.waits() - before;
     assert!(waits < CROWD as u64 / 10, "{waits} WAITs");
     within_limit("settled", client.flush()).await;
-    let left: Vec<String> = all.master.ask(&["KEYS", "*-*"]);
+    let left: Vec<String> = all.master.command(&["KEYS", "*-*"]);
     assert!(left.is_empty(), "{left:?}");
 
     // Renewals continue while a request constantly waits for the replica.
@@ -514,7 +514,7 @@ async fn granted_locks_survive_the_master() {
         let guard = retry_transient(|| client.lock(&name).lock()).await;
         deployment.kill(old);
         let new = deployment.await_new_master("", old);
-        assert!(deployment.server(new).ask::<bool>(&["EXISTS", &name]));
+        assert!(deployment.server(new).command::<bool>(&["EXISTS", &name]));
         guard.unlock().await.unwrap();
         deployment.restart(old);
         deployment.await_healthy();

@@ -1,6 +1,6 @@
 //! Clients that are used outside of a runtime, in several runtimes, or in one without timers or sockets.
 
-use std::future::IntoFuture;
+use std::future::{IntoFuture, poll_fn};
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -106,6 +106,28 @@ fn watchdog_continues_in_another_runtime() {
     runtime().block_on(renewed_again([&held, &first]));
 }
 
+/// A request that was dropped in the other runtime has timers there, so it is repeated.
+#[test]
+fn listing_continues_in_another_runtime() {
+    let server = Server::start();
+    let (ending, staying) = (runtime(), runtime());
+    let client = ending.block_on(Client::connect(&server.url())).unwrap();
+    let held = ending.block_on(client.lock("a").lock().into_future());
+    let mut listing = client.list("*");
+    server.freeze();
+    ending.block_on(async {
+        let mut next = pin!(listing.next());
+        let begun = poll_fn(|cx| Poll::Ready(next.as_mut().poll(cx)));
+        assert!(begun.await.is_pending());
+    });
+    drop(ending);
+    server.thaw();
+    let next = staying.block_on(listing.next()).unwrap();
+    assert_eq!(next.map(|found| found.name).as_deref(), Some("a"));
+    assert_eq!(staying.block_on(listing.next()).unwrap(), None);
+    drop(held);
+}
+
 /// Waits for two renewals of each guard: the first may have been in flight before.
 async fn renewed_again(guards: [&Guard; 2]) {
     let [one, two] = guards.map(|guard| async move {
@@ -145,7 +167,7 @@ fn interrupted_queue_closing_loses_no_wake_up() {
     staying.block_on(async {
         until("it is subscribed", || async {
             server
-                .ask::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"])
+                .command::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"])
                 .len()
                 == 1
         })

@@ -77,13 +77,13 @@ async fn majority_of_sentinels_is_believed() {
     let client = long_timeout().connect(&url).await.unwrap();
     let guard = retry_transient(|| client.lock("a").lock()).await;
     let old = all.master();
-    assert!(all.ask::<bool>(old, &["EXISTS", "a"]));
+    assert!(all.command::<bool>(old, &["EXISTS", "a"]));
     all.kill(old);
     let new = all.await_new_master(old);
     let next = retry_transient(|| client.lock("b").lock()).await;
-    assert!(all.ask::<bool>(new, &["EXISTS", "b"]));
+    assert!(all.command::<bool>(new, &["EXISTS", "b"]));
     guard.unlock().await.unwrap();
-    assert!(!all.ask::<bool>(new, &["EXISTS", "a"]));
+    assert!(!all.command::<bool>(new, &["EXISTS", "a"]));
 
     // It restarts as a master, until the sentinels reconfigure it.
     all.restart(old);
@@ -97,10 +97,10 @@ async fn majority_of_sentinels_is_believed() {
         std::mem::forget(guard);
     }
     next.unlock().await.unwrap();
-    let keys: Vec<String> = all.ask(new, &["KEYS", "n-*"]);
+    let keys: Vec<String> = all.command(new, &["KEYS", "n-*"]);
     assert_eq!(keys.len(), 100);
-    assert_eq!(decoy.ask::<i64>(&["DBSIZE"]), 0);
-    let calls = decoy.ask::<String>(&["INFO", "commandstats"]);
+    assert_eq!(decoy.command::<i64>(&["DBSIZE"]), 0);
+    let calls = decoy.command::<String>(&["INFO", "commandstats"]);
     assert!(!calls.contains("evalsha"), "{calls}");
 }
 
@@ -155,7 +155,7 @@ async fn hanging_sentinel_does_not_block_connecting() {
     let client = long_timeout().connect(&all.url()).await.unwrap();
     let guard = client.lock("a").lock().await.unwrap();
     until("alone, it has no replicas to wait for", || async {
-        let calls: String = all.ask(0, &["INFO", "commandstats"]);
+        let calls: String = all.command(0, &["INFO", "commandstats"]);
         !calls.contains("cmdstat_wait:")
     })
     .await;
@@ -186,7 +186,7 @@ async fn unconfirmed_permits_are_not_released_to_another_master() {
     let semaphore = client.semaphore(seen.name());
     let failover = async {
         until("acquired on all servers", || async {
-            let count = |server: &Server| server.ask::<String>(&["GET", seen.name()]);
+            let count = |server: &Server| server.command::<String>(&["GET", seen.name()]);
             all.servers().iter().all(|server| count(server) == "1")
         })
         .await;
@@ -198,5 +198,5 @@ async fn unconfirmed_permits_are_not_released_to_another_master() {
     assert!(acquired.is_err(), "too few replicas have confirmed it");
     within_limit("settled", client.flush()).await;
     let new = &all.servers()[master.unwrap()];
-    assert_eq!(new.ask::<String>(&["GET", seen.name()]), "1");
+    assert_eq!(new.command::<String>(&["GET", seen.name()]), "1");
 }

@@ -13,7 +13,7 @@ use crate::common::{
 };
 
 async fn pttl(server: &Server, key: &str) -> i64 {
-    server.ask(&["PTTL", key])
+    server.command(&["PTTL", key])
 }
 
 /// Waits until the key's time to live is seen to rise.
@@ -66,8 +66,8 @@ async fn released_lock_is_not_renewed() {
     assert_eq!(client.status().holds, 1);
     for name in names {
         assert_eq!(pttl(&server, name).await, -2, "{name}");
-        let _: i64 = server.ask(&["HSET", name, &owner, "1"]);
-        let _: i64 = server.ask(&["PEXPIRE", name, "600000"]);
+        let _: i64 = server.command(&["HSET", name, &owner, "1"]);
+        let _: i64 = server.command(&["PEXPIRE", name, "600000"]);
     }
     let mut low = [600_000; 3];
     for _ in 0..3 {
@@ -204,7 +204,7 @@ async fn acquisition_without_answer_is_undone() {
     retry_if_late(|| lock.run(async {})).await;
     for paused in [false, true] {
         if paused {
-            let _: () = server.ask(&["CLIENT", "PAUSE", "4000", "ALL"]);
+            let _: () = server.command(&["CLIENT", "PAUSE", "4000", "ALL"]);
         } else {
             server.freeze();
         }
@@ -233,14 +233,14 @@ async fn acquisition_with_lost_answer_is_acquired_once() {
             .await
             .unwrap();
         assert_eq!(
-            server.ask::<String>(&["HGET", "a", guard.owner_id().as_str()]),
+            server.command::<String>(&["HGET", "a", guard.owner_id().as_str()]),
             "1"
         );
         let inner = with_lost_answer(&proxy, guard.reenter().into_future())
             .await
             .unwrap();
         assert_eq!(
-            server.ask::<String>(&["HGET", "a", guard.owner_id().as_str()]),
+            server.command::<String>(&["HGET", "a", guard.owner_id().as_str()]),
             "2"
         );
         inner.unlock().await.unwrap();
@@ -278,14 +278,14 @@ async fn flushed_scripts_are_loaded_again() {
     let kept = client.lock("kept").lock().await.unwrap();
     for n in 0..20 {
         let lock = client.lock(&format!("flushed-{n}"));
-        let _: () = server.ask(&["SCRIPT", "FLUSH"]);
+        let _: () = server.command(&["SCRIPT", "FLUSH"]);
         let guard = lock.lock().await.unwrap();
-        let _: () = server.ask(&["SCRIPT", "FLUSH"]);
+        let _: () = server.command(&["SCRIPT", "FLUSH"]);
         assert!(lock.try_lock().await.unwrap().is_none());
-        let _: () = server.ask(&["SCRIPT", "FLUSH"]);
+        let _: () = server.command(&["SCRIPT", "FLUSH"]);
         guard.unlock().await.unwrap();
     }
-    let _: () = server.ask(&["SCRIPT", "FLUSH"]);
+    let _: () = server.command(&["SCRIPT", "FLUSH"]);
     until_renewed(&server, "kept").await;
     kept.unlock().await.unwrap();
 }
@@ -299,7 +299,7 @@ async fn flushed_data_is_reported_as_loss() {
         .await
         .unwrap();
     let guard = client.lock("a").lock().await.unwrap();
-    let _: () = server.ask(&["FLUSHALL"]);
+    let _: () = server.command(&["FLUSHALL"]);
     let other = client.lock("a").lock().await.unwrap();
     within_limit("the loss is reported", guard.lost()).await;
     let lost = guard.unlock().await.unwrap_err();
@@ -320,13 +320,13 @@ async fn one_bad_key_does_not_fail_the_renewal_batch() {
     for n in 0..150 {
         guards.push(client.lock(&format!("batch-{n}")).lock().await.unwrap());
     }
-    let _: () = server.ask(&["SET", "batch-70", "precious"]);
+    let _: () = server.command(&["SET", "batch-70", "precious"]);
     within_limit("the loss is reported", guards[70].lost()).await;
     let bad = guards.remove(70);
     assert!(bad.unlock().await.is_err());
     until_renewed(&server, "batch-149").await;
     assert!(guards.iter().all(redlatch::Guard::is_valid));
-    assert_eq!(server.ask::<String>(&["GET", "batch-70"]), "precious");
+    assert_eq!(server.command::<String>(&["GET", "batch-70"]), "precious");
 }
 
 /// F27: contention alone loses no lease. Holders keep their locks while thousands of attempts per
@@ -445,11 +445,11 @@ async fn run_returns_the_result_if_the_release_is_not_answered() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn release_is_retried_after_refusal() {
     let server = Server::start();
-    let _: () = server.ask(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all"]);
+    let _: () = server.command(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all"]);
     let url = format!("redis://app:pw@127.0.0.1:{}", server.port());
     let client = Client::connect(&url).await.unwrap();
     let guard = client.lock("a").lock().lease(10 * LONG).await.unwrap();
-    let _: () = server.ask(&["ACL", "SETUSER", "app", "off"]);
+    let _: () = server.command(&["ACL", "SETUSER", "app", "off"]);
     server.cut_all();
     let refused = guard.unlock().await.unwrap_err();
     assert!(
@@ -457,7 +457,7 @@ async fn release_is_retried_after_refusal() {
         "{refused}"
     );
     assert_eq!(client.status().background, 1);
-    let _: () = server.ask(&["ACL", "SETUSER", "app", "on"]);
+    let _: () = server.command(&["ACL", "SETUSER", "app", "on"]);
     within_limit("released", client.flush()).await;
     assert!(!client.lock("a").is_locked().await.unwrap());
 }

@@ -229,7 +229,7 @@ fn system_certificates_are_read_again() {
             "tls-key-file",
             &key,
         ];
-        let () = server.plain().ask(&change);
+        let () = server.plain().command(&change);
         server.plain().cut_all();
         // Not yet: the old CA is still trusted.
         assert_tls(
@@ -305,7 +305,7 @@ async fn unusable_settings_are_reported() {
 #[tokio::test]
 async fn builder_credentials_override_url_credentials() {
     let server = Server::start_with(&["--requirepass", "right"]);
-    let () = server.ask(&["ACL", "SETUSER", "me", "on", ">mine", "+@all", "~*", "&*"]);
+    let () = server.command(&["ACL", "SETUSER", "me", "on", ">mine", "+@all", "~*", "&*"]);
     let at = format!("127.0.0.1:{}", server.port());
     let builder = || Client::builder().response_timeout(LONG);
     for (settings, url) in [

@@ -100,7 +100,7 @@ async fn sentinel_tls_errors_are_reported_and_host_names_work() {
     let (secure, plain) = (other.port(), other.plain().port());
     let monitored = |master: &str, host: &str, port: u16| {
         let port = port.to_string();
-        let () = sentinel.ask(&["SENTINEL", "MONITOR", master, host, &port, "1"]);
+        let () = sentinel.command(&["SENTINEL", "MONITOR", master, host, &port, "1"]);
         url.replace("mymaster", master)
     };
     let stranger = monitored("stranger", "127.0.0.1", secure);
@@ -150,7 +150,7 @@ async fn cluster_with_host_names_works() {
         let guard = retry_transient(|| holder.lock(&name).lock().lease(10 * LONG)).await;
         let waiting = tokio::spawn(waiter.lock(&name).lock().into_future());
         until("it waits", || async { waiter.status().subscriptions == 1 }).await;
-        let to = (all.owner_of(&name) + 1) % 3;
+        let to = (all.master_of_key(&name) + 1) % 3;
         all.move_slot(all.slot_of(&name), to);
         guard.unlock().await.unwrap();
         let woken = within_limit("woken, not slept through", waiting)
@@ -187,7 +187,7 @@ async fn cluster_tls_errors_are_reported() {
 
     // A node that does not answer, such as one that the others announce with a plain port.
     let mut names = (0..).map(|n| format!("elsewhere-{n}"));
-    let name = names.find(|name| all.owner_of(name) == 1).unwrap();
+    let name = names.find(|name| all.master_of_key(name) == 1).unwrap();
     let first = format!("rediss+cluster://127.0.0.1:{}", all.nodes()[0].port());
     let settings = trusting(ca).response_timeout(Duration::from_secs(1));
     let client = settings.connect(&first).await.unwrap();

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use redlatch::{Client, Error, Lock, MultiLock, Owner, RedLock, ReplicaSync, blocking};
 use redlatch_testkit::{Proxy, Server};
+use tokio::task::spawn_blocking;
 
 use crate::common::{LONG, retry_transient, until, within_limit};
 
@@ -84,7 +85,7 @@ async fn wait_limit_holds_while_the_server_is_frozen() {
     }
     server.thaw();
     within_limit("all steps are settled", client.flush()).await;
-    let keys: Vec<String> = server.ask(&["KEYS", "*"]);
+    let keys: Vec<String> = server.command(&["KEYS", "*"]);
     // The token and the reader's settings remain; no lock does.
     for name in ["a", "b", "c", "f", "s", "n", "rw"] {
         assert!(!keys.iter().any(|key| key == name), "{name} is still held");
@@ -361,7 +362,7 @@ async fn steps_of_one_owner_fail_together() {
     assert!(begun.elapsed() < AT_THE_LIMIT, "{:?}", begun.elapsed());
     server.thaw();
     within_limit("sent requests are settled", client.flush()).await;
-    assert!(server.ask::<Vec<String>>(&["KEYS", "*"]).is_empty());
+    assert!(server.command::<Vec<String>>(&["KEYS", "*"]).is_empty());
 }
 
 /// Lets no data through until `through` is called.
@@ -487,6 +488,33 @@ async fn attempts_that_wait_for_replicas_are_one_outage() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn request_lifts_the_outage_limit_of_its_client() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let settings = Client::builder()
+        .response_timeout(Duration::from_millis(300))
+        .outage_limit(Duration::from_millis(300));
+    let client = settings.connect(&proxy.url()).await.unwrap();
+    cut(&proxy);
+    let lock = tokio::spawn(client.lock("a").lock().outage_limit(None).into_future());
+    let latch = client.count_down_latch("l").wait().outage_limit(None);
+    let latch = tokio::spawn(latch.into_future());
+    let blocking = client.blocking().unwrap().lock("b").lock();
+    let blocking = spawn_blocking(move || blocking.outage_limit(None).block().map(drop));
+    for name in ["c", "d"] {
+        let limited = client.lock(name).lock().into_future();
+        let error = within_limit("at the client's limit", limited).await;
+        assert!(error.unwrap_err().is_transient());
+    }
+    assert!(!lock.is_finished() && !latch.is_finished() && !blocking.is_finished());
+    proxy.refuse(false);
+    drop(within_limit("the lock", lock).await.unwrap().unwrap());
+    within_limit("the latch", latch).await.unwrap().unwrap();
+    let blocking = within_limit("the blocking lock", blocking).await;
+    blocking.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn outage_limit_of_the_client_applies_to_every_request() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
@@ -496,7 +524,7 @@ async fn outage_limit_of_the_client_applies_to_every_request() {
     let client = settings.connect(&proxy.url()).await.unwrap();
     let impatient = Client::builder().response_timeout(Duration::from_millis(300));
     let impatient = impatient.connect(&proxy.url()).await.unwrap();
-    let _: i64 = server.ask(&["SADD", "of another kind", "member"]);
+    let _: i64 = server.command(&["SADD", "of another kind", "member"]);
     cut(&proxy);
     let waiter = tokio::spawn(client.fair_lock("a").lock().into_future());
     let error = within_limit("failed", impatient.fair_lock("b").lock().into_future()).await;
@@ -534,7 +562,7 @@ async fn multi_lock_maps_server_errors_like_a_single_lock() {
     let settings = Client::builder().response_timeout(Duration::from_millis(500));
     let client = settings.connect(&server.url()).await.unwrap();
     let set = |name: &str, value: &str| {
-        let _: String = server.ask(&["CONFIG", "SET", name, value]);
+        let _: String = server.command(&["CONFIG", "SET", name, value]);
     };
     let same = |what: &str, (single, multi): (Error, Error), transient: bool| {
         assert_eq!(single.is_transient(), transient, "{what}: {single}");
@@ -551,9 +579,9 @@ async fn multi_lock_maps_server_errors_like_a_single_lock() {
     set("maxmemory", "1");
     same("OOM", errors_of_both(&client).await, false);
     set("maxmemory", "0");
-    let _: String = server.ask(&["REPLICAOF", "127.0.0.1", "1"]);
+    let _: String = server.command(&["REPLICAOF", "127.0.0.1", "1"]);
     same("READONLY", errors_of_both(&client).await, false);
-    let _: String = server.ask(&["REPLICAOF", "NO", "ONE"]);
+    let _: String = server.command(&["REPLICAOF", "NO", "ONE"]);
     let (a, b) = (client.lock("a"), client.lock("b"));
     let both = MultiLock::new([&a, &b]);
     assert!(retry_transient(|| both.try_lock()).await.is_some());
@@ -564,13 +592,13 @@ async fn multi_lock_maps_server_errors_like_a_single_lock() {
 async fn multi_lock_retries_what_a_single_lock_retries() {
     let server = Server::start();
     let client = long_timeout_client(&server.url()).await;
-    let _: String = server.ask(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
+    let _: String = server.command(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
     let (a, b, c) = (client.lock("a"), client.lock("b"), client.lock("c"));
     let both = MultiLock::new([&a, &b]);
     let multi = tokio::spawn(both.try_lock().into_future());
     let single = tokio::spawn(c.try_lock().into_future());
     let refused = || {
-        let errors: String = server.ask(&["INFO", "errorstats"]);
+        let errors: String = server.command(&["INFO", "errorstats"]);
         let count = errors
             .lines()
             .find_map(|line| line.strip_prefix("errorstat_NOREPLICAS:count="));
@@ -583,7 +611,7 @@ async fn multi_lock_retries_what_a_single_lock_retries() {
     })
     .await;
     assert!(!multi.is_finished() && !single.is_finished());
-    let _: String = server.ask(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
+    let _: String = server.command(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
     drop(
         within_limit("retried", single)
             .await
@@ -602,7 +630,7 @@ async fn multi_lock_retries_what_a_single_lock_retries() {
 
 /// Returns the clients that are waiting for replicas at this moment.
 fn waiting_for_replicas(server: &Server) -> Vec<String> {
-    let clients: String = server.ask(&["CLIENT", "LIST"]);
+    let clients: String = server.command(&["CLIENT", "LIST"]);
     let waits = clients.lines().filter(|line| line.contains(" cmd=wait "));
     let blocked = waits.filter(|line| line.contains(" flags=b"));
     let id = |line: &str| Some(line.split(' ').next()?.strip_prefix("id=")?.to_owned());
@@ -628,7 +656,7 @@ async fn acquisition_whose_wait_is_interrupted_is_retried() {
         })
         .await;
         for id in waiting_for_replicas(&server) {
-            let _: i64 = server.ask(&["CLIENT", "UNBLOCK", &id, "ERROR"]);
+            let _: i64 = server.command(&["CLIENT", "UNBLOCK", &id, "ERROR"]);
         }
     };
     let once = tokio::spawn(client.lock("a").try_lock().into_future());

@@ -210,7 +210,7 @@ async fn subscription_is_sent_first_for_any_task_budget() {
     let other = Client::connect(&server.url()).await.unwrap();
     let seen = monitor(&server);
     until("the monitor is active", || async {
-        let _: String = server.ask(&["PING"]);
+        let _: String = server.command(&["PING"]);
         !seen.lock().unwrap().is_empty()
     })
     .await;
@@ -286,7 +286,7 @@ async fn refused_channel_affects_only_its_own_name() {
     let server = Server::start();
     let rights = "on >pw ~* +@all resetchannels &redisson_lock__channel:{fine}";
     let rights: Vec<&str> = rights.split(' ').collect();
-    let _: () = server.ask(&[&["ACL", "SETUSER", "app"], &rights[..]].concat());
+    let _: () = server.command(&[&["ACL", "SETUSER", "app"], &rights[..]].concat());
     let url = format!("redis://app:pw@127.0.0.1:{}", server.port());
     let client = Client::builder()
         .watchdog_lease(WATCHDOG)

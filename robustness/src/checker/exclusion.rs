@@ -6,7 +6,7 @@
 //! 2. Spans of one name are visited in order of their start, and compared with all spans that have not ended.
 //! 3. Guards of one hold of one owner may overlap, readers may overlap, and a writer may also read.
 //! 4. Permits may overlap as long as there are no more of them than the semaphore has.
-//! 5. Any other overlap is a violation: [`Rule::TakenFromTheDead`] if the earlier holder was killed, else
+//! 5. Any other overlap is a violation: [`Rule::AcquiredBeforeExpiry`] if the earlier holder was killed, else
 //!    [`Rule::Exclusion`].
 
 use super::violation::{Rule, Violation};
@@ -53,7 +53,7 @@ fn check_name(history: &History, name: &str, sections: &[&Section]) -> Vec<Viola
         };
         for other in bad {
             let (rule, state) = match other.is_dead || (is_permit(span) && is_dead) {
-                true => (Rule::TakenFromTheDead, "whose lease had not ended"),
+                true => (Rule::AcquiredBeforeExpiry, "whose lease had not ended"),
                 false => (Rule::Exclusion, "which was still valid"),
             };
             let (after, who) = (millis(span.from - other.from), span.section.requester());
@@ -248,7 +248,7 @@ mod tests {
         assert!(check(&taken_from_the_dead(3010)).is_empty());
         let found = check(&taken_from_the_dead(3000));
         assert_eq!(found.len(), 1);
-        assert_eq!(found[0].rule, Rule::TakenFromTheDead);
+        assert_eq!(found[0].rule, Rule::AcquiredBeforeExpiry);
         // A lock that the process released or lost before it was killed is free.
         let mut left = taken_from_the_dead(500);
         left.sections[0].release_started = Some(9 * MS);
@@ -271,6 +271,10 @@ mod tests {
         assert!(permits(3020).is_empty());
         let found = permits(500);
         assert!(!found.is_empty());
-        assert!(found.iter().all(|one| one.rule == Rule::TakenFromTheDead));
+        assert!(
+            found
+                .iter()
+                .all(|one| one.rule == Rule::AcquiredBeforeExpiry)
+        );
     }
 }

@@ -145,7 +145,7 @@ mod tests {
         one.data_losses.push(DataLossWindow {
             from: 4 * MS,
             until: 5 * MS,
-            loss: DataLoss::RELEASES_LOST,
+            loss: DataLoss::UNCONFIRMED_WRITES,
         });
         let explains = |one: &History| explain(&check(one, &[])[0], one).is_some();
         assert!(!explains(&one));

@@ -3,11 +3,11 @@
 //! 1. During an outage (the store answers no client) no renewal succeeds. A guard that was acquired before the outage
 //!    must be invalid when the outage has lasted for one lease ([`Rule::ValidTooLong`]). Any guard must be invalid
 //!    once its loss is reported; a violation has the same rule.
-//! 2. When a lease ends, a running holder must learn of it within [`MARGIN`] ([`Rule::ToldTooLate`]). A stopped
+//! 2. When a lease ends, a running holder must learn of it within [`MARGIN`] ([`Rule::LossReportedLate`]). A stopped
 //!    process may learn of it when it continues. A killed process need not learn of it.
-//! 3. The store keeps a hold until the end of its lease. An earlier loss is [`Rule::TakenFromHolder`].
+//! 3. The store keeps a hold until the end of its lease. An earlier loss is [`Rule::LostBeforeExpiry`].
 //! 4. If the fault is too short to prevent renewal, or concerns another server, any loss is
-//!    [`Rule::LostWithoutNeed`], unless the process was stopped and could not renew.
+//!    [`Rule::AvoidableLoss`], unless the process was stopped and could not renew.
 
 use super::allowances::MARGIN;
 use super::violation::{Rule, Violation};
@@ -31,8 +31,8 @@ pub(super) fn check(history: &History, losses: Losses) -> Vec<Violation> {
     let sections = history.sections.iter();
     for section in sections.filter(|section| !section.request.is_member) {
         found.extend(valid_too_long(history, section));
-        found.extend(told_too_late(history, section));
-        found.extend(taken_from_holder(section));
+        found.extend(reported_late(history, section));
+        found.extend(lost_before_expiry(section));
         let may_be_lost = match losses {
             Losses::None => false,
             Losses::Unreachable => history.unreachable_names.contains(&section.request.name),
@@ -43,13 +43,7 @@ pub(super) fn check(history: &History, losses: Losses) -> Vec<Violation> {
                 .loss_reported
                 .or(section.released)
                 .unwrap_or(history.end);
-            found.push(violation(
-                Rule::LostWithoutNeed,
-                section,
-                at,
-                at,
-                "was lost",
-            ));
+            found.push(violation(Rule::AvoidableLoss, section, at, at, "was lost"));
         }
     }
     found
@@ -77,7 +71,7 @@ fn valid_too_long(history: &History, section: &Section) -> Option<Violation> {
 }
 
 /// Finds a loss before the end of the lease. The store must keep a hold until then, unless a fault removes its data.
-fn taken_from_holder(section: &Section) -> Option<Violation> {
+fn lost_before_expiry(section: &Section) -> Option<Violation> {
     let kept_until = section.kept_until?;
     let not_held = section.unlock_error.as_deref() == Some("Lost(NotHeld)");
     let at = match section.loss_reported {
@@ -85,11 +79,11 @@ fn taken_from_holder(section: &Section) -> Option<Violation> {
         None => section.released.filter(|_| not_held)?,
     };
     let text = "lost the lock before its lease ended";
-    (at < kept_until).then(|| violation(Rule::TakenFromHolder, section, at, at, text))
+    (at < kept_until).then(|| violation(Rule::LostBeforeExpiry, section, at, at, text))
 }
 
 /// Finds a running holder that did not learn of the end of its lease in time.
-fn told_too_late(history: &History, section: &Section) -> Option<Violation> {
+fn reported_late(history: &History, section: &Section) -> Option<Violation> {
     let deadline = section.deadline?;
     let process = history.processes.get(&section.process)?;
     // A process that is stopped when its lease ends learns of it when it continues.
@@ -117,7 +111,7 @@ fn told_too_late(history: &History, section: &Section) -> Option<Violation> {
         None => "did not detect the end of its lease",
     };
     Some(violation(
-        Rule::ToldTooLate,
+        Rule::LossReportedLate,
         section,
         deadline,
         loss_reported,
@@ -226,21 +220,24 @@ mod tests {
         assert_eq!(rules(&lease_ended(Some(3100)), Losses::Any), []);
         assert_eq!(
             rules(&lease_ended(Some(8000)), Losses::Any),
-            [Rule::ToldTooLate]
+            [Rule::LossReportedLate]
         );
-        assert_eq!(rules(&lease_ended(None), Losses::Any), [Rule::ToldTooLate]);
+        assert_eq!(
+            rules(&lease_ended(None), Losses::Any),
+            [Rule::LossReportedLate]
+        );
     }
 
     #[test]
-    fn lock_that_is_taken_from_its_holder_is_found() {
+    fn loss_before_the_lease_ends_is_found() {
         let mut early = lease_ended(Some(2900));
         early.sections[0].kept_until = Some(3000 * MS);
-        assert_eq!(rules(&early, Losses::Any), [Rule::TakenFromHolder]);
+        assert_eq!(rules(&early, Losses::Any), [Rule::LostBeforeExpiry]);
         early.sections[0].kept_until = Some(2900 * MS);
         assert_eq!(rules(&early, Losses::Any), []);
         let mut unlocked = history(vec![section("a", 0, 10)]);
         unlocked.sections[0].unlock_error = Some("Lost(NotHeld)".into());
-        assert_eq!(rules(&unlocked, Losses::Any), [Rule::TakenFromHolder]);
+        assert_eq!(rules(&unlocked, Losses::Any), [Rule::LostBeforeExpiry]);
         // The lease ended before the release was answered.
         unlocked.sections[0].released = Some(3010 * MS);
         assert_eq!(rules(&unlocked, Losses::Any), []);
@@ -254,7 +251,7 @@ mod tests {
         assert_eq!(rules(&stopped, Losses::Any), []);
         let process = stopped.processes.entry(0).or_default();
         process.stopped = vec![(1000 * MS, Some(4000 * MS))];
-        assert_eq!(rules(&stopped, Losses::Any), [Rule::ToldTooLate]);
+        assert_eq!(rules(&stopped, Losses::Any), [Rule::LossReportedLate]);
     }
 
     #[test]
@@ -266,10 +263,7 @@ mod tests {
         assert_eq!(rules(&stopped, Losses::Unreachable), []);
         let process = stopped.processes.entry(0).or_default();
         process.stopped = vec![(4500 * MS, Some(5500 * MS))];
-        assert_eq!(
-            rules(&stopped, Losses::Unreachable),
-            [Rule::LostWithoutNeed]
-        );
+        assert_eq!(rules(&stopped, Losses::Unreachable), [Rule::AvoidableLoss]);
         assert_eq!(rules(&stopped, Losses::None), []);
     }
 
@@ -282,7 +276,7 @@ mod tests {
         assert_eq!(rules(&stopped, Losses::None), []);
         let process = stopped.processes.entry(0).or_default();
         process.stopped = vec![(10 * MS, Some(90 * MS))];
-        assert_eq!(rules(&stopped, Losses::None), [Rule::LostWithoutNeed]);
+        assert_eq!(rules(&stopped, Losses::None), [Rule::AvoidableLoss]);
     }
 
     #[test]
@@ -299,14 +293,11 @@ mod tests {
     #[test]
     fn avoidable_loss_is_found() {
         let lost = lease_ended(Some(3100));
-        assert_eq!(rules(&lost, Losses::None), [Rule::LostWithoutNeed]);
+        assert_eq!(rules(&lost, Losses::None), [Rule::AvoidableLoss]);
         let mut unlocked = history(vec![section("a", 0, 10)]);
         unlocked.sections[0].unlock_error = Some("Lost(LeaseEnded)".into());
-        assert_eq!(rules(&unlocked, Losses::None), [Rule::LostWithoutNeed]);
-        assert_eq!(
-            rules(&unlocked, Losses::Unreachable),
-            [Rule::LostWithoutNeed]
-        );
+        assert_eq!(rules(&unlocked, Losses::None), [Rule::AvoidableLoss]);
+        assert_eq!(rules(&unlocked, Losses::Unreachable), [Rule::AvoidableLoss]);
         unlocked.unreachable_names.insert("a".into());
         assert_eq!(rules(&unlocked, Losses::Unreachable), []);
         unlocked.sections[0].unlock_error = Some("ResponseTimeout".into());

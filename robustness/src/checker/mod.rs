@@ -49,7 +49,7 @@ pub fn check(history: &History, losses: Losses, tallies: &[Tally]) -> Vec<Violat
     found.extend(latches::check(history));
     found.extend(waits::check(history));
     for text in history.processes.values().flat_map(|one| &one.leftovers) {
-        found.push(Violation::at(history.end, Rule::LeftOver, text));
+        found.push(Violation::at(history.end, Rule::NotCleanedUp, text));
     }
     found.sort_by_key(|violation| violation.from);
     found
@@ -61,7 +61,7 @@ pub fn explain(violation: &Violation, history: &History) -> Option<&'static str>
     let within = match violation.rule {
         Rule::Exclusion => history.lease / 3 + nanos(MARGIN),
         // A killed process learns of no loss; its hold would have lasted until the end of the lease.
-        Rule::LostWithoutNeed | Rule::TakenFromTheDead | Rule::TakenFromHolder => a_lease,
+        Rule::AvoidableLoss | Rule::AcquiredBeforeExpiry | Rule::LostBeforeExpiry => a_lease,
         // A wrong token or value stays wrong for the rest of the run.
         Rule::Tokens | Rule::SameToken | Rule::LostWrite | Rule::Permits => Time::MAX / 4,
         Rule::Queue => {
@@ -80,7 +80,10 @@ pub fn explain(violation: &Violation, history: &History) -> Option<&'static str>
             // Another fault right after it may prevent the renewal that would notice the loss.
             true if violation.rule == Rule::Exclusion && is_followed(history, lost) => a_lease,
             true => within,
-            false if violation.rule == Rule::SameToken => a_lease,
+            // A release or a renewal was lost.
+            false if matches!(violation.rule, Rule::SameToken | Rule::AcquiredBeforeExpiry) => {
+                a_lease
+            }
             false => return false,
         };
         let in_time = lost.from <= violation.from && violation.until <= lost.until + within;
@@ -127,5 +130,22 @@ mod tests {
             is_outage,
         });
         assert!(explains(&one, late));
+    }
+
+    /// The last renewal of a killed process did not reach the promoted replica. A running holder renews again.
+    #[test]
+    fn lost_renewal_explains_only_a_hold_taken_from_a_dead_process() {
+        let mut one = history(Vec::new());
+        one.data_losses.push(DataLossWindow {
+            from: 1000 * MS,
+            until: 1500 * MS,
+            loss: DataLoss::UNCONFIRMED_WRITES,
+        });
+        let explains = |rule| {
+            let violation = Violation::at(2000 * MS, rule, String::new());
+            explain(&violation, &one).is_some()
+        };
+        assert!(explains(Rule::AcquiredBeforeExpiry));
+        assert!(!explains(Rule::Exclusion) && !explains(Rule::LostBeforeExpiry));
     }
 }

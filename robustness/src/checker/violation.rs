@@ -13,15 +13,15 @@ pub enum Rule {
     Latch,
     /// No other owner acquires the locks of a killed process before their lease has ended, not even in a process with
     /// the same client id.
-    TakenFromTheDead,
+    AcquiredBeforeExpiry,
     /// No lock disappears from the store while its lease runs and its guard is valid.
-    TakenFromHolder,
+    LostBeforeExpiry,
     /// No guard is valid for longer than a lease after the last time at which it could be renewed.
     ValidTooLong,
     /// A running holder learns of the loss when its lease has ended.
-    ToldTooLate,
+    LossReportedLate,
     /// No hold is lost if it could be renewed.
-    LostWithoutNeed,
+    AvoidableLoss,
     /// Every acquisition has its own token, greater than all earlier ones.
     Tokens,
     /// A new hold of an owner has a different token than its previous hold.
@@ -39,7 +39,7 @@ pub enum Rule {
     /// Some sequential order of the operations on a lock explains all answers.
     Linearizability,
     /// Nothing remains in the store or in a client after all releases.
-    LeftOver,
+    NotCleanedUp,
     /// No client process exits unexpectedly.
     Crash,
 }

@@ -33,7 +33,7 @@ impl Deployment for Cluster {
     }
 
     fn masters(&self) -> Vec<usize> {
-        let mut masters: Vec<usize> = KEYS.iter().map(|key| self.owner_of(key)).collect();
+        let mut masters: Vec<usize> = KEYS.iter().map(|key| self.master_of_key(key)).collect();
         masters.sort_unstable();
         masters.dedup();
         masters
@@ -53,8 +53,8 @@ impl Deployment for Cluster {
 
     fn await_successor(&self, place: usize) -> Result<()> {
         for key in KEYS {
-            if self.owner_of(key) == place {
-                self.await_owner_change(key, place);
+            if self.master_of_key(key) == place {
+                self.await_master_change(key, place);
             }
         }
         Ok(())

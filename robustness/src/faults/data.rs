@@ -48,16 +48,16 @@ fn overwrite(context: &mut Context, duration: std::time::Duration) -> Result<()>
     let names = context.names();
     let others: Vec<&String> = names.iter().step_by(2).collect();
     for name in &others {
-        let owner = context.owner(name)?;
+        let server = context.server_of(name)?;
         // Deletes all keys of the object, because acquired permits have a key of their own. Atomically, because a
         // worker may set the number of permits meanwhile.
         let script = "redis.call('DEL', unpack(KEYS)) redis.call('RPUSH', KEYS[1], 'other data')";
         let permits = format!("{{{name}}}:timeout");
-        run_command(owner, &["EVAL", script, "2", name, &permits])?;
+        run_command(server, &["EVAL", script, "2", name, &permits])?;
     }
     sleep(duration);
     for name in others {
-        run_command(context.owner(name)?, &["DEL", name])?;
+        run_command(context.server_of(name)?, &["DEL", name])?;
     }
     Ok(())
 }

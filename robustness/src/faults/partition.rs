@@ -89,7 +89,7 @@ fn await_clients_gone(context: &Context, place: usize) -> Result<()> {
     // An unused connection may be noticed only at the next renewal.
     let end = Instant::now() + MARGIN + Duration::from_millis(context.worker.lease) / 3;
     loop {
-        let list: String = context.server(place).ask(&["CLIENT", "LIST"]);
+        let list: String = context.server(place).command(&["CLIENT", "LIST"]);
         // This query and the servers among themselves use RESP2.
         let clients = |line: &&str| line.contains(" resp=3");
         let left: Vec<&str> = list.lines().filter(clients).collect();

@@ -130,7 +130,7 @@ pub(super) const FAULTS: [Fault; 13] = [
         inject: |context, _| {
             kill(context, |_, _| Ok(()))?;
             let decoy = context.deployment.decoy().ok_or("no fake master")?;
-            let statistics: String = decoy.ask(&["INFO", "commandstats"]);
+            let statistics: String = decoy.command(&["INFO", "commandstats"]);
             match statistics.contains("cmdstat_eval") {
                 true => Err(
                     "clients acquired locks on the server that the wrong sentinel reported".into(),
@@ -226,7 +226,7 @@ fn move_slots(context: &mut Context, _: Duration) -> Result<()> {
             let to = masters[context.random.below(masters.len())];
             let cluster = context.deployment.cluster().ok_or("no cluster")?;
             let slot = cluster.slot_of(&name);
-            if cluster.owner(slot) == to {
+            if cluster.master_of_slot(slot) == to {
                 continue;
             }
             cluster.begin_moving(slot, to);
@@ -246,7 +246,7 @@ fn add_and_remove_node(context: &mut Context, duration: Duration) -> Result<()> 
         let new_node = cluster.add_node();
         for name in names.iter().step_by(2) {
             let slot = cluster.slot_of(name);
-            if cluster.owner(slot) != new_node {
+            if cluster.master_of_slot(slot) != new_node {
                 cluster.move_slot(slot, new_node);
             }
         }

@@ -74,7 +74,7 @@ pub struct DataLossWindow {
 /// Which data the store lost, and how the docs explain it.
 #[derive(Debug, Clone, Copy)]
 pub struct DataLoss {
-    /// Whether holds were lost, too; else only releases, and counts of semaphores and latches.
+    /// Whether holds were lost, too; else only releases, renewals, and counts of semaphores and latches.
     pub holds: bool,
     /// Whether fencing tokens were lost, too.
     pub tokens: bool,
@@ -115,13 +115,14 @@ impl DataLoss {
               at their next renewal, at most a third of the lease later",
     };
 
-    /// A master that has been replaced grants nothing any more, but still accepts releases.
-    pub const RELEASES_LOST: DataLoss = DataLoss {
+    /// A master that has been replaced grants nothing any more, but still accepts releases and renewals.
+    pub const UNCONFIRMED_WRITES: DataLoss = DataLoss {
         holds: false,
         tokens: true,
-        why: "a release does not wait for replicas: a promoted replica may still have a hold that \
-              was released, and if its owner acquires the lock again within the lease, it \
-              continues that hold and has its token",
+        why: "releases and renewals do not wait for replicas: a promoted replica may still have a \
+              hold that was released, and if its owner acquires the lock again within the lease, \
+              it continues that hold and has its token; and it ends the hold of a dead process \
+              when the lease before the last renewal ends",
     };
 }
 

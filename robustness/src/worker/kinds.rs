@@ -44,7 +44,7 @@ impl Handle {
             "spin" => Handle::Spin(client.spin_lock(name)),
             "multi" => Handle::Multi(MultiLock::new(members()), name.to_owned()),
             "red" => {
-                let lock = RedLock::new(members()).timeout(lease / 10);
+                let lock = RedLock::new(members()).member_timeout(lease / 10);
                 Handle::Red(lock, name.to_owned())
             }
             "semaphore" => Handle::Semaphore(client.semaphore(name), lease),

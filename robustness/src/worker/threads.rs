@@ -119,7 +119,7 @@ impl Thread {
             "red" => {
                 let members = locks_of(name);
                 let lock = RedLock::new(members.iter().map(|name| self.client.lock(name)));
-                let lock = lock.timeout(self.lease / 20);
+                let lock = lock.member_timeout(self.lease / 20);
                 self.run_exclusive(name, |wait| lock.try_lock().wait(wait).block(), shutdown)
             }
             other => return Err(format!("threads do not support the kind {other}").into()),

@@ -1,7 +1,7 @@
 //! A node of a cluster: which node owns a slot, and where a command is redirected to.
 //!
 //! Nodes do not talk to each other. Each has a view of the cluster that its caller sets, so that nodes may
-//! be behind each other or disagree. A moving slot has two nodes: its owner redirects clients (ASK) for keys
+//! be behind each other or disagree. A moving slot has two nodes: its master redirects clients (ASK) for keys
 //! that it does not have any more, and the importing node serves clients that were redirected (ASKING).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,7 +38,7 @@ pub struct SlotRange {
     /// The last slot.
     pub last: u16,
     /// The master.
-    pub owner: Node,
+    pub master: Node,
     /// Its replicas.
     pub replicas: Vec<Node>,
 }
@@ -52,7 +52,7 @@ pub struct ClusterView {
     pub epoch: u64,
     /// Whether the cluster is healthy, as far as this node sees.
     pub is_ok: bool,
-    /// The owner of each slot. A slot that is missing has no owner.
+    /// The ranges of slots with their masters. A slot in no range has no master.
     pub slots: Vec<SlotRange>,
     /// Slots of this node that move to another one.
     pub migrating: BTreeMap<u16, Node>,
@@ -71,13 +71,14 @@ enum Redirect {
 }
 
 impl ClusterView {
-    fn owner(&self, slot: u16) -> Option<&Node> {
+    fn master_of(&self, slot: u16) -> Option<&Node> {
         let has = |range: &&SlotRange| (range.first..=range.last).contains(&slot);
-        self.slots.iter().find(has).map(|range| &range.owner)
+        self.slots.iter().find(has).map(|range| &range.master)
     }
 
     fn is_mine(&self, slot: u16) -> bool {
-        self.owner(slot).is_some_and(|owner| owner.id == self.me)
+        self.master_of(slot)
+            .is_some_and(|master| master.id == self.me)
     }
 }
 
@@ -156,7 +157,7 @@ impl State {
         if keys.iter().any(|key| self::slot(key) != slot) {
             return Some(Redirect::CrossSlot);
         }
-        let Some(owner) = view.owner(slot).cloned() else {
+        let Some(master) = view.master_of(slot).cloned() else {
             return Some(Redirect::Unserved);
         };
         if !view.is_ok {
@@ -177,7 +178,7 @@ impl State {
             _ if is_mine => None,
             _ if imports && is_missing && keys.len() > 1 => Some(Redirect::TryAgain),
             _ if imports => None,
-            _ => Some(Redirect::Moved(slot, owner)),
+            _ => Some(Redirect::Moved(slot, master)),
         }
     }
 }
@@ -282,7 +283,7 @@ pub(super) fn cluster(call: &mut Call<'_>) -> CommandResult {
             };
             let range = |range: &SlotRange| {
                 let mut parts = vec![integer(range.first), integer(range.last)];
-                parts.push(node(&range.owner));
+                parts.push(node(&range.master));
                 parts.extend(range.replicas.iter().map(node));
                 Reply::Array(parts)
             };

@@ -16,7 +16,7 @@ pub(crate) fn compare(pair: &mut ServerPair, id: ConnectionId) -> usize {
         let Value::BulkString(key) = key else {
             panic!("{key:?}");
         };
-        let ask = |words: &[&str]| {
+        let command = |words: &[&str]| {
             let rest = words[1..].iter().map(|word| word.as_bytes());
             let args = [words[0].as_bytes(), key.as_slice()];
             args.into_iter()
@@ -24,20 +24,20 @@ pub(crate) fn compare(pair: &mut ServerPair, id: ConnectionId) -> usize {
                 .map(<[u8]>::to_vec)
                 .collect::<Vec<_>>()
         };
-        let kind = pair.run(id, &ask(&["TYPE"]));
+        let kind = pair.run(id, &command(&["TYPE"]));
         let [Value::SimpleString(kind)] = kind.as_slice() else {
             panic!("{kind:?}");
         };
         let read = match kind.as_str() {
-            "string" => ask(&["GET"]),
-            "hash" => ask(&["HGETALL"]),
-            "list" => ask(&["LRANGE", "0", "-1"]),
-            "zset" => ask(&["ZRANGE", "0", "-1", "WITHSCORES"]),
+            "string" => command(&["GET"]),
+            "hash" => command(&["HGETALL"]),
+            "list" => command(&["LRANGE", "0", "-1"]),
+            "zset" => command(&["ZRANGE", "0", "-1", "WITHSCORES"]),
             // It may have expired.
             _ => continue,
         };
         pair.run_as(id, &read, Tolerance::Times);
-        pair.run(id, &ask(&["PTTL"]));
+        pair.run(id, &command(&["PTTL"]));
     }
     keys.len()
 }

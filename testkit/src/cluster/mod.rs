@@ -17,15 +17,16 @@ use slots::{NodeInfo, SlotRange, cluster_nodes, slot_ranges};
 /// Masters that share the slots, and their replicas. All of them end as a [`Server`] does, and
 /// their files are removed with them.
 ///
-/// A node keeps its index in [`nodes`](Cluster::nodes) regardless of its role. Initially the masters
-/// come first, in the order of their slots, then the first replica of each master, and so on.
+/// A node keeps its index in [`nodes`](Cluster::nodes) regardless of its role; only
+/// [`Cluster::remove_node`] changes indices. Initially the masters come first, in the order of their
+/// slots, then the first replica of each master, and so on.
 #[derive(Debug)]
 pub struct Cluster {
     nodes: Vec<Server>,
     /// Configuration lines of every node.
     settings: String,
-    /// Number of home directories so far.
-    dir_count: usize,
+    /// Number of nodes ever started. The directory of the next node has this number in its name.
+    nodes_started: usize,
     deployment: Deployment,
 }
 
@@ -51,11 +52,11 @@ pub struct ClusterPlan<'a> {
 /// How a replica takes over from its master.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FailoverMode {
-    /// The master stops writing and hands over; no data is lost.
+    /// The master pauses its clients until the replica has caught up, and the other masters vote; no data is lost.
     Graceful,
-    /// The replica asks the other masters but not its own (`FORCE`).
+    /// No handshake with its own master; the other masters vote (`FORCE`).
     Force,
-    /// The replica asks no other node (`TAKEOVER`).
+    /// No handshake and no vote (`TAKEOVER`).
     Takeover,
 }
 
@@ -98,38 +99,38 @@ impl Cluster {
         slot_of(key.as_ref())
     }
 
-    /// Returns the index of the master that owns the slot of a key.
+    /// Returns the index of the master of the slot of a key.
     ///
     /// # Panics
     ///
     /// If the nodes that answer do not reach an agreement about it.
-    pub fn owner_of(&self, key: impl AsRef<[u8]>) -> usize {
-        self.owner(slot_of(key.as_ref()))
+    pub fn master_of_key(&self, key: impl AsRef<[u8]>) -> usize {
+        self.master_of_slot(slot_of(key.as_ref()))
     }
 
-    /// Returns the index of the master that owns a slot.
+    /// Returns the index of the master of a slot.
     ///
     /// # Panics
     ///
     /// If the nodes that answer do not reach an agreement about it.
-    pub fn owner(&self, slot: u16) -> usize {
-        until("one owner of a slot", || {
-            self.agreed_owner(slot, self.running())
+    pub fn master_of_slot(&self, slot: u16) -> usize {
+        until("one master of a slot", || {
+            self.agreed_master(slot, self.running())
         })
     }
 
-    /// Waits until all other nodes that answer agree that a node other than `old` owns the slot of
-    /// a key, and returns its index. A node that was cut off learns of it last.
+    /// Waits until all nodes that answer agree that the slot of a key has a master other than `old`,
+    /// and returns its index. The view of `old` does not count, because it may be cut off.
     ///
     /// # Panics
     ///
     /// If it takes too long.
-    pub fn await_owner_change(&self, key: impl AsRef<[u8]>, old: usize) -> usize {
+    pub fn await_master_change(&self, key: impl AsRef<[u8]>, old: usize) -> usize {
         let slot = slot_of(key.as_ref());
-        until("another owner of a slot", || {
-            match self.agreed_owner(slot, self.others(old))? {
-                owner if owner == old => Err(format!("it is still node {old}")),
-                owner => Ok(owner),
+        until("another master of a slot", || {
+            match self.agreed_master(slot, self.others(old))? {
+                master if master == old => Err(format!("it is still node {old}")),
+                master => Ok(master),
             }
         })
     }
@@ -142,7 +143,7 @@ impl Cluster {
     pub fn replica_of(&self, master: usize) -> usize {
         until("a replica", || {
             let id = self.id(master)?;
-            let known = self.nodes_known_to_any()?;
+            let known = self.nodes_known_to_first()?;
             let replicas = known
                 .iter()
                 .filter(|node| node.master.as_ref() == Some(&id));
@@ -154,13 +155,14 @@ impl Cluster {
         })
     }
 
-    /// Makes a replica take over from its master, and waits until all nodes know it.
+    /// Makes a replica take over from its master, and waits until all nodes that answer agree on it.
     ///
     /// # Panics
     ///
     /// If it takes too long.
     pub fn fail_over(&self, replica: usize, how: FailoverMode) {
-        /// After a failed orderly takeover, the replica discards it after five seconds.
+        /// A replica abandons a manual failover that has not succeeded within five seconds. Then it is
+        /// requested again.
         const RETRY_AFTER: Duration = Duration::from_secs(6);
         let command: &[&str] = match how {
             FailoverMode::Graceful => &["CLUSTER", "FAILOVER"],
@@ -175,7 +177,7 @@ impl Cluster {
                 return Ok(());
             }
             if last_request.is_none_or(|last| last.elapsed() > RETRY_AFTER) {
-                let answer = self.nodes[replica].try_ask::<()>(command);
+                let answer = self.nodes[replica].try_command::<()>(command);
                 answer.map_err(|error| error.to_string())?;
                 last_request = Some(Instant::now());
             }
@@ -183,13 +185,14 @@ impl Cluster {
         });
     }
 
-    /// Waits until every running node is in the same healthy state as after the start.
+    /// Waits until all running nodes agree on the masters of the slots, all slots are served, no running
+    /// node counts as failed, and all replicas are in sync.
     ///
     /// # Panics
     ///
     /// If it takes too long, for example because a node is frozen or slots have lost their master.
     pub fn await_healthy(&self) {
-        until("a whole cluster", || self.check_health());
+        until("a healthy cluster", || self.check_health());
     }
 
     /// Runs one command on a node, on a separate connection.
@@ -197,8 +200,8 @@ impl Cluster {
     /// # Panics
     ///
     /// If the command fails or its answer does not have the requested type.
-    pub fn ask<T: redis::FromRedisValue>(&self, index: usize, command: &[&str]) -> T {
-        self.nodes[index].ask(command)
+    pub fn command<T: redis::FromRedisValue>(&self, index: usize, command: &[&str]) -> T {
+        self.nodes[index].command(command)
     }
 
     /// Kills a node as `kill -9` does.
@@ -233,19 +236,19 @@ impl Cluster {
     /// Returns the id of a node in the cluster, from itself or from other nodes.
     fn id(&self, index: usize) -> Result<String, String> {
         let port = self.nodes[index].port();
-        let known = cluster_nodes(&self.nodes[index]).or_else(|_| self.nodes_known_to_any())?;
+        let known = cluster_nodes(&self.nodes[index]).or_else(|_| self.nodes_known_to_first())?;
         let node = known.into_iter().find(|node| node.port == port);
         node.map(|node| node.id)
             .ok_or_else(|| format!("no node knows {port}"))
     }
 
-    /// Returns the nodes of the cluster, as one of the answering nodes knows them.
-    fn nodes_known_to_any(&self) -> Result<Vec<NodeInfo>, String> {
+    /// Returns the nodes of the cluster, as the first running node that answers knows them.
+    fn nodes_known_to_first(&self) -> Result<Vec<NodeInfo>, String> {
         let answer = self.running().find_map(|node| cluster_nodes(node).ok());
         answer.ok_or_else(|| "no node answers".to_owned())
     }
 
-    /// Returns the owners of the slots, if all nodes that answer agree.
+    /// Returns the slot ranges and their nodes, if all nodes that answer agree.
     fn agreed_slots(&self) -> Result<Vec<SlotRange>, String> {
         let mut answers = self.running().filter_map(|node| slot_ranges(node).ok());
         let first = answers.next().ok_or("no node answers")?;
@@ -255,8 +258,8 @@ impl Cluster {
         }
     }
 
-    /// Returns the owner of a slot, if all of these nodes that answer agree.
-    fn agreed_owner<'a>(
+    /// Returns the master of a slot, if all of these nodes that answer agree.
+    fn agreed_master<'a>(
         &self,
         slot: u16,
         nodes: impl Iterator<Item = &'a Server>,
@@ -264,24 +267,26 @@ impl Cluster {
         let mut agreed = None;
         for ranges in nodes.filter_map(|node| slot_ranges(node).ok()) {
             let range = ranges.iter().find(|range| range.slots.contains(&slot));
-            let owner = range.map(|range| range.master);
-            if *agreed.get_or_insert(owner) != owner {
-                return Err(format!("nodes disagree: {agreed:?} and {owner:?}"));
+            let master = range.map(|range| range.master);
+            if *agreed.get_or_insert(master) != master {
+                return Err(format!("nodes disagree: {agreed:?} and {master:?}"));
             }
         }
-        let owner = agreed.flatten().ok_or("no node")?;
-        self.index_of(owner)
+        let master = agreed
+            .flatten()
+            .ok_or_else(|| format!("no node that answers knows a master of slot {slot}"))?;
+        self.index_of(master)
     }
 
     fn check_health(&self) -> Result<(), String> {
         let served = self.agreed_slots()?;
         for node in self.running() {
             let port = node.port();
-            let ask = |command: &[&str]| {
-                let answer: redis::RedisResult<String> = node.try_ask(command);
+            let run = |command: &[&str]| {
+                let answer: redis::RedisResult<String> = node.try_command(command);
                 answer.map_err(|error| format!("{port}: {error}"))
             };
-            let state = ask(&["CLUSTER", "INFO"])?;
+            let state = run(&["CLUSTER", "INFO"])?;
             for wanted in ["cluster_state:ok", "cluster_slots_ok:16384"] {
                 if !state.lines().any(|line| line == wanted) {
                     return Err(format!("{port} does not report {wanted}"));
@@ -294,13 +299,13 @@ impl Cluster {
                     return Err(format!("{port} does not know {other} as a healthy node"));
                 }
             }
-            let replication = ask(&["INFO", "replication"])?;
+            let replication = run(&["INFO", "replication"])?;
             if replication.contains("role:slave") {
                 if !replication.contains("master_link_status:up") {
                     return Err(format!("{port} is not in sync"));
                 }
                 if !served.iter().any(|range| range.replicas.contains(&port)) {
-                    return Err(format!("{port} does not serve all slots"));
+                    return Err(format!("no slot range lists {port} as a replica"));
                 }
             }
         }

@@ -17,13 +17,13 @@ impl Cluster {
         self.move_slots(&[slot], to);
     }
 
-    /// Step 1 of 3: from now on the owner redirects requests for missing keys to `to` (`ASK`).
+    /// Step 1 of 3: from now on the master redirects requests for missing keys to `to` (`ASK`).
     ///
     /// # Panics
     ///
     /// If a node refuses.
     pub fn begin_moving(&self, slot: u16, to: usize) {
-        self.set_migrating(&[slot], self.owner(slot), to);
+        self.set_migrating(&[slot], self.master_of_slot(slot), to);
     }
 
     /// Step 2 of 3: moves all keys of the slot.
@@ -32,7 +32,7 @@ impl Cluster {
     ///
     /// If a node refuses.
     pub fn move_keys(&self, slot: u16, to: usize) {
-        self.migrate_keys(&[slot], self.owner(slot), to);
+        self.migrate_keys(&[slot], self.master_of_slot(slot), to);
     }
 
     /// A part of step 2: moves only this key.
@@ -41,29 +41,29 @@ impl Cluster {
     ///
     /// If a node refuses.
     pub fn move_key(&self, key: impl AsRef<[u8]>, to: usize) {
-        let from = self.owner_of(key.as_ref());
+        let from = self.master_of_key(key.as_ref());
         self.migrate(&[key.as_ref().to_vec()], from, to);
     }
 
-    /// Step 3 of 3: gives the slot to its new owner, and waits until all nodes know it.
+    /// Step 3 of 3: assigns the slot to its new master, and waits until all nodes know it.
     ///
     /// # Panics
     ///
     /// If a node refuses.
     pub fn finish_moving(&self, slot: u16, to: usize) {
-        self.assign_slots(&[slot], self.owner(slot), to);
+        self.assign_slots(&[slot], self.master_of_slot(slot), to);
     }
 
-    /// Moves several slots, which must have the same owner.
+    /// Moves several slots, which must have the same master.
     pub(super) fn move_slots(&self, slots: &[u16], to: usize) {
-        let from = self.owner(slots[0]);
+        let from = self.master_of_slot(slots[0]);
         self.set_migrating(slots, from, to);
         self.migrate_keys(slots, from, to);
         self.assign_slots(slots, from, to);
     }
 
     fn set_migrating(&self, slots: &[u16], from: usize, to: usize) {
-        let id = |index| until("a name", || self.id(index));
+        let id = |index| until("an id", || self.id(index));
         // The target comes first, so that no client is redirected to a node that does not expect
         // it.
         set_slots(&self.nodes[to], slots, &["IMPORTING", &id(from)]);
@@ -105,8 +105,8 @@ impl Cluster {
     }
 
     fn assign_slots(&self, slots: &[u16], from: usize, to: usize) {
-        let id = until("a name", || self.id(to));
-        // The new owner comes first, so that the slot has an owner at every moment.
+        let id = until("an id", || self.id(to));
+        // The new master comes first, so that the slot has a master at every moment.
         set_slots(&self.nodes[to], slots, &["NODE", &id]);
         // The other nodes would also learn of it by gossip, but later. A node that has lost its
         // last slot may already have become a replica because of gossip.
@@ -117,19 +117,19 @@ impl Cluster {
                 None => try_set_slots(node, slots, &["NODE", &id]),
             });
         }
-        until("another owner of slots", || {
-            self.check_owner_is_known(slots, to)
+        until("another master of slots", || {
+            self.check_master_is_known(slots, to)
         });
     }
 
-    fn check_owner_is_known(&self, slots: &[u16], owner: usize) -> Result<(), String> {
-        let port = self.nodes[owner].port();
+    fn check_master_is_known(&self, slots: &[u16], master: usize) -> Result<(), String> {
+        let port = self.nodes[master].port();
         for node in self.running() {
             let served = slot_ranges(node)?;
             let its = served.iter().filter(|range| range.master == port);
             let has = |slot| its.clone().any(|range| range.slots.contains(slot));
             if !slots.iter().all(has) {
-                return Err(format!("{} does not know", node.port()));
+                return Err(format!("{} does not know the new master", node.port()));
             }
         }
         Ok(())

@@ -56,15 +56,15 @@ cluster-node-timeout {}
         let cluster = Cluster {
             nodes,
             settings,
-            dir_count: count,
+            nodes_started: count,
             deployment,
         };
         for (index, node) in cluster.nodes[..plan.masters].iter().enumerate() {
             let first = (SLOTS * index / plan.masters).to_string();
             let last = (SLOTS * (index + 1) / plan.masters - 1).to_string();
-            let () = node.ask(&["CLUSTER", "ADDSLOTSRANGE", &first, &last]);
+            let () = node.command(&["CLUSTER", "ADDSLOTSRANGE", &first, &last]);
             // Otherwise the nodes would have to resolve their conflicting epochs one after the other.
-            let () = node.ask(&["CLUSTER", "SET-CONFIG-EPOCH", &(index + 1).to_string()]);
+            let () = node.command(&["CLUSTER", "SET-CONFIG-EPOCH", &(index + 1).to_string()]);
         }
         for index in 1..count {
             cluster.meet(index, &cluster.nodes[..index]);
@@ -82,8 +82,8 @@ cluster-node-timeout {}
     ///
     /// If it does not start, or does not join the cluster.
     pub fn add_node(&mut self) -> usize {
-        let node = start_node(&self.deployment, self.dir_count, &self.settings);
-        self.dir_count += 1;
+        let node = start_node(&self.deployment, self.nodes_started, &self.settings);
+        self.nodes_started += 1;
         self.nodes.push(node);
         let index = self.nodes.len() - 1;
         self.meet(index, &self.nodes[..index]);
@@ -98,7 +98,7 @@ cluster-node-timeout {}
     ///
     /// If it takes too long.
     pub fn remove_node(&mut self, index: usize) {
-        let id = until("a name", || self.id(index));
+        let id = until("an id", || self.id(index));
         let other_master = until("a successor", || self.other_master(index));
         let slots = until("its slots", || self.slots_of(index));
         if !slots.is_empty() {
@@ -118,7 +118,7 @@ cluster-node-timeout {}
                 if !cluster_nodes(node)?.iter().any(|known| known.id == id) {
                     return Ok(());
                 }
-                let forget = node.try_ask::<()>(&["CLUSTER", "FORGET", &id]);
+                let forget = node.try_command::<()>(&["CLUSTER", "FORGET", &id]);
                 forget.map_err(|error| error.to_string())
             });
         }
@@ -129,18 +129,18 @@ cluster-node-timeout {}
     /// Makes a node meet each of the others. Relying on gossip would take longer.
     fn meet(&self, index: usize, others: &[Server]) {
         let new_node = &self.nodes[index];
-        let bus: Vec<String> = new_node.ask(&["CONFIG", "GET", "cluster-port"]);
+        let bus: Vec<String> = new_node.command(&["CONFIG", "GET", "cluster-port"]);
         let (address, port) = (new_node.address().to_string(), new_node.port().to_string());
         for other in others.iter().filter(|node| node.pid().is_some()) {
-            let () = other.ask(&["CLUSTER", "MEET", &address, &port, &bus[1]]);
+            let () = other.command(&["CLUSTER", "MEET", &address, &port, &bus[1]]);
         }
     }
 
     /// Makes a node a replica of a master, as soon as the node knows that master.
     fn replicate(&self, node: &Server, master: usize) {
-        let id = until("a name", || self.id(master));
+        let id = until("an id", || self.id(master));
         until("a replica", || {
-            let follow = node.try_ask::<()>(&["CLUSTER", "REPLICATE", &id]);
+            let follow = node.try_command::<()>(&["CLUSTER", "REPLICATE", &id]);
             follow.map_err(|error| error.to_string())
         });
     }

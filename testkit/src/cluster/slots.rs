@@ -1,4 +1,4 @@
-//! The owners of slots, and what nodes know of each other.
+//! The masters of slots, and what nodes know of each other.
 
 use std::ops::RangeInclusive;
 
@@ -41,7 +41,7 @@ pub(super) struct SlotRange {
 
 /// Returns the slot ranges that a node reports to clients.
 pub(super) fn slot_ranges(node: &Server) -> Result<Vec<SlotRange>, String> {
-    let answer: redis::RedisResult<Vec<Vec<Value>>> = node.try_ask(&["CLUSTER", "SLOTS"]);
+    let answer: redis::RedisResult<Vec<Vec<Value>>> = node.try_command(&["CLUSTER", "SLOTS"]);
     let answer = answer.map_err(|error| error.to_string())?;
     let mut ranges = answer
         .iter()
@@ -102,7 +102,7 @@ impl NodeInfo {
 
 /// Returns what a node knows of all nodes.
 pub(super) fn cluster_nodes(node: &Server) -> Result<Vec<NodeInfo>, String> {
-    let answer: redis::RedisResult<String> = node.try_ask(&["CLUSTER", "NODES"]);
+    let answer: redis::RedisResult<String> = node.try_command(&["CLUSTER", "NODES"]);
     let answer = answer.map_err(|error| error.to_string())?;
     Ok(answer.lines().filter_map(parse_node).collect())
 }

@@ -106,7 +106,7 @@ fn one_direction_can_be_discarded() {
     proxy.discard_replies(false);
     ping(&mut stream);
     read_pong(&mut stream);
-    assert_eq!(server.ask::<Vec<String>>(&["KEYS", "*"]), ["done"]);
+    assert_eq!(server.command::<Vec<String>>(&["KEYS", "*"]), ["done"]);
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn one_direction_can_end() {
     stream
         .write_all(b"LPUSH list 1\r\n")
         .expect("an open connection");
-    let () = server.ask(&["BLPOP", "list", "0"]);
+    let () = server.command(&["BLPOP", "list", "0"]);
 
     let mut stream = through(&proxy);
     ping(&mut stream);

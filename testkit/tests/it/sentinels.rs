@@ -17,12 +17,12 @@ fn killed_master_is_replaced() {
 
     sentinels.kill(old);
     let new = sentinels.await_new_master(old);
-    assert_eq!(sentinels.ask::<String>(new, &["GET", "key"]), "value");
+    assert_eq!(sentinels.command::<String>(new, &["GET", "key"]), "value");
 
     sentinels.restart(old);
     sentinels.await_healthy();
     assert_eq!(sentinels.master(), new);
-    assert_eq!(sentinels.ask::<String>(old, &["GET", "key"]), "value");
+    assert_eq!(sentinels.command::<String>(old, &["GET", "key"]), "value");
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn servers_and_sentinels_can_have_separate_addresses() {
         separate_addresses: true,
         ..SentinelPlan::default()
     });
-    let links: String = sentinels.ask(sentinels.master(), &["CLIENT", "LIST"]);
+    let links: String = sentinels.command(sentinels.master(), &["CLIENT", "LIST"]);
     let replicas = sentinels.servers()[1..].iter();
     for other in replicas.chain(sentinels.sentinels()) {
         let link = format!(" addr={}:", other.address());

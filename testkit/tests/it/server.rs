@@ -12,9 +12,9 @@ use redlatch_testkit::{Cluster, ClusterPlan, SentinelPlan, Sentinels, Server, Tl
 #[test]
 fn durable_server_keeps_acknowledged_writes() {
     let mut server = Server::start_durable();
-    let () = server.ask(&["SET", "key", "value"]);
+    let () = server.command(&["SET", "key", "value"]);
     server.restart();
-    assert_eq!(server.ask::<String>(&["GET", "key"]), "value");
+    assert_eq!(server.command::<String>(&["GET", "key"]), "value");
 
     let dir = files_of(&server);
     assert!(Path::new(&dir).exists());
@@ -27,17 +27,17 @@ fn durable_server_keeps_acknowledged_writes() {
 #[test]
 fn restarted_server_without_persistence_is_empty() {
     let master = Server::start_with(&["--repl-diskless-sync-delay", "0"]);
-    let () = master.ask(&["SET", "key", "value"]);
+    let () = master.command(&["SET", "key", "value"]);
     let port = master.port().to_string();
     let mut replica = Server::start_with(&["--replicaof", &format!("127.0.0.1 {port}")]);
     let end = Instant::now() + Duration::from_secs(30);
-    while replica.ask::<Option<String>>(&["GET", "key"]).is_none() {
+    while replica.command::<Option<String>>(&["GET", "key"]).is_none() {
         assert!(Instant::now() < end, "the replica does not follow");
         thread::sleep(Duration::from_millis(10));
     }
     drop(master);
     replica.restart();
-    assert_eq!(replica.ask::<Option<String>>(&["GET", "key"]), None);
+    assert_eq!(replica.command::<Option<String>>(&["GET", "key"]), None);
     assert_ne!(files_of(&replica), files_of(&Server::start()));
 }
 
@@ -45,7 +45,7 @@ fn restarted_server_without_persistence_is_empty() {
 fn password_is_used_for_inspection() {
     for start in [Server::start_with, Server::start_durable_with] {
         let server = start(&["--requirepass", r#"a "b" \c"#]);
-        assert_eq!(server.ask::<String>(&["PING"]), "PONG");
+        assert_eq!(server.command::<String>(&["PING"]), "PONG");
     }
 }
 
@@ -71,10 +71,10 @@ fn tls_deployment_rejects_plain_connections() {
         assert!(client.get_connection_with_timeout(patience).is_err());
         // Through its Unix socket, which shows that it runs; the failed plain connection is thus
         // not a wrong port.
-        assert_eq!(server.ask::<String>(&["PING"]), "PONG");
+        assert_eq!(server.command::<String>(&["PING"]), "PONG");
     }
     for server in data(&sentinels, &cluster) {
-        let [_, port]: [String; 2] = server.ask(&["CONFIG", "GET", "port"]);
+        let [_, port]: [String; 2] = server.command(&["CONFIG", "GET", "port"]);
         assert_eq!(port, "0");
     }
 }
@@ -159,8 +159,8 @@ fn many_servers_start_concurrently() {
     thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| Sentinels::start().fail_over());
-            scope.spawn(|| Server::start().ask::<String>(&["PING"]));
-            scope.spawn(|| Cluster::start().owner_of("key"));
+            scope.spawn(|| Server::start().command::<String>(&["PING"]));
+            scope.spawn(|| Cluster::start().master_of_key("key"));
         }
     });
 }
@@ -171,6 +171,6 @@ fn data<'a>(sentinels: &'a Sentinels, cluster: &'a Cluster) -> impl Iterator<Ite
 }
 
 fn files_of(server: &Server) -> String {
-    let [_, dir]: [String; 2] = server.ask(&["CONFIG", "GET", "dir"]);
+    let [_, dir]: [String; 2] = server.command(&["CONFIG", "GET", "dir"]);
     dir
 }

@@ -125,7 +125,7 @@ pub(crate) fn handle(servers: &Servers, kind: &str, name: &str) -> Result<Arc<dy
         return Ok(match kind {
             "multi" => Arc::new(MultiLock::new(members?)),
             // The default, some milliseconds, is too short on a busy machine.
-            _ => Arc::new(RedLock::new(members?).timeout(Duration::from_secs(1))),
+            _ => Arc::new(RedLock::new(members?).member_timeout(Duration::from_secs(1))),
         });
     }
     lock_of_kind(servers, kind, name, 0, ToHandle)

@@ -39,7 +39,7 @@ impl Model for Latch {
     fn take(&mut self, step: Step, world: &mut World) -> Verdict<Option<u64>> {
         let object = Arc::new(ObjectKeys::new(KeyLayout::Latch, "", "name"));
         let channel = object.channel().to_owned();
-        let World { keyspace, now } = world;
+        let keyspace = &mut world.keyspace;
         let before = self.count;
         let error = |error: crate::Error| error.to_string();
         let (reply, expected) = match step {
@@ -54,7 +54,7 @@ impl Model for Latch {
                 if before == 0 {
                     self.count = count;
                 }
-                let set = set_if_absent.apply(keyspace, *now).map_err(error)?;
+                let set = set_if_absent.apply(keyspace).map_err(error)?;
                 (set.into(), u64::from(before == 0))
             }
             Step::CountDown { by } => {
@@ -63,14 +63,12 @@ impl Model for Latch {
                     object: object.clone(),
                     by,
                 };
-                (
-                    down.apply(keyspace, *now).map_err(error)?,
-                    self.count.into(),
-                )
+                let count = down.apply(keyspace).map_err(error)?;
+                (count, self.count.into())
             }
             Step::Read => {
                 let read = Read { object: &object };
-                let number = read.apply(keyspace, *now).map_err(error)?;
+                let number = read.apply(keyspace).map_err(error)?;
                 (u64::try_from(number).unwrap(), before.into())
             }
             Step::Delete => {
@@ -79,7 +77,7 @@ impl Model for Latch {
                     payload: Some(OPENED),
                 };
                 self.count = 0;
-                let deleted = delete.apply(keyspace, *now).map_err(error)?;
+                let deleted = delete.apply(keyspace).map_err(error)?;
                 (deleted.into(), u64::from(before > 0))
             }
         };

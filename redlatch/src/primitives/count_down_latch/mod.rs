@@ -306,9 +306,10 @@ pub struct TryWait {
 
 impl Wait {
     /// Waits through an outage of the store that lasts at most this long:
-    /// [`ClientBuilder::outage_limit`](crate::ClientBuilder::outage_limit), for this request.
-    pub fn outage_limit(mut self, limit: Duration) -> Wait {
-        self.options.outage_limit = Some(limit);
+    /// [`ClientBuilder::outage_limit`](crate::ClientBuilder::outage_limit), for this request. `None`: waits
+    /// through any outage.
+    pub fn outage_limit(mut self, limit: impl Into<Option<Duration>>) -> Wait {
+        self.options.outage_limit = Some(Expiry::from_limit(limit));
         self
     }
 }
@@ -323,8 +324,8 @@ impl TryWait {
     }
 
     /// As [`Wait::outage_limit`]. The wait limit wins if it is shorter.
-    pub fn outage_limit(mut self, limit: Duration) -> TryWait {
-        self.options.outage_limit = Some(limit);
+    pub fn outage_limit(mut self, limit: impl Into<Option<Duration>>) -> TryWait {
+        self.options.outage_limit = Some(Expiry::from_limit(limit));
         self
     }
 }
@@ -376,7 +377,7 @@ impl Attempt for LatchWaiter<'_> {
         QueueKind::Shared
     }
 
-    async fn ask(&mut self, subscribe: bool) -> Result<Outcome> {
+    async fn send(&mut self, subscribe: bool) -> Result<Outcome> {
         let session = &self.latch.session;
         let step = Read {
             object: &self.latch.object,

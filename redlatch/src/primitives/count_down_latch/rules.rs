@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use smallvec::smallvec;
-use tokio::time::Instant;
 
 use crate::error::Result;
 use crate::keyspace::Keyspace;
@@ -43,11 +42,11 @@ impl Step for CountDown {
         reply.integer().map(count)
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<u64> {
-        let value = read_number(keyspace, &self.object, now)?.unwrap_or(0);
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<u64> {
+        let value = read_number(keyspace, self.object.key())?.unwrap_or(0);
         let left = value.saturating_sub(self.by.into());
         if left > 0 {
-            *keyspace.find_or_create::<i64>(self.object.key(), now)? = left;
+            *keyspace.find_or_create::<i64>(self.object.key())? = left;
         } else {
             keyspace.remove(self.object.key());
             if value > 0 {

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use smallvec::smallvec;
-use tokio::time::Instant;
 
 use crate::error::Result;
 use crate::keyspace::Keyspace;
@@ -32,8 +31,8 @@ impl Step for Read<'_> {
         reply.integer()
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<i64> {
-        Ok(read_number(keyspace, self.object, now)?.unwrap_or(0))
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<i64> {
+        Ok(read_number(keyspace, self.object.key())?.unwrap_or(0))
     }
 }
 
@@ -43,7 +42,7 @@ pub(crate) struct SetIfAbsent {
     pub(crate) number: u32,
     pub(crate) time_to_live: Option<Lease>,
     pub(crate) payload: u32,
-    /// Whether only a number above zero counts; any other is treated as missing.
+    /// Whether a number of zero or less is overwritten, as if there were none.
     pub(crate) above_zero: bool,
 }
 
@@ -70,13 +69,13 @@ impl Step for SetIfAbsent {
         reply.flag()
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<bool> {
         let counts = |number| number > 0 || !self.above_zero;
-        if read_number(keyspace, &self.object, now)?.is_some_and(counts) {
+        if read_number(keyspace, self.object.key())?.is_some_and(counts) {
             return Ok(false);
         }
-        let ends = self.time_to_live.map(|ttl| now + ttl.duration());
-        keyspace.set(self.object.key(), i64::from(self.number), ends, now);
+        let time_to_live = self.time_to_live.map(Lease::duration);
+        keyspace.set(self.object.key(), i64::from(self.number), time_to_live);
         keyspace.publish(self.object.channel(), self.payload.into());
         Ok(true)
     }
@@ -114,8 +113,8 @@ impl Step for Delete {
         reply.flag()
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
-        if read_number(keyspace, &self.object, now)?.is_none() {
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<bool> {
+        if read_number(keyspace, self.object.key())?.is_none() {
             return Ok(false);
         }
         keyspace.remove(self.object.key());
@@ -126,12 +125,8 @@ impl Step for Delete {
     }
 }
 
-/// Returns the number, if there is one.
-pub(crate) fn read_number(
-    keyspace: &mut Keyspace,
-    object: &ObjectKeys,
-    now: Instant,
-) -> Result<Option<i64>> {
-    let found = keyspace.find::<i64>(object.key(), now)?;
+/// Returns the number under a key, if there is one.
+pub(crate) fn read_number(keyspace: &mut Keyspace, key: &str) -> Result<Option<i64>> {
+    let found = keyspace.find::<i64>(key)?;
     Ok(found.map(|found| *found.value))
 }

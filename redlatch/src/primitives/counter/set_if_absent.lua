@@ -1,10 +1,10 @@
--- Sets a number if there is none, or none that counts. Here and elsewhere PUBLISH comes first: if
--- it is refused, nothing has changed.
+-- Sets a number if there is none, or one that may be overwritten. Here and elsewhere PUBLISH comes
+-- first: if it is refused, nothing has changed.
 --
 -- KEYS[1]  the number
 -- ARGV     the number to set, its time to live in ms (0: forever), channel, the message to publish,
---          1 if only a number above zero counts
--- Returns  1, or 0 if there already was one
+--          1 if a number of zero or less is overwritten
+-- Returns  1: the number was set; 0: there already was one
 local value, wrong = number(KEYS[1])
 if wrong then
     return wrong

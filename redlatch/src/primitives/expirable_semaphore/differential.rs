@@ -8,8 +8,8 @@ use proptest::prelude::*;
 use super::Permits;
 use super::permit_id::{PermitId, join_ids};
 use super::rules::{
-    Acquire, Add, Count, Counts, Delete, Force, Inspect, LeaseOf, Release, ReleaseMode, Set,
-    UpdateLease,
+    Acquire, Add, Count, Counts, Delete, Force, Inspect, LeaseOf, OnSemaphore, Release,
+    ReleaseMode, Set, UpdateLease,
 };
 use crate::hold::Hold;
 use crate::lease::Expiry;
@@ -143,13 +143,13 @@ fn lua_and_rules_agree() {
     let mut seen = Seen::default();
     assert_equivalent(moves(), async |harness, one| {
         let kind = Arc::new(Permits::new("", "name"));
-        let keys = &kind.keys;
+        let keys = kind.keys.clone();
         let count = |what: &mut u32, happened: bool| *what += u32::from(happened);
         match one {
             Move::Acquire { owner, n, lease: l } => {
-                let ids = &ids(*owner, *n);
-                let lease = lease(*l);
-                let got = harness.step(&Acquire { keys, ids, lease }).await;
+                let (ids, lease) = (&ids(*owner, *n), lease(*l));
+                let step = OnSemaphore(keys, Acquire { ids, lease });
+                let got = harness.step(&step).await;
                 count(&mut seen.acquired, got == Ok(Outcome::Done(())));
                 match got {
                     Ok(Outcome::Wait(Expiry::Never)) => seen.waits_for_message += 1,
@@ -160,13 +160,10 @@ fn lua_and_rules_agree() {
             }
             Move::Release { ids, mode } => {
                 let ids: Vec<_> = ids.iter().copied().map(id).collect();
-                let step = Release {
-                    keys,
-                    ids: &join_ids(&ids),
-                    mode: *mode,
-                };
+                let (joined, mode) = (&join_ids(&ids), *mode);
+                let step = OnSemaphore(keys, Release { ids: joined, mode });
                 let out = harness.step(&step).await.unwrap_or(0);
-                count(&mut seen.released, out > 0 && *mode == ReleaseMode::Held);
+                count(&mut seen.released, out > 0 && mode == ReleaseMode::Held);
                 count(&mut seen.released_only_some, out > 0 && out < ids.len());
             }
             Move::Renew { owner, n, lease: l } => {
@@ -177,54 +174,39 @@ fn lua_and_rules_agree() {
                 count(&mut seen.not_renewed, !renewed);
             }
             Move::Set { permits, if_absent } => {
-                let step = Set {
-                    keys: keys.clone(),
-                    permits: *permits,
-                    if_absent: *if_absent,
-                };
+                let (permits, if_absent) = (*permits, *if_absent);
+                let step = OnSemaphore(keys, Set { permits, if_absent });
                 count(&mut seen.set, harness.step(&step).await == Ok(true));
             }
             Move::Add { delta } => {
-                let step = Add {
-                    keys: keys.clone(),
-                    delta: *delta,
-                };
+                let step = OnSemaphore(keys, Add { delta: *delta });
                 count(&mut seen.too_many, harness.step(&step).await == Ok(false));
             }
             Move::Count => {
-                let counts = harness.step(&Count { keys }).await;
+                let counts = harness.step(&OnSemaphore(keys, Count)).await;
                 let none = counts.is_ok_and(|counts| counts.available < 0);
                 count(&mut seen.fewer_than_none, none);
             }
             Move::UpdateLease { id: one, lease: l } => {
-                let step = UpdateLease {
-                    keys,
-                    id: &id(*one).to_string(),
-                    lease: lease(*l),
-                };
-                count(
-                    &mut seen.lease_updated,
-                    harness.step(&step).await == Ok(true),
-                );
+                let (id, lease) = (&id(*one).to_string(), lease(*l));
+                let step = OnSemaphore(keys, UpdateLease { id, lease });
+                let updated = harness.step(&step).await;
+                count(&mut seen.lease_updated, updated == Ok(true));
             }
             Move::LeaseOf { id: one } => {
                 let id = &id(*one).to_string();
-                let _ = harness.step(&LeaseOf { keys, id }).await;
+                let _ = harness.step(&OnSemaphore(keys, LeaseOf { id })).await;
             }
             Move::Inspect => {
-                let _ = harness.step(&Inspect { keys }).await;
+                let _ = harness.step(&OnSemaphore(keys, Inspect)).await;
             }
             Move::Force => {
-                count(
-                    &mut seen.forced,
-                    harness.step(&Force { keys }).await == Ok(true),
-                );
+                let forced = harness.step(&OnSemaphore(keys, Force)).await;
+                count(&mut seen.forced, forced == Ok(true));
             }
             Move::Delete => {
-                count(
-                    &mut seen.deleted,
-                    harness.step(&Delete { keys: keys.clone() }).await == Ok(true),
-                );
+                let deleted = harness.step(&OnSemaphore(keys, Delete)).await;
+                count(&mut seen.deleted, deleted == Ok(true));
             }
             // A little longer than the leases: dates are rounded up, and permits that were acquired
             // in the same millisecond must have expired on both sides.

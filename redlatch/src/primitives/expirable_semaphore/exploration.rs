@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::Permits;
 use super::permit_id::{PermitId, join_ids};
-use super::rules::{Acquire, Release, ReleaseMode, Set, UpdateLease};
+use super::rules::{Acquire, OnSemaphore, Release, ReleaseMode, Set, UpdateLease};
 use crate::hold::{Hold, HoldKind as _};
 use crate::keyspace::DumpedValue;
 use crate::owner::Owner;
@@ -79,26 +79,19 @@ impl Model for Ends {
 
     fn take(&mut self, step: Step, world: &mut World) -> Verdict<Option<usize>> {
         let kind = Arc::new(Permits::new("", "name"));
-        let keys = &kind.keys;
-        let World { keyspace, now } = world;
-        let now = *now;
+        let keys = kind.keys.clone();
+        let (keyspace, now) = (&mut world.keyspace, world.now);
         let error = |error: crate::Error| error.to_string();
         let reply = match step {
             Step::Set { if_absent } => {
-                let set = Set {
-                    keys: keys.clone(),
-                    permits: PERMITS,
-                    if_absent,
-                };
-                set.apply(keyspace, now).map_err(error)?.into()
+                let permits = PERMITS;
+                let set = OnSemaphore(keys, Set { permits, if_absent });
+                set.apply(keyspace).map_err(error)?.into()
             }
             Step::Acquire { owner, n, ticks: t } => {
-                let acquire = Acquire {
-                    keys,
-                    ids: &ids(owner, n),
-                    lease: ticks(t),
-                };
-                let outcome = acquire.apply(keyspace, now).map_err(error)?;
+                let (ids, lease) = (&ids(owner, n), ticks(t));
+                let acquire = OnSemaphore(keys, Acquire { ids, lease });
+                let outcome = acquire.apply(keyspace).map_err(error)?;
                 if outcome == Outcome::Done(()) {
                     let end = Some(now + ticks(t).duration());
                     let ends = &mut self.0[usize::from(owner)];
@@ -113,15 +106,12 @@ impl Model for Ends {
                 (outcome == Outcome::Done(())).into()
             }
             Step::Release { owner, n } => {
-                let release = Release {
-                    keys,
-                    ids: &ids(owner, n),
-                    mode: ReleaseMode::Held,
-                };
+                let (ids, mode) = (&ids(owner, n), ReleaseMode::Held);
+                let release = OnSemaphore(keys, Release { ids, mode });
                 let ends = &mut self.0[usize::from(owner)][..n.into()];
                 let known = ends.iter().flatten().filter(|end| **end > now).count();
                 ends.fill(None);
-                let released = release.apply(keyspace, now).map_err(error)?;
+                let released = release.apply(keyspace).map_err(error)?;
                 ensure(released >= known, || {
                     format!("{released} released instead of {known}")
                 })?;
@@ -130,7 +120,7 @@ impl Model for Ends {
             Step::Renew { owner, n, ticks: t } => {
                 let ids = ids(owner, n);
                 let hold = Hold::new(Owner::new(), ids, kind.clone(), Arc::default());
-                let renewed = kind.renew(keyspace, &hold, Some(ticks(t)), now);
+                let renewed = kind.renew(keyspace, &hold, Some(ticks(t)));
                 let renewed = renewed.map_err(error)?;
                 let ends = &mut self.0[usize::from(owner)][..n.into()];
                 let is_known = ends.iter().all(|end| end.is_some_and(|end| end > now));
@@ -146,12 +136,9 @@ impl Model for Ends {
                 renewed.into()
             }
             Step::UpdateLease { owner, ticks: t } => {
-                let update = UpdateLease {
-                    keys,
-                    id: &id(owner, 0).to_string(),
-                    lease: ticks(t),
-                };
-                let updated = update.apply(keyspace, now).map_err(error)?;
+                let (id, lease) = (&id(owner, 0).to_string(), ticks(t));
+                let update = OnSemaphore(keys, UpdateLease { id, lease });
+                let updated = update.apply(keyspace).map_err(error)?;
                 let known = &mut self.0[usize::from(owner)][0];
                 let is_known = known.is_some_and(|end| end > now);
                 ensure(updated || !is_known, || {

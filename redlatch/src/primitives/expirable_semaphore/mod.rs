@@ -15,15 +15,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::smallvec;
-use tokio::time::Instant;
 
 pub use self::permit_id::PermitId;
 use self::permit_id::{join_ids, split_ids};
 use self::rules::{
-    Add, Count, Counts, Delete, LeaseOf, MAX_PERMITS, Release, ReleaseMode, Set, UpdateLease,
+    Add, Count, Counts, Delete, LeaseOf, MAX_PERMITS, OnSemaphore, Release, ReleaseMode, Set,
+    UpdateLease,
 };
 use crate::error::{Error, Loss, Result};
-use crate::hold::{Hold, HoldKind, Renewal};
+use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal};
 use crate::keyspace::Keyspace;
 use crate::lease::{Expiry, Lease};
 use crate::name::{ObjectKeys, PermitKeys};
@@ -32,7 +32,7 @@ use crate::primitives::inspect::HeldPermit;
 use crate::primitives::lock::{Acquire, AcquireParams, Guard, Holder, Lock, Rules, TryAcquire};
 use crate::session::Session;
 use crate::step::{BoxedStep, MapReply, Outcome, Step};
-use crate::store::{Answer, Delivery, Progress};
+use crate::store::{Delivery, Progress};
 
 /// The maximum number of permits in one acquisition. Each permit has its own id, by which it is
 /// renewed together with those of other guards. A script that writes more would block the server for too long.
@@ -92,7 +92,7 @@ pub struct ExpirableSemaphore {
 /// all count as lost.
 pub type PermitGuard = Guard<Lock<Permits>>;
 
-/// The kind of [`PermitGuard`]: a number of permits.
+/// A number of permits; the type parameter of [`PermitGuard`].
 #[derive(Debug, Clone)]
 pub struct Permits {
     keys: Arc<PermitKeys>,
@@ -264,16 +264,16 @@ impl ExpirableSemaphore {
     pub async fn update_lease(&self, id: PermitId, lease: Duration) -> Result<bool> {
         let (keys, lease) = (self.keys()?, Lease::new(lease)?);
         let id = &id.to_string();
-        self.run_for_reply(&UpdateLease { keys, id, lease }).await
+        self.read(OnSemaphore(keys, UpdateLease { id, lease }))
+            .await
     }
 
     /// Returns the time until a permit expires unless it is renewed or released; `None` if it is
     /// not held. [`Expiry::Never`] for a permit that Redisson granted without a lease. Errors as
     /// for [`ExpirableSemaphore::available`].
     pub async fn lease_of(&self, id: PermitId) -> Result<Option<Expiry>> {
-        let keys = self.keys()?;
         let id = &id.to_string();
-        self.run_for_reply(&LeaseOf { keys, id }).await
+        self.read(OnSemaphore(self.keys()?, LeaseOf { id })).await
     }
 
     /// Returns the number of free permits; 0 if none were set. Negative if more are held than there
@@ -367,7 +367,7 @@ impl ExpirableSemaphore {
     /// # Ok(()) }
     /// ```
     pub async fn set_permits(&self, permits: u32) -> Result<()> {
-        self.run_for_reply(&self.set(permits, false)?).await?;
+        self.read(self.set(permits, false)?).await?;
         Ok(())
     }
 
@@ -384,20 +384,15 @@ impl ExpirableSemaphore {
     /// If dropped after it started, it continues in the background.
     pub async fn add_permits(&self, permits: i32) -> Result<()> {
         let delta = i64::from(permits);
-        let keys = self.keys()?.clone();
-        let step = Add { keys, delta };
-        if self
-            .lock
-            .session
-            .run_at_most_once(step, "adding permits")
-            .await?
-        {
-            return Ok(());
+        let step = OnSemaphore(self.keys()?, Add { delta });
+        let session = &self.lock.session;
+        match session.run_at_most_once(step, "adding permits").await? {
+            true => Ok(()),
+            false => Err(Error::InvalidCount {
+                count: delta,
+                reason: TOO_MANY,
+            }),
         }
-        Err(Error::InvalidCount {
-            count: delta,
-            reason: TOO_MANY,
-        })
     }
 
     /// Releases all held permits, whichever process holds them, and wakes waiters. Returns whether
@@ -420,11 +415,9 @@ impl ExpirableSemaphore {
     ///
     /// If dropped after it was polled, it continues in the background.
     pub async fn delete(&self) -> Result<bool> {
-        let keys = self.keys()?.clone();
+        let step = OnSemaphore(self.keys()?, Delete);
         let session = &self.lock.session;
-        session
-            .run_at_most_once(Delete { keys }, "deleting a semaphore")
-            .await
+        session.run_at_most_once(step, "deleting a semaphore").await
     }
 
     fn with_permits(&self, permits: u32) -> Lock<Permits> {
@@ -432,28 +425,24 @@ impl ExpirableSemaphore {
         self.lock.clone().with_kind(Permits { keys, n: permits })
     }
 
-    fn keys(&self) -> Result<&Arc<PermitKeys>> {
-        Ok(&self.lock.valid_kind()?.keys)
+    fn keys(&self) -> Result<Arc<PermitKeys>> {
+        Ok(self.lock.valid_kind()?.keys.clone())
     }
 
     async fn counts(&self) -> Result<Counts> {
-        let keys = self.keys()?;
-        self.run_for_reply(&Count { keys }).await
+        self.read(OnSemaphore(self.keys()?, Count)).await
     }
 
-    fn set(&self, permits: u32, if_absent: bool) -> Result<Set> {
-        let keys = self.keys()?.clone();
+    fn set(&self, permits: u32, if_absent: bool) -> Result<OnSemaphore<Set>> {
+        let keys = self.keys()?;
         if permits > MAX_PERMITS {
             return Err(Error::InvalidCount {
                 count: permits.into(),
                 reason: TOO_MANY,
             });
         }
-        Ok(Set {
-            keys,
-            permits,
-            if_absent,
-        })
+        let set = Set { permits, if_absent };
+        Ok(OnSemaphore(keys, set))
     }
 
     /// Returns the number of released permits and the number of distinct ids.
@@ -465,12 +454,12 @@ impl ExpirableSemaphore {
         if wanted == 0 {
             return Ok((0, 0));
         }
-        let step = Release {
-            keys,
-            ids: &join_ids(ids),
-            mode,
-        };
-        let answer = self.run_step(&step).await?;
+        let ids = &join_ids(ids);
+        let step = OnSemaphore(keys, Release { ids, mode });
+        let (store, progress) = (&self.lock.session.store, Progress::default());
+        let answer = store
+            .run(&step, None, Delivery::IMMEDIATE, &progress)
+            .await?;
         let released = match answer.reply {
             // None is held, because the first attempt, which was not answered, released them.
             0 if answer.repeated => wanted,
@@ -479,15 +468,8 @@ impl ExpirableSemaphore {
         Ok((released, wanted))
     }
 
-    async fn run_step<R: Send>(&self, step: &dyn Step<Reply = R>) -> Result<Answer<R>> {
-        let store = &self.lock.session.store;
-        store
-            .run(step, None, Delivery::IMMEDIATE, &Progress::default())
-            .await
-    }
-
-    async fn run_for_reply<R: Send>(&self, step: &dyn Step<Reply = R>) -> Result<R> {
-        self.lock.session.store.read(step).await
+    async fn read<S: Step>(&self, step: S) -> Result<S::Reply> {
+        self.lock.session.store.read(&step).await
     }
 }
 
@@ -558,31 +540,21 @@ impl HoldKind for Permits {
         }
     }
 
-    fn renew(
-        &self,
-        keyspace: &mut Keyspace,
-        hold: &Hold,
-        lease: Option<Lease>,
-        now: Instant,
-    ) -> Result<bool> {
-        rules::renew(keyspace, &self.keys, hold, lease, now)
+    fn renew(&self, keyspace: &mut Keyspace, hold: &Hold, lease: Option<Lease>) -> Result<bool> {
+        rules::renew(keyspace, &self.keys, hold, lease)
     }
 
-    fn release<'a>(&'a self, hold: &'a Hold, keep: u32, _: Option<Lease>) -> BoxedStep<'a, bool> {
-        let all = move |released| Ok(released == split_ids(&hold.field).count());
-        Box::new(MapReply(
-            Release {
-                keys: &self.keys,
-                ids: &hold.field,
-                // A permit is never held twice, so there is either nothing to keep or nothing to release.
-                mode: if keep == 0 {
-                    ReleaseMode::Held
-                } else {
-                    ReleaseMode::CountOnly
-                },
-            },
-            all,
-        ))
+    fn release<'a>(&'a self, params: ReleaseParams<'a>) -> BoxedStep<'a, bool> {
+        let ids = &*params.hold.field;
+        // A permit is never held twice, so there is either nothing to keep or nothing to release.
+        let mode = match params.keep {
+            0 => ReleaseMode::Held,
+            _ => ReleaseMode::CountOnly,
+        };
+        let step = OnSemaphore(self.keys.clone(), Release { ids, mode });
+        Box::new(MapReply(step, move |released| {
+            Ok(released == split_ids(ids).count())
+        }))
     }
 }
 
@@ -601,19 +573,16 @@ impl Rules for Permits {
     }
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
-        rules::Acquire {
-            keys: &self.keys,
-            ids: &params.hold.field,
-            lease: params.lease,
-        }
+        let (ids, lease) = (&*params.hold.field, params.lease);
+        OnSemaphore(self.keys.clone(), rules::Acquire { ids, lease })
     }
 
     fn inspect(&self) -> impl Step<Reply = Vec<Holder>> {
-        rules::Inspect { keys: &self.keys }
+        OnSemaphore(self.keys.clone(), rules::Inspect)
     }
 
     fn force(&self) -> impl Step<Reply = bool> {
-        rules::Force { keys: &self.keys }
+        OnSemaphore(self.keys.clone(), rules::Force)
     }
 
     /// The permits' ids, chosen here, identify the acquisition, so sending it twice takes them once.

@@ -3,7 +3,7 @@
 //! State: the number of free permits, and a sorted set of the held permits: id -> date of expiry.
 //!
 //! * Every step except renewal first removes the expired permits from the set and adds them to the
-//!   free ones ([`SemaphoreState::load`], `prelude.lua`).
+//!   free ones ([`OnSemaphore`], `prelude.lua`).
 //! * Acquire: the client chooses the ids. Ids that are already in the set were taken by an earlier
 //!   attempt whose answer was lost, and are not counted again. If there are too few free permits,
 //!   return when the first held permit expires.
@@ -19,7 +19,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::smallvec;
-use tokio::time::Instant;
 
 use super::permit_id::{PermitId, split_ids};
 use crate::error::Result;
@@ -27,6 +26,7 @@ use crate::hold::Hold;
 use crate::keyspace::Keyspace;
 use crate::lease::{Expiry, Lease};
 use crate::name::PermitKeys;
+use crate::primitives::counter::read_number;
 use crate::primitives::lock::Holder;
 use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script, unexpected_reply};
 
@@ -37,13 +37,52 @@ pub(super) const MAX_PERMITS: u32 = i32::MAX.unsigned_abs();
 /// Dates on which permits expire, by id.
 type Dates = BTreeMap<String, i64>;
 
-/// The keys of every step except renewal.
-fn all_keys(keys: &PermitKeys) -> Keys<'_> {
-    smallvec![keys.object.key(), &*keys.deadlines]
+/// A step on a semaphore: releases the expired permits, then runs the operation.
+pub(super) struct OnSemaphore<O>(pub(super) Arc<PermitKeys>, pub(super) O);
+
+/// What a step does after the expired permits were released.
+pub(super) trait Operation: Send + Sync {
+    type Reply: Send;
+
+    /// The script, which begins with `prelude.lua`.
+    fn script(&self) -> &'static Script;
+    /// Adds the arguments of the script that follow the channel, if it has any.
+    fn args(&self, args: &mut dyn Args) {
+        let _ = args;
+    }
+    fn decode(&self, reply: ScriptReply) -> Result<Self::Reply>;
+    fn apply(&self, semaphore: &mut SemaphoreState<'_>) -> Result<Self::Reply>;
+}
+
+impl<O: Operation> Step for OnSemaphore<O> {
+    type Reply = O::Reply;
+
+    fn script(&self) -> &'static Script {
+        self.1.script()
+    }
+
+    fn keys(&self) -> Keys<'_> {
+        smallvec![self.0.object.key(), &*self.0.deadlines]
+    }
+
+    fn args(&self, args: &mut dyn Args) {
+        args.text(self.0.object.channel());
+        self.1.args(args);
+    }
+
+    fn decode(&self, reply: ScriptReply) -> Result<O::Reply> {
+        self.1.decode(reply)
+    }
+
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<O::Reply> {
+        self.1.apply(&mut SemaphoreState::load(keyspace, &self.0)?)
+    }
 }
 
 /// The state after the prelude.
-struct SemaphoreState {
+pub(super) struct SemaphoreState<'a> {
+    keyspace: &'a mut Keyspace,
+    keys: &'a PermitKeys,
     /// `None`: no permits are set.
     available: Option<i64>,
     /// The date, rounded up to whole milliseconds, so that a lease that begins now is not shortened
@@ -51,38 +90,38 @@ struct SemaphoreState {
     now_rounded_up: i64,
 }
 
-impl SemaphoreState {
+impl<'a> SemaphoreState<'a> {
     /// Releases the expired permits. Permits of a deleted semaphore belong to no semaphore and stay as they are.
-    fn load(keyspace: &mut Keyspace, keys: &PermitKeys, at: Instant) -> Result<SemaphoreState> {
-        let now = keyspace.date(at);
-        let now_rounded_up = rounded_up(keyspace, at);
-        let Some(found) = keyspace.find::<i64>(keys.object.key(), at)? else {
-            // An error, if it contains other data.
-            dates(keyspace, keys, at)?;
-            let available = None;
-            return Ok(SemaphoreState {
-                available,
-                now_rounded_up,
-            });
+    fn load(keyspace: &'a mut Keyspace, keys: &'a PermitKeys) -> Result<SemaphoreState<'a>> {
+        let now = keyspace.now_ms();
+        let mut state = SemaphoreState {
+            now_rounded_up: rounded_up(keyspace),
+            available: read_number(keyspace, keys.object.key())?,
+            keyspace,
+            keys,
         };
-        let mut sum = *found.value;
-        let mut expired = 0;
-        if let Some(held) = keyspace.find::<Dates>(&keys.deadlines, at)? {
-            let before = held.value.len();
-            held.value.retain(|_, date| *date > now);
-            expired = before - held.value.len();
-        }
-        if expired > 0 {
-            sum = add(keyspace, keys, signed(expired), at)?;
-            if sum > 0 {
-                keyspace.publish(keys.object.channel(), sum);
+        let is_set = state.available.is_some();
+        // An error, if the key contains other data.
+        let held = state.dates()?;
+        if let Some(held) = held.filter(|_| is_set) {
+            let before = held.len();
+            held.retain(|_, date| *date > now);
+            let expired = signed(before - held.len());
+            if expired > 0 {
+                let sum = state.add(expired)?;
+                state.available = Some(sum);
+                if sum > 0 {
+                    state.publish(sum);
+                }
             }
         }
-        let available = Some(sum);
-        Ok(SemaphoreState {
-            available,
-            now_rounded_up,
-        })
+        Ok(state)
+    }
+
+    /// Returns the dates on which permits expire, if there are any.
+    fn dates(&mut self) -> Result<Option<&mut Dates>> {
+        let found = self.keyspace.find::<Dates>(&self.keys.deadlines)?;
+        Ok(found.map(|found| found.value))
     }
 
     /// Returns the time until a date.
@@ -90,71 +129,55 @@ impl SemaphoreState {
         Expiry::from_millis(date.saturating_sub(self.now_rounded_up).max(0))
     }
 
-    /// Returns the end of a lease that begins now.
-    fn end(&self, lease: Lease) -> i64 {
-        end(self.now_rounded_up, lease)
+    /// Changes the number of free permits. Returns the new number.
+    fn add(&mut self, delta: i64) -> Result<i64> {
+        let available: &mut i64 = self.keyspace.find_or_create(self.keys.object.key())?;
+        *available = available.saturating_add(delta);
+        Ok(*available)
+    }
+
+    fn publish(&mut self, available: i64) {
+        self.keyspace.publish(self.keys.object.channel(), available);
     }
 
     /// Adds free permits and publishes their number. Permits held of a deleted semaphore are not
     /// counted into one that is set again under the same name.
-    fn add_and_publish(
-        &self,
-        keyspace: &mut Keyspace,
-        keys: &PermitKeys,
-        delta: i64,
-        at: Instant,
-    ) -> Result<()> {
+    fn add_and_publish(&mut self, delta: i64) -> Result<()> {
         if self.available.is_none() {
-            keyspace.remove(&keys.deadlines);
+            self.keyspace.remove(&self.keys.deadlines);
         }
-        let sum = add(keyspace, keys, delta, at)?;
-        keyspace.publish(keys.object.channel(), sum);
+        let sum = self.add(delta)?;
+        self.publish(sum);
         Ok(())
     }
 
     /// Returns the number of held permits.
-    fn held(&self, keyspace: &mut Keyspace, keys: &PermitKeys, at: Instant) -> Result<i64> {
-        let held = dates(keyspace, keys, at)?.map_or(0, |held| signed(held.len()));
-        Ok(self.available.map_or(0, |_| held))
+    fn held(&mut self) -> Result<i64> {
+        match self.available {
+            Some(_) => Ok(self.dates()?.map_or(0, |held| signed(held.len()))),
+            None => Ok(0),
+        }
+    }
+
+    /// Returns how many of these permits are held.
+    fn count_held(&mut self, ids: &str) -> Result<usize> {
+        let held = self.dates()?;
+        Ok(held.map_or(0, |held| {
+            split_ids(ids).filter(|id| held.contains_key(*id)).count()
+        }))
     }
 }
 
-/// Changes the number of free permits. Returns the new number.
-fn add(keyspace: &mut Keyspace, keys: &PermitKeys, delta: i64, at: Instant) -> Result<i64> {
-    let available: &mut i64 = keyspace.find_or_create(keys.object.key(), at)?;
-    *available = available.saturating_add(delta);
-    Ok(*available)
-}
-
-/// Returns the dates on which permits expire, if there are any.
-fn dates<'a>(
-    keyspace: &'a mut Keyspace,
-    keys: &PermitKeys,
-    at: Instant,
-) -> Result<Option<&'a mut Dates>> {
-    let found = keyspace.find::<Dates>(&keys.deadlines, at)?;
-    Ok(found.map(|found| found.value))
-}
-
-/// Returns how many of these permits are held.
-fn count_held(keyspace: &mut Keyspace, keys: &PermitKeys, ids: &str, at: Instant) -> Result<usize> {
-    let held = keyspace.find::<Dates>(&keys.deadlines, at)?;
-    Ok(held.map_or(0, |held| {
-        split_ids(ids)
-            .filter(|id| held.value.contains_key(*id))
-            .count()
-    }))
-}
-
 /// Returns the date, rounded up to whole milliseconds.
-fn rounded_up(keyspace: &mut Keyspace, at: Instant) -> i64 {
+fn rounded_up(keyspace: &mut Keyspace) -> i64 {
     // The first call defines where dates begin, so it must be made with the original time.
-    keyspace.date(at);
-    keyspace.date(at + Duration::from_nanos(999_999))
+    keyspace.now_ms();
+    keyspace.date(keyspace.now + Duration::from_nanos(999_999))
 }
 
+/// Returns the end of a lease that begins now.
 fn end(now_rounded_up: i64, lease: Lease) -> i64 {
-    now_rounded_up.saturating_add(i64::try_from(lease.millis()).unwrap_or(i64::MAX))
+    now_rounded_up.saturating_add(lease.millis())
 }
 
 fn signed(count: usize) -> i64 {
@@ -163,24 +186,18 @@ fn signed(count: usize) -> i64 {
 
 /// Acquires permits under ids that the client has chosen, or returns when the next one expires.
 pub(super) struct Acquire<'a> {
-    pub(super) keys: &'a PermitKeys,
     pub(super) ids: &'a str,
     pub(super) lease: Lease,
 }
 
-impl Step for Acquire<'_> {
+impl Operation for Acquire<'_> {
     type Reply = Outcome;
 
     fn script(&self) -> &'static Script {
         script!("prelude.lua", "acquire.lua")
     }
 
-    fn keys(&self) -> Keys<'_> {
-        all_keys(self.keys)
-    }
-
     fn args(&self, args: &mut dyn Args) {
-        args.text(self.keys.object.channel());
         args.text(self.ids);
         args.number(self.lease.millis());
     }
@@ -192,24 +209,24 @@ impl Step for Acquire<'_> {
         }
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<Outcome> {
-        let state = SemaphoreState::load(keyspace, self.keys, at)?;
-        let Some(available) = state.available else {
+    fn apply(&self, semaphore: &mut SemaphoreState<'_>) -> Result<Outcome> {
+        let Some(available) = semaphore.available else {
             return Ok(Outcome::Wait(Expiry::Never));
         };
         // Repeated because the answer was lost: the permits are already held.
-        let missing = split_ids(self.ids).count() - count_held(keyspace, self.keys, self.ids, at)?;
+        let missing = signed(split_ids(self.ids).count() - semaphore.count_held(self.ids)?);
         if missing > 0 {
-            if available < signed(missing) {
-                let held = keyspace.find::<Dates>(&self.keys.deadlines, at)?;
-                let first = held.and_then(|held| held.value.values().min().copied());
-                let wait = first.map_or(Expiry::Never, |first| state.left(first));
+            if available < missing {
+                let held = semaphore.dates()?;
+                let first = held.and_then(|held| held.values().min().copied());
+                let wait = first.map_or(Expiry::Never, |first| semaphore.left(first));
                 return Ok(Outcome::Wait(wait));
             }
-            add(keyspace, self.keys, -signed(missing), at)?;
+            semaphore.add(-missing)?;
         }
-        let end = state.end(self.lease);
-        let held: &mut Dates = keyspace.find_or_create(&self.keys.deadlines, at)?;
+        let end = end(semaphore.now_rounded_up, self.lease);
+        let deadlines = &semaphore.keys.deadlines;
+        let held: &mut Dates = semaphore.keyspace.find_or_create(deadlines)?;
         for id in split_ids(self.ids) {
             let date = held.entry(id.to_owned()).or_insert(end);
             *date = end.max(*date);
@@ -220,7 +237,6 @@ impl Step for Acquire<'_> {
 
 /// Releases permits.
 pub(super) struct Release<'a> {
-    pub(super) keys: &'a PermitKeys,
     pub(super) ids: &'a str,
     pub(super) mode: ReleaseMode,
 }
@@ -236,7 +252,7 @@ pub(super) enum ReleaseMode {
     CountOnly,
 }
 
-impl Step for Release<'_> {
+impl Operation for Release<'_> {
     /// How many of them were held.
     type Reply = usize;
 
@@ -244,12 +260,7 @@ impl Step for Release<'_> {
         script!("prelude.lua", "release.lua")
     }
 
-    fn keys(&self) -> Keys<'_> {
-        all_keys(self.keys)
-    }
-
     fn args(&self, args: &mut dyn Args) {
-        args.text(self.keys.object.channel());
         args.text(self.ids);
         args.text(match self.mode {
             ReleaseMode::Held => "any",
@@ -262,10 +273,9 @@ impl Step for Release<'_> {
         Ok(usize::try_from(reply.integer()?).unwrap_or(0))
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<usize> {
-        let state = SemaphoreState::load(keyspace, self.keys, at)?;
-        let held_count = match state.available {
-            Some(_) => count_held(keyspace, self.keys, self.ids, at)?,
+    fn apply(&self, semaphore: &mut SemaphoreState<'_>) -> Result<usize> {
+        let held_count = match semaphore.available {
+            Some(_) => semaphore.count_held(self.ids)?,
             None => 0,
         };
         let kept = match self.mode {
@@ -276,12 +286,12 @@ impl Step for Release<'_> {
         if held_count == 0 || kept {
             return Ok(held_count);
         }
-        if let Some(held) = keyspace.find::<Dates>(&self.keys.deadlines, at)? {
+        if let Some(held) = semaphore.dates()? {
             for id in split_ids(self.ids) {
-                held.value.remove(id);
+                held.remove(id);
             }
         }
-        state.add_and_publish(keyspace, self.keys, signed(held_count), at)?;
+        semaphore.add_and_publish(signed(held_count))?;
         Ok(held_count)
     }
 }
@@ -297,11 +307,10 @@ pub(super) fn renew(
     keys: &PermitKeys,
     hold: &Hold,
     lease: Option<Lease>,
-    at: Instant,
 ) -> Result<bool> {
-    let now = keyspace.date(at);
-    let now_rounded_up = rounded_up(keyspace, at);
-    let Some(held) = keyspace.find::<Dates>(&keys.deadlines, at)? else {
+    let now = keyspace.now_ms();
+    let now_rounded_up = rounded_up(keyspace);
+    let Some(held) = keyspace.find::<Dates>(&keys.deadlines)? else {
         return Ok(false);
     };
     let is_held = |id| held.value.get(id).is_some_and(|date| *date > now);
@@ -321,13 +330,12 @@ pub(super) fn renew(
 
 /// Sets the total number of permits, including held ones.
 pub(super) struct Set {
-    pub(super) keys: Arc<PermitKeys>,
     pub(super) permits: u32,
     /// Only if none are set.
     pub(super) if_absent: bool,
 }
 
-impl Step for Set {
+impl Operation for Set {
     /// Whether they were set.
     type Reply = bool;
 
@@ -335,12 +343,7 @@ impl Step for Set {
         script!("prelude.lua", "set.lua")
     }
 
-    fn keys(&self) -> Keys<'_> {
-        all_keys(&self.keys)
-    }
-
     fn args(&self, args: &mut dyn Args) {
-        args.text(self.keys.object.channel());
         args.number(self.permits.into());
         args.number(self.if_absent.into());
     }
@@ -349,15 +352,13 @@ impl Step for Set {
         reply.flag()
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<bool> {
-        let state = SemaphoreState::load(keyspace, &self.keys, at)?;
-        if state.available.is_some() && self.if_absent {
+    fn apply(&self, semaphore: &mut SemaphoreState<'_>) -> Result<bool> {
+        if semaphore.available.is_some() && self.if_absent {
             return Ok(false);
         }
-        let wanted = i64::from(self.permits) - state.held(keyspace, &self.keys, at)?;
-        if state.available != Some(wanted) {
-            let delta = wanted - state.available.unwrap_or(0);
-            state.add_and_publish(keyspace, &self.keys, delta, at)?;
+        let wanted = i64::from(self.permits) - semaphore.held()?;
+        if semaphore.available != Some(wanted) {
+            semaphore.add_and_publish(wanted - semaphore.available.unwrap_or(0))?;
         }
         Ok(true)
     }
@@ -365,11 +366,10 @@ impl Step for Set {
 
 /// Adds free permits, or removes some.
 pub(super) struct Add {
-    pub(super) keys: Arc<PermitKeys>,
     pub(super) delta: i64,
 }
 
-impl Step for Add {
+impl Operation for Add {
     /// Whether they were added; otherwise there would be too many.
     type Reply = bool;
 
@@ -377,13 +377,8 @@ impl Step for Add {
         script!("prelude.lua", "add.lua")
     }
 
-    fn keys(&self) -> Keys<'_> {
-        all_keys(&self.keys)
-    }
-
     fn args(&self, args: &mut dyn Args) {
-        args.text(self.keys.object.channel());
-        args.signed(self.delta);
+        args.number(self.delta);
         args.number(MAX_PERMITS.into());
     }
 
@@ -391,21 +386,18 @@ impl Step for Add {
         reply.flag()
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<bool> {
-        let state = SemaphoreState::load(keyspace, &self.keys, at)?;
-        let sum = state.available.unwrap_or(0).saturating_add(self.delta);
+    fn apply(&self, semaphore: &mut SemaphoreState<'_>) -> Result<bool> {
+        let sum = semaphore.available.unwrap_or(0).saturating_add(self.delta);
         if sum.saturating_abs() > i64::from(MAX_PERMITS) {
             return Ok(false);
         }
-        state.add_and_publish(keyspace, &self.keys, self.delta, at)?;
+        semaphore.add_and_publish(self.delta)?;
         Ok(true)
     }
 }
 
 /// Returns the numbers of permits.
-pub(super) struct Count<'a> {
-    pub(super) keys: &'a PermitKeys,
-}
+pub(super) struct Count;
 
 /// The reply of [`Count`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -414,19 +406,11 @@ pub(super) struct Counts {
     pub(super) acquired: i64,
 }
 
-impl Step for Count<'_> {
+impl Operation for Count {
     type Reply = Counts;
 
     fn script(&self) -> &'static Script {
         script!("prelude.lua", "count.lua")
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        all_keys(self.keys)
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        args.text(self.keys.object.channel());
     }
 
     fn decode(&self, reply: ScriptReply) -> Result<Counts> {
@@ -437,29 +421,21 @@ impl Step for Count<'_> {
         })
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<Counts> {
-        let state = SemaphoreState::load(keyspace, self.keys, at)?;
-        let Some(available) = state.available else {
-            return Ok(Counts {
-                available: 0,
-                acquired: 0,
-            });
-        };
+    fn apply(&self, semaphore: &mut SemaphoreState<'_>) -> Result<Counts> {
         Ok(Counts {
-            available,
-            acquired: state.held(keyspace, self.keys, at)?,
+            available: semaphore.available.unwrap_or(0),
+            acquired: semaphore.held()?,
         })
     }
 }
 
 /// Sets the time at which a permit expires, earlier or later than before.
 pub(super) struct UpdateLease<'a> {
-    pub(super) keys: &'a PermitKeys,
     pub(super) id: &'a str,
     pub(super) lease: Lease,
 }
 
-impl Step for UpdateLease<'_> {
+impl Operation for UpdateLease<'_> {
     /// Whether the permit is held.
     type Reply = bool;
 
@@ -467,12 +443,7 @@ impl Step for UpdateLease<'_> {
         script!("prelude.lua", "update_lease.lua")
     }
 
-    fn keys(&self) -> Keys<'_> {
-        all_keys(self.keys)
-    }
-
     fn args(&self, args: &mut dyn Args) {
-        args.text(self.keys.object.channel());
         args.text(self.id);
         args.number(self.lease.millis());
     }
@@ -481,13 +452,12 @@ impl Step for UpdateLease<'_> {
         reply.flag()
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<bool> {
-        let state = SemaphoreState::load(keyspace, self.keys, at)?;
-        let Some(available) = state.available else {
+    fn apply(&self, semaphore: &mut SemaphoreState<'_>) -> Result<bool> {
+        let Some(available) = semaphore.available else {
             return Ok(false);
         };
-        let end = state.end(self.lease);
-        let held = dates(keyspace, self.keys, at)?;
+        let end = end(semaphore.now_rounded_up, self.lease);
+        let held = semaphore.dates()?;
         let Some(date) = held.and_then(|held| held.get_mut(self.id)) else {
             return Ok(false);
         };
@@ -495,7 +465,7 @@ impl Step for UpdateLease<'_> {
         *date = end;
         if expires_earlier {
             // Waiters sleep until the first permit expires, and this may be the first now.
-            keyspace.publish(self.keys.object.channel(), available);
+            semaphore.publish(available);
         }
         Ok(true)
     }
@@ -503,11 +473,10 @@ impl Step for UpdateLease<'_> {
 
 /// Returns when a permit expires.
 pub(super) struct LeaseOf<'a> {
-    pub(super) keys: &'a PermitKeys,
     pub(super) id: &'a str,
 }
 
-impl Step for LeaseOf<'_> {
+impl Operation for LeaseOf<'_> {
     /// `None`: it is not held.
     type Reply = Option<Expiry>;
 
@@ -515,12 +484,7 @@ impl Step for LeaseOf<'_> {
         script!("prelude.lua", "lease_of.lua")
     }
 
-    fn keys(&self) -> Keys<'_> {
-        all_keys(self.keys)
-    }
-
     fn args(&self, args: &mut dyn Args) {
-        args.text(self.keys.object.channel());
         args.text(self.id);
     }
 
@@ -531,34 +495,25 @@ impl Step for LeaseOf<'_> {
         }
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<Option<Expiry>> {
-        let state = SemaphoreState::load(keyspace, self.keys, at)?;
-        if state.available.is_none() {
+    fn apply(&self, semaphore: &mut SemaphoreState<'_>) -> Result<Option<Expiry>> {
+        if semaphore.available.is_none() {
             return Ok(None);
         }
-        let date = dates(keyspace, self.keys, at)?.and_then(|held| held.get(self.id));
-        Ok(date.map(|date| state.left(*date)))
+        let date = semaphore
+            .dates()?
+            .and_then(|held| held.get(self.id).copied());
+        Ok(date.map(|date| semaphore.left(date)))
     }
 }
 
 /// Returns the held permits and their remaining leases.
-pub(super) struct Inspect<'a> {
-    pub(super) keys: &'a PermitKeys,
-}
+pub(super) struct Inspect;
 
-impl Step for Inspect<'_> {
+impl Operation for Inspect {
     type Reply = Vec<Holder>;
 
     fn script(&self) -> &'static Script {
         script!("prelude.lua", "inspect.lua")
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        all_keys(self.keys)
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        args.text(self.keys.object.channel());
     }
 
     fn decode(&self, reply: ScriptReply) -> Result<Vec<Holder>> {
@@ -572,16 +527,13 @@ impl Step for Inspect<'_> {
         reply.list()?.chunks(2).filter_map(holder).collect()
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<Vec<Holder>> {
-        let state = SemaphoreState::load(keyspace, self.keys, at)?;
-        if state.available.is_none() {
+    fn apply(&self, semaphore: &mut SemaphoreState<'_>) -> Result<Vec<Holder>> {
+        if semaphore.available.is_none() {
             return Ok(Vec::new());
         }
-        let Some(held) = dates(keyspace, self.keys, at)? else {
-            return Ok(Vec::new());
-        };
-        let holder = |(id, date): (&String, &i64)| holder(id.clone(), state.left(*date));
-        Ok(held.iter().map(holder).collect())
+        let held = semaphore.dates()?.cloned().unwrap_or_default();
+        let holder = |(id, date)| holder(id, semaphore.left(date));
+        Ok(held.into_iter().map(holder).collect())
     }
 }
 
@@ -595,11 +547,9 @@ fn holder(id: String, remaining: Expiry) -> Holder {
 }
 
 /// Releases all held permits, whichever clients hold them.
-pub(super) struct Force<'a> {
-    pub(super) keys: &'a PermitKeys,
-}
+pub(super) struct Force;
 
-impl Step for Force<'_> {
+impl Operation for Force {
     /// Whether any were held.
     type Reply = bool;
 
@@ -607,39 +557,24 @@ impl Step for Force<'_> {
         script!("prelude.lua", "force.lua")
     }
 
-    fn keys(&self) -> Keys<'_> {
-        all_keys(self.keys)
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        args.text(self.keys.object.channel());
-    }
-
     fn decode(&self, reply: ScriptReply) -> Result<bool> {
         reply.flag()
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<bool> {
-        let state = SemaphoreState::load(keyspace, self.keys, at)?;
-        let held = match state.available {
-            Some(_) => state.held(keyspace, self.keys, at)?,
-            None => 0,
-        };
-        if held == 0 {
-            return Ok(false);
+    fn apply(&self, semaphore: &mut SemaphoreState<'_>) -> Result<bool> {
+        let held = semaphore.held()?;
+        if held > 0 {
+            semaphore.keyspace.remove(&semaphore.keys.deadlines);
+            semaphore.add_and_publish(held)?;
         }
-        keyspace.remove(&self.keys.deadlines);
-        state.add_and_publish(keyspace, self.keys, held, at)?;
-        Ok(true)
+        Ok(held > 0)
     }
 }
 
 /// Deletes the semaphore.
-pub(super) struct Delete {
-    pub(super) keys: Arc<PermitKeys>,
-}
+pub(super) struct Delete;
 
-impl Step for Delete {
+impl Operation for Delete {
     /// Whether it existed.
     type Reply = bool;
 
@@ -647,25 +582,16 @@ impl Step for Delete {
         script!("prelude.lua", "delete.lua")
     }
 
-    fn keys(&self) -> Keys<'_> {
-        all_keys(&self.keys)
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        args.text(self.keys.object.channel());
-    }
-
     fn decode(&self, reply: ScriptReply) -> Result<bool> {
         reply.flag()
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<bool> {
-        let state = SemaphoreState::load(keyspace, &self.keys, at)?;
-        if state.available.is_none() {
-            return Ok(false);
+    fn apply(&self, semaphore: &mut SemaphoreState<'_>) -> Result<bool> {
+        let existed = semaphore.available.is_some();
+        if existed {
+            semaphore.keyspace.remove(&semaphore.keys.deadlines);
+            semaphore.keyspace.remove(semaphore.keys.object.key());
         }
-        keyspace.remove(&self.keys.deadlines);
-        keyspace.remove(self.keys.object.key());
-        Ok(true)
+        Ok(existed)
     }
 }

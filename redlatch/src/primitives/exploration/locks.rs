@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::{Model, State, Verdict, World, ensure, hash_end, ticks};
 use crate::error::Result;
-use crate::hold::Hold;
+use crate::hold::{Hold, ReleaseParams};
 use crate::name::owner_of;
 use crate::primitives::differential::hold;
 use crate::primitives::lock::{AcquireParams, Holder, Rules};
@@ -38,7 +38,7 @@ impl Party {
             hold: hold(owner, kind.clone()),
             exclusive,
             acquire: Box::new(move |world, params| {
-                let outcome = kind.acquire(params).apply(&mut world.keyspace, world.now)?;
+                let outcome = kind.acquire(params).apply(&mut world.keyspace)?;
                 Ok(match outcome {
                     Outcome::Done(grant) => Outcome::Done(token(grant)),
                     Outcome::Wait(left) => Outcome::Wait(left),
@@ -46,7 +46,7 @@ impl Party {
             }),
             inspect: Box::new(move |world| {
                 let inspect = inspected.inspect();
-                inspect.apply(&mut world.keyspace, world.now)
+                inspect.apply(&mut world.keyspace)
             }),
         }
     }
@@ -340,8 +340,8 @@ impl Model for Locks {
             Step::Acquire { .. } => Reply::Acquired(self.acquire(step, held, world)?),
             Step::Release { keep, ticks: n, .. } => {
                 let lease = (n > 0).then(|| ticks(n));
-                let release = hold.kind.release(hold, keep, lease);
-                let was_held = release.apply(&mut world.keyspace, now).map_err(error)?;
+                let release = hold.kind.release(ReleaseParams { hold, keep, lease });
+                let was_held = release.apply(&mut world.keyspace).map_err(error)?;
                 ensure(was_held == held.is_some(), || {
                     format!("released: {was_held}, held: {held:?}")
                 })?;
@@ -359,7 +359,7 @@ impl Model for Locks {
             }
             Step::Renew { ticks: n, .. } => {
                 let keyspace = &mut world.keyspace;
-                let renewed = hold.kind.renew(keyspace, hold, Some(ticks(n)), now);
+                let renewed = hold.kind.renew(keyspace, hold, Some(ticks(n)));
                 let renewed = renewed.map_err(error)?;
                 ensure(renewed == held.is_some(), || {
                     format!("renewed: {renewed}, held: {held:?}")

@@ -48,7 +48,7 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn state(&mut self) -> State {
-        self.keyspace.dump(self.now)
+        self.keyspace.dump()
     }
 }
 
@@ -115,12 +115,11 @@ pub(crate) fn explore<M: Model>(name: &str, first: M) -> Explored {
     let started = std::time::Instant::now();
     let steps = first.steps().into_iter().map(Move::Take);
     let steps: Vec<_> = steps.chain([Move::Advance]).collect();
-    let mut world = World {
-        keyspace: Keyspace::default(),
-        now: Instant::now(),
-    };
+    let now = Instant::now();
+    let keyspace = Keyspace::new(now);
+    let mut world = World { keyspace, now };
     // Sets the origin of the keyspace's dates.
-    world.keyspace.date(world.now);
+    world.keyspace.now_ms();
     let root = hash(&first, &mut world);
     let mut seen = Seen::default();
     seen.insert(root, (root, 0));
@@ -182,6 +181,7 @@ fn take_and_repeat<M: Model>(
         Move::Take(step) => step,
         Move::Advance => {
             world.now += TICK;
+            world.keyspace.now = world.now;
             return Ok(Some(hash(model, world)));
         }
     };
@@ -210,9 +210,8 @@ fn take_and_repeat<M: Model>(
 fn hash<M: Model>(model: &M, world: &mut World) -> u64 {
     let mut hasher = DefaultHasher::new();
     let past = M::PAST * TICK.as_millis() as i64;
-    let World { keyspace, now } = world;
-    keyspace.hash_at(*now, past, model.token(), &mut hasher);
-    model.hash(*now, &mut hasher);
+    world.keyspace.hash(past, model.token(), &mut hasher);
+    model.hash(world.now, &mut hasher);
     hasher.finish()
 }
 

@@ -1,4 +1,5 @@
--- Acquires the lock for an owner whose turn it is, or returns when to retry. A waiting owner joins the queue.
+-- Acquires the lock for an owner whose turn it is, or returns when to retry. If the request
+-- waits, the owner joins the queue.
 --
 -- KEYS     the lock, the queue, the timeouts, the absent waiters
 -- ARGV     owner, lease in ms, requested hold count, wait time in ms (0: does not wait, so does

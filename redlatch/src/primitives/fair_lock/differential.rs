@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::Fair;
 use super::rules::{Force, Release};
-use crate::hold::Hold;
+use crate::hold::{Hold, ReleaseParams};
 use crate::lease::Lease;
 use crate::name::CandidateKeys;
 use crate::primitives::differential::{Differential, assert_equivalent, hold, lease, time};
@@ -183,9 +183,11 @@ fn lua_and_rules_agree() {
             } => {
                 let step = Release {
                     keys,
-                    hold: &hold_of(*owner),
-                    keep: *keep,
-                    lease: (*n > 0).then(|| lease(*n)),
+                    params: ReleaseParams {
+                        hold: &hold_of(*owner),
+                        keep: *keep,
+                        lease: (*n > 0).then(|| lease(*n)),
+                    },
                     grace: grace(),
                 };
                 match (harness.step(&step).await, position(*owner), queue.len()) {

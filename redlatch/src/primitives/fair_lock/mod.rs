@@ -13,11 +13,9 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use self::rules::{Acquire, Force, Release};
 use crate::error::{Error, Result};
-use crate::hold::{Hold, HoldKind, Renewal};
+use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal};
 use crate::keyspace::Keyspace;
 use crate::lease::{Lease, MAX_LEASE};
 use crate::name::{FairKeys, ObjectKeys};
@@ -68,7 +66,7 @@ use crate::step::{BoxedStep, Outcome, Step};
 /// ```
 pub type FairLock = Lock<Fair>;
 
-/// The kind of [`FairLock`].
+/// Makes a [`Lock`] a [`FairLock`], as its type parameter.
 #[derive(Debug, Clone)]
 pub struct Fair {
     keys: Arc<FairKeys>,
@@ -223,27 +221,14 @@ impl HoldKind for Fair {
         Renewal::of_lock(rules::renew_script(), hold, hold.object.channel())
     }
 
-    fn renew(
-        &self,
-        keyspace: &mut Keyspace,
-        hold: &Hold,
-        lease: Option<Lease>,
-        now: Instant,
-    ) -> Result<bool> {
-        rules::renew(keyspace, &self.keys, hold, lease, now)
+    fn renew(&self, keyspace: &mut Keyspace, hold: &Hold, lease: Option<Lease>) -> Result<bool> {
+        rules::renew(keyspace, &self.keys, hold, lease)
     }
 
-    fn release<'a>(
-        &'a self,
-        hold: &'a Hold,
-        keep: u32,
-        lease: Option<Lease>,
-    ) -> BoxedStep<'a, bool> {
+    fn release<'a>(&'a self, params: ReleaseParams<'a>) -> BoxedStep<'a, bool> {
         Box::new(Release {
             keys: &self.keys,
-            hold,
-            keep,
-            lease,
+            params,
             grace: self.grace(),
         })
     }

@@ -5,15 +5,15 @@
 --          the timeouts: zset owner -> date in ms until when its turn is kept
 --          the absent waiters: zset owner -> date in ms until when a disconnected waiter keeps its position
 --
--- The timeout of the head is the lock's end plus its own wait time; that of each further waiter is
--- its own wait time later than the one before it.
+-- The timeout of the head is the end of the lease plus its own wait time; that of each further waiter
+-- is its own wait time later than the one before it.
 --
 -- A waiter subscribes to its own channel for as long as it waits. A waiter whose channel has no
 -- subscriber is absent: it died, or it is reconnecting. Absence counts only on a free lock whose
--- head is absent. Then all absent waiters are noted together, so that one grace period applies to
+-- head is absent. Then all absent waiters are recorded together, so that one grace period applies to
 -- all of them at the same time. An absent waiter is dropped when it is the head, its grace period
 -- has passed, and it is still absent. So a waiter that is connected when its turn comes keeps its
--- position, even if it was noted before. The timeouts, by which Redisson drops waiters, do not change.
+-- position, even if it was recorded before. The timeouts, by which Redisson drops waiters, do not change.
 
 -- The server's clock in ms, because the clients' clocks may differ.
 local function now_ms()
@@ -74,7 +74,7 @@ local function is_connected(channel, owner)
     return redis.call('PUBSUB', 'NUMSUB', channel .. ':' .. owner)[2] > 0
 end
 
--- Notes which waiters are absent, except the requesting owner. Checks the first thousand waiters
+-- Records which waiters are absent, except the requesting owner. Checks the first thousand waiters
 -- only, so that no queue blocks the server. Returns them in order, and by owner until when each
 -- absent waiter keeps its position.
 local function record_absences(channel, now, grace, requester)
@@ -95,7 +95,7 @@ local function record_absences(channel, now, grace, requester)
             absent[owner] = kept_until
         end
     end
-    -- Expires the key even if only Redisson empties the queue.
+    -- Redisson does not know this key. The expiry removes it if Redisson clients empty the queue.
     local last = timeout_of(redis.call('LINDEX', KEYS[2], -1)) or now
     redis.call('PEXPIRE', KEYS[4], math.max(last - now, grace) + grace)
     return owners, absent
@@ -112,9 +112,9 @@ local function wake_next(channel)
     end
 end
 
--- Wakes the next owner after the lock was released `left` ms before its end. A head that does not
--- receive the message keeps its turn as if the lock had ended now, and at least for a second,
--- because it may be reconnecting.
+-- Wakes the next owner after the lock was released, with `left` ms of its lease remaining. A head
+-- that does not receive the message keeps its turn as if the lease had ended now, but for at least a
+-- second, because it may be reconnecting.
 local function wake_after_release(channel, left, grace)
     local head = wake_next(channel)
     if not head then

@@ -3,8 +3,6 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use crate::error::Result;
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
@@ -13,14 +11,15 @@ use crate::name::FairKeys;
 /// Maximum number of waiters that one step checks for absence.
 const MAX_CHECKED: usize = 1000;
 
-/// Time in milliseconds for a waiter that subscribes at a replica, and is not counted, to take its turn.
+/// Minimum time in milliseconds that an absent head keeps its position: it may be subscribed at a replica, which
+/// `PUBSUB NUMSUB` does not count.
 const UNCOUNTED_GRACE: i64 = 50;
 
-/// The absent waiters: see `queue.lua`.
-pub(super) struct AbsentWaiters {
-    /// The first waiters, in order.
+/// The waiters that one step has checked for absence.
+pub(super) struct CheckedWaiters {
+    /// The first waiters of the queue, connected or absent, in order: at most [`MAX_CHECKED`].
     pub(super) owners: Vec<String>,
-    /// Until when each absent waiter keeps its position.
+    /// Until when each absent one keeps its position.
     pub(super) kept_until: BTreeMap<String, i64>,
 }
 
@@ -28,35 +27,22 @@ pub(super) struct AbsentWaiters {
 /// because it may be reconnecting.
 const RECONNECT_GRACE: i64 = 1000;
 
-pub(super) fn millis(duration: Duration) -> i64 {
-    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
-}
-
 /// The queue of one lock, at one moment.
 ///
-/// The timeout of the head is the lock's end plus its own wait time; that of each further waiter is
-/// its own wait time later than the one before it.
+/// The timeout of the head is the end of the lease plus its own wait time; that of each further waiter
+/// is its own wait time later than the one before it.
 pub(super) struct FairQueue<'a> {
     pub(super) keyspace: &'a mut Keyspace,
     keys: &'a FairKeys,
-    now: Instant,
 }
 
 impl<'a> FairQueue<'a> {
-    pub(super) fn new(
-        keyspace: &'a mut Keyspace,
-        keys: &'a FairKeys,
-        now: Instant,
-    ) -> FairQueue<'a> {
-        FairQueue {
-            keyspace,
-            keys,
-            now,
-        }
+    pub(super) fn new(keyspace: &'a mut Keyspace, keys: &'a FairKeys) -> FairQueue<'a> {
+        FairQueue { keyspace, keys }
     }
 
     pub(super) fn now_ms(&mut self) -> i64 {
-        self.keyspace.date(self.now)
+        self.keyspace.now_ms()
     }
 
     pub(super) fn is_empty(&mut self) -> Result<bool> {
@@ -65,7 +51,7 @@ impl<'a> FairQueue<'a> {
 
     /// Returns the owners in order, if there are any.
     pub(super) fn owners(&mut self) -> Result<Option<&mut VecDeque<String>>> {
-        let queue = self.keyspace.find(&self.keys.queue, self.now)?;
+        let queue = self.keyspace.find(&self.keys.queue)?;
         Ok(queue.map(|queue| queue.value))
     }
 
@@ -85,8 +71,19 @@ impl<'a> FairQueue<'a> {
 
     /// Returns the dates under one of the lock's keys.
     fn dates(&mut self, key: &str) -> Result<Option<&mut BTreeMap<String, i64>>> {
-        let dates = self.keyspace.find(key, self.now)?;
+        let dates = self.keyspace.find(key)?;
         Ok(dates.map(|dates| dates.value))
+    }
+
+    fn date_of(&mut self, key: &str, owner: &str) -> Result<Option<i64>> {
+        let dates = self.dates(key)?;
+        Ok(dates.and_then(|dates| dates.get(owner).copied()))
+    }
+
+    fn set_date(&mut self, key: &str, owner: &str, date: i64) -> Result<()> {
+        let dates: &mut BTreeMap<_, _> = self.keyspace.find_or_create(key)?;
+        dates.insert(owner.to_owned(), date);
+        Ok(())
     }
 
     fn remove_date(&mut self, key: &str, owner: &str) -> Result<()> {
@@ -97,21 +94,16 @@ impl<'a> FairQueue<'a> {
     }
 
     pub(super) fn timeout_of(&mut self, owner: &str) -> Result<Option<i64>> {
-        let timeouts = self.dates(&self.keys.timeouts)?;
-        Ok(timeouts.and_then(|dates| dates.get(owner).copied()))
+        self.date_of(&self.keys.timeouts, owner)
     }
 
     pub(super) fn set_timeout(&mut self, owner: &str, until: i64) -> Result<()> {
-        let timeouts = &self.keys.timeouts;
-        let dates: &mut BTreeMap<_, _> = self.keyspace.find_or_create(timeouts, self.now)?;
-        dates.insert(owner.to_owned(), until);
-        Ok(())
+        self.set_date(&self.keys.timeouts, owner, until)
     }
 
     /// Appends an owner. Returns its position.
     pub(super) fn push(&mut self, owner: &str, until: i64) -> Result<usize> {
-        let queue = &self.keys.queue;
-        let owners: &mut VecDeque<_> = self.keyspace.find_or_create(queue, self.now)?;
+        let owners: &mut VecDeque<_> = self.keyspace.find_or_create(&self.keys.queue)?;
         owners.push_back(owner.to_owned());
         let position = owners.len() - 1;
         self.set_timeout(owner, until)?;
@@ -159,7 +151,7 @@ impl<'a> FairQueue<'a> {
         Ok((None, dropped))
     }
 
-    /// Notes that an owner is connected, or no longer waits.
+    /// Records that an owner is connected, or no longer waits.
     pub(super) fn clear_absence(&mut self, owner: &str) -> Result<()> {
         self.remove_date(&self.keys.absent_waiters, owner)
     }
@@ -171,19 +163,15 @@ impl<'a> FairQueue<'a> {
     }
 
     fn set_absence(&mut self, owner: &str, kept_until: i64) -> Result<()> {
-        let dates: &mut BTreeMap<_, _> = self
-            .keyspace
-            .find_or_create(&self.keys.absent_waiters, self.now)?;
-        dates.insert(owner.to_owned(), kept_until);
-        Ok(())
+        self.set_date(&self.keys.absent_waiters, owner, kept_until)
     }
 
-    /// Notes which waiters are absent, except the requesting owner.
+    /// Records which of the first waiters are absent, except the requesting owner.
     pub(super) fn record_absences(
         &mut self,
         grace: i64,
         requester: Option<&str>,
-    ) -> Result<AbsentWaiters> {
+    ) -> Result<CheckedWaiters> {
         let now = self.now_ms();
         let owners: Vec<String> = match self.owners()? {
             Some(owners) => owners.iter().take(MAX_CHECKED).cloned().collect(),
@@ -195,8 +183,7 @@ impl<'a> FairQueue<'a> {
                 self.clear_absence(owner)?;
                 continue;
             }
-            let absences = self.dates(&self.keys.absent_waiters)?;
-            let until = match absences.and_then(|absences| absences.get(owner).copied()) {
+            let until = match self.date_of(&self.keys.absent_waiters, owner)? {
                 Some(until) => until,
                 None => {
                     self.set_absence(owner, now.saturating_add(grace))?;
@@ -205,20 +192,20 @@ impl<'a> FairQueue<'a> {
             };
             kept_until.insert(owner.clone(), until);
         }
-        // Expires the key even if only Redisson empties the queue.
-        let last = match self.last()? {
+        // Redisson does not know this key. The expiry removes it if Redisson clients empty the queue.
+        let last_timeout = match self.last()? {
             Some(last) => self.timeout_of(&last)?.unwrap_or(now),
             None => now,
         };
-        let lasts = last.saturating_sub(now).max(grace).saturating_add(grace);
-        let end = self.now + Duration::from_millis(lasts.unsigned_abs());
-        let absences = self
-            .keyspace
-            .find::<BTreeMap<_, _>>(&self.keys.absent_waiters, self.now)?;
-        if let Some(mut absences) = absences {
-            absences.set_end(end);
+        let time_to_live = last_timeout
+            .saturating_sub(now)
+            .max(grace)
+            .saturating_add(grace);
+        let absences = &self.keys.absent_waiters;
+        if let Some(mut absences) = self.keyspace.find::<BTreeMap<_, _>>(absences)? {
+            absences.expire_after(Duration::from_millis(time_to_live.unsigned_abs()));
         }
-        Ok(AbsentWaiters { owners, kept_until })
+        Ok(CheckedWaiters { owners, kept_until })
     }
 
     /// Wakes waiters that do not queue, because they use a handle of another kind. The queue is
@@ -256,15 +243,16 @@ impl<'a> FairQueue<'a> {
         Ok((!self.wake_head()?).then_some(head))
     }
 
-    /// Wakes the next owner after the lock was released `left` milliseconds before its end. A head
-    /// that does not receive the message keeps its turn as if the lock had ended now.
-    pub(super) fn wake_after_release(&mut self, left: i64, grace: Lease) -> Result<()> {
+    /// Wakes the next owner after the lock was released, with this many milliseconds of its lease
+    /// remaining. A head that does not receive the message keeps its turn as if the lease had ended
+    /// now, but for at least [`RECONNECT_GRACE`].
+    pub(super) fn wake_after_release(&mut self, remaining: i64, grace: Lease) -> Result<()> {
         let Some(head) = self.wake_next()? else {
             return Ok(());
         };
-        let absences = self.record_absences(millis(grace.duration()), None)?;
+        let checked = self.record_absences(grace.millis(), None)?;
         let earliest = self.now_ms() + UNCOUNTED_GRACE;
-        if absences
+        if checked
             .kept_until
             .get(&head)
             .is_some_and(|&kept_until| kept_until < earliest)
@@ -275,7 +263,7 @@ impl<'a> FairQueue<'a> {
             return Ok(());
         };
         let earliest = self.now_ms() + RECONNECT_GRACE;
-        let shortened = timeout.saturating_sub(left).max(earliest);
+        let shortened = timeout.saturating_sub(remaining).max(earliest);
         if shortened < timeout {
             self.shift(0, shortened - timeout)?;
         }

@@ -6,7 +6,7 @@
 -- Returns  1: done; 0: this owner does not hold the lock
 local owner, keep, lease, channel = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local left = redis.call('PTTL', KEYS[1])
--- The owner no longer waits. First, because the lock's key may contain other data by now.
+-- The owner leaves the queue first, because the rest fails if another program has overwritten the lock's key.
 local position = keep == '0' and redis.call('LPOS', KEYS[2], owner)
 if position then
     local timeout = timeout_of(owner)

@@ -6,26 +6,25 @@
 //!
 //! * Acquire: an owner that holds the lock re-enters it, regardless of the queue. Otherwise, first
 //!   drop each head whose timeout has passed. If the lock is free and the head is absent (no
-//!   connection subscribes to its channel), note all absent waiters, and drop absent heads whose
+//!   connection subscribes to its channel), record all absent waiters, and drop absent heads whose
 //!   grace period has passed.
-//! * If the lock is free and the owner is the head, or the queue is empty, take the lock. Shift the
-//!   timeouts of the others, so that they count from the end of the new lease, and wake the new
-//!   head, so that it learns that end.
-//! * Otherwise a waiting owner joins the tail. Its timeout is that of the last waiter (the end of the
-//!   lease if the queue is empty) plus its wait time. The reply is the time after which it retries
-//!   if it is not woken.
+//! * If the lock is free and the owner is the head, or the queue is empty, the owner acquires the
+//!   lock. Shift the timeouts of the others, so that they count from the end of the new lease, and
+//!   wake the new head, so that it learns that end.
+//! * Otherwise, if the request waits, the owner joins the tail (`try_lock` does not). Its timeout is
+//!   that of the last waiter (the end of the lease if the queue is empty) plus its wait time. The
+//!   reply is the time after which it retries if it is not woken.
 //! * Release: wake the head. If it does not receive the message, wake the next waiters until one
-//!   does. In that case also note which waiters are absent, and shift the timeouts, so that they
+//!   does. In that case also record which waiters are absent, and shift the timeouts, so that they
 //!   count from now instead of from the end of the lease.
 //! * Giving up removes the owner from the queue, shifts the timeouts of the waiters behind it, and
 //!   wakes the next waiter if the owner was the head.
 
 use smallvec::smallvec;
-use tokio::time::Instant;
 
-use super::queue::{FairQueue, millis};
+use super::queue::FairQueue;
 use crate::error::Result;
-use crate::hold::Hold;
+use crate::hold::{Hold, ReleaseParams};
 use crate::keyspace::{Holds, Keyspace};
 use crate::lease::{Expiry, Lease};
 use crate::name::{FairKeys, ObjectKeys};
@@ -56,14 +55,15 @@ const STAGGER: i64 = 10;
 const MAX_SLEEP: i64 = 5000;
 
 /// Returns the lock's remaining lease in milliseconds; -1 if it never expires. `None` if it is free.
-fn remaining_ms(keyspace: &mut Keyspace, object: &ObjectKeys, now: Instant) -> Option<i64> {
-    match keyspace.remaining(object.key(), now)? {
+fn remaining_ms(keyspace: &mut Keyspace, object: &ObjectKeys) -> Option<i64> {
+    match keyspace.remaining(object.key())? {
         Expiry::Never => Some(-1),
-        Expiry::In(left) => Some(millis(left)),
+        Expiry::In(left) => Some(i64::try_from(left.as_millis()).unwrap_or(i64::MAX)),
     }
 }
 
-/// Acquires the lock for an owner whose turn it is, or returns when to retry. A waiting owner joins the queue.
+/// Acquires the lock for an owner whose turn it is, or returns when to retry. If the request waits, the owner
+/// joins the queue.
 pub(super) struct Acquire<'a> {
     pub(super) params: AcquireParams<'a>,
     pub(super) keys: &'a FairKeys,
@@ -112,25 +112,22 @@ impl Step for Acquire<'_> {
         parse_outcome(&self.params.hold.object, reply)
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Outcome> {
-        let AcquireParams {
-            hold, count, lease, ..
-        } = self.params;
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<Outcome> {
+        let AcquireParams { hold, count, .. } = self.params;
         let (object, owner) = (&*hold.object, &*hold.field);
         let ignores_queue =
             |holds: &Holds| holds.mode.is_some() || holds.counts.contains_key(owner);
-        let held = keyspace.find::<Holds>(object.key(), now)?;
-        // The queue does not matter to a re-entry, even if the hold was lost meanwhile, or to a read-write lock, which
-        // is refused.
+        let held = keyspace.find::<Holds>(object.key())?;
+        // Without the queue: a re-entry (refused if its hold was lost meanwhile), and a read-write lock's key (an error).
         if count > 1 || held.is_some_and(|held| ignores_queue(held.value)) {
-            return try_acquire(keyspace, object, owner, count, lease, now);
+            return try_acquire(keyspace, self.params);
         }
-        let left = remaining_ms(keyspace, object, now);
+        let left = remaining_ms(keyspace, object);
         if left == Some(-1) {
-            // Timeouts count from the end of the lease. Without an end the owner does not queue.
-            return wait_outcome(object, -1);
+            // A key that never expires is not a lock: this returns the error.
+            return wait_outcome(object, Expiry::Never);
         }
-        let mut queue = FairQueue::new(keyspace, self.keys, now);
+        let mut queue = FairQueue::new(keyspace, self.keys);
         let state = self.drop_dead_waiters(&mut queue, left.is_none())?;
         let (head, dropped) = (&state.head, state.dropped);
         if left.is_none() && head.as_deref().is_none_or(|head| head == owner) {
@@ -138,21 +135,22 @@ impl Step for Acquire<'_> {
                 let timeout = queue.timeout_of(owner)?;
                 queue.remove(0)?;
                 if let Some(timeout) = timeout {
-                    let lease_end = queue.now_ms().saturating_add(millis(lease.duration()));
+                    let lease_end = queue.now_ms().saturating_add(self.params.lease.millis());
                     queue.shift(0, lease_end.saturating_sub(timeout))?;
                 }
                 // The next waiter is the head now: it must learn how long the lock is held.
                 queue.wake_head()?;
             }
-            return try_acquire(keyspace, object, owner, count, lease, now);
+            return try_acquire(keyspace, self.params);
         }
         if dropped && head.as_deref() != Some(owner) {
             queue.wake_head()?;
         }
         if !self.params.waits {
-            return wait_outcome(object, left.unwrap_or(0));
+            return wait_outcome(object, Expiry::from_millis(left.unwrap_or(0)));
         }
-        wait_outcome(object, self.enqueue(&mut queue, left, state)?)
+        let retry_after = self.enqueue(&mut queue, left, state)?;
+        wait_outcome(object, Expiry::from_millis(retry_after))
     }
 }
 
@@ -160,24 +158,19 @@ impl Acquire<'_> {
     /// Drops each head whose timeout has passed, and on a free lock each head that was absent for its grace period.
     fn drop_dead_waiters(&self, queue: &mut FairQueue<'_>, free: bool) -> Result<QueueState> {
         let owner = &*self.params.hold.field;
-        let grace = millis(self.grace.duration());
-        if queue.is_empty()? {
-            return Ok(QueueState {
-                head: None,
-                dropped: false,
-                head_time: grace.min(MAX_HEAD_TIME),
-                absent_before: 0,
-            });
-        }
-        // The requesting owner is connected, even if it was absent before.
-        queue.clear_absence(owner)?;
-        let (head, dropped) = queue.drop_timed_out(Some(owner))?;
+        let grace = self.grace.millis();
         let mut state = QueueState {
-            head,
-            dropped,
+            head: None,
+            dropped: false,
             head_time: grace.min(MAX_HEAD_TIME),
             absent_before: 0,
         };
+        if queue.is_empty()? {
+            return Ok(state);
+        }
+        // The requesting owner is connected, even if it was absent before.
+        queue.clear_absence(owner)?;
+        (state.head, state.dropped) = queue.drop_timed_out(Some(owner))?;
         let Some(head) = state.head.as_deref().filter(|&head| free && head != owner) else {
             return Ok(state);
         };
@@ -185,12 +178,12 @@ impl Acquire<'_> {
             return Ok(state);
         }
         let now = queue.now_ms();
-        let absent = queue.record_absences(grace, Some(owner))?;
+        let checked = queue.record_absences(grace, Some(owner))?;
         // Drops absent heads, then finds the new head: the first waiter that is connected or within its grace period.
         let mut dropped_timeout = None;
         state.head = None;
-        for waiter in absent.owners {
-            let kept_until = absent.kept_until.get(&waiter).copied();
+        for waiter in checked.owners {
+            let kept_until = checked.kept_until.get(&waiter).copied();
             let is_head = state.head.is_none();
             if is_head && kept_until.is_some_and(|kept_until| kept_until <= now) {
                 dropped_timeout = queue.timeout_of(&waiter)?.or(dropped_timeout);
@@ -220,20 +213,20 @@ impl Acquire<'_> {
     }
 
     /// Appends the owner to the queue unless it is already there. Returns the milliseconds after which it retries at
-    /// the latest.
+    /// the latest. `remaining`: the remaining lease in milliseconds; `None` if the lock is free.
     fn enqueue(
         &self,
         queue: &mut FairQueue<'_>,
-        left: Option<i64>,
+        remaining: Option<i64>,
         state: QueueState,
     ) -> Result<i64> {
         let owner = &*self.params.hold.field;
-        let wait = millis(self.wait_time.duration());
+        let wait = self.wait_time.millis();
         let now = queue.now_ms();
-        let lock_end = now.saturating_add(left.unwrap_or(0));
+        let lock_end = now.saturating_add(remaining.unwrap_or(0));
         let position = queue.position_of(owner)?;
         if let Some(head) = &state.head
-            && left.is_none()
+            && remaining.is_none()
             && position.is_some()
             && !state.dropped
         {
@@ -268,14 +261,14 @@ impl Acquire<'_> {
         let ahead = i64::try_from(position).unwrap_or(i64::MAX);
         let max_sleep = MAX_SLEEP.saturating_add(ahead.saturating_mul(STAGGER));
         if position == 0 {
-            return Ok(left.unwrap_or(0).min(max_sleep));
+            return Ok(remaining.unwrap_or(0).min(max_sleep));
         }
         // A waiter is woken when its turn comes. If no client wakes it, because the holder or the
         // waiters before it died, it retries when the lease ends, or, if the lock is free, when the
         // head has had time to take its turn.
         let distance =
             i64::try_from(position.saturating_sub(state.absent_before)).unwrap_or(i64::MAX);
-        let base = left.unwrap_or(state.head_time);
+        let base = remaining.unwrap_or(state.head_time);
         let retry_after = wait.min(base.saturating_add(distance.saturating_mul(STAGGER)));
         let mut retry_after = retry_after.min(max_sleep);
         // It also retries when the waiter before it times out. If that waiter's timeout was lost, the one
@@ -298,10 +291,7 @@ impl Acquire<'_> {
 /// owner from the queue if it is still there from waiting.
 pub(super) struct Release<'a> {
     pub(super) keys: &'a FairKeys,
-    pub(super) hold: &'a Hold,
-    pub(super) keep: u32,
-    /// The new lease; `None` leaves it unchanged.
-    pub(super) lease: Option<Lease>,
+    pub(super) params: ReleaseParams<'a>,
     pub(super) grace: Lease,
 }
 
@@ -318,10 +308,11 @@ impl Step for Release<'_> {
     }
 
     fn args(&self, args: &mut dyn Args) {
-        args.text(&self.hold.field);
-        args.number(self.keep.into());
-        args.number(self.lease.map_or(0, Lease::millis));
-        args.text(self.hold.object.channel());
+        let ReleaseParams { hold, keep, lease } = self.params;
+        args.text(&hold.field);
+        args.number(keep.into());
+        args.number(lease.map_or(0, Lease::millis));
+        args.text(hold.object.channel());
         args.number(self.grace.millis());
     }
 
@@ -329,15 +320,16 @@ impl Step for Release<'_> {
         reply.flag()
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
-        let (object, owner) = (&*self.hold.object, &*self.hold.field);
-        let left = remaining_ms(keyspace, object, now);
-        // First, because the lock's key may contain other data by now.
-        let waited = self.keep == 0
-            && leave_queue(&mut FairQueue::new(keyspace, self.keys, now), owner, left)?;
-        let held = set_hold_count(keyspace, object, owner, self.keep, self.lease, now)?;
-        let mut queue = FairQueue::new(keyspace, self.keys, now);
-        if held && self.keep == 0 {
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<bool> {
+        let ReleaseParams { hold, keep, .. } = self.params;
+        let (object, owner) = (&*hold.object, &*hold.field);
+        let left = remaining_ms(keyspace, object);
+        // The owner leaves the queue first, because the rest fails if another program has overwritten the lock's key.
+        let waited =
+            keep == 0 && leave_queue(&mut FairQueue::new(keyspace, self.keys), owner, left)?;
+        let held = set_hold_count(keyspace, self.params)?;
+        let mut queue = FairQueue::new(keyspace, self.keys);
+        if held && keep == 0 {
             queue.wake_after_release(left.unwrap_or(0), self.grace)?;
         } else if left.is_none() && !waited {
             // The lock was deleted (FLUSHALL, DEL) or expired: no release wakes the waiters.
@@ -365,24 +357,24 @@ pub(super) fn renew(
     keys: &FairKeys,
     hold: &Hold,
     lease: Option<Lease>,
-    now: Instant,
 ) -> Result<bool> {
-    let held = reentrant::renew(keyspace, hold, lease, now)?;
-    if was_deleted(keyspace, held, &hold.object, now) {
-        FairQueue::new(keyspace, keys, now).wake_next()?;
+    let held = reentrant::renew(keyspace, hold, lease)?;
+    if was_deleted(keyspace, held, &hold.object) {
+        FairQueue::new(keyspace, keys).wake_next()?;
     }
     Ok(held)
 }
 
 /// Removes the owner from the queue, and moves the timeouts of the waiters behind it to an earlier time.
-/// Returns whether it was waiting.
-fn leave_queue(queue: &mut FairQueue<'_>, owner: &str, left: Option<i64>) -> Result<bool> {
+/// Returns whether it was waiting. `remaining`: the remaining lease in milliseconds, negative if it never
+/// ends; `None` if the lock is free.
+fn leave_queue(queue: &mut FairQueue<'_>, owner: &str, remaining: Option<i64>) -> Result<bool> {
     let Some(position) = queue.position_of(owner)? else {
         return Ok(false);
     };
     let timeout = queue.timeout_of(owner)?;
     let earlier_timeout = match position.checked_sub(1) {
-        None => Some(queue.now_ms().saturating_add(left.unwrap_or(0).max(0))),
+        None => Some(queue.now_ms().saturating_add(remaining.unwrap_or(0).max(0))),
         Some(position) => match queue.owner_at(position)? {
             Some(earlier) => queue.timeout_of(&earlier)?,
             None => None,
@@ -396,7 +388,7 @@ fn leave_queue(queue: &mut FairQueue<'_>, owner: &str, left: Option<i64>) -> Res
     }
     if position == 0 {
         // This owner may have used up the wake-up of the last release: pass it to the next waiter.
-        if left.is_none() && queue.is_empty()? {
+        if remaining.is_none() && queue.is_empty()? {
             queue.wake_unqueued();
         } else {
             queue.wake_head()?;
@@ -432,12 +424,12 @@ impl Step for Force<'_> {
         parse_forced(&self.keys.object, reply)
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
-        let held = is_held(keyspace, &self.keys.object, now)?;
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<bool> {
+        let held = is_held(keyspace, &self.keys.object)?;
         if held {
-            let left = remaining_ms(keyspace, &self.keys.object, now).unwrap_or(0);
+            let left = remaining_ms(keyspace, &self.keys.object).unwrap_or(0);
             keyspace.remove(self.keys.object.key());
-            FairQueue::new(keyspace, self.keys, now).wake_after_release(left, self.grace)?;
+            FairQueue::new(keyspace, self.keys).wake_after_release(left, self.grace)?;
         }
         Ok(held)
     }

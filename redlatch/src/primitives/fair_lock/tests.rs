@@ -21,15 +21,13 @@ const GRACE: u64 = 800;
 
 struct World {
     keyspace: Keyspace,
-    now: Instant,
 }
 
 impl World {
     fn new() -> World {
-        let mut keyspace = Keyspace::default();
-        let now = Instant::now();
-        keyspace.date(now);
-        World { keyspace, now }
+        let mut keyspace = Keyspace::new(Instant::now());
+        keyspace.now_ms();
+        World { keyspace }
     }
 
     fn hold(owner: u8) -> Hold {
@@ -37,7 +35,7 @@ impl World {
     }
 
     fn pass(&mut self, millis: u64) {
-        self.now += Duration::from_millis(millis);
+        self.keyspace.now += Duration::from_millis(millis);
     }
 
     /// An owner requests the lock. Returns in how many milliseconds it retries, or `None` if it acquired it.
@@ -62,13 +60,13 @@ impl World {
             wait_time: millis(wait_time),
             grace: millis(GRACE),
         };
-        step.apply(&mut self.keyspace, self.now)
+        step.apply(&mut self.keyspace)
     }
 
     /// Returns in how many milliseconds the timeout of a waiter passes.
     fn timeout(&mut self, owner: u8) -> i64 {
         let (hold, kind) = (World::hold(owner), Fair::new("", "name"));
-        let mut queue = FairQueue::new(&mut self.keyspace, &kind.keys, self.now);
+        let mut queue = FairQueue::new(&mut self.keyspace, &kind.keys);
         queue.timeout_of(&hold.field).unwrap().unwrap() - queue.now_ms()
     }
 }
@@ -133,7 +131,7 @@ fn lock_that_never_expires_is_no_lock_of_ours() {
     let mut world = World::new();
     let hold = World::hold(1);
     let key = hold.object.key().to_owned();
-    let holds: &mut Holds = world.keyspace.find_or_create(&key, world.now).unwrap();
+    let holds: &mut Holds = world.keyspace.find_or_create(&key).unwrap();
     holds.counts.insert(hold.field.to_string(), 1);
     assert!(world.request(2, 2000, WAIT).is_err());
 }

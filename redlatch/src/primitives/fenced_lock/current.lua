@@ -1,4 +1,4 @@
--- Returns the token of the latest acquisition; 0 before the first.
+-- Returns the latest token: of the latest acquisition, or advanced since; 0 if there is none.
 --
 -- KEYS[1]  the token
 -- Returns  the token, as text

@@ -7,7 +7,6 @@ use super::Fenced;
 use super::rules::{AdvanceToken, DeleteToken, ReadToken};
 use crate::primitives::differential::{assert_equivalent, hold, lease, time};
 use crate::primitives::lock::{AcquireParams, Rules as _};
-use crate::primitives::reentrant::rules::Release;
 
 #[derive(Debug, Clone)]
 enum Move {
@@ -77,11 +76,7 @@ fn lua_and_rules_agree() {
                 let _ = harness.step(&kind.acquire(params)).await;
             }
             Move::Release { owner, keep } => {
-                let hold = of(owner);
-                harness
-                    .step(&Release::new(&hold, keep, None))
-                    .await
-                    .unwrap();
+                harness.release(&of(owner), keep, 0).await.unwrap();
             }
             Move::Renew { owner, lease: n } => {
                 harness.renew(&of(owner), n).await;

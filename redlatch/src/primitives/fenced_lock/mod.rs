@@ -29,15 +29,15 @@ use crate::step::{Outcome, Step};
 ///
 /// # After lost data
 ///
-/// A store that loses its data, as an unreplicated one does in a failover, counts from 1 again. A
-/// resource that remembers a greater token then rejects every holder. To recover, read the greatest
-/// token from the resource and call [`advance_token`](Lock::advance_token) with it: the next
-/// acquisition returns a greater one. Until then nothing is overwritten, because the resource
-/// rejects every request.
+/// A store that loses its data counts from 1 again (after a restart without persistence), or from an
+/// older token (after a failover to a replica that missed writes). A resource that remembers a
+/// greater token then rejects every holder. To recover, read the greatest token from the resource and
+/// call [`advance_token`](Lock::advance_token) with it: the next acquisition returns a greater one.
+/// Until then nothing is overwritten, because the resource rejects every request.
 ///
 /// # After a failover
 ///
-/// A release does not wait for replicas, for any [`ReplicaSync`](crate::ReplicaSync) setting. A
+/// A release never waits for replicas, under any [`ReplicaSync`](crate::ReplicaSync) setting. A
 /// replica that is promoted may still contain a hold that was released. If the same
 /// [`Owner`](crate::Owner) acquires the lock again before that lease has ended, it continues this
 /// hold and gets the same token again. Other owners wait until the lease has ended, so no token is
@@ -65,31 +65,31 @@ use crate::step::{Outcome, Step};
 /// ```
 /// # use std::sync::atomic::{AtomicU64, Ordering};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
-/// struct Store { newest: AtomicU64 }
+/// struct Resource { greatest_token: AtomicU64 }
 ///
-/// impl Store {
+/// impl Resource {
 ///     fn write(&self, token: u64) -> Result<(), &'static str> {
-///         match self.newest.fetch_max(token, Ordering::SeqCst) {
-///             newer if newer > token => Err("a later holder has written since"),
+///         match self.greatest_token.fetch_max(token, Ordering::SeqCst) {
+///             greatest if greatest > token => Err("a later holder has written since"),
 ///             _ => Ok(()),
 ///         }
 ///     }
 /// }
 ///
 /// let client = redlatch::Client::embedded(); // or Client::connect("redis://127.0.0.1").await?
-/// let store = Store { newest: AtomicU64::new(0) };
+/// let resource = Resource { greatest_token: AtomicU64::new(0) };
 /// let lock = client.fenced_lock("orders:42");
 ///
-/// let early = lock.lock().await?.token();   // unlocked at once: a holder that came too late
+/// let stale = lock.lock().await?.token();   // released at once: the token of an earlier holder
 /// let guard = lock.lock().await?;
-/// assert!(guard.token() > early);
-/// assert!(store.write(guard.token()).is_ok());
-/// assert!(store.write(early).is_err());
+/// assert!(guard.token() > stale);
+/// assert!(resource.write(guard.token()).is_ok());
+/// assert!(resource.write(stale).is_err());
 /// # guard.unlock().await }
 /// ```
 pub type FencedLock = Lock<Fenced>;
 
-/// The kind of [`FencedLock`].
+/// Makes a [`Lock`] a [`FencedLock`], as its type parameter.
 #[derive(Debug, Clone)]
 pub struct Fenced {
     keys: Arc<FencedKeys>,
@@ -110,8 +110,9 @@ impl Fenced {
 }
 
 impl Lock<Fenced> {
-    /// Returns the token of the latest acquisition by any owner; 0 before the first. A request with
-    /// a smaller token is too late.
+    /// Returns the latest token: that of the latest acquisition by any owner, or the number to which
+    /// [`advance_token`](Lock::advance_token) has raised it since. 0 if there is none. A request with a
+    /// smaller token is too late.
     ///
     /// # Errors
     ///

@@ -10,11 +10,12 @@
 use std::sync::Arc;
 
 use smallvec::smallvec;
-use tokio::time::Instant;
 
 use crate::error::Result;
 use crate::keyspace::{Holds, Keyspace};
+use crate::lease::Expiry;
 use crate::name::FencedKeys;
+use crate::primitives::counter::read_number;
 use crate::primitives::lock::AcquireParams;
 use crate::primitives::reentrant::rules::{try_acquire, wait_outcome, wrong_kind};
 use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script, unexpected_reply};
@@ -44,7 +45,7 @@ impl Step for Acquire<'_> {
 
     fn decode(&self, reply: ScriptReply) -> Result<Outcome<u64>> {
         if let ScriptReply::Integer(left) = reply {
-            return wait_outcome(&self.params.hold.object, left);
+            return wait_outcome(&self.params.hold.object, Expiry::from_millis(left));
         }
         let [token] = reply.array()?;
         let token = token.text()?;
@@ -54,17 +55,14 @@ impl Step for Acquire<'_> {
         parsed.ok_or_else(|| unexpected_reply(&token))
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Outcome<u64>> {
-        let AcquireParams {
-            hold, count, lease, ..
-        } = self.params;
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<Outcome<u64>> {
+        let AcquireParams { hold, count, .. } = self.params;
         let object = &hold.object;
-        let found = keyspace.find::<Holds>(object.key(), now)?;
+        let found = keyspace.find::<Holds>(object.key())?;
         let free = found.is_none() && count == 1;
         let held = found.and_then(|holds| holds.value.counts.get(&*hold.field).copied());
         // An error counts only if the token is needed, as in the script.
-        let current = keyspace.find::<i64>(&self.keys.token, now);
-        let current = current.map(|token| token.map_or(0, |token| *token.value));
+        let current = read_number(keyspace, &self.keys.token).map(Option::unwrap_or_default);
         let token = if held == Some(count) {
             // Repeated because the answer was lost: the owner already has its token.
             current?
@@ -75,18 +73,17 @@ impl Step for Acquire<'_> {
             // Not used: the attempt below is refused.
             0
         };
-        if let Outcome::Wait(left) = try_acquire(keyspace, object, &hold.field, count, lease, now)?
-        {
+        if let Outcome::Wait(left) = try_acquire(keyspace, self.params)? {
             return Ok(Outcome::Wait(left));
         }
         if held != Some(count) {
-            keyspace.set(&self.keys.token, token, None, now);
+            keyspace.set(&self.keys.token, token, None);
         }
         Ok(Outcome::Done(unsigned(token)))
     }
 }
 
-/// Returns the token of the latest acquisition.
+/// Returns the latest token: of the latest acquisition, or advanced since; 0 if there is none.
 pub(super) struct ReadToken<'a> {
     pub(super) keys: &'a FencedKeys,
 }
@@ -106,9 +103,10 @@ impl Step for ReadToken<'_> {
         parse_token(&reply.text()?).ok_or_else(|| wrong_kind(&self.keys.object, INVALID_TOKEN))
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<u64> {
-        let token = keyspace.find::<i64>(&self.keys.token, now)?;
-        Ok(token.map_or(0, |token| unsigned(*token.value)))
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<u64> {
+        Ok(unsigned(
+            read_number(keyspace, &self.keys.token)?.unwrap_or(0),
+        ))
     }
 }
 
@@ -130,18 +128,17 @@ impl Step for AdvanceToken<'_> {
     }
 
     fn args(&self, args: &mut dyn Args) {
-        args.signed(self.at_least);
+        args.number(self.at_least);
     }
 
     fn decode(&self, reply: ScriptReply) -> Result<u64> {
         ReadToken { keys: self.keys }.decode(reply)
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<u64> {
-        let token = keyspace.find::<i64>(&self.keys.token, now)?;
-        let token = token.map_or(0, |token| *token.value);
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<u64> {
+        let token = read_number(keyspace, &self.keys.token)?.unwrap_or(0);
         if token < self.at_least {
-            keyspace.set(&self.keys.token, self.at_least, None, now);
+            keyspace.set(&self.keys.token, self.at_least, None);
         }
         Ok(unsigned(token.max(self.at_least)))
     }
@@ -168,8 +165,8 @@ impl Step for DeleteToken {
         reply.flag()
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
-        let free = !keyspace.exists(self.keys.object.key(), now);
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<bool> {
+        let free = !keyspace.exists(self.keys.object.key());
         if free {
             keyspace.remove(&self.keys.token);
         }

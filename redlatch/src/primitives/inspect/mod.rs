@@ -25,7 +25,7 @@ pub enum ObjectState {
         holder: Option<Holder>,
         /// The waiters in order, if it is a fair lock.
         queue: Vec<Waiter>,
-        /// The token of its latest acquisition, if it is a fenced lock.
+        /// Its latest token, if it is a fenced lock.
         token: Option<u64>,
     },
     /// A held read-write lock.

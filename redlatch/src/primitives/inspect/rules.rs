@@ -3,8 +3,6 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::{HeldPermit, ObjectState, Waiter};
 use crate::error::Result;
 use crate::keyspace::{Holds, Keyspace, Mode};
@@ -52,52 +50,49 @@ impl Step for InspectNames<'_> {
         }
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Vec<Inspected>> {
-        let inspected = |name| inspect_name(keyspace, name, now);
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<Vec<Inspected>> {
+        let inspected = |name| inspect_name(keyspace, name);
         Ok(self.names.iter().map(inspected).collect())
     }
 }
 
 /// Reads one name, as the script does.
-fn inspect_name(keyspace: &mut Keyspace, name: &CandidateKeys, now: Instant) -> Inspected {
+fn inspect_name(keyspace: &mut Keyspace, name: &CandidateKeys) -> Inspected {
     let key = name.key.as_str();
-    if let Ok(Some(number)) = keyspace.find::<i64>(key, now) {
-        let (value, remaining) = (*number.value, number.remaining(now));
-        return Ok(Some(
-            match remaining_times(keyspace, &name.deadlines, now) {
-                None => ObjectState::Counter { value, remaining },
-                Some(deadlines) => {
-                    let is_held =
-                        |(_, left): &&(String, Expiry)| *left != Expiry::In(Duration::ZERO);
-                    let permit = |(id, left): &(String, Expiry)| {
-                        Some(HeldPermit {
-                            id: id.parse().ok()?,
-                            remaining: *left,
-                        })
-                    };
-                    let held: Vec<_> = deadlines.iter().filter(is_held).collect();
-                    let expired = deadlines.len() - held.len();
-                    let held = held.into_iter().filter_map(permit).collect();
-                    ObjectState::ExpirableSemaphore {
-                        available: value.saturating_add(i64::try_from(expired).unwrap_or(0)),
-                        held,
-                    }
+    if let Ok(Some(number)) = keyspace.find::<i64>(key) {
+        let (value, remaining) = (*number.value, number.remaining());
+        return Ok(Some(match remaining_times(keyspace, &name.deadlines) {
+            None => ObjectState::Counter { value, remaining },
+            Some(deadlines) => {
+                let is_held = |(_, left): &&(String, Expiry)| *left != Expiry::In(Duration::ZERO);
+                let permit = |(id, left): &(String, Expiry)| {
+                    Some(HeldPermit {
+                        id: id.parse().ok()?,
+                        remaining: *left,
+                    })
+                };
+                let held: Vec<_> = deadlines.iter().filter(is_held).collect();
+                let expired = deadlines.len() - held.len();
+                let held = held.into_iter().filter_map(permit).collect();
+                ObjectState::ExpirableSemaphore {
+                    available: value.saturating_add(i64::try_from(expired).unwrap_or(0)),
+                    held,
                 }
-            },
-        ));
+            }
+        }));
     }
-    let holds = match keyspace.find::<Holds>(key, now) {
+    let holds = match keyspace.find::<Holds>(key) {
         Err(_) => return Err("another type"),
         Ok(None) => None,
         Ok(Some(found)) => {
-            let remaining = found.remaining(now);
+            let remaining = found.remaining();
             Some((found.value.clone(), remaining))
         }
     };
     match holds {
         Some((holds, _)) if holds.mode.is_some() => {
             let keys = &ReadWriteKeys::new("", &name.key);
-            let held = |keyspace: &mut Keyspace, side| Inspect { keys, side }.apply(keyspace, now);
+            let held = |keyspace: &mut Keyspace, side| Inspect { keys, side }.apply(keyspace);
             let writer = held(keyspace, Mode::Write).map(|writers| writers.into_iter().next());
             match (writer, held(keyspace, Mode::Read)) {
                 (Ok(writer), Ok(readers)) => {
@@ -116,27 +111,32 @@ fn inspect_name(keyspace: &mut Keyspace, name: &CandidateKeys, now: Instant) -> 
                     remaining,
                 })
             });
-            let queue = queue(keyspace, name, now);
-            let token = match keyspace.find::<i64>(&name.token, now) {
+            let queue = queue(keyspace, name);
+            let token = match keyspace.find::<i64>(&name.token) {
                 Ok(Some(token)) => u64::try_from(*token.value).ok(),
                 _ => None,
             };
-            let nothing = holder.is_none() && queue.is_empty() && token.is_none();
-            Ok((!nothing).then_some(ObjectState::Lock {
-                holder,
-                queue,
-                token,
-            }))
+            Ok(lock(holder, queue, token))
         }
     }
 }
 
-fn queue(keyspace: &mut Keyspace, name: &CandidateKeys, now: Instant) -> Vec<Waiter> {
-    let timeouts: BTreeMap<_, _> = remaining_times(keyspace, &name.timeouts, now)
+/// Returns the state of a lock, if any of it exists.
+fn lock(holder: Option<Holder>, queue: Vec<Waiter>, token: Option<u64>) -> Option<ObjectState> {
+    let exists = holder.is_some() || !queue.is_empty() || token.is_some();
+    exists.then_some(ObjectState::Lock {
+        holder,
+        queue,
+        token,
+    })
+}
+
+fn queue(keyspace: &mut Keyspace, name: &CandidateKeys) -> Vec<Waiter> {
+    let timeouts: BTreeMap<_, _> = remaining_times(keyspace, &name.timeouts)
         .into_iter()
         .flatten()
         .collect();
-    let Ok(Some(queue)) = keyspace.find::<VecDeque<String>>(&name.queue, now) else {
+    let Ok(Some(queue)) = keyspace.find::<VecDeque<String>>(&name.queue) else {
         return Vec::new();
     };
     let waiting = |owner: &String| match timeouts.get(owner)? {
@@ -150,13 +150,9 @@ fn queue(keyspace: &mut Keyspace, name: &CandidateKeys, now: Instant) -> Vec<Wai
 }
 
 /// Returns the members of a sorted set with their remaining time: zero if it has passed.
-fn remaining_times(
-    keyspace: &mut Keyspace,
-    key: &str,
-    now: Instant,
-) -> Option<Vec<(String, Expiry)>> {
-    let now_ms = keyspace.date(now);
-    let found = keyspace.find::<BTreeMap<String, i64>>(key, now).ok()??;
+fn remaining_times(keyspace: &mut Keyspace, key: &str) -> Option<Vec<(String, Expiry)>> {
+    let now_ms = keyspace.now_ms();
+    let found = keyspace.find::<BTreeMap<String, i64>>(key).ok()??;
     let mut remaining_times: Vec<_> = found.value.iter().collect();
     remaining_times.sort_by_key(|(member, date)| (**date, (*member).clone()));
     let left = |(member, date): (&String, &i64)| {
@@ -177,9 +173,9 @@ fn parse_inspected(reply: ScriptReply) -> Result<Inspected> {
     let mut parts = Parts(reply.list()?.into_iter());
     let state = match parts.text()?.as_str() {
         "lock" => {
-            let owner = parts.text_or_nil()?;
+            let owner = parts.next_text()?;
             let (holds, remaining) = (parts.number()?, parts.time()?);
-            let token = parts.text_or_nil()?;
+            let token = parts.next_text()?;
             let mut queue = Vec::new();
             while let Some(owner) = parts.next_text()? {
                 queue.push(Waiter {
@@ -193,14 +189,7 @@ fn parse_inspected(reply: ScriptReply) -> Result<Inspected> {
                 remaining,
             });
             let token = token.and_then(|token| token.parse().ok());
-            if holder.is_none() && queue.is_empty() && token.is_none() {
-                return Ok(Ok(None));
-            }
-            ObjectState::Lock {
-                holder,
-                queue,
-                token,
-            }
+            return Ok(Ok(lock(holder, queue, token)));
         }
         "rwlock" => {
             let (mut writer, mut readers) = (None, Vec::new());
@@ -271,10 +260,6 @@ impl Parts {
     fn next_text(&mut self) -> Result<Option<String>> {
         let bytes = self.next_bytes()?;
         Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
-    }
-
-    fn text_or_nil(&mut self) -> Result<Option<String>> {
-        self.next_text()
     }
 
     fn text(&mut self) -> Result<String> {

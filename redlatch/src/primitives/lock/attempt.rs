@@ -11,10 +11,10 @@ use super::{AcquireParams, HeldLock, Lock, LockKind, Obtain, Options};
 use crate::error::{Error, Result};
 use crate::hold::HoldPeriod;
 use crate::owner::Owner;
-use crate::session::{HoldRef, Terms};
+use crate::session::{HandedOver, HoldRef, Terms};
 use crate::step::Outcome;
 use crate::store::Progress;
-use crate::wait::{Attempt, Limits, QueueKind, Request};
+use crate::wait::{Attempt, Limits, Offer, QueueKind, Request};
 
 impl<K: LockKind> Obtain for Lock<K> {
     type Held = HeldLock<K>;
@@ -24,17 +24,20 @@ impl<K: LockKind> Obtain for Lock<K> {
         session.background.remember_runtime()?;
         let kind = self.valid_kind()?;
         kind.check()?;
-        let terms = session.terms(options.lease()?, self.reentrant);
+        let mut terms = session.terms(options.lease()?, self.reentrant);
         let limits = options.limits(session.outage_limit);
         if let Some(hold_ref) = &options.reenters {
             let obtaining = self.obtain_hold(hold_ref.clone(), terms, limits, true);
             return obtaining.await;
         }
         let named_owner = options.owner().filter(|_| K::OWNED);
+        terms.transferable = session.hands_over
+            && terms.renewed
+            && named_owner.is_none()
+            && kind.handed_over().is_some();
         loop {
             let owner = named_owner.unwrap_or_else(Owner::new);
-            let field = || kind.field(&session.id, owner);
-            let hold_ref = session.hold_ref(owner, field, kind)?;
+            let hold_ref = self.hold_ref(owner)?;
             let hold = hold_ref.hold.clone();
             let obtaining = self.obtain_hold(hold_ref, terms, limits, named_owner.is_some());
             match obtaining.await {
@@ -69,7 +72,6 @@ impl<K: LockKind> Lock<K> {
         let mut request = LockRequest {
             lock: self,
             hold_ref: &hold_ref,
-            kind: &*self.kind,
             terms: terms.waiting(waiter_ttl.filter(|_| limits.waits())),
             progress: &progress,
             owner_is_named,
@@ -77,6 +79,7 @@ impl<K: LockKind> Lock<K> {
             may_be_registered: false,
             in_flight: false,
             tries: 0,
+            handed_over: None,
         };
         let waiting = &hold_ref.session.waiting;
         let grant = match span.is_disabled() {
@@ -87,11 +90,14 @@ impl<K: LockKind> Lock<K> {
                 Box::pin(obtaining.instrument(span.clone())).await?
             }
         };
+        let handed_over = request.handed_over.take();
+        drop(request);
+        let hold_ref = handed_over.unwrap_or(hold_ref);
         span.in_scope(|| match grant {
-            Some(_) => tracing::debug!(holds = hold_ref.hold.count(), "acquired"),
+            // The snapshot is taken only if the event is enabled.
+            Some(_) => tracing::debug!(holds = hold_ref.hold.snapshot().count, "acquired"),
             None => tracing::debug!("not acquired"),
         });
-        drop(request);
         let kind = self.kind.clone();
         Ok(grant.map(|grant| HeldLock::new(hold_ref, terms, kind, grant)))
     }
@@ -101,7 +107,6 @@ impl<K: LockKind> Lock<K> {
 struct LockRequest<'a, K: LockKind> {
     lock: &'a Lock<K>,
     hold_ref: &'a HoldRef,
-    kind: &'a K,
     terms: Terms,
     progress: &'a Progress,
     /// Whether the caller chose the owner. Then other callers may acquire for it at the same time.
@@ -114,6 +119,8 @@ struct LockRequest<'a, K: LockKind> {
     in_flight: bool,
     /// Number of attempts so far.
     tries: u32,
+    /// The hold that another request of this client has handed over.
+    handed_over: Option<HoldRef>,
 }
 
 impl<K: LockKind> Request for LockRequest<'_, K> {
@@ -133,7 +140,7 @@ impl<K: LockKind> Request for LockRequest<'_, K> {
             // A holder must not wait in the queue: see `HoldRef::hold_period`.
             if hold_ref.hold_period() > tried || hold_ref.hold.loss().is_some() {
                 tried = Some(HoldPeriod::latest());
-                match self.ask(false).await? {
+                match self.send(false).await? {
                     Outcome::Done(grant) => return Ok(Some(grant)),
                     Outcome::Wait(_) if !self.waits => return Ok(None),
                     // The hold period has ended, and another owner has acquired the lock.
@@ -153,7 +160,7 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
     type Grant = K::Grant;
 
     fn channel(&self) -> &str {
-        self.kind.channel(&self.hold_ref.hold)
+        self.lock.kind.channel(&self.hold_ref.hold)
     }
 
     fn object(&self) -> &str {
@@ -164,8 +171,8 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
         K::QUEUE
     }
 
-    async fn ask(&mut self, subscribe: bool) -> Result<Outcome<K::Grant>> {
-        let (kind, lease, waits) = (self.kind, self.terms.lease, self.waits);
+    async fn send(&mut self, subscribe: bool) -> Result<Outcome<K::Grant>> {
+        let (kind, lease, waits) = (&*self.lock.kind, self.terms.lease, self.waits);
         let step = |hold, count| {
             kind.acquire(AcquireParams {
                 hold,
@@ -195,12 +202,28 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
     }
 
     fn excludes_waiters_for(&self) -> Option<Duration> {
-        let excludes = self.kind.excludes_waiters();
+        let excludes = self.lock.kind.excludes_waiters();
         excludes.then(|| self.terms.lease.duration())
     }
 
+    fn takes_offers(&self) -> bool {
+        self.terms.transferable
+    }
+
+    fn take(&mut self, offer: Offer) -> Option<(K::Grant, Instant)> {
+        if !self.terms.transferable {
+            // It joined the queue after the offer.
+            return None;
+        }
+        let grant = self.lock.kind.handed_over()?;
+        let hold_ref = offer.downcast::<HandedOver>().ok()?.take()?;
+        let end = hold_ref.hold.state().end;
+        self.handed_over = Some(hold_ref);
+        Some((grant, end))
+    }
+
     fn pause(&mut self) -> Option<Duration> {
-        let pause = self.kind.pause(self.tries);
+        let pause = self.lock.kind.pause(self.tries);
         self.tries = self.tries.saturating_add(1);
         pause
     }
@@ -216,7 +239,8 @@ impl<K: LockKind> Drop for LockRequest<'_, K> {
     /// the attempt removes the record.
     fn drop(&mut self) {
         let is_settled_by_attempt = self.in_flight && self.progress.was_sent();
-        if self.may_be_registered && !is_settled_by_attempt && self.kind.waiter_ttl().is_some() {
+        if self.may_be_registered && !is_settled_by_attempt && self.lock.kind.waiter_ttl().is_some()
+        {
             self.hold_ref
                 .settle_in_background(self.terms.trace_lifetime);
         }

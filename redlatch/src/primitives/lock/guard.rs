@@ -2,12 +2,12 @@
 //! permits is its [`Held`] part.
 
 use std::fmt::Debug;
-use std::future::{Future, pending, poll_fn};
+use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use super::{Acquirable, HasLease, HasOwner, Lock};
+use super::{Acquirable, HasLease, HasOwner, Held, HeldForLease as _, Lock};
 use crate::error::{Error, Result};
 use crate::owner::Owner;
 
@@ -20,32 +20,6 @@ use crate::owner::Owner;
 #[must_use = "it is released as soon as the guard is dropped"]
 pub struct Guard<R: Acquirable = Lock> {
     pub(crate) held: R::Held,
-}
-
-/// The part of a guard that depends on what is held. Dropping it releases in the background.
-pub(crate) trait Held: Debug + Send + Sync + 'static {
-    /// Releases it and waits until the store has confirmed it. If that is dropped, the release
-    /// continues in the background.
-    fn release(self) -> impl Future<Output = Result<()>> + Send;
-
-    /// Returns the error, if it was lost. By default it has no lease and cannot be lost.
-    fn loss(&self) -> Option<Error> {
-        None
-    }
-
-    /// Completes when it is lost.
-    fn lost(&self) -> impl Future<Output = ()> + Send + 'static + use<Self> {
-        pending()
-    }
-}
-
-/// The part of a guard that holds something for a lease.
-pub(crate) trait HeldForLease: Held {
-    /// Returns how long it is certainly held without a renewal. Zero if it was lost.
-    fn valid_for(&self) -> Duration;
-
-    /// Returns the owner that holds it.
-    fn owner(&self) -> Owner;
 }
 
 impl<R: Acquirable> Guard<R> {
@@ -64,8 +38,13 @@ impl<R: HasLease> Guard<R> {
     /// Releases it and waits until the store has confirmed it. A re-entered lock stays held until
     /// its last guard is released.
     ///
+    /// If another task of the same client waits for the lock, the lock passes to it without asking
+    /// the store, and this returns at once: `Ok` then means that no loss is known and that the lease
+    /// has not ended. [`ClientBuilder::local_hand_over`](crate::ClientBuilder::local_hand_over) says
+    /// when, and turns it off.
+    ///
     /// Several locks are released concurrently. A RedLock is released on all members that granted
-    /// it; after [`RedLock::timeout`](crate::RedLock::timeout) this returns as soon as the
+    /// it; after [`RedLock::member_timeout`](crate::RedLock::member_timeout) this returns as soon as the
     /// unconfirmed members are too few to withhold a majority from other owners, and the release is
     /// retried there in the background.
     ///
@@ -159,18 +138,16 @@ async fn run_while_held<F: Future>(held: &impl Held, work: F) -> Result<F::Outpu
         if let Some(error) = held.loss() {
             return Poll::Ready(Err(error));
         }
-        match work.as_mut().poll(cx) {
-            Poll::Ready(output) => return Poll::Ready(Ok(output)),
-            Poll::Pending => {}
+        if let Poll::Ready(output) = work.as_mut().poll(cx) {
+            return Poll::Ready(Ok(output));
         }
-        // Registers the waker; the loss itself is checked above, now or at the next poll.
-        match lost.as_mut().poll(cx) {
-            Poll::Ready(()) => match held.loss() {
-                Some(error) => Poll::Ready(Err(error)),
-                None => Poll::Pending,
-            },
-            Poll::Pending => Poll::Pending,
+        // Registers the waker.
+        if lost.as_mut().poll(cx).is_ready()
+            && let Some(error) = held.loss()
+        {
+            return Poll::Ready(Err(error));
         }
+        Poll::Pending
     })
     .await
 }

@@ -4,8 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::guard::{Held, HeldForLease};
-use super::{Acquire, Guard, HoldGuard, Lock, LockKind, OwnedKind};
+use super::{Acquire, Guard, Held, HeldForLease, HoldGuard, Lock, LockKind, OwnedKind};
 use crate::error::{Error, Result};
 use crate::name::owner_of;
 use crate::owner::{Owner, OwnerId};
@@ -33,8 +32,8 @@ impl<K: LockKind> std::fmt::Debug for HeldLock<K> {
 }
 
 impl<K: LockKind> Held for HeldLock<K> {
-    async fn release(self) -> Result<()> {
-        self.guard.release().await
+    fn release(self) -> impl Future<Output = Result<()>> + Send {
+        self.guard.release()
     }
 
     fn loss(&self) -> Option<Error> {
@@ -42,18 +41,19 @@ impl<K: LockKind> Held for HeldLock<K> {
     }
 
     fn lost(&self) -> impl Future<Output = ()> + Send + 'static + use<K> {
-        let hold = self.guard.hold_ref.hold.clone();
-        async move { hold.lost().await }
+        self.guard.hold().lost()
     }
 }
 
 impl<K: LockKind> HeldForLease for HeldLock<K> {
     fn valid_for(&self) -> Duration {
-        self.guard.hold_ref.hold.valid_for()
+        self.guard.hold().valid_for()
     }
 
     fn owner(&self) -> Owner {
-        self.guard.hold_ref.hold.owner
+        let hold = self.guard.hold();
+        hold.state().owner_is_known = true;
+        hold.owner
     }
 }
 
@@ -110,11 +110,12 @@ impl<K: OwnedKind> Guard<Lock<K>> {
 
     /// Returns the owner's id in the store.
     pub fn owner_id(&self) -> OwnerId {
+        self.hold_ref().hold.state().owner_is_known = true;
         owner_of(&self.hold_ref().hold.field).into()
     }
 
     /// Returns the number of guards that this owner has of the lock.
     pub fn hold_count(&self) -> u32 {
-        self.hold_ref().hold.count()
+        self.hold_ref().hold.state().count
     }
 }

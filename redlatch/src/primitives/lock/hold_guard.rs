@@ -1,7 +1,10 @@
 //! The guard of one count of a hold, which is released once. Every public guard contains it.
 
+use std::sync::Arc;
+
 use crate::error::{Error, Loss, Result};
-use crate::session::{HoldRef, Terms};
+use crate::hold::Hold;
+use crate::session::{HandedOver, HoldRef, Terms};
 
 /// One count of an acquired hold. Released in the background when dropped.
 pub(crate) struct HoldGuard {
@@ -23,9 +26,18 @@ impl HoldGuard {
         }
     }
 
+    pub(crate) fn hold(&self) -> &Arc<Hold> {
+        &self.hold_ref.hold
+    }
+
     /// Releases it and waits until the store has confirmed it. If that fails or is dropped,
     /// the release continues in the background.
+    ///
+    /// If another request of this client waits, it may get the hold instead: see [`HandedOver`].
     pub(crate) async fn release(mut self) -> Result<()> {
+        if self.hand_over() {
+            return Ok(());
+        }
         self.remove();
         // Reported immediately; the drop of `self` settles what the store may still keep.
         self.loss().map_or(Ok(()), Err)?;
@@ -37,7 +49,7 @@ impl HoldGuard {
         match settled? {
             true => Ok(()),
             false => {
-                let hold = &self.hold_ref.hold;
+                let hold = self.hold();
                 self.hold_ref.session.watchdog.report_missing(hold);
                 Err(hold.lost_error(Loss::NotHeld))
             }
@@ -49,18 +61,27 @@ impl HoldGuard {
     pub(crate) fn detach(mut self) -> Result<()> {
         self.loss().map_or(Ok(()), Err)?;
         self.remove();
-        let hold = &self.hold_ref.hold;
+        let hold = self.hold();
         self.hold_ref.session.watchdog.unwatch(hold);
         // The store keeps the hold intentionally: there is nothing to settle.
-        hold.release_acknowledged(hold.changes(), false);
+        let changes = hold.state().changes;
+        hold.state().release_acknowledged(changes, false);
         self.settled = true;
         Ok(())
     }
 
     /// Returns the error, if the hold was lost.
     pub(crate) fn loss(&self) -> Option<Error> {
-        let hold = &self.hold_ref.hold;
+        let hold = self.hold();
         hold.loss().map(|loss| hold.lost_error(loss))
+    }
+
+    /// Hands the hold over to a waiting request of this client, if it may be.
+    fn hand_over(&mut self) -> bool {
+        if self.terms.transferable && HandedOver::offer(&self.hold_ref, self.terms) {
+            (self.removed, self.settled) = (true, true);
+        }
+        self.settled
     }
 
     fn remove(&mut self) {
@@ -72,6 +93,9 @@ impl HoldGuard {
 
 impl Drop for HoldGuard {
     fn drop(&mut self) {
+        if !self.removed && self.hand_over() {
+            return;
+        }
         self.remove();
         if !self.settled {
             self.hold_ref.settle_in_background(self.terms.lease);
@@ -81,7 +105,7 @@ impl Drop for HoldGuard {
 
 impl std::fmt::Debug for HoldGuard {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let hold = &self.hold_ref.hold;
+        let hold = self.hold();
         f.debug_struct("HoldGuard")
             .field("name", &hold.object.name())
             .field("owner", &&*hold.field)

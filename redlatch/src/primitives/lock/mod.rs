@@ -21,7 +21,7 @@ use crate::lease::{Expiry, Lease};
 use crate::name::ObjectKeys;
 use crate::owner::{ClientId, Owner, OwnerId};
 use crate::primitives::reentrant;
-use crate::session::Session;
+use crate::session::{HoldRef, Session};
 use crate::step::{Outcome, Step};
 use crate::store::{Delivery, Progress};
 use crate::wait::QueueKind;
@@ -30,16 +30,17 @@ mod attempt;
 mod guard;
 mod held_lock;
 mod hold_guard;
+mod obtain;
 mod report;
 mod request;
 
 pub use guard::Guard;
-pub(crate) use guard::{Held, HeldForLease};
 use held_lock::HeldLock;
 pub(crate) use hold_guard::HoldGuard;
+pub use obtain::{Acquirable, HasLease, HasOwner};
+pub(crate) use obtain::{Held, HeldForLease, Obtain, Options};
 pub(crate) use report::report;
-pub use request::{Acquirable, Acquire, HasLease, HasOwner, TryAcquire};
-pub(crate) use request::{Obtain, Options};
+pub use request::{Acquire, TryAcquire};
 
 /// Distinguishes the kinds of lock: a type that carries the keys and the settings of a handle.
 ///
@@ -93,6 +94,12 @@ pub(crate) trait Rules: HoldKind + Sized + 'static {
         reentrant::rules::Force { object }
     }
 
+    /// What a request obtains that takes over the hold of another one of this client. `None` if each acquisition
+    /// needs the store.
+    fn handed_over(&self) -> Option<Self::Grant> {
+        None
+    }
+
     /// Checks the settings. Called when the lock is used, because creating a handle cannot fail.
     fn check(&self) -> Result<()> {
         Ok(())
@@ -115,7 +122,8 @@ pub(crate) trait Rules: HoldKind + Sized + 'static {
         hold.waiter_channel.as_deref().unwrap_or(shared)
     }
 
-    /// Returns how long to sleep before the next attempt, if waiters poll instead of being woken.
+    /// Returns how long to sleep before the next attempt, if waiters poll instead of being woken. `tries`: the
+    /// number of earlier pauses.
     fn pause(&self, tries: u32) -> Option<Duration> {
         let _ = tries;
         None
@@ -316,6 +324,12 @@ impl<K: LockKind> Lock<K> {
             tracing::info!(lock = self.name(), "unlocked by force");
         }
         Ok(unlocked)
+    }
+
+    /// Returns a reference to the owner's hold, which is created if there is none.
+    pub(crate) fn hold_ref(&self, owner: Owner) -> Result<HoldRef> {
+        let field = || self.kind.field(&self.session.id, owner);
+        self.session.hold_ref(owner, field, &self.kind)
     }
 
     /// Returns the kind with its keys, if the name is valid.

@@ -1,87 +1,18 @@
 //! The requests for locks, several locks as one, and permits: builders that are awaited.
 //!
-//! 1. What is acquired implements [`Obtain`], which makes one acquisition with given [`Options`].
+//! 1. What is acquired implements [`Obtain`](super::Obtain), which makes one acquisition with given [`Options`].
 //! 2. [`Acquire`] and [`TryAcquire`] collect the options, and run it when they are awaited.
 //! 3. The result is a [`Guard`], which also runs work while it is held.
 
 use std::future::{Future, IntoFuture};
 use std::time::Duration;
 
-use super::guard::{Held, HeldForLease};
-use super::{Guard, Lock};
+use super::{Acquirable, Guard, HasLease, HasOwner, Lock, Options};
 use crate::error::Result;
 use crate::join::Boxed;
-use crate::lease::{Expiry, Lease, WaitLimit};
+use crate::lease::Expiry;
 use crate::owner::Owner;
 use crate::session::HoldRef;
-use crate::wait::Limits;
-
-/// What a request acquires: a [`Lock`], a [`MultiLock`](crate::MultiLock), a
-/// [`RedLock`](crate::RedLock) or permits of a [`Semaphore`](crate::Semaphore).
-#[expect(private_bounds, reason = "sealed: only this crate acquires")]
-pub trait Acquirable: Obtain {}
-
-impl<R: Obtain> Acquirable for R {}
-
-/// What is held for a lease: everything that can be acquired, except for permits of a
-/// [`Semaphore`](crate::Semaphore).
-#[expect(private_bounds, reason = "sealed by the held type")]
-pub trait HasLease: Acquirable + Obtain<Held: HeldForLease> {}
-
-/// What an [`Owner`] holds, who may acquire it again: locks, several locks as one, no permits.
-pub trait HasOwner: HasLease {}
-
-/// Acquires what a request is for.
-pub(crate) trait Obtain: Clone + Send + Sync + 'static {
-    /// What a successful request holds.
-    type Held: Held;
-
-    /// Acquires once. `None` if another owner holds it at the wait limit.
-    fn obtain(&self, options: &Options) -> impl Future<Output = Result<Option<Self::Held>>> + Send;
-
-    /// Adapts the settings to a request that waits at most `wait`.
-    fn waiting_at_most(self, wait: Duration) -> Self {
-        let _ = wait;
-        self
-    }
-}
-
-/// The options of a request.
-#[derive(Debug, Default)]
-pub(crate) struct Options {
-    /// How long the request waits; `None`: without a limit.
-    pub(crate) wait: Option<Duration>,
-    lease: Option<Duration>,
-    pub(crate) outage_limit: Option<Duration>,
-    owner: Option<Owner>,
-    /// The hold to re-enter, if the request comes from a guard.
-    pub(super) reenters: Option<HoldRef>,
-}
-
-impl Options {
-    /// Returns the options of a request that waits at most `wait`.
-    pub(crate) fn at_most(wait: Duration) -> Options {
-        Options {
-            wait: Some(wait),
-            ..Options::default()
-        }
-    }
-
-    pub(crate) fn lease(&self) -> Result<Option<Lease>> {
-        self.lease.map(Lease::new).transpose()
-    }
-
-    /// Returns the owner that the caller named, or the owner of the scope.
-    pub(crate) fn owner(&self) -> Option<Owner> {
-        self.owner.or_else(Owner::current)
-    }
-
-    /// Returns the limits, counted from now. `outage_limit` applies unless the request has its own.
-    pub(crate) fn limits(&self, outage_limit: Option<Expiry>) -> Limits {
-        let wait = self.wait.map_or(WaitLimit::Endless, WaitLimit::at_most);
-        Limits::new(wait, self.outage_limit.map(Expiry::In).or(outage_limit))
-    }
-}
 
 /// Acquires a lock, several locks as one, or permits when awaited, waiting without a limit:
 /// [`Lock::lock`], [`MultiLock::lock`](crate::MultiLock::lock),
@@ -149,14 +80,15 @@ impl<R: Acquirable> Acquire<R> {
     }
 
     /// Waits through an outage of the store that lasts at most this long:
-    /// [`ClientBuilder::outage_limit`](crate::ClientBuilder::outage_limit), for this request.
+    /// [`ClientBuilder::outage_limit`](crate::ClientBuilder::outage_limit), for this request. `None`: waits
+    /// through any outage.
     ///
     /// Several locks as one default to the shortest limit that is set for a member's client.
     /// Without any, a multi-lock fails as a single lock does, and a RedLock waits through any
     /// outage. For permits of a [`Semaphore`](crate::Semaphore), a step whose outcome is unknown
     /// ([`Error::OutcomeUnknown`](crate::Error::OutcomeUnknown)) is not repeated, regardless of the limit.
-    pub fn outage_limit(mut self, limit: Duration) -> Acquire<R> {
-        self.options.outage_limit = Some(limit);
+    pub fn outage_limit(mut self, limit: impl Into<Option<Duration>>) -> Acquire<R> {
+        self.options.outage_limit = Some(Expiry::from_limit(limit));
         self
     }
 
@@ -224,7 +156,7 @@ impl<R: Acquirable> TryAcquire<R> {
 
     /// As [`Acquire::outage_limit`]. The wait limit wins if it is shorter. Without a wait limit it
     /// makes one attempt, even with an outage limit.
-    pub fn outage_limit(mut self, limit: Duration) -> TryAcquire<R> {
+    pub fn outage_limit(mut self, limit: impl Into<Option<Duration>>) -> TryAcquire<R> {
         self.request = self.request.outage_limit(limit);
         self
     }

@@ -49,7 +49,6 @@ pub(crate) trait AnyLock: Send + Sync {
     fn is_reentrant(&self) -> bool;
     fn hold_ref(&self, owner: Owner) -> Result<HoldRef>;
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> BoxedStep<'a, Outcome<ErasedGrant>>;
-    fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<BoxedStep<'a, bool>>;
     fn channel<'a>(&'a self, hold: &'a Hold) -> &'a str;
     fn queue_kind(&self) -> QueueKind;
     fn pause(&self, tries: u32) -> Option<Duration>;
@@ -72,17 +71,11 @@ impl<K: OwnedKind> AnyLock for Lock<K> {
     }
 
     fn hold_ref(&self, owner: Owner) -> Result<HoldRef> {
-        let session = &self.session;
-        let field = || self.kind.field(&session.id, owner);
-        session.hold_ref(owner, field, &self.kind)
+        Lock::hold_ref(self, owner)
     }
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> BoxedStep<'a, Outcome<ErasedGrant>> {
         Box::new(MapReply(self.kind.acquire(params), erase_grant))
-    }
-
-    fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<BoxedStep<'a, bool>> {
-        self.kind.undo(hold, keep)
     }
 
     fn channel<'a>(&'a self, hold: &'a Hold) -> &'a str {

@@ -1,9 +1,9 @@
-//! What the multi-lock and the RedLock share: their members, and the locks that they hold.
+//! What the multi-lock and the RedLock share: their members, and the loss of one of their holds.
 
-mod held_member;
+mod any_lost;
 mod member;
 
-pub(crate) use self::held_member::{HeldMember, any_lost, release_all};
+pub(crate) use self::any_lost::any_lost;
 pub use self::member::Member;
 #[cfg(test)]
 pub(crate) use self::member::erase_grant;

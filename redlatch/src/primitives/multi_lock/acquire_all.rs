@@ -2,9 +2,7 @@
 //! Lua and in Rust.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, OnceLock, PoisonError};
-
-use tokio::time::Instant;
+use std::sync::OnceLock;
 
 use crate::error::{Error, Result};
 use crate::keyspace::Keyspace;
@@ -13,6 +11,7 @@ use crate::session::AllOrNone;
 use crate::step::{
     Args, BoxedStep, Keys, Outcome, Script, ScriptReply, Step, script_error, unexpected_reply,
 };
+use crate::sync::Mutex;
 
 /// Acquires all objects in their order, or none of them.
 pub(crate) struct AcquireAll<'a> {
@@ -117,10 +116,10 @@ impl Step for AcquireAll<'_> {
         Ok(AllOrNone::Acquired(grants))
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<AllOrNone<ErasedGrant>> {
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<AllOrNone<ErasedGrant>> {
         let mut grants = Vec::with_capacity(self.parts.len());
         for (i, part) in self.parts.iter().enumerate() {
-            let refusal = match part.acquire.apply(keyspace, now) {
+            let refusal = match part.acquire.apply(keyspace) {
                 Ok(Outcome::Done(grant)) => {
                     grants.push(grant);
                     continue;
@@ -129,7 +128,7 @@ impl Step for AcquireAll<'_> {
                 Err(error) => Err(error),
             };
             for acquired in self.parts.iter().take(i).rev() {
-                acquired.undo.apply(keyspace, now)?;
+                acquired.undo.apply(keyspace)?;
             }
             return refusal;
         }
@@ -142,7 +141,7 @@ fn write(args: &mut dyn Args, script: usize, step: &impl Step) {
     let mut count = ArgCount(0);
     step.args(&mut count);
     for number in [script, step.keys().len(), count.0] {
-        args.number(u64::try_from(number).unwrap_or(u64::MAX));
+        args.number(i64::try_from(number).unwrap_or(i64::MAX));
     }
     step.args(args);
 }
@@ -155,11 +154,7 @@ impl Args for ArgCount {
         self.0 += 1;
     }
 
-    fn number(&mut self, _: u64) {
-        self.0 += 1;
-    }
-
-    fn signed(&mut self, _: i64) {
+    fn number(&mut self, _: i64) {
         self.0 += 1;
     }
 }
@@ -185,7 +180,7 @@ fn composed(parts: &[&'static Script]) -> &'static Script {
     static SCRIPTS: OnceLock<Mutex<HashMap<Vec<usize>, &'static Script>>> = OnceLock::new();
     let ids = parts.iter().map(|part| part.id()).collect();
     let scripts = SCRIPTS.get_or_init(Mutex::default);
-    let mut scripts = scripts.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut scripts = scripts.lock();
     scripts.entry(ids).or_insert_with(|| {
         let mut source = String::from("local scripts = {\n");
         for part in parts {

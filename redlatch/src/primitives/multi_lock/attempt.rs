@@ -26,15 +26,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use super::acquire_all::{AcquireAll, Part};
 use tokio::time::Instant;
 
+use super::acquire_all::{AcquireAll, Part};
+use super::held::{HeldMember, release_all};
 use crate::backoff::Backoff;
 use crate::error::Result;
 use crate::hold::HoldPeriod;
 use crate::lease::{Expiry, Lease};
-use crate::primitives::lock::AcquireParams;
-use crate::primitives::lock_set::{ErasedGrant, HeldMember, Member, release_all};
+use crate::primitives::lock::{AcquireParams, HoldGuard};
+use crate::primitives::lock_set::{ErasedGrant, Member};
 use crate::session::{AllOrNone, HoldRef, Terms};
 use crate::step::Outcome;
 use crate::store::Progress;
@@ -52,9 +53,7 @@ const QUICK_SWITCH: Duration = Duration::from_secs(1);
 
 /// One acquisition of several locks in progress.
 pub(super) struct MultiLockRequest<'a> {
-    members: &'a [Member],
-    hold_refs: &'a [HoldRef],
-    terms: Vec<Terms>,
+    members: Vec<RequestedMember<'a>>,
     progress: &'a Progress,
     /// Adjacent members that one script acquires.
     batches: Vec<Range<usize>>,
@@ -76,6 +75,28 @@ pub(super) struct MultiLockRequest<'a> {
     attempt_runs: Arc<AtomicBool>,
 }
 
+/// A member, with the owner's hold.
+struct RequestedMember<'a> {
+    member: &'a Member,
+    hold_ref: &'a HoldRef,
+    terms: Terms,
+}
+
+impl<'a> RequestedMember<'a> {
+    fn channel(&self) -> &'a str {
+        self.member.0.channel(&self.hold_ref.hold)
+    }
+
+    fn params(&self, count: u32, waits: bool) -> AcquireParams<'a> {
+        AcquireParams {
+            hold: &self.hold_ref.hold,
+            count,
+            lease: self.terms.lease,
+            waits,
+        }
+    }
+}
+
 /// The result of a turn in a member's queue.
 pub(super) enum QueueResult {
     /// All members were acquired.
@@ -92,12 +113,18 @@ impl<'a> MultiLockRequest<'a> {
         lease: Option<Lease>,
         progress: &'a Progress,
     ) -> MultiLockRequest<'a> {
+        let both = members.iter().zip(hold_refs);
+        let members: Vec<_> = both
+            .map(|(member, hold_ref)| RequestedMember {
+                member,
+                hold_ref,
+                terms: member.terms(lease),
+            })
+            .collect();
         MultiLockRequest {
             progress,
+            batches: batches(&members),
             members,
-            hold_refs,
-            terms: members.iter().map(|member| member.terms(lease)).collect(),
-            batches: batches(members, hold_refs),
             blocking_member: None,
             may_be_registered: false,
             member_in_flight: false,
@@ -112,31 +139,32 @@ impl<'a> MultiLockRequest<'a> {
     /// Returns the first member with a local queue of waiters, except members for which the owner
     /// must not wait behind them: see `HoldRef::hold_period`.
     fn first_queued_member(&self) -> Option<usize> {
-        let mut both = self.members.iter().zip(self.hold_refs);
-        both.position(|(member, hold_ref)| {
-            let (channel, object) = (member.0.channel(&hold_ref.hold), hold_ref.hold.object.key());
-            member.session().waiting.has_queue(channel, object) && hold_ref.hold_period().is_none()
+        self.members.iter().position(|one| {
+            let waiting = &one.member.session().waiting;
+            let object = one.hold_ref.hold.object.key();
+            waiting.has_queue(one.channel(), object) && one.hold_ref.hold_period().is_none()
         })
+    }
+
+    fn blocking_member(&self) -> Option<&RequestedMember<'a>> {
+        self.members.get(self.blocking_member?)
     }
 
     /// Waits for another member from now on, and removes the store's record of this waiter at the
     /// previous member. If an attempt is in flight, the step that settles it does so.
     fn switch_to(&mut self, other: Option<usize>) {
         let is_settled = self.member_in_flight && self.progress.was_sent();
-        let remembered = self.may_be_registered && !is_settled;
-        let left = self.blocking_member.take().filter(|_| remembered);
+        if self.may_be_registered
+            && !is_settled
+            && let Some(left) = self.blocking_member()
+            && let Some(ttl) = left.member.0.waiter_ttl()
+        {
+            let terms = left.terms.waiting(Some(ttl));
+            left.hold_ref.settle_in_background(terms.trace_lifetime);
+        }
         (self.may_be_registered, self.member_in_flight) = (false, false);
         self.blocking_member = other;
         self.tries = 0;
-        let Some(i) = left else { return };
-        if let (Some(member), Some(hold_ref), Some(terms)) = (
-            self.members.get(i),
-            self.hold_refs.get(i),
-            self.terms.get(i),
-        ) && let Some(ttl) = member.0.waiter_ttl()
-        {
-            hold_ref.settle_in_background(terms.waiting(Some(ttl)).trace_lifetime);
-        }
     }
 
     /// Pauses if the request has just come from another member's queue, too.
@@ -163,29 +191,27 @@ impl<'a> MultiLockRequest<'a> {
         self.acquired_all = false;
         let mut held_members = Vec::with_capacity(self.members.len());
         for batch in self.batches.clone() {
-            let blocking_member = self.blocking_member.filter(|i| batch.contains(i));
+            let requests_member = self.blocking_member.is_some_and(|i| batch.contains(&i));
             // Before the step is sent, the store cannot remember this request.
-            self.member_in_flight = blocking_member.is_some();
-            let result = self
-                .acquire_batch(batch.clone(), blocking_member, subscribe)
-                .await;
+            self.member_in_flight = requests_member;
+            let result = self.acquire_batch(batch.clone(), subscribe).await;
             self.member_in_flight = false;
-            self.may_be_registered |= blocking_member.is_some() && self.progress.was_sent();
-            self.member_requested |= blocking_member.is_some();
+            self.may_be_registered |= requests_member && self.progress.was_sent();
+            self.member_requested |= requests_member;
             let grants = match result {
                 Ok(AllOrNone::Acquired(grants)) => grants,
                 Ok(AllOrNone::Blocked(i, left)) => {
-                    release_all(held_members).await;
+                    let _ = release_all(held_members).await;
                     return Ok(Err((batch.start + i, left)));
                 }
                 Err(error) => {
-                    release_all(held_members).await;
+                    let _ = release_all(held_members).await;
                     return Err(error);
                 }
             };
-            let hold_refs = self.hold_refs.iter().zip(&self.terms).skip(batch.start);
-            for ((hold_ref, terms), grant) in hold_refs.zip(grants) {
-                held_members.push(HeldMember::new(hold_ref.clone(), *terms, grant));
+            for (one, grant) in self.members.iter().skip(batch.start).zip(grants) {
+                let held = HoldGuard::new(one.hold_ref.clone(), one.terms);
+                held_members.push(HeldMember { held, grant });
             }
         }
         self.may_be_registered = false;
@@ -197,60 +223,54 @@ impl<'a> MultiLockRequest<'a> {
     async fn acquire_batch(
         &self,
         batch: Range<usize>,
-        blocking_member: Option<usize>,
         subscribe: bool,
     ) -> Result<AllOrNone<ErasedGrant>> {
+        let is_blocking = |i: usize| self.blocking_member == Some(i);
         let each = || {
-            let both = self.members.iter().zip(self.hold_refs).zip(&self.terms);
-            let all = both.enumerate().skip(batch.start).take(batch.len());
-            all.map(|(i, ((member, hold_ref), terms))| {
-                let waiter_ttl = member.0.waiter_ttl();
-                let waiter_ttl = waiter_ttl.filter(|_| blocking_member == Some(i));
-                (i, member, hold_ref, terms.waiting(waiter_ttl))
-            })
+            let all = self.members.iter().enumerate();
+            all.skip(batch.start).take(batch.len())
+        };
+        let terms = |i, one: &RequestedMember<'_>| {
+            let waiter_ttl = one.member.0.waiter_ttl();
+            one.terms.waiting(waiter_ttl.filter(|_| is_blocking(i)))
         };
         let channel = each()
-            .find(|&(i, ..)| subscribe && blocking_member == Some(i))
-            .map(|(_, member, hold_ref, _)| member.0.channel(&hold_ref.hold));
-        let params = |i, hold, held, terms: Terms| AcquireParams {
-            hold,
-            count: held,
-            lease: terms.lease,
-            waits: blocking_member == Some(i),
+            .find(|&(i, _)| subscribe && is_blocking(i))
+            .map(|(_, one)| one.channel());
+        let Some((i, first)) = each().next() else {
+            return Ok(AllOrNone::Acquired(Vec::new()));
         };
-        if let (Some((i, member, hold_ref, terms)), 1) = (each().next(), batch.len()) {
-            let step = |hold, count| member.0.acquire(params(i, hold, count, terms));
-            let outcome = hold_ref
-                .try_acquire(terms, channel, self.progress, step)
+        if batch.len() == 1 {
+            let step = |_, count| first.member.0.acquire(first.params(count, is_blocking(i)));
+            let outcome = first
+                .hold_ref
+                .try_acquire(terms(i, first), channel, self.progress, step)
                 .await?;
             return Ok(match outcome {
                 Outcome::Done(grant) => AllOrNone::Acquired(vec![grant]),
                 Outcome::Wait(left) => AllOrNone::Blocked(0, left),
             });
         }
-        let Some(session) = each().next().map(|(_, member, ..)| member.session()) else {
-            return Ok(AllOrNone::Acquired(Vec::new()));
-        };
         let hold_refs: Vec<_> = each()
-            .map(|(_, _, hold_ref, terms)| (hold_ref, terms))
+            .map(|(i, one)| (one.hold_ref, terms(i, one)))
             .collect();
         let step = |held: &[u32]| {
-            let parts = each()
-                .zip(held)
-                .filter_map(|((i, member, hold_ref, terms), &held)| {
-                    let hold = &*hold_ref.hold;
-                    Some(Part {
-                        name: member.name(),
-                        acquire: member.0.acquire(params(i, hold, held + 1, terms)),
-                        undo: member.0.undo(hold, held)?,
-                    })
-                });
+            let parts = each().zip(held).filter_map(|((i, one), &held)| {
+                let hold = &*one.hold_ref.hold;
+                let params = one.params(held + 1, is_blocking(i));
+                Some(Part {
+                    name: one.member.name(),
+                    acquire: one.member.0.acquire(params),
+                    undo: hold.kind.undo(hold, held)?,
+                })
+            });
             AcquireAll::new(parts.collect())
         };
         let blocked = |reply: &AllOrNone<ErasedGrant>| match reply {
             AllOrNone::Acquired(_) => None,
             AllOrNone::Blocked(i, _) => Some(*i),
         };
+        let session = first.member.session();
         session
             .try_acquire(&hold_refs, channel, self.progress, step, blocked)
             .await
@@ -259,12 +279,13 @@ impl<'a> MultiLockRequest<'a> {
 
 /// Returns the batches of adjacent members that one script can acquire: of one client, so also in one
 /// store, and of one slot there.
-fn batches(members: &[Member], hold_refs: &[HoldRef]) -> Vec<Range<usize>> {
+fn batches(members: &[RequestedMember<'_>]) -> Vec<Range<usize>> {
     let mut batches: Vec<Range<usize>> = Vec::new();
     let mut before: Option<&Member> = None;
-    for (i, (member, hold_ref)) in members.iter().zip(hold_refs).enumerate() {
+    for (i, one) in members.iter().enumerate() {
+        let (member, hold) = (one.member, &*one.hold_ref.hold);
         // A member without an undo step is acquired by itself.
-        let composes = member.0.undo(&hold_ref.hold, 0).is_some();
+        let composes = hold.kind.undo(hold, 0).is_some();
         let joins = |last: &Member| {
             composes
                 && Arc::ptr_eq(last.session(), member.session())
@@ -319,8 +340,8 @@ impl Request for MultiLockRequest<'_> {
     type Obtained = Vec<HeldMember>;
 
     async fn obtain(&mut self, waits: bool) -> Result<Option<Vec<HeldMember>>> {
-        for hold_ref in self.hold_refs {
-            hold_ref.settle_sibling().await;
+        for one in &self.members {
+            one.hold_ref.settle_sibling().await;
         }
         let mut since = None;
         let mut blocking = self.first_queued_member().filter(|_| waits);
@@ -336,7 +357,9 @@ impl Request for MultiLockRequest<'_> {
                 continue;
             };
             self.switch_to(Some(i));
-            let (Some(member), Some(hold_ref)) = (self.members.get(i), self.hold_refs.get(i))
+            let Some(&RequestedMember {
+                member, hold_ref, ..
+            }) = self.members.get(i)
             else {
                 return Ok(None);
             };
@@ -366,27 +389,21 @@ impl Attempt for MultiLockRequest<'_> {
     type Grant = QueueResult;
 
     fn channel(&self) -> &str {
-        let blocking_member = self.blocking_member.unwrap_or_default();
-        match (
-            self.members.get(blocking_member),
-            self.hold_refs.get(blocking_member),
-        ) {
-            (Some(member), Some(hold_ref)) => member.0.channel(&hold_ref.hold),
-            _ => "",
-        }
+        let member = self.members.get(self.blocking_member.unwrap_or_default());
+        member.map_or("", RequestedMember::channel)
     }
 
     fn object(&self) -> &str {
-        let hold_ref = self.blocking_member.and_then(|i| self.hold_refs.get(i));
-        hold_ref.map_or("", |hold_ref| hold_ref.hold.object.key())
+        self.blocking_member()
+            .map_or("", |one| one.hold_ref.hold.object.key())
     }
 
     fn queue_kind(&self) -> QueueKind {
-        let member = self.blocking_member.and_then(|i| self.members.get(i));
-        member.map_or(QueueKind::Exclusive, |member| member.0.queue_kind())
+        self.blocking_member()
+            .map_or(QueueKind::Exclusive, |one| one.member.0.queue_kind())
     }
 
-    async fn ask(&mut self, subscribe: bool) -> Result<Outcome<QueueResult>> {
+    async fn send(&mut self, subscribe: bool) -> Result<Outcome<QueueResult>> {
         Ok(match self.try_all(subscribe).await? {
             Ok(held_members) => Outcome::Done(QueueResult::Acquired(held_members)),
             Err((i, left)) if self.blocking_member == Some(i) => Outcome::Wait(left),
@@ -408,26 +425,24 @@ impl Attempt for MultiLockRequest<'_> {
     }
 
     fn excludes_waiters_for(&self) -> Option<Duration> {
-        let i = self.blocking_member.filter(|_| self.acquired_all)?;
-        let (member, terms) = (self.members.get(i)?, self.terms.get(i)?);
+        let one = self.blocking_member().filter(|_| self.acquired_all)?;
+        let lock = &one.member.0;
         // A spin lock publishes nothing when it is released.
-        let publishes =
-            member.0.queue_kind() == QueueKind::Exclusive && member.0.pause(0).is_none();
-        publishes.then(|| terms.lease.duration())
+        let publishes = lock.queue_kind() == QueueKind::Exclusive && lock.pause(0).is_none();
+        publishes.then(|| one.terms.lease.duration())
     }
 
     fn pause(&mut self) -> Option<Duration> {
-        let member = self.members.get(self.blocking_member?)?;
+        let member = self.blocking_member()?.member;
         self.tries = self.tries.saturating_add(1);
         member.0.pause(self.tries - 1)
     }
 
     fn report(&self, since: Instant) -> impl Future<Output = ()> + Send + 'static {
-        let i = self.blocking_member;
-        let both = i.and_then(|i| self.members.get(i).zip(self.hold_refs.get(i)));
-        let both = both.map(|(member, hold_ref)| (member.clone(), hold_ref.hold.clone()));
+        let blocking = self.blocking_member();
+        let blocking = blocking.map(|one| (one.member.clone(), one.hold_ref.hold.clone()));
         async move {
-            if let Some((member, waiting)) = both {
+            if let Some((member, waiting)) = blocking {
                 member.0.report(waiting, since).await;
             }
         }

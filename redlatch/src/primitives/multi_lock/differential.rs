@@ -12,7 +12,7 @@ use crate::primitives::differential::{
 use crate::primitives::fenced_lock::Fenced;
 use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
 use crate::primitives::lock_set::{ErasedGrant, erase_grant};
-use crate::primitives::reentrant::rules::{Force, Release};
+use crate::primitives::reentrant::rules::Force;
 use crate::primitives::spin_lock::Spin;
 use crate::session::AllOrNone;
 use crate::step::{BoxedStep, MapReply, Outcome, Step as _};
@@ -166,7 +166,7 @@ fn lua_and_rules_agree() {
         }
         Move::Release { owner, name, keep } => {
             let hold = Kind::new(*name).hold(*owner);
-            let _ = harness.step(&Release::new(&hold, *keep, None)).await;
+            let _ = harness.release(&hold, *keep, 0).await;
         }
         Move::Advance { time: n } => harness.advance(time(*n)).await,
         Move::Force { name } => {

@@ -6,12 +6,25 @@ use std::time::Duration;
 
 use super::MultiGuard;
 use crate::error::{Error, Result};
-use crate::hold::Hold;
-use crate::hold::HoldKind as _;
+use crate::hold::{Hold, HoldKind as _};
+use crate::join::join_all;
 use crate::owner::Owner;
 use crate::primitives::fenced_lock::FencedLock;
-use crate::primitives::lock::{Held, HeldForLease};
-use crate::primitives::lock_set::{HeldMember, any_lost, release_all};
+use crate::primitives::lock::{Held, HeldForLease, HoldGuard};
+use crate::primitives::lock_set::{ErasedGrant, any_lost};
+
+/// One held lock.
+#[derive(Debug)]
+pub(crate) struct HeldMember {
+    pub(super) held: HoldGuard,
+    pub(super) grant: ErasedGrant,
+}
+
+/// Releases all locks concurrently. Returns the first error.
+pub(super) async fn release_all(held_members: Vec<HeldMember>) -> Result<()> {
+    let releases = held_members.into_iter().map(|member| member.held.release());
+    join_all(releases).await.into_iter().collect()
+}
 
 /// The holds of all members, in the order in which they were acquired.
 #[derive(Debug)]
@@ -22,19 +35,17 @@ pub(crate) struct HeldLocks {
 
 impl HeldLocks {
     fn holds(&self) -> impl Iterator<Item = &Arc<Hold>> {
-        self.members.iter().map(HeldMember::hold)
+        self.members.iter().map(|member| member.held.hold())
     }
 }
 
 impl Held for HeldLocks {
     async fn release(self) -> Result<()> {
-        let errors = release_all(self.members).await;
-        errors.into_iter().next().map_or(Ok(()), Err)
+        release_all(self.members).await
     }
 
     fn loss(&self) -> Option<Error> {
-        let mut losses = self.members.iter().map(HeldMember::loss);
-        losses.find_map(|loss| loss)
+        self.members.iter().find_map(|member| member.held.loss())
     }
 
     fn lost(&self) -> impl Future<Output = ()> + Send + 'static + use<> {
@@ -59,16 +70,17 @@ impl MultiGuard {
         self.held.holds().map(|hold| hold.object.name())
     }
 
-    /// Returns the fencing token of this fenced lock; `None` if it is not one of the locks.
+    /// Returns the fencing token of this fenced lock; `None` if it is not one of the locks, or if `lock` is from another
+    /// client.
     pub fn token(&self, lock: &FencedLock) -> Option<u64> {
         let object = lock.kind.object();
         let mine = |member: &&HeldMember| {
-            let hold_ref = member.hold_ref();
+            let hold_ref = &member.held.hold_ref;
             Arc::ptr_eq(&hold_ref.session, &lock.session)
                 && hold_ref.hold.object.layout() == object.layout()
                 && hold_ref.hold.object == *object
         };
         let member = self.held.members.iter().find(mine)?;
-        member.grant().downcast_ref::<u64>().copied()
+        member.grant.downcast_ref::<u64>().copied()
     }
 }

@@ -160,9 +160,10 @@ impl Obtain for MultiLock {
     async fn obtain(&self, options: &Options) -> Result<Option<HeldLocks>> {
         let (lease, named) = (options.lease()?, options.owner());
         let members = in_global_order(&self.members)?;
-        let Some(waiting) = members.first().map(|first| &first.session().waiting) else {
+        let Some(first) = members.first() else {
             return Ok(None);
         };
+        let waiting = &first.session().waiting;
         let limits = options.limits(shortest_outage_limit(&members));
         for member in &members {
             member.session().background.remember_runtime()?;
@@ -172,8 +173,12 @@ impl Obtain for MultiLock {
             let hold_refs: Result<Vec<_>> =
                 members.iter().map(|one| one.0.hold_ref(owner)).collect();
             let hold_refs = hold_refs?;
-            let span =
-                tracing::debug_span!("acquire", locks = members.len(), owner = owner.number());
+            let span = tracing::debug_span!(
+                "acquire",
+                lock = first.name(),
+                members = members.len(),
+                owner = owner.number()
+            );
             let progress = Progress::default();
             let obtained = async {
                 let mut request = MultiLockRequest::new(&members, &hold_refs, lease, &progress);

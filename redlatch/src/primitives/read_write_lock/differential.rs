@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::{Read, Write};
 use crate::error::Error;
-use crate::hold::{Hold, HoldKind as _};
+use crate::hold::Hold;
 use crate::lease::Expiry;
 use crate::name::ReadWriteKeys;
 use crate::primitives::differential::{assert_equivalent, hold, lease, time};
@@ -171,17 +171,11 @@ fn lua_and_rules_agree() {
             keep,
             lease: n,
         } => {
-            let lease = (n > 0).then(|| lease(n));
-            let released = match side {
-                Side::Read(prefers_writers) => {
-                    let (hold, kind) = &reader(owner, prefers_writers);
-                    harness.step(&kind.release(hold, keep, lease)).await
-                }
-                Side::Write(prefers) => {
-                    let (hold, kind) = &writer(owner, prefers);
-                    harness.step(&kind.release(hold, keep, lease)).await
-                }
+            let hold = match side {
+                Side::Read(prefers_writers) => reader(owner, prefers_writers).0,
+                Side::Write(prefers) => writer(owner, prefers).0,
             };
+            let released = harness.release(&hold, keep, n).await;
             reached.insert(match (side, keep, released) {
                 (Side::Read(_), 0, Ok(true)) => "stops reading",
                 (Side::Write(_), 0, Ok(true)) => "stops writing",

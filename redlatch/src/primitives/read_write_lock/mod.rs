@@ -11,12 +11,11 @@ mod rules;
 use std::sync::Arc;
 
 use smallvec::smallvec;
-use tokio::time::Instant;
 
 pub(crate) use self::rules::Inspect;
 use self::rules::{Force, read, write};
 use crate::error::{Error, Loss, Result};
-use crate::hold::{Hold, HoldKind, Renewal};
+use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal};
 use crate::keyspace::{Keyspace, Mode};
 use crate::lease::Lease;
 use crate::name::{ObjectKeys, ReadWriteKeys};
@@ -78,7 +77,7 @@ pub type ReadLock = Lock<Read>;
 /// The write side of a [`ReadWriteLock`].
 pub type WriteLock = Lock<Write>;
 
-/// The kind of [`ReadLock`] (Redisson: `RedissonReadLock`).
+/// Makes a [`Lock`] a [`ReadLock`], as its type parameter (Redisson: `RedissonReadLock`).
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Read {
@@ -89,7 +88,7 @@ pub struct Read {
     required: Option<RequiredWriteHold>,
 }
 
-/// The kind of [`WriteLock`] (Redisson: `RedissonWriteLock`).
+/// Makes a [`Lock`] a [`WriteLock`], as its type parameter (Redisson: `RedissonWriteLock`).
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Write {
@@ -307,28 +306,13 @@ impl HoldKind for Read {
         }
     }
 
-    fn renew(
-        &self,
-        keyspace: &mut Keyspace,
-        hold: &Hold,
-        lease: Option<Lease>,
-        now: Instant,
-    ) -> Result<bool> {
-        read::renew(keyspace, &self.keys, hold, lease, now)
+    fn renew(&self, keyspace: &mut Keyspace, hold: &Hold, lease: Option<Lease>) -> Result<bool> {
+        read::renew(keyspace, &self.keys, hold, lease)
     }
 
-    fn release<'a>(
-        &'a self,
-        hold: &'a Hold,
-        keep: u32,
-        lease: Option<Lease>,
-    ) -> BoxedStep<'a, bool> {
-        Box::new(read::Release {
-            keys: &self.keys,
-            hold,
-            keep,
-            lease,
-        })
+    fn release<'a>(&'a self, params: ReleaseParams<'a>) -> BoxedStep<'a, bool> {
+        let keys = &self.keys;
+        Box::new(read::Release { keys, params })
     }
 
     fn sibling(&self) -> Option<&Arc<ObjectKeys>> {
@@ -401,28 +385,13 @@ impl HoldKind for Write {
         Renewal::of_lock(write::renew_script(), hold, hold.object.channel())
     }
 
-    fn renew(
-        &self,
-        keyspace: &mut Keyspace,
-        hold: &Hold,
-        lease: Option<Lease>,
-        now: Instant,
-    ) -> Result<bool> {
-        write::renew(keyspace, hold, lease, now)
+    fn renew(&self, keyspace: &mut Keyspace, hold: &Hold, lease: Option<Lease>) -> Result<bool> {
+        write::renew(keyspace, hold, lease)
     }
 
-    fn release<'a>(
-        &'a self,
-        hold: &'a Hold,
-        keep: u32,
-        lease: Option<Lease>,
-    ) -> BoxedStep<'a, bool> {
-        Box::new(write::Release {
-            keys: &self.keys,
-            hold,
-            keep,
-            lease,
-        })
+    fn release<'a>(&'a self, params: ReleaseParams<'a>) -> BoxedStep<'a, bool> {
+        let keys = &self.keys;
+        Box::new(write::Release { keys, params })
     }
 
     fn sibling(&self) -> Option<&Arc<ObjectKeys>> {
@@ -432,6 +401,11 @@ impl HoldKind for Write {
 
 impl Rules for Write {
     type Grant = ();
+
+    /// A writer that blocks readers while it waits is known to the store, which therefore decides on its turn.
+    fn handed_over(&self) -> Option<()> {
+        self.blocks_readers_for.is_none().then_some(())
+    }
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
         write::Acquire {

@@ -12,14 +12,14 @@ use crate::error::{Error, Loss, Result};
 use crate::hold::Hold;
 use crate::join::join_until;
 use crate::owner::Owner;
-use crate::primitives::lock::{Held, HeldForLease};
-use crate::primitives::lock_set::{HeldMember, any_lost};
+use crate::primitives::lock::{Held, HeldForLease, HoldGuard};
+use crate::primitives::lock_set::any_lost;
 use crate::runtime::sleep_until;
 
 /// The holds of the members that granted the lock.
 pub(crate) struct HeldMajority {
     pub(super) owner: Owner,
-    pub(super) members: Vec<HeldMember>,
+    pub(super) members: Vec<HoldGuard>,
     pub(super) majority: Arc<Majority>,
 }
 
@@ -46,12 +46,11 @@ pub(super) fn clock_drift(lease: Duration) -> Duration {
 
 impl Majority {
     pub(super) fn new(
-        held_members: &[HeldMember],
+        held_members: &[HoldGuard],
         members: usize,
         member_timeout: Duration,
     ) -> Majority {
-        let hold =
-            |held_member: &HeldMember| (held_member.hold().clone(), held_member.lease().duration());
+        let hold = |held: &HoldGuard| (held.hold().clone(), held.terms.lease.duration());
         Majority {
             holds: held_members.iter().map(hold).collect(),
             members,
@@ -68,7 +67,7 @@ impl Majority {
         }
         // The hold may have been acquired for longer, before or since: clocks have had that long to drift.
         let valid = |(hold, lease): &(Arc<Hold>, Duration)| {
-            let clock_drift = clock_drift(hold.longest_lease().max(*lease));
+            let clock_drift = clock_drift(hold.state().longest.max(*lease));
             hold.valid_for().saturating_sub(clock_drift)
         };
         let mut each: Vec<_> = self.holds.iter().map(valid).collect();
@@ -108,7 +107,7 @@ impl Majority {
     }
 
     /// Returns how many members granted the lock and are known to keep it.
-    fn held(&self) -> usize {
+    fn held_members(&self) -> usize {
         let holds = self.holds.iter();
         holds
             .filter(|(hold, _)| !hold.valid_for().is_zero())
@@ -149,7 +148,7 @@ impl Held for HeldMajority {
         };
         let releases = std::mem::take(&mut self.members)
             .into_iter()
-            .map(HeldMember::release);
+            .map(HoldGuard::release);
         let done = join_until(releases, released, self.majority.member_timeout).await;
         // Other owners may have held the members that were lost or that did not grant it.
         let lost = done.iter().filter(is_lost).count();
@@ -185,8 +184,8 @@ impl HeldForLease for HeldMajority {
 impl RedGuard {
     /// Returns how many members granted the lock and are known to keep it: at least a quorum, or
     /// the lock is lost.
-    pub fn held(&self) -> usize {
-        self.held.majority.held()
+    pub fn held_members(&self) -> usize {
+        self.held.majority.held_members()
     }
 }
 
@@ -200,7 +199,7 @@ impl std::fmt::Debug for HeldMajority {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("HeldMajority")
             .field("owner", &self.owner)
-            .field("held", &self.majority.held())
+            .field("held_members", &self.majority.held_members())
             .field("valid_for", &self.valid_for())
             .finish_non_exhaustive()
     }

@@ -25,13 +25,14 @@ use crate::store::Progress;
 /// A lock on several independent servers, held by the owner to which a majority granted it
 /// (Redisson: `RedissonRedLock`, `getRedLock`; the Redlock algorithm).
 ///
-/// The members are locks of N clients, each of an independent server, none a replica of another.
-/// All are requested concurrently, each with a short time limit for its answer. The lock is
-/// acquired when N/2 + 1 members have granted it. It is *valid* for the remaining part of the
-/// lease, less an allowance for clocks that run at different speeds (1 % of the lease and 2 ms).
-/// With fewer members, or too late, all are released, and all are requested again after a short
-/// random pause. So it can be acquired and kept while a minority hangs or is down, and it is still
-/// held when one server loses its data.
+/// Each of the N members is a lock of a different client, and each client uses a different,
+/// independent server; none is a replica of another. In a *round*, all members are requested
+/// concurrently, and the round lasts until each has answered or its time limit has passed
+/// ([`RedLock::member_timeout`]). The lock is acquired if at least N/2 + 1 members have granted it and
+/// it is still *valid*: for the remaining part of the lease, less an allowance for clocks that run at
+/// different speeds (1 % of the lease and 2 ms). Otherwise the members that granted it are released,
+/// and the next round starts after a short random pause. So it can be acquired and kept while a
+/// minority hangs or is down, and it is still held when one server loses its data.
 ///
 /// Each member is renewed by its client's watchdog; the guard is valid while a majority is.
 ///
@@ -39,39 +40,39 @@ use crate::store::Progress;
 ///
 /// It costs N times as much as one lock and depends on the clocks: servers that restart without
 /// their data within a lease, or clocks that jump, can grant it to two owners. Data that must not
-/// be written twice needs a fencing token, and tokens of several servers do not form one:
-/// [`FencedLock`](crate::FencedLock). To hold *different* locks together, use
+/// be written twice needs the fencing token of one server, from a [`FencedLock`](crate::FencedLock);
+/// tokens of several servers cannot be combined. To hold *different* locks together, use
 /// [`MultiLock`](crate::MultiLock).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
 /// use redlatch::{Client, RedLock};
 ///
-/// // Three servers of their own: Client::connect("redis://one").await?, …
+/// // In production, three independent servers: Client::connect("redis://one").await?, …
 /// let clients = [Client::embedded(), Client::embedded(), Client::embedded()];
 /// let lock = RedLock::new(clients.each_ref().map(|client| client.lock("orders:42")));
 ///
 /// let guard = lock.lock().await?;
 /// assert!(lock.try_lock().await?.is_none());
-/// assert_eq!(guard.held(), 3);
+/// assert_eq!(guard.held_members(), 3);
 /// guard.unlock().await
 /// # }
 /// ```
 #[derive(Clone, Debug)]
 pub struct RedLock {
     members: Vec<Member>,
-    timeout: Option<Duration>,
+    member_timeout: Option<Duration>,
     backoff: Backoff,
 }
 
 impl RedLock {
-    /// Creates a handle of the lock that these members form. Each member should be of an
-    /// independent server, and their number odd. A lock that is named twice counts once. Invalid
-    /// members are reported as errors when the handle is used.
+    /// Creates a handle of the lock that these members form. Each member should be on a different,
+    /// independent server, and their number odd. A lock that is passed twice, of the same client, counts
+    /// once. Invalid members are reported as errors when the handle is used.
     pub fn new<M: Into<Member>>(members: impl IntoIterator<Item = M>) -> RedLock {
         RedLock {
             members: members.into_iter().map(Into::into).collect(),
-            timeout: None,
+            member_timeout: None,
             backoff: Backoff::default(),
         }
     }
@@ -87,13 +88,13 @@ impl RedLock {
     /// round trip, short compared with the lease. Default: a thousandth of the lease, but at least
     /// 5 ms and at most 50 ms; 30 ms with the default watchdog. At least 1 ms, at most ten years.
     #[must_use]
-    pub fn timeout(mut self, timeout: Duration) -> RedLock {
-        self.timeout = Some(timeout);
+    pub fn member_timeout(mut self, timeout: Duration) -> RedLock {
+        self.member_timeout = Some(timeout);
         self
     }
 
-    /// Sets the pause between rounds. Default [`Backoff::default`]: a random part of 1 ms, then of
-    /// 2 ms, … of at most 128 ms.
+    /// Sets the pause between rounds. Default [`Backoff::default`]: a random time from half to all of
+    /// 1 ms, then of 2 ms, and so on, doubled up to 128 ms.
     #[must_use]
     pub fn backoff(mut self, backoff: Backoff) -> RedLock {
         self.backoff = backoff;
@@ -105,13 +106,13 @@ impl RedLock {
         self.members.iter().map(Member::name)
     }
 
-    /// Acquires the lock and waits for it without a limit. It also waits for a majority that cannot
-    /// be reached, unless an outage limit is set ([`Acquire::outage_limit`]). Await the
-    /// request, or configure it first: [`Acquire`].
+    /// Acquires the lock and waits for it without a limit. It also waits while a majority is
+    /// unreachable, unless an outage limit is set for the request ([`Acquire::outage_limit`]) or for a
+    /// member's client. Await the request, or configure it first: [`Acquire`].
     ///
     /// Waiters of one process are served in order of arrival, if they share the members' clients
-    /// and name no owner: a named owner may already hold the lock and must not wait behind its
-    /// waiters. The order of all other waiters is random.
+    /// and set no owner with [`Acquire::owner`]: that owner may already hold the lock, and must not wait
+    /// behind others that wait for it. The order of all other waiters is random.
     pub fn lock(&self) -> Acquire<RedLock> {
         Acquire::new(self.clone())
     }
@@ -149,7 +150,7 @@ impl RedLock {
     /// error of a member, if so many fail or do not answer in time that the others cannot decide.
     pub async fn is_held_by(&self, owner: Owner) -> Result<bool> {
         let members = validated(&self.members)?;
-        let member_timeout = self.member_timeout(shortest_lease(&members, None))?;
+        let member_timeout = self.checked_member_timeout(shortest_lease(&members, None))?;
         for member in &members {
             member.session().background.remember_runtime()?;
         }
@@ -173,14 +174,14 @@ impl RedLock {
     }
 
     /// Returns how long a member may take to answer.
-    fn member_timeout(&self, lease: Duration) -> Result<Duration> {
-        let Some(timeout) = self.timeout else {
+    fn checked_member_timeout(&self, lease: Duration) -> Result<Duration> {
+        let Some(timeout) = self.member_timeout else {
             let (shortest, longest) = (Duration::from_millis(5), Duration::from_millis(50));
             return Ok((lease / 1000).clamp(shortest, longest));
         };
         if timeout < Duration::from_millis(1) || timeout > crate::MAX_LEASE {
             return Err(Error::InvalidSetting {
-                setting: "timeout",
+                setting: "member_timeout",
                 reason: "use 1 ms to ten years".into(),
             });
         }
@@ -195,8 +196,7 @@ fn shortest_lease(members: &[Member], lease: Option<Lease>) -> Duration {
 }
 
 /// Returns the name of the local queue for requests of the same members through the same clients.
-/// It differs from every member's own queue, whose waiters may be served long before a majority is:
-/// no channel begins like this.
+/// No channel starts with `red `, so these requests never wait behind requests for one member.
 fn queue_name(members: &[Member]) -> String {
     let mut name = String::from("red");
     for member in members {
@@ -216,7 +216,7 @@ fn quorum(members: usize) -> usize {
 /// Returns the error of a member that did not answer in time.
 fn timeout_error(member_timeout: Duration) -> Error {
     Error::unavailable(format!(
-        "no answer within {member_timeout:?}, the RedLock's `timeout`"
+        "no answer within {member_timeout:?}, the RedLock's `member_timeout`"
     ))
 }
 
@@ -248,7 +248,7 @@ impl Obtain for RedLock {
             });
         }
         let owner = named.unwrap_or_else(Owner::new);
-        // Without a limit it waits for a majority that cannot be reached.
+        // Unless a member's client has an outage limit, it waits through any outage, unlike a single lock.
         let outage_limit = shortest_outage_limit(&members).unwrap_or(Expiry::Never);
         let limits = options.limits(Some(outage_limit));
         let progress = Progress::default();
@@ -256,7 +256,7 @@ impl Obtain for RedLock {
             members: &members,
             owner,
             lease,
-            member_timeout: self.member_timeout(shortest)?,
+            member_timeout: self.checked_member_timeout(shortest)?,
             backoff: self.backoff,
             queue_name: queue_name(&members),
             tries: 0,
@@ -268,7 +268,12 @@ impl Obtain for RedLock {
             },
             progress: &progress,
         };
-        let span = tracing::debug_span!("acquire", red = first.name(), owner = owner.number());
+        let span = tracing::debug_span!(
+            "acquire",
+            lock = first.name(),
+            members = members.len(),
+            owner = owner.number()
+        );
         let waiting = &first.session().waiting;
         let obtaining = waiting.within(limits, &progress, &mut request);
         match obtaining.instrument(span).await? {
@@ -277,7 +282,8 @@ impl Obtain for RedLock {
                 members,
                 majority,
             })),
-            // Not refused, but a majority did not answer.
+            // `failure` is set if so many members failed in the last round that the others could not form a
+            // quorum. Otherwise the lock was refused.
             None => request.failure.map_or(Ok(None), Err),
         }
     }

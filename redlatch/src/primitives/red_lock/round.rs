@@ -21,8 +21,8 @@ use crate::error::{Error, Result};
 use crate::join::join_all;
 use crate::lease::{Expiry, Lease};
 use crate::owner::Owner;
-use crate::primitives::lock::AcquireParams;
-use crate::primitives::lock_set::{HeldMember, Member};
+use crate::primitives::lock::{AcquireParams, HoldGuard};
+use crate::primitives::lock_set::Member;
 use crate::step::Outcome;
 use crate::store::{LastContact, Progress};
 use crate::wait::{Attempt, Request};
@@ -39,17 +39,17 @@ pub(super) struct RedLockRequest<'a> {
     /// messages arrive there.
     pub(super) queue_name: String,
     pub(super) tries: u32,
-    /// The error with which a majority of members failed in the latest round, if they did.
+    /// The first error of the latest round, if so many members failed that the others could not form a quorum.
     pub(super) failure: Option<Error>,
     /// Whether callers may name the owner, and acquire for it concurrently.
     pub(super) owner_is_named: bool,
-    /// When waiting fails while a majority of members does.
+    /// When waiting fails while no quorum can be reached.
     pub(super) outage: Expiry,
     pub(super) progress: &'a Progress,
 }
 
 /// The members that a quorum granted.
-pub(super) type Grant = (Vec<HeldMember>, Arc<Majority>);
+pub(super) type Grant = (Vec<HoldGuard>, Arc<Majority>);
 
 impl RedLockRequest<'_> {
     /// Runs rounds with pauses in between.
@@ -95,7 +95,7 @@ impl RedLockRequest<'_> {
             )
             .await;
             match outcome {
-                Ok(Ok(Outcome::Done(grant))) => Ok(Some(HeldMember::new(hold_ref, terms, grant))),
+                Ok(Ok(Outcome::Done(_))) => Ok(Some(HoldGuard::new(hold_ref, terms))),
                 Ok(Ok(Outcome::Wait(_))) => Ok(None),
                 Ok(Err(error)) => Err(error),
                 Err(_) => Err(timeout_error(member_timeout)),
@@ -173,7 +173,7 @@ impl Attempt for RedLockRequest<'_> {
         &self.queue_name
     }
 
-    async fn ask(&mut self, _: bool) -> Result<Outcome<Grant>> {
+    async fn send(&mut self, _: bool) -> Result<Outcome<Grant>> {
         Ok(match self.round().await? {
             Some(grant) => Outcome::Done(grant),
             None => Outcome::Wait(Expiry::In(Duration::ZERO)),

@@ -2,9 +2,9 @@
 
 use proptest::prelude::*;
 
-use super::rules::Release;
 use crate::primitives::differential::{assert_equivalent, hold, lease, time};
 use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
+use crate::session::CheckHandOver;
 
 #[derive(Debug, Clone)]
 enum Move {
@@ -27,6 +27,9 @@ enum Move {
     },
     Force,
     Inspect,
+    CheckHandOver {
+        owner: u8,
+    },
     /// Another program removes the lock's expiry.
     Persist,
     SetForeign,
@@ -43,6 +46,7 @@ fn moves() -> impl Strategy<Value = Move> {
         2 => (1..3u32).prop_map(|time| Move::Advance { time }),
         2 => Just(Move::Force),
         2 => Just(Move::Inspect),
+        1 => (0..3u8).prop_map(|owner| Move::CheckHandOver { owner }),
         1 => Just(Move::Persist),
         1 => Just(Move::SetForeign),
     ]
@@ -72,9 +76,7 @@ fn lua_and_rules_agree() {
                 keep,
                 lease: n,
             } => {
-                let hold = of(owner);
-                let step = Release::new(&hold, keep, (n > 0).then(|| lease(n)));
-                let _ = harness.step(&step).await;
+                let _ = harness.release(&of(owner), keep, n).await;
             }
             Move::Renew { owner, lease: n } => {
                 harness.renew(&of(owner), n).await;
@@ -85,6 +87,10 @@ fn lua_and_rules_agree() {
             }
             Move::Inspect => {
                 let _ = harness.step(&kind.inspect()).await;
+            }
+            Move::CheckHandOver { owner } => {
+                let hold = &of(owner);
+                let _ = harness.step(&CheckHandOver { hold }).await;
             }
             Move::Persist => harness.persist("name").await,
             Move::SetForeign => harness.set_foreign("name", 5).await,

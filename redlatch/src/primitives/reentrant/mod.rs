@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use crate::error::Result;
-use crate::hold::{Hold, HoldKind, Renewal};
+use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal};
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
 use crate::name::{KeyLayout, ObjectKeys};
@@ -54,45 +54,41 @@ impl<K: ReentrantHolds> HoldKind for K {
         Renewal::of_lock(rules::renew_script(), hold, channel)
     }
 
-    fn renew(
-        &self,
-        keyspace: &mut Keyspace,
-        hold: &Hold,
-        lease: Option<Lease>,
-        now: Instant,
-    ) -> Result<bool> {
-        let held = rules::renew(keyspace, hold, lease, now)?;
-        if K::WAKES_WAITERS && rules::was_deleted(keyspace, held, &hold.object, now) {
+    fn renew(&self, keyspace: &mut Keyspace, hold: &Hold, lease: Option<Lease>) -> Result<bool> {
+        let held = rules::renew(keyspace, hold, lease)?;
+        if K::WAKES_WAITERS && rules::was_deleted(keyspace, held, &hold.object) {
             keyspace.publish(hold.object.channel(), 0);
         }
         Ok(held)
     }
 
-    fn release<'a>(
-        &'a self,
-        hold: &'a Hold,
-        keep: u32,
-        lease: Option<Lease>,
-    ) -> BoxedStep<'a, bool> {
-        let mut step = rules::Release::new(hold, keep, lease);
-        step.wakes_waiter = K::WAKES_WAITERS;
-        Box::new(step)
+    fn release<'a>(&'a self, params: ReleaseParams<'a>) -> BoxedStep<'a, bool> {
+        Box::new(rules::Release {
+            params,
+            wakes_waiter: K::WAKES_WAITERS,
+            restored_lease: None,
+        })
     }
 
     fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<BoxedStep<'a, bool>> {
-        let mut step = rules::Release::new(hold, keep, None);
-        step.wakes_waiter = false;
-        step.restored_lease = Some(Lease::from_remaining(
-            hold.end().saturating_duration_since(Instant::now()),
-        ));
-        Some(Box::new(step))
+        let lease = None;
+        let left = hold.state().end.saturating_duration_since(Instant::now());
+        Some(Box::new(rules::Release {
+            params: ReleaseParams { hold, keep, lease },
+            wakes_waiter: false,
+            restored_lease: Some(Lease::from_remaining(left)),
+        }))
     }
 }
 
 impl Rules for Reentrant {
     type Grant = ();
 
+    fn handed_over(&self) -> Option<()> {
+        Some(())
+    }
+
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
-        rules::Acquire::new(params)
+        rules::Acquire(params)
     }
 }

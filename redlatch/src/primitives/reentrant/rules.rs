@@ -18,10 +18,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use smallvec::smallvec;
-use tokio::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::hold::Hold;
+use crate::hold::{Hold, ReleaseParams};
 use crate::keyspace::{Holds, Keyspace};
 use crate::lease::{Expiry, Lease};
 use crate::name::ObjectKeys;
@@ -29,24 +28,7 @@ use crate::primitives::lock::{AcquireParams, Holder};
 use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script};
 
 /// Acquires the lock for an owner, or returns how long another owner may still hold it.
-pub(crate) struct Acquire<'a> {
-    pub(crate) object: &'a ObjectKeys,
-    pub(crate) owner: &'a str,
-    /// The requested hold count, so that sending the step twice has the effect of sending it once.
-    pub(crate) count: u32,
-    pub(crate) lease: Lease,
-}
-
-impl<'a> Acquire<'a> {
-    pub(crate) fn new(params: AcquireParams<'a>) -> Acquire<'a> {
-        Acquire {
-            object: &params.hold.object,
-            owner: &params.hold.field,
-            count: params.count,
-            lease: params.lease,
-        }
-    }
-}
+pub(crate) struct Acquire<'a>(pub(crate) AcquireParams<'a>);
 
 impl Step for Acquire<'_> {
     type Reply = Outcome;
@@ -56,30 +38,23 @@ impl Step for Acquire<'_> {
     }
 
     fn keys(&self) -> Keys<'_> {
-        smallvec![self.object.key()]
+        smallvec![self.0.hold.object.key()]
     }
 
     fn args(&self, args: &mut dyn Args) {
-        args.text(self.owner);
-        args.number(self.lease.millis());
-        if self.count > 1 {
-            args.number(self.count.into());
+        args.text(&self.0.hold.field);
+        args.number(self.0.lease.millis());
+        if self.0.count > 1 {
+            args.number(self.0.count.into());
         }
     }
 
     fn decode(&self, reply: ScriptReply) -> Result<Outcome> {
-        parse_outcome(self.object, reply)
+        parse_outcome(&self.0.hold.object, reply)
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Outcome> {
-        try_acquire(
-            keyspace,
-            self.object,
-            self.owner,
-            self.count,
-            self.lease,
-            now,
-        )
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<Outcome> {
+        try_acquire(keyspace, self.0)
     }
 }
 
@@ -87,79 +62,53 @@ impl Step for Acquire<'_> {
 pub(crate) fn parse_outcome(object: &ObjectKeys, reply: ScriptReply) -> Result<Outcome> {
     match reply {
         ScriptReply::Nil => Ok(Outcome::Done(())),
-        left => wait_outcome(object, left.integer()?),
+        left => wait_outcome(object, Expiry::from_millis(left.integer()?)),
     }
 }
 
-/// Interprets another owner's remaining lease in ms. A lock always has one; a key that never
-/// expires is not a lock.
-pub(crate) fn wait_outcome<T>(object: &ObjectKeys, left: i64) -> Result<Outcome<T>> {
-    match Expiry::from_millis(left) {
-        left @ Expiry::In(_) => Ok(Outcome::Wait(left)),
+/// Interprets another owner's remaining lease. A lock always has one; a key that never expires is
+/// not a lock.
+pub(crate) fn wait_outcome<T>(object: &ObjectKeys, left: Expiry) -> Result<Outcome<T>> {
+    match left {
+        Expiry::In(_) => Ok(Outcome::Wait(left)),
         Expiry::Never => Err(wrong_kind(object, NO_EXPIRY)),
     }
 }
 
 /// Acquires a lock's hash for an owner, or returns how long another owner may still hold it.
-pub(crate) fn try_acquire(
-    keyspace: &mut Keyspace,
-    object: &ObjectKeys,
-    owner: &str,
-    count: u32,
-    lease: Lease,
-    now: Instant,
-) -> Result<Outcome> {
-    let end = now + lease.duration();
-    let Some(mut holds) = keyspace.find::<Holds>(object.key(), now)? else {
-        if count > 1 {
+pub(crate) fn try_acquire(keyspace: &mut Keyspace, params: AcquireParams<'_>) -> Result<Outcome> {
+    let (object, owner) = (&*params.hold.object, &*params.hold.field);
+    let lease = params.lease.duration();
+    let Some(mut holds) = keyspace.find::<Holds>(object.key())? else {
+        if params.count > 1 {
             // The hold to re-enter has been lost.
             return Ok(Outcome::Wait(Expiry::In(Duration::ZERO)));
         }
         let holds = Holds {
-            counts: BTreeMap::from([(owner.to_owned(), count)]),
+            counts: BTreeMap::from([(owner.to_owned(), params.count)]),
             mode: None,
         };
-        keyspace.set(object.key(), holds, Some(end), now);
+        keyspace.set(object.key(), holds, Some(lease));
         return Ok(Outcome::Done(()));
     };
     if holds.value.mode.is_some() {
         return Err(wrong_kind(object, READ_WRITE));
     }
     let Some(held) = holds.value.counts.get_mut(owner) else {
-        return match holds.remaining(now) {
-            left @ Expiry::In(_) => Ok(Outcome::Wait(left)),
-            Expiry::Never => Err(wrong_kind(object, NO_EXPIRY)),
-        };
+        return wait_outcome(object, holds.remaining());
     };
-    *held = count;
-    holds.extend_to(end);
+    *held = params.count;
+    holds.extend_to(lease);
     Ok(Outcome::Done(()))
 }
 
 /// Sets an owner's hold count to the number of holds to keep; 0 releases the lock.
 pub(crate) struct Release<'a> {
-    pub(crate) object: &'a ObjectKeys,
-    pub(crate) owner: &'a str,
-    pub(crate) keep: u32,
-    /// The new lease; `None` leaves it unchanged.
-    pub(crate) lease: Option<Lease>,
+    pub(crate) params: ReleaseParams<'a>,
     /// Whether to wake a waiter.
     pub(crate) wakes_waiter: bool,
     /// The remaining part of the previous lease, if this undoes an acquisition.
     pub(crate) restored_lease: Option<Lease>,
-}
-
-impl<'a> Release<'a> {
-    pub(crate) fn new(hold: &'a Hold, keep: u32, lease: Option<Lease>) -> Release<'a> {
-        Release {
-            object: &hold.object,
-            owner: &hold.field,
-            keep,
-            lease,
-            wakes_waiter: true,
-            restored_lease: None,
-        }
-    }
 }
 
 impl Step for Release<'_> {
@@ -171,19 +120,19 @@ impl Step for Release<'_> {
     }
 
     fn keys(&self) -> Keys<'_> {
-        smallvec![self.object.key()]
+        smallvec![self.params.hold.object.key()]
     }
 
     fn args(&self, args: &mut dyn Args) {
-        args.text(self.owner);
-        args.text(if self.wakes_waiter {
-            self.object.channel()
-        } else {
-            ""
+        let ReleaseParams { hold, keep, lease } = self.params;
+        args.text(&hold.field);
+        args.text(match self.wakes_waiter {
+            true => hold.object.channel(),
+            false => "",
         });
-        if self.keep > 0 {
-            args.number(self.keep.into());
-            args.number(self.lease.map_or(0, Lease::millis));
+        if keep > 0 {
+            args.number(keep.into());
+            args.number(lease.map_or(0, Lease::millis));
             if let Some(restored_lease) = self.restored_lease {
                 args.number(restored_lease.millis());
             }
@@ -194,50 +143,38 @@ impl Step for Release<'_> {
         reply.flag()
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
-        let held = set_hold_count(
-            keyspace,
-            self.object,
-            self.owner,
-            self.keep,
-            self.lease,
-            now,
-        )?;
-        let released = held && self.keep == 0;
-        if self.wakes_waiter && (released || was_deleted(keyspace, held, self.object, now)) {
-            keyspace.publish(self.object.channel(), 0);
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<bool> {
+        let object = &self.params.hold.object;
+        let held = set_hold_count(keyspace, self.params)?;
+        let released = held && self.params.keep == 0;
+        if self.wakes_waiter && (released || was_deleted(keyspace, held, object)) {
+            keyspace.publish(object.channel(), 0);
         }
         if held
             && let Some(restored_lease) = self.restored_lease
-            && let Some(mut holds) = keyspace.find::<Holds>(self.object.key(), now)?
+            && let Some(mut holds) = keyspace.find::<Holds>(object.key())?
         {
-            holds.shorten_to(now + restored_lease.duration());
+            holds.shorten_to(restored_lease.duration());
         }
         Ok(held)
     }
 }
 
 /// Sets an owner's hold count in a lock's hash. Returns whether it held the lock.
-pub(crate) fn set_hold_count(
-    keyspace: &mut Keyspace,
-    object: &ObjectKeys,
-    owner: &str,
-    keep: u32,
-    lease: Option<Lease>,
-    now: Instant,
-) -> Result<bool> {
-    let Some(mut holds) = keyspace.find::<Holds>(object.key(), now)? else {
+pub(crate) fn set_hold_count(keyspace: &mut Keyspace, params: ReleaseParams<'_>) -> Result<bool> {
+    let ReleaseParams { hold, keep, lease } = params;
+    let Some(mut holds) = keyspace.find::<Holds>(hold.object.key())? else {
         return Ok(false);
     };
-    let Some(count) = holds.value.counts.get_mut(owner) else {
+    let Some(count) = holds.value.counts.get_mut(&*hold.field) else {
         return Ok(false);
     };
     if keep == 0 {
-        keyspace.remove(object.key());
+        keyspace.remove(hold.object.key());
     } else {
         *count = keep;
         if let Some(lease) = lease {
-            holds.extend_to(now + lease.duration());
+            holds.extend_to(lease.duration());
         }
     }
     Ok(true)
@@ -250,26 +187,16 @@ pub(crate) fn renew_script() -> &'static Script {
 
 /// Returns whether an owner does not hold a lock because there is no hash: it was deleted by
 /// FLUSHALL or DEL. The step that detects this wakes a waiter, because no other step does.
-pub(crate) fn was_deleted(
-    keyspace: &mut Keyspace,
-    held: bool,
-    object: &ObjectKeys,
-    now: Instant,
-) -> bool {
-    !held && !keyspace.exists(object.key(), now)
+pub(crate) fn was_deleted(keyspace: &mut Keyspace, held: bool, object: &ObjectKeys) -> bool {
+    !held && !keyspace.exists(object.key())
 }
 
 /// Renews one lock, as the script does.
-pub(crate) fn renew(
-    keyspace: &mut Keyspace,
-    hold: &Hold,
-    lease: Option<Lease>,
-    now: Instant,
-) -> Result<bool> {
-    match keyspace.find::<Holds>(hold.object.key(), now)? {
+pub(crate) fn renew(keyspace: &mut Keyspace, hold: &Hold, lease: Option<Lease>) -> Result<bool> {
+    match keyspace.find::<Holds>(hold.object.key())? {
         Some(mut holds) if holds.value.counts.contains_key(&*hold.field) => {
             if let Some(lease) = lease {
-                holds.extend_to(now + lease.duration());
+                holds.extend_to(lease.duration());
             }
             Ok(true)
         }
@@ -302,8 +229,8 @@ impl Step for Force<'_> {
         parse_forced(self.object, reply)
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
-        let held = is_held(keyspace, self.object, now)?;
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<bool> {
+        let held = is_held(keyspace, self.object)?;
         if held {
             keyspace.remove(self.object.key());
             keyspace.publish(self.object.channel(), 0);
@@ -321,8 +248,8 @@ pub(crate) fn parse_forced(object: &ObjectKeys, reply: ScriptReply) -> Result<bo
 }
 
 /// Returns whether any owner holds a lock. An error if it is a hash of another kind.
-pub(crate) fn is_held(keyspace: &mut Keyspace, object: &ObjectKeys, now: Instant) -> Result<bool> {
-    match keyspace.find::<Holds>(object.key(), now)? {
+pub(crate) fn is_held(keyspace: &mut Keyspace, object: &ObjectKeys) -> Result<bool> {
+    match keyspace.find::<Holds>(object.key())? {
         Some(holds) if holds.value.mode.is_some() => Err(wrong_kind(object, FOREIGN_HASH)),
         holds => Ok(holds.is_some()),
     }
@@ -352,12 +279,12 @@ impl Step for Inspect<'_> {
         }
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Vec<Holder>> {
-        is_held(keyspace, self.object, now)?;
-        let Some(holds) = keyspace.find::<Holds>(self.object.key(), now)? else {
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<Vec<Holder>> {
+        is_held(keyspace, self.object)?;
+        let Some(holds) = keyspace.find::<Holds>(self.object.key())? else {
             return Ok(Vec::new());
         };
-        let remaining = holds.remaining(now);
+        let remaining = holds.remaining();
         let holder = |(owner, count): (&String, &u32)| Holder {
             owner: owner.as_str().into(),
             holds: *count,

@@ -35,7 +35,6 @@ impl Obtain for Semaphore {
         let progress = Progress::default();
         let mut request = PermitsRequest {
             semaphore: self,
-            permits: self.permits,
             progress: &progress,
         };
         let waiting = &session.waiting;
@@ -46,7 +45,6 @@ impl Obtain for Semaphore {
 /// One acquisition in progress, for the client's queue.
 struct PermitsRequest<'a> {
     semaphore: &'a Semaphore,
-    permits: u32,
     progress: &'a Progress,
 }
 
@@ -71,7 +69,7 @@ impl Attempt for PermitsRequest<'_> {
         self.semaphore.object.key()
     }
 
-    async fn ask(&mut self, subscribe: bool) -> Result<Outcome<HeldPermits>> {
+    async fn send(&mut self, subscribe: bool) -> Result<Outcome<HeldPermits>> {
         let session = &self.semaphore.session;
         let wait = Outcome::Wait(Expiry::In(session.watchdog.lease().duration()));
         if subscribe {
@@ -83,7 +81,7 @@ impl Attempt for PermitsRequest<'_> {
             let (channel, delivery) = (self.channel(), Delivery::QUEUED_INSPECTION);
             let store = &session.store;
             let answer = store.run(&read, Some(channel), delivery, self.progress);
-            if answer.await?.reply < i64::from(self.permits) {
+            if answer.await?.reply < i64::from(self.semaphore.permits) {
                 return Ok(wait);
             }
         }
@@ -110,7 +108,7 @@ impl PermitsRequest<'_> {
         let session = self.semaphore.session.clone();
         let object = self.semaphore.object.clone();
         let (background, store) = (session.background.clone(), session.store.clone());
-        let (permits, progress) = (self.permits, Arc::new(Progress::default()));
+        let (permits, progress) = (self.semaphore.permits, Arc::new(Progress::default()));
         let shared_progress = progress.clone();
         let _forward = ForwardState {
             from: shared_progress.clone(),

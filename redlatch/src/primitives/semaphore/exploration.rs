@@ -58,7 +58,7 @@ impl Model for Permits {
             // Its permits ended with it.
             (self.end, self.taken) = (None, [0; 3]);
         }
-        let exists = keyspace.exists("name", *now);
+        let exists = keyspace.exists("name");
         let error = |error: crate::Error| error.to_string();
         let reply = match step {
             Step::SetIfAbsent => {
@@ -69,7 +69,7 @@ impl Model for Permits {
                     payload: PERMITS,
                     above_zero: false,
                 };
-                let created = set_if_absent.apply(keyspace, *now).map_err(error)?;
+                let created = set_if_absent.apply(keyspace).map_err(error)?;
                 ensure(created != exists, || format!("created: {created}"))?;
                 if created && self.ends {
                     self.end = Some(*now + TICK * TTL.into());
@@ -81,7 +81,7 @@ impl Model for Permits {
                     object: &object,
                     permits,
                 };
-                match take.apply(keyspace, *now).map_err(error)? {
+                match take.apply(keyspace).map_err(error)? {
                     Outcome::Done(_) => {
                         self.taken[owner] += permits;
                         true
@@ -99,7 +99,7 @@ impl Model for Permits {
                     permits: i32::try_from(permits).unwrap(),
                     if_exists: true,
                 };
-                let added = add.apply(keyspace, *now).map_err(error)?.is_some();
+                let added = add.apply(keyspace).map_err(error)?.is_some();
                 ensure(added == exists, || format!("released: {added}"))?;
                 added
             }
@@ -107,7 +107,7 @@ impl Model for Permits {
                 let drain = Drain {
                     object: object.clone(),
                 };
-                let drained = drain.apply(keyspace, *now).map_err(error)?;
+                let drained = drain.apply(keyspace).map_err(error)?;
                 self.taken[owner] += u32::try_from(drained).unwrap();
                 drained > 0
             }

@@ -11,7 +11,6 @@
 use std::sync::Arc;
 
 use smallvec::smallvec;
-use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::keyspace::Keyspace;
@@ -52,12 +51,12 @@ impl Step for TakePermits<'_> {
         Ok(Outcome::Done(Expiry::from_millis(ttl.integer()?)))
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Outcome<Expiry>> {
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<Outcome<Expiry>> {
         let permits = i64::from(self.permits);
-        match keyspace.find::<i64>(self.object.key(), now)? {
+        match keyspace.find::<i64>(self.object.key())? {
             Some(found) if *found.value >= permits => {
                 *found.value -= permits;
-                Ok(Outcome::Done(found.remaining(now)))
+                Ok(Outcome::Done(found.remaining()))
             }
             _ => Ok(Outcome::Wait(Expiry::Never)),
         }
@@ -94,10 +93,10 @@ impl Step for Add {
     }
 
     fn args(&self, args: &mut dyn Args) {
-        args.signed(self.permits.into());
+        args.number(self.permits.into());
         args.number(self.if_exists.into());
         args.text(self.object.channel());
-        args.signed(MAX_PERMITS);
+        args.number(MAX_PERMITS);
     }
 
     fn decode(&self, reply: ScriptReply) -> Result<Option<i64>> {
@@ -111,8 +110,8 @@ impl Step for Add {
         }
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Option<i64>> {
-        let value = read_number(keyspace, &self.object, now)?;
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<Option<i64>> {
+        let value = read_number(keyspace, self.object.key())?;
         if value.is_none() && self.if_exists {
             return Ok(None);
         }
@@ -122,7 +121,7 @@ impl Step for Add {
             return Err(self.out_of_range());
         }
         // A new key gets no expiry; an existing one keeps its own.
-        *keyspace.find_or_create::<i64>(self.object.key(), now)? = sum;
+        *keyspace.find_or_create::<i64>(self.object.key())? = sum;
         if added > 0 {
             keyspace.publish(self.object.channel(), sum);
         }
@@ -151,8 +150,8 @@ impl Step for Drain {
         reply.integer()
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<i64> {
-        let found = keyspace.find::<i64>(self.object.key(), now)?;
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<i64> {
+        let found = keyspace.find::<i64>(self.object.key())?;
         Ok(found.map_or(0, |found| std::mem::take(found.value)))
     }
 }

@@ -39,7 +39,7 @@ use crate::step::{Outcome, Step};
 /// ```
 pub type SpinLock = Lock<Spin>;
 
-/// The kind of [`SpinLock`].
+/// Makes a [`Lock`] a [`SpinLock`], as its type parameter.
 #[derive(Debug, Clone)]
 pub struct Spin {
     object: Arc<ObjectKeys>,
@@ -87,7 +87,7 @@ impl Rules for Spin {
     type Grant = ();
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
-        rules::Acquire::new(params)
+        rules::Acquire(params)
     }
 
     /// No messages are sent on this channel. It only names the wait queue.

@@ -34,17 +34,17 @@ pub(crate) enum Failure {
 impl Embedded {
     /// Makes the next steps fail like this. Later ones succeed.
     pub(crate) fn fail(&self, next: impl IntoIterator<Item: Into<Option<Failure>>>) {
-        self.shared().injected.next = next.into_iter().map(Into::into).collect();
+        self.0.lock().injected.next = next.into_iter().map(Into::into).collect();
     }
 
     /// Makes all steps succeed again.
     pub(crate) fn recover(&self) {
-        self.shared().injected.next.clear();
+        self.0.lock().injected.next.clear();
     }
 
     /// Makes requests treat the store as one that answers within this time.
     pub(crate) fn set_response_timeout(&self, timeout: Duration) {
-        self.shared().injected.response_timeout = Some(timeout);
+        self.0.lock().injected.response_timeout = Some(timeout);
     }
 }
 
@@ -55,7 +55,7 @@ impl EmbeddedConnection {
         step: &dyn Step<Reply = R>,
         progress: &Progress,
     ) -> Option<Result<Answer<R>>> {
-        let failure = self.store.shared().injected.next.pop_front()??;
+        let failure = self.store.0.lock().injected.next.pop_front()??;
         if !matches!(failure, Failure::NotSent) {
             progress.mark_sent();
         }

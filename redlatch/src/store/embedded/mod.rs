@@ -1,7 +1,7 @@
 //! The embedded store: runs the rules in process.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -10,6 +10,7 @@ use crate::error::Result;
 use crate::keyspace::Keyspace;
 use crate::step::Step;
 use crate::store::{Answer, Confirmation, Progress, SharedSubscriber};
+use crate::sync::Mutex;
 
 #[cfg(test)]
 pub(crate) mod failure_injection;
@@ -29,10 +30,9 @@ mod glob;
 /// assert!(two.lock("a").try_lock().await?.is_none());
 /// # guard.unlock().await }
 /// ```
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Embedded(Arc<Mutex<Shared>>);
 
-#[derive(Default)]
 struct Shared {
     keyspace: Keyspace,
     /// By channel and connection id.
@@ -45,11 +45,17 @@ struct Shared {
 impl Embedded {
     /// Creates an empty store.
     pub fn new() -> Embedded {
-        Embedded::default()
+        Embedded(Arc::new(Mutex::new(Shared {
+            keyspace: Keyspace::new(Instant::now()),
+            subscribers: HashMap::new(),
+            last_connection_id: 0,
+            #[cfg(test)]
+            injected: failure_injection::InjectedFailures::default(),
+        })))
     }
 
     pub(crate) fn connect(&self, subscriber: SharedSubscriber) -> EmbeddedConnection {
-        let mut shared = self.shared();
+        let mut shared = self.0.lock();
         shared.last_connection_id += 1;
         EmbeddedConnection {
             id: shared.last_connection_id,
@@ -57,10 +63,11 @@ impl Embedded {
             subscriber,
         }
     }
+}
 
-    fn shared(&self) -> std::sync::MutexGuard<'_, Shared> {
-        // Nothing under this lock can panic half-way, so a poisoned lock is consistent.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+impl Default for Embedded {
+    fn default() -> Embedded {
+        Embedded::new()
     }
 }
 
@@ -101,7 +108,7 @@ impl EmbeddedConnection {
     #[allow(clippy::unused_self, reason = "unit tests set it")]
     pub(crate) fn response_timeout(&self) -> Option<Duration> {
         #[cfg(test)]
-        let timeout = self.store.shared().injected.response_timeout;
+        let timeout = self.store.0.lock().injected.response_timeout;
         #[cfg(not(test))]
         let timeout = None;
         timeout
@@ -110,8 +117,9 @@ impl EmbeddedConnection {
     fn apply<R: Send>(&self, step: &dyn Step<Reply = R>) -> Result<Answer<R>> {
         let sent_at = Instant::now();
         let (reply, deliveries) = {
-            let mut shared = self.store.shared();
-            let reply = step.apply(&mut shared.keyspace, sent_at)?;
+            let mut shared = self.store.0.lock();
+            shared.keyspace.now = sent_at;
+            let reply = step.apply(&mut shared.keyspace)?;
             (reply, shared.take_deliveries())
         };
         for (subscriber, channel) in deliveries {
@@ -127,7 +135,7 @@ impl EmbeddedConnection {
     }
 
     pub(crate) fn subscribe(&self, channel: &str) {
-        let mut shared = self.store.shared();
+        let mut shared = self.store.0.lock();
         let subscribers = shared.subscribers.entry(channel.to_owned()).or_default();
         subscribers.insert(self.id, self.subscriber.clone());
         let subscriber_count = subscribers.len();
@@ -137,7 +145,7 @@ impl EmbeddedConnection {
     }
 
     pub(crate) fn unsubscribe(&self, channel: &str) {
-        let shared = &mut *self.store.shared();
+        let shared = &mut *self.store.0.lock();
         if let Some(subscribers) = shared.subscribers.get_mut(channel) {
             subscribers.remove(&self.id);
             shared
@@ -150,7 +158,9 @@ impl EmbeddedConnection {
     }
 
     pub(crate) fn keys(&self, pattern: &str) -> Vec<String> {
-        let mut keys = self.store.shared().keyspace.keys(Instant::now());
+        let mut shared = self.store.0.lock();
+        shared.keyspace.now = Instant::now();
+        let mut keys = shared.keyspace.keys();
         keys.retain(|key| glob::matches(pattern.as_bytes(), key.as_bytes()));
         keys
     }
@@ -158,15 +168,10 @@ impl EmbeddedConnection {
 
 impl Drop for EmbeddedConnection {
     fn drop(&mut self) {
-        let shared = &mut *self.store.shared();
-        shared.subscribers.retain(|channel, subscribers| {
-            if subscribers.remove(&self.id).is_some() {
-                shared
-                    .keyspace
-                    .set_subscriber_count(channel, subscribers.len());
-            }
-            !subscribers.is_empty()
-        });
+        let channels: Vec<String> = self.store.0.lock().subscribers.keys().cloned().collect();
+        channels
+            .iter()
+            .for_each(|channel| self.unsubscribe(channel));
     }
 }
 

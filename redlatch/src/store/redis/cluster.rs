@@ -14,7 +14,6 @@
 //! not. Then the nodes are queried once more.
 
 use std::collections::BTreeMap;
-use std::ops::RangeInclusive;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -23,14 +22,13 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::connection::{ReconnectingConnection, Target};
-use super::connection_config::ConnectionConfig;
 use super::endpoint::{Endpoint, UNKNOWN_HOST};
 use super::exchange_error::ExchangeError;
-use super::node::{Node, NodeLimits, NodeSettings};
-use super::pubsub::as_text;
+use super::node::{Node, NodeSettings};
+use super::pubsub::text_field;
 use super::refresh_task::{MIN_QUERY_TIME, MIN_REFRESH_INTERVAL, RefreshTask, answer_within};
+use super::run_id_tracker::info_field;
 use super::slot::SLOT_COUNT;
-use crate::error::Result;
 use crate::join::join_until;
 use crate::sync::Mutex;
 
@@ -49,29 +47,27 @@ const OLD_EPOCH_IGNORED_FOR: Duration = Duration::from_secs(10);
 
 pub(super) struct Cluster {
     seeds: Vec<Endpoint>,
-    config: ConnectionConfig,
     settings: NodeSettings,
     map: Mutex<SlotMap>,
-    refresh_signal: Arc<Notify>,
     /// Number of completed queries of the nodes.
     refreshes: watch::Sender<u64>,
     refresh_task: RefreshTask,
-    /// Limits for slots without a known owner.
-    unassigned_limits: Arc<NodeLimits>,
 }
 
 /// The client's view of the cluster.
 #[derive(Default)]
 struct SlotMap {
-    /// Index into `masters` by slot; [`UNASSIGNED`] if the owner is unknown.
-    slots: Vec<u16>,
-    masters: Vec<Endpoint>,
-    nodes: BTreeMap<Endpoint, Arc<Node>>,
-    /// Epoch of the map in use, and when it was received.
+    /// The owners in the answer in use, in the order of their slots.
+    ranges: Vec<SlotRange>,
+    /// Epoch of that answer, and when it was received.
     current_epoch: Option<(u64, Instant)>,
-    /// By slot, the owners that MOVED has named.
+    /// By slot, the owners that MOVED has named since. They have precedence.
     moved: BTreeMap<u16, Moved>,
+    nodes: BTreeMap<Endpoint, Arc<Node>>,
 }
+
+/// The first and the last of several slots, and their owner.
+type SlotRange = (u16, u16, Endpoint);
 
 /// The target of a MOVED redirection.
 struct Moved {
@@ -81,26 +77,27 @@ struct Moved {
     at: Instant,
 }
 
-const UNASSIGNED: u16 = u16::MAX;
-
 impl SlotMap {
-    /// Makes a node the owner of slots.
-    fn assign(&mut self, slots: RangeInclusive<u16>, to: &Endpoint) {
-        let known = self.masters.iter().position(|at| at == to);
-        let index = known.unwrap_or_else(|| {
-            self.masters.push(to.clone());
-            self.masters.len() - 1
-        });
-        let (first, last) = (usize::from(*slots.start()), usize::from(*slots.end()));
-        if let Some(range) = self.slots.get_mut(first..=last) {
-            range.fill(u16::try_from(index).unwrap_or(UNASSIGNED));
-        }
-    }
-
     /// Returns the known owner of a slot.
     fn owner(&self, slot: u16) -> Option<&Endpoint> {
-        let index = self.slots.get(usize::from(slot))?;
-        self.masters.get(usize::from(*index))
+        if let Some(moved) = self.moved.get(&slot) {
+            return Some(&moved.to);
+        }
+        let after = self.ranges.partition_point(|(first, ..)| *first <= slot);
+        let (_, last, owner) = self.ranges.get(after.checked_sub(1)?)?;
+        (slot <= *last).then_some(owner)
+    }
+
+    /// Returns all known owners of slots, in a stable order.
+    fn masters(&self) -> Vec<Endpoint> {
+        let moved = self.moved.values().map(|moved| &moved.to);
+        let mut masters = Vec::new();
+        for owner in self.ranges.iter().map(|(.., owner)| owner).chain(moved) {
+            if !masters.contains(owner) {
+                masters.push(owner.clone());
+            }
+        }
+        masters
     }
 }
 
@@ -109,32 +106,18 @@ struct SlotReport {
     /// Whether the node sees most of the cluster, and an owner of every slot.
     is_healthy: bool,
     epoch: u64,
-    ranges: Vec<(u16, u16, Endpoint)>,
+    ranges: Vec<SlotRange>,
 }
 
 impl Cluster {
-    pub(super) fn new(
-        seeds: Vec<Endpoint>,
-        config: ConnectionConfig,
-        settings: NodeSettings,
-    ) -> Arc<Cluster> {
+    pub(super) fn new(seeds: Vec<Endpoint>, settings: NodeSettings) -> Arc<Cluster> {
         Arc::new(Cluster {
             seeds,
-            config,
             settings,
             map: Mutex::default(),
-            refresh_signal: Arc::default(),
             refreshes: watch::Sender::new(0),
             refresh_task: RefreshTask::default(),
-            unassigned_limits: Arc::default(),
         })
-    }
-
-    /// Returns the addresses in the URL, for messages.
-    pub(super) fn address(&self) -> String {
-        let mut seeds: Vec<String> = self.seeds.iter().map(Endpoint::to_string).collect();
-        seeds.sort_unstable();
-        seeds.join(",")
     }
 
     /// Returns the node that owns a slot.
@@ -156,11 +139,12 @@ impl Cluster {
 
     /// Returns all nodes that own slots, in a stable order.
     pub(super) async fn masters(self: &Arc<Self>) -> Vec<Arc<Node>> {
-        if self.map.lock().masters.is_empty() {
+        if self.map.lock().ranges.is_empty() {
             self.refresh_and_wait().await;
         }
         let map = self.map.lock();
-        let nodes = map.masters.iter().filter_map(|at| map.nodes.get(at));
+        let masters = map.masters();
+        let nodes = masters.iter().filter_map(|at| map.nodes.get(at));
         nodes.cloned().collect()
     }
 
@@ -179,11 +163,10 @@ impl Cluster {
         };
         self.request_refresh();
         let mut map = self.map.lock();
-        let node = self.node(&mut map, &to)?;
-        if !map.masters.contains(&to) {
+        let node = self.node(&mut map, &to);
+        if !map.masters().contains(&to) {
             self.settings.suspect_nodes.add(node.id);
         }
-        map.assign(slot..=slot, &to);
         let moved = Moved {
             to,
             epoch: map.current_epoch.map_or(0, |(epoch, _)| epoch),
@@ -198,7 +181,7 @@ impl Cluster {
         let endpoint = self
             .parse_redirect(slot, to)
             .or_else(|| self.only_other_with_port(slot, to))?;
-        self.node(&mut self.map.lock(), &endpoint)
+        Some(self.node(&mut self.map.lock(), &endpoint))
     }
 
     /// Returns the target of a redirection without a host: the only other node with its port, if there is one.
@@ -207,22 +190,22 @@ impl Cluster {
         let port: u16 = address.rsplit_once(':')?.1.parse().ok()?;
         let map = self.map.lock();
         let owner = map.owner(slot);
-        let is_other = |at: &&Endpoint| at.port() == port && Some(*at) != owner;
-        let mut others = map.masters.iter().filter(is_other);
-        let other = others.next()?.clone();
+        let is_other = |at: &Endpoint| at.port() == port && Some(at) != owner;
+        let mut others = map.masters().into_iter().filter(is_other);
+        let other = others.next()?;
         others.next().is_none().then_some(other)
     }
 
     /// Handles a sign that slots may have another owner.
     pub(super) fn request_refresh(self: &Arc<Self>) {
         self.ensure_refresh_task();
-        self.refresh_signal.notify_one();
+        self.refresh_task.signal.notify_one();
     }
 
     /// Watches for changes from now on, for as long as the runtime lives.
     fn ensure_refresh_task(self: &Arc<Self>) {
-        self.refresh_task
-            .ensure_running(|| refresh_loop(Arc::downgrade(self), self.refresh_signal.clone()));
+        let refresh = |signal| refresh_loop(Arc::downgrade(self), signal);
+        self.refresh_task.ensure_running(refresh);
     }
 
     /// Waits until the nodes have been queried once more.
@@ -247,7 +230,7 @@ impl Cluster {
         let limit = match connected {
             true => QUERY_TIMEOUT,
             // There are no other nodes to query.
-            false => self.settings.connect_timeout.max(QUERY_TIMEOUT),
+            false => self.settings.redis.connect_timeout.max(QUERY_TIMEOUT),
         };
         let query = |(at, connection): (Endpoint, Arc<ReconnectingConnection>)| async move {
             let report = answer_within(limit, &connection, fetch_slots(&at, &connection)).await;
@@ -265,18 +248,17 @@ impl Cluster {
         let reports = answers.into_iter().flatten().flatten();
         let latest = reports.max_by_key(|report| (report.is_healthy, report.epoch));
         // Use an answer of a node that is cut off only if there is no map at all.
-        let latest =
-            latest.filter(|latest| latest.is_healthy || self.map.lock().masters.is_empty());
+        let latest = latest.filter(|latest| latest.is_healthy || self.map.lock().ranges.is_empty());
         latest.is_some_and(|report| self.apply_report(&report))
     }
 
     fn nodes_to_query(&self, connected: bool) -> Vec<(Endpoint, Arc<ReconnectingConnection>)> {
         let mut map = self.map.lock();
-        let known: Vec<Endpoint> = map.masters.iter().chain(&self.seeds).cloned().collect();
+        let known = map.masters().into_iter().chain(self.seeds.clone());
         let mut queried: Vec<(Endpoint, Arc<ReconnectingConnection>)> = Vec::new();
         for at in known {
-            if let Some(node) = self.node(&mut map, &at)
-                && (!connected || node.commands.is_connected())
+            let node = self.node(&mut map, &at);
+            if (!connected || node.commands.is_connected())
                 && queried.iter().all(|(other, _)| *other != at)
             {
                 queried.push((at, node.commands.clone()));
@@ -297,33 +279,25 @@ impl Cluster {
         if map.current_epoch.is_some_and(is_behind) {
             return false;
         }
+        let before = map.masters();
         map.current_epoch = Some((report.epoch, now));
-        map.slots = vec![UNASSIGNED; usize::from(SLOT_COUNT)];
-        let before = std::mem::take(&mut map.masters);
-        for (first, last, at) in &report.ranges {
-            map.assign(*first..=*last, at);
-        }
-        let mut moved = std::mem::take(&mut map.moved);
-        moved.retain(|_, moved| {
+        map.ranges.clone_from(&report.ranges);
+        map.moved.retain(|_, moved| {
             report.epoch <= moved.epoch && now < moved.at + OLD_EPOCH_IGNORED_FOR
         });
-        for (slot, moved) in &moved {
-            map.assign(*slot..=*slot, &moved.to);
+        let masters = map.masters();
+        for at in &masters {
+            let node = self.node(&mut map, at);
+            // A new master may lack data of the old one.
+            if !before.is_empty() && !before.contains(at) {
+                self.settings.suspect_nodes.add(node.id);
+            }
         }
-        map.moved = moved;
-        for at in map.masters.clone() {
-            self.node(&mut map, &at);
-        }
-        let SlotMap { masters, nodes, .. } = &mut *map;
         // A node that has lost its slots may hang with commands in flight, so it is invalidated. A node that has
         // none yet may serve keys of a slot that is moving there, so it is kept while it is in use.
         let is_in_use = |node: &Arc<Node>| Arc::strong_count(node) > 1;
-        // A new master may lack data of the old one.
-        let is_new = |at: &&Endpoint| !before.is_empty() && !before.contains(at);
-        let new = masters.iter().filter(is_new).filter_map(|at| nodes.get(at));
-        let new: Vec<_> = new.map(|node| node.id).collect();
         let mut gone = Vec::new();
-        nodes.retain(|at, node| {
+        map.nodes.retain(|at, node| {
             let stays = masters.contains(at) || !before.contains(at) && is_in_use(node);
             if !stays {
                 gone.push(node.clone());
@@ -331,8 +305,6 @@ impl Cluster {
             stays
         });
         drop(map);
-        new.into_iter()
-            .for_each(|node| self.settings.suspect_nodes.add(node));
         // Not under the lock: invalidating a connection notifies waiters.
         for node in gone {
             node.invalidate();
@@ -346,29 +318,10 @@ impl Cluster {
         map.nodes.get(map.owner(slot)?).cloned()
     }
 
-    /// Returns the limits of the node that owns a slot.
-    pub(super) fn limits(&self, slot: u16) -> Arc<NodeLimits> {
-        match self.known_slot_owner(slot) {
-            Some(node) => node.limits.clone(),
-            None => self.unassigned_limits.clone(),
-        }
-    }
-
     /// Returns the node at this address, which need not be connected yet.
-    fn node(&self, map: &mut SlotMap, at: &Endpoint) -> Option<Arc<Node>> {
-        if let Some(node) = map.nodes.get(at) {
-            return Some(node.clone());
-        }
-        let target = || {
-            let connector = self
-                .config
-                .connector_for(at)
-                .map_err(ExchangeError::into_error)?;
-            Ok(Target::Fixed(connector))
-        };
-        let node = Node::new(&self.settings, target).ok()?;
-        map.nodes.insert(at.clone(), node.clone());
-        Some(node)
+    fn node(&self, map: &mut SlotMap, at: &Endpoint) -> Arc<Node> {
+        let new = || Node::new(&self.settings, &Target::Fixed(at.to_addr()));
+        map.nodes.entry(at.clone()).or_insert_with(new).clone()
     }
 
     /// Parses an address as the owner of a slot has written it.
@@ -403,17 +356,9 @@ async fn fetch_slots(
     let slots = connection
         .query(&mut live, redis::cmd("CLUSTER").arg("SLOTS"))
         .await?;
-    if let Value::ServerError(error) = &slots {
-        return Err(ExchangeError::from_reply(error, ""));
-    }
     let info: String =
         redis::from_redis_value(info).map_err(|e| ExchangeError::from_client_error(&e.into()))?;
-    let info_field = |name: &str| {
-        let mut fields = info.lines().filter_map(|line| line.split_once(':'));
-        let field = fields.find(|(other, _)| *other == name);
-        field.map(|(_, value)| value.trim())
-    };
-    let epoch = info_field("cluster_current_epoch").and_then(|epoch| epoch.parse().ok());
+    let epoch = info_field(&info, "cluster_current_epoch").and_then(|epoch| epoch.parse().ok());
     let Value::Array(ranges) = slots else {
         return Err(ExchangeError::not_executed("unexpected reply"));
     };
@@ -425,14 +370,14 @@ async fn fetch_slots(
     ranges.sort_unstable();
     Ok(SlotReport {
         // A node that is cut off from most of the cluster reports that.
-        is_healthy: info_field("cluster_state") == Some("ok"),
+        is_healthy: info_field(&info, "cluster_state") == Some("ok"),
         epoch: epoch.unwrap_or(0),
         ranges,
     })
 }
 
 /// `[first, last, [host, port, id, metadata], replicas…]`
-fn parse_slot_range(responder: &Endpoint, range: &Value) -> Option<(u16, u16, Endpoint)> {
+fn parse_slot_range(responder: &Endpoint, range: &Value) -> Option<SlotRange> {
     let Value::Array(parts) = range else {
         return None;
     };
@@ -457,7 +402,10 @@ fn parse_slot_range(responder: &Endpoint, range: &Value) -> Option<(u16, u16, En
     };
     let host = match host {
         // A node without an address does not know its own yet, so it is the answering node.
-        UNKNOWN_HOST => master.get(3).and_then(ip_in_metadata).unwrap_or_default(),
+        UNKNOWN_HOST => {
+            let metadata = master.get(3).unwrap_or(&Value::Nil);
+            text_field(metadata, "ip").unwrap_or_default()
+        }
         host => host,
     };
     let endpoint = responder.with_host_and_port(host, u16::try_from(*port).ok()?);
@@ -470,24 +418,10 @@ fn parse_slot_range(responder: &Endpoint, range: &Value) -> Option<(u16, u16, En
     ))
 }
 
-/// Returns the address in the metadata of a node.
-fn ip_in_metadata(metadata: &Value) -> Option<&str> {
-    let text = |value| as_text(Some(value));
-    match metadata {
-        Value::Map(pairs) => pairs
-            .iter()
-            .find_map(|(name, value)| (text(name)? == "ip").then(|| text(value))?),
-        Value::Array(all) => all.chunks_exact(2).find_map(|pair| match pair {
-            [name, value] => (text(name)? == "ip").then(|| text(value))?,
-            _ => None,
-        }),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::options::Login;
+    use super::super::connection_config::ConnectionConfig;
+    use super::super::options::{Login, RedisSettings, ReplicaSync};
     use super::super::pubsub::SubscriptionMode;
     use super::*;
     use crate::wait::ChannelMap;
@@ -499,14 +433,16 @@ mod tests {
     fn cluster() -> Arc<Cluster> {
         let login = Login::default();
         let settings = NodeSettings {
-            connect_timeout: QUERY_TIMEOUT,
+            config: ConnectionConfig::new(&login, 0, &login, None).unwrap(),
+            redis: RedisSettings {
+                replica_sync: ReplicaSync::Off,
+                ..RedisSettings::default()
+            },
             subscriber: Arc::new(ChannelMap::default()),
             suspect_nodes: Arc::default(),
             subscription_mode: SubscriptionMode::Sharded,
-            requirement: None,
         };
-        let config = ConnectionConfig::new(&login, 0, &login, None).unwrap();
-        Cluster::new(vec![at(1)], config, settings)
+        Cluster::new(vec![at(1)], settings)
     }
 
     /// One node owns all slots.
@@ -521,7 +457,7 @@ mod tests {
     /// Returns the owners of slots 1 and 2.
     fn owners(cluster: &Cluster) -> [u16; 2] {
         let map = cluster.map.lock();
-        [1, 2].map(|slot: usize| map.masters[usize::from(map.slots[slot])].port())
+        [1, 2].map(|slot| map.owner(slot).unwrap().port())
     }
 
     #[tokio::test(start_paused = true)]

@@ -15,17 +15,19 @@
 
 use std::collections::BTreeSet;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{
-    AsyncConnectionConfig, Cmd, Pipeline, PushInfo, PushKind, RedisError, RedisResult, Value,
+    AsyncConnectionConfig, Cmd, ConnectionAddr, Pipeline, PushInfo, PushKind, RedisError,
+    RedisResult, Value,
 };
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 
-use super::connector::{Connector, RawConnection};
+use super::connection_config::ConnectionConfig;
+use super::connector::RawConnection;
 use super::endpoint::Endpoint;
 use super::exchange_error::ExchangeError;
 use super::pubsub::{
@@ -35,9 +37,11 @@ use super::run_id_tracker::{RunIdTracker, run_id};
 use crate::backoff::Backoff;
 use crate::environment::task;
 use crate::error::{Cause, Error};
+use crate::join::Boxed;
 use crate::store::attempt_limiter::MAX_ATTEMPTS_IN_FLIGHT;
 use crate::store::shared_oneshot::{self, Receiver, Sender};
 use crate::store::{ServerId, SharedSubscriber};
+use crate::sync::Mutex;
 
 /// Commands that may queue inside the client library. An attempt with its subscription is two commands;
 /// so the capacity leaves room for renewals and releases beside [`MAX_ATTEMPTS_IN_FLIGHT`].
@@ -49,6 +53,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 pub(super) struct ReconnectingConnection {
+    config: ConnectionConfig,
     target: Target,
     connect_timeout: Duration,
     shared: Arc<Shared>,
@@ -58,9 +63,10 @@ pub(super) struct ReconnectingConnection {
 }
 
 /// Where the server of a connection is.
+#[derive(Clone)]
 pub(super) enum Target {
     /// At one fixed address.
-    Fixed(Connector),
+    Fixed(ConnectionAddr),
     /// At an address that a resolver resolves for each connection.
     CurrentMaster(Arc<dyn MasterResolver>),
 }
@@ -68,22 +74,7 @@ pub(super) enum Target {
 /// Resolves the address of the current master, which may change.
 pub(super) trait MasterResolver: Send + Sync {
     /// Returns the current address.
-    fn resolve(self: Arc<Self>) -> ResolveFuture;
-    /// Returns a hint to append to timeout errors if the server does not answer.
-    fn timeout_hint(&self) -> &'static str;
-}
-
-pub(super) type ResolveFuture =
-    Pin<Box<dyn Future<Output = Result<(Connector, Endpoint), ExchangeError>> + Send>>;
-
-impl Target {
-    /// Returns a hint to append to timeout errors if the server does not answer.
-    fn timeout_hint(&self) -> &'static str {
-        match self {
-            Target::Fixed(connector) => connector.timeout_hint(),
-            Target::CurrentMaster(resolver) => resolver.timeout_hint(),
-        }
-    }
+    fn resolve(self: Arc<Self>) -> Boxed<'static, Result<Endpoint, ExchangeError>>;
 }
 
 /// The current try to connect. It runs in a task of its own: a caller may stop waiting without restarting it
@@ -95,7 +86,7 @@ struct Connecting {
     task: Option<AbortHandle>,
     /// The latest generation that must not be used, even if connecting succeeds.
     invalidated: Generation,
-    /// The resolved address, if it can change.
+    /// The resolved address of the connection, or of the one being made, if it can change.
     endpoint: Option<Endpoint>,
     /// The server of the latest connection, and its endpoint, if that can change.
     server: (ServerId, Option<Endpoint>),
@@ -127,8 +118,9 @@ const MAX_IDLE_HANDLES: usize = 64;
 #[derive(Clone)]
 pub(super) struct LiveConnection {
     raw: RawConnection,
-    generation: Generation,
-    server: ServerId,
+    pub(super) generation: Generation,
+    /// The server at the other end: another one after a failover.
+    pub(super) server: ServerId,
     /// Closed when the connection is invalidated; the socket may still be open then. Present if another
     /// server can replace this one.
     invalidated: Option<Receiver<()>>,
@@ -141,14 +133,13 @@ struct Established {
     idle: Vec<LiveConnection>,
     /// For the log.
     address: String,
-    /// The resolved address, if it can change.
-    endpoint: Option<Endpoint>,
     /// Dropping it notifies all callers that wait for an answer.
     _invalidated: Option<Sender<()>>,
 }
 
 impl ReconnectingConnection {
     pub(super) fn new(
+        config: ConnectionConfig,
         target: Target,
         connect_timeout: Duration,
         subscriber: SharedSubscriber,
@@ -163,6 +154,7 @@ impl ReconnectingConnection {
             lost_at: Mutex::default(),
         };
         Arc::new(ReconnectingConnection {
+            config,
             target,
             connect_timeout,
             shared: Arc::new(shared),
@@ -207,42 +199,40 @@ impl ReconnectingConnection {
     /// Takes back the result of [`get_or_connect`](ReconnectingConnection::get_or_connect) for a later command. It may be
     /// dropped instead.
     pub(super) fn recycle(&self, idle: LiveConnection) {
-        self.shared.recycle(idle);
+        if let Some(established) = &mut *self.shared.live.lock()
+            && established.live.generation == idle.generation
+            && established.idle.len() < MAX_IDLE_HANDLES
+        {
+            established.idle.push(idle);
+        }
     }
 
     /// Returns whether there is a connection.
     pub(super) fn is_connected(&self) -> bool {
-        self.shared.lock_live().is_some()
+        self.shared.live.lock().is_some()
     }
 
     /// Returns a hint for the timeout error if there is not even a connection.
     pub(super) fn timeout_hint(&self) -> Option<&'static str> {
-        (!self.is_connected()).then(|| self.target.timeout_hint())
+        (!self.is_connected()).then(|| self.config.timeout_hint())
     }
 
     /// Returns the address of the current connection, or of the one being made, if it is known and can
     /// change.
     pub(super) fn current_endpoint(&self) -> Option<Endpoint> {
-        let connecting = self.lock_connecting().endpoint.clone();
-        let live = self.shared.lock_live();
-        match &*live {
-            Some(live) => live.endpoint.clone(),
-            None => connecting,
-        }
+        self.connecting.lock().endpoint.clone()
     }
 
     /// Joins the current try to connect or starts one, and returns its pending outcome as the error. Returns the
     /// connection if it was just made.
     fn join_connecting(self: &Arc<Self>) -> Result<LiveConnection, Outcome> {
-        let mut connecting = self.lock_connecting();
+        let mut connecting = self.connecting.lock();
         if let Some(live) = self.shared.live() {
             return Ok(live);
         }
-        let pending = connecting
-            .outcome
-            .as_ref()
-            .filter(|outcome| outcome.is_pending());
-        if let Some(outcome) = pending {
+        if let Some(outcome) = &connecting.outcome
+            && outcome.is_pending()
+        {
             return Err(outcome.clone());
         }
         connecting.generation += 1;
@@ -262,10 +252,10 @@ impl ReconnectingConnection {
                 Err(ExchangeError::not_executed(format!(
                     "no connection within the connect timeout of {:?}{}",
                     connection.connect_timeout,
-                    connection.target.timeout_hint()
+                    connection.config.timeout_hint()
                 )))
             });
-            connection.lock_connecting().finished(connected.is_ok());
+            connection.connecting.lock().finished(connected.is_ok());
             let live = connected.as_ref().ok().cloned();
             sender.send(connected);
             // After the waiting callers got the connection: no caller pays for this round trip.
@@ -277,19 +267,13 @@ impl ReconnectingConnection {
         Err(outcome)
     }
 
-    fn lock_connecting(&self) -> MutexGuard<'_, Connecting> {
-        self.connecting
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
     async fn connect(&self, generation: Generation) -> Result<LiveConnection, ExchangeError> {
-        let (connector, endpoint) = match &self.target {
-            Target::Fixed(connector) => (connector.clone(), None),
+        let (addr, endpoint) = match &self.target {
+            Target::Fixed(addr) => (addr.clone(), None),
             Target::CurrentMaster(resolver) => {
-                let (connector, endpoint) = resolver.clone().resolve().await?;
-                self.lock_connecting().endpoint = Some(endpoint.clone());
-                (connector, Some(endpoint))
+                let endpoint = resolver.clone().resolve().await?;
+                self.connecting.lock().endpoint = Some(endpoint.clone());
+                (endpoint.to_addr(), Some(endpoint))
             }
         };
         let config = AsyncConnectionConfig::new()
@@ -298,14 +282,12 @@ impl ReconnectingConnection {
             .set_response_timeout(None)
             .set_pipeline_buffer_size(PIPELINE_CAPACITY)
             .set_push_sender(push_handler(Arc::downgrade(&self.shared), generation));
-        let mut raw = connector.connect(&config).await?;
+        let mut raw = self.config.connect(&addr, &config).await?;
         if let Some(endpoint) = &endpoint {
             is_master(&mut raw.connection, endpoint).await?;
         }
-        let (invalidated, receiver) = match self.can_be_replaced() {
-            true => Some(shared_oneshot::channel()).unzip(),
-            false => (None, None),
-        };
+        let channel = self.can_be_replaced().then(shared_oneshot::channel);
+        let (invalidated, receiver) = channel.unzip();
         let live = LiveConnection {
             raw,
             generation,
@@ -315,20 +297,18 @@ impl ReconnectingConnection {
         let established = Established {
             live: live.clone(),
             idle: Vec::new(),
-            address: connector.address(),
-            endpoint,
+            address: addr.to_string(),
             _invalidated: invalidated,
         };
         let restoring = self.restore(live.raw.connection.clone(), established);
-        restoring
-            .await
-            .map_err(|e| ExchangeError::from_connect_error(&e))?;
+        let restored = restoring.await;
+        restored.map_err(|e| ExchangeError::from_connect_error(&e))?;
         Ok(live)
     }
 
     /// Returns the id of the server at an endpoint: a new one if the endpoint has changed.
     fn server(&self, endpoint: Option<&Endpoint>) -> ServerId {
-        let (id, latest) = &mut self.lock_connecting().server;
+        let (id, latest) = &mut self.connecting.lock().server;
         if *id == ServerId::default() || latest.as_ref() != endpoint {
             (*id, *latest) = (ServerId::next(), endpoint.cloned());
         }
@@ -349,7 +329,7 @@ impl ReconnectingConnection {
         established: Established,
     ) -> Result<(), RedisError> {
         let mut restored: BTreeSet<String> = match self.shared.subscription_mode {
-            SubscriptionMode::Restored => self.shared.channels().clone(),
+            SubscriptionMode::Restored => self.shared.channels.lock().clone(),
             SubscriptionMode::Unrestored | SubscriptionMode::Sharded => BTreeSet::new(),
         };
         let all: Vec<&String> = restored.iter().collect();
@@ -359,18 +339,18 @@ impl ReconnectingConnection {
         // Before the first use, also end subscriptions that have become unwanted meanwhile.
         loop {
             let unwanted: Vec<String> = {
-                let connecting = self.lock_connecting();
+                let connecting = self.connecting.lock();
                 if connecting.invalidated >= established.live.generation {
                     return Err(std::io::Error::other(
                         "another server replaced this one while connecting",
                     )
                     .into());
                 }
-                let channels = self.shared.channels();
+                let channels = self.shared.channels.lock();
                 let unwanted: Vec<String> = restored.difference(&channels).cloned().collect();
                 if unwanted.is_empty() {
                     self.shared.on_connected(&established.address);
-                    *self.shared.lock_live() = Some(established);
+                    *self.shared.live.lock() = Some(established);
                     return Ok(());
                 }
                 unwanted
@@ -408,46 +388,54 @@ impl ReconnectingConnection {
         if !self.shared.record_subscription_on(live.generation, channel) {
             return Err(connection_ended());
         }
-        let subscribing = live.set_subscribed(self.shared.subscription_mode, true, channel);
-        let Err(error) = subscribing.await? else {
-            return Ok(());
-        };
-        let failure = self.classify_failure(live, &error);
-        if !matches!(failure, ExchangeError::Unanswered(_)) {
+        let subscribed = self.set_subscribed(live, true, channel).await;
+        if !matches!(subscribed, Ok(()) | Err(ExchangeError::Unanswered(_))) {
             // It was refused, so there is nothing to end, and nothing to restore on later connections.
-            self.shared.channels().remove(channel);
+            self.shared.channels.lock().remove(channel);
         }
-        Err(failure)
+        subscribed
     }
 
     /// Ends the subscription of a channel, if there may be one, here and on the current connection.
     pub(super) async fn unsubscribe(&self, channel: &str) -> Result<(), ExchangeError> {
-        if !self.shared.channels().remove(channel) {
+        if !self.shared.channels.lock().remove(channel) {
             return Ok(());
         }
-        let Some(mut live) = self.shared.live() else {
-            return Ok(());
-        };
-        match live
-            .set_subscribed(self.shared.subscription_mode, false, channel)
-            .await
-        {
-            Ok(Err(error)) => Err(self.classify_failure(&live, &error)),
-            Ok(Ok(())) | Err(_) => Ok(()),
+        match self.shared.live() {
+            Some(mut live) => self.set_subscribed(&mut live, false, channel).await,
+            None => Ok(()),
         }
     }
 
-    /// Sends a command, and waits for its answer.
+    /// Subscribes to a channel on this connection, or ends its subscription.
+    async fn set_subscribed(
+        &self,
+        live: &mut LiveConnection,
+        subscribed: bool,
+        channel: &str,
+    ) -> Result<(), ExchangeError> {
+        let answered = {
+            let (mode, connection) = (self.shared.subscription_mode, &mut live.raw.connection);
+            let sending = pin!(mode.set_subscribed(connection, subscribed, channel));
+            unless_invalidated(&live.invalidated, sending).await?
+        };
+        answered.map_err(|error| self.classify_failure(live, &error))
+    }
+
+    /// Sends a command, and waits for its answer. An error reply is an error.
     pub(super) async fn query(
         &self,
         live: &mut LiveConnection,
         cmd: &Cmd,
     ) -> Result<Value, ExchangeError> {
-        self.query_node(live, cmd, false).await
+        match self.query_node(live, cmd, false).await? {
+            Value::ServerError(error) => Err(ExchangeError::from_reply(&error, "")),
+            answer => Ok(answer),
+        }
     }
 
-    /// Like `query`. `importing`: the node does not own the slot yet, but the slot's owner has redirected to
-    /// it (ASK).
+    /// Sends a command, and waits for its answer, which may be an error reply. `importing`: the node does not
+    /// own the slot yet, but the slot's owner has redirected to it (ASK).
     pub(super) async fn query_node(
         &self,
         live: &mut LiveConnection,
@@ -484,7 +472,7 @@ impl ReconnectingConnection {
     /// Stops using the connection, in any state, including a pending one. Everything that waits for it, or
     /// for an answer on it, fails.
     pub(super) fn invalidate(&self) {
-        let mut connecting = self.lock_connecting();
+        let mut connecting = self.connecting.lock();
         // The task may be too far to be aborted.
         connecting.invalidated = connecting.generation;
         connecting.endpoint = None;
@@ -527,30 +515,6 @@ async fn unless_invalidated<T>(
     }
 }
 
-impl LiveConnection {
-    /// Returns the generation of the connection.
-    pub(super) fn generation(&self) -> Generation {
-        self.generation
-    }
-
-    /// Returns the server at the other end: another one after a failover.
-    pub(super) fn server(&self) -> ServerId {
-        self.server
-    }
-
-    /// Subscribes to a channel, or ends its subscription.
-    async fn set_subscribed(
-        &mut self,
-        subscription_mode: SubscriptionMode,
-        subscribed: bool,
-        channel: &str,
-    ) -> Result<Result<(), RedisError>, ExchangeError> {
-        let work =
-            pin!(subscription_mode.set_subscribed(&mut self.raw.connection, subscribed, channel));
-        unless_invalidated(&self.invalidated, work).await
-    }
-}
-
 /// Checks the role of a server that sentinels call the master. It may be a former or a future master.
 async fn is_master(
     connection: &mut MultiplexedConnection,
@@ -588,33 +552,16 @@ impl Connecting {
 }
 
 impl Shared {
-    fn lock_live(&self) -> MutexGuard<'_, Option<Established>> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn live(&self) -> Option<LiveConnection> {
-        let mut live = self.lock_live();
+        let mut live = self.live.lock();
         let established = live.as_mut()?;
         let idle = established.idle.pop();
         Some(idle.unwrap_or_else(|| established.live.clone()))
     }
 
-    fn recycle(&self, idle: LiveConnection) {
-        if let Some(established) = &mut *self.lock_live()
-            && established.live.generation == idle.generation
-            && established.idle.len() < MAX_IDLE_HANDLES
-        {
-            established.idle.push(idle);
-        }
-    }
-
-    fn channels(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Records that a channel is about to be subscribed to.
     fn record_subscription(&self, channel: &str) {
-        let mut channels = self.channels();
+        let mut channels = self.channels.lock();
         if !channels.contains(channel) {
             channels.insert(channel.to_owned());
         }
@@ -626,7 +573,7 @@ impl Shared {
         if self.subscription_mode == SubscriptionMode::Restored {
             return true;
         }
-        let live = self.lock_live();
+        let live = self.live.lock();
         let is_current = live
             .as_ref()
             .is_some_and(|established| established.live.generation == generation);
@@ -638,14 +585,16 @@ impl Shared {
 
     /// Handles a subscription that the server has ended by itself.
     fn on_server_unsubscribe(&self, channel: &str) {
-        if self.subscription_mode == SubscriptionMode::Sharded && self.channels().remove(channel) {
+        if self.subscription_mode == SubscriptionMode::Sharded
+            && self.channels.lock().remove(channel)
+        {
             self.subscriber.on_unsubscribed(channel);
         }
     }
 
     /// Handles the end of all subscriptions with their connection.
     fn end_all_channels(&self) {
-        let ended = std::mem::take(&mut *self.channels());
+        let ended = std::mem::take(&mut *self.channels.lock());
         ended
             .iter()
             .for_each(|channel| self.subscriber.on_unsubscribed(channel));
@@ -655,7 +604,8 @@ impl Shared {
     /// Returns the connection; dropping it ends a task.
     fn detach(&self, generation: Generation) -> Option<Established> {
         let dead = self
-            .lock_live()
+            .live
+            .lock()
             .take_if(|established| established.live.generation == generation);
         if dead.is_some() {
             match self.subscription_mode {
@@ -670,7 +620,7 @@ impl Shared {
     /// failure to connect.
     fn connection_lost(&self, generation: Generation, reason: &dyn std::fmt::Display) {
         if let Some(dead) = self.detach(generation) {
-            let mut lost = self.lost_at.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut lost = self.lost_at.lock();
             *lost = Some(Instant::now());
             tracing::warn!(address = dead.address, %reason, "the connection to the store was lost");
         }
@@ -678,7 +628,7 @@ impl Shared {
 
     /// Records that there is a connection, and logs it if one was lost before.
     fn on_connected(&self, address: &str) {
-        let mut lost = self.lost_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lost = self.lost_at.lock();
         if let Some(lost) = lost.take() {
             let elapsed_ms = lost.elapsed().as_millis();
             tracing::info!(

@@ -5,13 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
-use redis::{ConnectionAddr, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo};
+use redis::{ProtocolVersion, RedisConnectionInfo};
 
-use super::connector::{self, Connector, Tls};
-use super::endpoint::Endpoint;
-use super::exchange_error::ExchangeError;
 use super::options::{Login, Secret};
+#[cfg(feature = "tls")]
+pub(super) use super::tls::Tls;
 use crate::error::{Error, Result};
+
+/// Never constructed without the feature `tls`.
+#[cfg(not(feature = "tls"))]
+pub(super) enum Tls {}
 
 /// Time without any acknowledgment after which the kernel considers the connection broken. Without it, a
 /// server that vanished (no RST) would block the one connection for minutes. A server that is only stopped
@@ -21,9 +24,9 @@ const TCP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Credentials, database, TLS and socket options: everything but the address.
 #[derive(Clone)]
 pub(super) struct ConnectionConfig {
-    settings: RedisConnectionInfo,
-    tcp: TcpSettings,
-    tls: Option<Arc<Tls>>,
+    pub(super) settings: RedisConnectionInfo,
+    pub(super) tcp: TcpSettings,
+    pub(super) tls: Option<Arc<Tls>>,
 }
 
 impl ConnectionConfig {
@@ -48,19 +51,13 @@ impl ConnectionConfig {
             .set_keepalive(keepalive);
         #[cfg(target_os = "linux")]
         let tcp = tcp.set_user_timeout(TCP_TIMEOUT);
-        if let Some(username) = builder_login
-            .username
-            .as_ref()
-            .or(url_login.username.as_ref())
-        {
-            settings = settings.set_username(username);
-        }
-        if let Some(Secret(password)) = builder_login
-            .password
-            .as_ref()
-            .or(url_login.password.as_ref())
-        {
-            settings = settings.set_password(password);
+        for login in [url_login, builder_login] {
+            if let Some(username) = &login.username {
+                settings = settings.set_username(username);
+            }
+            if let Some(Secret(password)) = &login.password {
+                settings = settings.set_password(password);
+            }
         }
         // The client library would not log in at all.
         if settings.username().is_some() && settings.password().is_none() {
@@ -79,33 +76,13 @@ impl ConnectionConfig {
         Ok(ConnectionConfig { settings, tcp, tls })
     }
 
-    /// Returns how to connect to the server at this address.
-    pub(super) fn connector_for_addr(
-        &self,
-        addr: ConnectionAddr,
-    ) -> Result<Connector, ExchangeError> {
-        let info = addr.into_connection_info().map(|info| {
-            let info = info.set_redis_settings(self.settings.clone());
-            info.set_tcp_settings(self.tcp.clone())
-        });
-        let client = info.and_then(redis::Client::open);
-        let client = client.map_err(|e| {
-            ExchangeError::Permanent(Error::InvalidUrl {
-                reason: e.to_string(),
-            })
-        })?;
-        let tls = self.tls.clone();
-        Ok(Connector { client, tls })
-    }
-
-    /// The same for an endpoint.
-    pub(super) fn connector_for(&self, endpoint: &Endpoint) -> Result<Connector, ExchangeError> {
-        self.connector_for_addr(endpoint.to_addr())
-    }
-
-    /// Returns a hint to append to timeout errors if the server does not answer.
+    /// Returns a hint to append to timeout errors if the server does not answer. A server without TLS takes
+    /// the handshake for the start of a long command, and waits for its rest.
     pub(super) fn timeout_hint(&self) -> &'static str {
-        connector::timeout_hint(self.tls.is_some())
+        match self.tls {
+            Some(_) => "; the server may not speak TLS on this port",
+            None => "",
+        }
     }
 
     /// Returns the selected database.

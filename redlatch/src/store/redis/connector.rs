@@ -3,66 +3,47 @@
 use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, ErrorKind, RedisError};
-#[cfg(feature = "tls")]
-use redis::{ConnectionAddr, io::tcp::TcpSettings};
-use tokio::task::AbortHandle;
+use redis::{AsyncConnectionConfig, ConnectionAddr, ErrorKind, IntoConnectionInfo, RedisError};
+use tokio::task::JoinSet;
 
+use super::connection_config::ConnectionConfig;
 use super::exchange_error::ExchangeError;
 #[cfg(feature = "tls")]
-pub(super) use super::tls::Tls;
+use super::tls::Tls;
 use crate::environment::check_sockets;
 #[cfg(any(feature = "tls", feature = "simulation"))]
 use crate::environment::task;
 
-/// Never constructed without the feature `tls`.
-#[cfg(not(feature = "tls"))]
-#[derive(Debug)]
-pub(super) enum Tls {}
-
-/// How to reach one server: its address, and how to connect.
-#[derive(Clone)]
-pub(super) struct Connector {
-    pub(super) client: redis::Client,
-    pub(super) tls: Option<Arc<Tls>>,
-}
-
-/// A connection, and the task that drives it if this crate started it. The task ends with the last clone.
+/// A connection, and the task that drives it if this crate started it. The task is aborted with the last clone,
+/// as the client library does: a silent server would keep it alive.
 #[derive(Clone)]
 pub(super) struct RawConnection {
     pub(super) connection: MultiplexedConnection,
-    _driver: Option<Arc<AbortOnDrop>>,
+    _driver: Option<Arc<JoinSet<()>>>,
 }
 
-/// Aborts its task when dropped, as the client library does: a silent server would keep it alive.
-struct AbortOnDrop(AbortHandle);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
-impl Connector {
+impl ConnectionConfig {
+    /// Connects to the server at this address.
     pub(super) async fn connect(
         &self,
-        config: &AsyncConnectionConfig,
+        addr: &ConnectionAddr,
+        library_config: &AsyncConnectionConfig,
     ) -> Result<RawConnection, ExchangeError> {
         #[cfg(feature = "simulation")]
         if let Some(process) = crate::simulation::current() {
-            return self.connect_simulated(&*process, config).await;
+            return self
+                .connect_simulated(&*process, addr, library_config)
+                .await;
         }
         // Without sockets, connecting would panic.
-        check_sockets().map_err(ExchangeError::Permanent)?;
+        check_sockets()?;
         match &self.tls {
             #[cfg(feature = "tls")]
-            Some(tls) => self.connect_tls(tls, config).await,
+            Some(tls) => self.connect_tls(tls, addr, library_config).await,
             #[cfg(not(feature = "tls"))]
             Some(never) => match **never {},
             None => {
-                let connecting = self
-                    .client
-                    .get_multiplexed_async_connection_with_config(config);
+                let connecting = self.connect_plain(addr, library_config);
                 Ok(RawConnection {
                     connection: connecting.await.map_err(|e| with_tls_hint(&e))?,
                     _driver: None,
@@ -71,19 +52,31 @@ impl Connector {
         }
     }
 
+    async fn connect_plain(
+        &self,
+        addr: &ConnectionAddr,
+        library_config: &AsyncConnectionConfig,
+    ) -> Result<MultiplexedConnection, RedisError> {
+        let info = addr.clone().into_connection_info()?;
+        let info = info.set_redis_settings(self.settings.clone());
+        let client = redis::Client::open(info.set_tcp_settings(self.tcp.clone()))?;
+        let connecting = client.get_multiplexed_async_connection_with_config(library_config);
+        connecting.await
+    }
+
     #[cfg(feature = "tls")]
     async fn connect_tls(
         &self,
         tls: &Arc<Tls>,
-        config: &AsyncConnectionConfig,
+        addr: &ConnectionAddr,
+        library_config: &AsyncConnectionConfig,
     ) -> Result<RawConnection, ExchangeError> {
-        let info = self.client.get_connection_info();
-        let ConnectionAddr::Tcp(host, port) = info.addr() else {
+        let ConnectionAddr::Tcp(host, port) = addr else {
             return Err(ExchangeError::not_executed("TLS requires a TCP address"));
         };
-        let tcp: &TcpSettings = info.tcp_settings();
-        let stream = tls.connect(host, *port, tcp).await?;
-        self.handshake_over(stream, config).await.map_err(|error| {
+        let stream = tls.connect(host, *port, &self.tcp).await?;
+        let connection = self.handshake_over(stream, library_config).await;
+        connection.map_err(|error| {
             tls.explain_first_exchange(&error, host, *port)
                 .unwrap_or_else(|| ExchangeError::from_connect_error(&error))
         })
@@ -93,17 +86,16 @@ impl Connector {
     async fn connect_simulated(
         &self,
         process: &dyn crate::simulation::Process,
-        config: &AsyncConnectionConfig,
+        addr: &ConnectionAddr,
+        library_config: &AsyncConnectionConfig,
     ) -> Result<RawConnection, ExchangeError> {
-        let info = self.client.get_connection_info();
-        let redis::ConnectionAddr::Tcp(host, port) = info.addr() else {
+        let ConnectionAddr::Tcp(host, port) = addr else {
             return Err(ExchangeError::not_executed("only TCP is simulated"));
         };
         let stream = process.connect(host, *port).await;
         let stream = stream.map_err(|e| with_tls_hint(&e.into()))?;
-        self.handshake_over(stream, config)
-            .await
-            .map_err(|e| with_tls_hint(&e))
+        let connection = self.handshake_over(stream, library_config).await;
+        connection.map_err(|e| with_tls_hint(&e))
     }
 
     /// Creates a connection over a stream.
@@ -111,35 +103,18 @@ impl Connector {
     async fn handshake_over(
         &self,
         stream: impl redis::aio::AsyncStream + Send + Sync + Unpin + 'static,
-        config: &AsyncConnectionConfig,
+        library_config: &AsyncConnectionConfig,
     ) -> Result<RawConnection, RedisError> {
-        let settings = self.client.get_connection_info().redis_settings();
+        let config = library_config.clone();
         let (connection, work) =
-            MultiplexedConnection::new_with_config(settings, stream, config.clone()).await?;
+            MultiplexedConnection::new_with_config(&self.settings, stream, config).await?;
+        let mut driver = JoinSet::new();
+        driver.spawn(task(work));
+        let _driver = Some(Arc::new(driver));
         Ok(RawConnection {
             connection,
-            _driver: Some(Arc::new(AbortOnDrop(
-                tokio::spawn(task(work)).abort_handle(),
-            ))),
+            _driver,
         })
-    }
-
-    pub(super) fn timeout_hint(&self) -> &'static str {
-        timeout_hint(self.tls.is_some())
-    }
-
-    /// Returns the address, for messages.
-    pub(super) fn address(&self) -> String {
-        self.client.get_connection_info().addr().to_string()
-    }
-}
-
-/// Returns a hint to append to timeout errors if the server does not answer. A server without TLS takes the
-/// handshake for the start of a long command, and waits for its rest.
-pub(super) fn timeout_hint(tls: bool) -> &'static str {
-    match tls {
-        true => "; the server may not speak TLS on this port",
-        false => "",
     }
 }
 

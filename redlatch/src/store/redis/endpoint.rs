@@ -46,10 +46,8 @@ impl Endpoint {
                 (Cow::Borrowed(host), port)
             }
             None => {
-                let (host, port) = match text.split_once(':') {
-                    Some((host, port)) => (host, Some(port)),
-                    None => (text, None),
-                };
+                let mut parts = text.splitn(2, ':');
+                let (host, port) = (parts.next()?, parts.next());
                 let ascii = match host.is_ascii() {
                     true => Cow::Borrowed(host),
                     false => Cow::Owned(idna::domain_to_ascii(host).ok()?),

@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Cmd, Value};
+use redis::{Arg, Cmd, Value};
 use tokio::time::{Instant, timeout};
 
 use super::connection::{LiveConnection, ReconnectingConnection};
@@ -14,7 +14,7 @@ use super::replicas::Replicas;
 use super::topology::Topology;
 use crate::error::{Error, Result};
 use crate::join::Boxed;
-use crate::step::{Args, ScriptReply, Step, script_error, unexpected_reply};
+use crate::step::{Args, Script, ScriptReply, Step, script_error, unexpected_reply};
 use crate::store::{Answer, AttemptPermit, Confirmation, Delivery, Progress, Route};
 
 /// Limit of consecutive redirections in a cluster.
@@ -24,8 +24,8 @@ const MAX_REDIRECTIONS: usize = 8;
 pub(super) struct CommandRequest<'a> {
     topology: &'a Topology,
     cmd: Cmd,
-    /// Builds the command to send if the server does not know the script.
-    eval_fallback: Option<&'a (dyn Fn() -> Cmd + Sync)>,
+    /// The script that the command runs by its SHA, if any.
+    script: Option<&'static Script>,
     /// The key that determines the node and is named in errors.
     key: &'a str,
     /// The node, if it is not determined by the key.
@@ -35,8 +35,6 @@ pub(super) struct CommandRequest<'a> {
     /// Records that the command was sent.
     progress: &'a Progress,
     delivery: Delivery,
-    /// Whether the script may access more keys than are declared.
-    has_undeclared_keys: bool,
 }
 
 /// The answer to a command, before it is decoded.
@@ -51,13 +49,12 @@ impl<'a> CommandRequest<'a> {
         CommandRequest {
             topology,
             cmd,
-            eval_fallback: None,
+            script: None,
             key: "",
             node: None,
             channel: None,
             progress,
             delivery: Delivery::IMMEDIATE,
-            has_undeclared_keys: false,
         }
     }
 
@@ -65,24 +62,39 @@ impl<'a> CommandRequest<'a> {
     pub(super) fn for_step<R: Send>(
         topology: &'a Topology,
         step: &'a dyn Step<Reply = R>,
-        eval_fallback: &'a (dyn Fn() -> Cmd + Sync),
         channel: Option<&'a str>,
         delivery: Delivery,
         progress: &'a Progress,
     ) -> Result<CommandRequest<'a>> {
-        let mut keys = step.keys().into_iter();
-        let key = keys.next().unwrap_or_default();
-        topology.check_same_slot(key, keys)?;
+        let (script, keys) = (step.script(), step.keys());
+        let key = keys.first().copied().unwrap_or_default();
+        topology.check_same_slot(key, keys.iter().skip(1).copied())?;
         let sha1 = |source: &str| redis::Script::new(source).get_hash().to_owned();
-        let sha = step.script().sha(topology.publishing(), sha1);
+        // Enough for a step on one object with a long name; only steps on several let the buffer grow.
+        let mut cmd = Cmd::with_capacity(16, 512);
+        cmd.arg("EVALSHA");
+        cmd.arg(script.sha(topology.publishing, sha1));
+        cmd.arg(keys.len()).arg(keys.as_slice());
+        step.args(&mut cmd);
         Ok(CommandRequest {
-            eval_fallback: Some(eval_fallback),
+            script: Some(script),
             key,
             channel,
             delivery,
-            has_undeclared_keys: step.script().has_undeclared_keys(),
-            ..CommandRequest::new(topology, script_command(step, "EVALSHA", sha), progress)
+            ..CommandRequest::new(topology, cmd, progress)
         })
+    }
+
+    /// Returns the command with the source of its script instead of the SHA.
+    fn with_source(&self, script: &Script) -> Cmd {
+        let mut eval = redis::cmd("EVAL");
+        eval.arg(&*script.source_for(self.topology.publishing));
+        for arg in self.cmd.args_iter().skip(2) {
+            if let Arg::Simple(arg) = arg {
+                eval.arg(arg);
+            }
+        }
+        eval
     }
 
     /// Repeats the exchange until there is an answer or the response timeout has passed.
@@ -169,17 +181,13 @@ impl<'a> CommandRequest<'a> {
                 ExchangeError::Moved(to) => {
                     Box::pin(self.topology.handle_moved(self.key, to)).await
                 }
-                ExchangeError::Ask(_) if self.has_undeclared_keys => {
+                ExchangeError::Ask(_) if self.script.is_some_and(Script::has_undeclared_keys) => {
                     let message = "TRYAGAIN the slot is moving, and some of its keys are on another \
                                 node";
                     return Err(ExchangeError::Busy(message.into()));
                 }
                 ExchangeError::Ask(to) => self.topology.handle_ask(self.key, to),
-                ExchangeError::NotMaster(_)
-                | ExchangeError::NotExecuted(_)
-                | ExchangeError::Busy(_)
-                | ExchangeError::Unanswered(_)
-                | ExchangeError::Permanent(_) => None,
+                _ => None,
             };
             let Some(other) = other else {
                 if !matches!(
@@ -235,7 +243,7 @@ impl<'a> CommandRequest<'a> {
         }
         let mut live = connection.get_or_connect().await?;
         if let Route::AcquisitionsOf(server) = self.delivery.route
-            && server != live.server()
+            && server != live.server
         {
             let reason = "another server replaced this one and may not have the acquisition";
             return Err(ExchangeError::Unanswered(reason.into()));
@@ -256,12 +264,12 @@ impl<'a> CommandRequest<'a> {
         let (mut answer, mut confirmation) = context.send(&mut live, &self.cmd, channel).await?;
         if let Value::ServerError(error) = &answer
             && error.code() == "NOSCRIPT"
-            && let Some(eval_fallback) = self.eval_fallback
+            && let Some(script) = self.script
         {
             // A new or flushed server. EVAL loads the script for later.
             sent_at = Instant::now();
-            (answer, confirmation) =
-                Box::pin(context.send(&mut live, &eval_fallback(), None)).await?;
+            let eval = self.with_source(script);
+            (answer, confirmation) = Box::pin(context.send(&mut live, &eval, None)).await?;
         }
         match answer {
             Value::ServerError(error) => {
@@ -279,7 +287,7 @@ impl<'a> CommandRequest<'a> {
                 })
             }
             reply => {
-                let server = live.server();
+                let server = live.server;
                 connection.recycle(live);
                 Ok(Answer {
                     reply,
@@ -327,35 +335,12 @@ impl<'a> CommandRequest<'a> {
     }
 }
 
-/// Builds the command that runs a step by the source of its script.
-pub(super) fn eval_command<R: Send>(topology: &Topology, step: &dyn Step<Reply = R>) -> Cmd {
-    let source = step.script().source_for(topology.publishing());
-    script_command(step, "EVAL", &source)
-}
-
-/// Builds EVALSHA or EVAL with the keys and arguments of a step.
-fn script_command<R: Send>(step: &dyn Step<Reply = R>, verb: &str, script: &str) -> Cmd {
-    let keys = step.keys();
-    // Enough for a step on one object with a long name; only steps on several let the buffer grow.
-    let mut cmd = Cmd::with_capacity(16, 512);
-    cmd.arg(verb).arg(script).arg(keys.len());
-    for key in keys {
-        cmd.arg(key);
-    }
-    step.args(&mut cmd);
-    cmd
-}
-
 impl Args for Cmd {
     fn text(&mut self, text: &str) {
         self.arg(text);
     }
 
-    fn number(&mut self, number: u64) {
-        self.arg(number);
-    }
-
-    fn signed(&mut self, number: i64) {
+    fn number(&mut self, number: i64) {
         self.arg(number);
     }
 }

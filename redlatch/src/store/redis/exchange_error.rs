@@ -59,9 +59,10 @@ impl ExchangeError {
     pub(super) fn from_client_error(error: &RedisError) -> ExchangeError {
         match error.code() {
             Some(code) => ExchangeError::classify(code, error.detail(), ""),
-            None => ExchangeError::Permanent(Error::Refused {
-                reason: error.to_string(),
-            }),
+            None => {
+                let reason = error.to_string();
+                Error::Refused { reason }.into()
+            }
         }
     }
 
@@ -80,14 +81,12 @@ impl ExchangeError {
             "READONLY" | "MASTERDOWN" | "UNBLOCKED" => ExchangeError::NotMaster(message),
             "LOADING" | "BUSY" | "TRYAGAIN" => ExchangeError::Busy(message),
             "CLUSTERDOWN" | "NOREPLICAS" => ExchangeError::not_executed(message),
-            "NOAUTH" | "WRONGPASS" => {
-                ExchangeError::Permanent(Error::AuthenticationFailed { reason: message })
-            }
+            "NOAUTH" | "WRONGPASS" => Error::AuthenticationFailed { reason: message }.into(),
             // A script accessed a key that has moved with its slot. Its effects before that remain.
             "ERR" if details.is_some_and(|message| message.contains(NON_LOCAL_KEY)) => {
                 ExchangeError::Unanswered(message.into())
             }
-            _ => ExchangeError::Permanent(script_error(key, message)),
+            _ => script_error(key, message).into(),
         }
     }
 
@@ -98,27 +97,25 @@ impl ExchangeError {
             Some("NOAUTH") => "NOAUTH: a password is required, and none was provided".to_owned(),
             _ => error.to_string(),
         };
-        if matches!(error.code(), Some("WRONGPASS" | "NOAUTH")) {
-            return ExchangeError::Permanent(Error::AuthenticationFailed { reason });
-        }
         let no_hello = reason.contains("HELLO") && reason.contains("unknown command");
         match error.kind() {
-            ErrorKind::AuthenticationFailed => {
-                ExchangeError::Permanent(Error::AuthenticationFailed { reason })
+            _ if matches!(error.code(), Some("WRONGPASS" | "NOAUTH")) => {
+                Error::AuthenticationFailed { reason }.into()
             }
+            ErrorKind::AuthenticationFailed => Error::AuthenticationFailed { reason }.into(),
             _ if no_hello || error.kind() == ErrorKind::RESP3NotSupported => {
-                ExchangeError::Permanent(Error::UnsupportedServer {
-                    reason: "it does not support RESP3".into(),
-                })
+                let reason = "it does not support RESP3".into();
+                Error::UnsupportedServer { reason }.into()
             }
             ErrorKind::InvalidClientConfig => {
-                ExchangeError::Permanent(Error::unavailable(Cause::new(reason, error.clone())))
+                Error::unavailable(Cause::new(reason, error.clone())).into()
             }
             _ => ExchangeError::NotExecuted(Cause::new(reason, error.clone())),
         }
     }
 
-    /// Returns the error for a caller that does not retry.
+    /// Returns the error for a caller that does not retry. (Not an `impl From`: one more for the public type
+    /// would keep the compiler from inferring types in programs.)
     pub(super) fn into_error(self) -> Error {
         match self {
             ExchangeError::Permanent(error) => error,
@@ -140,6 +137,13 @@ impl ExchangeError {
             Error::Unavailable { reason, .. } => reason,
             error => error.to_string(),
         }
+    }
+}
+
+/// An error that a retry does not change.
+impl From<Error> for ExchangeError {
+    fn from(error: Error) -> ExchangeError {
+        ExchangeError::Permanent(error)
     }
 }
 

@@ -19,11 +19,10 @@ use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{timeout, timeout_at};
 
-use self::exchange::{CommandRequest, check_runtime, eval_command};
+use self::exchange::{CommandRequest, check_runtime};
 use self::exchange_error::{ExchangeError, Retry};
 use self::options::ConnectOptions;
-pub use self::replicas::ReplicaSync;
-pub(crate) use self::topology::RedisSettings;
+pub use self::options::ReplicaSync;
 use self::topology::Topology;
 use super::{Answer, Cursor, Delivery, NodeId, Progress, ScanType, SharedSubscriber, SuspectNodes};
 use crate::error::{Cause, Error, Result};
@@ -56,8 +55,8 @@ const SCAN_COUNT: usize = 500;
 
 pub(crate) struct Redis {
     topology: Topology,
-    suspect_nodes: Arc<SuspectNodes>,
-    response_timeout: Duration,
+    pub(super) suspect_nodes: Arc<SuspectNodes>,
+    pub(super) response_timeout: Duration,
 }
 
 impl Redis {
@@ -65,10 +64,10 @@ impl Redis {
     pub(crate) fn connect<'a>(
         url: &'a str,
         options: &'a ConnectOptions,
-        settings: RedisSettings,
         subscriber: SharedSubscriber,
     ) -> Boxed<'a, Result<Redis>> {
         Box::pin(async move {
+            let settings = options.settings;
             let response_timeout = settings.response_timeout;
             // Not repeated: a program that starts up should get the error at once. If no connection can
             // be made, the connect timeout reports that.
@@ -76,10 +75,8 @@ impl Redis {
             let suspect_nodes = Arc::<SuspectNodes>::default();
             let parsed = url::parse(url, options)?;
             let connecting = Topology::connect(parsed, settings, subscriber, suspect_nodes.clone());
-            let topology = timeout(limit, connecting).await;
-            let topology = topology.map_err(|_| Error::ResponseTimeout { after: limit })??;
             Ok(Redis {
-                topology,
+                topology: with_response_timeout(limit, connecting).await?,
                 suspect_nodes,
                 response_timeout,
             })
@@ -87,7 +84,7 @@ impl Redis {
     }
 
     pub(crate) fn address(&self) -> String {
-        self.topology.address()
+        self.topology.address.clone()
     }
 
     /// Returns the cluster slot of a key. All keys of a script must be in the same slot.
@@ -102,9 +99,7 @@ impl Redis {
         delivery: Delivery,
         progress: &Progress,
     ) -> Result<Answer<R>> {
-        let topology = &self.topology;
-        let eval = || eval_command(topology, step);
-        let request = CommandRequest::for_step(topology, step, &eval, channel, delivery, progress)?;
+        let request = CommandRequest::for_step(&self.topology, step, channel, delivery, progress)?;
         let answer = request.send_with_retries(self.response_timeout).await?;
         answer.decode(step)
     }
@@ -114,11 +109,8 @@ impl Redis {
         step: &dyn Step<Reply = R>,
         within: Duration,
     ) -> Result<Answer<R>> {
-        let topology = &self.topology;
-        let eval = || eval_command(topology, step);
-        let progress = Progress::default();
-        let request =
-            CommandRequest::for_step(topology, step, &eval, None, Delivery::IMMEDIATE, &progress)?;
+        let (progress, delivery) = (Progress::default(), Delivery::IMMEDIATE);
+        let request = CommandRequest::for_step(&self.topology, step, None, delivery, &progress)?;
         let limit = within.min(self.response_timeout);
         request.send_once(limit).await?.decode(step)
     }
@@ -132,9 +124,7 @@ impl Redis {
         progress: &Progress,
     ) -> Result<Answer<R>> {
         check_runtime()?;
-        let topology = &self.topology;
-        let eval = || eval_command(topology, step);
-        let request = CommandRequest::for_step(topology, step, &eval, None, delivery, progress)?;
+        let request = CommandRequest::for_step(&self.topology, step, None, delivery, progress)?;
         let unknown = |Cause { reason, source }| Error::OutcomeUnknown {
             step: what,
             reason,
@@ -154,16 +144,10 @@ impl Redis {
                     if !progress.was_sent() {
                         return Err(retry.deadline_error(request.timeout_hint(), progress));
                     }
-                    let from = progress.timeout_start().max(Some(retry.started));
-                    let answered_by = from.unwrap_or(retry.started) + answer_timeout;
-                    match timeout_at(answered_by, sending).await {
-                        Ok(answered) => answered,
-                        Err(_) => {
-                            return Err(unknown(
-                                format!("no answer within {answer_timeout:?}").into(),
-                            ));
-                        }
-                    }
+                    let from = progress.timeout_start().unwrap_or(retry.started);
+                    let answered_by = from.max(retry.started) + answer_timeout;
+                    let late = |_| unknown(format!("no answer within {answer_timeout:?}").into());
+                    timeout_at(answered_by, sending).await.map_err(late)?
                 }
             };
             match answered {
@@ -183,12 +167,12 @@ impl Redis {
         }
     }
 
-    pub(crate) fn suspect_nodes(&self) -> Arc<SuspectNodes> {
-        self.suspect_nodes.clone()
+    pub(crate) fn counts_subscribers(&self) -> bool {
+        self.topology.counts_subscribers()
     }
 
     pub(crate) fn node(&self, key: &str) -> Option<NodeId> {
-        self.topology.known_node(key)
+        self.topology.known_node(key).map(|node| node.id)
     }
 
     pub(crate) async fn settling_permit(&self, key: &str) -> Option<OwnedSemaphorePermit> {
@@ -201,17 +185,9 @@ impl Redis {
         exchange_error::timeout_error(after, self.topology.timeout_hint(key))
     }
 
-    pub(crate) fn response_timeout(&self) -> Duration {
-        self.response_timeout
-    }
-
     pub(crate) async fn unsubscribe(&self, channel: &str) -> Result<()> {
-        match timeout(self.response_timeout, self.topology.unsubscribe(channel)).await {
-            Ok(done) => done.map_err(ExchangeError::into_error),
-            Err(_) => Err(Error::ResponseTimeout {
-                after: self.response_timeout,
-            }),
-        }
+        let unsubscribing = self.topology.unsubscribe(channel);
+        with_response_timeout(self.response_timeout, unsubscribing).await
     }
 
     /// Returns one page of keys. Visits one node after the other.
@@ -222,10 +198,8 @@ impl Redis {
         cursor: Cursor,
     ) -> Result<(Vec<String>, Option<Cursor>)> {
         check_runtime()?;
-        let masters = timeout(self.response_timeout, self.topology.masters()).await;
-        let nodes = masters.map_err(|_| Error::ResponseTimeout {
-            after: self.response_timeout,
-        })?;
+        let masters = async { Ok(self.topology.masters().await) };
+        let nodes = with_response_timeout(self.response_timeout, masters).await?;
         let Some(node) = nodes.get(cursor.node) else {
             return Ok((Vec::new(), None));
         };
@@ -257,5 +231,16 @@ impl Redis {
             key => Cursor { key, ..cursor },
         };
         Ok((keys, (next.node < nodes.len()).then_some(next)))
+    }
+}
+
+/// Waits for `work`, at most for `limit`.
+async fn with_response_timeout<T>(
+    limit: Duration,
+    work: impl Future<Output = Result<T, ExchangeError>>,
+) -> Result<T> {
+    match timeout(limit, work).await {
+        Ok(done) => done.map_err(ExchangeError::into_error),
+        Err(_) => Err(Error::ResponseTimeout { after: limit }),
     }
 }

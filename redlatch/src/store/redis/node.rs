@@ -1,27 +1,26 @@
 //! One server that holds data, and the connections to it.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
 use super::connection::{ReconnectingConnection, Target};
+use super::connection_config::ConnectionConfig;
+use super::options::{RedisSettings, ReplicaSync};
 use super::pubsub::SubscriptionMode;
-use super::replicas::{ReplicaRequirement, Replicas};
+use super::replicas::Replicas;
 use super::run_id_tracker::RunIdTracker;
-use crate::error::Error;
 use crate::store::attempt_limiter::AttemptLimiter;
 use crate::store::{NodeId, SharedSubscriber, SuspectNodes};
 
 /// What all nodes of a deployment share.
 #[derive(Clone)]
 pub(super) struct NodeSettings {
-    pub(super) connect_timeout: Duration,
+    pub(super) config: ConnectionConfig,
+    pub(super) redis: RedisSettings,
     pub(super) subscriber: SharedSubscriber,
     pub(super) suspect_nodes: Arc<SuspectNodes>,
     pub(super) subscription_mode: SubscriptionMode,
-    /// Requirements on replicas, if any.
-    pub(super) requirement: Option<ReplicaRequirement>,
 }
 
 /// Limit of background releases in flight at one node. If thousands of attempts are dropped at once,
@@ -61,42 +60,39 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// Creates a node; `target` is called once for each connection.
-    pub(super) fn new(
-        settings: &NodeSettings,
-        target: impl Fn() -> Result<Target, Error>,
-    ) -> Result<Arc<Node>, Error> {
+    pub(super) fn new(settings: &NodeSettings, target: &Target) -> Arc<Node> {
         let id = NodeId::next();
         // Only the connection that carries the commands tracks which server process it leads to.
         let connection = |subscription_mode, carries_commands: bool| {
             let run_id_tracker = || RunIdTracker::new(id, settings.suspect_nodes.clone());
-            Ok::<_, Error>(ReconnectingConnection::new(
-                target()?,
-                settings.connect_timeout,
+            ReconnectingConnection::new(
+                settings.config.clone(),
+                target.clone(),
+                settings.redis.connect_timeout,
                 settings.subscriber.clone(),
                 subscription_mode,
                 carries_commands.then(run_id_tracker),
-            ))
+            )
         };
         let sharded = settings.subscription_mode == SubscriptionMode::Sharded;
-        let separate_commands = settings.requirement.is_some();
-        let pubsub = connection(settings.subscription_mode, !separate_commands && !sharded)?;
+        let awaits_replicas = settings.redis.replica_sync != ReplicaSync::Off;
+        let pubsub = connection(settings.subscription_mode, !awaits_replicas && !sharded);
         let attempts = match sharded {
-            true => connection(SubscriptionMode::Unrestored, !separate_commands)?,
+            true => connection(SubscriptionMode::Unrestored, !awaits_replicas),
             false => pubsub.clone(),
         };
-        let commands = match separate_commands {
-            true => connection(SubscriptionMode::Unrestored, true)?,
+        let commands = match awaits_replicas {
+            true => connection(SubscriptionMode::Unrestored, true),
             false => attempts.clone(),
         };
-        Ok(Arc::new(Node {
+        Arc::new(Node {
             id,
             limits: Arc::default(),
             commands,
             attempts,
             pubsub,
-            replicas: settings.requirement.map(Replicas::new),
-        }))
+            replicas: awaits_replicas.then(|| Replicas::new(settings.redis)),
+        })
     }
 
     /// Returns all connections, possibly with duplicates.

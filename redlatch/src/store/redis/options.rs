@@ -2,15 +2,63 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::time::Duration;
 
-/// Credentials and TLS. They have precedence over the URL.
+/// Settings of the connections. Credentials and TLS have precedence over the URL.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ConnectOptions {
+    pub(crate) settings: RedisSettings,
     /// For the data servers.
     pub(crate) login: Login,
     /// For sentinels, which have users of their own.
     pub(crate) sentinel_login: Login,
     pub(crate) tls: Certificates,
+}
+
+/// Time limits, and the replicas to wait for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RedisSettings {
+    pub(crate) connect_timeout: Duration,
+    pub(crate) response_timeout: Duration,
+    pub(crate) replica_sync: ReplicaSync,
+    pub(crate) replica_timeout: Duration,
+}
+
+impl Default for RedisSettings {
+    fn default() -> RedisSettings {
+        RedisSettings {
+            connect_timeout: Duration::from_secs(5),
+            response_timeout: Duration::from_secs(3),
+            replica_sync: ReplicaSync::default(),
+            replica_timeout: Duration::from_secs(1),
+        }
+    }
+}
+
+/// How many replicas must acknowledge an acquisition before it counts.
+///
+/// If too few do, the acquisition is released, and the error is
+/// [`Error::NotReplicated`](crate::Error::NotReplicated). All settings but `Off` need a second connection.
+/// It carries the attempts and waits for the replicas (Redis: WAIT), in the same round trip as the attempt.
+///
+/// No setting makes a lock survive every failover: the replica that becomes the master may not have the
+/// lock. For actions that must not happen twice, use the tokens of a
+/// [`FencedLock`](crate::FencedLock), or a [`RedLock`](crate::RedLock) over independent servers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum ReplicaSync {
+    /// Waits for all connected replicas, and requires that at least one of them acknowledges, if any is
+    /// connected (as Redisson does with `checkLockSyncedSlaves`). The default. With a single server it is
+    /// off if no replica is connected when the client connects.
+    #[default]
+    All,
+    /// Requires more than half of the group of the master and its connected replicas.
+    Majority,
+    /// Requires this number of replicas, even if fewer are connected: nothing can be acquired then. So a
+    /// master that was cut off from its replicas grants no locks.
+    AtLeast(usize),
+    /// Does not wait for replicas.
+    Off,
 }
 
 /// Credentials of the client.

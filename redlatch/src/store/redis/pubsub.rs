@@ -88,6 +88,13 @@ pub(super) fn breaks_connection(error: &RedisError) -> bool {
     error.is_io_error() || error.is_unrecoverable_error()
 }
 
+/// Returns the text of a field of a map.
+pub(super) fn text_field<'v>(map: &'v Value, name: &str) -> Option<&'v str> {
+    let mut fields = map.as_map_iter()?;
+    let (_, value) = fields.find(|(other, _)| as_text(Some(other)) == Some(name))?;
+    as_text(Some(value))
+}
+
 /// Returns the text of a value, such as the channel at the start of a push message.
 pub(super) fn as_text(value: Option<&Value>) -> Option<&str> {
     match value {

@@ -1,8 +1,10 @@
 //! The task that watches a deployment for changes. It lives as long as its runtime; the next connection
 //! starts another one.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
@@ -18,24 +20,29 @@ pub(super) const MIN_QUERY_TIME: Duration = Duration::from_millis(100);
 pub(super) const MIN_REFRESH_INTERVAL: Duration = Duration::from_millis(50);
 
 #[derive(Default)]
-pub(super) struct RefreshTask(Mutex<Option<AbortHandle>>);
+pub(super) struct RefreshTask {
+    running: Mutex<Option<AbortHandle>>,
+    /// Notified when there is a reason to check.
+    pub(super) signal: Arc<Notify>,
+}
 
 impl RefreshTask {
-    /// Starts the task unless it is running. The task ends when `self` is dropped.
+    /// Starts the task, which waits for the signal, unless it is running. It ends when `self` is dropped.
     pub(super) fn ensure_running<F: Future<Output = ()> + Send + 'static>(
         &self,
-        refresh: impl FnOnce() -> F,
+        refresh: impl FnOnce(Arc<Notify>) -> F,
     ) {
-        let mut running = self.0.lock();
+        let mut running = self.running.lock();
         if running.as_ref().is_none_or(AbortHandle::is_finished) {
-            *running = Some(tokio::spawn(task(refresh())).abort_handle());
+            let refresh = refresh(self.signal.clone());
+            *running = Some(tokio::spawn(task(refresh)).abort_handle());
         }
     }
 }
 
 impl Drop for RefreshTask {
     fn drop(&mut self) {
-        if let Some(task) = self.0.lock().take() {
+        if let Some(task) = self.running.lock().take() {
             task.abort();
         }
     }

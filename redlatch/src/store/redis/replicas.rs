@@ -17,38 +17,13 @@ use tokio::time::{Instant, timeout};
 
 use super::connection::{Generation, LiveConnection, ReconnectingConnection};
 use super::exchange_error::ExchangeError;
+use super::options::{RedisSettings, ReplicaSync};
 use crate::environment::task;
-use crate::error::{Error, Result};
+use crate::error::Error;
 use crate::step::unexpected_reply;
 use crate::store::answer::{Confirmation, WaitResult};
 use crate::store::shared_oneshot::{self, Sender};
 use crate::sync::Mutex;
-
-/// How many replicas must acknowledge an acquisition before it counts.
-///
-/// If too few do, the acquisition is released, and the error is
-/// [`Error::NotReplicated`](crate::Error::NotReplicated). All settings but `Off` need a second connection.
-/// It carries the attempts and waits for the replicas (Redis: WAIT), in the same round trip as the attempt.
-///
-/// No setting makes a lock survive every failover: the replica that becomes the master may not have the
-/// lock. For actions that must not happen twice, use the tokens of a
-/// [`FencedLock`](crate::FencedLock), or a [`RedLock`](crate::RedLock) over independent servers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum ReplicaSync {
-    /// Waits for all connected replicas, and requires that at least one of them acknowledges, if any is
-    /// connected (as Redisson does with `checkLockSyncedSlaves`). The default. With a single server it is
-    /// off if no replica is connected when the client connects.
-    #[default]
-    All,
-    /// Requires more than half of the group of the master and its connected replicas.
-    Majority,
-    /// Requires this number of replicas, even if fewer are connected: nothing can be acquired then. So a
-    /// master that was cut off from its replicas grants no locks.
-    AtLeast(usize),
-    /// Does not wait for replicas.
-    Off,
-}
 
 /// Limit of WAITs in flight: a second one confirms later steps.
 const MAX_WAITS_IN_FLIGHT: usize = 2;
@@ -56,45 +31,9 @@ const MAX_WAITS_IN_FLIGHT: usize = 2;
 /// Age at which the number of replicas is refreshed.
 const COUNT_MAX_AGE: Duration = Duration::from_secs(1);
 
-/// Requirements on the replicas.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct ReplicaRequirement {
-    pub(super) sync: ReplicaSync,
-    /// Time limit for the replicas.
-    pub(super) timeout: Duration,
-    /// Additional time limit for the master's answer.
-    pub(super) answer_timeout: Duration,
-}
-
-impl ReplicaRequirement {
-    /// Returns whether replicas have to be waited for at a server without sentinels or a cluster. If not,
-    /// one connection is saved.
-    pub(super) async fn applies_to(
-        &self,
-        connection: &Arc<ReconnectingConnection>,
-    ) -> Result<bool> {
-        if let ReplicaSync::AtLeast(_) = self.sync {
-            return Ok(true);
-        }
-        let live = connection
-            .get_or_connect()
-            .await
-            .map_err(ExchangeError::into_error)?;
-        match connected_replicas(connection, &live).await {
-            Ok(connected) => Ok(connected > 0),
-            Err(ExchangeError::Permanent(Error::Refused { reason })) => {
-                // Something that speaks the protocol but has no roles.
-                tracing::debug!(reason, "not waiting for replicas");
-                Ok(false)
-            }
-            Err(failure) => Err(failure.into_error()),
-        }
-    }
-}
-
 /// The replicas of one master.
 pub(super) struct Replicas {
-    requirement: ReplicaRequirement,
+    settings: RedisSettings,
     state: Mutex<State>,
 }
 
@@ -114,9 +53,9 @@ struct WaitRequest {
 }
 
 impl Replicas {
-    pub(super) fn new(requirement: ReplicaRequirement) -> Arc<Replicas> {
+    pub(super) fn new(settings: RedisSettings) -> Arc<Replicas> {
         Arc::new(Replicas {
-            requirement,
+            settings,
             state: Mutex::default(),
         })
     }
@@ -127,12 +66,12 @@ impl Replicas {
         connection: &Arc<ReconnectingConnection>,
         live: &LiveConnection,
     ) -> Result<(), ExchangeError> {
-        if matches!(self.requirement.sync, ReplicaSync::AtLeast(_)) {
+        if matches!(self.settings.replica_sync, ReplicaSync::AtLeast(_)) {
             return Ok(());
         }
         let known = self.state.lock().connected;
         match known {
-            Some((.., generation, since)) if generation == live.generation() => {
+            Some((.., generation, since)) if generation == live.generation => {
                 if since.elapsed() > COUNT_MAX_AGE {
                     self.recount_in_background(connection.clone(), live.clone());
                 }
@@ -148,13 +87,13 @@ impl Replicas {
         connection: &Arc<ReconnectingConnection>,
         live: &LiveConnection,
     ) -> Confirmation {
-        let (mut state, timeout) = (self.state.lock(), self.requirement.timeout);
+        let (mut state, timeout) = (self.state.lock(), self.settings.replica_timeout);
         match self.replicas_to_await(&state, live) {
             Some(0) => return Confirmation::NOT_NEEDED,
             Some(_) => {}
             None => return Confirmation::pending(shared_oneshot::channel().1, timeout),
         }
-        let same = |next: &&WaitRequest| next.live.generation() == live.generation();
+        let same = |next: &&WaitRequest| next.live.generation == live.generation;
         let mut start_sender = false;
         let outcome = match state.next.as_ref().filter(same) {
             Some(next) => next.sender.subscribe(),
@@ -171,7 +110,11 @@ impl Replicas {
         // The lock is released first: the task may end at once if its runtime does.
         drop(state);
         if start_sender {
-            tokio::spawn(task(WaitSender::new(self).run(connection.clone())));
+            let sender = WaitSender {
+                replicas: self.clone(),
+                finished: false,
+            };
+            tokio::spawn(task(sender.run(connection.clone())));
         }
         Confirmation::pending(outcome, timeout)
     }
@@ -179,12 +122,12 @@ impl Replicas {
     /// Returns the number of replicas to wait for on this connection. `None`: there is a newer connection,
     /// perhaps to another master, whose replicas do not have the steps that were sent on this one.
     fn replicas_to_await(&self, state: &State, live: &LiveConnection) -> Option<usize> {
-        if let ReplicaSync::AtLeast(some) = self.requirement.sync {
+        if let ReplicaSync::AtLeast(some) = self.settings.replica_sync {
             return Some(some);
         }
         let (connected, generation, _) = state.connected?;
-        let same = generation == live.generation();
-        same.then(|| self.requirement.sync.replicas_awaited(connected))
+        let same = generation == live.generation;
+        same.then(|| self.settings.replica_sync.replicas_awaited(connected))
     }
 
     /// Sends WAIT. Returns the number of replicas that were waited for, and that acknowledged.
@@ -196,22 +139,16 @@ impl Replicas {
         let Some(awaited) = self.replicas_to_await(&self.state.lock(), live) else {
             return Err(ExchangeError::Unanswered("the connection has ended".into()));
         };
-        let millis = self.requirement.timeout.as_millis().max(1);
+        let for_replicas = self.settings.replica_timeout;
+        let millis = for_replicas.as_millis().max(1);
         let mut wait = redis::cmd("WAIT");
         wait.arg(awaited)
             .arg(u64::try_from(millis).unwrap_or(u64::MAX));
-        let limit = self
-            .requirement
-            .timeout
-            .saturating_add(self.requirement.answer_timeout);
-        let Ok(answer) = timeout(limit, connection.query(live, &wait)).await else {
-            return Err(ExchangeError::Unanswered(
-                format!("no answer within {limit:?}").into(),
-            ));
-        };
-        match answer? {
+        let limit = for_replicas.saturating_add(self.settings.response_timeout);
+        let answer = timeout(limit, connection.query(live, &wait)).await;
+        let late = |_| ExchangeError::Unanswered(format!("no answer within {limit:?}").into());
+        match answer.map_err(late)?? {
             Value::Int(in_sync) => Ok((awaited, usize::try_from(in_sync).unwrap_or(0))),
-            Value::ServerError(error) => Err(ExchangeError::from_reply(&error, "")),
             other => Err(ExchangeError::not_executed(format!(
                 "unexpected reply: {other:?}"
             ))),
@@ -231,7 +168,7 @@ impl Replicas {
         let replicas = self.clone();
         tokio::spawn(task(async move {
             let counting = replicas.count(&connection, &live);
-            timeout(replicas.requirement.answer_timeout, counting).await
+            timeout(replicas.settings.response_timeout, counting).await
         }));
     }
 
@@ -241,7 +178,7 @@ impl Replicas {
         live: &LiveConnection,
     ) -> Result<(), ExchangeError> {
         let connected = connected_replicas(connection, live).await?;
-        self.state.lock().connected = Some((connected, live.generation(), Instant::now()));
+        self.state.lock().connected = Some((connected, live.generation, Instant::now()));
         Ok(())
     }
 }
@@ -253,22 +190,14 @@ struct WaitSender {
 }
 
 impl WaitSender {
-    fn new(replicas: &Arc<Replicas>) -> WaitSender {
-        WaitSender {
-            replicas: replicas.clone(),
-            finished: false,
-        }
-    }
-
     /// Sends one WAIT after the other until none is left.
     async fn run(mut self, connection: Arc<ReconnectingConnection>) {
         while let Some(WaitRequest { mut live, sender }) = self.next() {
             let replicas = &self.replicas;
             let outcome = replicas.send_wait(&connection, &mut live).await;
             let is_short = matches!(&outcome, Ok((awaited, in_sync)) if in_sync < awaited);
-            let outcome = outcome.map(|(awaited, in_sync)| {
-                (replicas.requirement.sync.acks_required(awaited), in_sync)
-            });
+            let sync = replicas.settings.replica_sync;
+            let outcome = outcome.map(|(awaited, in_sync)| (sync.acks_required(awaited), in_sync));
             sender.send(outcome.map_err(ExchangeError::into_error));
             if is_short {
                 replicas.recount_in_background(connection.clone(), live);
@@ -309,22 +238,42 @@ async fn connected_replicas(
     connection: &ReconnectingConnection,
     live: &LiveConnection,
 ) -> Result<usize, ExchangeError> {
-    match connection
-        .query(&mut live.clone(), &redis::cmd("ROLE"))
-        .await?
-    {
+    let role = redis::cmd("ROLE");
+    match connection.query(&mut live.clone(), &role).await? {
         // A master replies with its offset, and the address and offset of each replica.
         Value::Array(role) => match role.get(2) {
             Some(Value::Array(replicas)) => Ok(replicas.len()),
             // A replica.
             _ => Ok(0),
         },
-        Value::ServerError(error) => Err(ExchangeError::from_reply(&error, "")),
-        other => Err(ExchangeError::Permanent(unexpected_reply(&other))),
+        other => Err(unexpected_reply(&other).into()),
     }
 }
 
 impl ReplicaSync {
+    /// Returns whether replicas have to be waited for at a server without sentinels or a cluster. If not,
+    /// one connection is saved.
+    pub(super) async fn applies_to(
+        self,
+        connection: &Arc<ReconnectingConnection>,
+    ) -> Result<bool, ExchangeError> {
+        match self {
+            ReplicaSync::AtLeast(_) => return Ok(true),
+            ReplicaSync::Off => return Ok(false),
+            ReplicaSync::All | ReplicaSync::Majority => {}
+        }
+        let live = connection.get_or_connect().await?;
+        match connected_replicas(connection, &live).await {
+            Ok(connected) => Ok(connected > 0),
+            Err(ExchangeError::Permanent(Error::Refused { reason })) => {
+                // Something that speaks the protocol but has no roles.
+                tracing::debug!(reason, "not waiting for replicas");
+                Ok(false)
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
     /// Returns how many of the connected replicas are waited for.
     fn replicas_awaited(self, connected: usize) -> usize {
         match self {

@@ -1,10 +1,11 @@
 //! Notices restarts and failovers by the run id of the server process.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use redis::Value;
 
 use crate::store::{NodeId, SuspectNodes};
+use crate::sync::Mutex;
 
 /// Notices when a connection leads to a different server process than the one before it: after a restart or
 /// a failover. The holds there may then be lost.
@@ -27,14 +28,8 @@ impl RunIdTracker {
     /// Records a connection to this process. If the server does not report a run id, each connection may
     /// lead to a different process.
     pub(super) fn record(&self, run_id: Option<String>) {
-        let mut latest = self.run_id.lock().unwrap_or_else(PoisonError::into_inner);
-        let same = match latest.as_ref() {
-            None => true,
-            Some(before) => run_id.is_some() && *before == run_id,
-        };
-        *latest = Some(run_id);
-        drop(latest);
-        if !same {
+        let before = self.run_id.lock().replace(run_id.clone());
+        if before.is_some_and(|before| run_id.is_none() || before != run_id) {
             self.report_replaced();
         }
     }
@@ -48,9 +43,14 @@ impl RunIdTracker {
 /// Extracts the run id of the server process from the reply to INFO.
 pub(super) fn run_id(info: Value) -> Option<String> {
     let info: String = redis::from_redis_value(info).ok()?;
-    let lines = info.lines().filter_map(|line| line.split_once(':'));
-    let mut run_ids = lines.filter(|(name, _)| *name == "run_id");
-    run_ids.next().map(|(_, id)| id.trim().to_owned())
+    info_field(&info, "run_id").map(str::to_owned)
+}
+
+/// Returns a field of the reply to INFO or CLUSTER INFO.
+pub(super) fn info_field<'i>(info: &'i str, name: &str) -> Option<&'i str> {
+    let mut fields = info.lines().filter_map(|line| line.split_once(':'));
+    let (_, value) = fields.find(|(other, _)| *other == name)?;
+    Some(value.trim())
 }
 
 #[cfg(test)]

@@ -8,23 +8,21 @@
 //!    to repeat the query.
 //! 4. A connection that leads to another server than the master is invalidated.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use redis::{ServerError, Value};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
-use super::connection::{MasterResolver, ReconnectingConnection, ResolveFuture, Target};
+use super::connection::{MasterResolver, ReconnectingConnection, Target};
 use super::connection_config::ConnectionConfig;
-use super::connector::Connector;
 use super::endpoint::Endpoint;
 use super::exchange_error::ExchangeError;
-use super::pubsub::SubscriptionMode;
+use super::pubsub::{SubscriptionMode, text_field};
 use super::refresh_task::{MIN_QUERY_TIME, MIN_REFRESH_INTERVAL, RefreshTask, answer_within};
-use crate::error::{Error, Result};
-use crate::join::join_until;
+use crate::error::Error;
+use crate::join::{Boxed, join_until};
 use crate::lease::MAX_LEASE;
 use crate::store::{SharedSubscriber, Subscriber};
 use crate::sync::Mutex;
@@ -40,10 +38,7 @@ const RECONNECT_INTERVAL: Duration = Duration::from_secs(3);
 
 pub(super) struct Sentinels {
     master: String,
-    /// How to connect to the data servers.
-    data_config: ConnectionConfig,
     sentinels: Vec<(Endpoint, Arc<ReconnectingConnection>)>,
-    refresh_signal: Arc<RefreshSignal>,
     /// The connections that must lead to the master.
     master_connections: Mutex<Vec<Weak<ReconnectingConnection>>>,
     /// The master at the last check.
@@ -59,45 +54,34 @@ struct SentinelReply {
     epoch: u64,
 }
 
-/// Receives what the sentinels publish.
-#[derive(Default)]
-struct RefreshSignal(Notify);
-
 impl Sentinels {
     pub(super) fn new(
         sentinels: &[Endpoint],
         config: &ConnectionConfig,
         master: String,
-        data_config: ConnectionConfig,
         connect_timeout: Duration,
-    ) -> Result<Arc<Sentinels>> {
-        let refresh_signal = Arc::new(RefreshSignal::default());
-        let subscriber: SharedSubscriber = refresh_signal.clone();
-        let limit = connect_timeout.min(QUERY_TIMEOUT);
+    ) -> Arc<Sentinels> {
+        let refresh_task = RefreshTask::default();
+        let subscriber: SharedSubscriber = refresh_task.signal.clone();
         let connection = |endpoint: &Endpoint| {
-            let connector = config
-                .connector_for(endpoint)
-                .map_err(ExchangeError::into_error)?;
-            let target = Target::Fixed(connector);
             let connection = ReconnectingConnection::new(
-                target,
-                limit,
+                config.clone(),
+                Target::Fixed(endpoint.to_addr()),
+                connect_timeout.min(QUERY_TIMEOUT),
                 subscriber.clone(),
                 SubscriptionMode::Restored,
                 None,
             );
             connection.subscribe_on_reconnect(SWITCH_MASTER_CHANNEL);
-            Ok((endpoint.clone(), connection))
+            (endpoint.clone(), connection)
         };
-        Ok(Arc::new(Sentinels {
+        Arc::new(Sentinels {
             master,
-            data_config,
-            sentinels: sentinels.iter().map(connection).collect::<Result<_>>()?,
-            refresh_signal,
+            sentinels: sentinels.iter().map(connection).collect(),
             master_connections: Mutex::default(),
             latest_master: Mutex::default(),
-            refresh_task: RefreshTask::default(),
-        }))
+            refresh_task,
+        })
     }
 
     /// Registers a connection, which is invalidated when it leads to a server that is no longer the master.
@@ -106,42 +90,19 @@ impl Sentinels {
         self.master_connections.lock().push(connection);
     }
 
-    /// Returns the master's name, the sentinels and the database, for messages.
-    pub(super) fn address(&self) -> String {
-        let mut all: Vec<String> = self
-            .sentinels
-            .iter()
-            .map(|(at, _)| at.to_string())
-            .collect();
-        all.sort_unstable();
-        format!(
-            "{}@{}/{}",
-            self.master,
-            all.join(","),
-            self.data_config.db()
-        )
-    }
-
     /// Handles a sign of a failover.
     pub(super) fn request_refresh(self: &Arc<Self>) {
         self.ensure_refresh_task();
-        self.refresh_signal.0.notify_one();
+        self.refresh_task.signal.notify_one();
     }
 
     /// Watches for changes from now on, for as long as the runtime lives.
     fn ensure_refresh_task(self: &Arc<Self>) {
-        self.refresh_task
-            .ensure_running(|| refresh_loop(Arc::downgrade(self), self.refresh_signal.clone()));
+        let refresh = |signal| refresh_loop(Arc::downgrade(self), signal);
+        self.refresh_task.ensure_running(refresh);
     }
 
-    /// Returns how to reach the master that most sentinels name.
-    async fn master(self: &Arc<Self>) -> Result<(Connector, Endpoint), ExchangeError> {
-        let endpoint = self.query_master().await?;
-        let connector = self.data_config.connector_for(&endpoint)?;
-        self.ensure_refresh_task();
-        Ok((connector, endpoint))
-    }
-
+    /// Returns the master that most sentinels name.
     async fn query_master(&self) -> Result<Endpoint, ExchangeError> {
         let queries = self.sentinels.iter().map(|(at, connection)| async move {
             let query = self.query_sentinel(at, connection);
@@ -179,28 +140,22 @@ impl Sentinels {
         connection: &Arc<ReconnectingConnection>,
     ) -> Result<Option<SentinelReply>, ExchangeError> {
         let mut live = connection.get_or_connect().await?;
-        let address = redis::cmd("SENTINEL")
-            .arg("GET-MASTER-ADDR-BY-NAME")
-            .arg(&self.master)
-            .take();
-        // Only for the epoch: the address in this reply is the old one until a failover is complete.
-        let master_info = redis::cmd("SENTINEL")
-            .arg("MASTER")
-            .arg(&self.master)
-            .take();
-        let address = connection.query(&mut live, &address).await?;
-        if let Value::ServerError(error) = &address {
-            return Err(classify_error(at, error));
-        }
+        let query = |kind| redis::cmd("SENTINEL").arg(kind).arg(&self.master).take();
+        let address = query("GET-MASTER-ADDR-BY-NAME");
+        let address = connection.query(&mut live, &address).await;
+        let address = address.map_err(|failure| classify_failure(at, failure))?;
         let Some((host, port)) = redis::from_redis_value::<Option<(String, u16)>>(address)
             .map_err(|e| ExchangeError::from_client_error(&e.into()))?
         else {
             return Ok(None);
         };
-        let master_info = connection.query(&mut live, &master_info).await?;
+        // Only for the epoch: the address in this reply is the old one until a failover is complete.
+        let master = query("MASTER");
+        let master = connection.query_node(&mut live, &master, false).await?;
+        let epoch = text_field(&master, "config-epoch").and_then(|epoch| epoch.parse().ok());
         Ok(Some(SentinelReply {
             endpoint: at.with_host_and_port(&host, port),
-            epoch: config_epoch(master_info),
+            epoch: epoch.unwrap_or_default(),
         }))
     }
 
@@ -226,22 +181,22 @@ impl Sentinels {
 }
 
 impl MasterResolver for Sentinels {
-    fn resolve(self: Arc<Self>) -> ResolveFuture {
-        Box::pin(async move { self.master().await })
-    }
-
-    fn timeout_hint(&self) -> &'static str {
-        self.data_config.timeout_hint()
+    fn resolve(self: Arc<Self>) -> Boxed<'static, Result<Endpoint, ExchangeError>> {
+        Box::pin(async move {
+            let master = self.query_master().await?;
+            self.ensure_refresh_task();
+            Ok(master)
+        })
     }
 }
 
 /// Repeats the query when there is a reason to. Also restores the connections to the sentinels, on which they
 /// publish such reasons.
-async fn refresh_loop(sentinels: Weak<Sentinels>, refresh_signal: Arc<RefreshSignal>) {
-    refresh_signal.0.notify_one();
+async fn refresh_loop(sentinels: Weak<Sentinels>, refresh_signal: Arc<Notify>) {
+    refresh_signal.notify_one();
     let mut interval = MAX_LEASE;
     loop {
-        let _ = timeout(interval, refresh_signal.0.notified()).await;
+        let _ = timeout(interval, refresh_signal.notified()).await;
         let Some(sentinels) = sentinels.upgrade() else {
             return;
         };
@@ -256,17 +211,18 @@ async fn refresh_loop(sentinels: Weak<Sentinels>, refresh_signal: Arc<RefreshSig
     }
 }
 
-impl Subscriber for RefreshSignal {
+/// Everything that the sentinels publish is a reason to repeat the query.
+impl Subscriber for Notify {
     fn on_message(&self, _: &str) {
-        self.0.notify_one();
+        self.notify_one();
     }
 
     fn on_disconnect(&self) {
-        self.0.notify_one();
+        self.notify_one();
     }
 
     fn on_unsubscribed(&self, _: &str) {
-        self.0.notify_one();
+        self.notify_one();
     }
 }
 
@@ -295,23 +251,18 @@ fn most_voted<'a>(replies: impl Iterator<Item = &'a SentinelReply>) -> Option<(E
     latest.map(|(endpoint, _)| (endpoint.clone(), most))
 }
 
-/// Classifies the error reply of a sentinel.
-fn classify_error(at: &Endpoint, error: &ServerError) -> ExchangeError {
-    let unknown = |details: &str| details.starts_with("unknown command");
-    match error.details().is_some_and(unknown) {
-        true => ExchangeError::Permanent(Error::UnsupportedServer {
-            reason: format!("{at} is not a sentinel"),
-        }),
-        false => ExchangeError::from_reply(error, ""),
+/// Classifies the failure of a query: a server that does not know the command is not a sentinel.
+fn classify_failure(at: &Endpoint, failure: ExchangeError) -> ExchangeError {
+    match failure {
+        ExchangeError::Permanent(Error::Refused { reason })
+            if reason.starts_with("ERR unknown command") =>
+        {
+            ExchangeError::Permanent(Error::UnsupportedServer {
+                reason: format!("{at} is not a sentinel"),
+            })
+        }
+        failure => failure,
     }
-}
-
-/// Extracts the epoch from the reply to `SENTINEL MASTER`.
-fn config_epoch(master_info: Value) -> u64 {
-    let master_info: HashMap<String, String> =
-        redis::from_redis_value(master_info).unwrap_or_default();
-    let epoch = master_info.get("config-epoch").map(|epoch| epoch.parse());
-    epoch.and_then(Result::ok).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use redis::Value;
 
 use super::connection::ReconnectingConnection;
 use super::exchange_error::ExchangeError;
+use super::pubsub::text_field;
 use crate::error::{Error, Result};
 use crate::step::unexpected_reply;
 
@@ -14,51 +15,32 @@ pub(super) struct ServerInfo {
     /// `redis` or `valkey`; empty if it is not reported.
     server: String,
     major_minor: (u32, u32),
-    mode: Mode,
-}
-
-/// Role of a server in its deployment.
-#[derive(Clone, Copy)]
-enum Mode {
-    Standalone,
-    Cluster,
-    Sentinel,
+    /// Its role in the deployment: `standalone`, `cluster` or `sentinel`.
+    mode: String,
 }
 
 impl ServerInfo {
     /// Queries the server once, and checks its version.
-    pub(super) async fn fetch(connection: &Arc<ReconnectingConnection>) -> Result<ServerInfo> {
-        let mut live = connection
-            .get_or_connect()
-            .await
-            .map_err(ExchangeError::into_error)?;
-        let hello = connection
-            .query(&mut live, redis::cmd("HELLO").arg(3))
-            .await;
-        let info = ServerInfo::from_hello(&hello.map_err(ExchangeError::into_error)?)?;
-        info.check_version()?;
+    pub(super) async fn fetch(
+        connection: &Arc<ReconnectingConnection>,
+    ) -> Result<ServerInfo, ExchangeError> {
+        let mut live = connection.get_or_connect().await?;
+        let hello = redis::cmd("HELLO").arg(3).take();
+        let info = ServerInfo::from_hello(&connection.query(&mut live, &hello).await?)?;
+        // The oldest with all that is needed, RESP3 and the commands in use. Valkey started at 7.2.
+        if info.server == "redis" && info.major_minor < (6, 2) {
+            let (major, minor) = info.major_minor;
+            let reason = format!("it is redis {major}.{minor}");
+            return Err(Error::UnsupportedServer { reason }.into());
+        }
         Ok(info)
     }
 
     fn from_hello(hello: &Value) -> Result<ServerInfo> {
-        let fields = match hello {
-            Value::Map(fields) => fields,
-            Value::ServerError(error) => {
-                return Err(ExchangeError::from_reply(error, "").into_error());
-            }
-            other => return Err(unexpected_reply(other)),
-        };
-        let field = |wanted: &str| {
-            let field = fields.iter().find_map(|(name, value)| match (name, value) {
-                (Value::BulkString(name), Value::BulkString(value))
-                    if name == wanted.as_bytes() =>
-                {
-                    std::str::from_utf8(value).ok()
-                }
-                _ => None,
-            });
-            field.unwrap_or_default()
-        };
+        if !matches!(hello, Value::Map(_)) {
+            return Err(unexpected_reply(hello));
+        }
+        let field = |name| text_field(hello, name).unwrap_or_default();
         let version = field("version");
         let mut parts = version
             .split('.')
@@ -68,36 +50,20 @@ impl ServerInfo {
             server: field("server").to_owned(),
             // A server without a version counts as new.
             major_minor: (parts.next().unwrap_or(u32::MAX), parts.next().unwrap_or(0)),
-            mode: match field("mode") {
-                "cluster" => Mode::Cluster,
-                "sentinel" => Mode::Sentinel,
-                _ => Mode::Standalone,
-            },
+            mode: field("mode").to_owned(),
         })
-    }
-
-    /// Checks the version: 6.2 is the oldest with all that is needed, RESP3 and the commands in use. Valkey
-    /// started at 7.2.
-    fn check_version(&self) -> Result<()> {
-        if self.server == "redis" && self.major_minor < (6, 2) {
-            let (major, minor) = self.major_minor;
-            return Err(Error::UnsupportedServer {
-                reason: format!("it is redis {major}.{minor}"),
-            });
-        }
-        Ok(())
     }
 
     /// Checks that this is a data server outside of a cluster.
     pub(super) fn check_standalone(&self) -> Result<()> {
-        let reason = match self.mode {
-            Mode::Standalone => return Ok(()),
+        let reason = match &*self.mode {
             // It would refuse keys of other nodes' slots one by one, some of them after hours.
-            Mode::Cluster => "it is a node of a cluster; connect with redis+cluster://",
+            "cluster" => "it is a node of a cluster; connect with redis+cluster://",
             // It cannot run scripts.
-            Mode::Sentinel => {
+            "sentinel" => {
                 "it is a sentinel; connect with redis+sentinel://host:port/name-of-the-master"
             }
+            _ => return Ok(()),
         };
         Err(Error::UnsupportedServer {
             reason: reason.into(),
@@ -106,9 +72,9 @@ impl ServerInfo {
 
     /// Checks that this is a node of a cluster.
     pub(super) fn check_cluster_node(&self) -> Result<()> {
-        match self.mode {
-            Mode::Cluster => Ok(()),
-            Mode::Standalone | Mode::Sentinel => Err(Error::UnsupportedServer {
+        match &*self.mode {
+            "cluster" => Ok(()),
+            _ => Err(Error::UnsupportedServer {
                 reason: "it is not in a cluster; connect with redis:// or redis+sentinel://".into(),
             }),
         }

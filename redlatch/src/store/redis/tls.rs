@@ -5,10 +5,9 @@
 //! certificates for every connection, even if they are not used.
 
 use std::error::Error as StdError;
-use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use redis::io::tcp::TcpSettings;
@@ -27,18 +26,17 @@ use super::endpoint::Endpoint;
 use super::exchange_error::ExchangeError;
 use super::options::{Certificates, Pem};
 use crate::error::{Cause, Error, ErrorSource, Result};
+use crate::sync::Mutex;
 
 pub(super) type Stream = tokio_rustls::client::TlsStream<TcpStream>;
 
 /// The TLS settings of a deployment.
-#[derive(Debug)]
 pub(super) struct Tls {
     certificates: Certificates,
     loaded: Mutex<Option<LoadedConfig>>,
 }
 
 /// The configuration in use, its source, and when it was loaded.
-#[derive(Debug)]
 struct LoadedConfig {
     source: PemContents,
     config: Arc<ClientConfig>,
@@ -59,13 +57,6 @@ struct PemContents {
     client: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-/// Omits the key.
-impl fmt::Debug for PemContents {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PemContents").finish_non_exhaustive()
-    }
-}
-
 impl Tls {
     pub(super) fn new(certificates: &Certificates) -> Arc<Tls> {
         Arc::new(Tls {
@@ -81,10 +72,8 @@ impl Tls {
         port: u16,
         tcp: &TcpSettings,
     ) -> Result<Stream, ExchangeError> {
-        let name = ServerName::try_from(host.to_owned()).map_err(|_| {
-            ExchangeError::Permanent(Error::InvalidUrl {
-                reason: format!("{host:?} is neither a host name nor an address"),
-            })
+        let name = ServerName::try_from(host.to_owned()).map_err(|_| Error::InvalidUrl {
+            reason: format!("{host:?} is neither a host name nor an address"),
         })?;
         let handshake = async |config: &Arc<ClientConfig>| {
             let stream = connect_tcp(host, port).await.map_err(io_error)?;
@@ -116,9 +105,8 @@ impl Tls {
     ) -> Result<Arc<ClientConfig>, ExchangeError> {
         let tls = self.clone();
         let config = spawn_blocking(move || tls.config(max_age)).await;
-        config
-            .map_err(|_| ExchangeError::not_executed("connecting was interrupted"))?
-            .map_err(ExchangeError::Permanent)
+        let config = config.map_err(|_| ExchangeError::not_executed("connecting was interrupted"));
+        Ok(config??)
     }
 
     /// Explains a failure of the first exchange on a connection: the first at which a server can reject the
@@ -163,7 +151,7 @@ impl Tls {
     /// Reads the certificates; the system's if they were read longer ago than `max_age`. If reading fails, a
     /// running program keeps its current ones.
     fn config(&self, max_age: Duration) -> Result<Arc<ClientConfig>> {
-        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = self.loaded.lock();
         let source = PemContents::read(&self.certificates);
         if let (Ok(source), Some(loaded)) = (&source, loaded.as_ref())
             && loaded.source == *source
@@ -199,11 +187,9 @@ impl PemContents {
         };
         let ca = certificates.ca.as_ref().map(|pem| read(pem, CA_SETTING));
         let client = certificates.client.as_ref();
-        let client = client.map(|(cert, key)| {
-            Ok((
-                read(cert, CLIENT_CERT_SETTING)?,
-                read(key, CLIENT_CERT_SETTING)?,
-            ))
+        let client = client.map(|(cert, key)| -> Result<_> {
+            let cert = read(cert, CLIENT_CERT_SETTING)?;
+            Ok((cert, read(key, CLIENT_CERT_SETTING)?))
         });
         Ok(PemContents {
             ca: ca.transpose()?,

@@ -2,19 +2,17 @@
 //! cluster that owns the slot.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use redis::ConnectionAddr;
 
 use super::cluster::Cluster;
 use super::connection::{ReconnectingConnection, Target};
-use super::connection_config::ConnectionConfig;
 use super::endpoint::Endpoint;
 use super::exchange_error::ExchangeError;
 use super::node::{Node, NodeLimits, NodeSettings};
+use super::options::{RedisSettings, ReplicaSync};
 use super::pubsub::SubscriptionMode;
 use super::refresh_task::MIN_QUERY_TIME;
-use super::replicas::{ReplicaRequirement, ReplicaSync};
 use super::sentinel::Sentinels;
 use super::server_info::ServerInfo;
 use super::slot::slot;
@@ -23,39 +21,22 @@ use crate::error::{Error, Result};
 use crate::join::{join_all, join_until};
 use crate::name::{SPANS_SLOTS, spans_slots};
 use crate::step::PublishMode;
-use crate::store::{NodeId, SharedSubscriber, SuspectNodes};
-
-/// Settings of a client's connections.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct RedisSettings {
-    pub(crate) connect_timeout: Duration,
-    pub(crate) response_timeout: Duration,
-    pub(crate) replica_sync: ReplicaSync,
-    pub(crate) replica_timeout: Duration,
-}
+use crate::store::{SharedSubscriber, SuspectNodes};
 
 pub(super) struct Topology {
     form: Form,
     /// Address of the deployment, without anything that could be secret.
-    address: String,
-    publishing: PublishMode,
+    pub(super) address: String,
+    /// How scripts publish in this deployment.
+    pub(super) publishing: PublishMode,
+    /// Limits for slots without a known owner.
+    unassigned_limits: Arc<NodeLimits>,
 }
 
 enum Form {
     Single(Arc<Node>),
     Sentinel(Arc<Node>, Arc<Sentinels>),
     Cluster(Arc<Cluster>),
-}
-
-impl RedisSettings {
-    fn requirement(&self) -> Option<ReplicaRequirement> {
-        let requirement = ReplicaRequirement {
-            sync: self.replica_sync,
-            timeout: self.replica_timeout,
-            answer_timeout: self.response_timeout,
-        };
-        (self.replica_sync != ReplicaSync::Off).then_some(requirement)
-    }
 }
 
 impl Topology {
@@ -65,100 +46,92 @@ impl Topology {
         settings: RedisSettings,
         subscriber: SharedSubscriber,
         suspect_nodes: Arc<SuspectNodes>,
-    ) -> Result<Topology> {
-        let config = parsed.config;
+    ) -> Result<Topology, ExchangeError> {
         let settings = NodeSettings {
-            connect_timeout: settings.connect_timeout,
+            config: parsed.config,
+            redis: settings,
             subscriber,
             suspect_nodes,
             subscription_mode: SubscriptionMode::Restored,
-            requirement: settings.requirement(),
         };
         match parsed.deployment {
-            Deployment::Single(addr) => Topology::single(addr, &config, settings).await,
+            Deployment::Single(addr) => Topology::single(addr, settings).await,
             Deployment::Sentinel {
                 sentinels,
                 master,
-                config: sentinel_config,
+                config,
             } => {
-                let limit = settings.connect_timeout;
-                let sentinels =
-                    Sentinels::new(&sentinels, &sentinel_config, master, config, limit)?;
-                Topology::sentinel(sentinels, &settings).await
+                let db = settings.config.db();
+                let address = format!("{master}@{}/{db}", sorted_list(&sentinels));
+                let limit = settings.redis.connect_timeout;
+                let sentinels = Sentinels::new(&sentinels, &config, master, limit);
+                Topology::sentinel(address, sentinels, &settings).await
             }
-            Deployment::Cluster(seeds) => Topology::cluster(seeds, config, settings).await,
+            Deployment::Cluster(seeds) => Topology::cluster(seeds, settings).await,
+        }
+    }
+
+    fn new(form: Form, address: String, publishing: PublishMode) -> Topology {
+        Topology {
+            form,
+            address,
+            publishing,
+            unassigned_limits: Arc::default(),
         }
     }
 
     async fn single(
         addr: ConnectionAddr,
-        config: &ConnectionConfig,
         mut settings: NodeSettings,
-    ) -> Result<Topology> {
-        let address = format!("{addr}/{}", config.db());
-        let connector = config
-            .connector_for_addr(addr)
-            .map_err(ExchangeError::into_error)?;
-        let target = || Ok(Target::Fixed(connector.clone()));
-        let requirement = settings.requirement.take();
-        let mut node = Node::new(&settings, target)?;
+    ) -> Result<Topology, ExchangeError> {
+        let address = format!("{addr}/{}", settings.config.db());
+        let target = Target::Fixed(addr);
+        let sync = std::mem::replace(&mut settings.redis.replica_sync, ReplicaSync::Off);
+        let mut node = Node::new(&settings, &target);
         ServerInfo::fetch(&node.commands)
             .await?
             .check_standalone()?;
-        if let Some(requirement) = requirement
-            && requirement.applies_to(&node.commands).await?
-        {
-            settings.requirement = Some(requirement);
-            node = Node::new(&settings, target)?;
+        if sync.applies_to(&node.commands).await? {
+            settings.redis.replica_sync = sync;
+            node = Node::new(&settings, &target);
         }
-        Ok(Topology {
-            form: Form::Single(node),
-            address,
-            publishing: PublishMode::Global,
-        })
+        let form = Form::Single(node);
+        Ok(Topology::new(form, address, PublishMode::Global))
     }
 
-    async fn sentinel(sentinels: Arc<Sentinels>, settings: &NodeSettings) -> Result<Topology> {
-        let node = Node::new(settings, || Ok(Target::CurrentMaster(sentinels.clone())))?;
+    async fn sentinel(
+        address: String,
+        sentinels: Arc<Sentinels>,
+        settings: &NodeSettings,
+    ) -> Result<Topology, ExchangeError> {
+        let node = Node::new(settings, &Target::CurrentMaster(sentinels.clone()));
         node.connections()
             .for_each(|connection| sentinels.track(connection));
         ServerInfo::fetch(&node.commands)
             .await?
             .check_standalone()?;
-        Ok(Topology {
-            address: sentinels.address(),
-            form: Form::Sentinel(node, sentinels),
-            publishing: PublishMode::Global,
-        })
+        let form = Form::Sentinel(node, sentinels);
+        Ok(Topology::new(form, address, PublishMode::Global))
     }
 
     async fn cluster(
         seeds: Vec<Endpoint>,
-        config: ConnectionConfig,
         mut settings: NodeSettings,
-    ) -> Result<Topology> {
-        let info = fetch_server_info(&seeds, &config, &settings).await?;
+    ) -> Result<Topology, ExchangeError> {
+        let info = fetch_server_info(&seeds, &settings).await?;
         info.check_cluster_node()?;
         let (publishing, subscription_mode) = match info.supports_sharded_pubsub() {
             true => (PublishMode::Sharded, SubscriptionMode::Sharded),
             false => (PublishMode::Global, SubscriptionMode::Unrestored),
         };
         settings.subscription_mode = subscription_mode;
-        let cluster = Cluster::new(seeds, config, settings);
+        let address = sorted_list(&seeds);
+        let cluster = Cluster::new(seeds, settings);
         if cluster.masters().await.is_empty() {
-            return Err(Error::unavailable(
-                "no node of the cluster reported its slots",
-            ));
+            let reason = "no node of the cluster reported its slots";
+            return Err(ExchangeError::not_executed(reason));
         }
-        Ok(Topology {
-            address: cluster.address(),
-            form: Form::Cluster(cluster),
-            publishing,
-        })
-    }
-
-    pub(super) fn address(&self) -> String {
-        self.address.clone()
+        Ok(Topology::new(Form::Cluster(cluster), address, publishing))
     }
 
     /// Returns whether there is a single, fixed server.
@@ -166,14 +139,21 @@ impl Topology {
         matches!(self.form, Form::Single(_))
     }
 
-    /// Returns how scripts publish in this deployment.
-    pub(super) fn publishing(&self) -> PublishMode {
-        self.publishing
+    /// Returns whether each node that may hold a key counts all subscribers of its channel.
+    pub(super) fn counts_subscribers(&self) -> bool {
+        self.publishing == PublishMode::Sharded || self.cluster_form().is_none()
+    }
+
+    fn cluster_form(&self) -> Option<&Arc<Cluster>> {
+        match &self.form {
+            Form::Cluster(cluster) => Some(cluster),
+            Form::Single(_) | Form::Sentinel(..) => None,
+        }
     }
 
     /// Returns the cluster slot of a key. All keys of a script must be in the same slot.
     pub(super) fn slot(&self, key: &str) -> Option<u16> {
-        matches!(self.form, Form::Cluster(_)).then(|| slot(key))
+        self.cluster_form().map(|_| slot(key))
     }
 
     /// Checks that these keys can be used in one script.
@@ -211,30 +191,25 @@ impl Topology {
     }
 
     /// Returns the node that serves a key, as far as is known locally.
-    pub(super) fn known_node(&self, key: &str) -> Option<NodeId> {
+    pub(super) fn known_node(&self, key: &str) -> Option<Arc<Node>> {
         match &self.form {
-            Form::Single(node) | Form::Sentinel(node, _) => Some(node.id),
-            Form::Cluster(cluster) => cluster.known_slot_owner(slot(key)).map(|node| node.id),
+            Form::Single(node) | Form::Sentinel(node, _) => Some(node.clone()),
+            Form::Cluster(cluster) => cluster.known_slot_owner(slot(key)),
         }
     }
 
     /// Returns the limits of the node that serves a key.
     pub(super) fn limits(&self, key: &str) -> Arc<NodeLimits> {
-        match &self.form {
-            Form::Single(node) | Form::Sentinel(node, _) => node.limits.clone(),
-            Form::Cluster(cluster) => cluster.limits(slot(key)),
+        match self.known_node(key) {
+            Some(node) => node.limits.clone(),
+            None => self.unassigned_limits.clone(),
         }
     }
 
     /// Returns a hint for the timeout error if there is not even a connection to the node of a key.
     pub(super) fn timeout_hint(&self, key: &str) -> Option<&'static str> {
-        match &self.form {
-            Form::Single(node) | Form::Sentinel(node, _) => node.timeout_hint(),
-            Form::Cluster(cluster) => match cluster.known_slot_owner(slot(key)) {
-                Some(node) => node.timeout_hint(),
-                None => Some(""),
-            },
-        }
+        let node = self.known_node(key);
+        node.map_or(Some(""), |node| node.timeout_hint())
     }
 
     /// Returns all nodes that serve keys, in a stable order.
@@ -247,18 +222,12 @@ impl Topology {
 
     /// Returns the node that a node has redirected to (MOVED).
     pub(super) async fn handle_moved(&self, key: &str, to: &str) -> Option<Arc<Node>> {
-        match &self.form {
-            Form::Single(_) | Form::Sentinel(..) => None,
-            Form::Cluster(cluster) => cluster.handle_moved(slot(key), to).await,
-        }
+        self.cluster_form()?.handle_moved(slot(key), to).await
     }
 
     /// The same for one command only (ASK).
     pub(super) fn handle_ask(&self, key: &str, to: &str) -> Option<Arc<Node>> {
-        match &self.form {
-            Form::Single(_) | Form::Sentinel(..) => None,
-            Form::Cluster(cluster) => cluster.handle_ask(slot(key), to),
-        }
+        self.cluster_form()?.handle_ask(slot(key), to)
     }
 
     /// Handles a sign that another server must be used.
@@ -285,40 +254,38 @@ impl Topology {
     }
 }
 
+/// Returns these addresses, for messages.
+fn sorted_list(endpoints: &[Endpoint]) -> String {
+    let mut all: Vec<String> = endpoints.iter().map(Endpoint::to_string).collect();
+    all.sort_unstable();
+    all.join(",")
+}
+
 /// Returns the server info of a cluster's nodes: the first answer of a node in the URL counts for all.
-async fn fetch_server_info(
-    seeds: &[Endpoint],
-    config: &ConnectionConfig,
-    settings: &NodeSettings,
-) -> Result<ServerInfo> {
+async fn fetch_server_info(seeds: &[Endpoint], settings: &NodeSettings) -> Result<ServerInfo> {
     let queries = seeds.iter().map(|seed| async move {
-        let target = Target::Fixed(
-            config
-                .connector_for(seed)
-                .map_err(ExchangeError::into_error)?,
-        );
         let connection = ReconnectingConnection::new(
-            target,
-            settings.connect_timeout,
+            settings.config.clone(),
+            Target::Fixed(seed.to_addr()),
+            settings.redis.connect_timeout,
             settings.subscriber.clone(),
             SubscriptionMode::Unrestored,
             None,
         );
-        ServerInfo::fetch(&connection).await
+        let info = ServerInfo::fetch(&connection).await;
+        info.map_err(ExchangeError::into_error)
     });
     let enough =
         |answers: &[Option<Result<ServerInfo>>]| answers.iter().flatten().any(Result::is_ok);
     let answers = join_until(queries, enough, MIN_QUERY_TIME).await;
-    let mut reason: Option<Error> = None;
-    for answer in answers.into_iter().flatten() {
-        match answer {
-            Ok(info) => return Ok(info),
+    let best = answers
+        .into_iter()
+        .flatten()
+        .min_by_key(|answer| match answer {
+            Ok(_) => 0,
             // A permanent error is not hidden by a node that is down.
-            Err(error) if reason.as_ref().is_none_or(Error::is_transient) => reason = Some(error),
-            Err(_) => {}
-        }
-    }
-    Err(reason.unwrap_or_else(|| Error::InvalidUrl {
-        reason: "it contains no node".into(),
-    }))
+            Err(error) if !error.is_transient() => 1,
+            Err(_) => 2,
+        });
+    best.unwrap_or_else(|| Err(Error::unavailable("no node of the cluster answered")))
 }

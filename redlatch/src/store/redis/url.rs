@@ -12,13 +12,13 @@
 //!
 //! Percent-encoding is decoded in users, passwords, the master's name and parameters.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use percent_encoding::percent_decode_str;
 use redis::{ConnectionAddr, IntoConnectionInfo};
 
-use super::connection_config::ConnectionConfig;
-use super::connector::Tls;
+use super::connection_config::{ConnectionConfig, Tls};
 use super::endpoint::Endpoint;
 use super::options::{ConnectOptions, Login, Secret};
 use crate::error::{Error, Result};
@@ -91,131 +91,104 @@ pub(super) fn parse(url: &str, options: &ConnectOptions) -> Result<ParsedUrl> {
             "a fragment (#) is not supported; in a user or password, write # as %23{certificate}"
         ));
     }
-    let context = UrlContext {
-        options,
-        tls: tls(use_tls, options)?,
+    let tls = tls(use_tls, options)?;
+    let (deployment, login, db) = match kind {
+        "" => single(rest)?,
+        "unix" => unix(rest)?,
+        "sentinel" => sentinel(rest, &options.sentinel_login, tls.clone())?,
+        "cluster" => cluster(rest)?,
+        _ if is_scheme_text(kind) => {
+            return invalid(format!("unknown scheme {scheme:?}; use {URL_FORMS}"));
+        }
+        _ => return invalid("it has no known scheme; use redis://host:port"),
     };
-    match kind {
-        "" => context.single(rest),
-        "unix" => context.unix(rest),
-        "sentinel" => context.sentinel(rest),
-        "cluster" => context.cluster(rest),
-        _ if is_scheme_text(kind) => invalid(format!("unknown scheme {scheme:?}; use {URL_FORMS}")),
-        _ => invalid("it has no known scheme; use redis://host:port"),
-    }
+    let config = ConnectionConfig::new(&login, db, &options.login, tls)?;
+    Ok(ParsedUrl { deployment, config })
 }
 
 fn is_scheme_text(scheme: &str) -> bool {
     scheme.chars().all(|c| c.is_ascii_lowercase() || c == '+')
 }
 
-/// What all servers of a URL share.
-struct UrlContext<'a> {
-    options: &'a ConnectOptions,
-    tls: Option<Arc<Tls>>,
-}
-
-impl UrlContext<'_> {
-    fn single(self, rest: &str) -> Result<ParsedUrl> {
-        let parts = UrlParts::parse(rest, &[DB_PARAM, PROTOCOL_PARAM])?;
-        let hosts = parts.hosts(NODE_PORT)?;
-        let [host] = hosts.as_slice() else {
-            return invalid(
-                "redis:// takes one server; for several hosts use redis+sentinel:// or \
-                 redis+cluster://",
-            );
-        };
-        Ok(ParsedUrl {
-            deployment: Deployment::Single(host.to_addr()),
-            config: self.data_config(&parts, parts.path)?,
-        })
-    }
-
-    fn unix(self, rest: &str) -> Result<ParsedUrl> {
-        let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let path = path.strip_prefix("//").unwrap_or(path);
-        let path = path.strip_prefix("localhost").unwrap_or(path);
-        if !path.starts_with('/') {
-            return invalid(
-                "it has no absolute socket path, or a host, user or password before the path; use \
-                 redis+unix:///path?user=…&pass=…",
-            );
-        }
-        let query = Query::parse(query, &[DB_PARAM, PROTOCOL_PARAM, "user", "pass"])?;
-        let socket = format!("unix://{path}").into_connection_info();
-        let socket = socket.map_err(|e| Error::InvalidUrl {
-            reason: e.to_string(),
-        })?;
-        let url_login = login(query.get("user")?, query.get("pass")?);
-        let (builder_login, tls) = (&self.options.login, self.tls);
-        Ok(ParsedUrl {
-            deployment: Deployment::Single(socket.addr().clone()),
-            config: ConnectionConfig::new(&url_login, query.database("")?, builder_login, tls)?,
-        })
-    }
-
-    fn sentinel(self, rest: &str) -> Result<ParsedUrl> {
-        let known = [
-            DB_PARAM,
-            PROTOCOL_PARAM,
-            "sentinel_user",
-            "sentinel_password",
-        ];
-        let parts = UrlParts::parse(rest, &known)?;
-        let (master, db) = parts.path.split_once('/').unwrap_or((parts.path, ""));
-        if master.is_empty() {
-            return invalid(
-                "it does not name the master; use redis+sentinel://host:port,host:port/master",
-            );
-        }
-        let query = &parts.query;
-        let url_login = login(query.get("sentinel_user")?, query.get("sentinel_password")?);
-        let (builder_login, tls) = (&self.options.sentinel_login, self.tls.clone());
-        Ok(ParsedUrl {
-            deployment: Deployment::Sentinel {
-                sentinels: parts.hosts(SENTINEL_PORT)?,
-                master: percent_decode(master, "the name of the master")?,
-                config: ConnectionConfig::new(&url_login, 0, builder_login, tls)?,
-            },
-            config: self.data_config(&parts, db)?,
-        })
-    }
-
-    fn cluster(self, rest: &str) -> Result<ParsedUrl> {
-        let parts = UrlParts::parse(rest, &[DB_PARAM, PROTOCOL_PARAM])?;
-        if parts.query.database(parts.path)? != 0 {
-            return invalid("a cluster has only database 0; omit the database");
-        }
-        Ok(ParsedUrl {
-            deployment: Deployment::Cluster(parts.hosts(NODE_PORT)?),
-            config: self.data_config(&parts, parts.path)?,
-        })
-    }
-
-    /// Returns how to connect to the data servers. `db` is the database in the path.
-    fn data_config(&self, parts: &UrlParts<'_>, db: &str) -> Result<ConnectionConfig> {
-        let db = parts.query.database(db)?;
-        ConnectionConfig::new(&parts.login()?, db, &self.options.login, self.tls.clone())
-    }
-}
-
 /// Returns TLS if the URL requests it. Certificates for an insecure connection are an error: the mistake
 /// must not go unnoticed.
 fn tls(use_tls: bool, options: &ConnectOptions) -> Result<Option<Arc<Tls>>> {
     match (use_tls, options.tls.first_tls_setting()) {
-        (false, None) => return Ok(None),
-        (false, Some(setting)) => {
-            return Err(Error::InvalidSetting {
-                setting,
-                reason: "the URL does not enable TLS; use rediss:// instead of redis://".into(),
-            });
+        (false, None) => Ok(None),
+        (false, Some(setting)) => Err(Error::InvalidSetting {
+            setting,
+            reason: "the URL does not enable TLS; use rediss:// instead of redis://".into(),
+        }),
+        #[cfg(feature = "tls")]
+        (true, _) => Ok(Some(Tls::new(&options.tls))),
+        #[cfg(not(feature = "tls"))]
+        (true, _) => {
+            invalid("this build does not include TLS; enable the feature `tls` of redlatch")
         }
-        (true, _) => {}
     }
-    #[cfg(feature = "tls")]
-    return Ok(Some(super::tls::Tls::new(&options.tls)));
-    #[cfg(not(feature = "tls"))]
-    return invalid("this build does not include TLS; enable the feature `tls` of redlatch");
+}
+
+/// The servers of a URL; the credentials and the database for the data servers.
+type UrlContent = (Deployment, Login, i64);
+
+fn single(rest: &str) -> Result<UrlContent> {
+    let parts = UrlParts::parse(rest, &[])?;
+    let hosts = parts.hosts(NODE_PORT)?;
+    let [host] = hosts.as_slice() else {
+        return invalid(
+            "redis:// takes one server; for several hosts use redis+sentinel:// or \
+             redis+cluster://",
+        );
+    };
+    let (deployment, db) = (Deployment::Single(host.to_addr()), parts.path);
+    Ok((deployment, parts.login()?, parts.query.database(db)?))
+}
+
+fn unix(rest: &str) -> Result<UrlContent> {
+    let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let path = path.strip_prefix("//").unwrap_or(path);
+    let path = path.strip_prefix("localhost").unwrap_or(path);
+    if !path.starts_with('/') {
+        return invalid(
+            "it has no absolute socket path, or a host, user or password before the path; use \
+             redis+unix:///path?user=…&pass=…",
+        );
+    }
+    let query = Query::parse(query, &["user", "pass"])?;
+    let socket = format!("unix://{path}").into_connection_info();
+    let socket = socket.map_err(|e| Error::InvalidUrl {
+        reason: e.to_string(),
+    })?;
+    let login = login(query.get("user")?, query.get("pass")?);
+    let deployment = Deployment::Single(socket.addr().clone());
+    Ok((deployment, login, query.database("")?))
+}
+
+fn sentinel(rest: &str, builder_login: &Login, tls: Option<Arc<Tls>>) -> Result<UrlContent> {
+    let parts = UrlParts::parse(rest, &["sentinel_user", "sentinel_password"])?;
+    let (master, db) = parts.path.split_once('/').unwrap_or((parts.path, ""));
+    if master.is_empty() {
+        return invalid(
+            "it does not name the master; use redis+sentinel://host:port,host:port/master",
+        );
+    }
+    let query = &parts.query;
+    let url_login = login(query.get("sentinel_user")?, query.get("sentinel_password")?);
+    let deployment = Deployment::Sentinel {
+        sentinels: parts.hosts(SENTINEL_PORT)?,
+        master: percent_decode(master, "the name of the master")?,
+        config: ConnectionConfig::new(&url_login, 0, builder_login, tls)?,
+    };
+    Ok((deployment, parts.login()?, query.database(db)?))
+}
+
+fn cluster(rest: &str) -> Result<UrlContent> {
+    let parts = UrlParts::parse(rest, &[])?;
+    if parts.query.database(parts.path)? != 0 {
+        return invalid("a cluster has only database 0; omit the database");
+    }
+    let deployment = Deployment::Cluster(parts.hosts(NODE_PORT)?);
+    Ok((deployment, parts.login()?, 0))
 }
 
 /// The parts of a URL with hosts.
@@ -229,7 +202,8 @@ struct UrlParts<'a> {
 }
 
 impl<'a> UrlParts<'a> {
-    fn parse(rest: &'a str, known: &[&'static str]) -> Result<UrlParts<'a>> {
+    /// Takes the URL after its scheme, and the parameters that only this form knows.
+    fn parse(rest: &'a str, parameters: &[&'static str]) -> Result<UrlParts<'a>> {
         let Some(rest) = rest.strip_prefix("//") else {
             return invalid(format!("it has no hosts; use {URL_FORMS}"));
         };
@@ -247,26 +221,21 @@ impl<'a> UrlParts<'a> {
             credentials,
             hosts,
             path: path.trim_end_matches('/'),
-            query: Query::parse(query, known)?,
+            query: Query::parse(query, parameters)?,
         })
     }
 
     fn hosts(&self, port: u16) -> Result<Vec<Endpoint>> {
-        let hosts = self.hosts.split(',').map(|host| {
-            Endpoint::parse(host, port).ok_or_else(|| Error::InvalidUrl {
-                reason: "a host is missing, or a host or port is invalid; write host:port; in a \
-                         user or password, write / as %2F and ? as %3F"
-                    .into(),
-            })
-        });
-        hosts.collect()
+        let hosts = self.hosts.split(',');
+        let hosts: Option<_> = hosts.map(|host| Endpoint::parse(host, port)).collect();
+        let reason = "a host is missing, or a host or port is invalid; write host:port; in a \
+                      user or password, write / as %2F and ? as %3F";
+        hosts.map_or_else(|| invalid(reason), Ok)
     }
 
     fn login(&self) -> Result<Login> {
-        let (user, password) = match self.credentials.split_once(':') {
-            Some((user, password)) => (user, password),
-            None => (self.credentials, ""),
-        };
+        let credentials = self.credentials;
+        let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
         let user = percent_decode(user, "the user")?;
         let password = percent_decode(password, "the password")?;
         Ok(login(Some(user), Some(password)))
@@ -285,11 +254,12 @@ const DB_PARAM: &str = "db";
 const PROTOCOL_PARAM: &str = "protocol";
 
 /// The parameters after the `?`: all known, none twice.
-struct Query<'a>(Vec<(&'a str, &'a str)>);
+struct Query<'a>(BTreeMap<&'a str, &'a str>);
 
 impl<'a> Query<'a> {
-    fn parse(query: &'a str, known: &[&'static str]) -> Result<Query<'a>> {
-        let mut pairs: Vec<(&str, &str)> = Vec::new();
+    fn parse(query: &'a str, parameters: &[&'static str]) -> Result<Query<'a>> {
+        let known = [&[DB_PARAM, PROTOCOL_PARAM], parameters].concat();
+        let mut values = BTreeMap::new();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             if !known.contains(&name) {
@@ -306,12 +276,11 @@ impl<'a> Query<'a> {
                     known.join(", ")
                 ));
             }
-            if pairs.iter().any(|(other, _)| *other == name) {
+            if values.insert(name, value).is_some() {
                 return invalid(format!("it has the parameter {name} twice"));
             }
-            pairs.push((name, value));
         }
-        let query = Query(pairs);
+        let query = Query(values);
         match query.get(PROTOCOL_PARAM)?.as_deref() {
             None | Some("3" | "resp3") => Ok(query),
             Some(_) => invalid("redlatch supports only RESP3; omit the protocol"),
@@ -319,10 +288,8 @@ impl<'a> Query<'a> {
     }
 
     fn get(&self, name: &str) -> Result<Option<String>> {
-        let value = self.0.iter().find(|(other, _)| *other == name);
-        value
-            .map(|(_, value)| percent_decode(value, name))
-            .transpose()
+        let value = self.0.get(name);
+        value.map(|value| percent_decode(value, name)).transpose()
     }
 
     /// Returns the database: the one in the path, or the parameter, or 0.

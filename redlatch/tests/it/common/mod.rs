@@ -124,7 +124,7 @@ pub(crate) async fn poll_up_to<F: Future>(polls: usize, future: F) -> Option<F::
 pub(crate) async fn poll_until_subscribed<F: Future>(polls: usize, waiter: F, channel: &str) {
     let mut few = pin!(poll_up_to(polls, waiter));
     let subscribed = until("subscribed", || async {
-        let (_, subscribers): (String, i64) = shared().ask(&["PUBSUB", "NUMSUB", channel]);
+        let (_, subscribers): (String, i64) = shared().command(&["PUBSUB", "NUMSUB", channel]);
         subscribers == 1
     });
     tokio::select! {

@@ -56,14 +56,14 @@ fn examples_leave_and_overwrite_nothing() {
         "example:workers-ready",
     ];
     for key in theirs {
-        let () = server.ask(&["SET", key, "17"]);
+        let () = server.command(&["SET", key, "17"]);
     }
     for name in ON_ONE_SERVER {
         assert_well(&run(name, &[&server.url()], None));
         for key in theirs {
-            assert_eq!(server.ask::<String>(&["GET", key]), "17", "{name}");
+            assert_eq!(server.command::<String>(&["GET", key]), "17", "{name}");
         }
-        let mut keys: Vec<String> = server.ask(&["KEYS", "*"]);
+        let mut keys: Vec<String> = server.command(&["KEYS", "*"]);
         keys.retain(|key| !theirs.contains(&key.as_str()));
         assert_eq!(keys, [""; 0], "{name}");
     }
@@ -95,6 +95,6 @@ fn redlock_example_requires_three_servers() {
     assert_well(&run("redlock", &urls, None));
     assert_well(&run("redlock", &[], Some(&urls.join(" "))));
     for server in &servers {
-        assert_eq!(server.ask::<Vec<String>>(&["KEYS", "*"]), [""; 0]);
+        assert_eq!(server.command::<Vec<String>>(&["KEYS", "*"]), [""; 0]);
     }
 }

@@ -172,8 +172,8 @@ fn redlock() {
     let urls: Vec<String> = servers.iter().map(Server::url).collect();
     let [mut down, others @ ..] = servers;
     for server in &others {
-        let _: i64 = server.ask(&["HSET", "redlock:report", "somebody:1", "1"]);
-        let _: i64 = server.ask(&["PEXPIRE", "redlock:report", "60000"]);
+        let _: i64 = server.command(&["HSET", "redlock:report", "somebody:1", "1"]);
+        let _: i64 = server.command(&["PEXPIRE", "redlock:report", "60000"]);
     }
     std::thread::scope(|scope| {
         let telling = scope.spawn(|| output("redlock", &urls, None));
@@ -181,7 +181,7 @@ fn redlock() {
         // Once all four clients have asked this server for the lock, they have connected to all
         // servers.
         let asking = || {
-            let clients: String = down.ask(&["CLIENT", "LIST"]);
+            let clients: String = down.command(&["CLIENT", "LIST"]);
             clients.matches(" cmd=eval").count()
         };
         while asking() < 4 {
@@ -193,7 +193,7 @@ fn redlock() {
         }
         down.kill();
         for server in &others {
-            let _: i64 = server.ask(&["DEL", "redlock:report"]);
+            let _: i64 = server.command(&["DEL", "redlock:report"]);
         }
         let out = telling.join().unwrap();
         reports(&out);

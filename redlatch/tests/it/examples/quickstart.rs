@@ -45,7 +45,7 @@ fn sells_out_without_a_server() {
 fn sells_out_in_several_processes_and_leaves_no_key_behind() {
     let server = Server::start();
     assert_sold_out(&quickstart(&["--url", &server.url()]));
-    assert_eq!(server.ask::<Vec<String>>(&["KEYS", "*"]), [""; 0]);
+    assert_eq!(server.command::<Vec<String>>(&["KEYS", "*"]), [""; 0]);
 }
 
 #[test]
@@ -58,12 +58,12 @@ fn leaves_no_key_behind_when_it_fails_half_way() {
         &rights.split(' ').collect::<Vec<_>>()[..],
     ]
     .concat();
-    let () = server.ask(&user);
+    let () = server.command(&user);
     let url = format!("redis://shop:secret@127.0.0.1:{}", server.port());
     let output = quickstart(&["--url", &url]);
     assert_failed(&output, 1, "a worker process failed");
     assert!(text(&output.stdout).contains("Without a lock they sold"));
-    assert_eq!(server.ask::<Vec<String>>(&["KEYS", "*"]), [""; 0]);
+    assert_eq!(server.command::<Vec<String>>(&["KEYS", "*"]), [""; 0]);
 }
 
 #[test]

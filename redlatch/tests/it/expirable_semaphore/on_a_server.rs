@@ -17,15 +17,16 @@ async fn layout_and_messages_match_redisson() {
     assert!(semaphore.try_set_permits(3).await.unwrap());
     assert_eq!(next_message(), "3");
     let two = semaphore.acquire_many(2).lease(LONG).await.unwrap();
-    assert_eq!(server.ask::<String>(&["GET", &name]), "1");
+    assert_eq!(server.command::<String>(&["GET", &name]), "1");
     let deadlines = format!("{{{name}}}:timeout");
-    let kept: Vec<(Vec<u8>, i64)> = server.ask(&["ZRANGE", &deadlines, "0", "-1", "WITHSCORES"]);
+    let kept: Vec<(Vec<u8>, i64)> =
+        server.command(&["ZRANGE", &deadlines, "0", "-1", "WITHSCORES"]);
     let mut ids: Vec<_> = kept.iter().map(|(id, _)| id.clone()).collect();
     let mut expected: Vec<_> = two.ids().iter().map(|id| id.as_bytes().to_vec()).collect();
     ids.sort();
     expected.sort();
     assert_eq!(ids, expected);
-    let (seconds, _): (i64, i64) = server.ask(&["TIME"]);
+    let (seconds, _): (i64, i64) = server.command(&["TIME"]);
     for (_, date) in kept {
         assert!(
             (date / 1000 - seconds - 60).abs() < 30,
@@ -51,8 +52,8 @@ async fn layout_and_messages_match_redisson() {
     .await;
     assert_eq!(next_message(), "5");
     let pttl: (i64, i64) = (
-        server.ask(&["PTTL", &name]),
-        server.ask(&["EXISTS", &deadlines]),
+        server.command(&["PTTL", &name]),
+        server.command(&["EXISTS", &deadlines]),
     );
     assert_eq!(pttl, (-1, 0));
 }
@@ -65,8 +66,8 @@ async fn permits_without_lease_are_supported() {
     let semaphore = with_permits(&client, "for-ever", 1).await;
     let deadlines = format!("{{{}}}:timeout", semaphore.name());
     let raw = ["ZADD", &deadlines, "922337203685477", "0123456789abcdef"];
-    let () = server.ask(&raw);
-    let () = server.ask(&["DECR", semaphore.name()]);
+    let () = server.command(&raw);
+    let () = server.command(&["DECR", semaphore.name()]);
     let id = PermitId::from_bytes(*b"0123456789abcdef");
     assert_eq!(semaphore.lease_of(id).await.unwrap(), Some(Expiry::Never));
     let held = semaphore.held_permits().await.unwrap();
@@ -77,12 +78,12 @@ async fn permits_without_lease_are_supported() {
     let waiter = tokio::spawn(semaphore.acquire().into_future());
     until("it waits", || async { client.status().subscriptions == 1 }).await;
     // As a client would that knows no leases.
-    let () = server.ask(&["ZREM", &deadlines, "0123456789abcdef"]);
-    let () = server.ask(&["INCR", semaphore.name()]);
+    let () = server.command(&["ZREM", &deadlines, "0123456789abcdef"]);
+    let () = server.command(&["INCR", semaphore.name()]);
     let channel = format!("redisson_sc:{{{}}}", semaphore.name());
     // The message arrives once the waiter is subscribed; until then the waiter checks by itself.
     let is_woken =
-        || async { waiter.is_finished() || server.ask::<i64>(&["PUBLISH", &channel, "1"]) < 0 };
+        || async { waiter.is_finished() || server.command::<i64>(&["PUBLISH", &channel, "1"]) < 0 };
     until("woken", is_woken).await;
     waiter.await.unwrap().unwrap().release().await.unwrap();
 }
@@ -99,15 +100,15 @@ async fn permits_of_a_deleted_semaphore_are_not_counted() {
         let ids = semaphore.acquire_many(2).await.unwrap().into_ids().unwrap();
         let mut command = vec![removal[0], semaphore.name()];
         command.extend(&removal[1..]);
-        let () = server.ask(&command);
-        let gone = || async { server.ask::<i64>(&["EXISTS", semaphore.name()]) == 0 };
+        let () = server.command(&command);
+        let gone = || async { server.command::<i64>(&["EXISTS", semaphore.name()]) == 0 };
         until("it is gone", gone).await;
         assert!(semaphore.try_acquire().await.unwrap().is_none());
         assert!(!semaphore.try_release(ids[0]).await.unwrap());
-        assert_eq!(server.ask::<i64>(&["EXISTS", semaphore.name()]), 0);
+        assert_eq!(server.command::<i64>(&["EXISTS", semaphore.name()]), 0);
         assert!(semaphore.try_set_permits(3).await.unwrap());
         assert_eq!(counts(&semaphore).await, (3, 0, 3));
-        assert_eq!(server.ask::<i64>(&["EXISTS", &deadlines]), 0);
+        assert_eq!(server.command::<i64>(&["EXISTS", &deadlines]), 0);
     }
 }
 
@@ -132,8 +133,8 @@ async fn inspecting_deletes_nothing() {
     assert!(semaphore.try_acquire().await.unwrap().is_none());
     assert!(!semaphore.force_release().await.unwrap());
     assert!(!semaphore.delete().await.unwrap());
-    assert_eq!(server.ask::<i64>(&["ZCARD", &deadlines]), 1);
-    assert_eq!(server.ask::<i64>(&["EXISTS", semaphore.name()]), 0);
+    assert_eq!(server.command::<i64>(&["ZCARD", &deadlines]), 1);
+    assert_eq!(server.command::<i64>(&["EXISTS", semaphore.name()]), 0);
 }
 
 /// A client without permission to publish changes nothing, because waiters would not be notified.
@@ -142,7 +143,7 @@ async fn without_publish_permission_nothing_changes() {
     let server = Server::start();
     let mut rights = vec!["ACL", "SETUSER", "restricted", "on", ">pw", "~*", "+@all"];
     rights.push("resetchannels");
-    let () = server.ask(&rights);
+    let () = server.command(&rights);
     let admin = Client::connect(&server.url()).await.unwrap();
     let url = format!("redis://restricted:pw@127.0.0.1:{}", server.port());
     let restricted = Client::connect(&url).await.unwrap();
@@ -151,7 +152,7 @@ async fn without_publish_permission_nothing_changes() {
         restricted.expirable_semaphore("a"),
     );
     assert!(semaphore.set_permits(3).await.is_err());
-    assert_eq!(server.ask::<i64>(&["DBSIZE"]), 0);
+    assert_eq!(server.command::<i64>(&["DBSIZE"]), 0);
     seen.set_permits(3).await.unwrap();
     let ids = seen.acquire().await.unwrap().into_ids().unwrap();
     let before = seen
@@ -179,7 +180,7 @@ async fn without_publish_permission_nothing_changes() {
         .unwrap();
     sleep(Duration::from_millis(5)).await;
     assert!(semaphore.available().await.is_err());
-    assert_eq!(server.ask::<i64>(&["ZCARD", "{a}:timeout"]), 1);
+    assert_eq!(server.command::<i64>(&["ZCARD", "{a}:timeout"]), 1);
     assert_eq!(counts(&seen).await, (3, 0, 3));
 }
 
@@ -193,7 +194,7 @@ async fn server_without_memory_loses_no_permit() {
     semaphore.set_permits(2).await.unwrap();
     let permit = semaphore.acquire().await.unwrap();
     let handed_on = semaphore.acquire().await.unwrap().into_ids().unwrap();
-    let () = server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
+    let () = server.command(&["CONFIG", "SET", "maxmemory", "1"]);
     assert!(semaphore.add_permits(1).await.is_err(), "it is not full");
     assert!(
         semaphore
@@ -202,7 +203,7 @@ async fn server_without_memory_loses_no_permit() {
             .unwrap()
     );
     let key = "{a}:timeout";
-    let end = || server.ask::<Vec<(Vec<u8>, f64)>>(&["ZRANGE", key, "0", "0", "WITHSCORES"]);
+    let end = || server.command::<Vec<(Vec<u8>, f64)>>(&["ZRANGE", key, "0", "0", "WITHSCORES"]);
     for _ in 0..2 {
         until_rises("the end of its lease", || async { end()[0].1 }).await;
     }
@@ -234,8 +235,8 @@ async fn foreign_keys_stay_unchanged() {
         };
         let mut command = write.clone();
         command[1] = foreign;
-        let () = server.ask(&command);
-        let before: Vec<u8> = server.ask(&["DUMP", foreign]);
+        let () = server.command(&command);
+        let before: Vec<u8> = server.command(&["DUMP", foreign]);
         let semaphore = client.expirable_semaphore(&name);
         let id = PermitId::from_bytes([1; 16]);
         for error in [
@@ -259,12 +260,12 @@ async fn foreign_keys_stay_unchanged() {
             );
         }
         assert_eq!(
-            server.ask::<Vec<u8>>(&["DUMP", foreign]),
+            server.command::<Vec<u8>>(&["DUMP", foreign]),
             before,
             "{write:?}"
         );
         assert_eq!(
-            server.ask::<i64>(&["EXISTS", &name, &deadlines]),
+            server.command::<i64>(&["EXISTS", &name, &deadlines]),
             1,
             "{write:?}"
         );
@@ -378,9 +379,9 @@ async fn flushed_scripts_are_loaded_again() {
     let client = Client::connect(&server.url()).await.unwrap();
     let semaphore = with_permits(&client, "flush", 1).await;
     for _ in 0..3 {
-        let () = server.ask(&["SCRIPT", "FLUSH"]);
+        let () = server.command(&["SCRIPT", "FLUSH"]);
         let permit = semaphore.acquire().await.unwrap();
-        let () = server.ask(&["SCRIPT", "FLUSH"]);
+        let () = server.command(&["SCRIPT", "FLUSH"]);
         permit.release().await.unwrap();
         assert_eq!(counts(&semaphore).await, (1, 0, 1));
     }
@@ -396,7 +397,7 @@ async fn waiter_retries_after_reconnect() {
     let held = semaphore.acquire().lease(10 * LONG).await.unwrap();
     let theirs = client.expirable_semaphore(semaphore.name());
     let waiter = tokio::spawn(theirs.acquire().into_future());
-    let subscribed = || async { server.ask::<Vec<String>>(&["PUBSUB", "CHANNELS"]).len() == 1 };
+    let subscribed = || async { server.command::<Vec<String>>(&["PUBSUB", "CHANNELS"]).len() == 1 };
     until("it is subscribed", subscribed).await;
     // Released while the client receives no messages.
     proxy.stall(true);

@@ -3,37 +3,14 @@
 use std::future::IntoFuture as _;
 use std::time::Duration;
 
-use redlatch::{Client, Embedded, FairLock, Guard, Result};
+use redlatch::{Client, Embedded};
 use redlatch_testkit::{Proxy, Server, shared_cluster, unique};
-use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use super::{await_turn, spawn_waiter};
 use crate::common::{LONG, SHORT, until, within_limit};
 
 const SECOND: Duration = Duration::from_secs(1);
-
-type WaiterTask = JoinHandle<Result<Guard<FairLock>>>;
-
-async fn until_queued(lock: &FairLock, waiters: usize) {
-    until("in the queue", || async {
-        lock.queue().await.unwrap().len() == waiters
-    })
-    .await;
-}
-
-/// Starts to wait, and returns when the waiter is in the queue behind `ahead` others.
-async fn spawn_waiter(lock: &FairLock, ahead: usize) -> WaiterTask {
-    let waiting = tokio::spawn(lock.lock().into_future());
-    until_queued(lock, ahead + 1).await;
-    waiting
-}
-
-async fn await_turn(waiting: WaiterTask) -> Guard<FairLock> {
-    within_limit("it is its turn", waiting)
-        .await
-        .unwrap()
-        .unwrap()
-}
 
 /// Adds a client with `waiters` waiters to the queue behind `ahead` others, and kills it: its
 /// runtime and its connections end, but its waiters stay in the queue.
@@ -115,10 +92,10 @@ fn keys(name: &str) -> [String; 3] {
 /// Adds an owner to the end of the queue with a timeout hours ahead.
 fn enqueue_dead_waiter(server: &Server, name: &str, owner: &str) {
     let [queue, timeouts, _] = keys(name);
-    let now: Vec<u64> = server.ask(&["TIME"]);
-    let behind: i64 = server.ask(&["RPUSH", &queue, owner]);
+    let now: Vec<u64> = server.command(&["TIME"]);
+    let behind: i64 = server.command(&["RPUSH", &queue, owner]);
     let until = (now[0] + 3600 * behind.unsigned_abs()) * 1000;
-    let _: i64 = server.ask(&["ZADD", &timeouts, &until.to_string(), owner]);
+    let _: i64 = server.command(&["ZADD", &timeouts, &until.to_string(), owner]);
 }
 
 /// Adds 40 dead waiters with hours of wait time between live ones.
@@ -147,7 +124,7 @@ async fn dead_among_the_living(server: &Server, client: &Client, name: &str) {
     assert!(took < LONG / 2, "{took:?}");
     until("nothing is left", || async {
         let [queue, timeouts, absent] = keys(name);
-        server.ask::<i64>(&["EXISTS", name, &queue, &timeouts, &absent]) == 0
+        server.command::<i64>(&["EXISTS", name, &queue, &timeouts, &absent]) == 0
     })
     .await;
 }
@@ -165,7 +142,7 @@ async fn dead_waiters_in_a_cluster_cost_one_grace_period() {
     let cluster = shared_cluster();
     let client = Client::connect(&cluster.url()).await.unwrap();
     let name = unique("dead");
-    let home = &cluster.nodes()[cluster.owner_of(&name)];
+    let home = &cluster.nodes()[cluster.master_of_key(&name)];
     dead_among_the_living(home, &client, &name).await;
 }
 
@@ -175,8 +152,8 @@ async fn waiters_of_killed_clients_on_a_server_are_skipped() {
     let server = Server::start();
     let client = Client::connect(&server.url()).await.unwrap();
     let lock = client.fair_lock("a").grace_period(SECOND);
-    let _: i64 = server.ask(&["HSET", "a", "dead:1", "1"]);
-    let _: i64 = server.ask(&["PEXPIRE", "a", "1000"]);
+    let _: i64 = server.command(&["HSET", "a", "dead:1", "1"]);
+    let _: i64 = server.command(&["PEXPIRE", "a", "1000"]);
     for n in 0..50 {
         enqueue_dead_waiter(&server, "a", &format!("dead:{n}"));
     }
@@ -213,7 +190,7 @@ async fn waiter_that_reconnects_within_the_grace_period_keeps_its_place() {
     let channel = format!("redisson_lock__channel:{{a}}:{owner}");
     let until_subscribers = async |wanted: i64| {
         until("it is subscribed, or not", || async {
-            let (_, subscribers): (String, i64) = server.ask(&["PUBSUB", "NUMSUB", &channel]);
+            let (_, subscribers): (String, i64) = server.command(&["PUBSUB", "NUMSUB", &channel]);
             subscribers == wanted
         })
         .await;
@@ -224,7 +201,7 @@ async fn waiter_that_reconnects_within_the_grace_period_keeps_its_place() {
     until_subscribers(0).await;
     held.unlock().await.unwrap();
     let [_, _, absent] = keys("a");
-    let noted: Vec<String> = server.ask(&["ZRANGE", &absent, "0", "-1"]);
+    let noted: Vec<String> = server.command(&["ZRANGE", &absent, "0", "-1"]);
     assert_eq!(noted, [owner]);
     assert!(!behind.is_finished());
     proxy.stall(false);
@@ -246,9 +223,9 @@ async fn waiter_in_java_that_listens_again_keeps_its_place() {
     enqueue_dead_waiter(&server, "a", "java:7");
     let waiting = spawn_waiter(&lock, 2).await;
     let [queue, timeouts, absent] = keys("a");
-    let timeout = || server.ask::<Option<f64>>(&["ZSCORE", &timeouts, "java:7"]);
+    let timeout = || server.command::<Option<f64>>(&["ZSCORE", &timeouts, "java:7"]);
     held.unlock().await.unwrap();
-    let noted: Option<f64> = server.ask(&["ZSCORE", &absent, "java:7"]);
+    let noted: Option<f64> = server.command(&["ZSCORE", &absent, "java:7"]);
     assert!(noted.is_some() && timeout().is_some());
     let mut connection = server.connection();
     let (sender, receiver) = std::sync::mpsc::channel();
@@ -261,7 +238,7 @@ async fn waiter_in_java_that_listens_again_keeps_its_place() {
         }
     });
     until("the dead one is dropped", || async {
-        server.ask::<Vec<String>>(&["LRANGE", &queue, "0", "0"]) == ["java:7"]
+        server.command::<Vec<String>>(&["LRANGE", &queue, "0", "0"]) == ["java:7"]
     })
     .await;
     assert_eq!(receiver.recv_timeout(LONG).unwrap(), "0");
@@ -269,8 +246,8 @@ async fn waiter_in_java_that_listens_again_keeps_its_place() {
     assert_eq!(receiver.recv_timeout(LONG).unwrap(), "0");
     assert!(!waiting.is_finished() && timeout().is_some());
     // It takes its turn as Redisson's script does, and releases.
-    let _: String = server.ask(&["LPOP", &queue]);
-    let _: i64 = server.ask(&["ZREM", &timeouts, "java:7"]);
+    let _: String = server.command(&["LPOP", &queue]);
+    let _: i64 = server.command(&["ZREM", &timeouts, "java:7"]);
     await_turn(waiting).await.unlock().await.unwrap();
 }
 

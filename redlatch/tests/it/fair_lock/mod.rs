@@ -90,7 +90,7 @@ fn keys(name: &str) -> [String; 3] {
 
 fn keys_left(server: &Server, name: &str) -> usize {
     let [lock, queue, timeouts] = keys(name);
-    server.ask(&["EXISTS", &lock, &queue, &timeouts])
+    server.command(&["EXISTS", &lock, &queue, &timeouts])
 }
 
 on_every_store! {

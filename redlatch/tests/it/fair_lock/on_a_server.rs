@@ -19,7 +19,7 @@ async fn release_wakes_only_the_next_waiter() {
         waiting.push(spawn_waiter(&crowd.fair_lock("a"), n).await);
     }
     until("all are subscribed", || async {
-        let channels: Vec<String> = server.ask(&["PUBSUB", "CHANNELS", "*"]);
+        let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS", "*"]);
         channels.len() == WAITERS
     })
     .await;
@@ -56,15 +56,15 @@ async fn leftovers_of_killed_processes_do_not_block() {
     let alive = client(&server).await;
     let lock = alive.fair_lock("a");
     let [hash, queue, timeouts] = keys("a");
-    let _: i64 = server.ask(&["HSET", &hash, "dead:1", "1"]);
-    let _: i64 = server.ask(&["PEXPIRE", &hash, "300"]);
-    let now: Vec<u64> = server.ask(&["TIME"]);
+    let _: i64 = server.command(&["HSET", &hash, "dead:1", "1"]);
+    let _: i64 = server.command(&["PEXPIRE", &hash, "300"]);
+    let now: Vec<u64> = server.command(&["TIME"]);
     for (n, owner) in ["dead:2", "dead:3", "dead:4"].into_iter().enumerate() {
         let until = now[0] * 1000 + 500 + 200 * n as u64;
-        let _: i64 = server.ask(&["RPUSH", &queue, owner]);
+        let _: i64 = server.command(&["RPUSH", &queue, owner]);
         // The last waiter has no timeout at all.
         if n < 2 {
-            let _: i64 = server.ask(&["ZADD", &timeouts, &until.to_string(), owner]);
+            let _: i64 = server.command(&["ZADD", &timeouts, &until.to_string(), owner]);
         }
     }
     let begun = std::time::Instant::now();
@@ -195,10 +195,10 @@ async fn paused_server_only_delays_leaving_the_queue() {
     let theirs = waiter.fair_lock("a");
     let waiting = tokio::spawn(theirs.try_lock().wait(SHORT).into_future());
     until_queued(&lock, 1).await;
-    let _: () = server.ask(&["CLIENT", "PAUSE", "60000", "WRITE"]);
+    let _: () = server.command(&["CLIENT", "PAUSE", "60000", "WRITE"]);
     let gave_up = within_limit("gives up", waiting).await.unwrap();
     assert!(!matches!(gave_up, Ok(Some(_))));
-    let _: () = server.ask(&["CLIENT", "UNPAUSE"]);
+    let _: () = server.command(&["CLIENT", "UNPAUSE"]);
     within_limit("settled", waiter.flush()).await;
     assert!(lock.queue().await.unwrap().is_empty());
     held.unlock().await.unwrap();
@@ -258,7 +258,8 @@ async fn repeated_steps_count_once() {
 /// Returns the distances between the timeouts of the waiters, in milliseconds.
 fn distances(server: &Server) -> Vec<f64> {
     let [_, _, timeouts] = keys("a");
-    let scores: Vec<(String, f64)> = server.ask(&["ZRANGE", &timeouts, "0", "-1", "WITHSCORES"]);
+    let scores: Vec<(String, f64)> =
+        server.command(&["ZRANGE", &timeouts, "0", "-1", "WITHSCORES"]);
     scores.windows(2).map(|two| two[1].1 - two[0].1).collect()
 }
 
@@ -303,8 +304,9 @@ async fn queue_timeouts_do_not_drift() {
     within_limit("settled", client.flush()).await;
     until_queued(&lock, 3).await;
     let [_, _, timeouts] = keys("a");
-    let scores: Vec<(String, f64)> = server.ask(&["ZRANGE", &timeouts, "0", "-1", "WITHSCORES"]);
-    let now: Vec<f64> = server.ask(&["TIME"]);
+    let scores: Vec<(String, f64)> =
+        server.command(&["ZRANGE", &timeouts, "0", "-1", "WITHSCORES"]);
+    let now: Vec<f64> = server.command(&["TIME"]);
     for (position, (_, until)) in scores.iter().enumerate() {
         let left = until / 1000.0 - now[0];
         let most = 60.0 + 100.0 * (position + 1) as f64;
@@ -338,8 +340,8 @@ async fn waiters_queue_again_after_data_loss() {
         if restarted {
             server.restart();
         } else {
-            let _: () = server.ask(&["FLUSHALL"]);
-            let _: () = server.ask(&["SCRIPT", "FLUSH"]);
+            let _: () = server.command(&["FLUSHALL"]);
+            let _: () = server.command(&["SCRIPT", "FLUSH"]);
         }
         drop(held);
         // The order is new, so each waiter unlocks in its own task.
@@ -389,11 +391,11 @@ async fn foreign_keys_are_rejected_and_stay_unchanged() {
         let name = unique("foreign");
         let lock = client.fair_lock(&name);
         let key = &keys(&name)[foreign];
-        let _: () = server.ask(&["SET", key, "mine"]);
+        let _: () = server.command(&["SET", key, "mine"]);
         if foreign > 0 {
             // Another owner holds the lock, so that queueing is the step that fails.
-            let _: i64 = server.ask(&["HSET", &name, "other:1", "1"]);
-            let _: i64 = server.ask(&["PEXPIRE", &name, "600000"]);
+            let _: i64 = server.command(&["HSET", &name, "other:1", "1"]);
+            let _: i64 = server.command(&["PEXPIRE", &name, "600000"]);
         }
         let refused = lock.try_lock().wait(LONG).await.unwrap_err();
         assert!(
@@ -401,11 +403,11 @@ async fn foreign_keys_are_rejected_and_stay_unchanged() {
             "{foreign}: {refused}"
         );
         within_limit("settled", client.flush()).await;
-        assert_eq!(server.ask::<String>(&["GET", key]), "mine");
+        assert_eq!(server.command::<String>(&["GET", key]), "mine");
     }
     let name = unique("foreign-hash");
     let lock = client.fair_lock(&name);
-    let _: i64 = server.ask(&["HSET", &name, "field", "x"]);
+    let _: i64 = server.command(&["HSET", &name, "field", "x"]);
     for refused in [lock.lock().await.err(), lock.force_unlock().await.err()] {
         assert!(
             matches!(refused, Some(Error::WrongKind { .. })),
@@ -413,7 +415,7 @@ async fn foreign_keys_are_rejected_and_stay_unchanged() {
         );
     }
     let name = unique("read-write");
-    let _: i64 = server.ask(&["HSET", &name, "mode", "read", "other:1", "1"]);
+    let _: i64 = server.command(&["HSET", &name, "mode", "read", "other:1", "1"]);
     let refused = client.fair_lock(&name).lock().await.unwrap_err();
     assert!(matches!(refused, Error::WrongKind { .. }), "{refused}");
 }
@@ -428,17 +430,17 @@ async fn queue_matches_redisson() {
     let lock = client.fair_lock("a").wait_time(Duration::from_secs(50));
     let [hash, queue, timeouts] = keys("a");
     let held = lock.lock().lease(LONG).await.unwrap();
-    let now: Vec<i64> = server.ask(&["TIME"]);
+    let now: Vec<i64> = server.command(&["TIME"]);
     let until = (now[0] + 500) * 1000;
-    let _: i64 = server.ask(&["RPUSH", &queue, "java:7"]);
-    let _: i64 = server.ask(&["ZADD", &timeouts, &until.to_string(), "java:7"]);
+    let _: i64 = server.command(&["RPUSH", &queue, "java:7"]);
+    let _: i64 = server.command(&["ZADD", &timeouts, &until.to_string(), "java:7"]);
     let waiting = spawn_waiter(&lock, 1).await;
     let owner = queued_owners(&lock).await[1].to_string();
     assert_eq!(
-        server.ask::<Vec<String>>(&["LRANGE", &queue, "0", "-1"]),
+        server.command::<Vec<String>>(&["LRANGE", &queue, "0", "-1"]),
         ["java:7", &owner]
     );
-    let score: f64 = server.ask(&["ZSCORE", &timeouts, &owner]);
+    let score: f64 = server.command(&["ZSCORE", &timeouts, &owner]);
     assert_eq!(
         score as i64,
         until + 50_000,
@@ -465,14 +467,18 @@ async fn queue_matches_redisson() {
     is_ready.recv().unwrap();
     held.unlock().await.unwrap();
     assert_eq!(receiver.recv_timeout(LONG).unwrap(), "0");
-    assert_eq!(server.ask::<i64>(&["EXISTS", &hash]), 0, "left to the head");
+    assert_eq!(
+        server.command::<i64>(&["EXISTS", &hash]),
+        0,
+        "left to the head"
+    );
     assert!(!waiting.is_finished());
     // Java takes its turn as its script does, and releases: the next waiter is notified.
-    assert_eq!(server.ask::<String>(&["LPOP", &queue]), "java:7");
-    let _: i64 = server.ask(&["ZREM", &timeouts, "java:7"]);
+    assert_eq!(server.command::<String>(&["LPOP", &queue]), "java:7");
+    let _: i64 = server.command(&["ZREM", &timeouts, "java:7"]);
     let channel = format!("redisson_lock__channel:{{a}}:{owner}");
     assert_eq!(
-        server.ask::<i64>(&["PUBLISH", &channel, "0"]),
+        server.command::<i64>(&["PUBLISH", &channel, "0"]),
         1,
         "it is subscribed"
     );
@@ -489,7 +495,7 @@ async fn queue_keys_have_the_prefix() {
     let lock = client.fair_lock("a");
     let held = lock.lock().await.unwrap();
     let waiting = spawn_waiter(&lock, 0).await;
-    let mut present: Vec<String> = server.ask(&["KEYS", "*"]);
+    let mut present: Vec<String> = server.command(&["KEYS", "*"]);
     present.sort();
     let mut expected = keys("test::a");
     expected.sort();
@@ -497,7 +503,7 @@ async fn queue_keys_have_the_prefix() {
     let owner = &queued_owners(&lock).await[0];
     let channel = format!("redisson_lock__channel:{{test::a}}:{owner}");
     until("it is subscribed", || async {
-        let channels: Vec<String> = server.ask(&["PUBSUB", "CHANNELS"]);
+        let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS"]);
         channels == [&*channel]
     })
     .await;

@@ -14,7 +14,7 @@ use crate::common::{
 };
 
 fn hash(server: &Server, key: &str) -> BTreeMap<String, String> {
-    server.ask(&["HGETALL", key])
+    server.command(&["HGETALL", key])
 }
 
 fn fields<const N: usize>(fields: [(&str, &str); N]) -> BTreeMap<String, String> {
@@ -23,13 +23,13 @@ fn fields<const N: usize>(fields: [(&str, &str); N]) -> BTreeMap<String, String>
 }
 
 fn keys(server: &Server) -> Vec<String> {
-    let mut keys: Vec<String> = server.ask(&["KEYS", "*"]);
+    let mut keys: Vec<String> = server.command(&["KEYS", "*"]);
     keys.sort();
     keys
 }
 
 fn left(server: &Server, key: &str) -> i64 {
-    server.ask(&["PTTL", key])
+    server.command(&["PTTL", key])
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -50,7 +50,7 @@ async fn data_matches_redisson() {
     let mut expected = vec!["a".to_owned(), timeout(1), timeout(2)];
     expected.sort();
     assert_eq!(keys(&server), expected);
-    assert_eq!(server.ask::<String>(&["GET", &timeout(2)]), "1");
+    assert_eq!(server.command::<String>(&["GET", &timeout(2)]), "1");
     let minute = i64::try_from(LONG.as_millis()).unwrap();
     assert!(left(&server, &timeout(1)) <= minute);
     assert!(left(&server, &timeout(2)) > minute);
@@ -155,12 +155,12 @@ async fn holders_from_redisson_are_respected() {
     let server = Server::start();
     let client = client(&server).await;
     let lock = client.read_write_lock("a");
-    let () = server.ask(&["HSET", "a", "mode", "read", "redisson:5", "2"]);
+    let () = server.command(&["HSET", "a", "mode", "read", "redisson:5", "2"]);
     for n in ["1", "2"] {
         let key = format!("{{a}}:redisson:5:rwlock_timeout:{n}");
-        let () = server.ask(&["SET", &key, "1", "PX", "600000"]);
+        let () = server.command(&["SET", &key, "1", "PX", "600000"]);
     }
-    let () = server.ask(&["PEXPIRE", "a", "600000"]);
+    let () = server.command(&["PEXPIRE", "a", "600000"]);
     let holder = lock.read().holder().await.unwrap().unwrap();
     assert_eq!(
         (holder.owner.as_str(), holder.holds),
@@ -172,19 +172,19 @@ async fn holders_from_redisson_are_respected() {
     assert!(left(&server, "a") > 500_000);
     let waiting = tokio::spawn(lock.write().lock().into_future());
     until("it waits", || async { client.status().subscriptions == 1 }).await;
-    let () = server.ask(&["DEL", "a"]);
-    let () = server.ask(&["PUBLISH", "redisson_rwlock:{a}", "0"]);
+    let () = server.command(&["DEL", "a"]);
+    let () = server.command(&["PUBLISH", "redisson_rwlock:{a}", "0"]);
     let writer = within_limit("woken", waiting).await.unwrap().unwrap();
     writer.unlock().await.unwrap();
 
-    let () = server.ask(&["HSET", "a", "mode", "write", "redisson:5:write", "1"]);
-    let () = server.ask(&["PEXPIRE", "a", "600000"]);
+    let () = server.command(&["HSET", "a", "mode", "write", "redisson:5:write", "1"]);
+    let () = server.command(&["PEXPIRE", "a", "600000"]);
     let holder = lock.write().holder().await.unwrap().unwrap();
     assert_eq!(holder.owner, "redisson:5");
     let waiting = tokio::spawn(lock.read().lock().into_future());
     until("it waits", || async { client.status().subscriptions == 1 }).await;
-    let () = server.ask(&["DEL", "a"]);
-    let () = server.ask(&["PUBLISH", "redisson_rwlock:{a}", "1"]);
+    let () = server.command(&["DEL", "a"]);
+    let () = server.command(&["PUBLISH", "redisson_rwlock:{a}", "1"]);
     let reader = within_limit("woken", waiting).await.unwrap().unwrap();
     reader.unlock().await.unwrap();
 }
@@ -201,9 +201,9 @@ async fn killed_reader_expires_with_its_own_lease() {
     let lock = client.read_write_lock("a");
     let alive = lock.read().lock().await.unwrap();
     let killed = "{a}:killed:1:rwlock_timeout:1";
-    let () = server.ask(&["HSET", "a", "killed:1", "1"]);
+    let () = server.command(&["HSET", "a", "killed:1", "1"]);
     // The other reader is renewed before that.
-    let () = server.ask(&["SET", killed, "1", "PX", "3000"]);
+    let () = server.command(&["SET", killed, "1", "PX", "3000"]);
     let writer = tokio::spawn(lock.write().lock().into_future());
     until("its lease has ended", || async {
         left(&server, killed) == -2
@@ -355,7 +355,7 @@ async fn lost_scripts_and_connections_are_restored() {
         let read = tokio::spawn(lock.read().lock().into_future());
         let write = tokio::spawn(lock.write().lock().into_future());
         until("they wait", || async { client.status().subscriptions == 1 }).await;
-        let () = server.ask(&["SCRIPT", "FLUSH"]);
+        let () = server.command(&["SCRIPT", "FLUSH"]);
         if round % 2 == 0 {
             server.cut_all();
         }
@@ -377,10 +377,10 @@ async fn mark_of_killed_waiting_writer_expires() {
     let server = Server::start();
     let client = client(&server).await;
     let lock = client.read_write_lock("a").prefer_writers();
-    let now: (u64, u64) = server.ask(&["TIME"]);
+    let now: (u64, u64) = server.command(&["TIME"]);
     let until = (now.0 * 1000 + now.1 / 1000 + 400).to_string();
     let writers = "redlatch_rwlock_writers:{a}";
-    let () = server.ask(&["ZADD", writers, &until, "killed:1:write"]);
+    let () = server.command(&["ZADD", writers, &until, "killed:1:write"]);
     assert!(lock.read().try_lock().await.unwrap().is_none());
     let reader = within_limit("forgotten", lock.read().lock().into_future()).await;
     let write = lock.write();
@@ -388,7 +388,7 @@ async fn mark_of_killed_waiting_writer_expires() {
     assert!(writer.is_none());
     client.flush().await;
     // A waiter removes expired marks, and removes its own mark when it gives up.
-    assert_eq!(server.ask::<u64>(&["ZCARD", writers]), 0);
+    assert_eq!(server.command::<u64>(&["ZCARD", writers]), 0);
     reader.unwrap().unlock().await.unwrap();
     assert_eq!(keys(&server), [""; 0]);
 }
@@ -400,15 +400,15 @@ async fn foreign_keys_stay_unchanged() {
     let foreign = |what: &str| unique(&format!("rw-{what}"));
     let names = ["string", "list", "hash", "mode", "lock", "endless", "odd"].map(foreign);
     let [string, list, user, mode, plain, endless, odd] = &names;
-    let () = server.ask(&["SET", string, "precious"]);
-    let _: i64 = server.ask(&["RPUSH", list, "precious"]);
-    let _: i64 = server.ask(&["HSET", user, "name", "precious"]);
-    let _: i64 = server.ask(&["HSET", mode, "mode", "dark", "font", "precious"]);
-    let _: i64 = server.ask(&["HSET", plain, "client:1", "1"]);
-    let _: i64 = server.ask(&["HSET", endless, "mode", "read", "client:1", "1"]);
-    let _: i64 = server.ask(&["HSET", odd, "mode", "read", "pages", "many"]);
+    let () = server.command(&["SET", string, "precious"]);
+    let _: i64 = server.command(&["RPUSH", list, "precious"]);
+    let _: i64 = server.command(&["HSET", user, "name", "precious"]);
+    let _: i64 = server.command(&["HSET", mode, "mode", "dark", "font", "precious"]);
+    let _: i64 = server.command(&["HSET", plain, "client:1", "1"]);
+    let _: i64 = server.command(&["HSET", endless, "mode", "read", "client:1", "1"]);
+    let _: i64 = server.command(&["HSET", odd, "mode", "read", "pages", "many"]);
     for name in &names {
-        let before: Vec<u8> = server.ask(&["DUMP", name]);
+        let before: Vec<u8> = server.command(&["DUMP", name]);
         let lock = client.read_write_lock(name).prefer_writers();
         let mut errors = vec![
             lock.read().lock().await.err(),
@@ -432,7 +432,7 @@ async fn foreign_keys_stay_unchanged() {
         }
         client.flush().await;
         assert_eq!(
-            server.ask::<Vec<u8>>(&["DUMP", name]),
+            server.command::<Vec<u8>>(&["DUMP", name]),
             before,
             "{name} was changed"
         );
@@ -440,23 +440,23 @@ async fn foreign_keys_stay_unchanged() {
     // Foreign data in the key of waiting writers.
     let name = foreign("writers");
     let writers = format!("redlatch_rwlock_writers:{{{name}}}");
-    let () = server.ask(&["SET", &writers, "precious"]);
+    let () = server.command(&["SET", &writers, "precious"]);
     let lock = client.read_write_lock(&name).prefer_writers();
     let error = lock.read().lock().await.unwrap_err();
     assert!(matches!(error, Error::WrongKind { .. }), "{error}");
     client.flush().await;
-    assert_eq!(server.ask::<String>(&["GET", &writers]), "precious");
+    assert_eq!(server.command::<String>(&["GET", &writers]), "precious");
     // A lock whose key changes its type while it is held is lost.
     let lock = client.read_write_lock(&foreign("turned"));
     let reader: Guard<_> = lock.read().lock().await.unwrap();
-    let () = server.ask(&["SET", lock.name(), "precious"]);
+    let () = server.command(&["SET", lock.name(), "precious"]);
     assert!(reader.unlock().await.is_err());
-    let () = server.ask(&["DEL", lock.name()]);
+    let () = server.command(&["DEL", lock.name()]);
     let writer = lock.write().lock().await.unwrap();
-    let () = server.ask(&["SET", lock.name(), "precious"]);
+    let () = server.command(&["SET", lock.name(), "precious"]);
     assert!(writer.downgrade().await.is_err());
     client.flush().await;
-    assert_eq!(server.ask::<String>(&["GET", lock.name()]), "precious");
+    assert_eq!(server.command::<String>(&["GET", lock.name()]), "precious");
 }
 
 /// Another program removed the lock's expiry: the remaining readers still exclude writers.
@@ -467,7 +467,7 @@ async fn readers_of_a_lock_without_expiry_exclude_writers() {
     let lock = client.read_write_lock("a");
     let one = lock.read().lock().lease(LONG).await.unwrap();
     let two = lock.read().lock().lease(LONG).await.unwrap();
-    assert_eq!(server.ask::<i64>(&["PERSIST", "a"]), 1);
+    assert_eq!(server.command::<i64>(&["PERSIST", "a"]), 1);
     one.unlock().await.unwrap();
     assert!(lock.write().try_lock().await.unwrap().is_none());
     assert!(two.is_valid());
@@ -478,7 +478,7 @@ async fn readers_of_a_lock_without_expiry_exclude_writers() {
     let writer = lock.write().lock().lease(LONG).await.unwrap();
     let again = writer.reenter().lease(LONG).await.unwrap();
     let reader = writer.reenter_read().lease(LONG).await.unwrap();
-    assert_eq!(server.ask::<i64>(&["PERSIST", "a"]), 1);
+    assert_eq!(server.command::<i64>(&["PERSIST", "a"]), 1);
     // A release without a known lease does not set an expiry.
     again.unlock().await.unwrap();
     assert_eq!(left(&server, "a"), -1);
@@ -499,11 +499,11 @@ async fn dead_readers_are_removed() {
     let lock = client.read_write_lock("a");
     let reads = lock.read().lock().await.unwrap();
     for n in 0..20 {
-        let _: i64 = server.ask(&["HSET", "a", &format!("killed:{n}"), "1"]);
+        let _: i64 = server.command(&["HSET", "a", &format!("killed:{n}"), "1"]);
     }
     // A live reader, and a field that belongs to no owner.
-    let _: i64 = server.ask(&["HSET", "a", "alive:1", "1", "note", "precious"]);
-    let () = server.ask(&["SET", "{a}:alive:1:rwlock_timeout:1", "1", "PX", "60000"]);
+    let _: i64 = server.command(&["HSET", "a", "alive:1", "1", "note", "precious"]);
+    let () = server.command(&["SET", "{a}:alive:1:rwlock_timeout:1", "1", "PX", "60000"]);
     lock.read().lock().await.unwrap().unlock().await.unwrap();
     let owner = reads.owner_id();
     assert_eq!(
@@ -531,8 +531,8 @@ async fn foreign_hold_count_does_not_block_the_server() {
     let reads = lock.read().lock().await.unwrap();
     let many = "4000000000";
     let owner = String::from(reads.owner_id());
-    let _: i64 = server.ask(&["HSET", "a", &owner, many, "theirs:1", many]);
-    let () = server.ask(&["CONFIG", "RESETSTAT"]);
+    let _: i64 = server.command(&["HSET", "a", &owner, many, "theirs:1", many]);
+    let () = server.command(&["CONFIG", "RESETSTAT"]);
     let timeout = format!("{{a}}:{owner}:rwlock_timeout:1");
     until_rises("renewed", || async { left(&server, &timeout) }).await;
     assert_eq!(lock.read().holders().await.unwrap().len(), 1);
@@ -558,7 +558,7 @@ async fn holds_beyond_the_key_limit_are_kept() {
     let step = "redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
         redis.call('DEL', KEYS[2])
         redis.call('SET', KEYS[3], 1, 'PX', 60000)";
-    let () = server.ask(&[
+    let () = server.command(&[
         "EVAL",
         step,
         "3",

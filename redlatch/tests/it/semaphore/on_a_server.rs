@@ -25,7 +25,7 @@ async fn keys_and_messages_match_redisson() {
         }
     });
     is_ready.await.unwrap();
-    let value = || server.ask::<String>(&["GET", semaphore.name()]);
+    let value = || server.command::<String>(&["GET", semaphore.name()]);
     semaphore.try_set_permits(3).await.unwrap();
     assert_eq!(value(), "3");
     semaphore
@@ -46,7 +46,7 @@ async fn keys_and_messages_match_redisson() {
     })
     .await;
     assert_eq!(*messages.lock().unwrap(), ["3", "3", "7", "2"]);
-    assert_eq!(server.ask::<i64>(&["PTTL", semaphore.name()]), -1);
+    assert_eq!(server.command::<i64>(&["PTTL", semaphore.name()]), -1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -55,12 +55,12 @@ async fn foreign_keys_stay_unchanged() {
     let client = Client::connect(&server.url()).await.unwrap();
     let text = |value: &'static str| {
         let name = unique("foreign");
-        let () = server.ask(&["SET", &name, value]);
+        let () = server.command(&["SET", &name, value]);
         name
     };
     let (hash, list) = (unique("foreign-hash"), unique("foreign-list"));
-    let _: i64 = server.ask(&["HSET", &hash, "a", "1"]);
-    let _: i64 = server.ask(&["RPUSH", &list, "1"]);
+    let _: i64 = server.command(&["HSET", &hash, "a", "1"]);
+    let _: i64 = server.command(&["RPUSH", &list, "1"]);
     let foreign = [
         text("precious"),
         text(""),
@@ -73,7 +73,7 @@ async fn foreign_keys_stay_unchanged() {
         list,
     ];
     for name in &foreign {
-        let before: Vec<u8> = server.ask(&["DUMP", name]);
+        let before: Vec<u8> = server.command(&["DUMP", name]);
         let semaphore = client.semaphore(name);
         for error in [
             semaphore.try_set_permits(1).await.err(),
@@ -88,15 +88,15 @@ async fn foreign_keys_stay_unchanged() {
         ] {
             assert!(matches!(error, Some(Error::WrongKind { .. })), "{error:?}");
         }
-        assert_eq!(server.ask::<Vec<u8>>(&["DUMP", name]), before, "{name}");
+        assert_eq!(server.command::<Vec<u8>>(&["DUMP", name]), before, "{name}");
     }
     // The key changes its type while there are a waiter and a holder of permits.
     let semaphore = set(&client, "turned", 1).await;
     let held = semaphore.acquire().await.unwrap();
     let waiting = tokio::spawn(semaphore.acquire().into_future());
     until("it waits", || async { client.status().subscriptions >= 1 }).await;
-    let () = server.ask(&["SET", semaphore.name(), "precious"]);
-    let _: i64 = server.ask(&[
+    let () = server.command(&["SET", semaphore.name(), "precious"]);
+    let _: i64 = server.command(&[
         "PUBLISH",
         &format!("redisson_sc:{{{}}}", semaphore.name()),
         "1",
@@ -109,7 +109,10 @@ async fn foreign_keys_stay_unchanged() {
     let error = held.release().await.unwrap_err();
     assert!(matches!(error, Error::WrongKind { .. }), "{error}");
     within_limit("settled", client.flush()).await;
-    assert_eq!(server.ask::<String>(&["GET", semaphore.name()]), "precious");
+    assert_eq!(
+        server.command::<String>(&["GET", semaphore.name()]),
+        "precious"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -118,11 +121,11 @@ async fn flushed_scripts_are_loaded_again() {
     let client = Client::connect(&server.url()).await.unwrap();
     let semaphore = set(&client, "flushed", 3).await;
     for _ in 0..10 {
-        let () = server.ask(&["SCRIPT", "FLUSH"]);
+        let () = server.command(&["SCRIPT", "FLUSH"]);
         let permits = semaphore.acquire_many(3).await.unwrap();
-        let () = server.ask(&["SCRIPT", "FLUSH"]);
+        let () = server.command(&["SCRIPT", "FLUSH"]);
         assert!(semaphore.try_acquire().await.unwrap().is_none());
-        let () = server.ask(&["SCRIPT", "FLUSH"]);
+        let () = server.command(&["SCRIPT", "FLUSH"]);
         permits.release().await.unwrap();
         assert_eq!(semaphore.available().await.unwrap(), 3);
     }
@@ -244,7 +247,7 @@ async fn request_to_busy_server_is_retried() {
         "{error}"
     );
     let waiting = tokio::spawn(same.acquire_many(2).into_future());
-    let () = server.ask(&["SCRIPT", "KILL"]);
+    let () = server.command(&["SCRIPT", "KILL"]);
     tokio::task::spawn_blocking(|| busy.join().unwrap())
         .await
         .unwrap();
@@ -385,7 +388,7 @@ async fn permits_released_during_disconnect_are_noticed() {
         let held = semaphore.acquire().await.unwrap();
         let waiting = tokio::spawn(same.acquire().into_future());
         until("it waits", || async {
-            let counts: (String, i64) = server.ask(&["PUBSUB", "NUMSUB", &channel]);
+            let counts: (String, i64) = server.command(&["PUBSUB", "NUMSUB", &channel]);
             counts.1 == 1
         })
         .await;
@@ -409,7 +412,7 @@ async fn permits_released_during_disconnect_are_noticed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn refused_channel_loses_no_permits() {
     let server = Server::start();
-    let () = server.ask(&[
+    let () = server.command(&[
         "ACL",
         "SETUSER",
         "restricted",
@@ -434,7 +437,7 @@ async fn refused_channel_loses_no_permits() {
     let error = permits.release().await.unwrap_err();
     assert!(matches!(error, Error::NotPermitted { .. }), "{error}");
     assert_eq!(semaphore.available().await.unwrap(), 0);
-    let () = server.ask(&["ACL", "SETUSER", "restricted", "allchannels"]);
+    let () = server.command(&["ACL", "SETUSER", "restricted", "allchannels"]);
     within_limit("settled", client.flush()).await;
     assert_eq!(semaphore.available().await.unwrap(), 2);
 }
@@ -459,7 +462,7 @@ async fn many_waiters_cost_one_subscription() {
     until("they wait", || async { crowd.status().subscriptions == 1 }).await;
     let channel = format!("redisson_sc:{{{}}}", semaphore.name());
     until("subscribed, once", || async {
-        let (_, subscribers): (String, i64) = server.ask(&["PUBSUB", "NUMSUB", &channel]);
+        let (_, subscribers): (String, i64) = server.command(&["PUBSUB", "NUMSUB", &channel]);
         assert!(subscribers <= 1);
         subscribers == 1
     })
@@ -470,7 +473,7 @@ async fn many_waiters_cost_one_subscription() {
     }
     until("no channel is left", || async {
         server
-            .ask::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"])
+            .command::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"])
             .is_empty()
     })
     .await;

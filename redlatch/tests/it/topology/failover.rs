@@ -76,14 +76,18 @@ pub async fn a_lock_that_is_lost_with_its_master(deployment: &mut Deployment) {
     // Otherwise they would find the commands in their connections' buffers when they resume.
     let _: i64 = deployment
         .server(old)
-        .ask(&["CLIENT", "KILL", "TYPE", "replica"]);
+        .command(&["CLIENT", "KILL", "TYPE", "replica"]);
     let guard = client.lock("{b}:lost").lock().await.unwrap();
     deployment.kill(old);
     for &replica in &replicas {
         deployment.server(replica).thaw();
     }
     let new = deployment.await_new_master("{b}", old);
-    assert!(!deployment.server(new).ask::<bool>(&["EXISTS", "{b}:lost"]));
+    assert!(
+        !deployment
+            .server(new)
+            .command::<bool>(&["EXISTS", "{b}:lost"])
+    );
     within_limit("the loss is reported", guard.lost()).await;
     assert!(!guard.is_valid());
     assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
@@ -139,7 +143,7 @@ pub async fn a_frozen_master(deployment: &Deployment) {
         within_limit("settled", client.flush()).await;
     }
     deployment.await_healthy();
-    let exists = |key: &str| deployment.server(new).ask::<bool>(&["EXISTS", key]);
+    let exists = |key: &str| deployment.server(new).command::<bool>(&["EXISTS", key]);
     for key in ["{c}:unanswered", "{c}:dropped", "{c}:lent"] {
         assert!(!exists(key), "{key} is still held");
     }

@@ -100,7 +100,7 @@ impl Deployment {
     pub fn master(&self, key: &str) -> usize {
         match self {
             BehindSentinels(all) => all.master(),
-            InCluster(all) => all.owner_of(key),
+            InCluster(all) => all.master_of_key(key),
         }
     }
 
@@ -124,7 +124,7 @@ impl Deployment {
     pub fn await_new_master(&self, key: &str, old: usize) -> usize {
         match self {
             BehindSentinels(all) => all.await_new_master(old),
-            InCluster(all) => all.await_owner_change(key, old),
+            InCluster(all) => all.await_master_change(key, old),
         }
     }
 
@@ -160,7 +160,7 @@ pub fn long_timeout() -> ClientBuilder {
 pub async fn answered<T: redis::FromRedisValue>(server: &Server, command: &[&str]) -> T {
     let begun = Instant::now();
     loop {
-        match server.try_ask(command) {
+        match server.try_command(command) {
             Err(_) if begun.elapsed() < LONG => tokio::time::sleep(Duration::from_millis(5)).await,
             answer => return answer.unwrap(),
         }
@@ -168,7 +168,7 @@ pub async fn answered<T: redis::FromRedisValue>(server: &Server, command: &[&str
 }
 
 pub fn pttl(server: &Server, key: &str) -> i64 {
-    server.ask(&["PTTL", key])
+    server.command(&["PTTL", key])
 }
 
 /// Waits until the key's time to live is seen to rise.

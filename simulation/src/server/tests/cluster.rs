@@ -11,10 +11,10 @@ fn node(name: &str, port: u16) -> Node {
 
 /// Returns one node's view of a cluster of two nodes: `a` has the lower half of the slots.
 fn view(me: &str) -> ClusterView {
-    let range = |first, last, owner| SlotRange {
+    let range = |first, last, master| SlotRange {
         first,
         last,
-        owner,
+        master,
         replicas: Vec::new(),
     };
     ClusterView {
@@ -51,7 +51,7 @@ fn slots_are_those_of_the_specification() {
 }
 
 #[test]
-fn node_sends_clients_to_the_owner() {
+fn node_redirects_clients_to_the_master_of_the_slot() {
     let mut test = TestServer::new();
     test.server.set_cluster(view("a"));
     let id = test.server.connect();
@@ -157,7 +157,7 @@ fn subscriptions_end_when_a_node_loses_the_slot() {
         ">3 $8 smessage $4 {b}c $1 m | :1"
     );
     let mut after = view("a");
-    after.slots[0].owner = node("b", 7001);
+    after.slots[0].master = node("b", 7001);
     let outputs = test.server.set_cluster(after);
     assert_eq!(sent(&outputs, id), ">3 $12 sunsubscribe $4 {b}c :0");
 }
@@ -169,13 +169,13 @@ fn sentinel_names_the_master_and_publishes_a_change() {
     let id = test.connect();
     test.server.set_master("main", "10.0.0.1", 6379, 0);
     test.run(id, "SUBSCRIBE +switch-master");
-    let ask = "SENTINEL GET-MASTER-ADDR-BY-NAME main";
-    assert_eq!(test.run(id, ask), "*2 $8 10.0.0.1 $4 6379");
+    let query = "SENTINEL GET-MASTER-ADDR-BY-NAME main";
+    assert_eq!(test.run(id, query), "*2 $8 10.0.0.1 $4 6379");
     assert_eq!(test.run(id, "SENTINEL GET-MASTER-ADDR-BY-NAME other"), "_");
     let outputs = test.server.set_master("main", "10.0.0.2", 6380, 1);
     let message = "main 10.0.0.1 6379 10.0.0.2 6380";
     assert!(sent(&outputs, id).ends_with(message));
-    assert_eq!(test.run(id, ask), "*2 $8 10.0.0.2 $4 6380");
+    assert_eq!(test.run(id, query), "*2 $8 10.0.0.2 $4 6380");
     assert!(
         test.run(id, "SENTINEL MASTER main")
             .ends_with("$12 config-epoch $1 1")

@@ -64,13 +64,13 @@ fn script_reads_all_its_keys_and_must_read_after_its_last_write() {
         test.eval(id, source, &["h"]);
         invalidations(test, id, other, "HSET h by other")
     };
-    let told_of_h = ">2 $10 invalidate *1 $1 h";
+    let invalidation_of_h = ">2 $10 invalidate *1 $1 h";
     assert_eq!(
         wanted(
             &mut test,
             "redis.call('HSET', 'h', 'f', 1) return redis.call('HGET', 'h', 'f')"
         ),
-        told_of_h
+        invalidation_of_h
     );
     assert_eq!(
         wanted(
@@ -81,7 +81,7 @@ fn script_reads_all_its_keys_and_must_read_after_its_last_write() {
     );
     assert_eq!(
         wanted(&mut test, "return redis.call('EXISTS', 'other')"),
-        told_of_h
+        invalidation_of_h
     );
     assert_eq!(wanted(&mut test, "return 1"), "");
 }

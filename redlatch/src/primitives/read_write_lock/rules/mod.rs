@@ -20,7 +20,6 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use smallvec::smallvec;
-use tokio::time::Instant;
 
 use crate::error::Result;
 use crate::keyspace::{FoundKey, Holds, Keyspace, Mode};
@@ -37,9 +36,8 @@ pub(super) mod write;
 fn find<'a>(
     keyspace: &'a mut Keyspace,
     object: &ObjectKeys,
-    now: Instant,
 ) -> Result<Option<(Mode, FoundKey<'a, Holds>)>> {
-    let Some(holds) = keyspace.find::<Holds>(object.key(), now)? else {
+    let Some(holds) = keyspace.find::<Holds>(object.key())? else {
         return Ok(None);
     };
     match holds.value.mode {
@@ -54,8 +52,8 @@ fn timeout_key(own: &str, n: u32) -> String {
 }
 
 /// Returns how long one of those holds still lives. Zero: it has ended.
-fn hold_remaining(keyspace: &mut Keyspace, own: &str, n: u32, now: Instant) -> Duration {
-    match keyspace.remaining(&timeout_key(own, n), now) {
+fn hold_remaining(keyspace: &mut Keyspace, own: &str, n: u32) -> Duration {
+    match keyspace.remaining(&timeout_key(own, n)) {
         // A key without expiry was not created by a reader.
         None | Some(Expiry::Never) => Duration::ZERO,
         Some(Expiry::In(left)) => left,
@@ -69,14 +67,8 @@ fn keyed_holds(count: u32) -> u32 {
 }
 
 /// Returns the longest remaining time of a reader's holds, from the hold `first` on. Zero: all have ended.
-fn longest_remaining(
-    keyspace: &mut Keyspace,
-    own: &str,
-    first: u32,
-    count: u32,
-    now: Instant,
-) -> Duration {
-    let left = (first..=keyed_holds(count)).map(|n| hold_remaining(keyspace, own, n, now));
+fn longest_remaining(keyspace: &mut Keyspace, own: &str, first: u32, count: u32) -> Duration {
+    let left = (first..=keyed_holds(count)).map(|n| hold_remaining(keyspace, own, n));
     left.max().unwrap_or_default()
 }
 
@@ -90,26 +82,17 @@ fn readers(counts: &BTreeMap<String, u32>) -> Vec<(String, u32)> {
 
 /// Returns the longest remaining time of all readers. Zero: there are none. Removes dead readers,
 /// so that they do not accumulate while others keep reading.
-fn longest_reader_remaining(
-    keyspace: &mut Keyspace,
-    keys: &ReadWriteKeys,
-    now: Instant,
-) -> Result<Duration> {
-    let all = match find(keyspace, &keys.read, now)? {
+fn longest_reader_remaining(keyspace: &mut Keyspace, keys: &ReadWriteKeys) -> Result<Duration> {
+    let all = match find(keyspace, &keys.read)? {
         Some((_, holds)) => readers(&holds.value.counts),
         None => Vec::new(),
     };
     let mut most = Duration::ZERO;
     for (owner, count) in all {
-        let left = longest_remaining(
-            keyspace,
-            &keys.reader_timeouts_prefix(&owner),
-            1,
-            count,
-            now,
-        );
+        let own = keys.reader_timeouts_prefix(&owner);
+        let left = longest_remaining(keyspace, &own, 1, count);
         if left.is_zero()
-            && let Some((_, holds)) = find(keyspace, &keys.read, now)?
+            && let Some((_, holds)) = find(keyspace, &keys.read)?
         {
             holds.value.counts.remove(&owner);
         }
@@ -162,11 +145,11 @@ impl Step for Inspect<'_> {
         }
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Vec<Holder>> {
-        let Some((_, holds)) = find(keyspace, &self.keys.read, now)? else {
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<Vec<Holder>> {
+        let Some((_, holds)) = find(keyspace, &self.keys.read)? else {
             return Ok(Vec::new());
         };
-        let (left, counts) = (holds.remaining(now), holds.value.counts.clone());
+        let (left, counts) = (holds.remaining(), holds.value.counts.clone());
         let mut holders = Vec::new();
         for (field, holds) in counts {
             let writes = is_writer_field(&field);
@@ -177,7 +160,6 @@ impl Step for Inspect<'_> {
                     &self.keys.reader_timeouts_prefix(&field),
                     1,
                     holds,
-                    now,
                 )),
                 _ => continue,
             };
@@ -221,8 +203,8 @@ impl Step for Force<'_> {
         parse_forced(&self.keys.read, reply)
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
-        let Some((mode, holds)) = find(keyspace, &self.keys.read, now)? else {
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<bool> {
+        let Some((mode, holds)) = find(keyspace, &self.keys.read)? else {
             return Ok(false);
         };
         if (self.side, mode) == (Mode::Write, Mode::Read) {
@@ -234,7 +216,7 @@ impl Step for Force<'_> {
         let mut alive = false;
         for (owner, count) in reads {
             let own = self.keys.reader_timeouts_prefix(&owner);
-            alive |= !longest_remaining(keyspace, &own, 1, count, now).is_zero();
+            alive |= !longest_remaining(keyspace, &own, 1, count).is_zero();
             delete_timeouts(keyspace, &own, count, 1);
         }
         if self.side != mode {

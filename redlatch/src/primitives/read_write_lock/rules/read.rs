@@ -4,14 +4,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use smallvec::smallvec;
-use tokio::time::Instant;
 
 use super::{
     READ_RELEASED, delete_timeouts, find, hold_remaining, keyed_holds, longest_reader_remaining,
     longest_remaining, timeout_key,
 };
 use crate::error::Result;
-use crate::hold::Hold;
+use crate::hold::{Hold, ReleaseParams};
 use crate::keyspace::{Holds, Keyspace, Mode};
 use crate::lease::{Expiry, Lease};
 use crate::name::{ReadWriteKeys, writer_field};
@@ -51,19 +50,19 @@ impl Step for Acquire<'_> {
         parse_outcome(&self.params.hold.object, reply)
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Outcome> {
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<Outcome> {
         let AcquireParams {
             hold, count, lease, ..
         } = self.params;
         let (object, owner) = (&*hold.object, &*hold.field);
         let own = &self.keys.reader_timeouts_prefix(owner);
-        let end = now + lease.duration();
+        let lease = lease.duration();
         let mut held = 0;
         let mut writes = false;
-        let found = find(keyspace, object, now)?;
+        let found = find(keyspace, object)?;
         let free = found.is_none();
         if let Some((mode, holds)) = found {
-            let left = holds.remaining(now);
+            let left = holds.remaining();
             if left == Expiry::Never {
                 return Err(wrong_kind(object, NO_EXPIRY));
             }
@@ -73,14 +72,14 @@ impl Step for Acquire<'_> {
             }
             held = holds.value.counts.get(owner).copied().unwrap_or(0);
         }
-        if longest_remaining(keyspace, own, 1, held, now).is_zero() {
+        if longest_remaining(keyspace, own, 1, held).is_zero() {
             if count > 1 {
                 // The hold to re-enter has been lost.
                 return Ok(Outcome::Wait(Expiry::In(Duration::ZERO)));
             }
             if self.prefers_writers
                 && !writes
-                && let Some(left) = blocked_by_writers(keyspace, self.keys, now)?
+                && let Some(left) = blocked_by_writers(keyspace, self.keys)?
             {
                 return Ok(Outcome::Wait(Expiry::In(left)));
             }
@@ -90,30 +89,26 @@ impl Step for Acquire<'_> {
                 counts: BTreeMap::new(),
                 mode: Some(Mode::Read),
             };
-            keyspace.set(object.key(), holds, Some(end), now);
+            keyspace.set(object.key(), holds, Some(lease));
         }
-        if let Some((_, mut holds)) = find(keyspace, object, now)? {
+        if let Some((_, mut holds)) = find(keyspace, object)? {
             holds.value.counts.insert(owner.to_owned(), count);
-            holds.extend_to(end);
+            holds.extend_to(lease);
         }
         // Removes what earlier holds of the same owner left behind.
         let last = keyed_holds(count);
         delete_timeouts(keyspace, own, held, last + 1);
-        if hold_remaining(keyspace, own, last, now) < lease.duration() {
-            keyspace.set(&timeout_key(own, last), 1, Some(end), now);
+        if hold_remaining(keyspace, own, last) < lease {
+            keyspace.set(&timeout_key(own, last), 1, Some(lease));
         }
         Ok(Outcome::Done(()))
     }
 }
 
 /// Returns how long waiting writers block new readers.
-fn blocked_by_writers(
-    keyspace: &mut Keyspace,
-    keys: &ReadWriteKeys,
-    now: Instant,
-) -> Result<Option<Duration>> {
-    let now_ms = keyspace.date(now);
-    let Some(writers) = keyspace.find::<BTreeMap<String, i64>>(&keys.writers, now)? else {
+fn blocked_by_writers(keyspace: &mut Keyspace, keys: &ReadWriteKeys) -> Result<Option<Duration>> {
+    let now_ms = keyspace.now_ms();
+    let Some(writers) = keyspace.find::<BTreeMap<String, i64>>(&keys.writers)? else {
         return Ok(None);
     };
     let last = writers.value.values().max().copied().unwrap_or(now_ms);
@@ -128,10 +123,7 @@ const MIN_WAKE_CHANGE: Duration = Duration::from_secs(1);
 /// Sets a reader's hold count to the number of holds to keep; 0 releases its side.
 pub(in super::super) struct Release<'a> {
     pub(in super::super) keys: &'a ReadWriteKeys,
-    pub(in super::super) hold: &'a Hold,
-    pub(in super::super) keep: u32,
-    /// The new lease; `None` leaves it unchanged.
-    pub(in super::super) lease: Option<Lease>,
+    pub(in super::super) params: ReleaseParams<'a>,
 }
 
 impl Step for Release<'_> {
@@ -143,47 +135,48 @@ impl Step for Release<'_> {
     }
 
     fn keys(&self) -> Keys<'_> {
-        smallvec![self.hold.object.key()]
+        smallvec![self.params.hold.object.key()]
     }
 
     fn args(&self, args: &mut dyn Args) {
-        args.text(&self.hold.field);
-        args.number(self.keep.into());
-        args.number(self.lease.map_or(0, Lease::millis));
+        let ReleaseParams { hold, keep, lease } = self.params;
+        args.text(&hold.field);
+        args.number(keep.into());
+        args.number(lease.map_or(0, Lease::millis));
         args.text(&self.keys.timeouts_prefix);
-        args.text(self.hold.object.channel());
+        args.text(hold.object.channel());
     }
 
     fn decode(&self, reply: ScriptReply) -> Result<bool> {
         reply.flag()
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
-        let hold = self.hold;
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<bool> {
+        let ReleaseParams { hold, keep, lease } = self.params;
         let (object, owner) = (&*hold.object, &*hold.field);
         let own = &self.keys.reader_timeouts_prefix(owner);
-        let lease = self.lease.map_or(Duration::ZERO, Lease::duration);
-        let Some((mode, holds)) = find(keyspace, object, now)? else {
+        let lease = lease.map_or(Duration::ZERO, Lease::duration);
+        let Some((mode, holds)) = find(keyspace, object)? else {
             keyspace.publish(object.channel(), READ_RELEASED);
             return Ok(false);
         };
-        let left = holds.remaining(now);
+        let left = holds.remaining();
         let Some(count) = holds.value.counts.get(owner).copied() else {
             return Ok(false);
         };
-        let held = !longest_remaining(keyspace, own, 1, count, now).is_zero();
+        let held = !longest_remaining(keyspace, own, 1, count).is_zero();
         // A release never increases the count; a dead reader is always removed.
-        let keep = if held { self.keep.min(count) } else { 0 };
+        let keep = if held { keep.min(count) } else { 0 };
         let last = keyed_holds(keep);
         if keep > 0 {
             // All holds of an owner last as long as the longest, so a released hold passes its lease on.
-            let most = longest_remaining(keyspace, own, last, count, now).max(lease);
-            if hold_remaining(keyspace, own, last, now) < most {
-                keyspace.set(&timeout_key(own, last), 1, Some(now + most), now);
+            let most = longest_remaining(keyspace, own, last, count).max(lease);
+            if hold_remaining(keyspace, own, last) < most {
+                keyspace.set(&timeout_key(own, last), 1, Some(most));
             }
         }
         delete_timeouts(keyspace, own, count, last + 1);
-        let Some((_, mut holds)) = find(keyspace, object, now)? else {
+        let Some((_, mut holds)) = find(keyspace, object)? else {
             return Ok(held);
         };
         match keep {
@@ -193,15 +186,15 @@ impl Step for Release<'_> {
         if mode == Mode::Write {
             // The owner also writes: its write hold does not change.
             if keep > 0 && !lease.is_zero() {
-                holds.extend_to(now + lease);
+                holds.extend_to(lease);
             }
             return Ok(held);
         }
-        let most = longest_reader_remaining(keyspace, self.keys, now)?;
+        let most = longest_reader_remaining(keyspace, self.keys)?;
         if most.is_zero() {
             keyspace.remove(object.key());
-        } else if let Some((_, mut holds)) = find(keyspace, object, now)? {
-            holds.set_end(now + most);
+        } else if let Some((_, mut holds)) = find(keyspace, object)? {
+            holds.expire_after(most);
         }
         // Writers sleep until the end that they received. If it is now much earlier, they are woken:
         // the remaining readers may be dead and never release.
@@ -223,32 +216,30 @@ pub(in super::super) fn renew(
     keys: &ReadWriteKeys,
     hold: &Hold,
     lease: Option<Lease>,
-    now: Instant,
 ) -> Result<bool> {
     let own = &keys.reader_timeouts_prefix(&hold.field);
-    let end = lease.map(|lease| now + lease.duration());
-    let Some((_, holds)) = find(keyspace, &hold.object, now)? else {
+    let Some((_, holds)) = find(keyspace, &hold.object)? else {
         keyspace.publish(hold.object.channel(), READ_RELEASED);
         return Ok(false);
     };
     let count = holds.value.counts.get(&*hold.field).copied();
     let mut alive = false;
     for n in 1..=keyed_holds(count.unwrap_or(0)) {
-        if hold_remaining(keyspace, own, n, now).is_zero() {
+        if hold_remaining(keyspace, own, n).is_zero() {
             continue;
         }
         alive = true;
-        if let Some(end) = end
-            && let Some(mut timeout) = keyspace.find::<i64>(&timeout_key(own, n), now)?
+        if let Some(lease) = lease
+            && let Some(mut timeout) = keyspace.find::<i64>(&timeout_key(own, n))?
         {
-            timeout.extend_to(end);
+            timeout.extend_to(lease.duration());
         }
     }
     if alive
-        && let Some(end) = end
-        && let Some((_, mut holds)) = find(keyspace, &hold.object, now)?
+        && let Some(lease) = lease
+        && let Some((_, mut holds)) = find(keyspace, &hold.object)?
     {
-        holds.extend_to(end);
+        holds.extend_to(lease.duration());
     }
     Ok(alive)
 }

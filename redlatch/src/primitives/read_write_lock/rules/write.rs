@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use smallvec::smallvec;
-use tokio::time::Instant;
 
 use super::{WRITE_RELEASED, find, longest_reader_remaining, longest_remaining, wake_all};
 use crate::error::{Error, Result};
-use crate::hold::Hold;
+use crate::hold::{Hold, ReleaseParams};
 use crate::keyspace::{Holds, Keyspace, Mode};
 use crate::lease::{Expiry, Lease};
 use crate::name::{ReadWriteKeys, owner_of};
@@ -68,13 +67,13 @@ impl Step for Acquire<'_> {
         }
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Outcome> {
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<Outcome> {
         let AcquireParams {
             hold, count, lease, ..
         } = self.params;
         let (object, field) = (&*hold.object, &*hold.field);
-        let end = now + lease.duration();
-        let Some((mode, mut holds)) = find(keyspace, object, now)? else {
+        let lease = lease.duration();
+        let Some((mode, mut holds)) = find(keyspace, object)? else {
             if count > 1 {
                 // The hold to re-enter has been lost.
                 return Ok(Outcome::Wait(Expiry::In(Duration::ZERO)));
@@ -83,10 +82,10 @@ impl Step for Acquire<'_> {
                 counts: BTreeMap::from([(field.to_owned(), count)]),
                 mode: Some(Mode::Write),
             };
-            keyspace.set(object.key(), holds, Some(end), now);
-            return self.finish_acquisition(keyspace, now);
+            keyspace.set(object.key(), holds, Some(lease));
+            return self.finish_acquisition(keyspace);
         };
-        let left = holds.remaining(now);
+        let left = holds.remaining();
         if left == Expiry::Never {
             return Err(wrong_kind(object, NO_EXPIRY));
         }
@@ -94,38 +93,28 @@ impl Step for Acquire<'_> {
             && let Some(held) = holds.value.counts.get_mut(field)
         {
             *held = count;
-            holds.extend_to(end);
-            return self.finish_acquisition(keyspace, now);
+            holds.extend_to(lease);
+            return self.finish_acquisition(keyspace);
         }
         if count > 1 {
             return Ok(Outcome::Wait(Expiry::In(Duration::ZERO)));
         }
         let owner = owner_of(field);
         let reads = holds.value.counts.get(owner).copied().unwrap_or(0);
-        if !longest_remaining(
-            keyspace,
-            &self.keys.reader_timeouts_prefix(owner),
-            1,
-            reads,
-            now,
-        )
-        .is_zero()
-        {
+        let own = self.keys.reader_timeouts_prefix(owner);
+        if !longest_remaining(keyspace, &own, 1, reads).is_zero() {
             return Err(self.write_while_reading());
         }
         let Some(ttl) = self.waiter_ttl() else {
             return Ok(Outcome::Wait(left));
         };
-        let now_ms = keyspace.date(now);
-        let until = now_ms.saturating_add_unsigned(ttl.millis());
-        let writers: &mut BTreeMap<String, i64> =
-            keyspace.find_or_create(&self.keys.writers, now)?;
+        let now_ms = keyspace.now_ms();
+        let until = now_ms.saturating_add(ttl.millis());
+        let writers: &mut BTreeMap<String, i64> = keyspace.find_or_create(&self.keys.writers)?;
         writers.retain(|_, until| *until > now_ms);
         writers.insert(field.to_owned(), until);
-        if let Some(mut writers) =
-            keyspace.find::<BTreeMap<String, i64>>(&self.keys.writers, now)?
-        {
-            writers.set_end(now + ttl.duration());
+        if let Some(mut writers) = keyspace.find::<BTreeMap<String, i64>>(&self.keys.writers)? {
+            writers.expire_after(ttl.duration());
         }
         // If the writer retries in time, its mark does not expire while it waits.
         Ok(Outcome::Wait(left.min(Expiry::In(ttl.renewal_interval()))))
@@ -134,9 +123,9 @@ impl Step for Acquire<'_> {
 
 impl Acquire<'_> {
     /// Removes this writer's mark, because it holds the lock now.
-    fn finish_acquisition(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Outcome> {
+    fn finish_acquisition(&self, keyspace: &mut Keyspace) -> Result<Outcome> {
         if self.blocks_readers_for.is_some() {
-            remove_waiting_writer(keyspace, self.keys, self.params.hold, now)?;
+            remove_waiting_writer(keyspace, self.keys, self.params.hold)?;
         }
         Ok(Outcome::Done(()))
     }
@@ -147,19 +136,15 @@ fn remove_waiting_writer(
     keyspace: &mut Keyspace,
     keys: &ReadWriteKeys,
     hold: &Hold,
-    now: Instant,
 ) -> Result<bool> {
-    let writers = keyspace.find::<BTreeMap<String, i64>>(&keys.writers, now)?;
+    let writers = keyspace.find::<BTreeMap<String, i64>>(&keys.writers)?;
     Ok(writers.is_some_and(|writers| writers.value.remove(&*hold.field).is_some()))
 }
 
 /// Sets a writer's hold count to the number of holds to keep; 0 releases its side.
 pub(in super::super) struct Release<'a> {
     pub(in super::super) keys: &'a ReadWriteKeys,
-    pub(in super::super) hold: &'a Hold,
-    pub(in super::super) keep: u32,
-    /// The new lease; `None` leaves it unchanged.
-    pub(in super::super) lease: Option<Lease>,
+    pub(in super::super) params: ReleaseParams<'a>,
 }
 
 impl Step for Release<'_> {
@@ -175,43 +160,45 @@ impl Step for Release<'_> {
     }
 
     fn args(&self, args: &mut dyn Args) {
-        args.text(&self.hold.field);
-        args.number(self.keep.into());
-        args.number(self.lease.map_or(0, Lease::millis));
+        let ReleaseParams { hold, keep, lease } = self.params;
+        args.text(&hold.field);
+        args.number(keep.into());
+        args.number(lease.map_or(0, Lease::millis));
         args.text(&self.keys.timeouts_prefix);
-        args.text(self.hold.object.channel());
+        args.text(hold.object.channel());
     }
 
     fn decode(&self, reply: ScriptReply) -> Result<bool> {
         reply.flag()
     }
 
-    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
-        let (object, field) = (&*self.hold.object, &*self.hold.field);
-        let found = find(keyspace, object, now)?;
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<bool> {
+        let ReleaseParams { hold, keep, lease } = self.params;
+        let (object, field) = (&*hold.object, &*hold.field);
+        let found = find(keyspace, object)?;
         let mine = found.filter(|(_, holds)| holds.value.counts.contains_key(field));
         let Some((_, mut holds)) = mine else {
-            if self.keep == 0 && remove_waiting_writer(keyspace, self.keys, self.hold, now)? {
+            if keep == 0 && remove_waiting_writer(keyspace, self.keys, hold)? {
                 keyspace.publish(object.channel(), WRITE_RELEASED);
-            } else if !keyspace.exists(object.key(), now) {
+            } else if !keyspace.exists(object.key()) {
                 wake_all(keyspace, object);
             }
             return Ok(false);
         };
-        if self.keep > 0 {
-            holds.value.counts.insert(field.to_owned(), self.keep);
-            if let Some(lease) = self.lease {
-                holds.extend_to(now + lease.duration());
+        if keep > 0 {
+            holds.value.counts.insert(field.to_owned(), keep);
+            if let Some(lease) = lease {
+                holds.extend_to(lease.duration());
             }
             return Ok(true);
         }
         holds.value.counts.remove(field);
-        let most = longest_reader_remaining(keyspace, self.keys, now)?;
+        let most = longest_reader_remaining(keyspace, self.keys)?;
         if most.is_zero() {
             keyspace.remove(object.key());
-        } else if let Some((_, mut holds)) = find(keyspace, object, now)? {
+        } else if let Some((_, mut holds)) = find(keyspace, object)? {
             holds.value.mode = Some(Mode::Read);
-            holds.set_end(now + most);
+            holds.expire_after(most);
         }
         wake_all(keyspace, object);
         Ok(true)
@@ -232,10 +219,9 @@ pub(in super::super) fn renew(
     keyspace: &mut Keyspace,
     hold: &Hold,
     lease: Option<Lease>,
-    now: Instant,
 ) -> Result<bool> {
-    let held = reentrant::renew(keyspace, hold, lease, now)?;
-    if was_deleted(keyspace, held, &hold.object, now) {
+    let held = reentrant::renew(keyspace, hold, lease)?;
+    if was_deleted(keyspace, held, &hold.object) {
         wake_all(keyspace, &hold.object);
     }
     Ok(held)

@@ -1,0 +1,105 @@
+//! What can be acquired, and what is then held: the traits that requests and guards are written for.
+
+use std::fmt::Debug;
+use std::future::{Future, pending};
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::lease::{Expiry, Lease, WaitLimit};
+use crate::owner::Owner;
+use crate::session::HoldRef;
+use crate::wait::Limits;
+
+/// What a request acquires: a [`Lock`](crate::Lock), a [`MultiLock`](crate::MultiLock), a
+/// [`RedLock`](crate::RedLock) or permits of a [`Semaphore`](crate::Semaphore).
+#[expect(private_bounds, reason = "sealed: only this crate acquires")]
+pub trait Acquirable: Obtain {}
+
+impl<R: Obtain> Acquirable for R {}
+
+/// What is held for a lease: everything that can be acquired, except for permits of a
+/// [`Semaphore`](crate::Semaphore).
+#[expect(private_bounds, reason = "sealed by the held type")]
+pub trait HasLease: Acquirable + Obtain<Held: HeldForLease> {}
+
+/// What an [`Owner`] holds, who may acquire it again: locks, several locks as one, no permits.
+pub trait HasOwner: HasLease {}
+
+/// Acquires what a request is for.
+pub(crate) trait Obtain: Clone + Send + Sync + 'static {
+    /// What a successful request holds.
+    type Held: Held;
+
+    /// Acquires once. `None` if another owner holds it at the wait limit.
+    fn obtain(&self, options: &Options) -> impl Future<Output = Result<Option<Self::Held>>> + Send;
+
+    /// Adapts the settings to a request that waits at most `wait`.
+    fn waiting_at_most(self, wait: Duration) -> Self {
+        let _ = wait;
+        self
+    }
+}
+
+/// The options of a request.
+#[derive(Debug, Default)]
+pub(crate) struct Options {
+    /// How long the request waits; `None`: without a limit.
+    pub(crate) wait: Option<Duration>,
+    pub(super) lease: Option<Duration>,
+    /// `None`: that of the client.
+    pub(crate) outage_limit: Option<Expiry>,
+    pub(super) owner: Option<Owner>,
+    /// The hold to re-enter, if the request comes from a guard.
+    pub(super) reenters: Option<HoldRef>,
+}
+
+impl Options {
+    /// Returns the options of a request that waits at most `wait`.
+    pub(crate) fn at_most(wait: Duration) -> Options {
+        Options {
+            wait: Some(wait),
+            ..Options::default()
+        }
+    }
+
+    pub(crate) fn lease(&self) -> Result<Option<Lease>> {
+        self.lease.map(Lease::new).transpose()
+    }
+
+    /// Returns the owner that the caller named, or the owner of the scope.
+    pub(crate) fn owner(&self) -> Option<Owner> {
+        self.owner.or_else(Owner::current)
+    }
+
+    /// Returns the limits, counted from now. `outage_limit` applies unless the request has its own.
+    pub(crate) fn limits(&self, outage_limit: Option<Expiry>) -> Limits {
+        let wait = self.wait.map_or(WaitLimit::Endless, WaitLimit::at_most);
+        Limits::new(wait, self.outage_limit.or(outage_limit))
+    }
+}
+
+/// The part of a guard that depends on what is held. Dropping it releases in the background.
+pub(crate) trait Held: Debug + Send + Sync + 'static {
+    /// Releases it and waits until the store has confirmed it. If that is dropped, the release
+    /// continues in the background.
+    fn release(self) -> impl Future<Output = Result<()>> + Send;
+
+    /// Returns the error, if it was lost. By default it has no lease and cannot be lost.
+    fn loss(&self) -> Option<Error> {
+        None
+    }
+
+    /// Completes when it is lost.
+    fn lost(&self) -> impl Future<Output = ()> + Send + 'static + use<Self> {
+        pending()
+    }
+}
+
+/// The part of a guard that holds something for a lease.
+pub(crate) trait HeldForLease: Held {
+    /// Returns how long it is certainly held without a renewal. Zero if it was lost.
+    fn valid_for(&self) -> Duration;
+
+    /// Returns the owner that holds it.
+    fn owner(&self) -> Owner;
+}

@@ -1,0 +1,479 @@
+//! Passes a hold from one request of this client to the next without asking the store (lock cohorting: Dice,
+//! Marathe, Shavit, PPoPP 2012).
+//!
+//! 1. The last guard of a hold is released while another request of this client waits. If the hold may pass on
+//!    ([`HoldState::hand_over`](crate::hold::HoldState::hand_over)), it stays in the store as it is, and is offered to the
+//!    first waiter of the queue.
+//! 2. The waiter takes the offer instead of sending a request, and returns a guard of the same hold, under the
+//!    owner that the store knows. It has a hold period of its own, so no future of an earlier guard reports its
+//!    loss.
+//! 3. An offer that nobody takes releases the hold in the background: because all waiters have left or are not
+//!    polled, or because the hold was lost meanwhile.
+//! 4. A message on the channel means that the store may have released the hold. Then it is not offered and not
+//!    taken: the release and the next request ask the store.
+//! 5. Beside the hand-overs, the store is asked regularly whether it still has the hold, and whether another client
+//!    subscribes to the channel of the lock. As soon as one does, or the answer is late, the hold is released, and
+//!    the local waiter waits for the message like all others.
+//!
+//! Invariant: the hold has one guard or one offer at any time, and no request for its owner is in flight. So
+//! only holds of owners that no caller knows pass on, if the registry counts no other reference.
+
+use std::sync::Arc;
+
+use smallvec::smallvec;
+use tokio::time::Instant;
+
+use super::{HoldRef, Terms};
+use crate::error::{Loss, Result};
+use crate::hold::Hold;
+use crate::keyspace::{Holds, Keyspace};
+use crate::step::{Args, Keys, Script, ScriptReply, Step, script};
+
+/// A hold between a released guard and the request that takes it over. Dropping it releases the hold in the
+/// background.
+pub(crate) struct HandedOver {
+    /// `None` when a request has taken it.
+    hold_ref: Option<HoldRef>,
+    terms: Terms,
+}
+
+impl HandedOver {
+    /// Offers the hold of a guard to a request that waits, and then takes the reference. Returns false if the hold
+    /// has to be released.
+    pub(crate) fn offer(hold_ref: &HoldRef, terms: Terms) -> bool {
+        let (session, hold) = (&hold_ref.session, &hold_ref.hold);
+        let mut asks = false;
+        let offered = session.waiting.offer(&hold.object, || {
+            if !hold_ref.is_only_one() {
+                return None;
+            }
+            let lease = terms.lease.duration();
+            asks = hold.state().hand_over(lease, Instant::now())?.asks;
+            let hold_ref = Some(hold_ref.take());
+            Some(Box::new(HandedOver { hold_ref, terms }))
+        });
+        if asks {
+            let (asking, hold) = (session.clone(), hold.clone());
+            let check = async move { asking.check_hand_over(&hold).await };
+            session.background.spawn(check);
+        }
+        offered
+    }
+
+    /// Returns the hold, unless it has been lost.
+    pub(crate) fn take(mut self) -> Option<HoldRef> {
+        let is_held = |hold_ref: &HoldRef| hold_ref.hold.state().hold_period().is_some();
+        let hold_ref = self.hold_ref.take_if(|hold_ref| is_held(hold_ref))?;
+        // The watchdog's task may have ended with the runtime of an earlier guard.
+        hold_ref.session.watchdog.watch(&hold_ref.hold);
+        tracing::debug!(lock = hold_ref.hold.object.name(), owner = %hold_ref.hold.field, "handed over");
+        Some(hold_ref)
+    }
+}
+
+impl Drop for HandedOver {
+    fn drop(&mut self) {
+        if let Some(hold_ref) = self.hold_ref.take() {
+            hold_ref.remove_guard(self.terms);
+            hold_ref.settle_in_background(self.terms.lease);
+        }
+    }
+}
+
+impl super::Session {
+    /// Asks the store whether the owner still has the hold, and whether other clients wait for its object.
+    async fn check_hand_over(&self, hold: &Arc<Hold>) {
+        let asked_at = Instant::now();
+        let own = u64::from(self.waiting.is_subscribed(hold.object.channel()));
+        let checked = match self.store.counts_subscribers() {
+            true => Some(self.store.read(&CheckHandOver { hold }).await),
+            false => None,
+        };
+        let others_wait = match checked {
+            Some(Ok((is_held, subscribers))) => {
+                if !is_held && hold.mark_lost(Loss::NotHeld) {
+                    self.watchdog.watch(hold);
+                    self.watchdog.report_missing(hold);
+                }
+                subscribers > own
+            }
+            Some(Err(error)) => {
+                let lock = hold.object.name();
+                tracing::debug!(lock, %error, "other waiters cannot be counted");
+                true
+            }
+            None => true,
+        };
+        hold.state().others_wait(asked_at, others_wait);
+    }
+}
+
+/// Returns whether the owner has the hold, and the number of connections that subscribe to its channel.
+pub(crate) struct CheckHandOver<'a> {
+    pub(crate) hold: &'a Hold,
+}
+
+impl Step for CheckHandOver<'_> {
+    type Reply = (bool, u64);
+
+    fn script(&self) -> &'static Script {
+        script!("check_hand_over.lua")
+    }
+
+    fn keys(&self) -> Keys<'_> {
+        smallvec![self.hold.object.key()]
+    }
+
+    fn args(&self, args: &mut dyn Args) {
+        args.text(&self.hold.field);
+        args.text(self.hold.object.channel());
+    }
+
+    fn decode(&self, reply: ScriptReply) -> Result<(bool, u64)> {
+        let [is_held, subscribers] = reply.array()?;
+        let subscribers = subscribers.integer()?.try_into().unwrap_or(0);
+        Ok((is_held.flag()?, subscribers))
+    }
+
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<(bool, u64)> {
+        let (object, owner) = (&self.hold.object, &*self.hold.field);
+        let holds = keyspace.find::<Holds>(object.key())?;
+        let is_held = holds.is_some_and(|holds| holds.value.counts.contains_key(owner));
+        Ok((is_held, keyspace.subscriber_count(object.channel()) as u64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::IntoFuture as _;
+    use std::time::Duration;
+
+    use tokio::task::{JoinHandle, yield_now};
+
+    use crate::error::{Error, Result};
+    use crate::{Client, Embedded, Guard, Lock, Owner, OwnerId};
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn clients() -> [Client; 2] {
+        let store = Embedded::new();
+        [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap())
+    }
+
+    /// Lets all other tasks run as far as they can without time.
+    async fn run_others() {
+        for _ in 0..20 {
+            yield_now().await;
+        }
+    }
+
+    /// Starts a request and lets it join the queue.
+    async fn waiter(lock: &Lock) -> JoinHandle<Result<Guard>> {
+        let waiter = tokio::spawn(lock.lock().into_future());
+        run_others().await;
+        waiter
+    }
+
+    /// Returns the owner that the store knows.
+    async fn owner(lock: &Lock) -> Option<OwnerId> {
+        lock.holder().await.unwrap().map(|holder| holder.owner)
+    }
+
+    async fn unlock_for(guard: Guard, waiter: JoinHandle<Result<Guard>>) -> Guard {
+        guard.unlock().await.unwrap();
+        waiter.await.unwrap().unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waiters_take_over_hold_of_released_or_dropped_guard() {
+        let [client, _] = clients();
+        let lock = client.lock("a");
+        let first = lock.lock().await.unwrap();
+        let known = owner(&lock).await;
+        let waiters = [waiter(&lock).await, waiter(&lock).await];
+        let [second, third] = waiters;
+        let second = unlock_for(first, second).await;
+        assert_eq!(owner(&lock).await, known);
+        assert!(second.is_valid() && !third.is_finished());
+        drop(second);
+        let third = third.await.unwrap().unwrap();
+        assert_eq!(owner(&lock).await, known);
+        third.unlock().await.unwrap();
+        assert!(!lock.is_locked().await.unwrap());
+        assert_eq!(client.status().holds, 0);
+    }
+
+    /// The hold is released and acquired again, for another owner, if a caller may acquire for its owner, if either
+    /// request has a fixed lease, if less than half of the lease is left, or if the client does not hand over.
+    #[tokio::test(start_paused = true)]
+    async fn other_holds_are_released() {
+        async fn is_handed_over(
+            lock: &Lock,
+            first: impl AsyncFn(&Lock) -> Guard,
+            second: impl AsyncFn(&Lock) -> Result<Guard>,
+        ) -> bool {
+            let guard = first(lock).await;
+            let known = owner(lock).await;
+            let (released, acquired) = tokio::join!(
+                async {
+                    run_others().await;
+                    guard.unlock().await
+                },
+                second(lock)
+            );
+            released.unwrap();
+            let guard = acquired.unwrap();
+            let is_same = owner(lock).await == known;
+            guard.unlock().await.unwrap();
+            is_same
+        }
+        let plain = async |lock: &Lock| lock.lock().await.unwrap();
+        let next = async |lock: &Lock| lock.lock().await;
+        let [client, _] = clients();
+        let lock = client.lock("a");
+        assert!(is_handed_over(&lock, plain, next).await);
+        let named = async |lock: &Lock| lock.lock().owner(Owner::new()).await.unwrap();
+        assert!(!is_handed_over(&lock, named, next).await);
+        let asked = async |lock: &Lock| {
+            let guard = lock.lock().await.unwrap();
+            guard.owner();
+            guard
+        };
+        assert!(!is_handed_over(&lock, asked, next).await);
+        let shown = async |lock: &Lock| {
+            let guard = lock.lock().await.unwrap();
+            guard.owner_id();
+            guard
+        };
+        assert!(!is_handed_over(&lock, shown, next).await);
+        let fixed = async |lock: &Lock| lock.lock().lease(SECOND).await.unwrap();
+        assert!(!is_handed_over(&lock, fixed, next).await);
+        let next_named = async |lock: &Lock| lock.lock().owner(Owner::new()).await;
+        assert!(!is_handed_over(&lock, plain, next_named).await);
+        let next_fixed = async |lock: &Lock| lock.lock().lease(SECOND).await;
+        assert!(!is_handed_over(&lock, plain, next_fixed).await);
+        let late = async |lock: &Lock| {
+            let guard = lock.lock().await.unwrap();
+            tokio::time::sleep(Duration::from_millis(11)).await;
+            guard
+        };
+        assert!(!is_handed_over(&lock, late, next).await);
+        let client = Client::builder().local_hand_over(false);
+        let client = client.connect_embedded(&Embedded::new()).unwrap();
+        assert!(!is_handed_over(&client.lock("a"), plain, next).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn hold_with_another_guard_or_request_stays() {
+        let [client, _] = clients();
+        let lock = client.lock("a");
+        let outer = lock.lock().await.unwrap();
+        let inner = outer.reenter().await.unwrap();
+        let next = waiter(&lock).await;
+        outer.unlock().await.unwrap();
+        run_others().await;
+        assert!(!next.is_finished() && inner.is_valid());
+        let next = unlock_for(inner, next).await;
+        let again = next.reenter();
+        let third = waiter(&lock).await;
+        next.unlock().await.unwrap();
+        let third = third.await.unwrap().unwrap();
+        // The owner has released everything, so its request waits like others.
+        let mut again = again.into_future();
+        assert!(poll_once(&mut again).await.is_none());
+        third.unlock().await.unwrap();
+        again.await.unwrap().unlock().await.unwrap();
+    }
+
+    /// Polls a future once.
+    async fn poll_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
+        tokio::time::timeout(Duration::ZERO, future).await.ok()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn canceled_waiter_passes_offer_on() {
+        let [client, peer] = clients();
+        let lock = client.lock("a");
+        let guard = lock.lock().await.unwrap();
+        let (first, second) = (waiter(&lock).await, waiter(&lock).await);
+        drop(guard);
+        first.abort();
+        let guard = second.await.unwrap().unwrap();
+        assert!(guard.is_valid() && first.await.is_err());
+        let last = waiter(&lock).await;
+        drop(guard);
+        last.abort();
+        assert!(last.await.is_err());
+        client.flush().await;
+        assert!(peer.lock("a").try_lock().await.unwrap().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn loss_is_reported_only_to_guard_that_has_the_hold() {
+        let [client, peer] = clients();
+        let lock = client.lock("a");
+        let first = lock.lock().await.unwrap();
+        let mut first_lost = std::pin::pin!(first.lost());
+        assert!(poll_once(&mut first_lost).await.is_none());
+        let second = waiter(&lock).await;
+        let second = unlock_for(first, second).await;
+        let mut second_lost = std::pin::pin!(second.lost());
+        assert!(poll_once(&mut second_lost).await.is_none());
+        assert!(peer.lock("a").force_unlock().await.unwrap());
+        tokio::time::sleep(20 * SECOND).await;
+        assert!(poll_once(&mut second_lost).await.is_some());
+        assert!(poll_once(&mut first_lost).await.is_none());
+        assert!(matches!(second.unlock().await, Err(Error::Lost { .. })));
+        assert!(poll_once(&mut first_lost).await.is_none());
+    }
+
+    /// A lost hold is not handed over: the next waiter asks the store.
+    #[tokio::test(start_paused = true)]
+    async fn lost_hold_is_not_handed_over() {
+        let [client, peer] = clients();
+        let lock = client.lock("a");
+        let first = lock.lock().await.unwrap();
+        let known = owner(&lock).await;
+        let hold = first.hold_ref().hold.clone();
+        let second = waiter(&lock).await;
+        // While it is offered.
+        drop(first);
+        assert!(peer.lock("a").force_unlock().await.unwrap());
+        hold.mark_lost(crate::error::Loss::NotHeld);
+        let second = second.await.unwrap().unwrap();
+        assert!(second.is_valid());
+        assert_ne!(owner(&lock).await, known);
+        // Before.
+        let hold = second.hold_ref().hold.clone();
+        let third = waiter(&lock).await;
+        assert!(peer.lock("a").force_unlock().await.unwrap());
+        hold.mark_lost(crate::error::Loss::NotHeld);
+        assert!(matches!(second.unlock().await, Err(Error::Lost { .. })));
+        assert!(third.await.unwrap().unwrap().is_valid());
+    }
+
+    /// A request that joins after the offer may not take it, although those before it left.
+    #[tokio::test(start_paused = true)]
+    async fn request_for_own_owner_takes_no_offer() {
+        let [client, _] = clients();
+        let (lock, me) = (client.lock("a"), Owner::new());
+        let first = lock.lock().await.unwrap();
+        let next = waiter(&lock).await;
+        drop(first);
+        let mut named = lock.lock().owner(me).into_future();
+        assert!(poll_once(&mut named).await.is_none());
+        next.abort();
+        let guard = named.await.unwrap();
+        assert_eq!(guard.owner(), me);
+        let again = lock.lock().owner(me).await.unwrap();
+        assert_eq!(again.hold_count(), 2);
+    }
+
+    /// The waiter learns of it by the message, and the guard by its release, as without hand-overs.
+    #[tokio::test(start_paused = true)]
+    async fn hold_that_was_released_by_force_is_not_handed_over() {
+        let [client, peer] = clients();
+        let lock = client.lock("a");
+        let first = lock.lock().await.unwrap();
+        let second = waiter(&lock).await;
+        assert!(peer.lock("a").force_unlock().await.unwrap());
+        let theirs = peer.lock("a").try_lock().await.unwrap().unwrap();
+        assert!(matches!(first.unlock().await, Err(Error::Lost { .. })));
+        run_others().await;
+        assert!(!second.is_finished());
+        theirs.unlock().await.unwrap();
+        let second = second.await.unwrap().unwrap();
+        // While it is offered.
+        let third = waiter(&lock).await;
+        drop(second);
+        assert!(peer.lock("a").force_unlock().await.unwrap());
+        let theirs = peer.lock("a").try_lock().await.unwrap().unwrap();
+        run_others().await;
+        assert!(!third.is_finished());
+        theirs.unlock().await.unwrap();
+        third.await.unwrap().unwrap().unlock().await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn check_reports_hold_that_the_store_has_lost() {
+        let [client, peer] = clients();
+        let guard = client.lock("a").lock().await.unwrap();
+        let hold_ref = guard.hold_ref();
+        hold_ref.session.check_hand_over(&hold_ref.hold).await;
+        assert!(guard.is_valid());
+        peer.lock("a").force_unlock().await.unwrap();
+        hold_ref.session.check_hand_over(&hold_ref.hold).await;
+        assert!(!guard.is_valid());
+    }
+
+    /// A request that is kept but not polled does not keep the lock.
+    #[tokio::test(start_paused = true)]
+    async fn offer_that_is_not_taken_in_time_is_released() {
+        let [client, peer] = clients();
+        let lock = client.lock("a");
+        let guard = lock.lock().await.unwrap();
+        let mut parked = lock.lock().into_future();
+        assert!(poll_once(&mut parked).await.is_none());
+        guard.unlock().await.unwrap();
+        assert!(peer.lock("a").try_lock().await.unwrap().is_none());
+        tokio::time::sleep(Duration::from_millis(25)).await;
+        client.flush().await;
+        let theirs = peer.lock("a").try_lock().await.unwrap().unwrap();
+        theirs.unlock().await.unwrap();
+        parked.await.unwrap().unlock().await.unwrap();
+    }
+
+    /// A writer does not pass the lock on while readers wait.
+    #[tokio::test(start_paused = true)]
+    async fn writers_hand_over_unless_readers_wait() {
+        let [client, _] = clients();
+        let lock = client.read_write_lock("a");
+        let first = lock.write().lock().await.unwrap();
+        let known = lock.write().holder().await.unwrap();
+        let second = tokio::spawn(lock.write().lock().into_future());
+        run_others().await;
+        drop(first);
+        let second = second.await.unwrap().unwrap();
+        assert_eq!(lock.write().holder().await.unwrap(), known);
+        let reading = lock.read().lock().into_future();
+        let reader = tokio::spawn(async { reading.await?.unlock().await });
+        let third = tokio::spawn(lock.write().lock().into_future());
+        run_others().await;
+        second.unlock().await.unwrap();
+        let third = third.await.unwrap().unwrap();
+        assert_ne!(lock.write().holder().await.unwrap(), known);
+        third.unlock().await.unwrap();
+        reader.await.unwrap().unwrap();
+    }
+
+    /// The owner changes when the hold was released and acquired again.
+    #[tokio::test(start_paused = true)]
+    async fn hold_is_released_soon_if_other_clients_wait_and_else_after_a_second() {
+        let [client, peer] = clients();
+        let lock = client.lock("a");
+        let contend = |lock: Lock| async move {
+            loop {
+                let guard = lock.lock().await.unwrap();
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                guard.unlock().await.unwrap();
+            }
+        };
+        let contenders = [(); 3].map(|()| tokio::spawn(contend(lock.clone())));
+        let changes_in_a_second = async || {
+            let (mut known, mut changes) = (owner(&lock).await, 0);
+            for _ in 0..1000 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                let now = owner(&lock).await;
+                changes += u32::from(now != known);
+                known = now;
+            }
+            changes
+        };
+        tokio::time::sleep(SECOND).await;
+        assert_eq!(changes_in_a_second().await, 1);
+        let other = tokio::spawn(contend(peer.lock("a")));
+        assert!(changes_in_a_second().await >= 1000 / 20);
+        other.abort();
+        contenders.iter().for_each(JoinHandle::abort);
+    }
+}
