@@ -21,7 +21,7 @@ pub(crate) struct Keyspace {
     published: Vec<Message>,
     /// Number of subscribers by channel.
     subscribers: HashMap<String, usize>,
-    /// Origin of dates: the time of the first one.
+    /// Origin of timestamps: the time of the first one.
     origin: Option<Instant>,
     /// Number of keys after the last sweep.
     swept_to: usize,
@@ -48,7 +48,7 @@ pub(crate) enum Value {
     Holds(Holds),
     Number(i64),
     Queue(VecDeque<String>),
-    Dates(BTreeMap<String, i64>),
+    Timestamps(BTreeMap<String, i64>),
 }
 
 /// A hash `owner → hold count`, with a mode if it belongs to a read-write lock.
@@ -67,7 +67,7 @@ pub(crate) enum Mode {
     Write,
 }
 
-/// A type of value: a hash of [`Holds`], a number (a string), a queue of owners (a list), or dates by
+/// A type of value: a hash of [`Holds`], a number (a string), a queue of owners (a list), or timestamps by
 /// member, in milliseconds (a sorted set).
 pub(crate) trait ValueType: Sized {
     fn of(value: &mut Value) -> Option<&mut Self>;
@@ -94,7 +94,7 @@ value_types! {
     Holds => Holds,
     i64 => Number,
     VecDeque<String> => Queue,
-    BTreeMap<String, i64> => Dates,
+    BTreeMap<String, i64> => Timestamps,
 }
 
 /// An existing key: its value and expiry.
@@ -133,7 +133,7 @@ impl Value {
             Value::Holds(holds) => holds.counts.is_empty() && holds.mode.is_none(),
             Value::Number(_) => false,
             Value::Queue(queue) => queue.is_empty(),
-            Value::Dates(dates) => dates.is_empty(),
+            Value::Timestamps(timestamps) => timestamps.is_empty(),
         }
     }
 }
@@ -208,13 +208,13 @@ impl Keyspace {
         keys
     }
 
-    /// Returns the current date: see [`Keyspace::date`].
+    /// Returns the current timestamp: see [`Keyspace::timestamp`].
     pub(crate) fn now_ms(&mut self) -> i64 {
-        self.date(self.now)
+        self.timestamp(self.now)
     }
 
-    /// Converts a time to a date: whole milliseconds since an origin of this keyspace.
-    pub(crate) fn date(&mut self, at: Instant) -> i64 {
+    /// Converts a time to a timestamp: whole milliseconds since an origin of this keyspace.
+    pub(crate) fn timestamp(&mut self, at: Instant) -> i64 {
         let origin = *self.origin.get_or_insert(at);
         i64::try_from(at.saturating_duration_since(origin).as_millis()).unwrap_or(i64::MAX)
     }
@@ -282,7 +282,7 @@ impl Keyspace {
     }
 
     /// Hashes all keys, with all times relative to now: states that were reached at different times and
-    /// behave alike from then on are equal. Dates that passed longer ago than `past` milliseconds compare
+    /// behave alike from then on are equal. Timestamps that passed longer ago than `past` milliseconds compare
     /// equal. The number under the key `counted.0` is hashed relative to `counted.1`.
     pub(crate) fn hash(
         &mut self,
@@ -292,7 +292,7 @@ impl Keyspace {
     ) {
         use std::hash::Hash as _;
         let now = self.now;
-        let now_date = self.now_ms();
+        let now_timestamp = self.now_ms();
         self.entries.retain(|_, entry| entry.exists(now));
         let mut entries: Vec<_> = self.entries.iter().collect();
         entries.sort_unstable_by_key(|(key, _)| *key);
@@ -300,9 +300,9 @@ impl Keyspace {
             (key, ends.map(|ends| ends - now)).hash(hasher);
             match value {
                 Value::Number(number) if key == counted.0 => (number - counted.1).hash(hasher),
-                Value::Dates(dates) => {
-                    for (member, date) in dates {
-                        (member, (date - now_date).max(-past)).hash(hasher);
+                Value::Timestamps(timestamps) => {
+                    for (member, timestamp) in timestamps {
+                        (member, (timestamp - now_timestamp).max(-past)).hash(hasher);
                     }
                 }
                 value => value.hash(hasher),
@@ -316,7 +316,7 @@ impl Keyspace {
     /// Returns all existing keys in the format in which the differential tests dump a server: the value,
     /// and the remaining milliseconds of the key (-1: no expiry).
     pub(crate) fn dump(&mut self) -> BTreeMap<String, (DumpedValue, i64)> {
-        let now_date = self.now_ms();
+        let now_timestamp = self.now_ms();
         let keys = self.keys();
         let entries = keys.into_iter().filter_map(|key| {
             let entry = self.entries.get(&key)?;
@@ -335,9 +335,11 @@ impl Keyspace {
                 }
                 Value::Number(number) => DumpedValue::Text(number.to_string()),
                 Value::Queue(queue) => DumpedValue::List(queue.iter().cloned().collect()),
-                Value::Dates(dates) => {
-                    let left = |(member, date): (&String, &i64)| (member.clone(), date - now_date);
-                    DumpedValue::Dates(dates.iter().map(left).collect())
+                Value::Timestamps(timestamps) => {
+                    let left = |(member, timestamp): (&String, &i64)| {
+                        (member.clone(), timestamp - now_timestamp)
+                    };
+                    DumpedValue::Timestamps(timestamps.iter().map(left).collect())
                 }
             };
             let left = entry.ends.map_or(-1, |ends| {
@@ -356,8 +358,8 @@ pub(crate) enum DumpedValue {
     Hash(BTreeMap<String, String>),
     Text(String),
     List(Vec<String>),
-    /// Dates in milliseconds from now.
-    Dates(BTreeMap<String, i64>),
+    /// Timestamps in milliseconds from now.
+    Timestamps(BTreeMap<String, i64>),
 }
 
 #[cfg(test)]

@@ -178,7 +178,7 @@ impl Pages {
             names.push(CandidateKeys::new(key.clone()));
         }
         let inspections = slots.values().map(|names| async move {
-            let seen = store.read(&InspectNames { names }).await?;
+            let seen = store.run_idempotent(&InspectNames { names }).await?;
             Ok::<_, Error>(names.iter().zip(seen))
         });
         let mut found = VecDeque::new();

@@ -8,7 +8,7 @@
 //! 3. After each move the harness also runs the inspection step for listings, dumps both sides, and
 //!    compares keys, values, expiry and published messages.
 //! 4. Time passes on the keyspace by moving its clock, and on the server by reducing all expiry times
-//!    and dates. Times are compared in multiples of [`TIME_UNIT`].
+//!    and timestamps. Times are compared in multiples of [`TIME_UNIT`].
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -306,10 +306,10 @@ impl Differential {
         for side in [&mut keyspace, &mut server] {
             for (value, left) in side.values_mut() {
                 *left = round_ttl(*left);
-                if let DumpedValue::Dates(dates) = value {
-                    dates
+                if let DumpedValue::Timestamps(timestamps) = value {
+                    timestamps
                         .values_mut()
-                        .for_each(|date| *date = round_date(*date));
+                        .for_each(|timestamp| *timestamp = round_timestamp(*timestamp));
                 }
             }
         }
@@ -375,10 +375,10 @@ impl Differential {
                 "list" => DumpedValue::List(value.iter().map(text).collect()),
                 _ => {
                     let pairs = value.chunks(2).map(|pair| {
-                        let date: f64 = text(&pair[1]).parse().unwrap();
-                        (text(&pair[0]), (date - now) as i64)
+                        let timestamp: f64 = text(&pair[1]).parse().unwrap();
+                        (text(&pair[0]), (timestamp - now) as i64)
                     });
-                    DumpedValue::Dates(pairs.collect())
+                    DumpedValue::Timestamps(pairs.collect())
                 }
             };
             (text(&key), (value, left.parse().unwrap()))
@@ -387,16 +387,16 @@ impl Differential {
     }
 }
 
-/// As [`round_date`], for a time to live: -1 means forever.
+/// As [`round_timestamp`], for a time to live: -1 means forever.
 fn round_ttl(millis: i64) -> i64 {
     match millis {
         -1 => -1,
-        millis => round_date(millis),
+        millis => round_timestamp(millis),
     }
 }
 
-/// Rounds to the nearest multiple that the tests use; dates that never come stay so.
-fn round_date(millis: i64) -> i64 {
+/// Rounds to the nearest multiple that the tests use; timestamps that never come stay so.
+fn round_timestamp(millis: i64) -> i64 {
     let unit = TIME_UNIT.as_millis() as i64;
     match millis {
         never if never > 900_000_000_000_000 => i64::MAX,

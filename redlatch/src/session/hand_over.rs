@@ -86,7 +86,7 @@ impl super::Session {
         let asked_at = Instant::now();
         let own = u64::from(self.waiting.is_subscribed(hold.object.channel()));
         let checked = match self.store.counts_subscribers() {
-            true => Some(self.store.read(&CheckHandOver { hold }).await),
+            true => Some(self.store.run_idempotent(&CheckHandOver { hold }).await),
             false => None,
         };
         let others_wait = match checked {

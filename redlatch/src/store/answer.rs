@@ -9,7 +9,7 @@ use super::progress::Progress;
 use super::shared_oneshot::Receiver;
 use crate::error::{Error, Result};
 
-/// A reply, and how it was obtained.
+/// A reply, and how it was acquired.
 pub(crate) struct Answer<R> {
     pub(crate) reply: R,
     /// When the answered step was sent. Leases count from here, because the server cannot have started them

@@ -72,7 +72,7 @@ impl Store {
     }
 
     /// Runs a step that may be repeated and after which nothing has to be settled: a read, or an idempotent write.
-    pub(crate) async fn read<R: Send>(&self, step: &dyn Step<Reply = R>) -> Result<R> {
+    pub(crate) async fn run_idempotent<R: Send>(&self, step: &dyn Step<Reply = R>) -> Result<R> {
         let answer = self
             .run(step, None, Delivery::IMMEDIATE, &Progress::default())
             .await?;

@@ -32,13 +32,13 @@ pub(crate) struct Limits {
 /// started again.
 pub(crate) trait Request: Attempt {
     /// Result of a success.
-    type Obtained: Send;
+    type Acquired: Send;
 
     /// Waits until the object is acquired. If it does not wait, makes one attempt (`None`: the store refused it).
-    fn obtain(
+    fn acquire(
         &mut self,
         waits: bool,
-    ) -> impl Future<Output = Result<Option<Self::Obtained>>> + Send;
+    ) -> impl Future<Output = Result<Option<Self::Acquired>>> + Send;
 }
 
 /// Extra wait at the wait limit if there has been no contact with the store: a process that was suspended
@@ -80,7 +80,7 @@ impl WaitQueues {
         limits: Limits,
         progress: &Progress,
         request: &mut R,
-    ) -> Result<Option<R::Obtained>> {
+    ) -> Result<Option<R::Acquired>> {
         match limits.wait.deadline() {
             Some(end) => self.run_until(end, limits, progress, request).await,
             None => self.retry_through_outages(limits, progress, request).await,
@@ -94,16 +94,16 @@ impl WaitQueues {
         limits: Limits,
         progress: &'a Progress,
         request: &'a mut R,
-    ) -> Boxed<'a, Result<Option<R::Obtained>>> {
+    ) -> Boxed<'a, Result<Option<R::Acquired>>> {
         Box::pin(async move {
             let begun = Instant::now();
             {
-                let mut obtaining = pin!(self.retry_through_outages(limits, progress, request));
-                if let Ok(done) = timeout_at(end, obtaining.as_mut()).await {
+                let mut acquiring = pin!(self.retry_through_outages(limits, progress, request));
+                if let Ok(done) = timeout_at(end, acquiring.as_mut()).await {
                     return done;
                 }
                 if progress.last_contact().is_none()
-                    && let Ok(done) = timeout(FINAL_GRACE, obtaining).await
+                    && let Ok(done) = timeout(FINAL_GRACE, acquiring).await
                 {
                     return done;
                 }
@@ -121,13 +121,13 @@ impl WaitQueues {
         limits: Limits,
         progress: &Progress,
         request: &mut R,
-    ) -> Result<Option<R::Obtained>> {
+    ) -> Result<Option<R::Acquired>> {
         let pauses = Backoff::exponential(FIRST_PAUSE, 2.0, LONGEST_PAUSE);
         // Start of the outage, and start of the latest try in it.
         let mut outage: Option<(Instant, Instant)> = None;
         let mut tries = 0;
         loop {
-            let error = match request.obtain(limits.waits()).await {
+            let error = match request.acquire(limits.waits()).await {
                 Err(error) if limits.waits() && error.is_transient() => error,
                 done => return done,
             };

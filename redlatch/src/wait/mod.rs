@@ -78,7 +78,7 @@ pub(crate) trait Attempt: Send {
 
     /// Returns whether all waiters in the queue fail if this request cannot reach the store. False if the request
     /// also uses other stores.
-    fn represents_queue(&self) -> bool {
+    fn shares_outcome(&self) -> bool {
         true
     }
 
@@ -115,7 +115,7 @@ impl WaitQueues {
     /// refused it).
     ///
     /// Cancel-safe: a dropped waiter leaves the queue, and the next one gets the turn.
-    pub(crate) async fn obtain<A: Attempt>(
+    pub(crate) async fn acquire<A: Attempt>(
         &self,
         attempt: &mut A,
         waits: bool,
@@ -138,8 +138,8 @@ impl WaitQueues {
         wait_in_queue(waiter, attempt).await.map(Some)
     }
 
-    /// Like `obtain`, for a request that was refused before or that found a queue: waits for its turn first.
-    pub(crate) async fn obtain_queued<A: Attempt>(&self, attempt: &mut A) -> Result<A::Grant> {
+    /// Like `acquire`, for a request that was refused before or that found a queue: waits for its turn first.
+    pub(crate) async fn acquire_in_turn<A: Attempt>(&self, attempt: &mut A) -> Result<A::Grant> {
         let (channel, object, kind) = (attempt.channel(), attempt.object(), attempt.queue_kind());
         // That there is or was a queue is no answer: a request for several objects may get here before it was sent.
         let join = match attempt.progress().last_contact() {
@@ -257,7 +257,7 @@ async fn request_as_first<A: Attempt>(
     attempt: &mut A,
     subscribe: bool,
 ) -> Result<Outcome<A::Grant>> {
-    if !attempt.represents_queue() {
+    if !attempt.shares_outcome() {
         let answer = attempt.send(subscribe).await;
         if answer.is_ok() {
             waiter.request_ended(Some(LastContact::Answered));

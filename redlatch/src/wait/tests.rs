@@ -25,7 +25,7 @@ struct Scripted {
     kind: QueueKind,
     keeps: Option<Duration>,
     pause: Option<Duration>,
-    represents_queue: bool,
+    shares_outcome: bool,
     queues: WaitQueues,
 }
 
@@ -58,7 +58,7 @@ fn scripted(queues: &WaitQueues, answers: impl IntoIterator<Item = Answer>) -> S
         kind: QueueKind::Exclusive,
         keeps: None,
         pause: None,
-        represents_queue: true,
+        shares_outcome: true,
         queues: queues.clone(),
     }
 }
@@ -95,8 +95,8 @@ impl Attempt for Scripted {
         &self.progress
     }
 
-    fn represents_queue(&self) -> bool {
-        self.represents_queue
+    fn shares_outcome(&self) -> bool {
+        self.shares_outcome
     }
 
     fn excludes_waiters_for(&self) -> Option<Duration> {
@@ -109,11 +109,11 @@ impl Attempt for Scripted {
 }
 
 impl Request for Scripted {
-    type Obtained = u32;
+    type Acquired = u32;
 
-    async fn obtain(&mut self, waits: bool) -> Result<Option<u32>> {
+    async fn acquire(&mut self, waits: bool) -> Result<Option<u32>> {
         let queues = self.queues.clone();
-        queues.obtain(self, waits).await
+        queues.acquire(self, waits).await
     }
 }
 
@@ -125,7 +125,7 @@ async fn sleep(seconds: u32) {
 async fn first_waiter_subscribes_and_retries_at_lease_end() {
     let queues = queues();
     let mut one = scripted(&queues, [wait(10), wait(10), wait(5), Ok(Outcome::Done(1))]);
-    assert_eq!(queues.obtain(&mut one, true).await.unwrap(), Some(1));
+    assert_eq!(queues.acquire(&mut one, true).await.unwrap(), Some(1));
     let sent = one.sent.lock().unwrap().clone();
     assert_eq!(sent, [(0, false), (0, true), (10, false), (15, false)]);
 }
@@ -146,7 +146,7 @@ async fn message_makes_first_waiter_retry() {
         sleep(2).await;
         queues.wake("channel");
     };
-    let _ = tokio::join!(queues.obtain(&mut one, true), call);
+    let _ = tokio::join!(queues.acquire(&mut one, true), call);
     assert_eq!(sent.lock().unwrap()[2..], [(4, false), (6, false)]);
 }
 
@@ -160,7 +160,7 @@ async fn waiter_for_endless_hold_retries_on_message() {
         sleep(3600).await;
         queues.wake("channel");
     };
-    let _ = tokio::join!(queues.obtain(&mut one, true), call);
+    let _ = tokio::join!(queues.acquire(&mut one, true), call);
     assert_eq!(sent.lock().unwrap()[2..], [(3600, false)]);
 }
 
@@ -168,7 +168,7 @@ async fn waiter_for_endless_hold_retries_on_message() {
 async fn request_without_wait_is_sent_once_and_leaves_no_queue() {
     let queues = queues();
     let mut one = scripted(&queues, [wait(10)]);
-    assert_eq!(queues.obtain(&mut one, false).await.unwrap(), None);
+    assert_eq!(queues.acquire(&mut one, false).await.unwrap(), None);
     assert_eq!(*one.sent.lock().unwrap(), [(0, false)]);
     assert!(!queues.has_queue("channel", "object"));
 }
@@ -179,7 +179,7 @@ async fn polling_attempt_does_not_subscribe() {
     let answers = [wait(60), wait(60), wait(60), Ok(Outcome::Done(1))];
     let mut one = scripted(&queues, answers);
     one.pause = Some(2 * SECOND);
-    assert_eq!(queues.obtain(&mut one, true).await.unwrap(), Some(1));
+    assert_eq!(queues.acquire(&mut one, true).await.unwrap(), Some(1));
     let sent = one.sent.lock().unwrap().clone();
     assert_eq!(sent, [(0, false), (0, false), (2, false), (4, false)]);
     assert_eq!(queues.subscriptions(), 0);
@@ -196,7 +196,7 @@ async fn next_waiter_sends_nothing_during_winners_lease() {
         let sent = two.sent.clone();
         let second = async {
             tokio::task::yield_now().await;
-            let won = queues.obtain(&mut two, true).await.unwrap();
+            let won = queues.acquire(&mut two, true).await.unwrap();
             assert_eq!(won, Some(2));
         };
         let call = async {
@@ -205,7 +205,7 @@ async fn next_waiter_sends_nothing_during_winners_lease() {
                 queues.wake("channel");
             }
         };
-        let (first, (), ()) = tokio::join!(queues.obtain(&mut one, true), second, call);
+        let (first, (), ()) = tokio::join!(queues.acquire(&mut one, true), second, call);
         assert_eq!(first.unwrap(), Some(1));
         assert_eq!(*sent.lock().unwrap(), [(expected.into(), false)]);
         // The remaining lease was truncated to whole milliseconds.
@@ -219,14 +219,14 @@ async fn outage_fails_whole_queue_unless_of_other_store() {
     for together in [true, false] {
         let queues = queues();
         let mut one = scripted(&queues, [wait(1), wait(1), outage()]);
-        one.represents_queue = together;
+        one.shares_outcome = together;
         let mut two = scripted(&queues, [Ok(Outcome::Done(2))]);
         let (sent, progress) = (two.sent.clone(), two.progress.clone());
         let second = async {
             tokio::task::yield_now().await;
-            queues.obtain(&mut two, true).await
+            queues.acquire(&mut two, true).await
         };
-        let (first, second) = tokio::join!(queues.obtain(&mut one, true), second);
+        let (first, second) = tokio::join!(queues.acquire(&mut one, true), second);
         assert!(matches!(first, Err(Error::ResponseTimeout { .. })));
         let failed = matches!(second, Err(Error::ResponseTimeout { .. }));
         assert_eq!(failed, together);
@@ -249,10 +249,10 @@ async fn queues_and_objects_of_channel_are_independent() {
     let sent = [&same, &reader, &other].map(|one| one.sent.clone());
     let all = async {
         tokio::join!(
-            queues.obtain(&mut one, true),
-            queues.obtain_queued(&mut same),
-            queues.obtain_queued(&mut reader),
-            queues.obtain_queued(&mut other),
+            queues.acquire(&mut one, true),
+            queues.acquire_in_turn(&mut same),
+            queues.acquire_in_turn(&mut reader),
+            queues.acquire_in_turn(&mut other),
         )
     };
     assert!(tokio::time::timeout(SECOND, all).await.is_err());
@@ -267,8 +267,8 @@ async fn subscription_ends_after_linger_time() {
     let queues = queues();
     let wait_for = async |seconds: u32| {
         let mut one = scripted(&queues, [wait(60), wait(60)]);
-        let obtaining = queues.obtain(&mut one, true);
-        let waited = tokio::time::timeout(SECOND * seconds, obtaining).await;
+        let acquiring = queues.acquire(&mut one, true);
+        let waited = tokio::time::timeout(SECOND * seconds, acquiring).await;
         assert!(waited.is_err());
     };
     assert!(!queues.has_queue("channel", "object"));
@@ -303,7 +303,7 @@ async fn request_joining_after_release_has_no_answer() {
         let queues = queues();
         let mut one = scripted(&queues, [wait(1), wait(1), Ok(Outcome::Done(1))]);
         one.keeps = Some(10 * SECOND);
-        queues.obtain(&mut one, true).await.unwrap();
+        queues.acquire(&mut one, true).await.unwrap();
         sleep(4).await;
         release(&queues);
         let mut two = scripted(&queues, []);
@@ -334,7 +334,7 @@ async fn queue_of_other_object_at_channel_has_no_answer() {
         queues.within(limits, &progress, &mut two).await
     };
     tokio::select! {
-        first = queues.obtain(&mut one, true) => panic!("{first:?}"),
+        first = queues.acquire(&mut one, true) => panic!("{first:?}"),
         second = second => assert!(matches!(second, Err(Error::ResponseTimeout { .. })), "{second:?}"),
     }
 }
@@ -344,7 +344,7 @@ async fn queue_of_other_object_at_channel_has_no_answer() {
 async fn request_whose_queue_has_ended_has_no_answer_unless_it_was_refused() {
     let queues = queues();
     let mut earlier = scripted(&queues, [wait(60), wait(60)]);
-    let waiting = tokio::time::timeout(SECOND, queues.obtain(&mut earlier, true));
+    let waiting = tokio::time::timeout(SECOND, queues.acquire(&mut earlier, true));
     assert!(waiting.await.is_err() && queues.has_queue("channel", "object"));
     for was_refused in [false, true] {
         // The linger time ends.
@@ -355,7 +355,7 @@ async fn request_whose_queue_has_ended_has_no_answer_unless_it_was_refused() {
             one.progress.record_answer();
         }
         let progress = one.progress.clone();
-        let waiting = tokio::time::timeout(SECOND, queues.obtain_queued(&mut one));
+        let waiting = tokio::time::timeout(SECOND, queues.acquire_in_turn(&mut one));
         assert!(waiting.await.is_err());
         let is_answered = matches!(progress.last_contact(), Some(LastContact::Answered));
         assert_eq!(is_answered, was_refused);
@@ -541,9 +541,9 @@ async fn waiter_subscribes_and_represents_its_queue_by_default() {
     let mut two = Plain(scripted(&queues, []));
     let second = async {
         tokio::task::yield_now().await;
-        queues.obtain(&mut two, true).await
+        queues.acquire(&mut two, true).await
     };
-    let (first, second) = tokio::join!(queues.obtain(&mut one, true), second);
+    let (first, second) = tokio::join!(queues.acquire(&mut one, true), second);
     assert!(first.is_err() && second.is_err(), "they fail together");
     assert_eq!(
         *one.0.sent.lock().unwrap(),
@@ -598,7 +598,7 @@ async fn request_behind_one_that_relies_on_the_winner_is_answered() {
     let queues = queues();
     let mut one = scripted(&queues, [wait(1), wait(1), Ok(Outcome::Done(1))]);
     one.keeps = Some(10 * SECOND);
-    queues.obtain(&mut one, true).await.unwrap();
+    queues.acquire(&mut one, true).await.unwrap();
     let (mut two, mut three) = (scripted(&queues, []), scripted(&queues, []));
     let limits = Limits::new(WaitLimit::at_most(SECOND), None);
     let progress = three.progress.clone();
@@ -607,7 +607,7 @@ async fn request_behind_one_that_relies_on_the_winner_is_answered() {
         queues.within(limits, &progress, &mut three).await
     };
     tokio::select! {
-        second = queues.obtain(&mut two, true) => panic!("{second:?}"),
+        second = queues.acquire(&mut two, true) => panic!("{second:?}"),
         third = third => assert_eq!(third.unwrap(), None),
     }
 }

@@ -41,18 +41,18 @@ pub(super) fn pttl(call: &mut Call<'_>) -> CommandResult {
 
 /// Returns the milliseconds until a key expires; -1: it does not expire, -2: there is no key.
 fn left(call: &mut Call<'_>) -> i64 {
-    match date(call) {
-        date @ ..0 => date,
-        date => date - now(call),
+    match timestamp(call) {
+        timestamp @ ..0 => timestamp,
+        timestamp => timestamp - now(call),
     }
 }
 
 pub(super) fn pexpiretime(call: &mut Call<'_>) -> CommandResult {
-    Ok(Reply::Int(date(call)))
+    Ok(Reply::Int(timestamp(call)))
 }
 
-/// Returns the date when a key expires; -1: it does not expire, -2: there is no key.
-fn date(call: &mut Call<'_>) -> i64 {
+/// Returns the timestamp when a key expires; -1: it does not expire, -2: there is no key.
+fn timestamp(call: &mut Call<'_>) -> i64 {
     match call.state.keys.get(&call.args[1]) {
         None => -2,
         Some(entry) => match entry.expires {
@@ -66,23 +66,28 @@ fn now(call: &Call<'_>) -> i64 {
     i64::try_from(call.state.keys.now).unwrap_or(i64::MAX)
 }
 
-/// Returns a date in milliseconds from an argument; `None` if it cannot be represented.
-pub(super) fn expiry(call: &Call<'_>, time: i64, in_seconds: bool, is_date: bool) -> Option<i64> {
+/// Returns a timestamp in milliseconds from an argument; `None` if it cannot be represented.
+pub(super) fn expiry(
+    call: &Call<'_>,
+    time: i64,
+    in_seconds: bool,
+    is_timestamp: bool,
+) -> Option<i64> {
     let millis = if in_seconds {
         time.checked_mul(1000)?
     } else {
         time
     };
-    if is_date {
+    if is_timestamp {
         Some(millis)
     } else {
         millis.checked_add(now(call))
     }
 }
 
-/// Returns a date as it is stored: one before 1970 has passed like any other past date.
-pub(super) fn stored_date(date: i64) -> u64 {
-    u64::try_from(date).unwrap_or(0)
+/// Returns a timestamp as it is stored: one before 1970 has passed like any other past timestamp.
+pub(super) fn stored_timestamp(timestamp: i64) -> u64 {
+    u64::try_from(timestamp).unwrap_or(0)
 }
 
 pub(super) fn expire(call: &mut Call<'_>) -> CommandResult {
@@ -101,18 +106,18 @@ pub(super) fn pexpireat(call: &mut Call<'_>) -> CommandResult {
     set_expiry(call, false, true)
 }
 
-fn set_expiry(call: &mut Call<'_>, in_seconds: bool, is_date: bool) -> CommandResult {
+fn set_expiry(call: &mut Call<'_>, in_seconds: bool, is_timestamp: bool) -> CommandResult {
     let time = call.integer(2)?;
     let condition = match call.args.len() {
         3 => String::new(),
         4 => call.word(3),
         _ => return Err(call.unsupported()),
     };
-    let date = expiry(call, time, in_seconds, is_date).ok_or_else(|| {
+    let timestamp = expiry(call, time, in_seconds, is_timestamp).ok_or_else(|| {
         let name = call.word(0).to_ascii_lowercase();
         refused(format!("ERR invalid expire time in '{name}' command"))
     })?;
-    let before = self::date(call);
+    let before = self::timestamp(call);
     if before == -2 {
         return Ok(Reply::Int(0));
     }
@@ -121,24 +126,24 @@ fn set_expiry(call: &mut Call<'_>, in_seconds: bool, is_date: bool) -> CommandRe
         "" => true,
         "NX" => lasts,
         "XX" => !lasts,
-        "GT" => !lasts && date > before,
-        "LT" => lasts || date < before,
+        "GT" => !lasts && timestamp > before,
+        "LT" => lasts || timestamp < before,
         _ => return Err(call.unsupported()),
     };
     if !is_met {
         return Ok(Reply::Int(0));
     }
-    let is_over = date <= now(call);
+    let is_over = timestamp <= now(call);
     let (key, keys) = (&call.args[1], &mut call.state.keys);
     match is_over {
         true => drop(keys.remove(key)),
-        false => keys.set_expiry(key, Some(stored_date(date))),
+        false => keys.set_expiry(key, Some(stored_timestamp(timestamp))),
     }
     Ok(Reply::Int(1))
 }
 
 pub(super) fn persist(call: &mut Call<'_>) -> CommandResult {
-    if date(call) < 0 {
+    if timestamp(call) < 0 {
         return Ok(Reply::Int(0));
     }
     call.state.keys.set_expiry(&call.args[1], None);

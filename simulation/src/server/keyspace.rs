@@ -1,6 +1,6 @@
 //! The data: keys with values of four types, and when they expire.
 //!
-//! A key whose date has passed is invisible from that moment on. A master also deletes it when it is looked
+//! A key whose timestamp has passed is invisible from that moment on. A master also deletes it when it is looked
 //! up, as a separate change; a replica leaves that to its master. Every change is recorded by key, so that
 //! the caller can replicate the changes of a command.
 
@@ -132,7 +132,7 @@ impl Changes {
 
 impl Keyspace {
     fn is_expired(&self, entry: &Entry) -> bool {
-        // As in Redis, the key is still visible in the millisecond of its date.
+        // As in Redis, the key is still visible in the millisecond of its timestamp.
         entry.expires.is_some_and(|expires| self.now > expires)
     }
 

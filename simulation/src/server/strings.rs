@@ -1,7 +1,7 @@
 //! Commands on strings and numbers.
 
 use super::command::{Call, CommandError, CommandResult, integer, refused};
-use super::keys::{expiry, stored_date};
+use super::keys::{expiry, stored_timestamp};
 use super::keyspace::{Entry, Value};
 use super::resp::Reply;
 
@@ -50,8 +50,8 @@ pub(super) fn set(call: &mut Call<'_>) -> CommandResult {
                 if time <= 0 {
                     return Err(invalid());
                 }
-                let date = expiry(call, time, unit.starts_with("EX"), unit.ends_with("AT"));
-                expires = Some(date.ok_or_else(invalid)?);
+                let timestamp = expiry(call, time, unit.starts_with("EX"), unit.ends_with("AT"));
+                expires = Some(timestamp.ok_or_else(invalid)?);
             }
             "NX" | "XX" | "KEEPTTL" | "EX" | "PX" | "EXAT" | "PXAT" => {
                 return Err(refused("ERR syntax error"));
@@ -73,7 +73,7 @@ pub(super) fn set(call: &mut Call<'_>) -> CommandResult {
     }
     let expires = match keeps {
         true => before.and_then(|entry| entry.expires),
-        false => expires.map(stored_date),
+        false => expires.map(stored_timestamp),
     };
     let value = Value::Text(call.args[2].clone());
     keys.put(key, Entry { value, expires });

@@ -1,7 +1,7 @@
 //! Random histories of the library's scripts: recorded commands of the real client in random order, with the
 //! owners and counts of other calls and with random leases.
 //!
-//! Dates must not differ by the time that passes between the two servers, or lists that are sorted by them would
+//! Timestamps must not differ by the time that passes between the two servers, or lists that are sorted by them would
 //! differ. So the scripts take the time from an argument instead of from TIME; leases are so long that the
 //! remaining time can be compared.
 

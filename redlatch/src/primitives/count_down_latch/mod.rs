@@ -117,7 +117,7 @@ impl CountDownLatch {
             number: count,
             time_to_live: None,
             payload: CHANGED,
-            above_zero: true,
+            overwrites_zero: true,
         };
         self.session
             .run_at_most_once(step, "setting the count")
@@ -178,7 +178,7 @@ impl CountDownLatch {
     /// [`Error::ResponseTimeout`].
     pub async fn count(&self) -> Result<u64> {
         let object = self.object()?;
-        let number = self.session.store.read(&Read { object }).await?;
+        let number = self.session.store.run_idempotent(&Read { object }).await?;
         Ok(count(number))
     }
 
@@ -249,7 +249,7 @@ impl CountDownLatch {
             .await
     }
 
-    async fn obtain(&self, options: &Options) -> Result<Option<()>> {
+    async fn acquire(&self, options: &Options) -> Result<Option<()>> {
         self.session.background.remember_runtime()?;
         self.object()?;
         let limits = options.limits(self.session.outage_limit);
@@ -335,7 +335,7 @@ impl IntoFuture for Wait {
     type IntoFuture = Boxed<'static, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move { self.latch.obtain(&self.options).await.map(drop) })
+        Box::pin(async move { self.latch.acquire(&self.options).await.map(drop) })
     }
 }
 
@@ -344,7 +344,7 @@ impl IntoFuture for TryWait {
     type IntoFuture = Boxed<'static, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move { Ok(self.latch.obtain(&self.options).await?.is_some()) })
+        Box::pin(async move { Ok(self.latch.acquire(&self.options).await?.is_some()) })
     }
 }
 
@@ -355,10 +355,10 @@ struct LatchWaiter<'a> {
 }
 
 impl Request for LatchWaiter<'_> {
-    type Obtained = ();
+    type Acquired = ();
 
-    async fn obtain(&mut self, waits: bool) -> Result<Option<()>> {
-        self.latch.session.waiting.obtain(self, waits).await
+    async fn acquire(&mut self, waits: bool) -> Result<Option<()>> {
+        self.latch.session.waiting.acquire(self, waits).await
     }
 }
 

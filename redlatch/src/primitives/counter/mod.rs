@@ -43,7 +43,7 @@ pub(crate) struct SetIfAbsent {
     pub(crate) time_to_live: Option<Lease>,
     pub(crate) payload: u32,
     /// Whether a number of zero or less is overwritten, as if there were none.
-    pub(crate) above_zero: bool,
+    pub(crate) overwrites_zero: bool,
 }
 
 impl Step for SetIfAbsent {
@@ -62,7 +62,7 @@ impl Step for SetIfAbsent {
         args.number(self.time_to_live.map_or(0, Lease::millis));
         args.text(self.object.channel());
         args.number(self.payload.into());
-        args.number(self.above_zero.into());
+        args.number(self.overwrites_zero.into());
     }
 
     fn decode(&self, reply: ScriptReply) -> Result<bool> {
@@ -70,7 +70,7 @@ impl Step for SetIfAbsent {
     }
 
     fn apply(&self, keyspace: &mut Keyspace) -> Result<bool> {
-        let counts = |number| number > 0 || !self.above_zero;
+        let counts = |number| number > 0 || !self.overwrites_zero;
         if read_number(keyspace, self.object.key())?.is_some_and(counts) {
             return Ok(false);
         }

@@ -208,7 +208,7 @@ fn lua_and_rules_agree() {
                 let deleted = harness.step(&OnSemaphore(keys, Delete)).await;
                 count(&mut seen.deleted, deleted == Ok(true));
             }
-            // A little longer than the leases: dates are rounded up, and permits that were acquired
+            // A little longer than the leases: timestamps are rounded up, and permits that were acquired
             // in the same millisecond must have expired on both sides.
             Move::Advance { time: n } => harness.advance(time(*n) + Duration::from_millis(5)).await,
             Move::SetForeign { deadlines } => {

@@ -180,14 +180,14 @@ impl Model for Ends {
             _ => -1,
         };
         let empty = Default::default();
-        let dates = match state.get(DEADLINES) {
-            Some((DumpedValue::Dates(dates), -1)) => dates,
+        let timestamps = match state.get(DEADLINES) {
+            Some((DumpedValue::Timestamps(timestamps), -1)) => timestamps,
             None => &empty,
             _ => return Err("the deadlines expire".to_owned()),
         };
-        let sum = available + i64::try_from(dates.len()).unwrap();
+        let sum = available + i64::try_from(timestamps.len()).unwrap();
         ensure(available >= 0 && sum == PERMITS.into(), || {
-            format!("{available} permits and {} acquired ones", dates.len())
+            format!("{available} permits and {} acquired ones", timestamps.len())
         })?;
         ensure(state.len() <= 2, || "another key".to_owned())?;
         for owner in 0..OWNERS {
@@ -196,9 +196,11 @@ impl Model for Ends {
                 let left = known.map_or(0, |end| {
                     end.saturating_duration_since(world.now).as_millis() as i64
                 });
-                let date = dates.get(&id(owner, n).to_string()).copied();
-                ensure(left == 0 || date >= Some(left), || {
-                    format!("owner {owner} relies on permit {n} for {left} ms, which has {date:?}")
+                let timestamp = timestamps.get(&id(owner, n).to_string()).copied();
+                ensure(left == 0 || timestamp >= Some(left), || {
+                    format!(
+                        "owner {owner} relies on permit {n} for {left} ms, which has {timestamp:?}"
+                    )
                 })?;
             }
         }

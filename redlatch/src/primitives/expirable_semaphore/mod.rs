@@ -264,7 +264,7 @@ impl ExpirableSemaphore {
     pub async fn update_lease(&self, id: PermitId, lease: Duration) -> Result<bool> {
         let (keys, lease) = (self.keys()?, Lease::new(lease)?);
         let id = &id.to_string();
-        self.read(OnSemaphore(keys, UpdateLease { id, lease }))
+        self.run_idempotent(OnSemaphore(keys, UpdateLease { id, lease }))
             .await
     }
 
@@ -273,7 +273,8 @@ impl ExpirableSemaphore {
     /// for [`ExpirableSemaphore::available`].
     pub async fn lease_of(&self, id: PermitId) -> Result<Option<Expiry>> {
         let id = &id.to_string();
-        self.read(OnSemaphore(self.keys()?, LeaseOf { id })).await
+        self.run_idempotent(OnSemaphore(self.keys()?, LeaseOf { id }))
+            .await
     }
 
     /// Returns the number of free permits; 0 if none were set. Negative if more are held than there
@@ -367,7 +368,7 @@ impl ExpirableSemaphore {
     /// # Ok(()) }
     /// ```
     pub async fn set_permits(&self, permits: u32) -> Result<()> {
-        self.read(self.set(permits, false)?).await?;
+        self.run_idempotent(self.set(permits, false)?).await?;
         Ok(())
     }
 
@@ -430,7 +431,7 @@ impl ExpirableSemaphore {
     }
 
     async fn counts(&self) -> Result<Counts> {
-        self.read(OnSemaphore(self.keys()?, Count)).await
+        self.run_idempotent(OnSemaphore(self.keys()?, Count)).await
     }
 
     fn set(&self, permits: u32, if_absent: bool) -> Result<OnSemaphore<Set>> {
@@ -468,8 +469,8 @@ impl ExpirableSemaphore {
         Ok((released, wanted))
     }
 
-    async fn read<S: Step>(&self, step: S) -> Result<S::Reply> {
-        self.lock.session.store.read(&step).await
+    async fn run_idempotent<S: Step>(&self, step: S) -> Result<S::Reply> {
+        self.lock.session.store.run_idempotent(&step).await
     }
 }
 

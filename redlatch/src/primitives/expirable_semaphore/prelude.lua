@@ -4,7 +4,7 @@
 -- ARGV[1]  channel
 --
 -- From here on `available` is a number, and every permit in the zset is held; or it is nil, because
--- no permits are set: then the entries of the zset belong to no semaphore. Dates are the server's.
+-- no permits are set: then the entries of the zset belong to no semaphore. Timestamps are the server's.
 -- `now` is truncated to whole ms, to find what has expired. `now_rounded_up` is rounded up, so that a lease
 -- that begins now is not shortened by a part of a millisecond.
 local time = redis.call('TIME')
@@ -44,13 +44,13 @@ local function add(delta)
     redis.call('INCRBY', KEYS[1], delta)
 end
 
--- Returns the ms left until a date; -1: a permit without a lease, which Redisson can create.
-local function left(date)
-    date = tonumber(date)
-    if date >= 922337203685477 then
+-- Returns the ms left until a timestamp; -1: a permit without a lease, which Redisson can create.
+local function left(timestamp)
+    timestamp = tonumber(timestamp)
+    if timestamp >= 922337203685477 then
         return -1
     end
-    return math.max(date - now_rounded_up, 0)
+    return math.max(timestamp - now_rounded_up, 0)
 end
 
 -- Returns the raw ids that are concatenated in `text`, as 32 hex digits each.

@@ -1,6 +1,6 @@
 -- Renews the leases of many sets of permits at once, each only while all of its permits are held.
 --
--- KEYS     for each set the dates on which its semaphore's permits expire: zset id -> epoch ms
+-- KEYS     for each set the timestamps at which its semaphore's permits expire: zset id -> epoch ms
 -- ARGV     lease in ms (0: only check, do not change the ends), then for each set in the order of
 --          KEYS its ids, concatenated as 32 hex digits each
 -- Returns  for each set 1: renewed, 0: not all of them are held
@@ -19,8 +19,8 @@ for i, key in ipairs(KEYS) do
             return string.char(tonumber(pair, 16))
         end)
         -- pcall: a key that is no longer a zset must not prevent the renewal of the others.
-        local date = redis.pcall('ZSCORE', key, id)
-        if type(date) ~= 'string' or tonumber(date) <= now then
+        local timestamp = redis.pcall('ZSCORE', key, id)
+        if type(timestamp) ~= 'string' or tonumber(timestamp) <= now then
             renewed[i] = 0
             break
         end

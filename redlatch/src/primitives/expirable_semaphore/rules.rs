@@ -1,6 +1,6 @@
 //! The semaphore's steps in Rust, which the embedded store runs. Each has a Lua script that does the same.
 //!
-//! State: the number of free permits, and a sorted set of the held permits: id -> date of expiry.
+//! State: the number of free permits, and a sorted set of the held permits: id -> timestamp of expiry.
 //!
 //! * Every step except renewal first removes the expired permits from the set and adds them to the
 //!   free ones ([`OnSemaphore`], `prelude.lua`).
@@ -9,7 +9,7 @@
 //!   return when the first held permit expires.
 //! * Release: remove the ids from the set, add them to the free permits, and publish their number.
 //!   All steps that add free permits publish.
-//! * Renew: extend the dates of a guard's permits, only if all of them are held.
+//! * Renew: extend the timestamps of a guard's permits, only if all of them are held.
 //! * Without a number no permits are set, and the entries of the set belong to no semaphore.
 //!
 //! The embedded store keeps ids in hex, a server keeps their bytes.
@@ -34,8 +34,8 @@ use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script, unexpe
 /// the same permits.
 pub(super) const MAX_PERMITS: u32 = i32::MAX.unsigned_abs();
 
-/// Dates on which permits expire, by id.
-type Dates = BTreeMap<String, i64>;
+/// Timestamps on which permits expire, by id.
+type Timestamps = BTreeMap<String, i64>;
 
 /// A step on a semaphore: releases the expired permits, then runs the operation.
 pub(super) struct OnSemaphore<O>(pub(super) Arc<PermitKeys>, pub(super) O);
@@ -85,7 +85,7 @@ pub(super) struct SemaphoreState<'a> {
     keys: &'a PermitKeys,
     /// `None`: no permits are set.
     available: Option<i64>,
-    /// The date, rounded up to whole milliseconds, so that a lease that begins now is not shortened
+    /// The timestamp, rounded up to whole milliseconds, so that a lease that begins now is not shortened
     /// by a part of a millisecond.
     now_rounded_up: i64,
 }
@@ -102,10 +102,10 @@ impl<'a> SemaphoreState<'a> {
         };
         let is_set = state.available.is_some();
         // An error, if the key contains other data.
-        let held = state.dates()?;
+        let held = state.timestamps()?;
         if let Some(held) = held.filter(|_| is_set) {
             let before = held.len();
-            held.retain(|_, date| *date > now);
+            held.retain(|_, timestamp| *timestamp > now);
             let expired = signed(before - held.len());
             if expired > 0 {
                 let sum = state.add(expired)?;
@@ -118,15 +118,15 @@ impl<'a> SemaphoreState<'a> {
         Ok(state)
     }
 
-    /// Returns the dates on which permits expire, if there are any.
-    fn dates(&mut self) -> Result<Option<&mut Dates>> {
-        let found = self.keyspace.find::<Dates>(&self.keys.deadlines)?;
+    /// Returns the timestamps at which permits expire, if there are any.
+    fn timestamps(&mut self) -> Result<Option<&mut Timestamps>> {
+        let found = self.keyspace.find::<Timestamps>(&self.keys.deadlines)?;
         Ok(found.map(|found| found.value))
     }
 
-    /// Returns the time until a date.
-    fn left(&self, date: i64) -> Expiry {
-        Expiry::from_millis(date.saturating_sub(self.now_rounded_up).max(0))
+    /// Returns the time until a timestamp.
+    fn left(&self, timestamp: i64) -> Expiry {
+        Expiry::from_millis(timestamp.saturating_sub(self.now_rounded_up).max(0))
     }
 
     /// Changes the number of free permits. Returns the new number.
@@ -154,25 +154,25 @@ impl<'a> SemaphoreState<'a> {
     /// Returns the number of held permits.
     fn held(&mut self) -> Result<i64> {
         match self.available {
-            Some(_) => Ok(self.dates()?.map_or(0, |held| signed(held.len()))),
+            Some(_) => Ok(self.timestamps()?.map_or(0, |held| signed(held.len()))),
             None => Ok(0),
         }
     }
 
     /// Returns how many of these permits are held.
     fn count_held(&mut self, ids: &str) -> Result<usize> {
-        let held = self.dates()?;
+        let held = self.timestamps()?;
         Ok(held.map_or(0, |held| {
             split_ids(ids).filter(|id| held.contains_key(*id)).count()
         }))
     }
 }
 
-/// Returns the date, rounded up to whole milliseconds.
+/// Returns the timestamp, rounded up to whole milliseconds.
 fn rounded_up(keyspace: &mut Keyspace) -> i64 {
-    // The first call defines where dates begin, so it must be made with the original time.
+    // The first call defines where timestamps begin, so it must be made with the original time.
     keyspace.now_ms();
-    keyspace.date(keyspace.now + Duration::from_nanos(999_999))
+    keyspace.timestamp(keyspace.now + Duration::from_nanos(999_999))
 }
 
 /// Returns the end of a lease that begins now.
@@ -217,7 +217,7 @@ impl Operation for Acquire<'_> {
         let missing = signed(split_ids(self.ids).count() - semaphore.count_held(self.ids)?);
         if missing > 0 {
             if available < missing {
-                let held = semaphore.dates()?;
+                let held = semaphore.timestamps()?;
                 let first = held.and_then(|held| held.values().min().copied());
                 let wait = first.map_or(Expiry::Never, |first| semaphore.left(first));
                 return Ok(Outcome::Wait(wait));
@@ -226,10 +226,10 @@ impl Operation for Acquire<'_> {
         }
         let end = end(semaphore.now_rounded_up, self.lease);
         let deadlines = &semaphore.keys.deadlines;
-        let held: &mut Dates = semaphore.keyspace.find_or_create(deadlines)?;
+        let held: &mut Timestamps = semaphore.keyspace.find_or_create(deadlines)?;
         for id in split_ids(self.ids) {
-            let date = held.entry(id.to_owned()).or_insert(end);
-            *date = end.max(*date);
+            let timestamp = held.entry(id.to_owned()).or_insert(end);
+            *timestamp = end.max(*timestamp);
         }
         Ok(Outcome::Done(()))
     }
@@ -286,7 +286,7 @@ impl Operation for Release<'_> {
         if held_count == 0 || kept {
             return Ok(held_count);
         }
-        if let Some(held) = semaphore.dates()? {
+        if let Some(held) = semaphore.timestamps()? {
             for id in split_ids(self.ids) {
                 held.remove(id);
             }
@@ -310,10 +310,10 @@ pub(super) fn renew(
 ) -> Result<bool> {
     let now = keyspace.now_ms();
     let now_rounded_up = rounded_up(keyspace);
-    let Some(held) = keyspace.find::<Dates>(&keys.deadlines)? else {
+    let Some(held) = keyspace.find::<Timestamps>(&keys.deadlines)? else {
         return Ok(false);
     };
-    let is_held = |id| held.value.get(id).is_some_and(|date| *date > now);
+    let is_held = |id| held.value.get(id).is_some_and(|timestamp| *timestamp > now);
     if !split_ids(&hold.field).all(is_held) {
         return Ok(false);
     }
@@ -321,8 +321,8 @@ pub(super) fn renew(
         return Ok(true);
     };
     for id in split_ids(&hold.field) {
-        if let Some(date) = held.value.get_mut(id) {
-            *date = end.max(*date);
+        if let Some(timestamp) = held.value.get_mut(id) {
+            *timestamp = end.max(*timestamp);
         }
     }
     Ok(true)
@@ -457,12 +457,12 @@ impl Operation for UpdateLease<'_> {
             return Ok(false);
         };
         let end = end(semaphore.now_rounded_up, self.lease);
-        let held = semaphore.dates()?;
-        let Some(date) = held.and_then(|held| held.get_mut(self.id)) else {
+        let held = semaphore.timestamps()?;
+        let Some(timestamp) = held.and_then(|held| held.get_mut(self.id)) else {
             return Ok(false);
         };
-        let expires_earlier = end < *date;
-        *date = end;
+        let expires_earlier = end < *timestamp;
+        *timestamp = end;
         if expires_earlier {
             // Waiters sleep until the first permit expires, and this may be the first now.
             semaphore.publish(available);
@@ -499,10 +499,10 @@ impl Operation for LeaseOf<'_> {
         if semaphore.available.is_none() {
             return Ok(None);
         }
-        let date = semaphore
-            .dates()?
+        let timestamp = semaphore
+            .timestamps()?
             .and_then(|held| held.get(self.id).copied());
-        Ok(date.map(|date| semaphore.left(date)))
+        Ok(timestamp.map(|timestamp| semaphore.left(timestamp)))
     }
 }
 
@@ -531,8 +531,8 @@ impl Operation for Inspect {
         if semaphore.available.is_none() {
             return Ok(Vec::new());
         }
-        let held = semaphore.dates()?.cloned().unwrap_or_default();
-        let holder = |(id, date)| holder(id, semaphore.left(date));
+        let held = semaphore.timestamps()?.cloned().unwrap_or_default();
+        let holder = |(id, timestamp)| holder(id, semaphore.left(timestamp));
         Ok(held.into_iter().map(holder).collect())
     }
 }

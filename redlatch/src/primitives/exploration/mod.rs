@@ -57,7 +57,7 @@ pub(crate) trait Model: Clone {
     type Step: Copy + Debug;
     type Reply: Debug + PartialEq;
 
-    /// How many ticks a date in the past still matters: dates that passed longer ago count as equal.
+    /// How many ticks a timestamp in the past still matters: timestamps that passed longer ago count as equal.
     const PAST: i64 = 0;
 
     /// Returns all steps, including those that cannot be taken in this state.
@@ -118,7 +118,7 @@ pub(crate) fn explore<M: Model>(name: &str, first: M) -> Explored {
     let now = Instant::now();
     let keyspace = Keyspace::new(now);
     let mut world = World { keyspace, now };
-    // Sets the origin of the keyspace's dates.
+    // Sets the origin of the keyspace's timestamps.
     world.keyspace.now_ms();
     let root = hash(&first, &mut world);
     let mut seen = Seen::default();

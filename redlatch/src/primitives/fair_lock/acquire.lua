@@ -55,8 +55,8 @@ local now, grace = now_ms(), tonumber(ARGV[6])
 -- The requesting owner is connected.
 redis.call('ZREM', KEYS[4], owner)
 local head, dropped = drop_timed_out(now, owner)
--- How long to leave the lock to the head, and how many waiters before this owner are absent.
-local head_time, absent_before = math.min(grace, 1000), 0
+-- How long a free lock is reserved for the head, and how many waiters before this owner are absent.
+local reservation, absent_before = math.min(grace, 1000), 0
 if free and head and head ~= owner and not is_connected(channel, head) then
     local owners, absent = record_absences(channel, now, grace, owner)
     local dropped_timeout
@@ -70,7 +70,7 @@ if free and head and head ~= owner and not is_connected(channel, head) then
         else
             if not head then
                 head = waiter
-                head_time = math.min(head_time, (kept_until or now + head_time) - now)
+                reservation = math.min(reservation, (kept_until or now + reservation) - now)
             end
             if waiter == owner then
                 break
@@ -139,7 +139,7 @@ end
 -- holder or the waiters before it died: it retries when the lease ends, or when the head had time
 -- to take its turn. Waiters further back retry a little later each, so that a long queue does not
 -- retry all at once.
-local again = math.min(wait, (free and head_time or left) + (position - absent_before) * STAGGER, max_sleep)
+local again = math.min(wait, (free and reservation or left) + (position - absent_before) * STAGGER, max_sleep)
 local earlier_timeout
 while position > 0 and not earlier_timeout do
     -- If timeouts were lost, the timeout of the waiter before this one may be missing: then use the

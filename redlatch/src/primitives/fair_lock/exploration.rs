@@ -36,10 +36,10 @@ fn queue(state: &State) -> &[String] {
     }
 }
 
-/// Returns the dates under a key, in milliseconds from now.
-fn dates<'a>(state: &'a State, key: &str) -> BTreeMap<&'a str, i64> {
+/// Returns the timestamps under a key, in milliseconds from now.
+fn timestamps<'a>(state: &'a State, key: &str) -> BTreeMap<&'a str, i64> {
     match state.get(key) {
-        Some((DumpedValue::Dates(dates), _)) => dates
+        Some((DumpedValue::Timestamps(timestamps), _)) => timestamps
             .iter()
             .map(|(owner, left)| (&**owner, *left))
             .collect(),
@@ -49,7 +49,7 @@ fn dates<'a>(state: &'a State, key: &str) -> BTreeMap<&'a str, i64> {
 
 /// Returns the waiters whose time has not passed, in order.
 fn alive(state: &State) -> Vec<&str> {
-    let (timeouts, absent) = (dates(state, TIMEOUTS), dates(state, ABSENT));
+    let (timeouts, absent) = (timestamps(state, TIMEOUTS), timestamps(state, ABSENT));
     let has_time = |owner: &&str| {
         let left = timeouts.get(owner).copied().unwrap_or(0);
         left.min(absent.get(owner).copied().unwrap_or(i64::MAX)) > 0
@@ -63,13 +63,13 @@ fn alive(state: &State) -> Vec<&str> {
 fn is_cleaned_up(before: &State, after: &State) -> bool {
     let seen = |state: &State| {
         let alive: Vec<String> = alive(state).into_iter().map(str::to_owned).collect();
-        let (timeouts, absent) = (dates(state, TIMEOUTS), dates(state, ABSENT));
+        let (timeouts, absent) = (timestamps(state, TIMEOUTS), timestamps(state, ABSENT));
         let of_waiter = |owner: &String| {
-            let date = |dates: &BTreeMap<_, _>| dates.get(owner.as_str()).copied();
-            (date(&timeouts), date(&absent))
+            let timestamp = |timestamps: &BTreeMap<_, _>| timestamps.get(owner.as_str()).copied();
+            (timestamp(&timeouts), timestamp(&absent))
         };
-        let dates: Vec<_> = alive.iter().map(of_waiter).collect();
-        (state.get("name").cloned(), alive, dates)
+        let timestamps: Vec<_> = alive.iter().map(of_waiter).collect();
+        (state.get("name").cloned(), alive, timestamps)
     };
     seen(before) == seen(after)
 }
@@ -83,11 +83,11 @@ fn check(observed: &Observed<'_>) -> Verdict {
         format!("{stray:?} is in the queue and does not wait")
     })?;
     owners.sort_unstable();
-    let timeouts = dates(state, TIMEOUTS);
+    let timeouts = timestamps(state, TIMEOUTS);
     ensure(owners.iter().eq(timeouts.keys()), || {
         format!("the queue has {owners:?}, the timeouts have {timeouts:?}")
     })?;
-    let mut absent = dates(state, ABSENT).into_keys();
+    let mut absent = timestamps(state, ABSENT).into_keys();
     ensure(absent.all(|owner| owners.contains(&owner)), || {
         "an owner is absent and not in the queue".to_owned()
     })

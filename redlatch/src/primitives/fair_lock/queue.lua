@@ -2,8 +2,8 @@
 --
 -- KEYS     the lock: hash owner -> hold count
 --          the queue: list of the waiting owners, the oldest first
---          the timeouts: zset owner -> date in ms until when its turn is kept
---          the absent waiters: zset owner -> date in ms until when a disconnected waiter keeps its position
+--          the timeouts: zset owner -> timestamp in ms until when its turn is kept
+--          the absent waiters: zset owner -> timestamp in ms until when a disconnected waiter keeps its position
 --
 -- The timeout of the head is the end of the lease plus its own wait time; that of each further waiter
 -- is its own wait time later than the one before it.

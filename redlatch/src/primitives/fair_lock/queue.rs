@@ -69,36 +69,36 @@ impl<'a> FairQueue<'a> {
         Ok(owners.and_then(|owners| owners.iter().position(|waiting| waiting == owner)))
     }
 
-    /// Returns the dates under one of the lock's keys.
-    fn dates(&mut self, key: &str) -> Result<Option<&mut BTreeMap<String, i64>>> {
-        let dates = self.keyspace.find(key)?;
-        Ok(dates.map(|dates| dates.value))
+    /// Returns the timestamps under one of the lock's keys.
+    fn timestamps(&mut self, key: &str) -> Result<Option<&mut BTreeMap<String, i64>>> {
+        let timestamps = self.keyspace.find(key)?;
+        Ok(timestamps.map(|timestamps| timestamps.value))
     }
 
-    fn date_of(&mut self, key: &str, owner: &str) -> Result<Option<i64>> {
-        let dates = self.dates(key)?;
-        Ok(dates.and_then(|dates| dates.get(owner).copied()))
+    fn timestamp_of(&mut self, key: &str, owner: &str) -> Result<Option<i64>> {
+        let timestamps = self.timestamps(key)?;
+        Ok(timestamps.and_then(|timestamps| timestamps.get(owner).copied()))
     }
 
-    fn set_date(&mut self, key: &str, owner: &str, date: i64) -> Result<()> {
-        let dates: &mut BTreeMap<_, _> = self.keyspace.find_or_create(key)?;
-        dates.insert(owner.to_owned(), date);
+    fn set_timestamp(&mut self, key: &str, owner: &str, timestamp: i64) -> Result<()> {
+        let timestamps: &mut BTreeMap<_, _> = self.keyspace.find_or_create(key)?;
+        timestamps.insert(owner.to_owned(), timestamp);
         Ok(())
     }
 
-    fn remove_date(&mut self, key: &str, owner: &str) -> Result<()> {
-        if let Some(dates) = self.dates(key)? {
-            dates.remove(owner);
+    fn remove_timestamp(&mut self, key: &str, owner: &str) -> Result<()> {
+        if let Some(timestamps) = self.timestamps(key)? {
+            timestamps.remove(owner);
         }
         Ok(())
     }
 
     pub(super) fn timeout_of(&mut self, owner: &str) -> Result<Option<i64>> {
-        self.date_of(&self.keys.timeouts, owner)
+        self.timestamp_of(&self.keys.timeouts, owner)
     }
 
     pub(super) fn set_timeout(&mut self, owner: &str, until: i64) -> Result<()> {
-        self.set_date(&self.keys.timeouts, owner, until)
+        self.set_timestamp(&self.keys.timeouts, owner, until)
     }
 
     /// Appends an owner. Returns its position.
@@ -113,7 +113,7 @@ impl<'a> FairQueue<'a> {
     pub(super) fn remove(&mut self, position: usize) -> Result<()> {
         let gone = self.owners()?.and_then(|owners| owners.remove(position));
         if let Some(gone) = gone {
-            self.remove_date(&self.keys.timeouts, &gone)?;
+            self.remove_timestamp(&self.keys.timeouts, &gone)?;
             self.clear_absence(&gone)?;
         }
         Ok(())
@@ -126,8 +126,8 @@ impl<'a> FairQueue<'a> {
             owners.iter().skip(position).cloned().collect()
         });
         for owner in owners {
-            let date = self.timeout_of(&owner)?.unwrap_or(0);
-            self.set_timeout(&owner, date.saturating_add(by))?;
+            let timestamp = self.timeout_of(&owner)?.unwrap_or(0);
+            self.set_timeout(&owner, timestamp.saturating_add(by))?;
         }
         Ok(())
     }
@@ -153,7 +153,7 @@ impl<'a> FairQueue<'a> {
 
     /// Records that an owner is connected, or no longer waits.
     pub(super) fn clear_absence(&mut self, owner: &str) -> Result<()> {
-        self.remove_date(&self.keys.absent_waiters, owner)
+        self.remove_timestamp(&self.keys.absent_waiters, owner)
     }
 
     pub(super) fn is_connected(&self, owner: &str) -> bool {
@@ -163,7 +163,7 @@ impl<'a> FairQueue<'a> {
     }
 
     fn set_absence(&mut self, owner: &str, kept_until: i64) -> Result<()> {
-        self.set_date(&self.keys.absent_waiters, owner, kept_until)
+        self.set_timestamp(&self.keys.absent_waiters, owner, kept_until)
     }
 
     /// Records which of the first waiters are absent, except the requesting owner.
@@ -183,7 +183,7 @@ impl<'a> FairQueue<'a> {
                 self.clear_absence(owner)?;
                 continue;
             }
-            let until = match self.date_of(&self.keys.absent_waiters, owner)? {
+            let until = match self.timestamp_of(&self.keys.absent_waiters, owner)? {
                 Some(until) => until,
                 None => {
                     self.set_absence(owner, now.saturating_add(grace))?;

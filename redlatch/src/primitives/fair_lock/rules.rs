@@ -1,7 +1,7 @@
 //! The fair lock's steps: those of the lock, with a queue of waiters.
 //!
 //! State: the lock's hash; the queue, a list of the waiting owners, the oldest first; and two maps
-//! from owner to date: until when its turn is kept (its timeout), and until when an absent waiter
+//! from owner to timestamp: until when its turn is kept (its timeout), and until when an absent waiter
 //! keeps its position.
 //!
 //! * Acquire: an owner that holds the lock re-enters it, regardless of the queue. Otherwise, first
@@ -46,7 +46,7 @@ fn all_keys(keys: &FairKeys) -> Keys<'_> {
 }
 
 /// Maximum time in milliseconds before a waiter checks whether the head of a free lock has taken its turn.
-const MAX_HEAD_TIME: i64 = 1000;
+const MAX_RESERVATION: i64 = 1000;
 
 /// Additional time per position in the queue, in milliseconds, so that a long queue does not retry all at once.
 const STAGGER: i64 = 10;
@@ -78,8 +78,8 @@ struct QueueState {
     head: Option<String>,
     /// Whether any waiter was dropped.
     dropped: bool,
-    /// How long the other waiters leave a free lock to the head, in milliseconds.
-    head_time: i64,
+    /// How long a free lock is reserved for the head, in milliseconds.
+    reservation: i64,
     /// How many waiters before the requesting owner are absent.
     absent_before: usize,
 }
@@ -162,7 +162,7 @@ impl Acquire<'_> {
         let mut state = QueueState {
             head: None,
             dropped: false,
-            head_time: grace.min(MAX_HEAD_TIME),
+            reservation: grace.min(MAX_RESERVATION),
             absent_before: 0,
         };
         if queue.is_empty()? {
@@ -192,7 +192,7 @@ impl Acquire<'_> {
                 continue;
             }
             if is_head && let Some(kept_until) = kept_until {
-                state.head_time = state.head_time.min(kept_until - now);
+                state.reservation = state.reservation.min(kept_until - now);
             }
             let is_requester = waiter == owner;
             state.head.get_or_insert(waiter);
@@ -268,7 +268,7 @@ impl Acquire<'_> {
         // head has had time to take its turn.
         let distance =
             i64::try_from(position.saturating_sub(state.absent_before)).unwrap_or(i64::MAX);
-        let base = remaining.unwrap_or(state.head_time);
+        let base = remaining.unwrap_or(state.reservation);
         let retry_after = wait.min(base.saturating_add(distance.saturating_mul(STAGGER)));
         let mut retry_after = retry_after.min(max_sleep);
         // It also retries when the waiter before it times out. If that waiter's timeout was lost, the one

@@ -119,7 +119,7 @@ impl Lock<Fenced> {
     /// As [`Lock::is_locked`].
     pub async fn current_token(&self) -> Result<u64> {
         let keys = &self.valid_kind()?.keys;
-        self.session.store.read(&ReadToken { keys }).await
+        self.session.store.run_idempotent(&ReadToken { keys }).await
     }
 
     /// Raises the token to at least `at_least`, so that the next acquisition gets a greater one.
@@ -160,7 +160,7 @@ impl Lock<Fenced> {
         };
         self.session
             .store
-            .read(&AdvanceToken { keys, at_least })
+            .run_idempotent(&AdvanceToken { keys, at_least })
             .await
     }
 

@@ -13,18 +13,18 @@
 local time = redis.call('TIME')
 local now = math.floor(time[1] * 1000 + time[2] / 1000)
 
--- Appends the members of a sorted set of dates that have not passed, with the time left. Returns
--- the number of passed dates.
+-- Appends the members of a sorted set of timestamps that have not passed, with the time left. Returns
+-- the number of passed timestamps.
 local function lasting(key, into)
-    local dates = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
+    local timestamps = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
     local expired = 0
-    for i = 1, #dates, 2 do
-        local left = tonumber(dates[i + 1]) - now
+    for i = 1, #timestamps, 2 do
+        local left = tonumber(timestamps[i + 1]) - now
         if left <= 0 then
             expired = expired + 1
         else
-            table.insert(into, dates[i])
-            -- A member that never expires has a date beyond all others.
+            table.insert(into, timestamps[i])
+            -- A member that never expires has a timestamp beyond all others.
             table.insert(into, left > 900000000000000 and -1 or math.floor(left))
         end
     end

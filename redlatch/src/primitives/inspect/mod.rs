@@ -78,7 +78,10 @@ pub struct HeldPermit {
 /// Returns the kind and state of an object; `None` if its key does not exist.
 pub(crate) async fn inspect(session: &Session, object: &ObjectKeys) -> Result<Option<ObjectState>> {
     let names = [CandidateKeys::new(object.key().to_owned())];
-    let states = session.store.read(&InspectNames { names: &names }).await?;
+    let states = session
+        .store
+        .run_idempotent(&InspectNames { names: &names })
+        .await?;
     match states.into_iter().next() {
         Some(Ok(state)) => Ok(state),
         Some(Err(reason)) => Err(Error::WrongKind {

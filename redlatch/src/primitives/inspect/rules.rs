@@ -13,7 +13,7 @@ use crate::primitives::lock::Holder;
 use crate::primitives::read_write_lock::Inspect;
 use crate::step::{Keys, Script, ScriptReply, Step, script, unexpected_reply};
 
-/// An entry that never expires has a date beyond this.
+/// An entry that never expires has a timestamp beyond this.
 const NEVER: i64 = 900_000_000_000_000;
 
 /// Returns the objects under some names.
@@ -154,10 +154,10 @@ fn remaining_times(keyspace: &mut Keyspace, key: &str) -> Option<Vec<(String, Ex
     let now_ms = keyspace.now_ms();
     let found = keyspace.find::<BTreeMap<String, i64>>(key).ok()??;
     let mut remaining_times: Vec<_> = found.value.iter().collect();
-    remaining_times.sort_by_key(|(member, date)| (**date, (*member).clone()));
-    let left = |(member, date): (&String, &i64)| {
-        let left = match *date < NEVER {
-            true => Expiry::from_millis((date - now_ms).max(0)),
+    remaining_times.sort_by_key(|(member, timestamp)| (**timestamp, (*member).clone()));
+    let left = |(member, timestamp): (&String, &i64)| {
+        let left = match *timestamp < NEVER {
+            true => Expiry::from_millis((timestamp - now_ms).max(0)),
             false => Expiry::Never,
         };
         (member.clone(), left)

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use super::report::report;
-use super::{AcquireParams, HeldLock, Lock, LockKind, Obtain, Options};
+use super::{AcquireOnce, AcquireParams, HeldLock, Lock, LockKind, Options};
 use crate::error::{Error, Result};
 use crate::hold::HoldPeriod;
 use crate::owner::Owner;
@@ -16,10 +16,10 @@ use crate::step::Outcome;
 use crate::store::Progress;
 use crate::wait::{Attempt, Limits, Offer, QueueKind, Request};
 
-impl<K: LockKind> Obtain for Lock<K> {
+impl<K: LockKind> AcquireOnce for Lock<K> {
     type Held = HeldLock<K>;
 
-    async fn obtain(&self, options: &Options) -> Result<Option<HeldLock<K>>> {
+    async fn acquire_once(&self, options: &Options) -> Result<Option<HeldLock<K>>> {
         let session = &self.session;
         session.background.remember_runtime()?;
         let kind = self.valid_kind()?;
@@ -27,8 +27,8 @@ impl<K: LockKind> Obtain for Lock<K> {
         let mut terms = session.terms(options.lease()?, self.reentrant);
         let limits = options.limits(session.outage_limit);
         if let Some(hold_ref) = &options.reenters {
-            let obtaining = self.obtain_hold(hold_ref.clone(), terms, limits, true);
-            return obtaining.await;
+            let acquiring = self.acquire_hold(hold_ref.clone(), terms, limits, true);
+            return acquiring.await;
         }
         let named_owner = options.owner().filter(|_| K::OWNED);
         terms.transferable = session.hands_over
@@ -39,8 +39,8 @@ impl<K: LockKind> Obtain for Lock<K> {
             let owner = named_owner.unwrap_or_else(Owner::new);
             let hold_ref = self.hold_ref(owner)?;
             let hold = hold_ref.hold.clone();
-            let obtaining = self.obtain_hold(hold_ref, terms, limits, named_owner.is_some());
-            match obtaining.await {
+            let acquiring = self.acquire_hold(hold_ref, terms, limits, named_owner.is_some());
+            match acquiring.await {
                 // The owner's previous hold was lost meanwhile: start again with a new one.
                 Err(Error::Lost { .. }) if named_owner.is_some() && hold.loss().is_some() => {}
                 done => return done,
@@ -58,7 +58,7 @@ impl<K: LockKind> Obtain for Lock<K> {
 
 impl<K: LockKind> Lock<K> {
     /// Acquires the hold within the limits. `owner_is_named`: see [`LockRequest::owner_is_named`].
-    async fn obtain_hold(
+    async fn acquire_hold(
         &self,
         hold_ref: HoldRef,
         terms: Terms,
@@ -86,8 +86,8 @@ impl<K: LockKind> Lock<K> {
             true => waiting.within(limits, &progress, &mut request).await?,
             // Boxed, so that programs that do not log at this level do not pay for the larger future.
             false => {
-                let obtaining = waiting.within(limits, &progress, &mut request);
-                Box::pin(obtaining.instrument(span.clone())).await?
+                let acquiring = waiting.within(limits, &progress, &mut request);
+                Box::pin(acquiring.instrument(span.clone())).await?
             }
         };
         let handed_over = request.handed_over.take();
@@ -124,14 +124,14 @@ struct LockRequest<'a, K: LockKind> {
 }
 
 impl<K: LockKind> Request for LockRequest<'_, K> {
-    type Obtained = K::Grant;
+    type Acquired = K::Grant;
 
     /// Acquires the lock by waiting in the client's queue, or by re-entering as soon as the owner holds it.
-    async fn obtain(&mut self, waits: bool) -> Result<Option<K::Grant>> {
+    async fn acquire(&mut self, waits: bool) -> Result<Option<K::Grant>> {
         let hold_ref = self.hold_ref;
         let waiting = &hold_ref.session.waiting;
         if !self.owner_is_named {
-            return waiting.obtain(self, waits).await;
+            return waiting.acquire(self, waits).await;
         }
         hold_ref.settle_sibling().await;
         // The latest hold period in which re-entry was tried.
@@ -150,7 +150,7 @@ impl<K: LockKind> Request for LockRequest<'_, K> {
             tokio::select! {
                 biased;
                 () = hold_ref.held_after(tried) => {}
-                grant = waiting.obtain(self, waits) => return grant,
+                grant = waiting.acquire(self, waits) => return grant,
             }
         }
     }

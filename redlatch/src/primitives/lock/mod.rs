@@ -26,19 +26,19 @@ use crate::step::{Outcome, Step};
 use crate::store::{Delivery, Progress};
 use crate::wait::QueueKind;
 
+mod acquirable;
 mod attempt;
 mod guard;
 mod held_lock;
 mod hold_guard;
-mod obtain;
 mod report;
 mod request;
 
+pub use acquirable::{Acquirable, HasLease, HasOwner};
+pub(crate) use acquirable::{AcquireOnce, Held, HeldForLease, Options};
 pub use guard::Guard;
 use held_lock::HeldLock;
 pub(crate) use hold_guard::HoldGuard;
-pub use obtain::{Acquirable, HasLease, HasOwner};
-pub(crate) use obtain::{Held, HeldForLease, Obtain, Options};
 pub(crate) use report::report;
 pub use request::{Acquire, TryAcquire};
 
@@ -94,7 +94,7 @@ pub(crate) trait Rules: HoldKind + Sized + 'static {
         reentrant::rules::Force { object }
     }
 
-    /// What a request obtains that takes over the hold of another one of this client. `None` if each acquisition
+    /// What a request acquires that takes over the hold of another one of this client. `None` if each acquisition
     /// needs the store.
     fn handed_over(&self) -> Option<Self::Grant> {
         None
@@ -286,7 +286,7 @@ impl<K: LockKind> Lock<K> {
     /// Returns all holders of the lock: at most one, except for the read side of a read-write lock.
     pub async fn holders(&self) -> Result<Vec<Holder>> {
         let kind = self.valid_kind()?;
-        self.session.store.read(&kind.inspect()).await
+        self.session.store.run_idempotent(&kind.inspect()).await
     }
 
     /// Releases the lock whichever owner holds it, in any process, and wakes a waiter. Returns

@@ -1,6 +1,6 @@
 //! The requests for locks, several locks as one, and permits: builders that are awaited.
 //!
-//! 1. What is acquired implements [`Obtain`](super::Obtain), which makes one acquisition with given [`Options`].
+//! 1. What is acquired implements [`AcquireOnce`](super::AcquireOnce), which makes one acquisition with given [`Options`].
 //! 2. [`Acquire`] and [`TryAcquire`] collect the options, and run it when they are awaited.
 //! 3. The result is a [`Guard`], which also runs work while it is held.
 
@@ -127,8 +127,8 @@ impl<R: Acquirable> Acquire<R> {
         self
     }
 
-    async fn obtain(&self) -> Result<Option<Guard<R>>> {
-        let held = self.target.obtain(&self.options).await?;
+    async fn acquire_once(&self) -> Result<Option<Guard<R>>> {
+        let held = self.target.acquire_once(&self.options).await?;
         Ok(held.map(|held| Guard { held }))
     }
 }
@@ -246,7 +246,7 @@ impl<R: Acquirable> IntoFuture for Acquire<R> {
         Box::pin(async move {
             // Without a wait limit it never returns `None`; the loop proves that to the compiler.
             loop {
-                if let Some(guard) = self.obtain().await? {
+                if let Some(guard) = self.acquire_once().await? {
                     return Ok(guard);
                 }
             }
@@ -259,6 +259,6 @@ impl<R: Acquirable> IntoFuture for TryAcquire<R> {
     type IntoFuture = Boxed<'static, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move { self.request.obtain().await })
+        Box::pin(async move { self.request.acquire_once().await })
     }
 }

@@ -337,9 +337,9 @@ impl Drop for AttemptRuns {
 }
 
 impl Request for MultiLockRequest<'_> {
-    type Obtained = Vec<HeldMember>;
+    type Acquired = Vec<HeldMember>;
 
-    async fn obtain(&mut self, waits: bool) -> Result<Option<Vec<HeldMember>>> {
+    async fn acquire(&mut self, waits: bool) -> Result<Option<Vec<HeldMember>>> {
         for one in &self.members {
             one.hold_ref.settle_sibling().await;
         }
@@ -366,7 +366,7 @@ impl Request for MultiLockRequest<'_> {
             let attempt_runs = self.attempt_runs.clone();
             let result = tokio::select! {
                 biased;
-                result = member.session().waiting.obtain_queued(self) => result?,
+                result = member.session().waiting.acquire_in_turn(self) => result?,
                 // Bypasses the queue: see `HoldRef::hold_period`.
                 () = held_through_another(hold_ref, since, &attempt_runs) => {
                     blocking = None;
@@ -420,7 +420,7 @@ impl Attempt for MultiLockRequest<'_> {
     }
 
     /// Members may be in other stores.
-    fn represents_queue(&self) -> bool {
+    fn shares_outcome(&self) -> bool {
         false
     }
 

@@ -17,7 +17,9 @@ use crate::error::{Error, Result};
 use crate::join::join_all;
 use crate::name::KeyLayout;
 use crate::owner::Owner;
-use crate::primitives::lock::{Acquire, Guard, HasLease, HasOwner, Obtain, Options, TryAcquire};
+use crate::primitives::lock::{
+    Acquire, AcquireOnce, Guard, HasLease, HasOwner, Options, TryAcquire,
+};
 use crate::primitives::lock_set::{Member, shortest_outage_limit, validated};
 use crate::store::Progress;
 
@@ -154,10 +156,10 @@ pub type MultiGuard = Guard<MultiLock>;
 impl HasLease for MultiLock {}
 impl HasOwner for MultiLock {}
 
-impl Obtain for MultiLock {
+impl AcquireOnce for MultiLock {
     type Held = HeldLocks;
 
-    async fn obtain(&self, options: &Options) -> Result<Option<HeldLocks>> {
+    async fn acquire_once(&self, options: &Options) -> Result<Option<HeldLocks>> {
         let (lease, named) = (options.lease()?, options.owner());
         let members = in_global_order(&self.members)?;
         let Some(first) = members.first() else {
@@ -180,11 +182,11 @@ impl Obtain for MultiLock {
                 owner = owner.number()
             );
             let progress = Progress::default();
-            let obtained = async {
+            let acquired = async {
                 let mut request = MultiLockRequest::new(&members, &hold_refs, lease, &progress);
                 waiting.within(limits, &progress, &mut request).await
             };
-            match obtained.instrument(span).await {
+            match acquired.instrument(span).await {
                 // The owner's previous hold was lost meanwhile: start again with a new one.
                 Err(Error::Lost { .. })
                     if named.is_some() && hold_refs.iter().any(|one| one.hold.loss().is_some()) => {

@@ -59,7 +59,7 @@ fn check(observed: &Observed<'_>) -> Verdict {
         let n = n.parse::<u32>().ok();
         ensure(n <= count, || format!("{key} belongs to no hold"))?;
     }
-    if let Some((DumpedValue::Dates(writers), _)) = state.get(WRITERS) {
+    if let Some((DumpedValue::Timestamps(writers), _)) = state.get(WRITERS) {
         let stray = writers.keys().find(|owner| !waiting.contains(&&***owner));
         ensure(stray.is_none(), || {
             format!("{stray:?} blocks readers and does not wait")

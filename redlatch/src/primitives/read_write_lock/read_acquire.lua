@@ -1,7 +1,7 @@
 -- Acquires the read side for an owner, or returns how long another owner may still write.
 --
 -- KEYS     the lock: hash mode -> read | write, owner -> hold count; for a handle that prefers
---          writers also the waiting writers: sorted set owner:write -> date
+--          writers also the waiting writers: sorted set owner:write -> timestamp
 -- ARGV     owner, lease in ms, requested hold count, the prefix of the holds' timeout keys
 -- Returns  nil: held now, with that count
 --          else the ms to wait (-1: a key that never expires); 0 if more than one hold was requested

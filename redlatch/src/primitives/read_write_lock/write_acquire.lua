@@ -1,7 +1,7 @@
 -- Acquires the write side for an owner, or returns how long others may still read or write.
 --
 -- KEYS     the lock: hash mode -> read | write, owner:write -> hold count; for a handle that
---          prefers writers also the waiting writers: sorted set owner:write -> date
+--          prefers writers also the waiting writers: sorted set owner:write -> timestamp
 -- ARGV     owner:write, lease in ms, requested hold count, the prefix of the holds' timeout keys,
 --          owner, for how many ms new readers are blocked if this has to wait (0: not at all)
 -- Returns  nil: held now, with that count

@@ -2,7 +2,7 @@
 -- If the owner also reads, it remains a reader. A waiting writer that gives up no longer blocks new readers.
 --
 -- KEYS     the lock: hash mode -> read | write, owner:write -> hold count; the waiting writers:
---          sorted set owner:write -> date
+--          sorted set owner:write -> timestamp
 -- ARGV     owner:write, hold count to keep, new lease in ms (0: unchanged), the prefix of the holds'
 --          timeout keys, channel
 -- Returns  1: done; 0: this owner does not write

@@ -18,7 +18,9 @@ use crate::error::{Error, Result};
 use crate::join::join_all;
 use crate::lease::{Expiry, Lease};
 use crate::owner::Owner;
-use crate::primitives::lock::{Acquire, Guard, HasLease, HasOwner, Obtain, Options, TryAcquire};
+use crate::primitives::lock::{
+    Acquire, AcquireOnce, Guard, HasLease, HasOwner, Options, TryAcquire,
+};
 use crate::primitives::lock_set::{Member, shortest_outage_limit, validated};
 use crate::store::Progress;
 
@@ -226,10 +228,10 @@ pub type RedGuard = Guard<RedLock>;
 impl HasLease for RedLock {}
 impl HasOwner for RedLock {}
 
-impl Obtain for RedLock {
+impl AcquireOnce for RedLock {
     type Held = HeldMajority;
 
-    async fn obtain(&self, options: &Options) -> Result<Option<HeldMajority>> {
+    async fn acquire_once(&self, options: &Options) -> Result<Option<HeldMajority>> {
         let (lease, named) = (options.lease()?, options.owner());
         let members = validated(&self.members)?;
         let Some(first) = members.first() else {
@@ -275,8 +277,8 @@ impl Obtain for RedLock {
             owner = owner.number()
         );
         let waiting = &first.session().waiting;
-        let obtaining = waiting.within(limits, &progress, &mut request);
-        match obtaining.instrument(span).await? {
+        let acquiring = waiting.within(limits, &progress, &mut request);
+        match acquiring.instrument(span).await? {
             Some((members, majority)) => Ok(Some(HeldMajority {
                 owner,
                 members,

@@ -151,13 +151,13 @@ impl RedLockRequest<'_> {
 }
 
 impl Request for RedLockRequest<'_> {
-    type Obtained = Grant;
+    type Acquired = Grant;
 
-    async fn obtain(&mut self, waits: bool) -> Result<Option<Grant>> {
+    async fn acquire(&mut self, waits: bool) -> Result<Option<Grant>> {
         match (self.owner_is_named, self.members.first()) {
             // An owner that may already hold the lock must not wait behind its waiters.
             (true, _) | (_, None) => self.repeat_rounds(waits).await,
-            (false, Some(first)) => first.session().waiting.obtain(self, waits).await,
+            (false, Some(first)) => first.session().waiting.acquire(self, waits).await,
         }
     }
 }

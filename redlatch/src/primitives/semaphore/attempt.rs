@@ -13,15 +13,15 @@ use crate::error::{Error, Result};
 use crate::lease::{Expiry, MAX_LEASE};
 use crate::name::ObjectKeys;
 use crate::primitives::counter::Read;
-use crate::primitives::lock::{Obtain, Options};
+use crate::primitives::lock::{AcquireOnce, Options};
 use crate::step::Outcome;
 use crate::store::{Delivery, Progress};
 use crate::wait::{Attempt, Request};
 
-impl Obtain for Semaphore {
+impl AcquireOnce for Semaphore {
     type Held = HeldPermits;
 
-    async fn obtain(&self, options: &Options) -> Result<Option<HeldPermits>> {
+    async fn acquire_once(&self, options: &Options) -> Result<Option<HeldPermits>> {
         let session = &self.session;
         session.background.remember_runtime()?;
         let object = self.object()?;
@@ -49,11 +49,11 @@ struct PermitsRequest<'a> {
 }
 
 impl Request for PermitsRequest<'_> {
-    type Obtained = HeldPermits;
+    type Acquired = HeldPermits;
 
-    async fn obtain(&mut self, waits: bool) -> Result<Option<HeldPermits>> {
+    async fn acquire(&mut self, waits: bool) -> Result<Option<HeldPermits>> {
         let session = &self.semaphore.session;
-        session.waiting.obtain(self, waits).await
+        session.waiting.acquire(self, waits).await
     }
 }
 

@@ -65,7 +65,7 @@ fn lua_and_rules_agree() {
                     number: permits,
                     time_to_live: (ttl > 0).then(|| lease(ttl)),
                     payload: permits,
-                    above_zero: false,
+                    overwrites_zero: false,
                 };
                 harness.step(&step).await.unwrap();
             }

@@ -267,7 +267,7 @@ impl Semaphore {
     /// [`Error::ResponseTimeout`].
     pub async fn available(&self) -> Result<i64> {
         let object = self.object()?;
-        self.session.store.read(&Read { object }).await
+        self.session.store.run_idempotent(&Read { object }).await
     }
 
     /// Deletes the semaphore. Returns whether it existed. Waiters continue to wait until permits are set again.

@@ -36,7 +36,7 @@ impl TrySetPermits {
             number: self.permits,
             time_to_live: self.time_to_live.map(Lease::new).transpose()?,
             payload: self.permits,
-            above_zero: false,
+            overwrites_zero: false,
         };
         let session = &self.semaphore.session;
         session.run_at_most_once(step, "setting the permits").await

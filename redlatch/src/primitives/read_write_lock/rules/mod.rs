@@ -4,7 +4,7 @@
 //! State: a hash with the fields `mode` (read or write), owner -> read holds, and owner:write ->
 //! write holds. For each read hold a key that expires with the hold's lease. In mode read the hash
 //! expires with the longest of them, in mode write with the writer's lease or later. For
-//! [`prefer_writers`](super::ReadWriteLock::prefer_writers) a set of dates of the waiting writers.
+//! [`prefer_writers`](super::ReadWriteLock::prefer_writers) a set of timestamps of the waiting writers.
 //!
 //! * Read: wait if another owner writes. A new reader of a handle that prefers writers also waits
 //!   while a waiting writer is marked. Otherwise set the count, and renew the key of the last hold.

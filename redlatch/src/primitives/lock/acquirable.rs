@@ -13,25 +13,28 @@ use crate::wait::Limits;
 /// What a request acquires: a [`Lock`](crate::Lock), a [`MultiLock`](crate::MultiLock), a
 /// [`RedLock`](crate::RedLock) or permits of a [`Semaphore`](crate::Semaphore).
 #[expect(private_bounds, reason = "sealed: only this crate acquires")]
-pub trait Acquirable: Obtain {}
+pub trait Acquirable: AcquireOnce {}
 
-impl<R: Obtain> Acquirable for R {}
+impl<R: AcquireOnce> Acquirable for R {}
 
 /// What is held for a lease: everything that can be acquired, except for permits of a
 /// [`Semaphore`](crate::Semaphore).
 #[expect(private_bounds, reason = "sealed by the held type")]
-pub trait HasLease: Acquirable + Obtain<Held: HeldForLease> {}
+pub trait HasLease: Acquirable + AcquireOnce<Held: HeldForLease> {}
 
 /// What an [`Owner`] holds, who may acquire it again: locks, several locks as one, no permits.
 pub trait HasOwner: HasLease {}
 
 /// Acquires what a request is for.
-pub(crate) trait Obtain: Clone + Send + Sync + 'static {
+pub(crate) trait AcquireOnce: Clone + Send + Sync + 'static {
     /// What a successful request holds.
     type Held: Held;
 
     /// Acquires once. `None` if another owner holds it at the wait limit.
-    fn obtain(&self, options: &Options) -> impl Future<Output = Result<Option<Self::Held>>> + Send;
+    fn acquire_once(
+        &self,
+        options: &Options,
+    ) -> impl Future<Output = Result<Option<Self::Held>>> + Send;
 
     /// Adapts the settings to a request that waits at most `wait`.
     fn waiting_at_most(self, wait: Duration) -> Self {
