@@ -1,9 +1,10 @@
-//! CMD and its descendant processes: starting, signaling, stopping and ending them together.
+//! CMD and its descendant processes: starts CMD, and signals, stops, continues and ends all of them.
+//! *Stop* and *continue* mean job control (SIGSTOP, SIGCONT); *end* means terminate.
 //!
 //! CMD always has its own process group, so that a signal also reaches its children. At a terminal
-//! that group is put into the foreground, as a shell does with a job. The shell that started
-//! `redlatch` can continue only the group of `redlatch` itself. So CMD continues only after
-//! `redlatch` has checked the lock.
+//! that group is put into the foreground, as a shell does with a job. After a stop, the shell can
+//! continue only the group of `redlatch` itself. `redlatch` then checks the lock, and continues CMD
+//! only if the lock is still held.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -37,39 +38,40 @@ pub(crate) struct Child {
     /// CMD's process id, and the id of its process group.
     cmd: Pid,
     status: Option<WaitStatus>,
-    /// Children that this process had before CMD, from a shell that became `redlatch` by `exec`.
+    /// Children that this process had before it started CMD: those of a shell that replaced itself
+    /// with `redlatch` (`exec`).
     earlier_children: HashSet<Pid>,
     /// Whether orphaned descendants become children of this process.
     is_subreaper: bool,
-    /// Whether this process has no child left.
+    /// Whether the last `wait` failed with ECHILD: no child, running or ended, is left.
     no_children_left: bool,
     terminal: Option<Terminal>,
     /// Whether CMD's group was put into the foreground of the terminal.
     in_foreground: bool,
     /// Whether a signal that asks CMD to end was forwarded to it.
     end_requested: bool,
-    /// Descendants that [`freeze`](Child::freeze) stopped.
-    frozen: HashSet<Pid>,
-    /// When to kill the descendants that `end` waits for; set by its first call. The inner value is `None`
-    /// if that time is beyond the range of the clock.
+    /// Descendants that [`stop_all`](Child::stop_all) stopped.
+    stopped_pids: HashSet<Pid>,
+    /// When [`end`](Child::end) sends SIGKILL. `None` until its first call; `Some(None)` means never,
+    /// because that time is beyond the range of the clock.
     kill_at: Option<Option<Instant>>,
 }
 
 /// What happened to CMD.
 pub(crate) enum ChildEvent {
     Ended(WaitStatus),
-    /// The terminal stopped CMD, so that the group of this process has to stop, too.
+    /// Job control stopped CMD with this signal, so this process's group must stop, too.
     Stopped(Signal),
 }
 
 impl Child {
-    /// Starts CMD on the calling thread. When that thread ends, CMD is killed, too.
+    /// Starts CMD on the calling thread. On Linux, CMD is killed when that thread ends.
     pub(crate) fn start(run: &Run, held_lock: &HeldLock) -> io::Result<Child> {
         let terminal = Terminal::open();
         let in_foreground = terminal
             .as_ref()
             .is_some_and(Terminal::starts_cmd_in_foreground);
-        let mut command = bound_command(&run.command, in_foreground);
+        let mut command = exec_command(&run.command, in_foreground);
         if !run.keep_passwords {
             for (variable, value) in store_args::env_changes_for_cmd() {
                 match value {
@@ -88,7 +90,7 @@ impl Child {
         }?;
         let pid = i32::try_from(process.id()).ok().and_then(Pid::from_raw);
         Ok(Child {
-            cmd: pid.ok_or_else(|| io::Error::other("the system gave no process id"))?,
+            cmd: pid.ok_or_else(|| io::Error::other("the process id of CMD is out of range"))?,
             status: None,
             earlier_children: earlier_children.iter().map(|process| process.pid).collect(),
             is_subreaper,
@@ -96,20 +98,20 @@ impl Child {
             terminal,
             in_foreground,
             end_requested: false,
-            frozen: HashSet::new(),
+            stopped_pids: HashSet::new(),
             kill_at: None,
         })
     }
 
     /// Returns what happened to CMD since the last call, if anything. Must be called after each
-    /// [`Caught::Child`]. Also collects adopted processes that have ended.
+    /// [`Caught::Child`]. Also reaps adopted processes that have ended.
     pub(crate) fn poll_event(&mut self) -> io::Result<Option<ChildEvent>> {
         loop {
             match wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
                 Ok(Some((pid, status))) if pid == self.cmd => match status.stopping_signal() {
                     Some(number) => {
                         let signal = Signal::from_named_raw(number).unwrap_or(Signal::STOP);
-                        if self.must_stop_too(signal) {
+                        if self.handle_stop(signal) {
                             return Ok(Some(ChildEvent::Stopped(signal)));
                         }
                     }
@@ -137,9 +139,10 @@ impl Child {
         }
     }
 
-    /// Decides what to do when CMD has stopped. A CMD in the background that asks for the terminal
-    /// gets it, if this process has it.
-    fn must_stop_too(&mut self, signal: Signal) -> bool {
+    /// Returns whether this process must stop because CMD has stopped. If CMD stopped because it
+    /// needs the terminal, and this process is in the foreground, puts CMD into the foreground and
+    /// continues it instead.
+    fn handle_stop(&mut self, signal: Signal) -> bool {
         let Some(terminal) = &self.terminal else {
             return false;
         };
@@ -152,7 +155,7 @@ impl Child {
         wants_terminal || signal == Signal::TSTP || self.in_foreground
     }
 
-    /// Passes a signal on to CMD's group.
+    /// Forwards a signal to CMD's group. After a signal that asks CMD to end, also continues CMD.
     pub(crate) fn forward(&mut self, caught: Caught) {
         match caught {
             Caught::End(signal) => {
@@ -166,18 +169,20 @@ impl Child {
         }
     }
 
-    /// Signals CMD's group. Processes of another user cannot be signaled.
+    /// Sends `signal` to CMD's group. Errors are ignored: processes of another user cannot be
+    /// signaled.
     fn send(&self, signal: Signal) {
-        // Once CMD has been collected, its process id may belong to another group, if CMD was the
-        // last in its group.
+        // After CMD has been reaped and its group is empty, the system may give the group's id to
+        // another group. So check first that the group still has a member.
         let in_group = |process: &process_tree::Process| process.group == Some(self.cmd);
         if self.status.is_none() || !self.is_subreaper || self.descendants().iter().any(in_group) {
             let _ = kill_process_group(self.cmd, signal);
         }
     }
 
-    /// Asks the shell's job, including this process, to stop, as the terminal would have done
-    /// without `redlatch`. Returns before this process stops.
+    /// Sends the stop signal to this process's group, the shell's job, as the terminal would have
+    /// done without `redlatch`. Returns before this process stops, because it catches the signal
+    /// and stops CMD first.
     pub(crate) fn stop_own_group(&self, signal: Signal) {
         let _ = kill_current_process_group(match signal {
             // SIGSTOP would stop this process immediately, without a check of the lock when it
@@ -187,9 +192,9 @@ impl Child {
         });
     }
 
-    /// Continues a CMD that the terminal stopped, if no shell could continue it: the terminal stops
-    /// only processes that a shell controls. A CMD that asked for a terminal it cannot have stays
-    /// stopped.
+    /// Continues CMD after a stop. For the case that no shell controls this process's group: nothing
+    /// else could continue CMD. A CMD that stopped because it needs the terminal (SIGTTIN, SIGTTOU)
+    /// stays stopped.
     pub(crate) fn decline_stop(&self, signal: Signal) {
         if !matches!(signal, Signal::TTIN | Signal::TTOU) {
             self.send(Signal::CONT);
@@ -207,60 +212,62 @@ impl Child {
         move || process_tree::descendants(&earlier_children).len()
     }
 
-    /// Stops all descendants.
-    pub(crate) fn freeze(&mut self) {
+    /// Stops all descendants. Repeats until none is running, because a running process may start
+    /// others.
+    pub(crate) fn stop_all(&mut self) {
         self.send(Signal::STOP);
         loop {
             let mut running = self.descendants();
             running.retain(|process| {
-                process.state == State::Alive && !self.frozen.contains(&process.pid)
+                process.state == State::Alive && !self.stopped_pids.contains(&process.pid)
             });
             if running.is_empty() {
                 return;
             }
             for process in running {
                 let _ = kill_process(process.pid, Signal::STOP);
-                self.frozen.insert(process.pid);
+                self.stopped_pids.insert(process.pid);
             }
         }
     }
 
-    /// Continues the processes that [`freeze`](Child::freeze) has stopped. Puts CMD into the
+    /// Continues the processes that [`stop_all`](Child::stop_all) has stopped. Puts CMD into the
     /// foreground if it was there and the shell has put `redlatch` there.
-    pub(crate) fn thaw(&mut self) {
+    pub(crate) fn continue_all(&mut self) {
         if let Some(terminal) = &self.terminal
             && self.in_foreground
         {
             self.in_foreground = terminal.is_foreground() && terminal.set_foreground(self.cmd);
         }
-        self.thaw_processes();
+        self.continue_processes();
     }
 
-    fn thaw_processes(&mut self) {
+    fn continue_processes(&mut self) {
         self.send(Signal::CONT);
-        if !self.frozen.is_empty() {
+        if !self.stopped_pids.is_empty() {
             for process in self.descendants() {
-                if self.frozen.contains(&process.pid) {
+                if self.stopped_pids.contains(&process.pid) {
                     let _ = kill_process(process.pid, Signal::CONT);
                 }
             }
-            self.frozen.clear();
+            self.stopped_pids.clear();
         }
     }
 
-    /// Returns whether a signal to CMD or to `redlatch` ended CMD. CMD's children may still need time to
-    /// end. An exit code of 128 + n counts, too: shells report so that signal n ended their child.
+    /// Returns whether a signal to CMD or to `redlatch` ended CMD. An exit code of 128 + n counts,
+    /// too: with it, shells report that signal n ended their child.
     pub(crate) fn ended_by_signal(&self, status: WaitStatus) -> bool {
         self.end_requested || ending_signal(status).is_some()
     }
 
-    /// Returns whether the children of an ended CMD received the signal that ended it: it was
-    /// passed on to all, or a key sent it.
+    /// Returns whether the children of an ended CMD received the signal that ended it: `redlatch`
+    /// forwarded it to CMD's group, or a key at the terminal sent it to that group.
     pub(crate) fn children_were_signaled(&self, status: WaitStatus) -> bool {
         self.end_requested || self.ended_by_key(status).is_some()
     }
 
-    /// Returns the signal that ended CMD, if a key at the terminal sent it to CMD's group only.
+    /// Returns the signal that ended CMD if it probably came from a key at the terminal (Ctrl-C or
+    /// Ctrl-\\), which signals only CMD's group.
     fn ended_by_key(&self, status: WaitStatus) -> Option<Signal> {
         let signal = ending_signal(status).and_then(Signal::from_named_raw)?;
         let may_be_key = self.in_foreground && !self.end_requested;
@@ -285,12 +292,12 @@ impl Child {
         let mut terminated = HashSet::new();
         if send_term {
             self.send(Signal::TERM);
-            for &pid in &self.frozen {
+            for &pid in &self.stopped_pids {
                 let _ = kill_process(pid, Signal::TERM);
                 terminated.insert(pid);
             }
             // A stopped process must continue before it can end.
-            self.thaw_processes();
+            self.continue_processes();
         }
         while !self.all_ended() {
             let late = kill_at.and_then(|at| Instant::now().checked_duration_since(at));
@@ -330,14 +337,16 @@ impl Child {
     fn all_ended(&mut self) -> bool {
         while let Ok(Some(_)) = self.poll_event() {}
         match self.is_subreaper {
-            // Exact: an orphan becomes a child at the moment its parent ends.
+            // `wait` sees every descendant: an orphan becomes a child of this process at the moment
+            // its parent ends.
             true if self.earlier_children.is_empty() => self.no_children_left,
             true => self.status.is_some() && self.descendants().is_empty(),
             false => self.status.is_some() && test_kill_process_group(self.cmd).is_err(),
         }
     }
 
-    /// Reports a key that ended CMD to the rest of the shell's job, as the terminal would have.
+    /// If a key (Ctrl-C, Ctrl-\\) ended CMD, sends its signal to this process's group, too, as the
+    /// terminal would have done.
     pub(crate) fn resend_key_signal(&self) {
         if let Some(signal) = self.status.and_then(|status| self.ended_by_key(status)) {
             let _ = kill_current_process_group(signal);
@@ -355,7 +364,7 @@ impl Drop for Child {
     }
 }
 
-/// Returns the exit code that shells report.
+/// Returns the exit code that a shell reports for this status.
 pub(crate) fn exit_code(status: WaitStatus) -> u8 {
     match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => u8::try_from(code).unwrap_or(u8::MAX),
@@ -363,7 +372,8 @@ pub(crate) fn exit_code(status: WaitStatus) -> u8 {
     }
 }
 
-/// Returns the signal that ended CMD, or a child of CMD as CMD reports it.
+/// Returns the signal that ended CMD or, if CMD exited with 128 + n, the signal n that ended a child
+/// of CMD.
 fn ending_signal(status: WaitStatus) -> Option<i32> {
     let number = match status.exit_status() {
         Some(code) => code - 128,
@@ -372,17 +382,17 @@ fn ending_signal(status: WaitStatus) -> Option<i32> {
     (1..=64).contains(&number).then_some(number)
 }
 
-/// Returns a command that starts CMD through `redlatch` itself. Only the new process, before it
-/// becomes CMD, can make the system kill it when this process dies. See `exec`.
-fn bound_command(command: &[OsString], in_foreground: bool) -> Command {
-    let mut bound = redlatch_command();
-    bound.arg("__exec");
+/// Returns a command that runs `redlatch __exec`. The new process asks the system to kill it when
+/// this process dies, which only it can do, and then executes CMD. See [`crate::exec`].
+fn exec_command(command: &[OsString], in_foreground: bool) -> Command {
+    let mut wrapper = redlatch_command();
+    wrapper.arg("__exec");
     if in_foreground {
-        bound.arg("--foreground");
+        wrapper.arg("--foreground");
     }
-    bound.args([&std::process::id().to_string(), "--"]);
-    bound.args(command);
-    bound
+    wrapper.args([&std::process::id().to_string(), "--"]);
+    wrapper.args(command);
+    wrapper
 }
 
 #[cfg(target_os = "linux")]

@@ -1,4 +1,4 @@
-//! The lock or permit that is held while CMD runs, of any kind.
+//! The lock or permit, of any kind, that `redlatch run` holds while CMD runs.
 
 use std::convert::Infallible;
 use std::future::{Future, pending};
@@ -17,11 +17,13 @@ use crate::stderr::note;
 use crate::store::WaitLimits;
 
 /// Default lease that the watchdog renews.
-const DEFAULT_WATCHDOG: Duration = Duration::from_secs(30);
+const DEFAULT_WATCHDOG_LEASE: Duration = Duration::from_secs(30);
 
 pub(crate) struct HeldLock {
     guard: Box<dyn AnyGuard>,
+    /// The names, separated by spaces.
     names: String,
+    /// The owner as the store records it, or the permit's id.
     owner: String,
     token: Option<u64>,
 }
@@ -39,6 +41,7 @@ trait AnyGuard {
 impl<R: HasLease> AnyGuard for Guard<R> {
     fn lost(&self) -> BoxFuture<'_, Error> {
         Box::pin(async {
+            // `run` returns only when the hold is lost, because `pending` never completes.
             let Err(lost) = self.run(pending::<Infallible>()).await;
             lost
         })
@@ -54,8 +57,8 @@ impl<R: HasLease> AnyGuard for Guard<R> {
 }
 
 impl HeldLock {
-    /// Waits for the lock or permit that `run` requests. Returns `None` if another owner holds it
-    /// at the wait limit.
+    /// Waits for the lock or permit that `run` requests. Returns `None` if it was not acquired within
+    /// the wait limit, or immediately with `--no-wait`.
     pub(crate) async fn acquire(
         client: &Client,
         limits: &WaitLimits,
@@ -184,39 +187,40 @@ async fn acquire_guard<K: OwnedKind>(
 
 /// Requests the lock with or without waiting, as `run` specifies.
 async fn request<R: HasLease>(
-    mut waiting: Acquire<R>,
-    mut trying: TryAcquire<R>,
+    mut lock_request: Acquire<R>,
+    mut try_request: TryAcquire<R>,
     limits: &WaitLimits,
     run: &Run,
 ) -> redlatch::Result<Option<Guard<R>>> {
     if let Some(lease) = run.lease {
-        waiting = waiting.lease(lease);
-        trying = trying.lease(lease);
+        lock_request = lock_request.lease(lease);
+        try_request = try_request.lease(lease);
     }
     match limits.wait() {
-        Some(wait) => trying.wait(wait).await,
-        None if run.no_wait => trying.await,
-        None => waiting.await.map(Some),
+        Some(wait) => try_request.wait(wait).await,
+        None if run.no_wait => try_request.await,
+        None => lock_request.await.map(Some),
     }
 }
 
-/// Returns a fair lock whose waiters, if they hang, delay the others no longer than a holder that dies.
+/// Returns a fair lock. A waiter that hangs delays the others for at most the watchdog lease, as a
+/// holder that dies does.
 fn fair_lock(client: &Client, name: &str, run: &Run) -> FairLock {
-    client.fair_lock(name).wait_time(watchdog(run))
+    client.fair_lock(name).wait_time(watchdog_lease(run))
 }
 
 /// Returns the lease that the watchdog renews.
-fn watchdog(run: &Run) -> Duration {
-    run.watchdog.unwrap_or(DEFAULT_WATCHDOG)
+fn watchdog_lease(run: &Run) -> Duration {
+    run.watchdog.unwrap_or(DEFAULT_WATCHDOG_LEASE)
 }
 
-/// Sets the number of permits if it is not set yet. If another number is set, changes it if `change` is
-/// set; otherwise returns that number as an error.
+/// Sets the number of permits if the semaphore has none. If it has another number, changes that number
+/// if `may_change`; otherwise returns it as the inner error.
 pub(crate) async fn ensure_permits(
     client: &Client,
     name: &str,
     permits: u32,
-    change: bool,
+    may_change: bool,
 ) -> redlatch::Result<Result<(), i64>> {
     let semaphore = client.expirable_semaphore(name);
     if semaphore.try_set_permits(permits).await? {
@@ -226,12 +230,11 @@ pub(crate) async fn ensure_permits(
     if total == i64::from(permits) {
         return Ok(Ok(()));
     }
-    if !change {
+    if !may_change {
         return Ok(Err(total));
     }
-    let noun = permits_noun(total);
-    note!("{name}: had {total} {noun}; it now has {permits}");
     semaphore.set_permits(permits).await?;
+    note!("{name}: changed from {total} to {permits} permits");
     Ok(Ok(()))
 }
 
@@ -255,30 +258,34 @@ async fn acquire_permit(
         .wait()
         .and_then(|wait| Instant::now().checked_add(wait));
     // A store that loses its data also loses the number of permits, and sends no message: a waiter would
-    // never be woken. So it waits in slices, and sets the number again after each slice.
-    let slice = watchdog(run).min(DEFAULT_WATCHDOG);
+    // never be woken. So this function waits in slices, and sets the number again after each slice.
+    let slice = watchdog_lease(run).min(DEFAULT_WATCHDOG_LEASE);
     let guard = loop {
-        // A slice may end during an outage that is shorter than the limit.
+        // If a slice ends during an outage, `try_acquire` fails, although the outage limit has not
+        // passed. So it is retried.
         let acquiring = limits.retry_through_outage(name, async || {
-            let mut trying = semaphore.try_acquire();
+            let mut try_request = semaphore.try_acquire();
             if let Some(lease) = run.lease {
-                trying = trying.lease(lease);
+                try_request = try_request.lease(lease);
             }
             if !run.no_wait {
-                let left = deadline.map(|then| then.saturating_duration_since(Instant::now()));
-                trying = trying.wait(left.map_or(slice, |left| left.min(slice)));
+                let left =
+                    deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+                try_request = try_request.wait(left.map_or(slice, |left| left.min(slice)));
             }
-            trying.await
+            try_request.await
         });
         let guard = acquiring.await?;
-        let over = run.no_wait || deadline.is_some_and(|then| then <= Instant::now());
-        if guard.is_some() || over {
+        let is_last_attempt =
+            run.no_wait || deadline.is_some_and(|deadline| deadline <= Instant::now());
+        if guard.is_some() || is_last_attempt {
             break guard;
         }
         let set_again = async || semaphore.try_set_permits(permits).await;
         limits.retry_through_outage(name, set_again).await?;
     };
     Ok(guard.map(|guard| HeldLock {
+        // One permit was requested, so there is one id.
         owner: guard.ids().iter().map(PermitId::to_string).collect(),
         names: name.to_owned(),
         guard: Box::new(guard),
@@ -305,15 +312,15 @@ async fn acquire_multi_lock(
     } else {
         MultiLock::new(names.map(|name| client.lock(name)))
     };
-    let (mut waiting, mut trying) = (locks.lock(), locks.try_lock());
+    let (mut lock_request, mut try_request) = (locks.lock(), locks.try_lock());
     if let Some(lease) = run.lease {
-        waiting = waiting.lease(lease);
-        trying = trying.lease(lease);
+        lock_request = lock_request.lease(lease);
+        try_request = try_request.lease(lease);
     }
     let guard = match limits.wait() {
-        Some(wait) => trying.wait(wait).await?,
-        None if run.no_wait => trying.await?,
-        None => Some(waiting.await?),
+        Some(wait) => try_request.wait(wait).await?,
+        None if run.no_wait => try_request.await?,
+        None => Some(lock_request.await?),
     };
     Ok(guard.map(|guard| HeldLock {
         owner: client.owner_id(guard.owner()).into(),

@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     }
     stderr::start_log(args.output);
     if url_source == Some(ValueSource::CommandLine) {
-        store_args::warn_about_password(&args.store_args.url);
+        store_args::warn_if_url_has_password(&args.store_args.url);
     }
     let code = dispatch(args).unwrap_or_else(|failure| {
         stderr!("{}", failure.message);

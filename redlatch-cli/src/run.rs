@@ -239,12 +239,12 @@ async fn supervise(
             lost = held_lock.lost() => return Ok(RunOutcome::Lost(lost)),
             caught = signals.next() => match caught {
                 Caught::Stop if signals::can_stop() => {
-                    child.freeze();
+                    child.stop_all();
                     signals::stop();
                     if let Some(loss) = held_lock.check_loss(client, &run.names).await {
                         return Ok(RunOutcome::Lost(loss));
                     }
-                    child.thaw();
+                    child.continue_all();
                 }
                 caught => child.forward(caught),
             },
@@ -253,6 +253,7 @@ async fn supervise(
     if !child.ended_by_signal(status) {
         return Ok(RunOutcome::CmdEnded(status));
     }
+    // CMD's children may still need time to end.
     let send_term = !child.children_were_signaled(status);
     let count_remaining = child.descendant_counter();
     tokio::select! {

@@ -45,7 +45,7 @@ pub(crate) async fn connect_within(
              use the --url of a server",
         ));
     }
-    let settings = store_args.settings(settings)?;
+    let settings = store_args.apply_to(settings)?;
     let store = without_secrets(url);
     let connecting =
         limits.retry_through_outage(&store, async || settings.clone().connect(url).await);

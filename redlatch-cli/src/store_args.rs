@@ -32,11 +32,11 @@ pub(crate) struct StoreArgs {
     #[arg(long, global = true, env = "REDLATCH_USERNAME", value_name = "NAME")]
     user: Option<String>,
 
-    /// The file whose first line is the password [default: the one in REDLATCH_PASSWORD]
+    /// The file whose first line is the password [default: the password is in REDLATCH_PASSWORD]
     #[arg(long, global = true, value_name = "PATH")]
     password_file: Option<PathBuf>,
 
-    /// The user to log in as on sentinels
+    /// The user for the Sentinels
     #[arg(
         long,
         global = true,
@@ -45,7 +45,7 @@ pub(crate) struct StoreArgs {
     )]
     sentinel_user: Option<String>,
 
-    /// The file whose first line is the password for sentinels [default: the one in
+    /// The file whose first line is the password for the Sentinels [default: the password is in
     /// REDLATCH_SENTINEL_PASSWORD]
     #[arg(long, global = true, value_name = "PATH")]
     sentinel_password_file: Option<PathBuf>,
@@ -72,13 +72,13 @@ pub(crate) struct StoreArgs {
     )]
     response_timeout: Option<Duration>,
 
-    /// How many replicas must acknowledge a lock: `all` (all connected replicas, at least one),
+    /// How many replicas must acknowledge an acquisition: `all` (all connected replicas, at least one),
     /// `majority`, a number, or `off` [default: all]
     #[arg(
         long,
         global = true,
         env = "REDLATCH_REPLICAS",
-        value_name = "WHICH",
+        value_name = "COUNT",
         value_parser = parse_replica_sync,
     )]
     replicas: Option<ReplicaSync>,
@@ -98,42 +98,42 @@ fn parse_replica_sync(text: &str) -> Result<ReplicaSync, String> {
 }
 
 /// Environment variables that may contain passwords.
-const PASSWORD: &str = "REDLATCH_PASSWORD";
-const SENTINEL_PASSWORD: &str = "REDLATCH_SENTINEL_PASSWORD";
-const URL: &str = "REDLATCH_URL";
+const PASSWORD_VARIABLE: &str = "REDLATCH_PASSWORD";
+const SENTINEL_PASSWORD_VARIABLE: &str = "REDLATCH_SENTINEL_PASSWORD";
+const URL_VARIABLE: &str = "REDLATCH_URL";
 
 impl StoreArgs {
-    /// Adds the settings from these arguments, the password files and the environment.
-    pub(crate) fn settings(&self, mut settings: ClientBuilder) -> Result<ClientBuilder, Failure> {
+    /// Applies these options, and the passwords from files or the environment, to `builder`.
+    pub(crate) fn apply_to(&self, mut builder: ClientBuilder) -> Result<ClientBuilder, Failure> {
         // An empty variable counts as unset.
         let non_empty = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
         if let Some(user) = non_empty(&self.user) {
-            settings = settings.username(user);
+            builder = builder.username(user);
         }
-        if let Some(password) = read_password(self.password_file.as_deref(), PASSWORD)? {
-            settings = settings.password(password);
+        if let Some(password) = read_password(self.password_file.as_deref(), PASSWORD_VARIABLE)? {
+            builder = builder.password(password);
         }
         if let Some(user) = non_empty(&self.sentinel_user) {
-            settings = settings.sentinel_username(user);
+            builder = builder.sentinel_username(user);
         }
         let file = self.sentinel_password_file.as_deref();
-        if let Some(password) = read_password(file, SENTINEL_PASSWORD)? {
-            settings = settings.sentinel_password(password);
+        if let Some(password) = read_password(file, SENTINEL_PASSWORD_VARIABLE)? {
+            builder = builder.sentinel_password(password);
         }
         if let Some(timeout) = self.response_timeout {
-            settings = settings.response_timeout(timeout);
+            builder = builder.response_timeout(timeout);
         }
         if let Some(sync) = self.replicas {
-            settings = settings.replica_sync(sync);
+            builder = builder.replica_sync(sync);
         }
         if let Some(ca) = &self.tls_ca {
-            settings = settings.tls_ca_file(ca);
+            builder = builder.tls_ca_file(ca);
         }
         match (&self.tls_cert, &self.tls_key) {
-            (Some(cert), Some(key)) => Ok(settings.tls_client_cert_files(cert, key)),
-            (None, None) => Ok(settings),
+            (Some(cert), Some(key)) => Ok(builder.tls_client_cert_files(cert, key)),
+            (None, None) => Ok(builder),
             _ => Err(Failure::usage(
-                "--tls-cert and --tls-key must be used together: the certificate and its key",
+                "--tls-cert and --tls-key must be used together",
             )),
         }
     }
@@ -162,12 +162,12 @@ fn read_password(file: Option<&Path>, variable: &str) -> Result<Option<String>, 
     }
 }
 
-/// Warns if the URL, which is from the command line, contains a password: other users can read it there.
-pub(crate) fn warn_about_password(url: &str) {
+/// Warns if `url`, a command-line argument, contains a password, because other users can see it.
+pub(crate) fn warn_if_url_has_password(url: &str) {
     if without_passwords(url) != url {
         stderr!(
-            "warning: every user of this machine can read the password in --url (ps); put it into \
-             REDLATCH_PASSWORD or a file for --password-file, or the URL into REDLATCH_URL"
+            "warning: every user of this machine can see the password in --url, for example with ps; \
+             use REDLATCH_PASSWORD, --password-file or REDLATCH_URL instead"
         );
     }
 }
@@ -175,14 +175,18 @@ pub(crate) fn warn_about_password(url: &str) {
 /// Returns the environment variables to change for CMD, which must not inherit the passwords. `None` removes
 /// the variable.
 pub(crate) fn env_changes_for_cmd() -> Vec<(&'static str, Option<String>)> {
-    let mut changes = vec![(PASSWORD, None), (SENTINEL_PASSWORD, None)];
-    if let Some(url) = std::env::var_os(URL) {
-        changes.push((URL, url.to_str().map(without_passwords)));
+    let mut changes = vec![
+        (PASSWORD_VARIABLE, None),
+        (SENTINEL_PASSWORD_VARIABLE, None),
+    ];
+    if let Some(url) = std::env::var_os(URL_VARIABLE) {
+        changes.push((URL_VARIABLE, url.to_str().map(without_passwords)));
     }
     changes
 }
 
-/// Returns a URL of the same store, without passwords.
+/// Returns the URL without its passwords, but with the user: CMD can still use it. For messages see
+/// [`store::without_secrets`](crate::store::without_secrets).
 fn without_passwords(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         return url.to_owned();
@@ -197,11 +201,11 @@ fn without_passwords(url: &str) -> String {
         None => (String::new(), rest),
     };
     let (server, query) = server.split_once('?').unwrap_or((server, ""));
-    let is_public = |pair: &&str| {
+    let is_not_password = |pair: &&str| {
         let name = pair.split('=').next().unwrap_or_default();
         !matches!(name, "pass" | "sentinel_password")
     };
-    let query: Vec<&str> = query.split('&').filter(is_public).collect();
+    let query: Vec<&str> = query.split('&').filter(is_not_password).collect();
     let query = match query.join("&") {
         query if query.is_empty() => query,
         query => format!("?{query}"),

@@ -226,7 +226,7 @@ fn different_number_of_permits_is_refused_unless_requested() {
     let args = [&["run", "--set-permits"], &args[1..]].concat();
     finish(redlatch(shared(), &args))
         .expect(0)
-        .assert_stderr("had 1 permit; it now has 2");
+        .assert_stderr("changed from 1 to 2 permits");
     assert!(try_run(&["--permits", "2"], &[&name]));
     one.release();
 }

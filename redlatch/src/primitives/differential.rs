@@ -1,14 +1,15 @@
-//! Differential test harness for the two implementations of every step. The same random steps
-//! through the rules and through a real server must return equal replies and leave equal state,
-//! including messages.
+//! Differential test harness for the two implementations of each step: its Lua script, which a server
+//! runs, and its Rust rule, which the embedded keyspace runs. The same random steps must return equal
+//! replies, and leave equal state and messages, on both.
 //!
-//! 1. A history is a random sequence of moves. It starts with an empty server and an empty keyspace.
-//! 2. Each move runs a step on the server (its Lua script) and on the keyspace (its rule), and
-//!    compares the replies.
+//! 1. A history is a random sequence of moves. A move is a step, or an outside event: time passes, or
+//!    another program changes a key. A history starts with an empty server and an empty keyspace.
+//! 2. Each move is applied to the server and to the keyspace. If it is a step, its replies are
+//!    compared.
 //! 3. After each move the harness also runs the inspection step for listings, dumps both sides, and
 //!    compares keys, values, expiry and published messages.
-//! 4. Time passes on the keyspace by moving its clock, and on the server by reducing all expiry times
-//!    and timestamps. Times are compared in multiples of [`TIME_UNIT`].
+//! 4. To advance time, the harness moves the keyspace's clock forward, and reduces all expiry times
+//!    and timestamps on the server. Times are compared in multiples of [`TIME_UNIT`].
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,25 +36,29 @@ use crate::primitives::lock::Holder;
 use crate::step::{Outcome, Step};
 use crate::watchdog::Renew;
 
-/// Random histories per primitive and run. Each run has another seed.
+/// Number of random histories per primitive and test run. Each test run has a new seed, unless
+/// REDLATCH_SEED is set.
 const HISTORIES: u32 = 1000;
 
 /// Leases are multiples of this, so that real time that passes during the test does not count as a
 /// difference.
 const TIME_UNIT: Duration = Duration::from_secs(100_000);
 
-/// Returns a lease that tests can distinguish from others.
+/// Timestamps above this, in milliseconds, mean never.
+const NEVER_MS: i64 = 900_000_000_000_000;
+
+/// Returns a lease of `multiple` times [`TIME_UNIT`].
 pub(crate) fn lease(multiple: u32) -> Lease {
     Lease::new(TIME_UNIT * multiple).unwrap()
 }
 
-/// Returns a time to pass, in the same unit and a little more, so that nothing ends in the
-/// millisecond in which the two sides are read, before the end on one and after it on the other.
+/// Returns `multiple` times [`TIME_UNIT`], plus 1 % of the unit. Without the extra 1 %, a key could
+/// expire between reading one side and reading the other.
 pub(crate) fn time(multiple: u32) -> Duration {
     TIME_UNIT * multiple + TIME_UNIT / 100
 }
 
-/// Returns a hold of `owner`, as the client `client` holds it.
+/// Returns a hold of the owner `client:{owner}`.
 pub(crate) fn hold<K: HoldKind + 'static>(owner: u8, kind: K) -> Hold {
     let field = kind.object().field(format!("client:{owner}"));
     Hold::new(Owner::new(), field, Arc::new(kind), Arc::default())
@@ -69,13 +74,13 @@ pub(crate) fn env_number(name: &str, default: u64) -> u64 {
     }
 }
 
-/// Plays random histories on a server and in a keyspace, and compares them after each move.
+/// Runs random histories on a server and a keyspace, and compares both after each move.
 ///
-/// `run_move` makes one move with [`Differential::step`].
-pub(crate) fn assert_equivalent<M, P>(moves: impl Strategy<Value = M>, mut run_move: P)
+/// `run_move` applies one move through the methods of [`Differential`].
+pub(crate) fn assert_equivalent<M, F>(moves: impl Strategy<Value = M>, mut run_move: F)
 where
     M: Debug + Clone,
-    P: AsyncFnMut(&mut Differential, &M),
+    F: AsyncFnMut(&mut Differential, &M),
 {
     let seed = env_number("REDLATCH_SEED", u64::from(std::process::id()) ^ 0x5eed);
     println!("REDLATCH_SEED={seed}");
@@ -97,10 +102,10 @@ where
         let (mut harness, mut run_move) = (harness.borrow_mut(), run_move.borrow_mut());
         runtime.block_on(async {
             harness.reset().await;
-            for one in &history {
-                run_move(&mut harness, one).await;
+            for next_move in &history {
+                run_move(&mut harness, next_move).await;
                 harness.inspect().await;
-                harness.compare(one).await;
+                harness.compare(next_move).await;
             }
         });
         Ok(())
@@ -115,7 +120,8 @@ pub(crate) struct Differential {
     connection: MultiplexedConnection,
     pushes: mpsc::UnboundedReceiver<PushInfo>,
     keyspace: Keyspace,
-    /// How far the keyspace's clock is ahead. The server's data is aged instead.
+    /// How far the keyspace's clock is ahead of real time. On the server, expiry times and timestamps
+    /// are reduced instead.
     clock_offset: Duration,
     /// The subscribed channels; `None` means all.
     subscribed: Option<BTreeSet<String>>,
@@ -145,22 +151,23 @@ impl Differential {
         }
     }
 
-    /// Subscribes only to these channels from now on: for steps that depend on their subscribers.
+    /// Replaces the subscriptions, which begin with all channels, by these channels. For steps whose
+    /// result depends on whether a channel has subscribers.
     pub(crate) async fn subscribe_only(&mut self, channels: impl IntoIterator<Item = String>) {
         let channels: BTreeSet<String> = channels.into_iter().collect();
-        let before = match self.subscribed.take() {
-            Some(before) => before,
+        let previous = match self.subscribed.take() {
+            Some(previous) => previous,
             None => {
                 self.connection.punsubscribe("*").await.unwrap();
                 BTreeSet::new()
             }
         };
-        for gone in before.difference(&channels) {
-            self.connection.unsubscribe(gone).await.unwrap();
-            self.keyspace.set_subscriber_count(gone, 0);
+        for removed in previous.difference(&channels) {
+            self.connection.unsubscribe(removed).await.unwrap();
+            self.keyspace.set_subscriber_count(removed, 0);
         }
         for channel in &channels {
-            if !before.contains(channel) {
+            if !previous.contains(channel) {
                 self.connection.subscribe(channel).await.unwrap();
             }
             self.keyspace.set_subscriber_count(channel, 1);
@@ -180,13 +187,13 @@ impl Differential {
             .unwrap();
     }
 
-    /// Returns the keyspace, with its clock set.
-    fn keyspace(&mut self) -> &mut Keyspace {
+    /// Sets the keyspace's clock to the current time plus `clock_offset`, and returns the keyspace.
+    fn keyspace_at_now(&mut self) -> &mut Keyspace {
         self.keyspace.now = Instant::now() + self.clock_offset;
         &mut self.keyspace
     }
 
-    /// Runs the same step on both sides. The replies must be equal; returns the rule's.
+    /// Runs the step on both sides. Panics if the replies differ. Returns the rule's reply.
     pub(crate) async fn step<S: Step>(&mut self, step: &S) -> Result<S::Reply>
     where
         S::Reply: Comparable,
@@ -204,38 +211,48 @@ impl Differential {
                 reason: error.to_string(),
             }),
         };
-        let rule = step.apply(self.keyspace());
+        let rule = step.apply(self.keyspace_at_now());
         let comparable = |reply: &Result<S::Reply>| match reply {
             Ok(reply) => Ok(reply.comparable()),
-            // Errors of the script and of Redis itself count as the same kind.
+            // WRONGKIND (from the script) and WRONGTYPE (from Redis) count as equal.
             Err(error) => Err(match error {
                 Error::Refused { reason } if reason.contains("WRONG") => "wrong kind".to_owned(),
                 Error::WrongKind { .. } => "wrong kind".to_owned(),
                 other => other.to_string(),
             }),
         };
-        assert_eq!(comparable(&server), comparable(&rule), "server and rule");
+        assert_eq!(
+            comparable(&server),
+            comparable(&rule),
+            "replies of the server (left) and the rule (right) differ"
+        );
         rule
     }
 
-    /// Runs one renewal, as in the watchdog's batches; with 0 instead of a lease it only checks.
-    pub(crate) async fn renew(&mut self, hold: &Hold, multiple: u32) -> bool {
+    /// Renews one hold, with the step that the watchdog uses. With `lease_multiple` 0, only checks the
+    /// hold. Returns whether it is held.
+    pub(crate) async fn renew(&mut self, hold: &Hold, lease_multiple: u32) -> bool {
         let step = Renew {
             script: hold.kind.renewal(hold).script,
-            lease: (multiple > 0).then(|| lease(multiple)),
+            lease: (lease_multiple > 0).then(|| lease(lease_multiple)),
             holds: vec![hold],
         };
         self.step(&step).await.unwrap() == [true]
     }
 
-    /// Runs one release; with 0 instead of a lease it leaves the lease unchanged.
-    pub(crate) async fn release(&mut self, hold: &Hold, keep: u32, multiple: u32) -> Result<bool> {
-        let lease = (multiple > 0).then(|| lease(multiple));
+    /// Releases a hold down to `keep`. With `lease_multiple` 0, leaves the lease unchanged.
+    pub(crate) async fn release(
+        &mut self,
+        hold: &Hold,
+        keep: u32,
+        lease_multiple: u32,
+    ) -> Result<bool> {
+        let lease = (lease_multiple > 0).then(|| lease(lease_multiple));
         let step = hold.kind.release(ReleaseParams { hold, keep, lease });
         self.step(&step).await
     }
 
-    /// Checks that listings see the same under the name on both sides, whatever the primitive put there.
+    /// Checks that inspecting the object `name` gives the same result on both sides.
     async fn inspect(&mut self) {
         let names = [CandidateKeys::new("name".into())];
         let _ = self.step(&InspectNames { names: &names }).await;
@@ -244,12 +261,12 @@ impl Differential {
     /// Lets time pass on both sides.
     pub(crate) async fn advance(&mut self, time: Duration) {
         self.clock_offset += time;
-        let aged = redis::Script::new(
+        let age_script = redis::Script::new(&format!(
             "for _, key in ipairs(redis.call('KEYS', '*')) do
                 local left = redis.call('PTTL', key)
                 if redis.call('TYPE', key).ok == 'zset' then
                     for _, member in ipairs(redis.call('ZRANGE', key, 0, -1)) do
-                        if tonumber(redis.call('ZSCORE', key, member)) < 900000000000000 then
+                        if tonumber(redis.call('ZSCORE', key, member)) < {NEVER_MS} then
                             redis.call('ZINCRBY', key, -ARGV[1], member)
                         end
                     end
@@ -260,16 +277,16 @@ impl Differential {
                     redis.call('PEXPIRE', key, left - ARGV[1])
                 end
             end",
-        );
+        ));
         let millis = u64::try_from(time.as_millis()).unwrap();
-        let () = aged
+        let () = age_script
             .arg(millis)
             .invoke_async(&mut self.connection)
             .await
             .unwrap();
     }
 
-    /// Sets a key that the primitive did not set.
+    /// Sets a key to a number, as another program might.
     pub(crate) async fn set_foreign(&mut self, key: &str, number: i64) {
         let () = redis::cmd("SET")
             .arg(key)
@@ -277,7 +294,7 @@ impl Differential {
             .query_async(&mut self.connection)
             .await
             .unwrap();
-        self.keyspace().set(key, number, None);
+        self.keyspace_at_now().set(key, number, None);
     }
 
     /// Removes the expiry of a key, as another program might.
@@ -287,7 +304,7 @@ impl Differential {
             .query_async(&mut self.connection)
             .await
             .unwrap();
-        self.keyspace().persist(key);
+        self.keyspace_at_now().persist(key);
     }
 
     /// Deletes a key, as another program or its own expiry might.
@@ -300,23 +317,24 @@ impl Differential {
         self.keyspace.remove(key);
     }
 
-    async fn compare(&mut self, after: &impl Debug) {
-        let mut keyspace = self.keyspace().dump();
+    async fn compare(&mut self, last_move: &impl Debug) {
+        let mut keyspace = self.keyspace_at_now().dump();
         let mut server = self.dump_server().await;
         for side in [&mut keyspace, &mut server] {
             for (value, left) in side.values_mut() {
-                *left = round_ttl(*left);
+                *left = ttl_in_units(*left);
                 if let DumpedValue::Timestamps(timestamps) = value {
                     timestamps
                         .values_mut()
-                        .for_each(|timestamp| *timestamp = round_timestamp(*timestamp));
+                        .for_each(|timestamp| *timestamp = timestamp_in_units(*timestamp));
                 }
             }
         }
         assert_eq!(
             server, keyspace,
-            "state on the server and in the keyspace after {after:?}"
+            "state of the server (left) and the keyspace (right) differs after {last_move:?}"
         );
+        // Earlier messages arrive before the reply to PING.
         let () = redis::cmd("PING")
             .query_async(&mut self.connection)
             .await
@@ -338,7 +356,7 @@ impl Differential {
         }
         assert_eq!(
             received, published,
-            "messages of server and keyspace after {after:?}"
+            "messages of the server (left) and the keyspace (right) differ after {last_move:?}"
         );
     }
 
@@ -362,7 +380,7 @@ impl Differential {
         let now: f64 = now.parse().unwrap();
         let text = |bytes: &Vec<u8>| match std::str::from_utf8(bytes) {
             Ok(text) => text.to_owned(),
-            // The keyspace keeps binary data in this form.
+            // Permit ids are binary on a server; the keyspace stores them in hex.
             Err(_) => bytes.iter().map(|byte| format!("{byte:02x}")).collect(),
         };
         let entry = |(key, kind, left, value): Raw| {
@@ -387,24 +405,24 @@ impl Differential {
     }
 }
 
-/// As [`round_timestamp`], for a time to live: -1 means forever.
-fn round_ttl(millis: i64) -> i64 {
+/// Like [`timestamp_in_units`], for a time to live: -1 means forever.
+fn ttl_in_units(millis: i64) -> i64 {
     match millis {
         -1 => -1,
-        millis => round_timestamp(millis),
+        millis => timestamp_in_units(millis),
     }
 }
 
-/// Rounds to the nearest multiple that the tests use; timestamps that never come stay so.
-fn round_timestamp(millis: i64) -> i64 {
+/// Converts to the nearest number of [`TIME_UNIT`]s. A timestamp that means never becomes `i64::MAX`.
+fn timestamp_in_units(millis: i64) -> i64 {
     let unit = TIME_UNIT.as_millis() as i64;
     match millis {
-        never if never > 900_000_000_000_000 => i64::MAX,
+        never if never > NEVER_MS => i64::MAX,
         millis => (millis as f64 / unit as f64).round() as i64,
     }
 }
 
-/// Replies that can be compared although time passes between the two sides.
+/// A reply in a form that is equal on both sides although they run at slightly different times.
 pub(crate) trait Comparable {
     fn comparable(&self) -> String;
 }
@@ -435,7 +453,10 @@ impl Comparable for Vec<Holder> {
 impl Comparable for Expiry {
     fn comparable(&self) -> String {
         let millis = |left: Duration| i64::try_from(left.as_millis()).unwrap_or(i64::MAX);
-        format!("{:?}", self.duration().map(|left| round_ttl(millis(left))))
+        format!(
+            "{:?}",
+            self.duration().map(|left| ttl_in_units(millis(left)))
+        )
     }
 }
 

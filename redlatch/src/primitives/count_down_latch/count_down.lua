@@ -1,11 +1,12 @@
 -- Decrements a latch's count; at zero it is open, and its key is deleted.
 --
 -- KEYS[1]  the latch: the count
--- ARGV     the amount, channel
+-- ARGV[1]  number to subtract
+-- ARGV[2]  channel
 -- Returns  the new count
-local value, wrong = number(KEYS[1])
-if wrong then
-    return wrong
+local value, kind_error = read_counter(KEYS[1])
+if kind_error then
+    return kind_error
 end
 local left = (value or 0) - tonumber(ARGV[1])
 if left > 0 then
@@ -13,7 +14,7 @@ if left > 0 then
     return left
 end
 if value and value > 0 then
-    -- First: if it is refused, nothing has changed.
+    -- PUBLISH comes first: if it is refused, nothing has changed.
     redis.call('PUBLISH', ARGV[2], 0)
 end
 redis.call('DEL', KEYS[1])

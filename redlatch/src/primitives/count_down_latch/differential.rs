@@ -49,7 +49,7 @@ fn lua_and_rules_agree() {
                     number,
                     time_to_live: None,
                     payload: CHANGED,
-                    overwrites_zero: true,
+                    overwrites_nonpositive: true,
                 };
                 let before = harness.step(&Read { object: &object }).await.unwrap();
                 let was_set = harness.step(&step).await.unwrap();

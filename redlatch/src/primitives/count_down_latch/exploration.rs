@@ -49,7 +49,7 @@ impl Model for Latch {
                     number: count,
                     time_to_live: None,
                     payload: CHANGED,
-                    overwrites_zero: true,
+                    overwrites_nonpositive: true,
                 };
                 if before == 0 {
                     self.count = count;

@@ -117,7 +117,7 @@ impl CountDownLatch {
             number: count,
             time_to_live: None,
             payload: CHANGED,
-            overwrites_zero: true,
+            overwrites_nonpositive: true,
         };
         self.session
             .run_at_most_once(step, "setting the count")

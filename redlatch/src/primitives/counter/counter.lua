@@ -1,8 +1,8 @@
 -- Prepended to the scripts of semaphores and latches.
 --
--- Returns the number under a key; nil if there is no key. For other data: nil, and the error to
--- return. Numbers with more digits would not be exact in Lua.
-local function number(key)
+-- Returns the value of a counter; nil if it does not exist. For a key with other data: nil, and the
+-- error to return. Numbers with more digits would not be exact in Lua.
+local function read_counter(key)
     local text = redis.call('GET', key)
     if not text then
         return nil

@@ -1,16 +1,18 @@
--- Deletes a number.
+-- Deletes a counter.
 --
--- KEYS[1]  the number
--- ARGV     channel and the message to publish; an empty channel publishes nothing
--- Returns  1, or 0 if there was none
-local value, wrong = number(KEYS[1])
-if wrong then
-    return wrong
+-- KEYS[1]  the counter
+-- ARGV[1]  channel; empty: publish nothing, and no message follows
+-- ARGV[2]  message to publish
+-- Returns  1: deleted, 0: it did not exist
+local value, kind_error = read_counter(KEYS[1])
+if kind_error then
+    return kind_error
 end
 if not value then
     return 0
 end
 if ARGV[1] ~= '' then
+    -- PUBLISH comes first: if it is refused, nothing has changed.
     redis.call('PUBLISH', ARGV[1], ARGV[2])
 end
 return redis.call('DEL', KEYS[1])

@@ -1,5 +1,5 @@
-//! The part that semaphore and latch share: a number under a key that does not exist until it is
-//! set.
+//! Counter that semaphores and latches share: an integer under a key. The key does not exist until the
+//! counter is set.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::lease::Lease;
 use crate::name::ObjectKeys;
 use crate::step::{Args, Keys, Script, ScriptReply, Step, script};
 
-/// Returns the number; 0 if there is none.
+/// Returns the counter's value; 0 if it does not exist.
 pub(crate) struct Read<'a> {
     pub(crate) object: &'a ObjectKeys,
 }
@@ -36,14 +36,16 @@ impl Step for Read<'_> {
     }
 }
 
-/// Sets the number if there is none. Replies whether it was set.
+/// Sets the counter if it does not exist. Replies whether this step set it.
 pub(crate) struct SetIfAbsent {
     pub(crate) object: Arc<ObjectKeys>,
     pub(crate) number: u32,
+    /// `None`: the counter never expires.
     pub(crate) time_to_live: Option<Lease>,
+    /// The message to publish if the counter is set.
     pub(crate) payload: u32,
-    /// Whether a number of zero or less is overwritten, as if there were none.
-    pub(crate) overwrites_zero: bool,
+    /// Whether a value of zero or less is overwritten, as if the counter did not exist.
+    pub(crate) overwrites_nonpositive: bool,
 }
 
 impl Step for SetIfAbsent {
@@ -62,7 +64,7 @@ impl Step for SetIfAbsent {
         args.number(self.time_to_live.map_or(0, Lease::millis));
         args.text(self.object.channel());
         args.number(self.payload.into());
-        args.number(self.overwrites_zero.into());
+        args.number(self.overwrites_nonpositive.into());
     }
 
     fn decode(&self, reply: ScriptReply) -> Result<bool> {
@@ -70,8 +72,8 @@ impl Step for SetIfAbsent {
     }
 
     fn apply(&self, keyspace: &mut Keyspace) -> Result<bool> {
-        let counts = |number| number > 0 || !self.overwrites_zero;
-        if read_number(keyspace, self.object.key())?.is_some_and(counts) {
+        let blocks = |number| number > 0 || !self.overwrites_nonpositive;
+        if read_number(keyspace, self.object.key())?.is_some_and(blocks) {
             return Ok(false);
         }
         let time_to_live = self.time_to_live.map(Lease::duration);
@@ -81,10 +83,10 @@ impl Step for SetIfAbsent {
     }
 }
 
-/// Deletes the number. Replies whether there was one.
+/// Deletes the counter. Replies whether it existed.
 pub(crate) struct Delete {
     pub(crate) object: Arc<ObjectKeys>,
-    /// The message to publish, if there may be waiters.
+    /// The message to publish; `None` if the deletion wakes no waiters.
     pub(crate) payload: Option<u32>,
 }
 

@@ -1,8 +1,8 @@
--- Returns the number under a key; 0 if there is none.
+-- Returns the value of a counter; 0 if it does not exist.
 --
--- KEYS[1]  the number
-local value, wrong = number(KEYS[1])
-if wrong then
-    return wrong
+-- KEYS[1]  the counter
+local value, kind_error = read_counter(KEYS[1])
+if kind_error then
+    return kind_error
 end
 return value or 0

@@ -1,8 +1,10 @@
 -- Acquires permits under ids that the client has chosen, or returns when the next one expires.
 --
--- ARGV     channel, ids, lease in ms
--- Returns  nil: all of them are held now, under these ids
---          else the ms until the first held permit expires (-1: none will)
+-- `available`, KEYS and ARGV[1]: see prelude.lua.
+-- ARGV[2]  ids, concatenated as 32 hex digits each
+-- ARGV[3]  lease in ms
+-- Returns  nil: the permits are held under these ids
+--          else the ms until the first held permit expires; -1: none expires
 if not available then
     return -1
 end

@@ -1,6 +1,6 @@
--- Returns the numbers of free and of held permits.
+-- Returns the number of free permits and the number of held permits.
 --
--- ARGV     channel
+-- `available`, KEYS and ARGV[1]: see prelude.lua.
 -- Returns  { free, held }
 if not available then
     return { 0, 0 }

@@ -1,7 +1,7 @@
--- Deletes the semaphore; held permits end with it.
+-- Deletes the semaphore and its held permits.
 --
--- ARGV     channel
--- Returns  1: deleted, 0: there was none
+-- `available`, KEYS and ARGV[1]: see prelude.lua.
+-- Returns  1: deleted, 0: it did not exist
 if not available then
     return 0
 end

@@ -1,7 +1,7 @@
 -- Releases all held permits, whichever clients hold them.
 --
--- ARGV     channel
--- Returns  1: some were held, 0: none
+-- `available`, KEYS and ARGV[1]: see prelude.lua.
+-- Returns  1: some were held, 0: none was held
 local held = available and redis.call('ZCARD', KEYS[2]) or 0
 if held == 0 then
     return 0

@@ -1,7 +1,7 @@
 -- Returns the held permits and their remaining leases.
 --
--- ARGV     channel
--- Returns  id, ms until it expires (-1: never), and so on
+-- `available`, `left`, KEYS and ARGV[1]: see prelude.lua.
+-- Returns  for each held permit: id, ms until it expires (-1: never)
 if not available then
     return {}
 end

@@ -1,12 +1,15 @@
 -- Prepended to every script of the semaphore except renewal: releases the permits that have expired.
 --
--- KEYS     free permits: a number; when the held permits expire: zset id -> epoch ms
+-- KEYS[1]  the number of free permits
+-- KEYS[2]  the held permits: sorted set id -> timestamp of expiry in epoch ms
 -- ARGV[1]  channel
 --
--- From here on `available` is a number, and every permit in the zset is held; or it is nil, because
--- no permits are set: then the entries of the zset belong to no semaphore. Timestamps are the server's.
--- `now` is truncated to whole ms, to find what has expired. `now_rounded_up` is rounded up, so that a lease
--- that begins now is not shortened by a part of a millisecond.
+-- After this, `available` is the number of free permits, and every permit in the sorted set is held. If
+-- no permits are set, `available` is nil, and the entries of the sorted set belong to no semaphore.
+--
+-- Timestamps are the server's. `now` is truncated to whole ms, to find the expired permits.
+-- `now_rounded_up` is rounded up, so that a lease that begins now is not shortened by a part of a
+-- millisecond.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local now_rounded_up = math.ceil(time[1] * 1000 + time[2] / 1000)
@@ -22,7 +25,7 @@ if number then
     local expired = redis.call('ZCOUNT', KEYS[2], '-inf', now)
     if expired > 0 then
         available = available + expired
-        -- First, here and elsewhere: if this is refused, nothing has changed.
+        -- PUBLISH comes first, here and elsewhere: if it is refused, nothing has changed.
         if available > 0 then
             redis.call('PUBLISH', ARGV[1], available)
         end
@@ -30,12 +33,12 @@ if number then
         redis.call('INCRBY', KEYS[1], expired)
     end
 else
-    -- An error, if it is not a zset.
+    -- Fails if the key is not a sorted set.
     redis.call('ZCARD', KEYS[2])
 end
 
--- Adds free permits and publishes their number. Permits held of a deleted semaphore must not be
--- counted into one that is set again under the same name.
+-- Adds a signed number to the free permits, and publishes the result. If no permits are set, also
+-- removes the held permits of a deleted semaphore: they must not count for a new one of the same name.
 local function add(delta)
     redis.call('PUBLISH', ARGV[1], (available or 0) + delta)
     if not available then

@@ -1,15 +1,16 @@
 -- Renews the leases of many sets of permits at once, each only while all of its permits are held.
 --
--- KEYS     for each set the timestamps at which its semaphore's permits expire: zset id -> epoch ms
--- ARGV     lease in ms (0: only check, do not change the ends), then for each set in the order of
---          KEYS its ids, concatenated as 32 hex digits each
--- Returns  for each set 1: renewed, 0: not all of them are held
+-- KEYS     for each set, the held permits of its semaphore: sorted set id -> timestamp of expiry in
+--          epoch ms
+-- ARGV[1]  lease in ms; 0: only check, do not change the expiry
+-- ARGV     then for each set, in the order of KEYS: its ids, concatenated as 32 hex digits each
+-- Returns  for each set 1: renewed, 0: not all of its permits are held
 --
 -- Publishes nothing: permits that were deleted with their semaphore cannot be acquired, and setting
 -- new permits publishes.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local ends = math.ceil(time[1] * 1000 + time[2] / 1000) + ARGV[1]
+local new_expiry = math.ceil(time[1] * 1000 + time[2] / 1000) + ARGV[1]
 local renewed = {}
 for i, key in ipairs(KEYS) do
     local ids = {}
@@ -18,7 +19,7 @@ for i, key in ipairs(KEYS) do
         local id = string.gsub(hex, '%x%x', function(pair)
             return string.char(tonumber(pair, 16))
         end)
-        -- pcall: a key that is no longer a zset must not prevent the renewal of the others.
+        -- pcall: a key that is no longer a sorted set must not prevent the renewal of the others.
         local timestamp = redis.pcall('ZSCORE', key, id)
         if type(timestamp) ~= 'string' or tonumber(timestamp) <= now then
             renewed[i] = 0
@@ -27,11 +28,11 @@ for i, key in ipairs(KEYS) do
         table.insert(ids, id)
     end
     if renewed[i] == 1 and tonumber(ARGV[1]) > 0 then
-        -- Changes nothing. A server that is out of memory refuses ZADD, unless the script has
-        -- already written.
+        -- Deletes nothing, but counts as a write. An out-of-memory server refuses ZADD unless the
+        -- script has already written.
         redis.call('ZREM', key, '')
         for _, id in ipairs(ids) do
-            redis.call('ZADD', key, 'XX', 'GT', ends, id)
+            redis.call('ZADD', key, 'XX', 'GT', new_expiry, id)
         end
     end
 end

@@ -364,13 +364,13 @@ impl Operation for Set {
     }
 }
 
-/// Adds free permits, or removes some.
+/// Adds a signed number to the free permits; the result may be negative.
 pub(super) struct Add {
     pub(super) delta: i64,
 }
 
 impl Operation for Add {
-    /// Whether they were added; otherwise there would be too many.
+    /// Whether it was added; otherwise the absolute value of the result would exceed [`MAX_PERMITS`].
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
@@ -396,7 +396,7 @@ impl Operation for Add {
     }
 }
 
-/// Returns the numbers of permits.
+/// Returns the number of free permits and the number of held permits.
 pub(super) struct Count;
 
 /// The reply of [`Count`].

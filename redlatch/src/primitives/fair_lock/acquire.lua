@@ -1,12 +1,16 @@
 -- Acquires the lock for an owner whose turn it is, or returns when to retry. If the request
 -- waits, the owner joins the queue.
 --
--- KEYS     the lock, the queue, the timeouts, the absent waiters
--- ARGV     owner, lease in ms, requested hold count, wait time in ms (0: does not wait, so does
---          not join the queue), channel, grace period in ms
--- Returns  nil: held now, with that count
---          else the ms after which to retry at the latest (-1: a key that never expires); 0 if the
---          lock is free but more than one hold was requested: the hold to re-enter has been lost
+-- KEYS     see queue.lua
+-- ARGV[1]  owner
+-- ARGV[2]  lease in ms
+-- ARGV[3]  requested hold count
+-- ARGV[4]  wait time in ms; 0: the request does not wait, so the owner does not join the queue
+-- ARGV[5]  channel
+-- ARGV[6]  grace period in ms
+-- Returns  nil: the owner holds the lock with this count
+--          0: the lock is free, but more than one hold was requested: the hold to re-enter was lost
+--          else the ms after which to retry at the latest; -1: the key never expires
 local owner, lease, wait, channel = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4]), ARGV[5]
 -- In ms: how long the head sleeps at most, and the additional sleep per position in the queue.
 local MAX_SLEEP, STAGGER = 5000, 10
@@ -30,7 +34,7 @@ else
     end
     if held[1] then
         redis.call('HSET', KEYS[1], owner, ARGV[3])
-        -- The owner already holds it: the end may only move later.
+        -- The owner already holds it: the expiry may only move later.
         if left < lease then
             redis.call('PEXPIRE', KEYS[1], lease)
         end
@@ -128,7 +132,7 @@ elseif position == 0 then
         shift(0, now + left + wait - timeout)
     end
 end
--- FLUSHALL deletes the queue as well, and then no step knows whom to wake. So waiters retry from
+-- FLUSHALL deletes the queue as well, and then no step knows which waiter to wake. So waiters retry from
 -- time to time, and later ones less often, so that a long queue causes as few requests as a short one.
 local max_sleep = MAX_SLEEP + position * STAGGER
 if position == 0 then
@@ -139,7 +143,7 @@ end
 -- holder or the waiters before it died: it retries when the lease ends, or when the head had time
 -- to take its turn. Waiters further back retry a little later each, so that a long queue does not
 -- retry all at once.
-local again = math.min(wait, (free and reservation or left) + (position - absent_before) * STAGGER, max_sleep)
+local retry_after = math.min(wait, (free and reservation or left) + (position - absent_before) * STAGGER, max_sleep)
 local earlier_timeout
 while position > 0 and not earlier_timeout do
     -- If timeouts were lost, the timeout of the waiter before this one may be missing: then use the
@@ -148,6 +152,6 @@ while position > 0 and not earlier_timeout do
     earlier_timeout = timeout_of(redis.call('LINDEX', KEYS[2], position))
 end
 if earlier_timeout and earlier_timeout > now then
-    again = math.min(again, earlier_timeout - now)
+    retry_after = math.min(retry_after, earlier_timeout - now)
 end
-return again
+return retry_after

@@ -1,8 +1,9 @@
--- Releases the lock whichever owner holds it, and wakes the next waiter. Only changes locks.
+-- Releases the lock, whichever owner holds it, and wakes the next waiter. Does not change other objects.
 --
--- KEYS     the lock, the queue, the timeouts, the absent waiters
--- ARGV     channel, grace period in ms
--- Returns  1: released, 0: it was free, -1: the key is a hash, but no lock
+-- KEYS     see queue.lua
+-- ARGV[1]  channel
+-- ARGV[2]  grace period in ms
+-- Returns  1: released, 0: it was free, -1: the key is a hash, but not a lock
 local fields = redis.call('HLEN', KEYS[1])
 if fields == 0 then
     return 0

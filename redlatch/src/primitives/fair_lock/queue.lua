@@ -1,9 +1,10 @@
 -- Shared functions of the fair lock's scripts: the queue of waiters. Prepended to each script.
 --
--- KEYS     the lock: hash owner -> hold count
---          the queue: list of the waiting owners, the oldest first
---          the timeouts: zset owner -> timestamp in ms until when its turn is kept
---          the absent waiters: zset owner -> timestamp in ms until when a disconnected waiter keeps its position
+-- KEYS[1]  the lock: hash owner -> hold count
+-- KEYS[2]  the queue: list of the waiting owners, the oldest first
+-- KEYS[3]  the timeouts: sorted set owner -> timestamp in ms until which the owner keeps its turn
+-- KEYS[4]  the absent waiters: sorted set owner -> timestamp in ms until which a disconnected waiter keeps
+--          its position
 --
 -- The timeout of the head is the end of the lease plus its own wait time; that of each further waiter
 -- is its own wait time later than the one before it.
@@ -51,8 +52,8 @@ local function drop_timed_out(now, requester)
     return head, dropped
 end
 
--- Wakes waiters that do not queue, because they use a handle of another kind. The queue is empty,
--- so none of its waiters is overtaken.
+-- Wakes waiters that do not queue, because they use a handle of another kind. Called only if the queue
+-- is empty, so that none of its waiters is overtaken.
 local function wake_unqueued(channel)
     redis.call('PUBLISH', channel, '0')
 end
@@ -75,16 +76,16 @@ local function is_connected(channel, owner)
 end
 
 -- Records which waiters are absent, except the requesting owner. Checks the first thousand waiters
--- only, so that no queue blocks the server. Returns them in order, and by owner until when each
--- absent waiter keeps its position.
+-- only, so that a long queue does not block the server. Returns these waiters in order, and for each
+-- absent one the timestamp until which it keeps its position.
 local function record_absences(channel, now, grace, requester)
     local owners, channels, absent = redis.call('LRANGE', KEYS[2], 0, 999), {}, {}
     for i, owner in ipairs(owners) do
         channels[i] = channel .. ':' .. owner
     end
-    local listeners = redis.call('PUBSUB', 'NUMSUB', unpack(channels))
+    local subscriber_counts = redis.call('PUBSUB', 'NUMSUB', unpack(channels))
     for i, owner in ipairs(owners) do
-        if owner == requester or listeners[2 * i] > 0 then
+        if owner == requester or subscriber_counts[2 * i] > 0 then
             redis.call('ZREM', KEYS[4], owner)
         else
             local kept_until = tonumber(redis.call('ZSCORE', KEYS[4], owner))

@@ -1,8 +1,12 @@
 -- Sets an owner's hold count to the number of holds to keep. 0 releases the lock, wakes the next
 -- waiter, and removes the owner from the queue if it is still there from waiting.
 --
--- KEYS     the lock, the queue, the timeouts, the absent waiters
--- ARGV     owner, hold count to keep, new lease in ms (0: unchanged), channel, grace period in ms
+-- KEYS     see queue.lua
+-- ARGV[1]  owner
+-- ARGV[2]  hold count to keep
+-- ARGV[3]  lease in ms; 0: do not change the expiry
+-- ARGV[4]  channel
+-- ARGV[5]  grace period in ms
 -- Returns  1: done; 0: this owner does not hold the lock
 local owner, keep, lease, channel = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local left = redis.call('PTTL', KEYS[1])
@@ -23,7 +27,7 @@ if position then
         shift(position, earlier_timeout - timeout)
     end
     if position == 0 then
-        -- The message that woke this owner is meant for the next one now.
+        -- The message that woke this owner is now meant for the next waiter.
         if left == -2 and redis.call('EXISTS', KEYS[2]) == 0 then
             wake_unqueued(channel)
         else
@@ -32,7 +36,7 @@ if position then
     end
 end
 if redis.call('HEXISTS', KEYS[1], owner) == 0 then
-    -- Deleted by FLUSHALL or DEL: no other step wakes the waiters.
+    -- If FLUSHALL or DEL deleted the lock, no other step wakes its waiters.
     if left == -2 and not position then
         wake_next(channel)
     end
@@ -44,7 +48,7 @@ if keep == '0' then
     return 1
 end
 redis.call('HSET', KEYS[1], owner, keep)
--- Without a lease the end does not change, even if the key lost its expiry: PEXPIRE 0 would delete it.
+-- With lease 0 the expiry stays as it is, even if the key has none: PEXPIRE 0 would delete the key.
 if lease > 0 and left < lease then
     redis.call('PEXPIRE', KEYS[1], lease)
 end

@@ -1,25 +1,28 @@
 -- Acquires the lock for an owner and increments the fencing token, or returns how long another
 -- owner may still hold it.
 --
--- KEYS     the lock: hash owner -> hold count; the token: a number that only grows
--- ARGV     owner, lease in ms, requested hold count
--- Returns  { token }: held now, with that count
---          else the holder's remaining ms (-1: a key that never expires); 0 if the lock is free
---          but more than one hold was requested: the hold to re-enter has been lost
+-- KEYS[1]  the lock: hash owner -> hold count
+-- KEYS[2]  the token: a number that only increases
+-- ARGV[1]  owner
+-- ARGV[2]  lease in ms
+-- ARGV[3]  requested hold count
+-- Returns  { token }: the owner holds the lock with this count
+--          0: the lock is free, but more than one hold was requested: the hold to re-enter was lost
+--          else the remaining ms of the holder; -1: the key never expires
 
 -- Increments the token and returns it as text, because Lua numbers are exact only up to 2^53. If
 -- that fails, returns nil and the error reply.
 local function next_token()
-    local counted = redis.pcall('INCR', KEYS[2])
-    if type(counted) ~= 'table' then
+    local reply = redis.pcall('INCR', KEYS[2])
+    if type(reply) ~= 'table' then
         return redis.call('GET', KEYS[2])
     end
-    local said = counted['err']
-    if said:find('WRONGTYPE') or said:find('not an integer') or said:find('overflow') then
+    local message = reply['err']
+    if message:find('WRONGTYPE') or message:find('not an integer') or message:find('overflow') then
         return nil, redis.error_reply('WRONGKIND its token is no number that can be counted up')
     end
     -- The key is not the cause: the server is out of memory, or accepts no writes.
-    return nil, counted
+    return nil, reply
 end
 
 local left = redis.call('PTTL', KEYS[1])
@@ -27,9 +30,9 @@ if left == -2 then
     if ARGV[3] ~= '1' then
         return 0
     end
-    local token, refusal = next_token()
+    local token, error_reply = next_token()
     if not token then
-        return refusal
+        return error_reply
     end
     redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
     redis.call('PEXPIRE', KEYS[1], ARGV[2])
@@ -42,14 +45,14 @@ end
 if not held[1] then
     return left
 end
-local token, refusal
+local token, error_reply
 if held[1] == ARGV[3] then
     -- Repeated because the answer was lost: the owner already has its token.
     token = redis.call('GET', KEYS[2]) or '0'
 else
-    token, refusal = next_token()
+    token, error_reply = next_token()
     if not token then
-        return refusal
+        return error_reply
     end
 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])

@@ -1,8 +1,8 @@
--- Raises the token to at least a number; never lowers it.
+-- Increases the token to a number; never decreases it.
 --
 -- KEYS[1]  the token
--- ARGV[1]  the number, from 0 to 2^63 - 2
--- Returns  the resulting token, as text
+-- ARGV[1]  minimum of the new token, from 0 to 2^63 - 2
+-- Returns  the new token, as text
 local token = redis.call('GET', KEYS[1])
 if token and token ~= '0' and not token:find('^-?[1-9]%d*$') then
     return redis.error_reply('WRONGKIND its token is no number that can be counted up')

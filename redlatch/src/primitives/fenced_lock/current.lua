@@ -1,4 +1,4 @@
--- Returns the latest token: of the latest acquisition, or advanced since; 0 if there is none.
+-- Returns the latest token, which an acquisition or advance.lua has set; 0 if it does not exist.
 --
 -- KEYS[1]  the token
 -- Returns  the token, as text

@@ -1,7 +1,8 @@
 -- Deletes the token of a free lock.
 --
--- KEYS     the lock, the token
--- Returns  1: there is no token now, 0: the lock is held and its token stays
+-- KEYS[1]  the lock
+-- KEYS[2]  the token
+-- Returns  1: the token does not exist any more, 0: not deleted, because the lock is held
 if redis.call('EXISTS', KEYS[1]) == 1 then
     return 0
 end

@@ -1,9 +1,13 @@
 -- Returns the objects under some names, of any kind. Never fails because of a single key.
 --
--- KEYS     for each name six: its key; queue and timeouts, for a fair lock; token, for a fenced lock;
---          deadlines, for an expirable semaphore; prefix of the readers' timeout keys, for a
---          read-write lock
--- Returns  for each, with remaining times in ms (-1: forever):
+-- KEYS     for each name:
+--            its key
+--            queue, of a fair lock
+--            timeouts, of a fair lock
+--            token, of a fenced lock
+--            deadlines, of an expirable semaphore
+--            prefix of the readers' timeout keys, of a read-write lock
+-- Returns  for each name, with remaining times in ms (-1: forever):
 --          nil: no object
 --          { 'lock', owner or nil, hold count, remaining, token or nil, waiting owner, remaining, ... }
 --          { 'rwlock', side, owner, hold count, remaining, ... }
@@ -13,9 +17,9 @@
 local time = redis.call('TIME')
 local now = math.floor(time[1] * 1000 + time[2] / 1000)
 
--- Appends the members of a sorted set of timestamps that have not passed, with the time left. Returns
--- the number of passed timestamps.
-local function lasting(key, into)
+-- Appends the members of a sorted set whose timestamps are in the future, each with its remaining time, to
+-- `list`. Returns the number of the other members.
+local function append_unexpired(key, list)
     local timestamps = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
     local expired = 0
     for i = 1, #timestamps, 2 do
@@ -23,42 +27,42 @@ local function lasting(key, into)
         if left <= 0 then
             expired = expired + 1
         else
-            table.insert(into, timestamps[i])
+            table.insert(list, timestamps[i])
             -- A member that never expires has a timestamp beyond all others.
-            table.insert(into, left > 900000000000000 and -1 or math.floor(left))
+            table.insert(list, left > 900000000000000 and -1 or math.floor(left))
         end
     end
     return expired
 end
 
 local function lock(key, queue, timeouts, token, owner, holds)
-    local fence = redis.pcall('GETRANGE', token, 0, 20)
-    local seen = { 'lock', owner, holds, redis.call('PTTL', key), type(fence) == 'string' and fence }
+    local token_value = redis.pcall('GETRANGE', token, 0, 20)
+    local object = { 'lock', owner, holds, redis.call('PTTL', key), type(token_value) == 'string' and token_value }
     if redis.call('TYPE', queue).ok == 'list' and redis.call('TYPE', timeouts).ok == 'zset' then
         for _, waiting in ipairs(redis.call('LRANGE', queue, 0, -1)) do
             local left = tonumber(redis.call('ZSCORE', timeouts, waiting) or 0) - now
             if left > 0 then
-                table.insert(seen, waiting)
-                table.insert(seen, math.floor(left))
+                table.insert(object, waiting)
+                table.insert(object, math.floor(left))
             end
         end
     end
-    return seen
+    return object
 end
 
 local function rwlock(key, readers)
-    local seen = { 'rwlock' }
+    local object = { 'rwlock' }
     local left = redis.call('PTTL', key)
     local mode = each_holder(key, function(_, owner, side, count)
-        local for_ms = side == 'write' and left or longest_remaining(readers, owner, count)
-        if for_ms ~= 0 then
-            table.insert(seen, side)
-            table.insert(seen, owner)
-            table.insert(seen, count)
-            table.insert(seen, for_ms)
+        local remaining = side == 'write' and left or longest_remaining(readers, owner, count)
+        if remaining ~= 0 then
+            table.insert(object, side)
+            table.insert(object, owner)
+            table.insert(object, count)
+            table.insert(object, remaining)
         end
     end)
-    return mode == -1 and { 'other', 'a hash of another kind' } or seen
+    return mode == -1 and { 'other', 'a hash of another kind' } or object
 end
 
 local function inspect_name(key, queue, timeouts, token, deadlines, readers)
@@ -70,7 +74,7 @@ local function inspect_name(key, queue, timeouts, token, deadlines, readers)
         return false
     end
     if kind == 'hash' then
-        -- Does not read hashes of other programs, however many fields they have.
+        -- Does not read a whole hash of another program, which may have many fields.
         if is_mode(redis.call('HGET', key, 'mode')) then
             return rwlock(key, readers)
         end
@@ -92,15 +96,15 @@ local function inspect_name(key, queue, timeouts, token, deadlines, readers)
             return { 'number', value, redis.call('PTTL', key) }
         end
         -- Not added up here, because numbers beyond 2^53 are not exact.
-        local seen = { 'permits', value, '' }
-        seen[3] = string.format('%d', lasting(deadlines, seen))
-        return seen
+        local object = { 'permits', value, '' }
+        object[3] = string.format('%d', append_unexpired(deadlines, object))
+        return object
     end
     return { 'other', 'a ' .. kind }
 end
 
-local seen = {}
+local objects = {}
 for i = 1, #KEYS, 6 do
-    table.insert(seen, inspect_name(KEYS[i], KEYS[i + 1], KEYS[i + 2], KEYS[i + 3], KEYS[i + 4], KEYS[i + 5]))
+    table.insert(objects, inspect_name(KEYS[i], KEYS[i + 1], KEYS[i + 2], KEYS[i + 3], KEYS[i + 4], KEYS[i + 5]))
 end
-return seen
+return objects

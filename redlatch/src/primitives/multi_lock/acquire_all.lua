@@ -1,18 +1,27 @@
 -- Acquires several objects or none of them. The caller prepends `local scripts = { … }`: as functions,
--- the scripts that acquire each kind of object, and the scripts that undo that.
+-- the scripts that acquire the objects and the scripts that undo that, each script once.
 --
--- KEYS     for each object the keys of its acquisition script, then those of its undo script
--- ARGV     for each object, for its acquisition script and then for its undo script: the script's
---          number, the number of keys, the number of arguments, the arguments
--- Returns  { { reply }, … }: all are held now, with the reply for each
+-- KEYS     for each object:
+--            the keys of its acquisition script
+--            the keys of its undo script
+-- ARGV     for each object, first for its acquisition script and then for its undo script:
+--            index of the script in `scripts`
+--            number of keys
+--            number of arguments
+--            the arguments
+-- Returns  { { reply }, … }: all objects are held; the reply for each
 --          { i, { reply } }: object i (from 0) is refused with this reply, nothing has changed
 --          { i, text }: object i is of another kind, nothing has changed
 -- Any other error is returned as an error, as for a single object; nothing has changed.
 --
 -- A reply that is a number is a refusal. Each reply has its own array, because nil would end the
 -- outer one.
+
+-- How many of KEYS and ARGV have been read.
 local key, arg = 0, 0
-local function read()
+
+-- Returns the next script, with its keys and arguments.
+local function read_script()
     local script, keys, args = ARGV[arg + 1], {}, {}
     local key_count, arg_count = tonumber(ARGV[arg + 2]), tonumber(ARGV[arg + 3])
     arg = arg + 3
@@ -26,30 +35,30 @@ local function read()
     return { run = scripts[tonumber(script)], keys = keys, args = args }
 end
 
-local replies, undoing = {}, {}
+local replies, undo_scripts = {}, {}
 while arg < #ARGV do
-    local acquire, undo = read(), read()
+    local acquire, undo = read_script(), read_script()
     -- pcall: objects acquired so far must be released if the next one is of another kind.
-    local done, reply = pcall(acquire.run, acquire.keys, acquire.args)
+    local succeeded, reply = pcall(acquire.run, acquire.keys, acquire.args)
     local refusal, failure
     if type(reply) == 'table' and reply.err then
         failure = reply.err
-    elseif not done then
+    elseif not succeeded then
         failure = tostring(reply)
     elseif type(reply) == 'number' then
         refusal = { reply }
     end
     if refusal or failure then
-        for i = #undoing, 1, -1 do
-            undoing[i].run(undoing[i].keys, undoing[i].args)
+        for i = #undo_scripts, 1, -1 do
+            undo_scripts[i].run(undo_scripts[i].keys, undo_scripts[i].args)
         end
         -- WRONGKIND and WRONGTYPE concern this object; other errors concern the server.
         if failure and not string.find(failure, 'WRONG', 1, true) then
             return redis.error_reply(failure)
         end
-        return { #undoing, refusal or failure }
+        return { #undo_scripts, refusal or failure }
     end
     table.insert(replies, { reply })
-    table.insert(undoing, undo)
+    table.insert(undo_scripts, undo)
 end
 return replies

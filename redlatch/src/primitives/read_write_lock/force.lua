@@ -1,10 +1,12 @@
--- Releases one side of the lock whichever owners hold it, and wakes waiters. Only changes
--- read-write locks. A writer's read holds are released together with its write side; its read side
+-- Releases one side of the lock, whichever owners hold it, and wakes waiters. Does not change other
+-- objects. A writer's read holds are released together with its write side; its read side
 -- alone can be released, too.
 --
 -- KEYS[1]  the lock: hash mode -> read | write, owner -> hold count, owner:write -> hold count
--- ARGV     the side: read | write; the prefix of the holds' timeout keys; channel
--- Returns  1: released, 0: that side was free, -1: the key is a hash, but no read-write lock
+-- ARGV[1]  the side: read | write
+-- ARGV[2]  prefix of the holds' timeout keys
+-- ARGV[3]  channel
+-- Returns  1: released, 0: that side was free, -1: the key is a hash, but not a read-write lock
 local reads = {}
 local alive = 0
 local mode = each_holder(KEYS[1], function(field, owner, side, count)

@@ -2,13 +2,16 @@
 -- if no other reader remains, or none with nearly as long a lease. A dead reader is always removed.
 --
 -- KEYS[1]  the lock: hash mode -> read | write, owner -> hold count
--- ARGV     owner, hold count to keep, new lease in ms (0: unchanged), the prefix of the holds'
---          timeout keys, channel
--- Returns  1: done; 0: this owner does not read
-local owner, keep, lease, base = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+-- ARGV[1]  owner
+-- ARGV[2]  hold count to keep
+-- ARGV[3]  lease in ms; 0: do not change the expiry
+-- ARGV[4]  prefix of the holds' timeout keys
+-- ARGV[5]  channel
+-- Returns  1: done, 0: the owner does not read
+local owner, keep, lease, prefix = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local left = redis.call('PTTL', KEYS[1])
 if left == -2 then
-    -- Deleted by FLUSHALL or DEL: no other step wakes the waiters.
+    -- If FLUSHALL or DEL deleted the lock, no other step wakes its waiters.
     redis.call('PUBLISH', ARGV[5], '0')
     return 0
 end
@@ -23,7 +26,7 @@ end
 local held = 1
 -- A release never increases the count.
 keep = math.min(keep, tonumber(count) or 0)
-if longest_remaining(base, owner, count) == 0 then
+if longest_remaining(prefix, owner, count) == 0 then
     held, keep = 0, 0
 end
 local last = keyed_holds(keep)
@@ -32,13 +35,13 @@ if keep == 0 then
 else
     redis.call('HSET', KEYS[1], owner, keep)
     -- All holds of an owner last as long as the longest, so a released hold passes its lease on.
-    local most = math.max(longest_remaining(base, owner, count, last), lease)
-    -- The kept holds may all have ended, although a released one still lives.
-    if most > 0 and redis.call('PTTL', timeout_key(base, owner, last)) < most then
-        redis.call('SET', timeout_key(base, owner, last), 1, 'PX', most)
+    local longest = math.max(longest_remaining(prefix, owner, count, last), lease)
+    -- The kept holds may all have expired, although a released hold has not.
+    if longest > 0 and redis.call('PTTL', timeout_key(prefix, owner, last)) < longest then
+        redis.call('SET', timeout_key(prefix, owner, last), 1, 'PX', longest)
     end
 end
-delete_timeouts(base, owner, count, last + 1)
+delete_timeouts(prefix, owner, count, last + 1)
 if mode == 'write' then
     -- The owner also writes: its write hold does not change.
     if keep > 0 and lease > 0 and left < lease then
@@ -46,15 +49,15 @@ if mode == 'write' then
     end
     return held
 end
-local most = longest_reader_remaining(KEYS[1], base)
-if most == 0 then
+local longest = longest_reader_remaining(KEYS[1], prefix)
+if longest == 0 then
     redis.call('DEL', KEYS[1])
 else
-    redis.call('PEXPIRE', KEYS[1], most)
+    redis.call('PEXPIRE', KEYS[1], longest)
 end
--- Writers sleep until the end that they received. If it is now much earlier, they are woken: the
+-- Writers sleep until the expiry that they received. If it is now much earlier, they are woken: the
 -- remaining readers may be dead and never release.
-if most == 0 or left == -1 or left - most >= 1000 then
+if longest == 0 or left == -1 or left - longest >= 1000 then
     redis.call('PUBLISH', ARGV[5], '0')
 end
 return held

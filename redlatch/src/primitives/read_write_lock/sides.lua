@@ -1,8 +1,8 @@
--- For the scripts that read the whole lock: its fields, each with its side.
+-- Prepended to the scripts that read all fields of a read-write lock.
 
--- Calls `see(field, owner, side, count)` for each holder. Returns the lock's mode; -1: no
--- read-write lock, 0: no key.
-local function each_holder(key, see)
+-- Calls `visit(field, owner, side, count)` for each holder. Returns the lock's mode; 0: the key does not
+-- exist, -1: the hash is not a read-write lock.
+local function each_holder(key, visit)
     local fields = redis.call('HGETALL', key)
     local mode = 0
     for i = 1, #fields, 2 do
@@ -18,7 +18,7 @@ local function each_holder(key, see)
     for i = 1, #fields, 2 do
         if fields[i] ~= 'mode' then
             local owner, side = holder(fields[i], fields[i + 1])
-            see(fields[i], owner, side, fields[i + 1])
+            visit(fields[i], owner, side, fields[i + 1])
         end
     end
     return mode

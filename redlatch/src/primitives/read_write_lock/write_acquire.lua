@@ -1,13 +1,17 @@
--- Acquires the write side for an owner, or returns how long others may still read or write.
+-- Acquires the write side for an owner, or returns how long other owners may still read or write.
 --
--- KEYS     the lock: hash mode -> read | write, owner:write -> hold count; for a handle that
---          prefers writers also the waiting writers: sorted set owner:write -> timestamp
--- ARGV     owner:write, lease in ms, requested hold count, the prefix of the holds' timeout keys,
---          owner, for how many ms new readers are blocked if this has to wait (0: not at all)
--- Returns  nil: held now, with that count
---          else the ms to wait (-1: a key that never expires); 0 if more than one hold was requested
---          and there is none: the hold to re-enter has been lost
---          -3: this owner reads, and would wait for itself
+-- KEYS[1]  the lock: hash mode -> read | write, owner:write -> hold count
+-- KEYS[2]  the waiting writers, only if the handle prefers writers: sorted set owner:write -> timestamp
+-- ARGV[1]  owner:write
+-- ARGV[2]  lease in ms
+-- ARGV[3]  requested hold count
+-- ARGV[4]  prefix of the holds' timeout keys
+-- ARGV[5]  owner
+-- ARGV[6]  ms for which new readers are blocked if this request must wait; 0: they are not blocked
+-- Returns  nil: the owner holds the write side with this count
+--          0: more than one hold was requested, but the owner has none: the hold to re-enter was lost
+--          -3: the owner reads, so it would wait for itself
+--          else the ms to wait; -1: the key never expires
 local left = redis.call('PTTL', KEYS[1])
 if left == -2 then
     if ARGV[3] ~= '1' then
@@ -29,7 +33,7 @@ if left == -1 then
 end
 if fields[1] == 'write' and fields[2] then
     redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
-    -- The owner already holds it: the end may only move later.
+    -- The owner already holds it: the expiry may only move later.
     if left < tonumber(ARGV[2]) then
         redis.call('PEXPIRE', KEYS[1], ARGV[2])
     end
@@ -44,13 +48,13 @@ end
 if longest_remaining(ARGV[4], ARGV[5], fields[3]) > 0 then
     return -3
 end
-local mark = tonumber(ARGV[6])
-if KEYS[2] and mark > 0 then
+local block_ms = tonumber(ARGV[6])
+if KEYS[2] and block_ms > 0 then
     local now = now_ms()
     redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
-    redis.call('ZADD', KEYS[2], now + mark, ARGV[1])
-    redis.call('PEXPIRE', KEYS[2], mark)
-    -- If the writer retries in time, its mark does not expire while it waits.
-    left = math.min(left, math.floor(mark / 3))
+    redis.call('ZADD', KEYS[2], now + block_ms, ARGV[1])
+    redis.call('PEXPIRE', KEYS[2], block_ms)
+    -- A writer that retries in time renews its timestamp, so it blocks readers for as long as it waits.
+    left = math.min(left, math.floor(block_ms / 3))
 end
 return left

@@ -1,11 +1,14 @@
 -- Sets a writer's hold count to the number of holds to keep. 0 releases its side and wakes waiters.
 -- If the owner also reads, it remains a reader. A waiting writer that gives up no longer blocks new readers.
 --
--- KEYS     the lock: hash mode -> read | write, owner:write -> hold count; the waiting writers:
---          sorted set owner:write -> timestamp
--- ARGV     owner:write, hold count to keep, new lease in ms (0: unchanged), the prefix of the holds'
---          timeout keys, channel
--- Returns  1: done; 0: this owner does not write
+-- KEYS[1]  the lock: hash mode -> read | write, owner:write -> hold count
+-- KEYS[2]  the waiting writers: sorted set owner:write -> timestamp
+-- ARGV[1]  owner:write
+-- ARGV[2]  hold count to keep
+-- ARGV[3]  lease in ms; 0: do not change the expiry
+-- ARGV[4]  prefix of the holds' timeout keys
+-- ARGV[5]  channel
+-- Returns  1: done, 0: the owner does not write
 local left = redis.call('PTTL', KEYS[1])
 local fields = {}
 if left ~= -2 then
@@ -18,14 +21,14 @@ if not fields[2] then
     if ARGV[2] == '0' and redis.call('ZREM', KEYS[2], ARGV[1]) == 1 then
         redis.call('PUBLISH', ARGV[5], '1')
     elseif left == -2 then
-        -- Deleted by FLUSHALL or DEL: no other step wakes the waiters.
+        -- If FLUSHALL or DEL deleted the lock, no other step wakes its waiters.
         wake_all(ARGV[5])
     end
     return 0
 end
 if ARGV[2] ~= '0' then
     redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
-    -- Without a lease the end does not change, even if the key lost its expiry: PEXPIRE 0 would delete it.
+    -- With lease 0 the expiry stays as it is, even if the key has none: PEXPIRE 0 would delete the key.
     local lease = tonumber(ARGV[3])
     if lease > 0 and left < lease then
         redis.call('PEXPIRE', KEYS[1], lease)
@@ -33,12 +36,12 @@ if ARGV[2] ~= '0' then
     return 1
 end
 redis.call('HDEL', KEYS[1], ARGV[1])
-local most = longest_reader_remaining(KEYS[1], ARGV[4])
-if most == 0 then
+local longest = longest_reader_remaining(KEYS[1], ARGV[4])
+if longest == 0 then
     redis.call('DEL', KEYS[1])
 else
     redis.call('HSET', KEYS[1], 'mode', 'read')
-    redis.call('PEXPIRE', KEYS[1], most)
+    redis.call('PEXPIRE', KEYS[1], longest)
 end
 wake_all(ARGV[5])
 return 1

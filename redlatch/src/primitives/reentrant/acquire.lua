@@ -1,10 +1,12 @@
 -- Acquires the lock for an owner, or returns how long another owner may still hold it.
 --
 -- KEYS[1]  the lock: hash owner -> hold count
--- ARGV     owner, lease in ms, requested hold count (default 1)
--- Returns  nil: held now, with that count
---          else the holder's remaining ms (-1: a key that never expires); 0 if the lock is free
---          but more than one hold was requested: the hold to re-enter has been lost
+-- ARGV[1]  owner
+-- ARGV[2]  lease in ms
+-- ARGV[3]  requested hold count; absent: 1
+-- Returns  nil: the owner holds the lock with this count
+--          0: the lock is free, but more than one hold was requested: the hold to re-enter was lost
+--          else the remaining ms of the holder; -1: the key never expires
 --
 -- A free lock takes three calls. PTTL comes first because it answers two questions at once: whether
 -- the key exists, and how long it lives.
@@ -26,7 +28,7 @@ if not held[1] then
     return left
 end
 redis.call('HSET', KEYS[1], ARGV[1], count)
--- The owner already holds it: the end may only move later.
+-- The owner already holds it: the expiry may only move later.
 if left < tonumber(ARGV[2]) then
     redis.call('PEXPIRE', KEYS[1], ARGV[2])
 end

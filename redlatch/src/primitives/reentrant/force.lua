@@ -1,8 +1,8 @@
--- Releases the lock whichever owner holds it, and wakes a waiter. Only changes locks.
+-- Releases the lock, whichever owner holds it, and wakes a waiter. Does not change other objects.
 --
 -- KEYS[1]  the lock: hash owner -> hold count
--- ARGV     channel
--- Returns  1: released, 0: it was free, -1: the key is a hash, but no lock
+-- ARGV[1]  channel
+-- Returns  1: released, 0: it was free, -1: the key is a hash, but not a lock
 local fields = redis.call('HLEN', KEYS[1])
 if fields == 0 then
     return 0

@@ -1,8 +1,9 @@
 -- Returns the holder, its hold count and its remaining lease.
 --
 -- KEYS[1]  the lock: hash owner -> hold count
--- Returns  nil: the lock is free; { owner, hold count, remaining ms (-1: never expires) }
---          -1: the key is a hash, but no lock
+-- Returns  nil: the lock is free
+--          { owner, hold count, remaining ms (-1: never expires) }
+--          -1: the key is a hash, but not a lock
 local fields = redis.call('HLEN', KEYS[1])
 if fields == 0 then
     return nil

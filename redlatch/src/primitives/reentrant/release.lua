@@ -1,12 +1,15 @@
 -- Sets an owner's hold count to the number of holds to keep, or releases the lock and wakes a waiter.
 --
 -- KEYS[1]  the lock: hash owner -> hold count
--- ARGV     owner, channel (empty: wake no waiter); if some holds remain: their number, lease in ms (0: the
---          end does not change), and if this undoes an acquisition: lease in ms before that acquisition
+-- ARGV[1]  owner
+-- ARGV[2]  channel; empty: wake no waiter
+-- ARGV[3]  hold count to keep; absent: release the lock, and no arguments follow
+-- ARGV[4]  lease in ms; 0: do not change the expiry
+-- ARGV[5]  only to undo an acquisition: ms that remain of the lease before it
 -- Returns  1: done; 0: this owner does not hold the lock
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
-    -- Deleted by FLUSHALL or DEL: no other step wakes the waiters. Also the answer to a release that is
-    -- repeated; then a waiter checks once more than necessary.
+    -- If FLUSHALL or DEL deleted the lock, no other step wakes its waiters. A repeated release also
+    -- gets here; then a waiter checks once more than necessary.
     if ARGV[2] ~= '' and redis.call('EXISTS', KEYS[1]) == 0 then
         redis.call('PUBLISH', ARGV[2], '0')
     end
@@ -19,11 +22,12 @@ if not ARGV[3] then
     end
     return 1
 end
--- Changes nothing. A server that is out of memory refuses HSET, unless the script has already written.
+-- Deletes nothing, but counts as a write. An out-of-memory server refuses HSET unless the script has
+-- already written.
 redis.call('HDEL', KEYS[1], '')
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 local left = redis.call('PTTL', KEYS[1])
--- Without a lease the end does not change, even if the key lost its expiry: PEXPIRE 0 would delete it.
+-- With lease 0 the expiry stays as it is, even if the key has none: PEXPIRE 0 would delete the key.
 local lease = tonumber(ARGV[4])
 if lease > 0 and left < lease then
     redis.call('PEXPIRE', KEYS[1], lease)

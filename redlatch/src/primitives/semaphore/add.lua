@@ -1,23 +1,27 @@
--- Adds permits, or removes some.
+-- Adds a signed number to the available permits; the result may be negative.
 --
--- KEYS[1]  the semaphore: the number of permits available
--- ARGV     permits to add, 1 if only to an existing semaphore, channel, the maximum number of permits
--- Returns  { permits available now }
---          else 0: there is no semaphore; -1: the number would leave the valid range
-local value, wrong = number(KEYS[1])
-if wrong then
-    return wrong
+-- KEYS[1]  the semaphore: the number of available permits
+-- ARGV[1]  permits to add; negative: remove
+-- ARGV[2]  1: only if the semaphore exists
+-- ARGV[3]  channel
+-- ARGV[4]  maximum absolute value of the result
+-- Returns  { available permits after the addition }
+--          0: the semaphore does not exist
+--          -1: the result would exceed the maximum, nothing changed
+local value, kind_error = read_counter(KEYS[1])
+if kind_error then
+    return kind_error
 end
 if not value and ARGV[2] == '1' then
     return 0
 end
-local added, most = tonumber(ARGV[1]), tonumber(ARGV[4])
+local added, max = tonumber(ARGV[1]), tonumber(ARGV[4])
 local sum = (value or 0) + added
-if (added > 0 and sum > most) or (added < 0 and sum < -most) then
+if (added > 0 and sum > max) or (added < 0 and sum < -max) then
     return -1
 end
 if added > 0 then
-    -- First: if it is refused, nothing has changed.
+    -- PUBLISH comes first: if it is refused, nothing has changed.
     redis.call('PUBLISH', ARGV[3], sum)
 end
 redis.call('INCRBY', KEYS[1], ARGV[1])

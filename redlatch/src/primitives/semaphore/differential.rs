@@ -65,7 +65,7 @@ fn lua_and_rules_agree() {
                     number: permits,
                     time_to_live: (ttl > 0).then(|| lease(ttl)),
                     payload: permits,
-                    overwrites_zero: false,
+                    overwrites_nonpositive: false,
                 };
                 harness.step(&step).await.unwrap();
             }

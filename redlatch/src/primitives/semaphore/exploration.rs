@@ -67,7 +67,7 @@ impl Model for Permits {
                     number: PERMITS,
                     time_to_live: self.ends.then(|| ticks(TTL)),
                     payload: PERMITS,
-                    overwrites_zero: false,
+                    overwrites_nonpositive: false,
                 };
                 let created = set_if_absent.apply(keyspace).map_err(error)?;
                 ensure(created != exists, || format!("created: {created}"))?;

@@ -1,12 +1,12 @@
 -- Takes permits, if enough are available.
 --
--- KEYS[1]  the semaphore: the number of permits available
--- ARGV[1]  requested permits
--- Returns  { the semaphore's remaining time to live in ms, -1: forever }
---          else 0: there are too few
-local value, wrong = number(KEYS[1])
-if wrong then
-    return wrong
+-- KEYS[1]  the semaphore: the number of available permits
+-- ARGV[1]  number of requested permits
+-- Returns  { remaining time to live of the semaphore in ms; -1: forever }: taken
+--          0: too few are available
+local value, kind_error = read_counter(KEYS[1])
+if kind_error then
+    return kind_error
 end
 if not value or value < tonumber(ARGV[1]) then
     return 0

@@ -36,7 +36,7 @@ impl TrySetPermits {
             number: self.permits,
             time_to_live: self.time_to_live.map(Lease::new).transpose()?,
             payload: self.permits,
-            overwrites_zero: false,
+            overwrites_nonpositive: false,
         };
         let session = &self.semaphore.session;
         session.run_at_most_once(step, "setting the permits").await
