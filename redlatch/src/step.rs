@@ -113,11 +113,26 @@ pub(crate) struct Script {
     hashes: [OnceLock<String>; 2],
     /// See [`Script::has_undeclared_keys`].
     undeclared: bool,
+    /// Present if several steps can be in one script.
+    batchable: Option<Batchable>,
+}
+
+/// A script that can be run for several steps at once, if each has this number of keys and arguments.
+pub(crate) struct Batchable {
+    source: &'static str,
+    pub(crate) keys: usize,
+    args: usize,
+    hash: OnceLock<String>,
 }
 
 /// Returns the script that consists of these files. With `undeclared`, it also accesses keys that it finds by
-/// itself.
+/// itself. With `batchable(1, 2)`, steps with one key and two arguments can be sent together.
 macro_rules! script {
+    (batchable($keys:literal, $args:literal) $($file:literal),+) => {{
+        static SCRIPT: $crate::step::Script =
+            $crate::step::Script::batchable(concat!($(include_str!($file)),+), $keys, $args);
+        &SCRIPT
+    }};
     (undeclared $($file:literal),+) => {{
         static SCRIPT: $crate::step::Script =
             $crate::step::Script::new(concat!($(include_str!($file)),+)).with_undeclared_keys();
@@ -153,7 +168,30 @@ impl Script {
             source,
             hashes: [const { OnceLock::new() }; 2],
             undeclared: false,
+            batchable: None,
         }
+    }
+
+    /// Creates a script that can be run for several steps at once, if each has this number of keys and arguments.
+    pub(crate) const fn batchable(source: &'static str, keys: usize, args: usize) -> Script {
+        let batchable = Batchable {
+            source,
+            keys,
+            args,
+            hash: OnceLock::new(),
+        };
+        Script {
+            source,
+            hashes: [const { OnceLock::new() }; 2],
+            undeclared: false,
+            batchable: Some(batchable),
+        }
+    }
+
+    /// Returns how steps with this number of keys and arguments are sent together, if they can be.
+    pub(crate) fn for_batch(&self, keys: usize, args: usize) -> Option<&Batchable> {
+        let batchable = self.batchable.as_ref();
+        batchable.filter(|batchable| (batchable.keys, batchable.args) == (keys, args))
     }
 
     /// Marks the script as one that also accesses undeclared keys, which it finds by itself.
@@ -200,6 +238,57 @@ impl Script {
         hash.get_or_init(|| sha1(&self.source_for(mode)))
     }
 }
+
+impl Batchable {
+    /// Returns the script that runs the step once for each of its keys, with the arguments of all steps behind all
+    /// keys. Its reply is the list of their replies and errors.
+    ///
+    /// It contains the source of the single script, with other indices. So the two cannot differ, and there is no
+    /// table of keys and arguments for each step, which would take as long as a round trip saves.
+    pub(crate) fn batch_source(&self) -> String {
+        let mut step = self.source.to_owned();
+        for n in 1..=9 {
+            step = step.replace(&format!("KEYS[{n}]"), &format!("KEYS[k + {n}]"));
+            let arg = match n <= self.args {
+                true => format!("ARGV[a + {n}]"),
+                false => "nil".to_owned(),
+            };
+            step = step.replace(&format!("ARGV[{n}]"), &arg);
+        }
+        let (keys, args) = (self.keys, self.args);
+        format!(
+            "local KEYS, ARGV, redis = KEYS, ARGV, redis
+local function step(k, a)
+{step}
+end
+local replies = {{}}
+for i = 0, #KEYS / {keys} - 1 do
+    -- pcall: an error concerns this step only.
+    local done, reply = pcall(step, {keys} * i, {args} * i)
+    if not done and type(reply) ~= 'table' then
+        reply = {{ err = tostring(reply) }}
+    end
+    -- nil would end the list; false is the same in a reply.
+    replies[i + 1] = reply or false
+end
+return replies"
+        )
+    }
+
+    /// Returns the SHA-1 of [`Batchable::batch_source`]. `sha1` calculates it the first time.
+    pub(crate) fn sha(&self, sha1: impl FnOnce(&str) -> String) -> &str {
+        self.hash.get_or_init(|| sha1(&self.batch_source()))
+    }
+}
+
+/// The same script, which exists once.
+impl PartialEq for Batchable {
+    fn eq(&self, other: &Batchable) -> bool {
+        std::ptr::eq(self, other)
+    }
+}
+
+impl Eq for Batchable {}
 
 /// Receives the arguments of a step for the server, in order.
 pub(crate) trait Args {

@@ -125,6 +125,8 @@ pub(crate) struct Differential {
     clock_offset: Duration,
     /// The subscribed channels; `None` means all.
     subscribed: Option<BTreeSet<String>>,
+    /// Number of steps so far.
+    steps: u32,
 }
 
 impl Differential {
@@ -148,6 +150,7 @@ impl Differential {
             keyspace: Keyspace::new(Instant::now()),
             clock_offset: Duration::ZERO,
             subscribed: None,
+            steps: 0,
         }
     }
 
@@ -193,23 +196,66 @@ impl Differential {
         &mut self.keyspace
     }
 
+    async fn run_alone<S: Step>(&mut self, step: &S) -> redis::Value {
+        let mut cmd = redis::cmd("EVAL");
+        let keys = step.keys();
+        cmd.arg(step.script().source()).arg(keys.len());
+        cmd.arg(keys.as_slice());
+        step.args(&mut cmd);
+        self.connection.send_packed_command(&cmd).await.unwrap()
+    }
+
+    /// Runs the step in one script behind the same step for a key of another type, if such steps can be sent
+    /// together.
+    async fn run_in_batch<S: Step>(&mut self, step: &S) -> redis::Value {
+        let (keys, mut args) = (step.keys(), Vec::new());
+        step.args(&mut args);
+        let Some(script) = step.script().for_batch(keys.len(), args.len()) else {
+            return self.run_alone(step).await;
+        };
+        let other = "text";
+        let () = redis::cmd("SET")
+            .arg(other)
+            .arg("x")
+            .query_async(&mut self.connection)
+            .await
+            .unwrap();
+        let mut cmd = redis::cmd("EVAL");
+        cmd.arg(script.batch_source());
+        cmd.arg(2 * keys.len());
+        cmd.arg(vec![other; keys.len()]).arg(keys.as_slice());
+        cmd.arg(&args).arg(&args);
+        let replies = self.connection.send_packed_command(&cmd).await.unwrap();
+        let () = redis::cmd("DEL")
+            .arg(other)
+            .query_async(&mut self.connection)
+            .await
+            .unwrap();
+        match replies {
+            redis::Value::Array(replies) => match <[_; 2]>::try_from(replies).unwrap() {
+                [redis::Value::ServerError(_), reply] => reply,
+                replies => panic!("the first step found no key of another type: {replies:?}"),
+            },
+            other => panic!("unexpected replies: {other:?}"),
+        }
+    }
+
     /// Runs the step on both sides. Panics if the replies differ. Returns the rule's reply.
     pub(crate) async fn step<S: Step>(&mut self, step: &S) -> Result<S::Reply>
     where
         S::Reply: Comparable,
     {
-        let mut cmd = redis::cmd("EVAL");
-        let keys = step.keys();
-        cmd.arg(step.script().source()).arg(keys.len());
-        for key in keys {
-            cmd.arg(key);
-        }
-        step.args(&mut cmd);
-        let server = match cmd.query_async::<redis::Value>(&mut self.connection).await {
-            Ok(reply) => reply.try_into().and_then(|reply| step.decode(reply)),
-            Err(error) => Err(Error::Refused {
+        // Each third one: a history alternates between steps of the primitive and inspections.
+        self.steps += 1;
+        let reply = match self.steps.is_multiple_of(3) {
+            true => self.run_in_batch(step).await,
+            false => self.run_alone(step).await,
+        };
+        let server = match reply {
+            redis::Value::ServerError(error) => Err(Error::Refused {
                 reason: error.to_string(),
             }),
+            reply => reply.try_into().and_then(|reply| step.decode(reply)),
         };
         let rule = step.apply(self.keyspace_at_now());
         let comparable = |reply: &Result<S::Reply>| match reply {

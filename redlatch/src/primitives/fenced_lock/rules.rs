@@ -30,7 +30,7 @@ impl Step for Acquire<'_> {
     type Reply = Outcome<u64>;
 
     fn script(&self) -> &'static Script {
-        script!("acquire.lua")
+        script!(batchable(2, 3) "acquire.lua")
     }
 
     fn keys(&self) -> Keys<'_> {

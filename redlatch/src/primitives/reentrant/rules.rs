@@ -34,7 +34,7 @@ impl Step for Acquire<'_> {
     type Reply = Outcome;
 
     fn script(&self) -> &'static Script {
-        script!("acquire.lua")
+        script!(batchable(1, 2) "acquire.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
@@ -116,7 +116,7 @@ impl Step for Release<'_> {
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
-        script!("release.lua")
+        script!(batchable(1, 2) "release.lua")
     }
 
     fn keys(&self) -> Keys<'_> {

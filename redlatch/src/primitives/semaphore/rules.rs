@@ -32,7 +32,7 @@ impl Step for TakePermits<'_> {
     type Reply = Outcome<Expiry>;
 
     fn script(&self) -> &'static Script {
-        script!("../counter/counter.lua", "take.lua")
+        script!(batchable(1, 1) "../counter/counter.lua", "take.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
@@ -85,7 +85,7 @@ impl Step for Add {
     type Reply = Option<i64>;
 
     fn script(&self) -> &'static Script {
-        script!("../counter/counter.lua", "add.lua")
+        script!(batchable(1, 4) "../counter/counter.lua", "add.lua")
     }
 
     fn keys(&self) -> Keys<'_> {

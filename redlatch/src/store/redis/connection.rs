@@ -26,6 +26,7 @@ use redis::{
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 
+use super::batch::{Batcher, CloseOnDrop};
 use super::connection_config::ConnectionConfig;
 use super::connector::RawConnection;
 use super::endpoint::Endpoint;
@@ -56,6 +57,8 @@ pub(super) struct ReconnectingConnection {
     config: ConnectionConfig,
     target: Target,
     connect_timeout: Duration,
+    /// Whether steps that wait to be sent are sent together.
+    batching: bool,
     shared: Arc<Shared>,
     connecting: Mutex<Connecting>,
     /// Tracks which server process the connections lead to, if that matters.
@@ -121,9 +124,11 @@ pub(super) struct LiveConnection {
     pub(super) generation: Generation,
     /// The server at the other end: another one after a failover.
     pub(super) server: ServerId,
+    /// The steps that wait to be sent, if steps are sent together.
+    pub(super) batcher: Option<Arc<Batcher>>,
     /// Closed when the connection is invalidated; the socket may still be open then. Present if another
     /// server can replace this one.
-    invalidated: Option<Receiver<()>>,
+    pub(super) invalidated: Option<Receiver<()>>,
 }
 
 struct Established {
@@ -133,6 +138,7 @@ struct Established {
     idle: Vec<LiveConnection>,
     /// For the log.
     address: String,
+    _close_batcher: Option<CloseOnDrop>,
     /// Dropping it notifies all callers that wait for an answer.
     _invalidated: Option<Sender<()>>,
 }
@@ -142,6 +148,7 @@ impl ReconnectingConnection {
         config: ConnectionConfig,
         target: Target,
         connect_timeout: Duration,
+        batching: bool,
         subscriber: SharedSubscriber,
         subscription_mode: SubscriptionMode,
         run_id_tracker: Option<RunIdTracker>,
@@ -157,6 +164,7 @@ impl ReconnectingConnection {
             config,
             target,
             connect_timeout,
+            batching,
             shared: Arc::new(shared),
             connecting: Mutex::default(),
             run_id_tracker,
@@ -288,16 +296,20 @@ impl ReconnectingConnection {
         }
         let channel = self.can_be_replaced().then(shared_oneshot::channel);
         let (invalidated, receiver) = channel.unzip();
+        let batching = self.batching.then(|| Batcher::new(&raw.connection));
+        let (batcher, close_batcher) = batching.unzip();
         let live = LiveConnection {
             raw,
             generation,
             server: self.server(endpoint.as_ref()),
+            batcher,
             invalidated: receiver,
         };
         let established = Established {
             live: live.clone(),
             idle: Vec::new(),
             address: addr.to_string(),
+            _close_batcher: close_batcher,
             _invalidated: invalidated,
         };
         let restoring = self.restore(live.raw.connection.clone(), established);
@@ -456,7 +468,11 @@ impl ReconnectingConnection {
     }
 
     /// Classifies the failure of something that was sent on this connection.
-    fn classify_failure(&self, live: &LiveConnection, error: &RedisError) -> ExchangeError {
+    pub(super) fn classify_failure(
+        &self,
+        live: &LiveConnection,
+        error: &RedisError,
+    ) -> ExchangeError {
         if breaks_connection(error) {
             self.shared.connection_lost(live.generation, error);
             return ExchangeError::Unanswered(Cause::new(error.to_string(), error.clone()));
@@ -488,7 +504,7 @@ impl ReconnectingConnection {
 }
 
 /// The connection was invalidated, or broke, before the answer arrived.
-fn connection_ended() -> ExchangeError {
+pub(super) fn connection_ended() -> ExchangeError {
     ExchangeError::Unanswered("the connection ended before the answer arrived".into())
 }
 
@@ -500,7 +516,7 @@ async fn send_with_asking(connection: &mut MultiplexedConnection, cmd: &Cmd) -> 
     Ok(answers.into_iter().next_back().unwrap_or(Value::Nil))
 }
 
-async fn unless_invalidated<T>(
+pub(super) async fn unless_invalidated<T>(
     invalidated: &Option<Receiver<()>>,
     work: Pin<&mut impl Future<Output = T>>,
 ) -> Result<T, ExchangeError> {

@@ -7,14 +7,17 @@ use std::time::Duration;
 use redis::{Arg, Cmd, Value};
 use tokio::time::{Instant, timeout};
 
-use super::connection::{LiveConnection, ReconnectingConnection};
+use super::batch::{QueuedStep, SentStep, Turn};
+use super::connection::{
+    LiveConnection, ReconnectingConnection, connection_ended, unless_invalidated,
+};
 use super::exchange_error::{ExchangeError, Retry};
 use super::node::Node;
 use super::replicas::Replicas;
 use super::topology::Topology;
 use crate::error::{Error, Result};
 use crate::join::Boxed;
-use crate::step::{Args, Script, ScriptReply, Step, script_error, unexpected_reply};
+use crate::step::{Args, Batchable, Script, ScriptReply, Step, script_error, unexpected_reply};
 use crate::store::{Answer, AttemptPermit, Confirmation, Delivery, Progress, Route};
 
 /// Limit of consecutive redirections in a cluster.
@@ -26,6 +29,8 @@ pub(super) struct CommandRequest<'a> {
     cmd: Cmd,
     /// The script that the command runs by its SHA, if any.
     script: Option<&'static Script>,
+    /// How steps with this script are sent together, if they can be.
+    batchable: Option<&'static Batchable>,
     /// The key that determines the node and is named in errors.
     key: &'a str,
     /// The node, if it is not determined by the key.
@@ -50,6 +55,7 @@ impl<'a> CommandRequest<'a> {
             topology,
             cmd,
             script: None,
+            batchable: None,
             key: "",
             node: None,
             channel: None,
@@ -76,8 +82,11 @@ impl<'a> CommandRequest<'a> {
         cmd.arg(script.sha(topology.publishing, sha1));
         cmd.arg(keys.len()).arg(keys.as_slice());
         step.args(&mut cmd);
+        // Behind EVALSHA, the SHA, the number of keys and the keys.
+        let args = cmd.args_iter().len() - 3 - keys.len();
         Ok(CommandRequest {
             script: Some(script),
+            batchable: script.for_batch(keys.len(), args),
             key,
             channel,
             delivery,
@@ -253,23 +262,24 @@ impl<'a> CommandRequest<'a> {
         if let Some(replicas) = replicas {
             Box::pin(replicas.ensure_counted(connection, &live)).await?;
         }
-        self.progress.mark_sent();
-        let mut sent_at = Instant::now();
         let channel = channel.filter(|_| same_connection);
         let context = SendContext {
             connection,
             importing,
             replicas,
+            progress: self.progress,
         };
-        let (mut answer, mut confirmation) = context.send(&mut live, &self.cmd, channel).await?;
+        let (mut answer, mut sent_at, mut confirmation) = context
+            .send(&mut live, &self.cmd, self.batchable, channel)
+            .await?;
         if let Value::ServerError(error) = &answer
             && error.code() == "NOSCRIPT"
             && let Some(script) = self.script
         {
             // A new or flushed server. EVAL loads the script for later.
-            sent_at = Instant::now();
             let eval = self.with_source(script);
-            (answer, confirmation) = Box::pin(context.send(&mut live, &eval, None)).await?;
+            (answer, sent_at, confirmation) =
+                Box::pin(context.send(&mut live, &eval, None, None)).await?;
         }
         match answer {
             Value::ServerError(error) => {
@@ -368,25 +378,72 @@ struct SendContext<'a> {
     importing: bool,
     /// The replicas that must confirm the command.
     replicas: Option<&'a Arc<Replicas>>,
+    progress: &'a Progress,
 }
 
+/// The answer to a command, when the command was sent, and the confirmation of the replicas.
+type Sent = (Value, Instant, Confirmation);
+
 impl SendContext<'_> {
-    /// Sends a command, behind a subscription and followed by WAIT for the replicas, in one round trip.
+    /// Sends a command, behind a subscription and followed by WAIT for the replicas, in one round trip; or together
+    /// with others.
     async fn send(
         &self,
         live: &mut LiveConnection,
         cmd: &Cmd,
+        batchable: Option<&'static Batchable>,
         channel: Option<&str>,
-    ) -> Result<(Value, Confirmation), ExchangeError> {
-        if channel.is_none() && self.replicas.is_none() {
-            let answer = self
-                .connection
-                .query_node(live, cmd, self.importing)
-                .await?;
-            return Ok((answer, Confirmation::NOT_NEEDED));
+    ) -> Result<Sent, ExchangeError> {
+        if channel.is_some() || self.replicas.is_some() {
+            self.progress.mark_sent();
+            let sent_at = Instant::now();
+            // Boxed, as are other rare paths, so that common futures stay small.
+            let (answer, confirmation) = Box::pin(self.send_pipelined(live, cmd, channel)).await?;
+            return Ok((answer, sent_at, confirmation));
         }
-        // Boxed, as are other rare paths, so that common futures stay small.
-        Box::pin(self.send_pipelined(live, cmd, channel)).await
+        let batcher = live.batcher.as_ref().filter(|_| !self.importing);
+        let turn = batchable.and_then(|script| Some(batcher?.turn(script, cmd)));
+        let _in_flight = match turn {
+            Some(Turn::Later(step)) => {
+                let (answer, sent_at) = self.send_in_batch(live, step).await?;
+                return Ok((answer, sent_at, Confirmation::NOT_NEEDED));
+            }
+            Some(Turn::Now(in_flight)) => Some(in_flight),
+            None => None,
+        };
+        self.progress.mark_sent();
+        let sent_at = Instant::now();
+        let answer = self.connection.query_node(live, cmd, self.importing);
+        Ok((answer.await?, sent_at, Confirmation::NOT_NEEDED))
+    }
+
+    /// Waits until a step is sent together with others, and for its answer.
+    async fn send_in_batch(
+        &self,
+        live: &LiveConnection,
+        step: QueuedStep,
+    ) -> Result<(Value, Instant), ExchangeError> {
+        let mut step = CancelOnDrop {
+            step,
+            was_sent_before: self.progress.was_sent(),
+            progress: self.progress,
+        };
+        // It may be sent at any time from now on.
+        self.progress.mark_sent();
+        let answered = unless_invalidated(&live.invalidated, pin!(step.step.answer())).await?;
+        match answered {
+            Some(SentStep::Sent(sent_at, Ok(answer))) => Ok((answer, sent_at)),
+            Some(SentStep::Sent(_, Err(error))) => {
+                Err(self.connection.classify_failure(live, &error))
+            }
+            Some(SentStep::Unsent) => {
+                step.mark_unsent();
+                Err(ExchangeError::not_executed(
+                    "the connection ended before the step was sent",
+                ))
+            }
+            None => Err(connection_ended()),
+        }
     }
 
     async fn send_pipelined(
@@ -440,4 +497,27 @@ impl RawAnswer {
 /// Checks for a runtime with timers: without it, timeouts would panic.
 pub(super) fn check_runtime() -> Result<()> {
     crate::runtime::current().map(drop)
+}
+
+/// A step that may be in a batch. If its caller drops it before it is sent, it was not sent.
+struct CancelOnDrop<'a> {
+    step: QueuedStep,
+    progress: &'a Progress,
+    was_sent_before: bool,
+}
+
+impl CancelOnDrop<'_> {
+    fn mark_unsent(&self) {
+        if !self.was_sent_before {
+            self.progress.mark_unsent();
+        }
+    }
+}
+
+impl Drop for CancelOnDrop<'_> {
+    fn drop(&mut self) {
+        if self.step.cancel() {
+            self.mark_unsent();
+        }
+    }
 }

@@ -29,6 +29,7 @@ use crate::error::{Cause, Error, Result};
 use crate::join::Boxed;
 use crate::step::Step;
 
+mod batch;
 mod cluster;
 mod connection;
 mod connection_config;

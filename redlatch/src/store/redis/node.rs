@@ -69,6 +69,7 @@ impl Node {
                 settings.config.clone(),
                 target.clone(),
                 settings.redis.connect_timeout,
+                settings.redis.batching,
                 settings.subscriber.clone(),
                 subscription_mode,
                 carries_commands.then(run_id_tracker),

@@ -15,13 +15,15 @@ pub(crate) struct ConnectOptions {
     pub(crate) tls: Certificates,
 }
 
-/// Time limits, and the replicas to wait for.
+/// Time limits, the replicas to wait for, and how steps are sent.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RedisSettings {
     pub(crate) connect_timeout: Duration,
     pub(crate) response_timeout: Duration,
     pub(crate) replica_sync: ReplicaSync,
     pub(crate) replica_timeout: Duration,
+    /// Whether steps that wait to be sent are sent together.
+    pub(crate) batching: bool,
 }
 
 impl Default for RedisSettings {
@@ -31,6 +33,7 @@ impl Default for RedisSettings {
             response_timeout: Duration::from_secs(3),
             replica_sync: ReplicaSync::default(),
             replica_timeout: Duration::from_secs(1),
+            batching: true,
         }
     }
 }

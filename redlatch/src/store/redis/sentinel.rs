@@ -68,6 +68,7 @@ impl Sentinels {
                 config.clone(),
                 Target::Fixed(endpoint.to_addr()),
                 connect_timeout.min(QUERY_TIMEOUT),
+                false,
                 subscriber.clone(),
                 SubscriptionMode::Restored,
                 None,

@@ -125,6 +125,8 @@ impl Topology {
             false => (PublishMode::Global, SubscriptionMode::Unrestored),
         };
         settings.subscription_mode = subscription_mode;
+        // See `batch`.
+        settings.redis.batching = false;
         let address = sorted_list(&seeds);
         let cluster = Cluster::new(seeds, settings);
         if cluster.masters().await.is_empty() {
@@ -268,6 +270,7 @@ async fn fetch_server_info(seeds: &[Endpoint], settings: &NodeSettings) -> Resul
             settings.config.clone(),
             Target::Fixed(seed.to_addr()),
             settings.redis.connect_timeout,
+            false,
             settings.subscriber.clone(),
             SubscriptionMode::Unrestored,
             None,
