@@ -12,7 +12,7 @@ Usage: redlatch-bench [OPTIONS]
                     callers
   --locks N         number of locks that lock_held holds (100000)
   --window SECONDS  how long lock_held measures (30)
-  --callers SECONDS how long callers arrive at each server of callers (10)
+  --callers SECONDS duration of each run of the callers benchmark (10)
   --json PATH       file for the results (target/bench.json)
 ";
 
@@ -31,17 +31,21 @@ pub(crate) struct Options {
     pub(crate) quick: bool,
     only: Option<String>,
     pub(crate) json: PathBuf,
-    /// Number of rounds of each side, and the duration of a round.
+    /// Number of rounds of redlatch and of the bare scripts, each.
     pub(crate) rounds: usize,
+    /// Duration of a round.
     pub(crate) round: Duration,
     /// How long tasks contend for one name.
     pub(crate) contended: Duration,
     /// Pairs per round whose cost on the server is measured.
     pub(crate) cost_pairs: usize,
+    /// Number of locks that `lock_held` holds.
     pub(crate) locks: usize,
+    /// How long `lock_held` measures.
     pub(crate) window: Duration,
     /// The watchdog lease while many locks are held.
     pub(crate) lease: Duration,
+    /// Number of measured wake-ups.
     pub(crate) wakes: usize,
     /// How long callers arrive at a dead, frozen or slow server.
     pub(crate) callers: Duration,
@@ -95,7 +99,7 @@ pub(crate) fn read(args: impl Iterator<Item = String>, names: &[&str]) -> Result
         let [url, kind, name] = [url, kind, name].map(Clone::clone);
         return Ok(Command::WakePeer { url, kind, name });
     }
-    // First, wherever it appears: the other options override its values.
+    // `--quick` is applied first, wherever it appears, so that other options override its values.
     let mut options = match args.iter().any(|arg| arg == "--quick") {
         true => Options::quick(),
         false => Options::full(),
@@ -107,12 +111,12 @@ pub(crate) fn read(args: impl Iterator<Item = String>, names: &[&str]) -> Result
             "--help" | "-h" => return Ok(Command::Help),
             "--quick" => {}
             "--only" => options.only = Some(value()?),
-            "--locks" => options.locks = number(&flag, &value()?)?,
+            "--locks" => options.locks = parse_positive(&flag, &value()?)?,
             "--window" => {
-                options.window = Duration::from_secs(number(&flag, &value()?)?);
+                options.window = Duration::from_secs(parse_positive(&flag, &value()?)?);
             }
             "--callers" => {
-                options.callers = Duration::from_secs(number(&flag, &value()?)?);
+                options.callers = Duration::from_secs(parse_positive(&flag, &value()?)?);
             }
             "--json" => options.json = value()?.into(),
             _ => return Err(format!("unknown option {flag}")),
@@ -122,13 +126,16 @@ pub(crate) fn read(args: impl Iterator<Item = String>, names: &[&str]) -> Result
         Ok(Command::Bench(options))
     } else {
         Err(format!(
-            "--only: no such benchmark; available: {}",
+            "--only: no benchmark has such a name; use one of: {}",
             names.join(", ")
         ))
     }
 }
 
-fn number<N: std::str::FromStr + Default + PartialEq>(flag: &str, text: &str) -> Result<N, String> {
+fn parse_positive<N: std::str::FromStr + Default + PartialEq>(
+    flag: &str,
+    text: &str,
+) -> Result<N, String> {
     match text.parse() {
         Ok(number) if number != N::default() => Ok(number),
         _ => Err(format!("{flag}: {text:?} is not a number above 0")),

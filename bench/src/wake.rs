@@ -27,21 +27,21 @@ const WARM_UP: usize = 50;
 pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value> {
     println!("\n{NAME}: from the call of unlock in one client to the acquisition by another that");
     println!(
-        "waits; in µs and in round trips (median of a PING sent directly, one after the other). After"
+        "waits; in µs and in round trips (median of PINGs sent one after the other, without redlatch). A"
     );
     println!(
-        "a pause, all threads involved sleep and must be woken, as they must when a lock is held."
+        "PING after a pause includes waking idle threads, as a wake-up after a held lock does."
     );
     println!("                             p50 µs     p99 µs   p50 trips   p99 trips");
-    let pings = pings(&server.url(), options.wakes, None).await?;
-    let idle_pings = self::pings(&server.url(), options.wakes, Some(HOLD_TIME)).await?;
-    let same_process = self::same_process(&server.url(), options.wakes).await?;
-    let other_process = self::other_process(&server.url(), &KINDS[0], options.wakes).await?;
+    let pings = measure_pings(&server.url(), options.wakes, None).await?;
+    let idle_pings = measure_pings(&server.url(), options.wakes, Some(HOLD_TIME)).await?;
+    let same_process = wake_in_process(&server.url(), options.wakes).await?;
+    let other_process = wake_across_processes(&server.url(), &KINDS[0], options.wakes).await?;
     let trip = median(&pings);
     for (what, samples) in [
         ("PING", &pings),
         ("PING after a pause", &idle_pings),
-        ("wake in the process", &same_process),
+        ("wake in the same process", &same_process),
         ("wake in another process", &other_process),
     ] {
         let (p50, p99) = (median(samples), quantile(samples, 0.99));
@@ -78,10 +78,10 @@ pub(crate) async fn measure_primitives(server: &Server, options: &Options) -> Re
     println!("every primitive; in µs and in round trips after a pause.");
     println!("                             p50 µs     p99 µs   p50 trips   p99 trips");
     let wakes = options.wakes / 4;
-    let trip = median(&pings(&server.url(), wakes, Some(HOLD_TIME)).await?);
+    let trip = median(&measure_pings(&server.url(), wakes, Some(HOLD_TIME)).await?);
     let mut rows = Vec::new();
     for kind in &KINDS {
-        let samples = other_process(&server.url(), kind, wakes).await?;
+        let samples = wake_across_processes(&server.url(), kind, wakes).await?;
         let (p50, p99) = (median(&samples), quantile(&samples, 0.99));
         println!(
             "  {:24} {p50:9.1} {p99:10.1} {:11.2} {:11.2}",
@@ -103,9 +103,8 @@ pub(crate) async fn measure_primitives(server: &Server, options: &Options) -> Re
     Ok(rows)
 }
 
-/// Measures round trips. With a pause before each, they also wake sleeping threads, as a release
-/// after some work does.
-async fn pings(url: &str, count: usize, pause: Option<Duration>) -> Result<Vec<f64>> {
+/// Measures round trips of PING. With `pause`, sleeps before each, so that they include waking idle threads.
+async fn measure_pings(url: &str, count: usize, pause: Option<Duration>) -> Result<Vec<f64>> {
     let mut connection = bare::connect(url).await?;
     let mut trips = Vec::with_capacity(count);
     for number in 0..WARM_UP + count {
@@ -121,7 +120,7 @@ async fn pings(url: &str, count: usize, pause: Option<Duration>) -> Result<Vec<f
     Ok(trips)
 }
 
-async fn same_process(url: &str, wakes: usize) -> Result<Vec<f64>> {
+async fn wake_in_process(url: &str, wakes: usize) -> Result<Vec<f64>> {
     let holder = Client::connect(url).await?.lock("bench:wake");
     let waiter = Client::connect(url).await?.lock("bench:wake");
     let mut samples = Vec::with_capacity(wakes);
@@ -133,18 +132,18 @@ async fn same_process(url: &str, wakes: usize) -> Result<Vec<f64>> {
             Ok((guard, Instant::now()))
         });
         tokio::time::sleep(HOLD_TIME).await;
-        let released = Instant::now();
+        let release_started = Instant::now();
         guard.unlock().await?;
         let (guard, woken) = waiting.await??;
         if number >= WARM_UP {
-            samples.push(micros(woken - released));
+            samples.push(micros(woken - release_started));
         }
         guard.unlock().await?;
     }
     Ok(samples)
 }
 
-async fn other_process(url: &str, kind: &Kind, wakes: usize) -> Result<Vec<f64>> {
+async fn wake_across_processes(url: &str, kind: &Kind, wakes: usize) -> Result<Vec<f64>> {
     let name = format!("bench:wake:{}", kind.name);
     let mut peer = tokio::process::Command::new(std::env::current_exe()?)
         .args(["--wake-peer", url, kind.name, &name])
@@ -160,22 +159,17 @@ async fn other_process(url: &str, kind: &Kind, wakes: usize) -> Result<Vec<f64>>
     let mut samples = Vec::with_capacity(wakes);
     for number in 0..WARM_UP + wakes {
         let release = hold().await?;
-        requests
-            .write_all(
-                b"acquire
-",
-            )
-            .await?;
+        requests.write_all(b"acquire\n").await?;
         reports.next_line().await?; // "waiting"
         tokio::time::sleep(HOLD_TIME).await;
-        let released = nanos()?;
+        let release_started = nanos()?;
         release().await?;
         let woken = reports.next_line().await?;
         let woken: u128 = woken.ok_or("the other process has ended")?.parse()?;
-        let waited = woken.checked_sub(released);
-        let waited = waited.ok_or("the other process did not wait")?;
+        let latency = woken.checked_sub(release_started);
+        let latency = latency.ok_or("the other process did not wait")?;
         if number >= WARM_UP {
-            samples.push(waited as f64 / 1e3);
+            samples.push(latency as f64 / 1e3);
         }
         reports.next_line().await?; // "released"
     }

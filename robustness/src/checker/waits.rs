@@ -56,21 +56,22 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
     found
 }
 
-/// Finds the requests that waited for a free lock for longer than this. Times with faults do not count.
+/// Finds the requests that waited for a free lock for longer than `limit`. The time of faults does not count.
 ///
-/// Only for runs on a simulated clock, without faults that delay clients: a busy machine delays them, too.
+/// Valid only on a simulated clock, and without faults that delay clients: on a real clock a busy machine delays them,
+/// too.
 pub fn check_promptness(history: &History, limit: Duration) -> Vec<Violation> {
     let names = history.by_name();
-    // Requests for spin locks and RedLocks retry after a pause. An attempt to acquire several locks may briefly hold
-    // one of them, or the first place in its queue, and fail; that also blocks other such attempts.
-    let is_polled = |name: &str| {
+    // Requests for spin locks and RedLocks retry after a pause. A failed attempt on several locks may briefly hold one
+    // of them, or be the head of its queue, and so block other requests.
+    let may_be_delayed = |name: &str| {
         let mut kinds = ["spin", "red", "multi"].iter();
         kinds.any(|kind| name.starts_with(kind))
     };
-    let is_prompt = |(name, sections): &(&&str, &Vec<&Section>)| {
-        !is_polled(name) && !sections.iter().any(|one| one.request.is_member)
+    let must_be_prompt = |(name, sections): &(&&str, &Vec<&Section>)| {
+        !may_be_delayed(name) && !sections.iter().any(|section| section.request.is_member)
     };
-    let prompt = names.iter().filter(is_prompt);
+    let prompt = names.iter().filter(must_be_prompt);
     let idle = prompt.flat_map(|(name, _)| idle_waits(history, &names, name));
     let too_long = idle.filter(|idle| {
         // Clients may still be connecting.
@@ -106,18 +107,18 @@ fn departed_waiters(
 ) -> Time {
     let fair = fair_locks(name);
     let sections = fair.iter().filter_map(|name| names.get(name.as_str()));
-    let left = sections.flatten().filter(|one| {
-        let process = history.processes.get(&one.process);
+    let departed = sections.flatten().filter(|section| {
+        let process = history.processes.get(&section.process);
         let stops = process.iter().flat_map(|process| &process.stopped);
         let killed = process.and_then(|process| process.killed);
-        let failed = one.answered.filter(|_| one.failed.is_some());
-        let mut ends = stops.map(|stop| stop.0).chain(killed).chain(failed);
-        ends.any(|end| {
-            let waited = one.requested <= end && one.answered.is_none_or(|at| at >= end);
+        let failed_at = section.answered.filter(|_| section.failed.is_some());
+        let mut departures = stops.map(|stop| stop.0).chain(killed).chain(failed_at);
+        departures.any(|end| {
+            let waited = section.requested <= end && section.answered.is_none_or(|at| at >= end);
             waited && end <= idle.until && idle.from - end < MAX_QUEUE_LEASES * history.lease
         })
     });
-    Time::try_from(left.count()).unwrap_or(Time::MAX / history.lease)
+    Time::try_from(departed.count()).unwrap_or(Time::MAX / history.lease)
 }
 
 /// Returns the fair locks that are acquired for a name.
@@ -127,11 +128,11 @@ fn fair_locks(name: &str) -> Vec<String> {
     locks
 }
 
-/// Returns how long a fair lock may be kept for waiters that had left. After a failover to a replica that was behind,
-/// the store has their queue entries again.
+/// Returns how long a fair lock may be kept for waiters whose queue entries a failover restored, because the promoted
+/// replica had missed their removal.
 fn restored_queue_grace(history: &History, name: &str, idle: &IdleWait<'_>) -> Time {
-    let mut lost = history.data_losses.iter().filter(|lost| lost.loss.holds);
-    match !fair_locks(name).is_empty() && lost.any(|lost| lost.from <= idle.until) {
+    let mut losses = history.data_losses.iter().filter(|loss| loss.loss.holds);
+    match !fair_locks(name).is_empty() && losses.any(|loss| loss.from <= idle.until) {
         true => nanos(FAIR_GRACE_PERIOD),
         false => 0,
     }
@@ -228,7 +229,8 @@ impl IdleWait<'_> {
     }
 }
 
-/// Returns the times in which the lock could be acquired, as far as its holders know.
+/// Returns the intervals in which another request could be granted, calculated from the reported holds. For a latch:
+/// the intervals in which it is certainly open.
 fn free_intervals(history: &History, sections: &[&Section]) -> Vec<(Time, Time)> {
     let mut changes = Vec::new();
     let capacity = match sections.first().map(|one| one.request.mode) {
@@ -237,12 +239,14 @@ fn free_intervals(history: &History, sections: &[&Section]) -> Vec<(Time, Time)>
         }
         Some(Mode::Permit) => PERMITS as usize,
         Some(Mode::Semaphore) => {
-            let mut stuck: Vec<Time> =
+            // After a data loss no permit is certainly free. A permit whose acquisition or release is uncertain may
+            // never become free.
+            let mut unavailable_since: Vec<Time> =
                 vec![semaphores::permits_lost_since(history); PERMITS as usize];
             let may_be_stuck = |one: &&&Section| semaphores::may_be_stuck(history, one);
             let since = |one: &&Section| one.acquired.unwrap_or(one.requested);
-            stuck.extend(sections.iter().filter(may_be_stuck).map(since));
-            for from in stuck {
+            unavailable_since.extend(sections.iter().filter(may_be_stuck).map(since));
+            for from in unavailable_since {
                 changes.extend([(from, true), (Time::MAX, false)]);
             }
             PERMITS as usize
@@ -253,11 +257,11 @@ fn free_intervals(history: &History, sections: &[&Section]) -> Vec<(Time, Time)>
         changes.extend([(from, true), (until, false)]);
     }
     // At equal times, acquisitions come before releases, so that there is no gap between them.
-    changes.sort_by_key(|&(at, comes)| (at, !comes));
+    changes.sort_by_key(|&(at, is_acquisition)| (at, !is_acquisition));
     let mut free = Vec::new();
     let (mut holders, mut since) = (0_usize, Time::MIN);
-    for (at, comes) in changes {
-        if comes {
+    for (at, is_acquisition) in changes {
+        if is_acquisition {
             if holders + 1 == capacity && since < at {
                 free.push((since, at));
             }

@@ -10,12 +10,12 @@ use crate::name::ObjectKeys;
 use crate::primitives::counter::read_number;
 use crate::step::{Args, Keys, Script, ScriptReply, Step, script};
 
-/// The message that a latch is open.
+/// The message that is published when a latch opens or is deleted.
 pub(super) const OPENED: u32 = 0;
-/// The message that a new count was set.
+/// The message that is published when a new count is set.
 pub(super) const CHANGED: u32 = 1;
 
-/// Decrements a latch's count; at zero it is open, and its key is deleted. May not be sent twice.
+/// Decrements a latch's count; at zero it is open, and its key is deleted. Not idempotent: must be executed at most once.
 pub(super) struct CountDown {
     pub(super) object: Arc<ObjectKeys>,
     pub(super) by: u32,

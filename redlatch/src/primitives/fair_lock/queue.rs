@@ -1,4 +1,5 @@
-//! The queue of a fair lock's waiters: the same as `queue.lua`, in Rust.
+//! The queue of a fair lock's waiters: `queue.lua` in Rust, with the same rules. A waiter is *absent* while its channel
+//! has no subscriber.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -11,15 +12,15 @@ use crate::name::FairKeys;
 /// Maximum number of waiters that one step checks for absence.
 const MAX_CHECKED: usize = 1000;
 
-/// Minimum time in milliseconds that an absent head keeps its position: it may be subscribed at a replica, which
-/// `PUBSUB NUMSUB` does not count.
-const UNCOUNTED_GRACE: i64 = 50;
+/// Minimum time in milliseconds that an absent head keeps its position after a release: it may be subscribed at a
+/// replica, whose subscribers `PUBSUB NUMSUB` does not count.
+const REPLICA_SUBSCRIBER_GRACE: i64 = 50;
 
 /// The waiters that one step has checked for absence.
 pub(super) struct CheckedWaiters {
     /// The first waiters of the queue, connected or absent, in order: at most [`MAX_CHECKED`].
     pub(super) owners: Vec<String>,
-    /// Until when each absent one keeps its position.
+    /// For each absent waiter, the timestamp in milliseconds until which it keeps its position.
     pub(super) kept_until: BTreeMap<String, i64>,
 }
 
@@ -27,7 +28,7 @@ pub(super) struct CheckedWaiters {
 /// because it may be reconnecting.
 const RECONNECT_GRACE: i64 = 1000;
 
-/// The queue of one lock, at one moment.
+/// Access to the queue of one lock, for one step.
 ///
 /// The timeout of the head is the end of the lease plus its own wait time; that of each further waiter
 /// is its own wait time later than the one before it.
@@ -97,24 +98,24 @@ impl<'a> FairQueue<'a> {
         self.timestamp_of(&self.keys.timeouts, owner)
     }
 
-    pub(super) fn set_timeout(&mut self, owner: &str, until: i64) -> Result<()> {
-        self.set_timestamp(&self.keys.timeouts, owner, until)
+    pub(super) fn set_timeout(&mut self, owner: &str, timeout: i64) -> Result<()> {
+        self.set_timestamp(&self.keys.timeouts, owner, timeout)
     }
 
     /// Appends an owner. Returns its position.
-    pub(super) fn push(&mut self, owner: &str, until: i64) -> Result<usize> {
+    pub(super) fn push(&mut self, owner: &str, timeout: i64) -> Result<usize> {
         let owners: &mut VecDeque<_> = self.keyspace.find_or_create(&self.keys.queue)?;
         owners.push_back(owner.to_owned());
         let position = owners.len() - 1;
-        self.set_timeout(owner, until)?;
+        self.set_timeout(owner, timeout)?;
         Ok(position)
     }
 
     pub(super) fn remove(&mut self, position: usize) -> Result<()> {
-        let gone = self.owners()?.and_then(|owners| owners.remove(position));
-        if let Some(gone) = gone {
-            self.remove_timestamp(&self.keys.timeouts, &gone)?;
-            self.clear_absence(&gone)?;
+        let removed = self.owners()?.and_then(|owners| owners.remove(position));
+        if let Some(removed) = removed {
+            self.remove_timestamp(&self.keys.timeouts, &removed)?;
+            self.clear_absence(&removed)?;
         }
         Ok(())
     }
@@ -132,7 +133,7 @@ impl<'a> FairQueue<'a> {
         Ok(())
     }
 
-    /// Drops the heads whose time has passed, except the requesting owner, which is alive. Returns
+    /// Removes heads of the queue while their timeout has passed, except the requesting owner, which is alive. Returns
     /// the resulting head, and whether any waiter was dropped.
     pub(super) fn drop_timed_out(
         &mut self,
@@ -243,27 +244,27 @@ impl<'a> FairQueue<'a> {
         Ok((!self.wake_head()?).then_some(head))
     }
 
-    /// Wakes the next owner after the lock was released, with this many milliseconds of its lease
-    /// remaining. A head that does not receive the message keeps its turn as if the lease had ended
+    /// Wakes the next owner after the lock was released when `remaining` milliseconds of its lease
+    /// were left. A head that does not receive the message keeps its turn as if the lease had ended
     /// now, but for at least [`RECONNECT_GRACE`].
     pub(super) fn wake_after_release(&mut self, remaining: i64, grace: Lease) -> Result<()> {
         let Some(head) = self.wake_next()? else {
             return Ok(());
         };
         let checked = self.record_absences(grace.millis(), None)?;
-        let earliest = self.now_ms() + UNCOUNTED_GRACE;
+        let min_kept_until = self.now_ms() + REPLICA_SUBSCRIBER_GRACE;
         if checked
             .kept_until
             .get(&head)
-            .is_some_and(|&kept_until| kept_until < earliest)
+            .is_some_and(|&kept_until| kept_until < min_kept_until)
         {
-            self.set_absence(&head, earliest)?;
+            self.set_absence(&head, min_kept_until)?;
         }
         let Some(timeout) = self.timeout_of(&head)? else {
             return Ok(());
         };
-        let earliest = self.now_ms() + RECONNECT_GRACE;
-        let shortened = timeout.saturating_sub(remaining).max(earliest);
+        let min_timeout = self.now_ms() + RECONNECT_GRACE;
+        let shortened = timeout.saturating_sub(remaining).max(min_timeout);
         if shortened < timeout {
             self.shift(0, shortened - timeout)?;
         }

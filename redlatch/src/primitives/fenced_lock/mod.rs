@@ -58,7 +58,7 @@ use crate::step::{Outcome, Step};
 ///
 /// # When not to use it
 ///
-/// Where nothing checks the token: it is then a [`Lock`] that also counts. Where the resource can
+/// If nothing checks the token, use a plain [`Lock`]: the token then has no effect. If the resource can
 /// compare a version of its own on each write (a row's version, an `If-Match`), that check alone is
 /// sufficient, and a lock only avoids duplicate work.
 ///
@@ -80,7 +80,7 @@ use crate::step::{Outcome, Step};
 /// let resource = Resource { greatest_token: AtomicU64::new(0) };
 /// let lock = client.fenced_lock("orders:42");
 ///
-/// let stale = lock.lock().await?.token();   // released at once: the token of an earlier holder
+/// let stale = lock.lock().await?.token();   // the guard is dropped here, so this token is stale
 /// let guard = lock.lock().await?;
 /// assert!(guard.token() > stale);
 /// assert!(resource.write(guard.token()).is_ok());
@@ -89,7 +89,7 @@ use crate::step::{Outcome, Step};
 /// ```
 pub type FencedLock = Lock<Fenced>;
 
-/// Makes a [`Lock`] a [`FencedLock`], as its type parameter.
+/// The kind of a [`FencedLock`]: the type parameter of [`Lock`].
 #[derive(Debug, Clone)]
 pub struct Fenced {
     keys: Arc<FencedKeys>,
@@ -136,7 +136,7 @@ impl Lock<Fenced> {
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the token may or may not have been raised.
+    /// If this future is dropped, the token may or may not have been raised.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -173,7 +173,7 @@ impl Lock<Fenced> {
     /// # Errors
     ///
     /// As [`Lock::is_locked`], and [`Error::OutcomeUnknown`]: the connection broke before the
-    /// answer arrived. The step is not repeated, because tokens may have been issued since.
+    /// answer arrived. The deletion is not retried, because tokens may have been issued since.
     ///
     /// # Cancel safety
     ///
@@ -189,7 +189,7 @@ impl Lock<Fenced> {
 
 impl Guard<FencedLock> {
     /// Returns the fencing token of this acquisition, which is greater than that of every earlier one
-    /// (but see "After a failover").
+    /// (exception: [after a failover](FencedLock#after-a-failover)).
     pub fn token(&self) -> u64 {
         self.held.grant
     }

@@ -13,7 +13,7 @@ use crate::primitives::lock::Holder;
 use crate::primitives::read_write_lock::Inspect;
 use crate::step::{Keys, Script, ScriptReply, Step, script, unexpected_reply};
 
-/// An entry that never expires has a timestamp beyond this.
+/// Timestamps from this one on, in milliseconds, mean that an entry never expires.
 const NEVER: i64 = 900_000_000_000_000;
 
 /// Returns the objects under some names.
@@ -21,7 +21,8 @@ pub(crate) struct InspectNames<'a> {
     pub(crate) names: &'a [CandidateKeys],
 }
 
-/// The object under one name: none, an object, or the description of other data.
+/// The result for one name: its object, `None` if the name is unused, or as the error a description of data that is no
+/// object of this library.
 pub(crate) type Inspected = std::result::Result<Option<ObjectState>, &'static str>;
 
 impl Step for InspectNames<'_> {
@@ -42,17 +43,17 @@ impl Step for InspectNames<'_> {
     fn decode(&self, reply: ScriptReply) -> Result<Vec<Inspected>> {
         match reply {
             ScriptReply::List(all) if all.len() == self.names.len() => {
-                // An unreadable reply is not an object of this library; it must not hide the others.
-                let inspected = |reply| parse_inspected(reply).unwrap_or(Err(OTHER_TYPE));
-                Ok(all.into_iter().map(inspected).collect())
+                // Data that cannot be parsed belongs to no object of this library. The other names are still returned.
+                let parse = |reply| parse_inspected(reply).unwrap_or(Err(OTHER_TYPE));
+                Ok(all.into_iter().map(parse).collect())
             }
             other => Err(unexpected_reply(&other)),
         }
     }
 
     fn apply(&self, keyspace: &mut Keyspace) -> Result<Vec<Inspected>> {
-        let inspected = |name| inspect_name(keyspace, name);
-        Ok(self.names.iter().map(inspected).collect())
+        let inspect = |name| inspect_name(keyspace, name);
+        Ok(self.names.iter().map(inspect).collect())
     }
 }
 
@@ -92,9 +93,10 @@ fn inspect_name(keyspace: &mut Keyspace, name: &CandidateKeys) -> Inspected {
     match holds {
         Some((holds, _)) if holds.mode.is_some() => {
             let keys = &ReadWriteKeys::new("", &name.key);
-            let held = |keyspace: &mut Keyspace, side| Inspect { keys, side }.apply(keyspace);
-            let writer = held(keyspace, Mode::Write).map(|writers| writers.into_iter().next());
-            match (writer, held(keyspace, Mode::Read)) {
+            let holders_of = |keyspace: &mut Keyspace, side| Inspect { keys, side }.apply(keyspace);
+            let writer =
+                holders_of(keyspace, Mode::Write).map(|writers| writers.into_iter().next());
+            match (writer, holders_of(keyspace, Mode::Read)) {
                 (Ok(writer), Ok(readers)) => {
                     Ok(Some(ObjectState::ReadWriteLock { writer, readers }))
                 }
@@ -111,18 +113,22 @@ fn inspect_name(keyspace: &mut Keyspace, name: &CandidateKeys) -> Inspected {
                     remaining,
                 })
             });
-            let queue = queue(keyspace, name);
+            let queue = unexpired_waiters(keyspace, name);
             let token = match keyspace.find::<i64>(&name.token) {
                 Ok(Some(token)) => u64::try_from(*token.value).ok(),
                 _ => None,
             };
-            Ok(lock(holder, queue, token))
+            Ok(lock_state(holder, queue, token))
         }
     }
 }
 
 /// Returns the state of a lock, if any of it exists.
-fn lock(holder: Option<Holder>, queue: Vec<Waiter>, token: Option<u64>) -> Option<ObjectState> {
+fn lock_state(
+    holder: Option<Holder>,
+    queue: Vec<Waiter>,
+    token: Option<u64>,
+) -> Option<ObjectState> {
     let exists = holder.is_some() || !queue.is_empty() || token.is_some();
     exists.then_some(ObjectState::Lock {
         holder,
@@ -131,7 +137,7 @@ fn lock(holder: Option<Holder>, queue: Vec<Waiter>, token: Option<u64>) -> Optio
     })
 }
 
-fn queue(keyspace: &mut Keyspace, name: &CandidateKeys) -> Vec<Waiter> {
+fn unexpired_waiters(keyspace: &mut Keyspace, name: &CandidateKeys) -> Vec<Waiter> {
     let timeouts: BTreeMap<_, _> = remaining_times(keyspace, &name.timeouts)
         .into_iter()
         .flatten()
@@ -155,14 +161,14 @@ fn remaining_times(keyspace: &mut Keyspace, key: &str) -> Option<Vec<(String, Ex
     let found = keyspace.find::<BTreeMap<String, i64>>(key).ok()??;
     let mut remaining_times: Vec<_> = found.value.iter().collect();
     remaining_times.sort_by_key(|(member, timestamp)| (**timestamp, (*member).clone()));
-    let left = |(member, timestamp): (&String, &i64)| {
-        let left = match *timestamp < NEVER {
+    let with_remaining = |(member, timestamp): (&String, &i64)| {
+        let remaining = match *timestamp < NEVER {
             true => Expiry::from_millis((timestamp - now_ms).max(0)),
             false => Expiry::Never,
         };
-        (member.clone(), left)
+        (member.clone(), remaining)
     };
-    Some(remaining_times.into_iter().map(left).collect())
+    Some(remaining_times.into_iter().map(with_remaining).collect())
 }
 
 /// Parses the script's reply for one name.
@@ -189,7 +195,7 @@ fn parse_inspected(reply: ScriptReply) -> Result<Inspected> {
                 remaining,
             });
             let token = token.and_then(|token| token.parse().ok());
-            return Ok(Ok(lock(holder, queue, token)));
+            return Ok(Ok(lock_state(holder, queue, token)));
         }
         "rwlock" => {
             let (mut writer, mut readers) = (None, Vec::new());
@@ -232,7 +238,7 @@ fn parse_inspected(reply: ScriptReply) -> Result<Inspected> {
 
 const OTHER_TYPE: &str = "a key of another type";
 
-/// Maps other data that the script found to its description.
+/// Returns the description of a type that the script reported.
 fn other_kind(found: &str) -> &'static str {
     match found {
         "a hash of another kind" => "a hash of another kind",

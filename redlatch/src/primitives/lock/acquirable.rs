@@ -1,4 +1,4 @@
-//! What can be acquired, and what is then held: the traits that requests and guards are written for.
+//! The traits of what requests acquire, and of what guards hold and release.
 
 use std::fmt::Debug;
 use std::future::{Future, pending};
@@ -12,17 +12,17 @@ use crate::wait::Limits;
 
 /// What a request acquires: a [`Lock`](crate::Lock), a [`MultiLock`](crate::MultiLock), a
 /// [`RedLock`](crate::RedLock) or permits of a [`Semaphore`](crate::Semaphore).
-#[expect(private_bounds, reason = "sealed: only this crate acquires")]
+#[expect(private_bounds, reason = "sealed: only this crate implements it")]
 pub trait Acquirable: AcquireOnce {}
 
 impl<R: AcquireOnce> Acquirable for R {}
 
-/// What is held for a lease: everything that can be acquired, except for permits of a
+/// A target that is held for a lease: everything that can be acquired, except for permits of a
 /// [`Semaphore`](crate::Semaphore).
 #[expect(private_bounds, reason = "sealed by the held type")]
 pub trait HasLease: Acquirable + AcquireOnce<Held: HeldForLease> {}
 
-/// What an [`Owner`] holds, who may acquire it again: locks, several locks as one, no permits.
+/// A target whose holder is an [`Owner`] and can acquire it again: locks, multi-locks and RedLocks, but no permits.
 pub trait HasOwner: HasLease {}
 
 /// Acquires what a request is for.
@@ -30,13 +30,14 @@ pub(crate) trait AcquireOnce: Clone + Send + Sync + 'static {
     /// What a successful request holds.
     type Held: Held;
 
-    /// Acquires once. `None` if another owner holds it at the wait limit.
+    /// Acquires it, waiting up to the limit in `options`. Returns `None` if it was not available before that limit.
     fn acquire_once(
         &self,
         options: &Options,
     ) -> impl Future<Output = Result<Option<Self::Held>>> + Send;
 
-    /// Adapts the settings to a request that waits at most `wait`.
+    /// Returns this target with the settings for a request that waits at most `wait` (a fair lock shortens its wait
+    /// time). Unchanged by default.
     fn waiting_at_most(self, wait: Duration) -> Self {
         let _ = wait;
         self
@@ -49,7 +50,7 @@ pub(crate) struct Options {
     /// How long the request waits; `None`: without a limit.
     pub(crate) wait: Option<Duration>,
     pub(super) lease: Option<Duration>,
-    /// `None`: that of the client.
+    /// The limit of this request; `None`: that of the client.
     pub(crate) outage_limit: Option<Expiry>,
     pub(super) owner: Option<Owner>,
     /// The hold to re-enter, if the request comes from a guard.

@@ -14,7 +14,7 @@
 //! script (ASK) as soon as one of its keys is missing, even if another step's key is still there.
 //!
 //! What a caller sends after it has canceled a step, such as the release that settles it, must not overtake the step.
-//! So steps pass to the connection under a lock ([`Batcher::passing`]), and only if their callers still wait.
+//! So steps are queued on the connection under a lock ([`Batcher::send_order`]), and only if their callers still wait.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -31,22 +31,22 @@ use crate::environment::{simulated_batch_limit, task};
 use crate::step::Batchable;
 use crate::sync::{Mutex, wait_for};
 
-/// Steps in flight beyond which further ones wait. With fewer, the server saves less time than the client spends on
-/// batches.
+/// Number of steps in flight at which further ones wait. With fewer, batches cost the client more time than they save
+/// the server.
 const MAX_ALONE: usize = 32;
 
-/// Scripts in flight beyond which no batch is sent: while the client handles the answer to one, the server runs
-/// others.
+/// Number of scripts in flight at which a batch waits, for at most [`MAX_WAIT`]. More than one, so that the server runs
+/// a script while the client handles an answer.
 const MAX_SCRIPTS: usize = 4;
 
 /// Steps in a script. Other clients of the server wait for all of them, about 0.1 ms.
 const MAX_STEPS: usize = 32;
 
-/// How long steps wait for an answer to scripts in flight. So a slow server, or a caller that does not poll its request
-/// any more, does not keep other steps from being sent.
+/// How long steps wait until fewer than [`MAX_SCRIPTS`] are in flight, and after which a batch without an answer no
+/// longer counts as in flight. So neither a slow server nor a caller that stops polling its request blocks the queue.
 const MAX_WAIT: Duration = Duration::from_millis(5);
 
-/// The steps of one connection that wait to be sent.
+/// Queues the steps of one connection, and sends them in batches.
 pub(super) struct Batcher {
     /// [`MAX_ALONE`], or what a simulation sets.
     max_alone: usize,
@@ -55,9 +55,9 @@ pub(super) struct Batcher {
     changed: Notify,
     /// Notified when the queue is closed.
     closed: Notify,
-    /// Locked while steps pass to the connection. A caller that cancels its step waits for that: what it sends
-    /// afterwards must come behind the step.
-    passing: Mutex<()>,
+    /// Locked while commands are queued on the connection. A caller that cancels its step waits for that, so that
+    /// what it sends afterwards is queued behind the step.
+    send_order: Mutex<()>,
 }
 
 #[derive(Default)]
@@ -76,18 +76,18 @@ struct WaitingStep {
     id: u64,
     /// The command that sends it alone.
     cmd: Cmd,
-    answer: oneshot::Sender<SentStep>,
+    answer_sender: oneshot::Sender<SentStep>,
 }
 
 impl WaitingStep {
     /// Returns whether its caller waits for the answer.
     fn is_wanted(&self) -> bool {
-        !self.answer.is_closed()
+        !self.answer_sender.is_closed()
     }
 
-    fn answered(self, sent_at: Instant, answer: RedisResult<Value>) {
-        // An error means that the caller has gone. It settles its step.
-        let _ = self.answer.send(SentStep::Sent(sent_at, answer));
+    fn send_answer(self, sent_at: Instant, answer: RedisResult<Value>) {
+        // An error means that the caller has canceled the step. Its own side handles the unknown outcome.
+        let _ = self.answer_sender.send(SentStep::Sent(sent_at, answer));
     }
 }
 
@@ -107,14 +107,14 @@ pub(super) enum Turn {
 }
 
 impl Batcher {
-    /// Returns the queue of a connection, and what closes it when it is dropped.
+    /// Creates the batcher of a connection, and spawns the tasks that send. Dropping the `CloseOnDrop` ends them.
     pub(super) fn new(connection: &MultiplexedConnection) -> (Arc<Batcher>, CloseOnDrop) {
         let batcher = Arc::new(Batcher {
             max_alone: simulated_batch_limit().unwrap_or(MAX_ALONE),
             queue: Mutex::default(),
             changed: Notify::new(),
             closed: Notify::new(),
-            passing: Mutex::default(),
+            send_order: Mutex::default(),
         });
         for _ in 0..MAX_SCRIPTS {
             let sender = BatchSender {
@@ -137,9 +137,13 @@ impl Batcher {
             return Turn::Now(ScriptInFlight(self.clone()));
         }
         queue.latest_id += 1;
-        let (id, (answer, answered)) = (queue.latest_id, oneshot::channel());
+        let (id, (answer_sender, answer_receiver)) = (queue.latest_id, oneshot::channel());
         let cmd = cmd.clone();
-        let step = WaitingStep { id, cmd, answer };
+        let step = WaitingStep {
+            id,
+            cmd,
+            answer_sender,
+        };
         let is_first = !queue.has_steps();
         match queue.waiting.iter_mut().find(|(other, _)| *other == script) {
             Some((_, steps)) => steps.push_back(step),
@@ -152,7 +156,7 @@ impl Batcher {
             batcher: self.clone(),
             script,
             id,
-            answered,
+            answer_receiver,
             is_queued: true,
         })
     }
@@ -165,7 +169,7 @@ impl Batcher {
                 && timeout(MAX_WAIT, self.wait_until(Queue::is_ready))
                     .await
                     .is_err();
-            // The tasks that were woken by the last answers add their next steps first.
+            // So that tasks that the last answers woke can queue their next steps for this batch.
             tokio::task::yield_now().await;
             let mut queue = self.queue.lock();
             if queue.closed {
@@ -254,7 +258,7 @@ pub(super) struct QueuedStep {
     batcher: Arc<Batcher>,
     script: &'static Batchable,
     id: u64,
-    answered: oneshot::Receiver<SentStep>,
+    answer_receiver: oneshot::Receiver<SentStep>,
     /// Whether it may still be in the queue.
     is_queued: bool,
 }
@@ -262,22 +266,22 @@ pub(super) struct QueuedStep {
 impl QueuedStep {
     /// Waits for the answer. `None`: the step was sent, and there will be no answer.
     pub(super) async fn answer(&mut self) -> Option<SentStep> {
-        let answer = (&mut self.answered).await.ok();
+        let answer = (&mut self.answer_receiver).await.ok();
         self.is_queued = false;
         answer
     }
 
-    /// Takes the step out of the queue. Returns false if it may have been sent. If so, it has passed to the connection,
+    /// Takes the step out of the queue. Returns false if it may have been sent. If so, it is queued on the connection,
     /// and later commands come behind it.
     pub(super) fn cancel(&mut self) -> bool {
         if !self.is_queued {
             return false;
         }
-        // First: a step that is closed does not pass to the connection any more.
-        self.answered.close();
+        // First: a step that is closed is not queued on the connection any more.
+        self.answer_receiver.close();
         let was_queued = self.batcher.queue.lock().remove(self.script, self.id);
         if !was_queued {
-            drop(self.batcher.passing.lock());
+            drop(self.batcher.send_order.lock());
         }
         was_queued
     }
@@ -296,8 +300,8 @@ impl Drop for CloseOnDrop {
         self.0.changed.notify_waiters();
         self.0.closed.notify_waiters();
         for step in unsent.into_iter().flat_map(|(_, steps)| steps) {
-            // An error means that the caller has gone.
-            let _ = step.answer.send(SentStep::Unsent);
+            // An error means that the caller has canceled the step.
+            let _ = step.answer_sender.send(SentStep::Unsent);
         }
     }
 }
@@ -331,7 +335,7 @@ impl BatchSender {
                     }
                 }));
             }
-            // This task looks for the next batch itself.
+            // Nothing is notified: this task calls `next_batch` next.
             let mut queue = self.batcher.queue.lock();
             queue.scripts_in_flight -= 1;
             queue.steps_in_flight -= step_count;
@@ -354,14 +358,14 @@ impl BatchSender {
         match answer {
             Ok(Value::Array(replies)) if replies.len() == batch.steps.len() => {
                 for (step, reply) in batch.steps.into_iter().zip(replies) {
-                    step.answered(sent_at, Ok(reply));
+                    step.send_answer(sent_at, Ok(reply));
                 }
             }
-            // This user must not access the key of one of them. None has run.
+            // The connection's user must not access the key of one of the steps. The server ran none.
             answer if has_code(&answer, "NOPERM") => self.send_alone(batch).await,
             answer => {
                 for step in batch.steps {
-                    step.answered(sent_at, answer.clone());
+                    step.send_answer(sent_at, answer.clone());
                 }
             }
         }
@@ -369,26 +373,26 @@ impl BatchSender {
 
     /// Sends the steps in one script, which `cmd` names.
     fn send_script(&self, mut cmd: Cmd, batch: &mut Batch) -> Sending {
-        let _passing = self.batcher.passing.lock();
+        let _send_order = self.batcher.send_order.lock();
         batch.steps.retain(WaitingStep::is_wanted);
         add_arguments(&mut cmd, batch);
-        pass(self.connection.clone(), cmd)
+        start_sending(self.connection.clone(), cmd)
     }
 
     /// Sends each step in a script of its own, all at once.
     async fn send_alone(&self, batch: Batch) {
         let sent: Vec<(WaitingStep, Sending)> = {
-            let _passing = self.batcher.passing.lock();
+            let _send_order = self.batcher.send_order.lock();
             let wanted = batch.steps.into_iter().filter(WaitingStep::is_wanted);
-            let pass = |step: WaitingStep| {
-                let sending = pass(self.connection.clone(), step.cmd.clone());
+            let start = |step: WaitingStep| {
+                let sending = start_sending(self.connection.clone(), step.cmd.clone());
                 (step, sending)
             };
-            wanted.map(pass).collect()
+            wanted.map(start).collect()
         };
         for (step, sending) in sent {
             let (sent_at, answer) = sending.await;
-            step.answered(sent_at, answer);
+            step.send_answer(sent_at, answer);
         }
     }
 }
@@ -396,10 +400,11 @@ impl BatchSender {
 /// A command in flight: when it was sent, and its answer.
 type Sending = Pin<Box<dyn Future<Output = (Instant, RedisResult<Value>)> + Send>>;
 
-/// Passes a command to the connection, in the order of the calls.
-fn pass(mut connection: MultiplexedConnection, cmd: Cmd) -> Sending {
+/// Queues a command on the connection at once. Returns a future for its answer.
+fn start_sending(mut connection: MultiplexedConnection, cmd: Cmd) -> Sending {
     let sent_at = Instant::now();
-    // `unconstrained`, because otherwise the first poll of a task with a used-up budget would pass nothing.
+    // Without `unconstrained`, a task whose cooperative budget is used up would return from this poll before the
+    // command is queued.
     let mut sending = Box::pin(tokio::task::unconstrained(async move {
         (sent_at, connection.send_packed_command(&cmd).await)
     }));
@@ -506,7 +511,7 @@ mod tests {
             while self.batcher.queue.lock().has_steps() {
                 tokio::task::yield_now().await;
             }
-            drop(self.batcher.passing.lock());
+            drop(self.batcher.send_order.lock());
         }
     }
 
