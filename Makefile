@@ -70,7 +70,7 @@ target/api.txt:
 	$(CARGO) run --manifest-path tools/public-api/Cargo.toml --locked --quiet --target-dir target -- target/doc/redlatch.json >$@
 
 bench: redis
-	$(CARGO) run --release --locked --package redlatch-bench
+	$(CARGO) run --profile bench --locked --package redlatch-bench
 
 # Redisson and redlatch side by side; needs a JDK and Maven.
 bench-redisson: redis

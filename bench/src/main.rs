@@ -1,4 +1,4 @@
-//! The cost of redlatch's locks: `cargo run --release -p redlatch-bench`.
+//! The cost of redlatch's locks: `make bench`.
 //!
 //! Everything is measured in one run, on a server that is started for it, so that figures can be
 //! compared with each other. They cannot be compared with those of another machine or day.
