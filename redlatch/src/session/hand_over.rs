@@ -7,8 +7,8 @@
 //! 2. The waiter takes the offer instead of sending a request, and returns a guard of the same hold, under the
 //!    owner that the store knows. It has a hold period of its own, so no future of an earlier guard reports its
 //!    loss.
-//! 3. An offer that nobody takes releases the hold in the background: because all waiters have left or are not
-//!    polled, or because the hold was lost meanwhile.
+//! 3. If no waiter takes the offer, the hold is released in the background: all waiters have left or are not polled,
+//!    or the hold was lost meanwhile.
 //! 4. A message on the channel means that the store may have released the hold. Then it is not offered and not
 //!    taken: the release and the next request ask the store.
 //! 5. Beside the hand-overs, the store is asked regularly whether it still has the hold, and whether another client

@@ -597,7 +597,7 @@ impl Waiter {
     }
 
     /// Takes what another request of this client has offered, if there is anything. Drops it if the object may
-    /// have been released since: the store decides who holds it now.
+    /// have been released since: the store then decides which owner holds it.
     pub(super) fn take_offer(&self) -> Option<Offer> {
         let (offer, _) = self.queue().offer.lock().offer.take()?;
         let is_current = self.queue().contact.lock().is_current();

@@ -1,6 +1,6 @@
 //! The requests for locks, several locks as one, and permits: builders that are awaited.
 //!
-//! 1. What is acquired implements [`AcquireOnce`](super::AcquireOnce), which makes one acquisition with given [`Options`].
+//! 1. The target of a request implements [`AcquireOnce`](super::AcquireOnce), which makes one acquisition with given [`Options`].
 //! 2. [`Acquire`] and [`TryAcquire`] collect the options, and run it when they are awaited.
 //! 3. The result is a [`Guard`], which also runs work while it is held.
 

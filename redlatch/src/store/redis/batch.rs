@@ -27,6 +27,7 @@ use redis::{Arg, Cmd, RedisResult, Value};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, timeout};
 
+use super::{add_args, sha1};
 use crate::environment::{simulated_batch_limit, task};
 use crate::step::Batchable;
 use crate::sync::{Mutex, wait_for};
@@ -157,7 +158,6 @@ impl Batcher {
             script,
             id,
             answer_receiver,
-            is_queued: true,
         })
     }
 
@@ -253,28 +253,25 @@ impl Drop for ScriptInFlight {
     }
 }
 
-/// A step in the queue, or sent from there. Dropping it takes it out of the queue.
+/// A step in the queue, or sent from there. A caller that does not wait for the answer any more must cancel it.
 pub(super) struct QueuedStep {
     batcher: Arc<Batcher>,
     script: &'static Batchable,
     id: u64,
     answer_receiver: oneshot::Receiver<SentStep>,
-    /// Whether it may still be in the queue.
-    is_queued: bool,
 }
 
 impl QueuedStep {
     /// Waits for the answer. `None`: the step was sent, and there will be no answer.
     pub(super) async fn answer(&mut self) -> Option<SentStep> {
-        let answer = (&mut self.answer_receiver).await.ok();
-        self.is_queued = false;
-        answer
+        (&mut self.answer_receiver).await.ok()
     }
 
     /// Takes the step out of the queue. Returns false if it may have been sent. If so, it is queued on the connection,
     /// and later commands come behind it.
     pub(super) fn cancel(&mut self) -> bool {
-        if !self.is_queued {
+        if self.answer_receiver.is_terminated() {
+            // It has been answered.
             return false;
         }
         // First: a step that is closed is not queued on the connection any more.
@@ -347,7 +344,6 @@ impl BatchSender {
         if batch.steps.len() == 1 {
             return self.send_alone(batch).await;
         }
-        let sha1 = |source: &str| redis::Script::new(source).get_hash().to_owned();
         let script = batch.script;
         let evalsha = redis::cmd("EVALSHA").arg(script.sha(sha1)).take();
         let (mut sent_at, mut answer) = self.send_script(evalsha, &mut batch).await;
@@ -384,8 +380,9 @@ impl BatchSender {
         let sent: Vec<(WaitingStep, Sending)> = {
             let _send_order = self.batcher.send_order.lock();
             let wanted = batch.steps.into_iter().filter(WaitingStep::is_wanted);
-            let start = |step: WaitingStep| {
-                let sending = start_sending(self.connection.clone(), step.cmd.clone());
+            let start = |mut step: WaitingStep| {
+                let cmd = std::mem::take(&mut step.cmd);
+                let sending = start_sending(self.connection.clone(), cmd);
                 (step, sending)
             };
             wanted.map(start).collect()
@@ -422,22 +419,16 @@ fn add_arguments(cmd: &mut Cmd, batch: &Batch) {
     let keys = batch.script.keys;
     cmd.arg(keys * batch.steps.len());
     for step in &batch.steps {
-        arguments(step).take(keys).for_each(|arg| add(cmd, arg));
+        add_args(cmd, arguments(step).take(keys));
     }
     for step in &batch.steps {
-        arguments(step).skip(keys).for_each(|arg| add(cmd, arg));
+        add_args(cmd, arguments(step).skip(keys));
     }
 }
 
 /// Returns the keys and arguments of a step: behind EVALSHA, the SHA and the number of keys.
 fn arguments(step: &WaitingStep) -> impl Iterator<Item = Arg<&[u8]>> {
     step.cmd.args_iter().skip(3)
-}
-
-fn add(cmd: &mut Cmd, arg: Arg<&[u8]>) {
-    if let Arg::Simple(arg) = arg {
-        cmd.arg(arg);
-    }
 }
 
 fn has_code(answer: &RedisResult<Value>, code: &str) -> bool {

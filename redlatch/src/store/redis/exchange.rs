@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Arg, Cmd, Value};
+use redis::{Cmd, Value};
 use tokio::time::{Instant, timeout};
 
 use super::batch::{QueuedStep, SentStep, Turn};
@@ -15,6 +15,7 @@ use super::exchange_error::{ExchangeError, Retry};
 use super::node::Node;
 use super::replicas::Replicas;
 use super::topology::Topology;
+use super::{add_args, sha1};
 use crate::error::{Error, Result};
 use crate::join::Boxed;
 use crate::step::{Args, Batchable, Script, ScriptReply, Step, script_error, unexpected_reply};
@@ -75,7 +76,6 @@ impl<'a> CommandRequest<'a> {
         let (script, keys) = (step.script(), step.keys());
         let key = keys.first().copied().unwrap_or_default();
         topology.check_same_slot(key, keys.iter().skip(1).copied())?;
-        let sha1 = |source: &str| redis::Script::new(source).get_hash().to_owned();
         // Enough for a step on one object with a long name; only steps on several let the buffer grow.
         let mut cmd = Cmd::with_capacity(16, 512);
         cmd.arg("EVALSHA");
@@ -98,11 +98,7 @@ impl<'a> CommandRequest<'a> {
     fn with_source(&self, script: &Script) -> Cmd {
         let mut eval = redis::cmd("EVAL");
         eval.arg(&*script.source_for(self.topology.publishing));
-        for arg in self.cmd.args_iter().skip(2) {
-            if let Arg::Simple(arg) = arg {
-                eval.arg(arg);
-            }
-        }
+        add_args(&mut eval, self.cmd.args_iter().skip(2));
         eval
     }
 

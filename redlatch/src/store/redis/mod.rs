@@ -16,6 +16,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use redis::{Arg, Cmd};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{timeout, timeout_at};
 
@@ -232,6 +233,20 @@ impl Redis {
             key => Cursor { key, ..cursor },
         };
         Ok((keys, (next.node < nodes.len()).then_some(next)))
+    }
+}
+
+/// Returns the SHA-1 by which servers know a script.
+fn sha1(source: &str) -> String {
+    ::redis::Script::new(source).get_hash().to_owned()
+}
+
+/// Adds arguments of another command.
+fn add_args<'a>(cmd: &mut Cmd, args: impl Iterator<Item = Arg<&'a [u8]>>) {
+    for arg in args {
+        if let Arg::Simple(arg) = arg {
+            cmd.arg(arg);
+        }
     }
 }
 
