@@ -13,43 +13,48 @@ pub const MAX_LEASE: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
 /// A lease, or another time that the store keeps, such as a grace period: whole milliseconds, at least one, at most
 /// [`MAX_LEASE`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Lease(Duration);
+pub(crate) struct Lease {
+    /// Half the size of a `Duration`: every hold has several.
+    millis: u64,
+}
 
 impl Lease {
     /// Default lease of locks that the watchdog renews, as in Redisson.
-    pub(crate) const WATCHDOG: Lease = Lease(Duration::from_secs(30));
+    pub(crate) const WATCHDOG: Lease = Lease { millis: 30_000 };
 
     /// Time for which a waiting writer blocks new readers after its last attempt.
-    pub(crate) const WRITER_PREFERENCE: Lease = Lease(Duration::from_secs(10));
+    pub(crate) const WRITER_PREFERENCE: Lease = Lease { millis: 10_000 };
 
     /// Truncates to whole milliseconds: the lease may end earlier here than in the store, never later.
     pub(crate) fn new(lease: Duration) -> Result<Lease> {
-        let whole = Duration::from_millis(u64::try_from(lease.as_millis()).unwrap_or(u64::MAX));
-        if whole.is_zero() || whole > MAX_LEASE {
+        let millis = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
+        if millis == 0 || Duration::from_millis(millis) > MAX_LEASE {
             return Err(Error::InvalidLease { lease });
         }
-        Ok(Lease(whole))
+        Ok(Lease { millis })
     }
 
     /// Creates a lease from remaining time, rounded up so that it does not end earlier in the store than
     /// here.
     pub(crate) fn from_remaining(left: Duration) -> Lease {
-        let whole = left.as_nanos().div_ceil(1_000_000).max(1);
-        let whole = Duration::from_millis(u64::try_from(whole).unwrap_or(u64::MAX));
-        Lease(whole.min(MAX_LEASE))
+        let left = left.min(MAX_LEASE);
+        let millis = u64::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
+        Lease {
+            millis: millis.max(1),
+        }
     }
 
     pub(crate) fn duration(self) -> Duration {
-        self.0
+        Duration::from_millis(self.millis)
     }
 
     pub(crate) fn millis(self) -> i64 {
-        i64::try_from(self.0.as_millis()).unwrap_or(i64::MAX)
+        i64::try_from(self.millis).unwrap_or(i64::MAX)
     }
 
     /// Returns the interval between renewals: a third of the lease, as in Redisson.
     pub(crate) fn renewal_interval(self) -> Duration {
-        self.0 / 3
+        self.duration() / 3
     }
 }
 

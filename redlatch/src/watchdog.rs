@@ -520,8 +520,8 @@ async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>]) {
             let state = hold.state();
             state.hold_period().is_some() && state.is_renewed() == batch.renews
         };
-        match hold.step_lock.try_lock() {
-            Ok(turn) if is_due() => {
+        match hold.try_turn() {
+            Some(turn) if is_due() => {
                 turns.push(turn);
                 step.holds.push(hold);
             }

@@ -137,27 +137,25 @@ pub(crate) struct Hold {
     pub(crate) waiter_channel: Option<Box<str>>,
     pub(crate) kind: Arc<dyn HoldKind>,
     /// Allows one step at a time: nothing is renewed after its release, and no count is based on one that
-    /// is still in flight. If this hold is lost, its successor shares this mutex.
-    pub(crate) step_lock: Arc<StepLock>,
+    /// is still in flight.
+    step_lock: StepLock,
+    /// The first generation of a hold that replaces a lost one: all generations use its `step_lock`.
+    first_generation: Option<Arc<Hold>>,
     state: Mutex<HoldState>,
     /// Notified when the hold was acquired or lost.
     changed: Notify,
 }
 
 impl Hold {
-    pub(crate) fn new(
-        owner: Owner,
-        field: String,
-        kind: Arc<dyn HoldKind>,
-        step_lock: Arc<StepLock>,
-    ) -> Hold {
+    pub(crate) fn new(owner: Owner, field: String, kind: Arc<dyn HoldKind>) -> Hold {
         Hold {
             waiter_channel: kind.waiter_channel(&field).map(Into::into),
             object: kind.object().clone(),
             owner,
             field: field.into(),
             kind,
-            step_lock,
+            step_lock: StepLock::default(),
+            first_generation: None,
             state: Mutex::new(HoldState::new(Instant::now())),
             changed: Notify::new(),
         }
@@ -166,21 +164,24 @@ impl Hold {
     /// Adds a guard after the store has granted the hold until `end`. Fails if that has passed already; the
     /// count is then unchanged.
     pub(crate) fn add_guard(&self, end: Instant, renewed: bool) -> Result<()> {
-        let added = self.state().add_guard(end, renewed, Instant::now());
+        let now = Instant::now();
+        let added = self.state_at(|| now).add_guard(end, renewed, now);
         added.map_err(|loss| self.lost_error(loss))?;
         self.changed.notify_waiters();
         Ok(())
     }
 
-    /// Replaces `earlier`, a lost hold of the same owner.
+    /// Makes this the next generation after `lost`, a lost hold of the same owner. They take turns with their steps.
     ///
     /// The store may still keep the lost hold: a renewal may have been applied although its answer was
     /// lost. An acquisition that found the owner there would count as a repetition, with the fencing token
     /// of the lost hold. So this hold starts with a change that the store has not acknowledged: its first
     /// step is a full release.
-    pub(crate) fn supersede(&self, earlier: &Hold) {
-        let mut earlier = earlier.state();
-        self.state().supersede(&mut earlier);
+    pub(crate) fn superseding(mut self, lost: &Arc<Hold>) -> Hold {
+        let first = lost.first_generation.as_ref().unwrap_or(lost);
+        self.first_generation = Some(first.clone());
+        self.state().supersede(&mut lost.state());
+        self
     }
 
     /// Returns how this hold was lost, if it was.
@@ -190,7 +191,8 @@ impl Hold {
 
     /// Returns how long the store keeps the hold at least, without a renewal.
     pub(crate) fn valid_for(&self) -> Duration {
-        self.state().valid_for(Instant::now())
+        let now = Instant::now();
+        self.state_at(|| now).valid_for(now)
     }
 
     /// Marks the hold as lost and notifies once; the first reason is kept. Returns whether it was held
@@ -243,14 +245,25 @@ impl Hold {
         wait_for(&self.changed, || is_held().then_some(())).await;
     }
 
+    /// Returns the lock that this hold shares with its earlier generations.
+    pub(crate) fn step_lock(&self) -> &StepLock {
+        let first = self.first_generation.as_ref();
+        first.map_or(&self.step_lock, |first| &first.step_lock)
+    }
+
+    /// Takes the turn to send a step, if it is free.
+    pub(crate) fn try_turn(&self) -> Option<StepTurn<'_>> {
+        self.step_lock().try_lock().ok().map(StepTurn)
+    }
+
     /// Waits for the turn to send a step. If a step cannot reach the store, the steps that wait behind it fail
     /// with its error. Otherwise each would take another response timeout to fail.
     pub(crate) async fn turn(&self) -> Result<StepTurn<'_>> {
-        if let Ok(turn) = self.step_lock.try_lock() {
-            return Ok(StepTurn(turn));
+        if let Some(turn) = self.try_turn() {
+            return Ok(turn);
         }
         let begun = Instant::now();
-        let turn = self.step_lock.lock().await;
+        let turn = self.step_lock().lock().await;
         match &*turn {
             Some((failed, error)) if *failed >= begun => Err(error.clone()),
             _ => Ok(StepTurn(turn)),
@@ -267,7 +280,8 @@ impl Hold {
     /// Returns when the watchdog has to look at this hold, and what it does then. `None` if there is
     /// nothing to watch.
     pub(crate) fn next_watch(&self, margin: Duration) -> Option<(Instant, WatchAction)> {
-        self.state().next_watch(margin, Instant::now())
+        let now = Instant::now();
+        self.state_at(|| now).next_watch(margin, now)
     }
 
     /// Accesses the watchdog's state of this hold.
@@ -282,8 +296,13 @@ impl Hold {
     /// Locks the current state. A lease that has ended is noticed at each access. Other methods of the hold must not
     /// be called while it is locked.
     pub(crate) fn state(&self) -> MutexGuard<'_, HoldState> {
+        self.state_at(Instant::now)
+    }
+
+    /// The same, with a clock that is read only if there is something to lose.
+    fn state_at(&self, now: impl FnOnce() -> Instant) -> MutexGuard<'_, HoldState> {
         let mut state = self.state.lock();
-        if state.expire(Instant::now()) {
+        if state.hold_period().is_some() && state.expire(now()) {
             self.notify_loss(Loss::LeaseEnded);
         }
         state
@@ -381,9 +400,9 @@ mod tests {
 
     #[test]
     fn supersede_marks_both_holds() {
-        let (lost, later) = (held(false), hold());
+        let lost = Arc::new(held(false));
         lost.mark_lost(Loss::NotHeld);
-        later.supersede(&lost);
+        let later = hold().superseding(&lost);
         assert!(lost.state().superseded);
         assert!(later.state().has_unacknowledged_changes());
     }

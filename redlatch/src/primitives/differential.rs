@@ -61,7 +61,7 @@ pub(crate) fn time(multiple: u32) -> Duration {
 /// Returns a hold of the owner `client:{owner}`.
 pub(crate) fn hold<K: HoldKind + 'static>(owner: u8, kind: K) -> Hold {
     let field = kind.object().field(format!("client:{owner}"));
-    Hold::new(Owner::new(), field, Arc::new(kind), Arc::default())
+    Hold::new(Owner::new(), field, Arc::new(kind))
 }
 
 /// Returns a number from the environment, or `default` if it is not set.

@@ -4,13 +4,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::SmallVec;
 
-use super::{HoldRef, Session, Terms};
+use super::{HoldRef, RequestedHold, Session, Terms};
 use crate::error::{Error, Loss, Result};
 use crate::hold::Hold;
-use crate::join::join_all;
-use crate::lease::Expiry;
+use crate::join::{Boxed, join_all};
+use crate::lease::{Expiry, Lease};
 use crate::step::{Outcome, Step};
-use crate::store::{Delivery, Progress};
+use crate::store::{Confirmation, Delivery, Progress};
 
 /// Result of an attempt to acquire all or none of several objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,141 +32,169 @@ impl Session {
     ///
     /// However this ends, even by being dropped, settling in the background makes the store match this
     /// client.
-    pub(crate) async fn try_acquire<S: Step>(
-        &self,
-        hold_refs: &[(&HoldRef, Terms)],
-        subscribe: Option<&str>,
-        progress: &Progress,
-        step: impl FnOnce(&[u32]) -> S,
-        blocked: impl FnOnce(&S::Reply) -> Option<usize>,
-    ) -> Result<S::Reply> {
-        progress.leave_queue();
-        progress.mark_unsent();
-        let mut turns = Each::with_capacity(hold_refs.len());
-        for (hold_ref, _) in hold_refs {
-            turns.push(hold_ref.hold.turn().await?);
+    #[expect(
+        clippy::manual_async_fn,
+        reason = "an `async fn` stores its arguments twice"
+    )]
+    pub(crate) fn try_acquire<'a, S: Step + 'a>(
+        &'a self,
+        holds: &'a [RequestedHold<'a>],
+        subscribe: Option<&'a str>,
+        progress: &'a Progress,
+        step: impl FnOnce(&[u32]) -> S + Send + 'a,
+        blocked: impl FnOnce(&S::Reply) -> Option<usize> + Send + 'a,
+    ) -> impl Future<Output = Result<S::Reply>> + Send + 'a {
+        async move {
+            progress.leave_queue();
+            progress.mark_unsent();
+            let mut turns = Each::with_capacity(holds.len());
+            for requested in holds {
+                turns.push(requested.hold_ref.hold.turn().await?);
+            }
+            let acquired = async {
+                let (step, unsettled, is_reentry) = {
+                    let mut held: Each<u32> = Each::with_capacity(holds.len());
+                    for requested in holds {
+                        held.push(match requested.settled_count() {
+                            Some(count) => count?,
+                            None => requested.settle_and_count().await?,
+                        });
+                    }
+                    let with_counts = holds.iter().zip(&held);
+                    let unsettled: Each<_> = with_counts
+                        .map(|(requested, &held)| SettleOnDrop::new(requested, held, progress))
+                        .collect();
+                    (step(&held), unsettled, held.iter().any(|&held| held > 0))
+                };
+                // A re-entry blocks no other attempt, and must not delay its own renewal by queueing.
+                let delivery = Delivery::acquisition(is_reentry);
+                let answer = self.store.run(&step, subscribe, delivery, progress).await;
+                let mark_settled = || unsettled.iter().for_each(SettleOnDrop::mark_settled);
+                let answer = match answer {
+                    Ok(answer) => answer,
+                    Err(error) => {
+                        if error.leaves_untouched() || !progress.was_sent() {
+                            mark_settled();
+                        }
+                        return Err(error);
+                    }
+                };
+                if let Some(i) = blocked(&answer.reply) {
+                    mark_settled();
+                    return match unsettled.get(i) {
+                        Some(one) if one.held > 0 => Err(one.hold_ref.mark_not_held()),
+                        _ => Ok(answer.reply),
+                    };
+                }
+                let end = |terms: Terms| answer.sent_at + terms.lease.duration();
+                for (requested, one) in holds.iter().zip(&unsettled) {
+                    // Before the replicas confirm it, because waiting for them delays the renewal of a re-entered hold.
+                    if one.held > 0 {
+                        one.hold_ref.hold.state().extend(end(requested.terms));
+                    }
+                }
+                if let Some(confirmation) = answer.confirmation {
+                    confirm(confirmation, progress, &unsettled).await?;
+                }
+                for (i, &RequestedHold { hold_ref, terms }) in holds.iter().enumerate() {
+                    if let Err(error) = hold_ref.hold.add_guard(end(terms), terms.renewed) {
+                        // Too late for this one, so for all. Dropping `unsettled` releases them.
+                        for earlier in holds.iter().take(i) {
+                            earlier.hold_ref.remove_guard(earlier.terms);
+                        }
+                        return Err(error);
+                    }
+                }
+                mark_settled();
+                for requested in holds {
+                    self.watchdog.watch(&requested.hold_ref.hold);
+                }
+                if holds
+                    .iter()
+                    .any(|requested| requested.hold_ref.hold.kind.sibling().is_some())
+                {
+                    self.sibling_acquired.notify_waiters();
+                }
+                Ok(answer.reply)
+            }
+            .await;
+            for turn in &mut turns {
+                turn.record_result(&acquired);
+            }
+            acquired
         }
-        let acquiring = self.try_acquire_in_turn(hold_refs, subscribe, progress, step, blocked);
-        let acquired = acquiring.await;
-        for turn in &mut turns {
-            turn.record_result(&acquired);
-        }
-        acquired
     }
 
-    async fn try_acquire_in_turn<S: Step>(
-        &self,
-        hold_refs: &[(&HoldRef, Terms)],
-        subscribe: Option<&str>,
-        progress: &Progress,
-        step: impl FnOnce(&[u32]) -> S,
-        blocked: impl FnOnce(&S::Reply) -> Option<usize>,
-    ) -> Result<S::Reply> {
-        let mut held: Each<u32> = Each::with_capacity(hold_refs.len());
-        for (hold_ref, terms) in hold_refs {
-            held.push(hold_ref.prior_hold_count(*terms).await?);
-        }
-        let unsettled: Each<_> = hold_refs
-            .iter()
-            .map(|(hold_ref, terms)| SettleOnDrop::new(hold_ref, *terms, progress))
-            .collect();
-        let step = step(&held);
-        // A re-entry blocks no other attempt, and must not delay its own renewal by queueing.
-        let delivery = Delivery::acquisition(held.iter().any(|&held| held > 0));
-        let answer = self.store.run(&step, subscribe, delivery, progress).await;
-        let mark_settled = || unsettled.iter().for_each(SettleOnDrop::mark_settled);
-        let answer = match answer {
-            Ok(answer) => answer,
-            Err(error) => {
-                if error.leaves_untouched() || !progress.was_sent() {
-                    mark_settled();
-                }
-                return Err(error);
-            }
-        };
-        if let Some(i) = blocked(&answer.reply) {
-            mark_settled();
-            return match (hold_refs.get(i), held.get(i)) {
-                (Some((hold_ref, _)), Some(1..)) => Err(hold_ref.mark_not_held()),
-                _ => Ok(answer.reply),
-            };
-        }
-        let end = |terms: &Terms| answer.sent_at + terms.lease.duration();
-        for ((hold_ref, terms), &held) in hold_refs.iter().zip(&held) {
-            // Before the replicas confirm it, because waiting for them delays the renewal of a re-entered hold.
-            if held > 0 {
-                hold_ref.hold.state().extend(end(terms));
-            }
-        }
-        if let Err(error) = answer.confirmation.confirmed(progress).await {
-            // At once if possible, in the turns of this attempt: the caller may try elsewhere after this
-            // error. If it fails, dropping `unsettled` settles.
-            Box::pin(join_all(unsettled.iter().map(SettleOnDrop::settle_in_turn))).await;
-            return Err(error);
-        }
-        for (i, (hold_ref, terms)) in hold_refs.iter().enumerate() {
-            if let Err(error) = hold_ref.hold.add_guard(end(terms), terms.renewed) {
-                // Too late for this one, so for all. Dropping `unsettled` releases them.
-                for (hold_ref, terms) in hold_refs.iter().take(i) {
-                    hold_ref.remove_guard(*terms);
-                }
-                return Err(error);
-            }
-        }
-        mark_settled();
-        for (hold_ref, _) in hold_refs {
-            self.watchdog.watch(&hold_ref.hold);
-        }
-        self.acquired.notify_waiters();
-        Ok(answer.reply)
+    /// Makes one attempt to acquire or re-enter one object: [`Session::try_acquire`]. `step` creates the
+    /// primitive's step for a hold count.
+    pub(crate) fn try_acquire_one<'a, T: Send, S: Step<Reply = Outcome<T>> + 'a>(
+        &'a self,
+        requested: &'a RequestedHold<'a>,
+        subscribe: Option<&'a str>,
+        progress: &'a Progress,
+        step: impl FnOnce(&'a Hold, u32) -> S + Send + 'a,
+    ) -> impl Future<Output = Result<Outcome<T>>> + Send + 'a {
+        let hold = &*requested.hold_ref.hold;
+        let step = move |held: &[u32]| step(hold, held.iter().sum::<u32>() + 1);
+        let blocked = |reply: &Outcome<T>| matches!(reply, Outcome::Wait(_)).then_some(0);
+        let requested = std::slice::from_ref(requested);
+        self.try_acquire(requested, subscribe, progress, step, blocked)
     }
 }
 
-impl HoldRef {
-    /// Makes one attempt to acquire or re-enter the object: [`Session::try_acquire`]. `step` creates the
-    /// primitive's step for a hold count.
-    pub(crate) async fn try_acquire<'a, T: Send, S: Step<Reply = Outcome<T>>>(
-        &'a self,
-        terms: Terms,
-        subscribe: Option<&str>,
-        progress: &Progress,
-        step: impl FnOnce(&'a Hold, u32) -> S,
-    ) -> Result<Outcome<T>> {
-        let step = |held: &[u32]| step(&self.hold, held.iter().sum::<u32>() + 1);
-        let blocked = |reply: &Outcome<T>| matches!(reply, Outcome::Wait(_)).then_some(0);
-        let hold_refs = [(self, terms)];
-        self.session
-            .try_acquire(&hold_refs, subscribe, progress, step, blocked)
-            .await
-    }
-
-    /// Returns how often the owner holds the object already, if it may acquire it now.
-    ///
-    /// First settles, in this turn, what the owner has released before: the next acquisition is a new one, with
-    /// a lease and a fencing token of its own.
-    async fn prior_hold_count(&self, terms: Terms) -> Result<u32> {
-        let held = loop {
-            let snapshot = self.hold.snapshot();
-            if let Some(loss) = snapshot.loss {
-                return Err(self.hold.lost_error(loss));
-            }
-            // Check again after each settling: a guard may have been removed meanwhile. Then the store has a higher
-            // count than this client, and the next acquisition would look like a repetition, with the
-            // fencing token of another one.
-            if !snapshot.has_unacknowledged_changes {
-                break snapshot.count;
-            }
-            // Boxed: seldom needed.
-            Box::pin(self.settle_in_turn(snapshot.changes)).await?;
-        };
-        if held > 0 && !terms.reentrant {
-            return Err(Error::AlreadyHeld {
-                name: self.hold.object.name().to_owned(),
-            });
+impl RequestedHold<'_> {
+    /// Returns how often the owner holds the object already, if it may acquire it now. `None`: what the owner has
+    /// released before must be settled first.
+    fn settled_count(&self) -> Option<Result<u32>> {
+        let hold = &self.hold_ref.hold;
+        let snapshot = hold.snapshot();
+        if let Some(loss) = snapshot.loss {
+            return Some(Err(hold.lost_error(loss)));
         }
-        Ok(held)
+        let is_settled = !snapshot.has_unacknowledged_changes;
+        is_settled.then(|| match snapshot.count {
+            1.. if !self.terms.reentrant => Err(Error::AlreadyHeld {
+                name: hold.object.name().to_owned(),
+            }),
+            count => Ok(count),
+        })
     }
 
+    /// Settles, in this turn, what the owner has released before, and returns how often it still holds the object.
+    /// The next acquisition is then a new one, with a lease and a fencing token of its own. Boxed: seldom needed.
+    fn settle_and_count(&self) -> Boxed<'_, Result<u32>> {
+        Box::pin(async move {
+            loop {
+                let changes = self.hold_ref.hold.state().changes;
+                self.hold_ref.settle_in_turn(changes).await?;
+                // A guard may have been removed meanwhile. Then the store has a higher count than this client, and the
+                // next acquisition would look like a repetition, with the fencing token of another one.
+                if let Some(count) = self.settled_count() {
+                    return count;
+                }
+            }
+        })
+    }
+}
+
+/// Waits until the replicas have confirmed an attempt. Boxed: most attempts wait for no replica.
+fn confirm<'a>(
+    confirmation: Confirmation,
+    progress: &'a Progress,
+    unsettled: &'a [SettleOnDrop<'a>],
+) -> Boxed<'a, Result<()>> {
+    Box::pin(async move {
+        let confirmed = confirmation.confirmed(progress).await;
+        if confirmed.is_err() {
+            // At once if possible, in the turns of this attempt: the caller may try elsewhere after this error.
+            // If it fails, dropping `unsettled` settles.
+            join_all(unsettled.iter().map(SettleOnDrop::settle_in_turn)).await;
+        }
+        confirmed
+    })
+}
+
+impl HoldRef {
     /// Handles a reply that the owner does not hold the object: marks the hold as lost. Returns the error.
     fn mark_not_held(&self) -> Error {
         self.hold.mark_lost(Loss::NotHeld);
@@ -180,20 +208,24 @@ impl HoldRef {
 /// connection keeps order, so the release arrives after the attempt.
 struct SettleOnDrop<'a> {
     hold_ref: &'a HoldRef,
-    terms: Terms,
     progress: &'a Progress,
+    /// How long the store may keep traces of the attempt.
+    trace_lifetime: Lease,
+    /// The hold count before the attempt.
+    held: u32,
     /// Number of the attempt, among the changes of the hold.
     change: u64,
     settled: AtomicBool,
 }
 
 impl<'a> SettleOnDrop<'a> {
-    fn new(hold_ref: &'a HoldRef, terms: Terms, progress: &'a Progress) -> SettleOnDrop<'a> {
+    fn new(requested: &RequestedHold<'a>, held: u32, progress: &'a Progress) -> SettleOnDrop<'a> {
         SettleOnDrop {
-            hold_ref,
-            terms,
+            hold_ref: requested.hold_ref,
             progress,
-            change: hold_ref.hold.state().begin_attempt(),
+            trace_lifetime: requested.terms.trace_lifetime,
+            held,
+            change: requested.hold_ref.hold.state().begin_attempt(),
             settled: AtomicBool::new(false),
         }
     }
@@ -221,7 +253,7 @@ impl Drop for SettleOnDrop<'_> {
         match self.progress.was_sent() {
             true => {
                 let hold_ref = self.hold_ref.clone();
-                hold_ref.settle_detached(self.terms.trace_lifetime.duration(), attempt_permit);
+                hold_ref.settle_detached(self.trace_lifetime.duration(), attempt_permit);
             }
             // It never reached the store.
             false => self.hold_ref.hold.state().attempt_acknowledged(self.change),

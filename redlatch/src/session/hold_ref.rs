@@ -1,7 +1,7 @@
 //! Counted references to the holds of a client, each found in the registry while anything refers to it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Session;
 use super::registry::RegisteredHold;
@@ -21,14 +21,11 @@ impl Session {
     ) -> Result<HoldRef> {
         let object = kind.object();
         let mut holds = self.holds.lock();
-        let new_hold = |step_lock| {
-            let (field, kind) = (field(), kind.clone());
-            Arc::new(Hold::new(owner, field, kind, step_lock))
-        };
+        let new_hold = || Hold::new(owner, field(), kind.clone());
         let entry = holds
             .entry((owner, object.clone()))
             .or_insert_with(|| RegisteredHold {
-                hold: new_hold(Arc::default()),
+                hold: Arc::new(new_hold()),
                 refs: 0,
             });
         if entry.hold.object.layout() != object.layout() {
@@ -40,9 +37,7 @@ impl Session {
         if entry.hold.loss().is_some() {
             // A lost hold stays lost, for its guards. A new request gets a new hold, which takes turns with
             // steps of the old one that may still be in flight.
-            let successor = new_hold(entry.hold.step_lock.clone());
-            successor.supersede(&entry.hold);
-            entry.hold = successor;
+            entry.hold = Arc::new(new_hold().superseding(&entry.hold));
         }
         entry.refs += 1;
         Ok(HoldRef::new(self.clone(), entry.hold.clone()))
@@ -61,8 +56,8 @@ impl Session {
         hold.state().hold_period()
     }
 
-    /// Waits until `owner` holds `object`, as far as this client knows, in a hold period that started after
-    /// `since`.
+    /// Waits until `owner` holds `object`, a sibling of another, as far as this client knows, in a hold period that
+    /// started after `since`.
     pub(super) async fn wait_until_held(
         &self,
         owner: Owner,
@@ -70,7 +65,7 @@ impl Session {
         since: Option<HoldPeriod>,
     ) {
         let is_held = || self.hold_period(owner, object) > since;
-        wait_for(&self.acquired, || is_held().then_some(())).await;
+        wait_for(&self.sibling_acquired, || is_held().then_some(())).await;
     }
 
     /// Settles what `owner` has released of `object` but not settled yet.
@@ -95,11 +90,12 @@ impl Session {
 pub(crate) struct HoldRef {
     pub(crate) session: Arc<Session>,
     pub(crate) hold: Arc<Hold>,
-    /// Number of the change with which this reference's guard was removed; 0 before.
+    /// Number of the change with which this reference's guard was removed; 0 before. [`MOVED`] when the reference has
+    /// passed to a [`HandedOver`](super::HandedOver), and is not counted any more.
     pub(super) removed_at: AtomicU64,
-    /// Whether this reference has passed to a [`HandedOver`](super::HandedOver), and is not counted any more.
-    moved: AtomicBool,
 }
+
+const MOVED: u64 = u64::MAX;
 
 impl Clone for HoldRef {
     fn clone(&self) -> HoldRef {
@@ -110,7 +106,6 @@ impl Clone for HoldRef {
             session: self.session.clone(),
             hold: self.hold.clone(),
             removed_at: AtomicU64::new(self.removed_at.load(Ordering::Relaxed)),
-            moved: AtomicBool::new(false),
         }
     }
 }
@@ -126,7 +121,7 @@ impl std::fmt::Debug for HoldRef {
 
 impl Drop for HoldRef {
     fn drop(&mut self) {
-        if *self.moved.get_mut() {
+        if *self.removed_at.get_mut() == MOVED {
             return;
         }
         let key = self.key();
@@ -158,7 +153,6 @@ impl HoldRef {
             session,
             hold,
             removed_at: AtomicU64::new(0),
-            moved: AtomicBool::new(false),
         }
     }
 
@@ -170,7 +164,7 @@ impl HoldRef {
 
     /// Moves this reference, and leaves one that must not be used any more.
     pub(super) fn take(&self) -> HoldRef {
-        self.moved.store(true, Ordering::Relaxed);
+        self.removed_at.store(MOVED, Ordering::Relaxed);
         HoldRef::new(self.session.clone(), self.hold.clone())
     }
 

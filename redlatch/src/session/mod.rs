@@ -55,8 +55,8 @@ pub(crate) struct Session {
     /// Whether holds pass from one request of this client to the next.
     pub(crate) hands_over: bool,
     holds: Mutex<HoldRegistry>,
-    /// Notified when any hold was acquired.
-    acquired: Notify,
+    /// Notified when a hold was acquired whose kind has a [sibling](crate::hold::HoldKind::sibling).
+    sibling_acquired: Notify,
 }
 
 /// How a hold is acquired.
@@ -72,6 +72,13 @@ pub(crate) struct Terms {
     pub(crate) transferable: bool,
     /// How long the store may keep traces of an attempt: the lease, or longer if the attempt waits.
     pub(crate) trace_lifetime: Lease,
+}
+
+/// A hold that a request acquires, and how.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RequestedHold<'a> {
+    pub(crate) hold_ref: &'a HoldRef,
+    pub(crate) terms: Terms,
 }
 
 impl Terms {
@@ -103,7 +110,7 @@ impl Session {
             waiting,
             background,
             holds: Mutex::default(),
-            acquired: Notify::new(),
+            sibling_acquired: Notify::new(),
         }
     }
 

@@ -42,7 +42,7 @@ impl HoldRef {
     pub(super) async fn settle_in_turn(&self, up_to_change: u64) -> Result<bool> {
         let snapshot = self.hold.snapshot();
         let Some(loss) = snapshot.loss.filter(|_| snapshot.superseded) else {
-            return self.settle_hold(&self.hold, snapshot, up_to_change).await;
+            return self.settle_hold(&self.hold, &snapshot, up_to_change).await;
         };
         // The store's state of this owner now belongs to the latest generation. Its request may have been
         // canceled before it released what this generation left there.
@@ -51,7 +51,8 @@ impl HoldRef {
             && snapshot.has_unacknowledged_changes
         {
             let up_to_change = snapshot.changes;
-            self.settle_hold(&latest, snapshot, up_to_change).await?;
+            // Boxed: seldom needed.
+            Box::pin(self.settle_hold(&latest, &snapshot, up_to_change)).await?;
         }
         Err(self.hold.lost_error(loss))
     }
@@ -60,7 +61,7 @@ impl HoldRef {
     async fn settle_hold(
         &self,
         hold: &Arc<Hold>,
-        now: HoldSnapshot,
+        now: &HoldSnapshot,
         up_to_change: u64,
     ) -> Result<bool> {
         let session = &self.session;

@@ -303,7 +303,8 @@ async fn concurrent_releases_are_sent_once() {
     let outer = lock.lock().await.unwrap();
     let inner = outer.reenter().await.unwrap();
     let owner = outer.owner();
-    let turn = outer.hold_ref().hold.step_lock.clone().lock_owned().await;
+    let held = outer.hold_ref().hold.clone();
+    let turn = held.turn().await.unwrap();
     let leave = async {
         tokio::task::yield_now().await;
         drop(turn);
@@ -323,7 +324,8 @@ async fn concurrent_releases_both_report_loss() {
     let outer = lock.lock().await.unwrap();
     let inner = outer.reenter().await.unwrap();
     assert!(other.lock("a").force_unlock().await.unwrap());
-    let turn = outer.hold_ref().hold.step_lock.clone().lock_owned().await;
+    let held = outer.hold_ref().hold.clone();
+    let turn = held.turn().await.unwrap();
     let leave = async {
         tokio::task::yield_now().await;
         drop(turn);
@@ -389,7 +391,7 @@ async fn unnecessary_release_without_answer_is_settled_before_next_acquisition()
     let hold_ref = writer.hold_ref().clone();
     writer.unlock().await.unwrap();
     let hold = &hold_ref.hold;
-    let turn = hold.step_lock.clone().lock_owned().await;
+    let turn = hold.turn().await.unwrap();
     let attempt = hold.state().begin_attempt();
     let read = async {
         let reader = lock.read().lock().owner(me).await.unwrap();

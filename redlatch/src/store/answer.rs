@@ -17,14 +17,14 @@ pub(crate) struct Answer<R> {
     pub(crate) sent_at: Instant,
     /// Whether the step was sent before without an answer, so that this may be the reply to a repetition.
     pub(crate) repeated: bool,
-    /// For an acquisition: resolves when the replicas have confirmed it.
-    pub(crate) confirmation: Confirmation,
+    /// For an acquisition that replicas have to confirm: resolves when they have.
+    pub(crate) confirmation: Option<Confirmation>,
     pub(crate) server: ServerId,
 }
 
 /// Resolves when the replicas have confirmed an acquisition.
 pub(crate) struct Confirmation {
-    outcome: Option<Receiver<WaitResult>>,
+    outcome: Receiver<WaitResult>,
     timeout: Duration,
 }
 
@@ -32,28 +32,16 @@ pub(crate) struct Confirmation {
 pub(super) type WaitResult = Result<(usize, usize)>;
 
 impl Confirmation {
-    /// No replica is waited for.
-    pub(crate) const NOT_NEEDED: Confirmation = Confirmation {
-        outcome: None,
-        timeout: Duration::ZERO,
-    };
-
     /// A WAIT that gives the replicas this long was sent, or is about to be.
     pub(super) fn pending(outcome: Receiver<WaitResult>, timeout: Duration) -> Confirmation {
-        Confirmation {
-            outcome: Some(outcome),
-            timeout,
-        }
+        Confirmation { outcome, timeout }
     }
 
     /// Waits until enough replicas have acknowledged. Fails if too few did, or if that cannot be
     /// determined. Until then the request has no answer: it is unknown whether it has acquired anything.
     pub(crate) async fn confirmed(self, progress: &Progress) -> Result<()> {
-        let Some(outcome) = self.outcome else {
-            return Ok(());
-        };
         progress.expect_answer();
-        match outcome.recv().await {
+        match self.outcome.recv().await {
             Some(Ok((needed, in_sync))) if in_sync < needed => Err(Error::NotReplicated {
                 needed,
                 in_sync,

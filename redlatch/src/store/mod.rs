@@ -55,18 +55,27 @@ impl Store {
     ///
     /// Subscribes to `channel` first, if there is one, in the same round trip. So all messages published
     /// after the step arrive.
-    pub(crate) async fn run<R: Send>(
-        &self,
-        step: &dyn Step<Reply = R>,
-        channel: Option<&str>,
+    #[expect(
+        clippy::manual_async_fn,
+        reason = "an `async fn` stores its arguments twice"
+    )]
+    pub(crate) fn run<'a, R: Send>(
+        &'a self,
+        step: &'a dyn Step<Reply = R>,
+        channel: Option<&'a str>,
         delivery: Delivery,
-        progress: &Progress,
-    ) -> Result<Answer<R>> {
-        match self {
-            Store::Redis(redis) => redis.run(step, channel, delivery, progress).await,
-            Store::Embedded(embedded) => {
-                channel.inspect(|channel| embedded.subscribe(channel));
-                embedded.run(step, progress)
+        progress: &'a Progress,
+    ) -> impl Future<Output = Result<Answer<R>>> + Send + 'a {
+        async move {
+            match self {
+                Store::Redis(redis) => {
+                    let answer = redis.run(step, channel, delivery, progress)?.await?;
+                    answer.decode(step)
+                }
+                Store::Embedded(embedded) => {
+                    channel.inspect(|channel| embedded.subscribe(channel));
+                    embedded.run(step, progress)
+                }
             }
         }
     }

@@ -23,17 +23,18 @@ pub(crate) struct Progress {
     answered: AtomicBool,
     /// Whether `details` contains a wait queue.
     in_queue: AtomicBool,
-    /// Whether `details` contains a permit.
+    /// Whether there is a permit.
     in_flight: AtomicBool,
-    details: Mutex<ProgressDetails>,
+    /// The permit of an attempt that is in flight, or was when its caller dropped it.
+    permit: Mutex<Option<AttemptPermit>>,
+    /// Boxed and created on demand: most requests fail at nothing and wait for nothing.
+    details: Mutex<Option<Box<ProgressDetails>>>,
 }
 
 #[derive(Debug, Default)]
 struct ProgressDetails {
     /// Start and error of an outage. Out of date if the store has answered since.
     failed: Option<(Instant, Error)>,
-    /// The permit of an attempt that is in flight, or was when its caller dropped it.
-    permit: Option<AttemptPermit>,
     /// The limiter at which the attempt waits for its permit.
     limiter: Option<Arc<AttemptLimiter>>,
     /// Start of the response timeout, if the attempt had to wait for its permit.
@@ -77,20 +78,28 @@ impl Progress {
     /// Returns the last contact with the store, if there was any.
     pub(crate) fn last_contact(&self) -> Option<LastContact> {
         let details = self.details.lock();
-        let of_queue = details.wait_queue.as_ref();
-        let of_queue = of_queue.and_then(|(wait_queue, since)| wait_queue.contact_since(*since));
+        let of_queue = details.as_ref().and_then(|details| {
+            let (wait_queue, since) = details.wait_queue.as_ref()?;
+            wait_queue.contact_since(*since)
+        });
         of_queue.or_else(|| match self.answered.load(Ordering::Relaxed) {
             true => Some(LastContact::Answered),
             false => {
-                let (since, error) = details.failed.clone()?;
+                let (since, error) = details.as_ref()?.failed.clone()?;
                 Some(LastContact::Failed { since, error })
             }
         })
     }
 
+    /// Accesses the details.
+    fn details<T>(&self, access: impl FnOnce(&mut ProgressDetails) -> T) -> T {
+        access(self.details.lock().get_or_insert_default())
+    }
+
     /// Records that the request has joined a wait queue.
     pub(crate) fn join_queue(&self, wait_queue: Arc<dyn ContactSource>) {
-        self.details.lock().wait_queue = Some((wait_queue, Instant::now()));
+        let joined = Some((wait_queue, Instant::now()));
+        self.details(|details| details.wait_queue = joined);
         self.in_queue.store(true, Ordering::Relaxed);
     }
 
@@ -101,7 +110,7 @@ impl Progress {
             return;
         }
         self.in_queue.store(false, Ordering::Relaxed);
-        let left = self.details.lock().wait_queue.take();
+        let left = self.details(|details| details.wait_queue.take());
         match left.and_then(|(wait_queue, since)| wait_queue.contact_since(since)) {
             Some(LastContact::Answered) => self.record_answer(),
             Some(LastContact::Failed { since, error }) => self.set_failure(since, error),
@@ -125,28 +134,28 @@ impl Progress {
 
     /// Records that the store has answered an earlier step, but not yet the current one.
     pub(crate) fn expect_answer(&self) {
-        self.details.lock().failed = None;
+        self.details(|details| details.failed = None);
         self.answered.store(false, Ordering::Relaxed);
     }
 
     /// Records a failure to reach the store. The outage started at `since`, or at the first failure since the
     /// last answer, if that is earlier.
     pub(crate) fn record_failure(&self, since: Instant, error: Error) {
-        let since = match &self.details.lock().failed {
+        let since = self.details(|details| match &details.failed {
             Some((earlier, _)) if !self.answered.load(Ordering::Relaxed) => since.min(*earlier),
             _ => since,
-        };
+        });
         self.set_failure(since, error);
     }
 
     fn set_failure(&self, since: Instant, error: Error) {
-        self.details.lock().failed = Some((since, error));
+        self.details(|details| details.failed = Some((since, error)));
         self.answered.store(false, Ordering::Relaxed);
     }
 
     /// Keeps the permit of the attempt.
     pub(crate) fn keep_permit(&self, permit: AttemptPermit) {
-        self.details.lock().permit = Some(permit);
+        *self.permit.lock() = Some(permit);
         self.in_flight.store(true, Ordering::Relaxed);
     }
 
@@ -156,19 +165,19 @@ impl Progress {
             return None;
         }
         self.in_flight.store(false, Ordering::Relaxed);
-        self.details.lock().permit.take()
+        self.permit.lock().take()
     }
 
     /// Records that the attempt waits for a permit, until the result is dropped. Meanwhile the response
     /// timeout restarts with each answer to another attempt at this limiter.
     pub(crate) fn wait_for_permit(&self, limiter: Arc<AttemptLimiter>) -> impl Drop + '_ {
-        self.details.lock().limiter = Some(limiter);
+        self.details(|details| details.limiter = Some(limiter));
         WaitingForPermit(self)
     }
 
     /// Returns the start of the response timeout, if the attempt had to wait for its permit.
     pub(crate) fn timeout_start(&self) -> Option<Instant> {
-        self.details.lock().timeout_start()
+        self.details.lock().as_ref()?.timeout_start()
     }
 
     /// Runs `work` until it is done. Returns `None` if it takes longer than `timeout`, which starts at `begun`
@@ -205,8 +214,9 @@ struct WaitingForPermit<'a>(&'a Progress);
 
 impl Drop for WaitingForPermit<'_> {
     fn drop(&mut self) {
-        let mut details = self.0.details.lock();
-        details.timeout_start = details.timeout_start();
-        details.limiter = None;
+        self.0.details(|details| {
+            details.timeout_start = details.timeout_start();
+            details.limiter = None;
+        });
     }
 }

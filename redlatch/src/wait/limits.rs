@@ -75,15 +75,27 @@ impl Limits {
 
 impl WaitQueues {
     /// Runs a request within its limits. The request records its contacts with the store in `progress`.
-    pub(crate) async fn within<R: Request>(
-        &self,
-        limits: Limits,
-        progress: &Progress,
-        request: &mut R,
-    ) -> Result<Option<R::Acquired>> {
-        match limits.wait.deadline() {
-            Some(end) => self.run_until(end, limits, progress, request).await,
-            None => self.retry_through_outages(limits, progress, request).await,
+    #[expect(
+        clippy::manual_async_fn,
+        reason = "an `async fn` stores its arguments twice"
+    )]
+    pub(crate) fn within<'a, R: Request>(
+        &'a self,
+        limits: &'a Limits,
+        progress: &'a Progress,
+        request: &'a mut R,
+    ) -> impl Future<Output = Result<Option<R::Acquired>>> + Send + 'a {
+        async move {
+            if let Some(end) = limits.wait.deadline() {
+                return self.run_until(end, limits, progress, request).await;
+            }
+            match request.acquire(limits.waits()).await {
+                // Boxed: most requests see no outage.
+                Err(error) if limits.waits() && error.is_transient() => {
+                    Box::pin(self.retry_after_outage(error, limits, progress, request)).await
+                }
+                done => done,
+            }
         }
     }
 
@@ -91,14 +103,16 @@ impl WaitQueues {
     fn run_until<'a, R: Request>(
         &'a self,
         end: Instant,
-        limits: Limits,
+        limits: &'a Limits,
         progress: &'a Progress,
         request: &'a mut R,
     ) -> Boxed<'a, Result<Option<R::Acquired>>> {
         Box::pin(async move {
             let begun = Instant::now();
             {
-                let mut acquiring = pin!(self.retry_through_outages(limits, progress, request));
+                let wait = WaitLimit::Endless;
+                let endless = Limits { wait, ..*limits };
+                let mut acquiring = pin!(self.within(&endless, progress, request));
                 if let Ok(done) = timeout_at(end, acquiring.as_mut()).await {
                     return done;
                 }
@@ -116,9 +130,11 @@ impl WaitQueues {
         })
     }
 
-    async fn retry_through_outages<R: Request>(
+    /// Repeats a request that has failed with `error`, until the outage limit.
+    async fn retry_after_outage<R: Request>(
         &self,
-        limits: Limits,
+        mut error: Error,
+        limits: &Limits,
         progress: &Progress,
         request: &mut R,
     ) -> Result<Option<R::Acquired>> {
@@ -127,10 +143,6 @@ impl WaitQueues {
         let mut outage: Option<(Instant, Instant)> = None;
         let mut tries = 0;
         loop {
-            let error = match request.acquire(limits.waits()).await {
-                Err(error) if limits.waits() && error.is_transient() => error,
-                done => return done,
-            };
             progress.record_failure(Instant::now(), error.clone());
             let mut since = match progress.last_contact() {
                 Some(LastContact::Failed { since, .. }) => since,
@@ -163,6 +175,10 @@ impl WaitQueues {
             sleep(pauses.pause(tries)).await;
             tries = tries.saturating_add(1);
             outage = Some((since, Instant::now()));
+            error = match request.acquire(true).await {
+                Err(error) if error.is_transient() => error,
+                done => return done,
+            };
         }
     }
 

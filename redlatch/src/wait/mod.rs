@@ -20,7 +20,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::error::{Error, Result};
 use crate::join::Boxed;
@@ -103,10 +103,10 @@ pub(crate) trait Attempt: Send {
         None
     }
 
-    /// Logs after a long wait which owner holds the object. Runs concurrently with the waiting.
-    fn report(&self, since: Instant) -> impl Future<Output = ()> + Send + 'static {
-        let _ = since;
-        std::future::ready(())
+    /// Returns a function that logs which owner holds the object, for a waiter that has waited long since the given
+    /// time. The future runs concurrently with the waiting.
+    fn reporter(&self) -> impl FnOnce(Instant) -> Boxed<'static, ()> + Send + 'static {
+        |_| Box::pin(std::future::ready(()))
     }
 }
 
@@ -121,21 +121,21 @@ impl WaitQueues {
         waits: bool,
     ) -> Result<Option<A::Grant>> {
         let kind = attempt.queue_kind();
-        let joined = match waits {
-            false => None,
-            true => self.join_existing(attempt.channel(), attempt.object(), kind),
-        };
-        let waiter = match joined {
-            Some(waiter) => waiter,
-            // Either this client has no waiters, so that the object is probably free and one round trip is
-            // enough, or the request does not wait.
-            None => match attempt.send(false).await? {
-                Outcome::Done(grant) => return Ok(Some(grant)),
-                Outcome::Wait(_) if !waits => return Ok(None),
-                Outcome::Wait(_) => self.join(attempt.channel(), attempt.object(), kind),
-            },
-        };
-        wait_in_queue(waiter, attempt).await.map(Some)
+        if waits
+            && let Some(mut waiter) = self.join_existing(attempt.channel(), attempt.object(), kind)
+        {
+            return wait_in_queue(&mut waiter, attempt).await.map(Some);
+        }
+        // Either this client has no waiters, so that the object is probably free and one round trip is enough, or
+        // the request does not wait.
+        match attempt.send(false).await? {
+            Outcome::Done(grant) => Ok(Some(grant)),
+            Outcome::Wait(_) if !waits => Ok(None),
+            Outcome::Wait(_) => {
+                let mut waiter = self.join(attempt.channel(), attempt.object(), kind);
+                wait_in_queue(&mut waiter, attempt).await.map(Some)
+            }
+        }
     }
 
     /// Like `acquire`, for a request that was refused before or that found a queue: waits for its turn first.
@@ -147,44 +147,46 @@ impl WaitQueues {
             Some(LastContact::Failed { .. }) | None => WaitQueues::join_unanswered,
         };
         let existing = self.join_existing(channel, object, kind);
-        let waiter = existing.unwrap_or_else(|| join(self, channel, object, kind));
-        wait_in_queue(waiter, attempt).await
+        let mut waiter = existing.unwrap_or_else(|| join(self, channel, object, kind));
+        wait_in_queue(&mut waiter, attempt).await
     }
 }
 
-/// Waits for the turn, and then as the first waiter of the queue. Boxed, because most requests do not wait and
-/// should not carry this future.
-fn wait_in_queue<'a, A: Attempt>(
-    mut waiter: Waiter,
-    attempt: &'a mut A,
-) -> Boxed<'a, Result<A::Grant>> {
+/// Waits for the turn, and then as the first waiter of the queue.
+async fn wait_in_queue<A: Attempt>(waiter: &mut Waiter, attempt: &mut A) -> Result<A::Grant> {
     if attempt.takes_offers() {
         waiter.enable_offers();
     }
-    Box::pin(async move {
-        attempt.progress().join_queue(waiter.contacts());
-        let turn = tokio::select! {
-            biased;
-            (since, error) = waiter.failed() => {
-                attempt.progress().leave_queue();
-                attempt.progress().record_failure(since, error.clone());
-                return Err(error);
-            }
-            turn = waiter.turn() => turn,
-        };
-        attempt.progress().leave_queue();
-        let since = Instant::now();
-        let report = attempt.report(since);
-        let mut waiting = pin!(wait_as_first(&waiter, turn, attempt));
+    let turn = wait_for_turn(waiter, attempt).await?;
+    // Boxed: of many waiters, one is the first.
+    Box::pin(async {
+        let (since, report) = (Instant::now(), attempt.reporter());
+        let mut waiting = pin!(wait_as_first(waiter, turn, attempt));
+        if let Ok(done) = timeout_at(since + LONG_WAIT, waiting.as_mut()).await {
+            return done;
+        }
         tokio::select! {
             biased;
             done = &mut waiting => return done,
-            () = async {
-                sleep_until(since + LONG_WAIT).await;
-                report.await;
-            } => {}
+            () = report(since) => {}
         }
         waiting.await
+    })
+    .await
+}
+
+/// Waits until this is the first waiter of the queue.
+async fn wait_for_turn<'a, A: Attempt>(waiter: &'a Waiter, attempt: &A) -> Result<QueueTurn<'a>> {
+    attempt.progress().join_queue(waiter.contacts());
+    let turn = tokio::select! {
+        biased;
+        (since, error) = waiter.failed() => Err((since, error)),
+        turn = waiter.turn() => Ok(turn),
+    };
+    attempt.progress().leave_queue();
+    turn.map_err(|(since, error)| {
+        attempt.progress().record_failure(since, error.clone());
+        error
     })
 }
 
@@ -257,18 +259,19 @@ async fn request_as_first<A: Attempt>(
     attempt: &mut A,
     subscribe: bool,
 ) -> Result<Outcome<A::Grant>> {
-    if !attempt.shares_outcome() {
-        let answer = attempt.send(subscribe).await;
-        if answer.is_ok() {
-            waiter.request_ended(Some(LastContact::Answered));
-        }
-        return answer;
+    let shares_outcome = attempt.shares_outcome();
+    if shares_outcome {
+        waiter.request_started();
     }
-    waiter.request_started();
-    let answer = attempt.send(subscribe).await;
-    waiter.request_ended(attempt.progress().last_contact());
-    if answer.as_ref().is_err_and(Error::is_outage) {
-        waiter.fail_all();
+    // Boxed, so that waiters that never send a request are small.
+    let answer = Box::pin(attempt.send(subscribe)).await;
+    if shares_outcome {
+        waiter.request_ended(attempt.progress().last_contact());
+        if answer.as_ref().is_err_and(Error::is_outage) {
+            waiter.fail_all();
+        }
+    } else if answer.is_ok() {
+        waiter.request_ended(Some(LastContact::Answered));
     }
     answer
 }

@@ -14,6 +14,7 @@
 
 use std::any::Any;
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Duration;
@@ -32,13 +33,23 @@ use crate::sync::Mutex;
 
 /// All wait queues of one client.
 #[derive(Clone)]
-pub(crate) struct WaitQueues {
+pub(crate) struct WaitQueues(Arc<Shared>);
+
+pub(crate) struct Shared {
     channels: Arc<ChannelMap>,
     pub(super) store: Arc<Store>,
     background: Background,
     linger: Duration,
     /// When a waiter last found the store in an outage.
-    pub(super) last_outage: Arc<Mutex<Option<Instant>>>,
+    pub(super) last_outage: Mutex<Option<Instant>>,
+}
+
+impl Deref for WaitQueues {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
 }
 
 /// The subscriptions and wait queues by channel. Receives the messages of the store.
@@ -164,13 +175,13 @@ impl WaitQueues {
         background: Background,
         linger: Duration,
     ) -> WaitQueues {
-        WaitQueues {
+        WaitQueues(Arc::new(Shared {
             channels,
             store,
             background,
             linger,
-            last_outage: Arc::default(),
-        }
+            last_outage: Mutex::default(),
+        }))
     }
 
     /// Returns the number of subscribed channels, in use or lingering. Spin locks have none.

@@ -311,7 +311,7 @@ async fn request_joining_after_release_has_no_answer() {
             two.progress.clone(),
             Limits::new(WaitLimit::at_most(SECOND), None),
         );
-        let second = queues.within(limits, &progress, &mut two).await;
+        let second = queues.within(&limits, &progress, &mut two).await;
         assert_eq!(two.sent.lock().unwrap().len(), usize::from(released));
         match second {
             Ok(won) => assert_eq!((won, released), (None, false)),
@@ -331,7 +331,7 @@ async fn queue_of_other_object_at_channel_has_no_answer() {
     let progress = two.progress.clone();
     let second = async {
         tokio::task::yield_now().await;
-        queues.within(limits, &progress, &mut two).await
+        queues.within(&limits, &progress, &mut two).await
     };
     tokio::select! {
         first = queues.acquire(&mut one, true) => panic!("{first:?}"),
@@ -381,7 +381,7 @@ async fn within_at(
     let mut one = scripted(queues, answers);
     let (progress, begun) = (one.progress.clone(), one.begun);
     let limits = Limits::new(wait_limit, outage.map(Expiry::In));
-    let done = queues.within(limits, &progress, &mut one).await;
+    let done = queues.within(&limits, &progress, &mut one).await;
     (done, begun.elapsed().as_millis())
 }
 
@@ -604,7 +604,7 @@ async fn request_behind_one_that_relies_on_the_winner_is_answered() {
     let progress = three.progress.clone();
     let third = async {
         tokio::task::yield_now().await;
-        queues.within(limits, &progress, &mut three).await
+        queues.within(&limits, &progress, &mut three).await
     };
     tokio::select! {
         second = queues.acquire(&mut two, true) => panic!("{second:?}"),

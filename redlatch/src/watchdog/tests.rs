@@ -234,7 +234,7 @@ async fn empty_watchdog_plans_no_sweep() {
 async fn hold_with_step_in_progress_is_skipped_for_a_second() {
     let (watchdog, one) = (watchdog(), Watched::renewed());
     watchdog.watch(&one.hold);
-    let turn = one.hold.step_lock.lock().await;
+    let turn = one.hold.turn().await.unwrap();
     sleep(Duration::from_millis(12_500)).await;
     assert_eq!(one.steps(), []);
     drop(turn);

@@ -6,12 +6,14 @@
 
 use redlatch::{Client, MultiLock};
 
-/// Largest size in bytes of a request. A size of 28 kB cost a third of the throughput, because
-/// malloc repeatedly returned memory to the system.
-const REQUEST: usize = 5632;
+/// Largest size in bytes of a request for a lock: a task that waits has one.
+const LOCK_REQUEST: usize = 1024;
+
+/// Largest size in bytes of any request.
+const REQUEST: usize = 2048;
 
 /// Largest size in bytes of the futures that callers embed in their own.
-const EMBEDDED: usize = 3584;
+const EMBEDDED: usize = 600;
 
 /// Returns the size in bytes of the boxed future that a request turns into.
 fn boxed_size<R: IntoFuture>(request: R) -> usize
@@ -27,9 +29,14 @@ async fn requests_are_small_futures() {
     let lock = client.lock("a");
     let read_write = client.read_write_lock("b");
     let both = MultiLock::new([client.lock("c"), client.lock("d")]);
-    let sizes = [
+    let lock_sizes = [
         ("lock", boxed_size(lock.lock())),
         ("try_lock", boxed_size(lock.try_lock())),
+    ];
+    for (request, size) in lock_sizes {
+        assert!(size <= LOCK_REQUEST, "{request}: {size} bytes");
+    }
+    let sizes = [
         ("fair lock", boxed_size(client.fair_lock("a").lock())),
         ("fenced lock", boxed_size(client.fenced_lock("a").lock())),
         ("spin lock", boxed_size(client.spin_lock("a").lock())),

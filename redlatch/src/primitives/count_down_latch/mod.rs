@@ -259,7 +259,7 @@ impl CountDownLatch {
             progress: &progress,
         };
         let waiting = &self.session.waiting;
-        waiting.within(limits, &progress, &mut waiter).await
+        waiting.within(&limits, &progress, &mut waiter).await
     }
 
     /// Returns the keys and channels, if the name is valid.

@@ -168,7 +168,7 @@ fn lua_and_rules_agree() {
             }
             Move::Renew { owner, n, lease: l } => {
                 let ids = ids(*owner, *n);
-                let hold = Hold::new(Owner::new(), ids, kind.clone(), Arc::default());
+                let hold = Hold::new(Owner::new(), ids, kind.clone());
                 let renewed = harness.renew(&hold, *l).await;
                 count(&mut seen.renewed, renewed);
                 count(&mut seen.not_renewed, !renewed);

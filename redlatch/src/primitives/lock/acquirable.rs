@@ -54,7 +54,7 @@ pub(crate) struct Options {
     pub(crate) outage_limit: Option<Expiry>,
     pub(super) owner: Option<Owner>,
     /// The hold to re-enter, if the request comes from a guard.
-    pub(super) reenters: Option<HoldRef>,
+    pub(super) reenters: Option<Box<HoldRef>>,
 }
 
 impl Options {

@@ -10,8 +10,9 @@ use super::report::report;
 use super::{AcquireOnce, AcquireParams, HeldLock, Lock, LockKind, Options};
 use crate::error::{Error, Result};
 use crate::hold::HoldPeriod;
+use crate::join::Boxed;
 use crate::owner::Owner;
-use crate::session::{HandedOver, HoldRef, Terms};
+use crate::session::{HandedOver, HoldRef, RequestedHold, Terms};
 use crate::step::Outcome;
 use crate::store::Progress;
 use crate::wait::{Attempt, Limits, Offer, QueueKind, Request};
@@ -26,26 +27,17 @@ impl<K: LockKind> AcquireOnce for Lock<K> {
         kind.check()?;
         let mut terms = session.terms(options.lease()?, self.reentrant);
         let limits = options.limits(session.outage_limit);
+        // Boxed: most requests have an owner of their own and should not carry these futures.
         if let Some(hold_ref) = &options.reenters {
-            let acquiring = self.acquire_hold(hold_ref.clone(), terms, limits, true);
-            return acquiring.await;
+            let acquiring = self.acquire_hold(HoldRef::clone(hold_ref), terms, limits, true);
+            return Box::pin(acquiring).await;
         }
-        let named_owner = options.owner().filter(|_| K::OWNED);
-        terms.transferable = session.hands_over
-            && terms.renewed
-            && named_owner.is_none()
-            && kind.handed_over().is_some();
-        loop {
-            let owner = named_owner.unwrap_or_else(Owner::new);
-            let hold_ref = self.hold_ref(owner)?;
-            let hold = hold_ref.hold.clone();
-            let acquiring = self.acquire_hold(hold_ref, terms, limits, named_owner.is_some());
-            match acquiring.await {
-                // The owner's previous hold was lost meanwhile: start again with a new one.
-                Err(Error::Lost { .. }) if named_owner.is_some() && hold.loss().is_some() => {}
-                done => return done,
-            }
+        if let Some(owner) = options.owner().filter(|_| K::OWNED) {
+            return Box::pin(self.acquire_for(owner, terms, limits)).await;
         }
+        terms.transferable = session.hands_over && terms.renewed && kind.handed_over().is_some();
+        let hold_ref = self.hold_ref(Owner::new())?;
+        self.acquire_hold(hold_ref, terms, limits, false).await
     }
 
     fn waiting_at_most(self, wait: Duration) -> Lock<K> {
@@ -57,57 +49,86 @@ impl<K: LockKind> AcquireOnce for Lock<K> {
 }
 
 impl<K: LockKind> Lock<K> {
+    /// Acquires the lock for an owner that the caller named.
+    async fn acquire_for(
+        &self,
+        owner: Owner,
+        terms: Terms,
+        limits: Limits,
+    ) -> Result<Option<HeldLock<K>>> {
+        loop {
+            let hold_ref = self.hold_ref(owner)?;
+            let hold = hold_ref.hold.clone();
+            match self.acquire_hold(hold_ref, terms, limits, true).await {
+                // The owner's previous hold was lost meanwhile: start again with a new one.
+                Err(Error::Lost { .. }) if hold.loss().is_some() => {}
+                done => return done,
+            }
+        }
+    }
+
     /// Acquires the hold within the limits. `owner_is_named`: see [`LockRequest::owner_is_named`].
-    async fn acquire_hold(
+    #[expect(
+        clippy::manual_async_fn,
+        reason = "an `async fn` stores its arguments twice"
+    )]
+    fn acquire_hold(
         &self,
         hold_ref: HoldRef,
         terms: Terms,
         limits: Limits,
         owner_is_named: bool,
-    ) -> Result<Option<HeldLock<K>>> {
-        let progress = Progress::default();
-        let (lock, owner) = (self.name(), &hold_ref.hold.field);
-        let span = tracing::debug_span!("acquire", lock, %owner);
-        let waiter_ttl = self.kind.waiter_ttl();
-        let mut request = LockRequest {
-            lock: self,
-            hold_ref: &hold_ref,
-            terms: terms.waiting(waiter_ttl.filter(|_| limits.waits())),
-            progress: &progress,
-            owner_is_named,
-            waits: limits.waits(),
-            may_be_registered: false,
-            in_flight: false,
-            tries: 0,
-            handed_over: None,
-        };
-        let waiting = &hold_ref.session.waiting;
-        let grant = match span.is_disabled() {
-            true => waiting.within(limits, &progress, &mut request).await?,
-            // Boxed, so that programs that do not log at this level do not pay for the larger future.
-            false => {
-                let acquiring = waiting.within(limits, &progress, &mut request);
-                Box::pin(acquiring.instrument(span.clone())).await?
+    ) -> impl Future<Output = Result<Option<HeldLock<K>>>> + Send {
+        async move {
+            let progress = Progress::default();
+            // Boxed, as is its future below, so that programs that do not log at this level do not pay for them.
+            let span = {
+                let (lock, owner) = (self.name(), &hold_ref.hold.field);
+                let span = tracing::debug_span!("acquire", lock, %owner);
+                (!span.is_disabled()).then(|| Box::new(span))
+            };
+            let waiter_ttl = self.kind.waiter_ttl();
+            let mut request = LockRequest {
+                lock: self,
+                requested: RequestedHold {
+                    hold_ref: &hold_ref,
+                    terms: terms.waiting(waiter_ttl.filter(|_| limits.waits())),
+                },
+                progress: &progress,
+                owner_is_named,
+                waits: limits.waits(),
+                may_be_registered: false,
+                in_flight: false,
+                tries: 0,
+                handed_over: None,
+            };
+            let waiting = &hold_ref.session.waiting;
+            let grant = match &span {
+                None => waiting.within(&limits, &progress, &mut request).await?,
+                Some(span) => {
+                    let acquiring = waiting.within(&limits, &progress, &mut request);
+                    Box::pin(acquiring.instrument((**span).clone())).await?
+                }
+            };
+            let handed_over = request.handed_over.take();
+            drop(request);
+            let hold_ref = handed_over.unwrap_or(hold_ref);
+            let _span = span.as_ref().map(|span| span.enter());
+            match grant {
+                // The snapshot is taken only if the event is enabled.
+                Some(_) => tracing::debug!(holds = hold_ref.hold.snapshot().count, "acquired"),
+                None => tracing::debug!("not acquired"),
             }
-        };
-        let handed_over = request.handed_over.take();
-        drop(request);
-        let hold_ref = handed_over.unwrap_or(hold_ref);
-        span.in_scope(|| match grant {
-            // The snapshot is taken only if the event is enabled.
-            Some(_) => tracing::debug!(holds = hold_ref.hold.snapshot().count, "acquired"),
-            None => tracing::debug!("not acquired"),
-        });
-        let kind = self.kind.clone();
-        Ok(grant.map(|grant| HeldLock::new(hold_ref, terms, kind, grant)))
+            let kind = self.kind.clone();
+            Ok(grant.map(|grant| HeldLock::new(hold_ref, terms, kind, grant)))
+        }
     }
 }
 
 /// A request for a lock, from its first attempt until it is acquired, refused or dropped.
 struct LockRequest<'a, K: LockKind> {
     lock: &'a Lock<K>,
-    hold_ref: &'a HoldRef,
-    terms: Terms,
+    requested: RequestedHold<'a>,
     progress: &'a Progress,
     /// Whether the caller chose the owner. Then other callers may acquire for it at the same time.
     owner_is_named: bool,
@@ -126,13 +147,38 @@ struct LockRequest<'a, K: LockKind> {
 impl<K: LockKind> Request for LockRequest<'_, K> {
     type Acquired = K::Grant;
 
-    /// Acquires the lock by waiting in the client's queue, or by re-entering as soon as the owner holds it.
     async fn acquire(&mut self, waits: bool) -> Result<Option<K::Grant>> {
-        let hold_ref = self.hold_ref;
-        let waiting = &hold_ref.session.waiting;
-        if !self.owner_is_named {
-            return waiting.acquire(self, waits).await;
+        match self.owner_is_named {
+            false => {
+                let waiting = &self.requested.hold_ref.session.waiting;
+                waiting.acquire(self, waits).await
+            }
+            // Boxed: most requests have an owner of their own and should not carry this future.
+            true => Box::pin(self.acquire_or_reenter(waits)).await,
         }
+    }
+}
+
+impl<K: LockKind> LockRequest<'_, K> {
+    /// Makes one attempt to acquire the lock.
+    fn attempt(&self, subscribe: bool) -> impl Future<Output = Result<Outcome<K::Grant>>> + Send {
+        let RequestedHold { hold_ref, terms } = self.requested;
+        let step = move |hold, count| {
+            self.lock.kind.acquire(AcquireParams {
+                hold,
+                count,
+                lease: terms.lease,
+                waits: self.waits,
+            })
+        };
+        let channel = subscribe.then(|| self.channel());
+        let session = &hold_ref.session;
+        session.try_acquire_one(&self.requested, channel, self.progress, step)
+    }
+
+    /// Acquires the lock by waiting in the client's queue, or by re-entering as soon as the owner holds it.
+    async fn acquire_or_reenter(&mut self, waits: bool) -> Result<Option<K::Grant>> {
+        let hold_ref = self.requested.hold_ref;
         hold_ref.settle_sibling().await;
         // The latest hold period in which re-entry was tried.
         let mut tried = None;
@@ -147,6 +193,7 @@ impl<K: LockKind> Request for LockRequest<'_, K> {
                     Outcome::Wait(_) => continue,
                 }
             }
+            let waiting = &hold_ref.session.waiting;
             tokio::select! {
                 biased;
                 () = hold_ref.held_after(tried) => {}
@@ -160,11 +207,11 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
     type Grant = K::Grant;
 
     fn channel(&self) -> &str {
-        self.lock.kind.channel(&self.hold_ref.hold)
+        self.lock.kind.channel(&self.requested.hold_ref.hold)
     }
 
     fn object(&self) -> &str {
-        self.hold_ref.hold.object.key()
+        self.requested.hold_ref.hold.object.key()
     }
 
     fn queue_kind(&self) -> QueueKind {
@@ -172,21 +219,8 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
     }
 
     async fn send(&mut self, subscribe: bool) -> Result<Outcome<K::Grant>> {
-        let (kind, lease, waits) = (&*self.lock.kind, self.terms.lease, self.waits);
-        let step = |hold, count| {
-            kind.acquire(AcquireParams {
-                hold,
-                count,
-                lease,
-                waits,
-            })
-        };
-        let channel = subscribe.then(|| kind.channel(&self.hold_ref.hold));
         self.in_flight = true;
-        let outcome = self
-            .hold_ref
-            .try_acquire(self.terms, channel, self.progress, step)
-            .await;
+        let outcome = self.attempt(subscribe).await;
         self.in_flight = false;
         match &outcome {
             Ok(Outcome::Done(_)) => self.may_be_registered = false,
@@ -203,15 +237,15 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
 
     fn excludes_waiters_for(&self) -> Option<Duration> {
         let excludes = self.lock.kind.excludes_waiters();
-        excludes.then(|| self.terms.lease.duration())
+        excludes.then(|| self.requested.terms.lease.duration())
     }
 
     fn takes_offers(&self) -> bool {
-        self.terms.transferable
+        self.requested.terms.transferable
     }
 
     fn take(&mut self, offer: Offer) -> Option<(K::Grant, Instant)> {
-        if !self.terms.transferable {
+        if !self.takes_offers() {
             // It joined the queue after the offer.
             return None;
         }
@@ -228,9 +262,9 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
         pause
     }
 
-    fn report(&self, since: Instant) -> impl Future<Output = ()> + Send + 'static {
-        let (lock, waiting) = (self.lock.clone(), self.hold_ref.hold.clone());
-        async move { report(lock, waiting, since).await }
+    fn reporter(&self) -> impl FnOnce(Instant) -> Boxed<'static, ()> + Send + 'static {
+        let (lock, waiting) = (self.lock.clone(), self.requested.hold_ref.hold.clone());
+        |since| report(lock, waiting, since)
     }
 }
 
@@ -241,8 +275,8 @@ impl<K: LockKind> Drop for LockRequest<'_, K> {
         let is_settled_by_attempt = self.in_flight && self.progress.was_sent();
         if self.may_be_registered && !is_settled_by_attempt && self.lock.kind.waiter_ttl().is_some()
         {
-            self.hold_ref
-                .settle_in_background(self.terms.trace_lifetime);
+            let RequestedHold { hold_ref, terms } = self.requested;
+            hold_ref.settle_in_background(terms.trace_lifetime);
         }
     }
 }
@@ -269,7 +303,8 @@ mod tests {
         {
             let me = Owner::new();
             let guard = mine.lock().owner(me).await.unwrap();
-            let step_turn = guard.hold_ref().hold.step_lock.clone().lock_owned().await;
+            let hold = guard.hold_ref().hold.clone();
+            let step_turn = hold.turn().await.unwrap();
             let started = tokio::time::Instant::now();
             let waiting = match is_multi_lock {
                 false => {

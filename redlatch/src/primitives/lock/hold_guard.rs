@@ -34,24 +34,30 @@ impl HoldGuard {
     /// the release continues in the background.
     ///
     /// If another request of this client waits, it may get the hold instead: see [`HandedOver`].
-    pub(crate) async fn release(mut self) -> Result<()> {
-        if self.hand_over() {
-            return Ok(());
-        }
-        self.remove();
-        // Reported immediately; the drop of `self` settles what the store may still keep.
-        self.loss().map_or(Ok(()), Err)?;
-        let settled = self.hold_ref.settle().await;
-        self.settled = matches!(
-            settled,
-            Ok(_) | Err(Error::Lost { .. } | Error::WrongKind { .. })
-        );
-        match settled? {
-            true => Ok(()),
-            false => {
-                let hold = self.hold();
-                self.hold_ref.session.watchdog.report_missing(hold);
-                Err(hold.lost_error(Loss::NotHeld))
+    #[expect(
+        clippy::manual_async_fn,
+        reason = "an `async fn` stores its arguments twice"
+    )]
+    pub(crate) fn release(mut self) -> impl Future<Output = Result<()>> + Send {
+        async move {
+            if self.hand_over() {
+                return Ok(());
+            }
+            self.remove();
+            // Reported immediately; the drop of `self` settles what the store may still keep.
+            self.loss().map_or(Ok(()), Err)?;
+            let settled = self.hold_ref.settle().await;
+            self.settled = matches!(
+                settled,
+                Ok(_) | Err(Error::Lost { .. } | Error::WrongKind { .. })
+            );
+            match settled? {
+                true => Ok(()),
+                false => {
+                    let hold = self.hold();
+                    self.hold_ref.session.watchdog.report_missing(hold);
+                    Err(hold.lost_error(Loss::NotHeld))
+                }
             }
         }
     }

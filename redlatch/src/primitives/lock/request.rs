@@ -225,7 +225,7 @@ impl<R: HasOwner> Acquire<R> {
 
     /// Re-enters a hold.
     pub(super) fn reentering(mut self, hold_ref: HoldRef) -> Acquire<R> {
-        self.options.reenters = Some(hold_ref);
+        self.options.reenters = Some(Box::new(hold_ref));
         self
     }
 }

@@ -33,10 +33,11 @@ use super::held::{HeldMember, release_all};
 use crate::backoff::Backoff;
 use crate::error::Result;
 use crate::hold::HoldPeriod;
+use crate::join::Boxed;
 use crate::lease::{Expiry, Lease};
 use crate::primitives::lock::{AcquireParams, HoldGuard};
 use crate::primitives::lock_set::{ErasedGrant, Member};
-use crate::session::{AllOrNone, HoldRef, Terms};
+use crate::session::{AllOrNone, HoldRef, RequestedHold, Terms};
 use crate::step::Outcome;
 use crate::store::Progress;
 use crate::wait::{Attempt, QueueKind, Request};
@@ -230,9 +231,12 @@ impl<'a> MultiLockRequest<'a> {
             let all = self.members.iter().enumerate();
             all.skip(batch.start).take(batch.len())
         };
-        let terms = |i, one: &RequestedMember<'_>| {
+        let requested = |i, one: &RequestedMember<'a>| {
             let waiter_ttl = one.member.0.waiter_ttl();
-            one.terms.waiting(waiter_ttl.filter(|_| is_blocking(i)))
+            RequestedHold {
+                hold_ref: one.hold_ref,
+                terms: one.terms.waiting(waiter_ttl.filter(|_| is_blocking(i))),
+            }
         };
         let channel = each()
             .find(|&(i, _)| subscribe && is_blocking(i))
@@ -242,18 +246,17 @@ impl<'a> MultiLockRequest<'a> {
         };
         if batch.len() == 1 {
             let step = |_, count| first.member.0.acquire(first.params(count, is_blocking(i)));
-            let outcome = first
-                .hold_ref
-                .try_acquire(terms(i, first), channel, self.progress, step)
+            let requested = requested(i, first);
+            let session = first.member.session();
+            let outcome = session
+                .try_acquire_one(&requested, channel, self.progress, step)
                 .await?;
             return Ok(match outcome {
                 Outcome::Done(grant) => AllOrNone::Acquired(vec![grant]),
                 Outcome::Wait(left) => AllOrNone::Blocked(0, left),
             });
         }
-        let hold_refs: Vec<_> = each()
-            .map(|(i, one)| (one.hold_ref, terms(i, one)))
-            .collect();
+        let holds: Vec<_> = each().map(|(i, one)| requested(i, one)).collect();
         let step = |held: &[u32]| {
             let parts = each().zip(held).filter_map(|((i, one), &held)| {
                 let hold = &*one.hold_ref.hold;
@@ -272,7 +275,7 @@ impl<'a> MultiLockRequest<'a> {
         };
         let session = first.member.session();
         session
-            .try_acquire(&hold_refs, channel, self.progress, step, blocked)
+            .try_acquire(&holds, channel, self.progress, step, blocked)
             .await
     }
 }
@@ -438,13 +441,12 @@ impl Attempt for MultiLockRequest<'_> {
         member.0.pause(self.tries - 1)
     }
 
-    fn report(&self, since: Instant) -> impl Future<Output = ()> + Send + 'static {
+    fn reporter(&self) -> impl FnOnce(Instant) -> Boxed<'static, ()> + Send + 'static {
         let blocking = self.blocking_member();
         let blocking = blocking.map(|one| (one.member.clone(), one.hold_ref.hold.clone()));
-        async move {
-            if let Some((member, waiting)) = blocking {
-                member.0.report(waiting, since).await;
-            }
+        |since| match blocking {
+            Some((member, waiting)) => member.0.report(waiting, since),
+            None => Box::pin(std::future::ready(())),
         }
     }
 }

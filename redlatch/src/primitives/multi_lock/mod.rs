@@ -184,7 +184,7 @@ impl AcquireOnce for MultiLock {
             let progress = Progress::default();
             let acquired = async {
                 let mut request = MultiLockRequest::new(&members, &hold_refs, lease, &progress);
-                waiting.within(limits, &progress, &mut request).await
+                waiting.within(&limits, &progress, &mut request).await
             };
             match acquired.instrument(span).await {
                 // The owner's previous hold was lost meanwhile: start again with a new one.

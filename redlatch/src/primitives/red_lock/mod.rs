@@ -277,7 +277,7 @@ impl AcquireOnce for RedLock {
             owner = owner.number()
         );
         let waiting = &first.session().waiting;
-        let acquiring = waiting.within(limits, &progress, &mut request);
+        let acquiring = waiting.within(&limits, &progress, &mut request);
         match acquiring.instrument(span).await? {
             Some((members, majority)) => Ok(Some(HeldMajority {
                 owner,

@@ -23,6 +23,7 @@ use crate::lease::{Expiry, Lease};
 use crate::owner::Owner;
 use crate::primitives::lock::{AcquireParams, HoldGuard};
 use crate::primitives::lock_set::Member;
+use crate::session::RequestedHold;
 use crate::step::Outcome;
 use crate::store::{LastContact, Progress};
 use crate::wait::{Attempt, Request};
@@ -89,9 +90,15 @@ impl RedLockRequest<'_> {
             // A member that does not answer in time may have granted the lock: dropping the attempt
             // undoes it in the background.
             let progress = Progress::default();
+            let requested = RequestedHold {
+                hold_ref: &hold_ref,
+                terms,
+            };
             let outcome = timeout(
                 member_timeout,
-                hold_ref.try_acquire(terms, None, &progress, step),
+                hold_ref
+                    .session
+                    .try_acquire_one(&requested, None, &progress, step),
             )
             .await;
             match outcome {

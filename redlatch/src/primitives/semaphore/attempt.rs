@@ -38,7 +38,7 @@ impl AcquireOnce for Semaphore {
             progress: &progress,
         };
         let waiting = &session.waiting;
-        waiting.within(limits, &progress, &mut request).await
+        waiting.within(&limits, &progress, &mut request).await
     }
 }
 
@@ -142,7 +142,11 @@ impl PermitsRequest<'_> {
                             .duration()
                             .and_then(|ttl| answer.sent_at.checked_add(ttl));
                         let acquired = HeldPermits::new(session, object, permits, ends);
-                        match answer.confirmation.confirmed(&progress).await {
+                        let confirmed = match answer.confirmation {
+                            Some(confirmation) => confirmation.confirmed(&progress).await,
+                            None => Ok(()),
+                        };
+                        match confirmed {
                             Ok(()) => Ok(Outcome::Done(acquired)),
                             Err(error) => {
                                 // If this fails too, it continues in the background.

@@ -66,7 +66,7 @@ impl EmbeddedConnection {
         if let (Failure::Unconfirmed, Some(answer)) = (failure, applied) {
             let confirmation = Confirmation::pending(shared_oneshot::channel().1, Duration::ZERO);
             return Some(answer.map(|answer| Answer {
-                confirmation,
+                confirmation: Some(confirmation),
                 ..answer
             }));
         }

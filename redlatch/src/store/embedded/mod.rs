@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use crate::error::Result;
 use crate::keyspace::Keyspace;
 use crate::step::Step;
-use crate::store::{Answer, Confirmation, Progress, SharedSubscriber};
+use crate::store::{Answer, Progress, SharedSubscriber};
 use crate::sync::Mutex;
 
 #[cfg(test)]
@@ -129,7 +129,7 @@ impl EmbeddedConnection {
             reply,
             sent_at,
             repeated: false,
-            confirmation: Confirmation::NOT_NEEDED,
+            confirmation: None,
             server: Default::default(),
         })
     }

@@ -1,5 +1,7 @@
 //! An exchange: one command and its answer, sent to the node of a key, redirected, and repeated until its deadline.
 
+use std::cell::RefCell;
+use std::ops::{Deref, DerefMut};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +29,7 @@ const MAX_REDIRECTIONS: usize = 8;
 /// One command, and how to send it.
 pub(super) struct CommandRequest<'a> {
     topology: &'a Topology,
-    cmd: Cmd,
+    cmd: PooledCmd,
     /// The script that the command runs by its SHA, if any.
     script: Option<&'static Script>,
     /// How steps with this script are sent together, if they can be.
@@ -49,7 +51,7 @@ pub(super) type RawAnswer = Answer<Value>;
 impl<'a> CommandRequest<'a> {
     pub(super) fn new(
         topology: &'a Topology,
-        cmd: Cmd,
+        cmd: PooledCmd,
         progress: &'a Progress,
     ) -> CommandRequest<'a> {
         CommandRequest {
@@ -76,12 +78,10 @@ impl<'a> CommandRequest<'a> {
         let (script, keys) = (step.script(), step.keys());
         let key = keys.first().copied().unwrap_or_default();
         topology.check_same_slot(key, keys.iter().skip(1).copied())?;
-        // Enough for a step on one object with a long name; only steps on several let the buffer grow.
-        let mut cmd = Cmd::with_capacity(16, 512);
-        cmd.arg("EVALSHA");
+        let mut cmd = PooledCmd::new("EVALSHA");
         cmd.arg(script.sha(topology.publishing, sha1));
         cmd.arg(keys.len()).arg(keys.as_slice());
-        step.args(&mut cmd);
+        step.args(&mut *cmd);
         // Behind EVALSHA, the SHA, the number of keys and the keys.
         let args = cmd.args_iter().len() - 3 - keys.len();
         Ok(CommandRequest {
@@ -103,38 +103,45 @@ impl<'a> CommandRequest<'a> {
     }
 
     /// Repeats the exchange until there is an answer or the response timeout has passed.
-    pub(super) async fn send_with_retries(&self, response_timeout: Duration) -> Result<RawAnswer> {
-        check_runtime()?;
-        let progress = self.progress;
-        let mut retry = Retry::with_timeout(response_timeout);
-        let started = retry.started;
-        let answered = {
-            let trying = pin!(async {
-                loop {
-                    match self.send().await {
-                        Ok(answer) => return Ok(answer),
-                        Err(failure) => retry.pause_after(failure, progress).await?,
+    ///
+    /// Boxed, so that all futures that send steps are small: most of their time they wait for something else.
+    pub(super) fn send_with_retries(
+        self,
+        response_timeout: Duration,
+    ) -> Boxed<'a, Result<RawAnswer>> {
+        Box::pin(async move {
+            check_runtime()?;
+            let progress = self.progress;
+            let mut retry = Retry::with_timeout(response_timeout);
+            let started = retry.started;
+            let answered = {
+                let trying = pin!(async {
+                    loop {
+                        match self.send().await {
+                            Ok(answer) => return Ok(answer),
+                            Err(failure) => retry.pause_after(failure, progress).await?,
+                        }
                     }
+                });
+                progress
+                    .with_timeout(started, response_timeout, trying)
+                    .await
+            };
+            match answered {
+                Some(reply) => {
+                    // An error that a retry does not change is an answer, too.
+                    progress.record_answer();
+                    reply.map(|answer| Answer {
+                        repeated: retry.repeated,
+                        ..answer
+                    })
                 }
-            });
-            progress
-                .with_timeout(started, response_timeout, trying)
-                .await
-        };
-        match answered {
-            Some(reply) => {
-                // An error that a retry does not change is an answer, too.
-                progress.record_answer();
-                reply.map(|answer| Answer {
-                    repeated: retry.repeated,
-                    ..answer
-                })
+                None => {
+                    self.topology.request_refresh();
+                    Err(retry.deadline_error(self.timeout_hint(), progress))
+                }
             }
-            None => {
-                self.topology.request_refresh();
-                Err(retry.deadline_error(self.timeout_hint(), progress))
-            }
-        }
+        })
     }
 
     pub(super) async fn send_once(&self, limit: Duration) -> Result<RawAnswer> {
@@ -341,6 +348,55 @@ impl<'a> CommandRequest<'a> {
     }
 }
 
+/// A command whose buffers are used again by a later one.
+pub(super) struct PooledCmd(Cmd);
+
+thread_local! {
+    /// Commands that were sent on this thread.
+    static SPARE_COMMANDS: RefCell<Vec<Cmd>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Limit of spare commands per thread.
+const MAX_SPARE_COMMANDS: usize = 64;
+
+impl PooledCmd {
+    pub(super) fn new(name: &str) -> PooledCmd {
+        let spare = SPARE_COMMANDS.with_borrow_mut(Vec::pop);
+        // Enough for a step on one object with a long name; only steps on several let the buffer grow.
+        let mut cmd = spare.unwrap_or_else(|| Cmd::with_capacity(16, 512));
+        cmd.arg(name);
+        PooledCmd(cmd)
+    }
+}
+
+impl Drop for PooledCmd {
+    fn drop(&mut self) {
+        self.0.clear();
+        let cmd = std::mem::take(&mut self.0);
+        // An error means that this thread is ending.
+        let _ = SPARE_COMMANDS.try_with(|spare| {
+            let mut spare = spare.borrow_mut();
+            if spare.len() < MAX_SPARE_COMMANDS {
+                spare.push(cmd);
+            }
+        });
+    }
+}
+
+impl Deref for PooledCmd {
+    type Target = Cmd;
+
+    fn deref(&self) -> &Cmd {
+        &self.0
+    }
+}
+
+impl DerefMut for PooledCmd {
+    fn deref_mut(&mut self) -> &mut Cmd {
+        &mut self.0
+    }
+}
+
 impl Args for Cmd {
     fn text(&mut self, text: &str) {
         self.arg(text);
@@ -378,7 +434,7 @@ struct SendContext<'a> {
 }
 
 /// The answer to a command, when the command was sent, and the confirmation of the replicas.
-type Sent = (Value, Instant, Confirmation);
+type Sent = (Value, Instant, Option<Confirmation>);
 
 impl SendContext<'_> {
     /// Sends a command, behind a subscription and followed by WAIT for the replicas, in one round trip; or together
@@ -402,7 +458,7 @@ impl SendContext<'_> {
         let _in_flight = match turn {
             Some(Turn::Later(step)) => {
                 let (answer, sent_at) = self.send_in_batch(live, step).await?;
-                return Ok((answer, sent_at, Confirmation::NOT_NEEDED));
+                return Ok((answer, sent_at, None));
             }
             Some(Turn::Now(in_flight)) => Some(in_flight),
             None => None,
@@ -410,7 +466,7 @@ impl SendContext<'_> {
         self.progress.mark_sent();
         let sent_at = Instant::now();
         let answer = self.connection.query_node(live, cmd, self.importing);
-        Ok((answer.await?, sent_at, Confirmation::NOT_NEEDED))
+        Ok((answer.await?, sent_at, None))
     }
 
     /// Waits until a step is sent together with others, and for its answer.
@@ -447,7 +503,7 @@ impl SendContext<'_> {
         live: &mut LiveConnection,
         cmd: &Cmd,
         channel: Option<&str>,
-    ) -> Result<(Value, Confirmation), ExchangeError> {
+    ) -> Result<(Value, Option<Confirmation>), ExchangeError> {
         let connection = self.connection;
         let (mut before, after) = (live.clone(), live.clone());
         // One connection keeps order: the step runs after the subscription has started, and WAIT comes
@@ -465,10 +521,8 @@ impl SendContext<'_> {
                 },
                 connection.query_node(live, cmd, self.importing),
                 async {
-                    match self.replicas {
-                        Some(replicas) => replicas.confirm(connection, &after),
-                        None => Confirmation::NOT_NEEDED,
-                    }
+                    let replicas = self.replicas?;
+                    replicas.confirm(connection, &after)
                 },
             )
         };
@@ -479,7 +533,7 @@ impl SendContext<'_> {
 }
 
 impl RawAnswer {
-    pub(super) fn decode<R: Send>(self, step: &dyn Step<Reply = R>) -> Result<Answer<R>> {
+    pub(in crate::store) fn decode<R: Send>(self, step: &dyn Step<Reply = R>) -> Result<Answer<R>> {
         Ok(Answer {
             reply: step.decode(self.reply.try_into()?)?,
             sent_at: self.sent_at,

@@ -20,7 +20,7 @@ use redis::{Arg, Cmd};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{timeout, timeout_at};
 
-use self::exchange::{CommandRequest, check_runtime};
+use self::exchange::{CommandRequest, PooledCmd, RawAnswer, check_runtime};
 use self::exchange_error::{ExchangeError, Retry};
 use self::options::ConnectOptions;
 pub use self::options::ReplicaSync;
@@ -94,16 +94,16 @@ impl Redis {
         self.topology.slot(key)
     }
 
-    pub(crate) async fn run<R: Send>(
-        &self,
-        step: &dyn Step<Reply = R>,
-        channel: Option<&str>,
+    /// Returns a future that runs a step, and completes with the answer to [decode](RawAnswer::decode).
+    pub(crate) fn run<'a, R: Send>(
+        &'a self,
+        step: &'a dyn Step<Reply = R>,
+        channel: Option<&'a str>,
         delivery: Delivery,
-        progress: &Progress,
-    ) -> Result<Answer<R>> {
+        progress: &'a Progress,
+    ) -> Result<Boxed<'a, Result<RawAnswer>>> {
         let request = CommandRequest::for_step(&self.topology, step, channel, delivery, progress)?;
-        let answer = request.send_with_retries(self.response_timeout).await?;
-        answer.decode(step)
+        Ok(request.send_with_retries(self.response_timeout))
     }
 
     pub(crate) async fn run_once<R: Send>(
@@ -205,7 +205,7 @@ impl Redis {
         let Some(node) = nodes.get(cursor.node) else {
             return Ok((Vec::new(), None));
         };
-        let mut scan = redis::cmd("SCAN");
+        let mut scan = PooledCmd::new("SCAN");
         scan.arg(cursor.key).arg("MATCH").arg(pattern);
         scan.arg("COUNT").arg(SCAN_COUNT);
         scan.arg("TYPE").arg(match scan_type {

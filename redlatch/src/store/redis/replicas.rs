@@ -86,12 +86,12 @@ impl Replicas {
         self: &Arc<Self>,
         connection: &Arc<ReconnectingConnection>,
         live: &LiveConnection,
-    ) -> Confirmation {
+    ) -> Option<Confirmation> {
         let (mut state, timeout) = (self.state.lock(), self.settings.replica_timeout);
         match self.replicas_to_await(&state, live) {
-            Some(0) => return Confirmation::NOT_NEEDED,
+            Some(0) => return None,
             Some(_) => {}
-            None => return Confirmation::pending(shared_oneshot::channel().1, timeout),
+            None => return Some(Confirmation::pending(shared_oneshot::channel().1, timeout)),
         }
         let same = |next: &&WaitRequest| next.live.generation == live.generation;
         let mut start_sender = false;
@@ -116,7 +116,7 @@ impl Replicas {
             };
             tokio::spawn(task(sender.run(connection.clone())));
         }
-        Confirmation::pending(outcome, timeout)
+        Some(Confirmation::pending(outcome, timeout))
     }
 
     /// Returns the number of replicas to wait for on this connection. `None`: there is a newer connection,
