@@ -72,8 +72,8 @@ pub(crate) struct StoreArgs {
     )]
     response_timeout: Option<Duration>,
 
-    /// How many replicas must acknowledge an acquisition: `all` (all connected replicas, at least one),
-    /// `majority`, a number, or `off` [default: all]
+    /// How many replicas must acknowledge an acquisition: `all` (it waits for all connected replicas, and needs
+    /// one of them), `majority`, a number, or `off` [default: all]
     #[arg(
         long,
         global = true,

@@ -55,7 +55,8 @@ pub enum ReplicaSync {
     /// off if no replica is connected when the client connects.
     #[default]
     All,
-    /// Requires more than half of the group of the master and its connected replicas.
+    /// Requires as many connected replicas as make, with the master, more than half of all of these servers. With a
+    /// single server it is off if no replica is connected when the client connects.
     Majority,
     /// Requires this number of replicas, even if fewer are connected: nothing can be acquired then. So a
     /// master that was cut off from its replicas grants no locks.
