@@ -5,11 +5,13 @@
 -- ARGV[1]  owner
 -- ARGV[2]  lease in ms
 -- ARGV[3]  requested hold count
--- ARGV[4]  wait time in ms; 0: the request does not wait, so the owner does not join the queue
+-- ARGV[4]  how long the lock is kept for this owner once its turn has come, in ms; 0: the request does not wait, so
+--          the owner does not join the queue
 -- ARGV[5]  channel
 -- ARGV[6]  grace period in ms
 -- Returns  nil: the owner holds the lock with this count
---          0: the lock is free, but more than one hold was requested: the hold to re-enter was lost
+--          0: the lock is free, but more than one hold was requested: the hold to re-enter was lost; or the lock is
+--          free, but kept for another owner, and the request does not wait
 --          else the ms after which to retry at the latest; -1: the key never expires
 local owner, lease, wait, channel = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4]), ARGV[5]
 -- In ms: how long the head sleeps at most, and the additional sleep per position in the queue.
@@ -133,7 +135,7 @@ elseif position == 0 then
     end
 end
 -- FLUSHALL deletes the queue as well, and then no step knows which waiter to wake. So waiters retry from
--- time to time, and later ones less often, so that a long queue causes as few requests as a short one.
+-- time to time, and later ones less often, so that a long queue does not flood the server with requests.
 local max_sleep = MAX_SLEEP + position * STAGGER
 if position == 0 then
     return math.min(left, max_sleep)
