@@ -20,7 +20,7 @@ pub struct Peer {
     stdin: Mutex<Option<ChildStdin>>,
     waiting: Arc<Mutex<HashMap<u64, Sender<Answer>>>>,
     next: AtomicU64,
-    ready: String,
+    library_version: String,
 }
 
 /// An answer of a peer.
@@ -58,7 +58,7 @@ impl Peer {
         let mut lines = BufReader::new(process.stdout.take().expect("a pipe")).lines();
         let first = lines.next().and_then(Result::ok).unwrap_or_default();
         let ready = serde_json::from_str::<Value>(&first).unwrap_or_default();
-        let Some(ready) = ready["ready"].as_str() else {
+        let Some(library_version) = ready["ready"].as_str() else {
             panic!("{command:?} is not ready, it printed {first:?}");
         };
         let waiting = Arc::<Mutex<HashMap<_, _>>>::default();
@@ -69,13 +69,13 @@ impl Peer {
             process,
             waiting,
             next: AtomicU64::new(1),
-            ready: ready.to_owned(),
+            library_version: library_version.to_owned(),
         }
     }
 
     /// Returns the name and version of its library.
-    pub fn ready(&self) -> &str {
-        &self.ready
+    pub fn library_version(&self) -> &str {
+        &self.library_version
     }
 
     /// Returns its process id.
@@ -124,7 +124,7 @@ impl Peer {
             let _ = stdin.write_all(format!("{id} {worker} {command}\n").as_bytes());
         }
         Pending {
-            what: format!("{} {worker} {command}", self.ready),
+            what: format!("{} {worker} {command}", self.library_version),
             answer,
         }
     }

@@ -52,8 +52,8 @@ fn bench(options: &Options) -> std::io::Result<()> {
     let cpus = std::thread::available_parallelism()?;
     println!(
         "{} and {} on Redis {redis}, {cpus} CPUs",
-        sides.redisson.ready(),
-        sides.redlatch.ready()
+        sides.redisson.library_version(),
+        sides.redlatch.library_version()
     );
     println!("\nEach line: Redisson, redlatch, and their ratio (above 1: redlatch is better).\n");
 

@@ -10,30 +10,30 @@ use crate::sides::Figure;
 pub(crate) fn measure(server: &Server, options: &Options) -> std::io::Result<[Figure; 2]> {
     let of = |library: Library| -> std::io::Result<_> {
         let peer = library.start(&[], &[server.url()]);
-        let before = megabytes(&peer)?;
+        let before = mebibytes(&peer)?;
         peer.worker(1)
             .run(&format!("hold-many held-{library:?}- {}", options.locks));
-        Ok((before, megabytes(&peer)?))
+        Ok((before, mebibytes(&peer)?))
     };
     let (redisson, redlatch) = (of(Library::Redisson)?, of(Library::Redlatch)?);
     let locks = options.locks;
     Ok([
         Figure::costs(
             format!("memory of the process that holds {locks} locks"),
-            "MB",
+            "MiB",
             redisson.1,
             redlatch.1,
         ),
         Figure::costs(
             "  of that, growth while it acquired them".to_owned(),
-            "MB",
+            "MiB",
             redisson.1 - redisson.0,
             redlatch.1 - redlatch.0,
         ),
     ])
 }
 
-/// Returns the resident memory of the process in MB.
-fn megabytes(peer: &Peer) -> std::io::Result<f64> {
+/// Returns the resident memory of the process in MiB.
+fn mebibytes(peer: &Peer) -> std::io::Result<f64> {
     Ok(resident_memory(&peer.pid().to_string())? as f64 / f64::from(1 << 20))
 }
