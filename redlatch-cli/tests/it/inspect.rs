@@ -1,4 +1,4 @@
-//! Tests of `redlatch show`, `ls` and `unlock`: what they print, and where.
+//! Tests of what the command prints, and where: `show`, `ls` and `unlock`, messages, and closed pipes.
 
 use redlatch_testkit::{shared, unique};
 use serde_json::Value;
@@ -181,7 +181,8 @@ fn unlock_requires_force_and_explains_why() {
     let name = unique("force");
     let holder = hold(shared(), &[], &name);
     let refused = finish(redlatch(shared(), &["unlock", &name])).expect(2);
-    refused.assert_stderr("--force");
+    let refused = refused.assert_stderr("to confirm, use --force");
+    refused.assert_stderr("unlocking takes the lock from a holder that may still be working");
     assert!(is_held(shared(), &name));
     holder.release();
 }

@@ -413,7 +413,7 @@ fn permit_of_a_killed_run_is_freed() {
     let name = unique("killed-permit");
     let options = ["--permits", "1", "--watchdog", "1s"];
     let holder = hold(shared(), &options, &name);
-    let cmd = holder.cmd();
+    let cmd = holder.cmd_pid();
     holder.signal(Signal::KILL);
     until("CMD has ended too", || is_dead(cmd));
     // Waits for the end of the lease, which is not renewed.

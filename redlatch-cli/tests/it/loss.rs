@@ -25,7 +25,7 @@ fn assert_ends_lost(holder: Running, pids: &[u32]) {
 fn forced_unlock_ends_cmd() {
     let name = unique("forced");
     let holder = hold(shared(), &["--watchdog", "6s"], &name);
-    let cmd = holder.cmd();
+    let cmd = holder.cmd_pid();
     unlock(&name);
     assert_ends_lost(holder, &[cmd]);
 }
@@ -34,7 +34,7 @@ fn forced_unlock_ends_cmd() {
 fn lock_lost_just_before_cmd_ends_is_reported() {
     let name = unique("late");
     let mut holder = hold(shared(), &["--watchdog", "1h"], &name);
-    let cmd = holder.cmd();
+    let cmd = holder.cmd_pid();
     // The next renewal is far away: only the release can discover the loss.
     unlock(&name);
     holder.close_stdin();
@@ -45,7 +45,7 @@ fn lock_lost_just_before_cmd_ends_is_reported() {
 fn end_of_fixed_lease_ends_cmd() {
     let name = unique("fixed");
     let holder = hold(shared(), &["--lease", "2s"], &name);
-    let cmd = holder.cmd();
+    let cmd = holder.cmd_pid();
     assert_ends_lost(holder, &[cmd]);
 }
 
@@ -58,7 +58,7 @@ fn cmd_is_ended_with_the_lease_if_the_store_is_unreachable() {
     let mut command = clean_command(&args);
     command.env("REDLATCH_URL", proxy.url());
     let holder = Running::start(command);
-    let cmd = holder.cmd();
+    let cmd = holder.cmd_pid();
     proxy.stall(true);
     assert_ends_lost(holder, &[cmd]);
 }
@@ -73,7 +73,7 @@ fn cmd_can_clean_up_on_sigterm() {
         &name,
         &script,
     );
-    let cmd = holder.cmd();
+    let cmd = holder.cmd_pid();
     unlock(&name);
     let finished = holder.finish().expect(74);
     assert_eq!(finished.stdout, format!("{cmd}\ntidy\n"));
@@ -89,7 +89,7 @@ fn cmd_that_ignores_sigterm_is_killed() {
         &name,
         script,
     );
-    let cmd = holder.cmd();
+    let cmd = holder.cmd_pid();
     unlock(&name);
     assert_ends_lost(holder, &[cmd]);
 }
@@ -123,7 +123,7 @@ fn stopped_cmd_is_ended() {
     let name = unique("stopped");
     let options = ["--watchdog", "6s", "--kill-after", "1h"];
     let holder = hold_with(shared(), &options, &name, "echo $$; kill -STOP $$; cat");
-    let cmd = holder.cmd();
+    let cmd = holder.cmd_pid();
     unlock(&name);
     assert_ends_lost(holder, &[cmd]);
 }
@@ -132,7 +132,7 @@ fn stopped_cmd_is_ended() {
 fn holder_that_was_stopped_for_too_long_ends_cmd_on_sigcont() {
     let name = unique("paused");
     let holder = hold(shared(), &["--watchdog", "500ms"], &name);
-    let cmd = holder.cmd();
+    let cmd = holder.cmd_pid();
     holder.signal(Signal::STOP);
     let next = hold(shared(), &[], &name);
     holder.signal(Signal::CONT);
@@ -146,7 +146,7 @@ fn holder_that_was_stopped_for_too_long_ends_cmd_on_sigcont() {
 fn killed_holder_kills_cmd_and_its_lock_expires() {
     let name = unique("killed");
     let holder = hold(shared(), &["--watchdog", "6s"], &name);
-    let cmd = holder.cmd();
+    let cmd = holder.cmd_pid();
     let args = ["run", &name, "--", "echo", "next"];
     let next = Running::start(redlatch(shared(), &args));
     until("the next waits", || waiters(shared(), &name) == 1);
@@ -167,7 +167,7 @@ fn closed_standard_error_changes_nothing() {
     command.stdout(std::process::Stdio::piped());
     command.stderr(closed_pipe);
     let holder = Running::start_with_own_stdio(command);
-    let cmd = holder.cmd();
+    let cmd = holder.cmd_pid();
     unlock(&name);
     holder.finish().expect(74);
     assert!(is_dead(cmd));

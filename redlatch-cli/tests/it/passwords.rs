@@ -113,11 +113,11 @@ fn password_is_hidden_from_process_list_and_cmd() {
         running
     };
     let running = run(&[]);
-    for pid in [running.id(), running.cmd()] {
+    for pid in [running.pid(), running.cmd_pid()] {
         let line = proc(pid, "cmdline");
         assert!(!line.contains(PASSWORD), "{line}");
     }
-    let environment = proc(running.cmd(), "environ");
+    let environment = proc(running.cmd_pid(), "environ");
     assert!(!environment.contains(PASSWORD), "{environment}");
     let left = format!("REDLATCH_URL={}\n", url(&server, "default@"));
     assert!(environment.contains(&left), "{environment}");
@@ -125,7 +125,7 @@ fn password_is_hidden_from_process_list_and_cmd() {
     running.release();
 
     let running = run(&["--keep-passwords"]);
-    let environment = proc(running.cmd(), "environ");
+    let environment = proc(running.cmd_pid(), "environ");
     assert_eq!(environment.matches(PASSWORD).count(), 3, "{environment}");
     running.release();
 }

@@ -290,7 +290,7 @@ fn children_of_the_shell_before_exec_are_not_ended() {
     command.args(["-c", script, env!("CARGO_BIN_EXE_redlatch"), &name]);
     command.env("REDLATCH_URL", shared().url());
     let holder = Running::start(command);
-    let earlier_child = KillOnDrop(Pid::from_raw(holder.cmd() as i32).unwrap());
+    let earlier_child = KillOnDrop(Pid::from_raw(holder.cmd_pid() as i32).unwrap());
     until("it is held", || is_held(shared(), &name));
     holder.signal(Signal::TERM);
     holder.finish().expect(143);

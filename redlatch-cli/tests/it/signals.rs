@@ -44,7 +44,7 @@ fn signals_reach_children_of_cmd() {
     let name = unique("children");
     let script = "sh -c 'echo $$; sleep 1000; true'; exit 3";
     let holder = hold_with(shared(), &[], &name, script);
-    let child = holder.cmd();
+    let child = holder.cmd_pid();
     holder.signal(Signal::TERM);
     holder.finish().expect(143);
     until("the child is dead", || is_dead(child));
@@ -55,7 +55,7 @@ fn signals_reach_children_of_cmd() {
 fn signals_reach_a_stopped_cmd() {
     let name = unique("stopped");
     let holder = hold(shared(), &[], &name);
-    let cmd = holder.cmd();
+    let cmd = holder.cmd_pid();
     let pid = rustix::process::Pid::from_raw(i32::try_from(cmd).unwrap()).unwrap();
     rustix::process::kill_process(pid, Signal::STOP).unwrap();
     until("it is stopped", || {
@@ -98,7 +98,7 @@ fn ignored_sighup_stays_ignored() {
     command.args(["-c", script, env!("CARGO_BIN_EXE_redlatch"), &name]);
     command.env("REDLATCH_URL", shared().url());
     let holder = Running::start(command);
-    holder.cmd();
+    holder.cmd_pid();
     holder.signal(Signal::HUP);
     holder.signal(Signal::TERM);
     holder.finish().expect(143);

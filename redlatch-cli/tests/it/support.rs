@@ -21,7 +21,7 @@ pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Returns `redlatch` with these arguments, without environment variables of the tests.
+/// Returns `redlatch` with these arguments, without inherited settings (`REDLATCH_*`, `RUST_LOG`).
 pub(crate) fn clean_command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_redlatch"));
     command.args(args);
@@ -71,8 +71,8 @@ pub(crate) fn hold_with(server: &Server, options: &[&str], name: &str, script: &
     running
 }
 
-/// A loop for a shell with a trap, which runs only between two commands. Each command must be short: one
-/// that starts just after the signal arrived does not receive it.
+/// Keeps a shell idle that has a trap. A shell runs its trap only between two commands. A command that starts just
+/// after the signal arrived does not receive it and delays the trap, so each command is short.
 pub(crate) const IDLE_SCRIPT: &str = "while :; do sleep 0.02; done";
 
 /// Returns whether a lock is held, that is whether its key exists.
@@ -197,7 +197,7 @@ impl CapturedOutput {
 }
 
 impl Running {
-    /// Starts a command, with pipes unless the command specifies otherwise.
+    /// Starts a command with pipes for all three standard streams.
     pub(crate) fn start(mut command: Command) -> Running {
         command.stdin(Stdio::piped());
         command.stdout(Stdio::piped());
@@ -205,6 +205,7 @@ impl Running {
         Running::start_with_own_stdio(command)
     }
 
+    /// Starts a command with the standard streams that it specifies.
     pub(crate) fn start_with_own_stdio(mut command: Command) -> Running {
         let mut child = command.spawn().expect("the command starts");
         Running {
@@ -244,7 +245,7 @@ impl Running {
     }
 
     /// Returns the process id that CMD printed first.
-    pub(crate) fn cmd(&self) -> u32 {
+    pub(crate) fn cmd_pid(&self) -> u32 {
         let output = self.until_stdout("\n");
         output
             .lines()
@@ -253,8 +254,8 @@ impl Running {
             .expect("a process id")
     }
 
-    /// Returns the process id of the command itself.
-    pub(crate) fn id(&self) -> u32 {
+    /// Returns the process id of `redlatch` itself.
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
