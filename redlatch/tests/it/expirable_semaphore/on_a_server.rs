@@ -51,11 +51,8 @@ async fn layout_and_messages_match_redisson() {
     })
     .await;
     assert_eq!(next_message(), "5");
-    let pttl: (i64, i64) = (
-        server.command(&["PTTL", &name]),
-        server.command(&["EXISTS", &deadlines]),
-    );
-    assert_eq!(pttl, (-1, 0));
+    assert_eq!(server.command::<i64>(&["PTTL", &name]), -1);
+    assert_eq!(server.command::<i64>(&["EXISTS", &deadlines]), 0);
 }
 
 /// Redisson grants permits without a lease, and releases redlatch's permits by their ids.
@@ -77,19 +74,21 @@ async fn permits_without_lease_are_supported() {
     assert!(semaphore.try_acquire().await.unwrap().is_none());
     let waiter = tokio::spawn(semaphore.acquire().into_future());
     until("it waits", || async { client.status().subscriptions == 1 }).await;
-    // As a client would that knows no leases.
+    // Releases the permit as Redisson does; the message follows.
     let () = server.command(&["ZREM", &deadlines, "0123456789abcdef"]);
     let () = server.command(&["INCR", semaphore.name()]);
     let channel = format!("redisson_sc:{{{}}}", semaphore.name());
-    // The message arrives once the waiter is subscribed; until then the waiter checks by itself.
-    let is_woken =
-        || async { waiter.is_finished() || server.command::<i64>(&["PUBLISH", &channel, "1"]) < 0 };
-    until("woken", is_woken).await;
+    // A message sent before the subscription took effect is not received, so it is published until the waiter has ended.
+    let publish_until_woken = || async {
+        let _: i64 = server.command(&["PUBLISH", &channel, "1"]);
+        waiter.is_finished()
+    };
+    until("woken", publish_until_woken).await;
     waiter.await.unwrap().unwrap().release().await.unwrap();
 }
 
-/// F22: a user deleted the number, or gave it a time to live, as Redisson's `expire` does. Permits
-/// acquired before do not count in a semaphore that is set anew.
+/// F22: a user deleted the key with the number of free permits, or gave it a time to live, as Redisson's `expire`
+/// does. Permits acquired before do not count in a semaphore that is set anew.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn permits_of_a_deleted_semaphore_are_not_counted() {
     let server = shared();
@@ -114,7 +113,7 @@ async fn permits_of_a_deleted_semaphore_are_not_counted() {
 
 /// Without a semaphore, no request changes anything: the auxiliary key may hold foreign data.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn inspecting_deletes_nothing() {
+async fn requests_without_semaphore_change_nothing() {
     let server = shared();
     let client = Client::connect(&server.url()).await.unwrap();
     let semaphore = client.expirable_semaphore(&unique("looking"));
@@ -147,15 +146,15 @@ async fn without_publish_permission_nothing_changes() {
     let admin = Client::connect(&server.url()).await.unwrap();
     let url = format!("redis://restricted:pw@127.0.0.1:{}", server.port());
     let restricted = Client::connect(&url).await.unwrap();
-    let (seen, semaphore) = (
+    let (observer, semaphore) = (
         admin.expirable_semaphore("a"),
         restricted.expirable_semaphore("a"),
     );
     assert!(semaphore.set_permits(3).await.is_err());
     assert_eq!(server.command::<i64>(&["DBSIZE"]), 0);
-    seen.set_permits(3).await.unwrap();
-    let ids = seen.acquire().await.unwrap().into_ids().unwrap();
-    let before = seen
+    observer.set_permits(3).await.unwrap();
+    let ids = observer.acquire().await.unwrap().into_ids().unwrap();
+    let before = observer
         .lease_of(ids[0])
         .await
         .unwrap()
@@ -166,8 +165,8 @@ async fn without_publish_permission_nothing_changes() {
     assert!(semaphore.release(ids[0]).await.is_err());
     assert!(semaphore.force_release().await.is_err());
     assert!(semaphore.update_lease(ids[0], SECOND).await.is_err());
-    assert_eq!(counts(&seen).await, (2, 1, 3));
-    let left = seen
+    assert_eq!(counts(&observer).await, (2, 1, 3));
+    let left = observer
         .lease_of(ids[0])
         .await
         .unwrap()
@@ -175,13 +174,14 @@ async fn without_publish_permission_nothing_changes() {
         .unwrap();
     assert!(left + 10 * SECOND > before, "{left:?} of {before:?}");
     // An expired permit is not released either.
-    seen.update_lease(ids[0], Duration::from_millis(1))
+    observer
+        .update_lease(ids[0], Duration::from_millis(1))
         .await
         .unwrap();
     sleep(Duration::from_millis(5)).await;
     assert!(semaphore.available().await.is_err());
     assert_eq!(server.command::<i64>(&["ZCARD", "{a}:timeout"]), 1);
-    assert_eq!(counts(&seen).await, (3, 0, 3));
+    assert_eq!(counts(&observer).await, (3, 0, 3));
 }
 
 /// A server that is out of memory keeps all permits: renewing and releasing need no memory.
@@ -272,7 +272,7 @@ async fn foreign_keys_stay_unchanged() {
     }
 }
 
-/// Runs every step once, so that the server knows its script.
+/// Runs the steps of the test below once, so that the server knows their scripts.
 async fn load_scripts(client: &Client) {
     let semaphore = with_permits(client, "teach", 1).await;
     let permit = semaphore.acquire().await.unwrap();
@@ -285,7 +285,8 @@ async fn load_scripts(client: &Client) {
     semaphore.delete().await.unwrap();
 }
 
-/// F22, F25: a step whose answer is lost is sent again, and takes effect once.
+/// F22, F25: a step whose answer is lost takes effect once. It is sent again if it may be repeated; otherwise its
+/// outcome is reported as unknown.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_answer_does_not_count_twice() {
     let server = Server::start();
@@ -298,7 +299,7 @@ async fn lost_answer_does_not_count_twice() {
     let direct = Client::connect(&server.url()).await.unwrap();
     load_scripts(&direct).await;
     let semaphore = client.expirable_semaphore("lost-answers");
-    let seen = direct.expirable_semaphore("lost-answers");
+    let observer = direct.expirable_semaphore("lost-answers");
 
     for permits in [5, 6] {
         let unknown = with_lost_answer(&proxy, semaphore.try_set_permits(permits)).await;
@@ -306,10 +307,10 @@ async fn lost_answer_does_not_count_twice() {
             matches!(unknown, Err(Error::OutcomeUnknown { .. })),
             "{unknown:?}"
         );
-        // (This reconnects, so that the next answer is that of the step.)
+        // Reconnects, so that the next answer that the proxy discards is the step's, not one of connecting.
         assert_eq!(counts(&semaphore).await, (5, 0, 5));
     }
-    let set = async { assert!(seen.try_set_permits(5).await.unwrap()) };
+    let set = async { assert!(observer.try_set_permits(5).await.unwrap()) };
     let unknown = with_lost_answer_after(&proxy, semaphore.delete(), set).await;
     assert!(
         matches!(unknown, Err(Error::OutcomeUnknown { .. })),
@@ -319,9 +320,9 @@ async fn lost_answer_does_not_count_twice() {
     let two = with_lost_answer(&proxy, semaphore.acquire_many(2).into_future())
         .await
         .unwrap();
-    assert_eq!(counts(&seen).await, (3, 2, 5));
+    assert_eq!(counts(&observer).await, (3, 2, 5));
     let believed = two.valid_for();
-    let kept = seen
+    let kept = observer
         .lease_of(two.ids()[0])
         .await
         .unwrap()
@@ -332,7 +333,7 @@ async fn lost_answer_does_not_count_twice() {
         "{believed:?}, but {kept:?}"
     );
     with_lost_answer(&proxy, two.release()).await.unwrap();
-    assert_eq!(counts(&seen).await, (5, 0, 5));
+    assert_eq!(counts(&observer).await, (5, 0, 5));
 
     let ids = semaphore.acquire_many(5).await.unwrap().into_ids().unwrap();
     with_lost_answer(&proxy, semaphore.release(ids[0]))
@@ -346,31 +347,31 @@ async fn lost_answer_does_not_count_twice() {
     with_lost_answer(&proxy, semaphore.release_many(&ids[2..4]))
         .await
         .unwrap();
-    assert_eq!(counts(&seen).await, (4, 1, 5));
+    assert_eq!(counts(&observer).await, (4, 1, 5));
     // One of these permits is acquired, so the first request has not released them.
     assert!(is_lost(
         &with_lost_answer(&proxy, semaphore.release_many(&ids[3..])).await
     ));
-    assert_eq!(counts(&seen).await, (4, 1, 5));
+    assert_eq!(counts(&observer).await, (4, 1, 5));
 
     with_lost_answer(&proxy, semaphore.set_permits(7))
         .await
         .unwrap();
-    assert_eq!(counts(&seen).await, (6, 1, 7));
+    assert_eq!(counts(&observer).await, (6, 1, 7));
     // This request is not repeated, and its outcome is reported as unknown.
     let unknown = with_lost_answer(&proxy, semaphore.add_permits(2)).await;
     assert!(
         matches!(unknown, Err(Error::OutcomeUnknown { .. })),
         "{unknown:?}"
     );
-    // (This reconnects, so that the next answer is that of the step.)
+    // Reconnects, so that the next answer that the proxy discards is the step's, not one of connecting.
     assert_eq!(counts(&semaphore).await, (8, 1, 9));
     let unknown = with_lost_answer(&proxy, semaphore.delete()).await;
     assert!(
         matches!(unknown, Err(Error::OutcomeUnknown { .. })),
         "{unknown:?}"
     );
-    assert_eq!(counts(&seen).await, (0, 0, 0));
+    assert_eq!(counts(&observer).await, (0, 0, 0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -455,7 +456,7 @@ async fn killed_process_keeps_no_permits() {
     assert_eq!(counts(&semaphore).await, (3, 0, 3));
 }
 
-/// F2, F27: the server cannot be reached. The holder learns of the loss before another client can
+/// F2: the server cannot be reached. The holder learns of the loss before another client can
 /// acquire its permit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn disconnected_holder_learns_that_its_permit_is_lost() {
