@@ -19,7 +19,7 @@ pub(super) fn zscore(call: &mut Call<'_>) -> CommandResult {
 }
 
 pub(super) fn zcount(call: &mut Call<'_>) -> CommandResult {
-    let within = scores(call, 2)?;
+    let within = score_range(call, 2)?;
     let set = call.state.keys.read::<SortedSet>(&call.args[1])?;
     let scores = set.into_iter().flat_map(|set| set.0.values());
     Ok(Reply::count(
@@ -69,7 +69,7 @@ enum AddResult {
     Added,
     Changed,
     Same,
-    Refused,
+    Skipped,
 }
 
 impl ZaddOptions {
@@ -82,13 +82,13 @@ impl ZaddOptions {
     ) -> Result<(AddResult, f64), CommandError> {
         let Some(before) = set.0.get_mut(member) else {
             if self.only_existing {
-                return Ok((AddResult::Refused, score));
+                return Ok((AddResult::Skipped, score));
             }
             set.0.insert(member.to_vec(), score);
             return Ok((AddResult::Added, score));
         };
         if self.only_new {
-            return Ok((AddResult::Refused, *before));
+            return Ok((AddResult::Skipped, *before));
         }
         let score = if self.increments {
             *before + score
@@ -99,7 +99,7 @@ impl ZaddOptions {
             return Err(refused(NOT_A_NUMBER));
         }
         if (self.only_greater && score <= *before) || (self.only_less && score >= *before) {
-            return Ok((AddResult::Refused, *before));
+            return Ok((AddResult::Skipped, *before));
         }
         let done = if score == *before {
             AddResult::Same
@@ -163,10 +163,10 @@ pub(super) fn zadd(call: &mut Call<'_>) -> CommandResult {
     let counted = done.iter().filter(|(done, _)| match done {
         AddResult::Added => true,
         AddResult::Changed => options.counts_changes,
-        AddResult::Same | AddResult::Refused => false,
+        AddResult::Same | AddResult::Skipped => false,
     });
     Ok(match (options.increments, done.first()) {
-        (true, Some((AddResult::Refused, _))) => Reply::Nil,
+        (true, Some((AddResult::Skipped, _))) => Reply::Nil,
         (true, Some((_, score))) => Reply::Double(*score),
         _ => Reply::count(counted.count()),
     })
@@ -210,7 +210,7 @@ pub(super) fn zremrangebyrank(call: &mut Call<'_>) -> CommandResult {
 }
 
 pub(super) fn zremrangebyscore(call: &mut Call<'_>) -> CommandResult {
-    let within = scores(call, 2)?;
+    let within = score_range(call, 2)?;
     remove(call, |_, set| {
         let members = set.0.iter().filter(|(_, score)| within.contains(**score));
         members.map(|(member, _)| member.clone()).collect()
@@ -240,12 +240,12 @@ fn remove(
 
 /// A range of scores; each end is inclusive or exclusive.
 #[derive(Clone, Copy)]
-struct Scores {
+struct ScoreRange {
     low: (f64, bool),
     high: (f64, bool),
 }
 
-impl Scores {
+impl ScoreRange {
     fn contains(self, score: f64) -> bool {
         let above = score > self.low.0 || (self.low.1 && score == self.low.0);
         let below = score < self.high.0 || (self.high.1 && score == self.high.0);
@@ -254,7 +254,7 @@ impl Scores {
 }
 
 /// Parses a range from two arguments: `5`, `(5` for exclusive, `-inf`. An empty text is 0.
-fn scores(call: &Call<'_>, at: usize) -> Result<Scores, CommandError> {
+fn score_range(call: &Call<'_>, at: usize) -> Result<ScoreRange, CommandError> {
     let end = |at: usize| {
         let text = call.arg(at);
         let without = text.strip_prefix(b"(");
@@ -265,7 +265,7 @@ fn scores(call: &Call<'_>, at: usize) -> Result<Scores, CommandError> {
         Ok::<_, CommandError>((score, without.is_none()))
     };
     let (low, high) = (end(at)?, end(at + 1)?);
-    Ok(Scores { low, high })
+    Ok(ScoreRange { low, high })
 }
 
 /// Parses a score, which may be infinite.
