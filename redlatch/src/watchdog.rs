@@ -42,11 +42,11 @@ use crate::step::{Args, Keys, Script, ScriptReply, Step, unexpected_reply};
 use crate::store::{NodeId, Store, SuspectNodes};
 use crate::sync::Mutex;
 
-/// Names per round trip, as in Redisson: enough that cost grows with batches, few enough that no script
-/// blocks the server.
+/// Limit of holds in a batch, as in Redisson: so many that few scripts renew thousands of holds, and so few that no
+/// script blocks the server.
 const MAX_BATCH_HOLDS: usize = 100;
 
-/// Total weight of one round trip ([`Renewal::weight`]). A single hold may exceed it.
+/// Limit of the total weight of a batch ([`Renewal::weight`]). A single hold may exceed it.
 const MAX_BATCH_WEIGHT: usize = 1000;
 
 /// Shortest time between two sweeps of a node because of missing holds: a thousand losses in a row must not
@@ -188,7 +188,7 @@ impl Core {
         self.lease.duration() - self.lease.renewal_interval()
     }
 
-    /// Returns the time within which due holds are renewed now: fewer, fuller batches.
+    /// Returns how much before its time a hold may be renewed, so that batches are fewer and fuller.
     fn batch_window(&self) -> Duration {
         self.lease.duration() / 30
     }
@@ -248,8 +248,8 @@ impl Core {
         }
     }
 
-    /// Marks all holds of the nodes with a due sweep for checking. That includes renewals in flight: they
-    /// may have been answered before the cause of the sweep.
+    /// Marks all holds of the nodes with a due sweep for checking. That includes holds with a renewal in flight: the
+    /// store may have run it before the cause of the sweep.
     fn begin_sweeps(&self, schedule: &mut Schedule, store: &Store) {
         let now = Instant::now();
         let mut swept = Vec::new();

@@ -9,8 +9,10 @@
 //! 4. It then sleeps until a message arrives or the time in the reply has passed (usually the holder's remaining
 //!    lease), and repeats its request.
 //! 5. When it acquires the object, it passes the turn on, together with the end of its own lease. The next
-//!    waiter sends nothing before then unless a message arrives.
+//!    waiter sends nothing before that end unless a message arrives.
 //! 6. If the store cannot be reached, all waiters for the object fail together.
+//! 7. A request of this client that releases the object may offer its hold to the first waiter, which takes it
+//!    instead of sending a request.
 //!
 //! The limits in `limits` apply to the whole request. At the wait limit the request is dropped, even during
 //! an outage, and steps that may be in flight are settled as after any drop. An outage interrupts the
@@ -57,7 +59,7 @@ pub(crate) trait Attempt: Send {
     /// waiter for another object.
     fn object(&self) -> &str;
 
-    /// Which of the object's queues to wait in.
+    /// Returns in which of the object's queues to wait.
     fn queue_kind(&self) -> QueueKind {
         QueueKind::Exclusive
     }
@@ -76,7 +78,7 @@ pub(crate) trait Attempt: Send {
     /// Returns the record of whether the steps of this request were sent, and with which outcome.
     fn progress(&self) -> &Progress;
 
-    /// Returns whether all waiters in the queue fail if this request cannot reach the store. False if the request
+    /// Returns whether all waiters for the object fail if this request cannot reach the store. False if the request
     /// also uses other stores.
     fn shares_outcome(&self) -> bool {
         true
@@ -91,8 +93,8 @@ pub(crate) trait Attempt: Send {
         false
     }
 
-    /// Takes such a hold. Returns when it ends unless it is renewed. `None` if it cannot be used; it is released
-    /// then.
+    /// Takes such a hold. Returns it, and when its lease ends if it is not renewed. `None` if it cannot be used; it is
+    /// released then.
     fn take(&mut self, offer: Offer) -> Option<(Self::Grant, Instant)> {
         drop(offer);
         None
@@ -141,7 +143,8 @@ impl WaitQueues {
     /// Like `acquire`, for a request that was refused before or that found a queue: waits for its turn first.
     pub(crate) async fn acquire_in_turn<A: Attempt>(&self, attempt: &mut A) -> Result<A::Grant> {
         let (channel, object, kind) = (attempt.channel(), attempt.object(), attempt.queue_kind());
-        // That there is or was a queue is no answer: a request for several objects may get here before it was sent.
+        // A request for several objects may get here before it was sent. Then the store has not answered it, although it
+        // joins an existing queue.
         let join = match attempt.progress().last_contact() {
             Some(LastContact::Answered) => WaitQueues::join,
             Some(LastContact::Failed { .. }) | None => WaitQueues::join_unanswered,
@@ -252,8 +255,8 @@ async fn wait_as_first<A: Attempt>(
     }
 }
 
-/// Sends the request, and shares its outcome with the whole queue. If the store cannot be reached, all
-/// waiters fail together. Otherwise each would take another response timeout to fail.
+/// Sends the request, and records its outcome for the whole queue. If the store cannot be reached, all waiters for
+/// the object fail together. Otherwise each would take another response timeout to fail.
 async fn request_as_first<A: Attempt>(
     waiter: &Waiter,
     attempt: &mut A,

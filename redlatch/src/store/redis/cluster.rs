@@ -1,7 +1,7 @@
 //! A cluster: maps slots to nodes, and keeps the map up to date.
 //!
 //! 1. A redirection (MOVED) is followed at once, for its slot only.
-//! 2. The whole map is requested again when there is a reason to (a redirection, a connection that fails, a
+//! 2. The whole map is requested again when there is a reason to (a MOVED, a connection that fails, a
 //!    missing answer), and periodically, because a node that hangs gives no reason.
 //! 3. Several nodes are queried. Among their answers, the one with the latest epoch counts, so that a node
 //!    that was cut off cannot mislead the client.
@@ -10,8 +10,8 @@
 //!    later than at that time. Both rules end after [`OLD_EPOCH_IGNORED_FOR`], because a cluster that was set
 //!    up again has earlier epochs.
 //!
-//! A node may have no host name (`?`). CLUSTER SLOTS then gives its address separately, but redirections do
-//! not. Then the nodes are queried once more.
+//! A node may have no host name (`?`). CLUSTER SLOTS then gives its address separately, but redirections do not. After
+//! such a MOVED the nodes are queried once more; such an ASK leads to the only other master with its port.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -103,7 +103,8 @@ impl SlotMap {
 
 /// The owners of the slots according to one node.
 struct SlotReport {
-    /// Whether the node sees most of the cluster, and an owner of every slot.
+    /// Whether the node reports that the cluster works: it sees most masters and, unless the cluster is configured to
+    /// work without (`cluster-require-full-coverage no`), an owner of every slot.
     is_healthy: bool,
     epoch: u64,
     ranges: Vec<SlotRange>,
@@ -153,7 +154,7 @@ impl Cluster {
         self.map.lock().nodes.values().cloned().collect()
     }
 
-    /// Handles MOVED: a node reports that another node owns the slot.
+    /// Handles MOVED: a node reports that another node owns the slot. Returns that node, if it can be found.
     pub(super) async fn handle_moved(self: &Arc<Self>, slot: u16, to: &str) -> Option<Arc<Node>> {
         let Some(to) = self.parse_redirect(slot, to) else {
             let responder = self.known_slot_owner(slot);
@@ -176,7 +177,7 @@ impl Cluster {
         Some(node)
     }
 
-    /// Handles ASK: a node refers to another one for this command only.
+    /// Handles ASK: a node refers to another one for this command only. Returns that node, if it can be found.
     pub(super) fn handle_ask(&self, slot: u16, to: &str) -> Option<Arc<Node>> {
         let endpoint = self
             .parse_redirect(slot, to)
@@ -324,7 +325,7 @@ impl Cluster {
         map.nodes.entry(at.clone()).or_insert_with(new).clone()
     }
 
-    /// Parses an address as the owner of a slot has written it.
+    /// Parses the address in a redirection for a slot. Without a host it has that of the known owner of the slot.
     fn parse_redirect(&self, slot: u16, address: &str) -> Option<Endpoint> {
         let map = self.map.lock();
         let responder = map.owner(slot).or_else(|| self.seeds.first())?;

@@ -60,7 +60,8 @@ impl Replicas {
         })
     }
 
-    /// Reads how many replicas are connected to the master of this connection, if that is not known yet.
+    /// Reads how many replicas are connected to the master of this connection, if that is not known yet. If the number
+    /// is old, it is read again in the background.
     pub(super) async fn ensure_counted(
         self: &Arc<Self>,
         connection: &Arc<ReconnectingConnection>,
@@ -81,7 +82,7 @@ impl Replicas {
         }
     }
 
-    /// Starts to wait for the replicas to have everything sent on this connection before.
+    /// Starts to wait until the replicas have acknowledged everything that was sent on this connection before.
     pub(super) fn confirm(
         self: &Arc<Self>,
         connection: &Arc<ReconnectingConnection>,
@@ -107,7 +108,7 @@ impl Replicas {
                 outcome
             }
         };
-        // The lock is released first: the task may end at once if its runtime does.
+        // The mutex is unlocked first: if the runtime is ending, the task is dropped at once, which locks it.
         drop(state);
         if start_sender {
             let sender = WaitSender {
@@ -130,7 +131,7 @@ impl Replicas {
         same.then(|| self.settings.replica_sync.replicas_awaited(connected))
     }
 
-    /// Sends WAIT. Returns the number of replicas that were waited for, and that acknowledged.
+    /// Sends WAIT. Returns how many replicas were waited for, and how many of them acknowledged.
     async fn send_wait(
         &self,
         connection: &ReconnectingConnection,

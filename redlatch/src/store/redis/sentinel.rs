@@ -2,7 +2,7 @@
 //!
 //! A sentinel may be down, slow, cut off or wrong. So:
 //!
-//! 1. All sentinels are queried, and the answer of most of them counts.
+//! 1. All sentinels are queried, and the address that most of them name counts.
 //! 2. The server that they name must confirm that it is a master ([`super::connection`] queries its role).
 //! 3. The sentinels publish failovers. A message, a broken connection or a missing answer is only a reason
 //!    to repeat the query.
@@ -33,7 +33,7 @@ const SWITCH_MASTER_CHANNEL: &str = "+switch-master";
 /// Time limit for one sentinel. A failover is followed even if some sentinels hang.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How soon the client reconnects to a sentinel whose connection broke.
+/// Interval at which the client tries to reconnect to sentinels without a connection.
 const RECONNECT_INTERVAL: Duration = Duration::from_secs(3);
 
 pub(super) struct Sentinels {
@@ -233,9 +233,9 @@ fn replies<E>(
     answers.iter().flatten().flatten().flatten()
 }
 
-/// Returns the address that most sentinels name, and their number. Of two addresses with equally many, the
-/// one with the later failover counts, because a failover reaches some sentinels before others. Of three or
-/// more, one is neither the old nor the new master, and it is unknown which.
+/// Returns the address that most sentinels name, and the number of these sentinels. Of two addresses with equally
+/// many, the one with the later failover counts, because some sentinels learn of a failover before others. Of three
+/// or more, none counts: one is neither the old nor the new master, and it is unknown which.
 fn most_voted<'a>(replies: impl Iterator<Item = &'a SentinelReply>) -> Option<(Endpoint, usize)> {
     let mut votes: BTreeMap<&Endpoint, (usize, u64)> = BTreeMap::new();
     for SentinelReply { endpoint, epoch } in replies {
