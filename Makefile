@@ -18,7 +18,7 @@ help:
 	@echo "make api      compares the public API with redlatch/api.txt; make api-update writes that file"
 	@echo "make explore  checks all sequences of steps on the rules of each primitive (at most STATES=10000000)"
 	@echo "make soak     random faults, with many clients (SECONDS=600 TOPOLOGY=single SEED=…)"
-	@echo "make stress   the concurrency tests in a loop, with all cores busy (RUNS=200)"
+	@echo "make stress   the concurrency tests in a loop, half of the runs with busy cores (RUNS=200)"
 
 test: redis lint docs unit interop package
 
