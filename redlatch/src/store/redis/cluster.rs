@@ -219,14 +219,14 @@ impl Cluster {
 
     /// Queries the nodes for the owners of the slots.
     async fn refresh(&self) {
-        // Query some connected nodes first; if none answers, query all.
+        // Query some connected nodes first; if no answer of theirs can be used, query all.
         if !self.query_nodes(true).await {
             self.query_nodes(false).await;
         }
         self.refreshes.send_modify(|refreshes| *refreshes += 1);
     }
 
-    /// Queries some nodes, and uses their best answer. Returns whether there was one.
+    /// Queries connected nodes, or all known ones, and uses their best answer. Returns whether one was used.
     async fn query_nodes(&self, connected: bool) -> bool {
         let limit = match connected {
             true => QUERY_TIMEOUT,
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn older_epochs_are_accepted_after_trust_period() {
+    async fn earlier_epochs_are_ignored_only_for_a_time() {
         let cluster = cluster();
         assert!(cluster.apply_report(&report(5, 10)));
         cluster.handle_moved(1, "127.0.0.1:11").await.unwrap();

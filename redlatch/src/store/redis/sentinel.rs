@@ -160,7 +160,7 @@ impl Sentinels {
         }))
     }
 
-    /// Invalidates the connections that do not lead to the master.
+    /// Invalidates the connections that do not lead to the master. After a failover, the watchdog checks all holds.
     async fn refresh(&self) {
         let Ok(master) = self.query_master().await else {
             return;
