@@ -49,7 +49,12 @@ pub struct Worker<'a> {
 }
 
 impl Peer {
-    pub(crate) fn start(mut command: Command) -> Peer {
+    /// Starts a program that speaks the protocol of the peers.
+    ///
+    /// # Panics
+    ///
+    /// If it does not start.
+    pub fn start(mut command: Command) -> Peer {
         let mut process = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -231,6 +236,16 @@ impl Pending {
             Ok(value) => value,
             Err(error) => panic!("{what}: {error}"),
         }
+    }
+
+    /// Waits for an answer that is an array of numbers.
+    ///
+    /// # Panics
+    ///
+    /// Like [`Pending::value`], or if the answer has another type.
+    #[track_caller]
+    pub fn numbers(self) -> Vec<u64> {
+        serde_json::from_value(self.value()).expect("an array of numbers")
     }
 
     /// Returns whether there is no answer yet. If there is one, it is lost: await only pending answers.

@@ -98,9 +98,6 @@ fn rate(peers: &[&Peer], command: &str, name: &str, threads: usize, time: Durati
         .iter()
         .map(|peer| peer.worker(1).send(&command))
         .collect();
-    let pairs: i64 = done
-        .into_iter()
-        .map(|done| done.value().as_i64().expect("a number"))
-        .sum();
+    let pairs: u64 = done.into_iter().flat_map(Pending::numbers).sum();
     pairs as f64 / begun.elapsed().as_secs_f64()
 }

@@ -10,7 +10,8 @@ use crate::Result;
 use crate::locks::{acquire, handle};
 use crate::settings::Servers;
 
-/// Acquires and releases in this many tasks, each with a lock of its own or all with the same.
+/// Acquires and releases in this many tasks, each with a lock of its own or all with the same. Returns the number of
+/// pairs of each task.
 pub(crate) async fn pairs(
     servers: &Servers,
     kind: &str,
@@ -34,12 +35,9 @@ pub(crate) async fn pairs(
                 acquire(&*lock, owner).await?.unlock().await?;
                 pairs += 1;
             }
-            Ok::<u64, crate::Error>(pairs)
+            Ok(pairs)
         });
     }
-    let mut pairs = 0;
-    while let Some(task) = set.join_next().await {
-        pairs += task??;
-    }
-    Ok(pairs.into())
+    let pairs: Result<Vec<u64>> = set.join_all().await.into_iter().collect();
+    Ok(pairs?.into())
 }

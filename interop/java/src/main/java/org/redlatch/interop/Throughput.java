@@ -24,8 +24,11 @@ final class Throughput {
                 Integer.parseInt(args.get(2)), Long.parseLong(args.get(3)));
     }
 
-    /** Acquires and releases in this many threads, each with a lock of its own or all with the same. */
-    private static long pairs(Servers servers, String kind, String name, boolean ownNames, int threads, long ms)
+    /**
+     * Acquires and releases in this many threads, each with a lock of its own or all with the same. Returns the number
+     * of pairs of each thread.
+     */
+    private static List<Long> pairs(Servers servers, String kind, String name, boolean ownNames, int threads, long ms)
             throws Exception {
         // All threads start together.
         var begin = new CyclicBarrier(threads);
@@ -48,10 +51,10 @@ final class Throughput {
             thread.setDaemon(true);
             thread.start();
         }
-        long pairs = 0;
+        List<Long> pairs = new ArrayList<>();
         for (FutureTask<Long> task : tasks) {
             try {
-                pairs += task.get();
+                pairs.add(task.get());
             } catch (ExecutionException error) {
                 throw error.getCause() instanceof Exception cause ? cause : error;
             }
