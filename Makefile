@@ -2,8 +2,8 @@
 
 CARGO ?= cargo
 
-.PHONY: help test lint docs unit test-topologies package interop bench bench-redisson api api-update stress robustness soak simulate \
-	simulate-mutants mutants explore redis
+.PHONY: help test lint docs unit test-topologies package interop bench bench-redisson bench-peers api api-update stress robustness soak \
+	simulate simulate-mutants mutants explore redis
 
 help:
 	@echo "make test     everything: format, lint, docs, all tests (installs redis-server if permitted)"
@@ -11,6 +11,7 @@ help:
 	@echo "make interop  tests with the real Redisson (part of make test if a JDK and Maven are installed)"
 	@echo "make bench    the benchmark; writes target/bench.json"
 	@echo "make bench-redisson  Redisson and redlatch side by side; writes target/bench-redisson.json"
+	@echo "make bench-peers  redlatch beside other lock libraries; writes target/bench-peers.json, tables and plots"
 	@echo "make robustness  injects faults into servers, networks and clients, and checks the locks"
 	@echo "make simulate runs the real client on a simulated network and server (a minute, SEEDS=… or SEED=…)"
 	@echo "make simulate-mutants  checks that the simulation detects deliberate bugs in the client and scripts (hours)"
@@ -75,6 +76,10 @@ bench: redis
 # Redisson and redlatch side by side; needs a JDK and Maven.
 bench-redisson: redis
 	@tools/interop bench
+
+# Lock libraries for Rust, Go, Python and Java beside redlatch; those whose tools are missing are skipped. QUICK=1 is a trial run.
+bench-peers: redis
+	@tools/bench-peers $(if $(QUICK),--quick)
 
 robustness: redis
 	$(CARGO) run --release --locked --package redlatch-robustness
