@@ -10,6 +10,7 @@ use super::settle::{PendingRelease, SETTLE_GRACE, WarnIfDropped};
 use super::*;
 use crate::error::{Error, Loss};
 use crate::hold::HoldPeriod;
+use crate::kind::LockKind;
 use crate::owner::Owner;
 use crate::store::embedded::failure_injection::Failure::{
     self, NoAnswer, NoEffect, NotSent, Unconfirmed,
@@ -37,7 +38,7 @@ async fn flush_duration(client: &Client) -> Duration {
     begun.elapsed()
 }
 
-fn session(guard: &Guard) -> &Arc<Session> {
+fn session<K: LockKind>(guard: &Guard<Lock<K>>) -> &Arc<Session> {
     &guard.hold_ref().session
 }
 
@@ -243,9 +244,10 @@ async fn multi_lock_extends_lease_of_each_member() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiter_notices_later_hold_period_of_its_owner() {
+async fn waiter_notices_later_hold_period_of_sibling() {
     let client = Client::embedded();
-    let lock = client.lock("a");
+    // Only kinds with a sibling are waited for in this way.
+    let lock = client.read_write_lock("a").write();
     let me = Owner::new();
     let guard = lock.lock().owner(me).await.unwrap();
     let (session, object) = (
