@@ -128,7 +128,7 @@ impl LibraryRun {
     pub(crate) fn title(&self) -> String {
         let polls = |ms| format!(", polls every {ms} ms");
         let polls = self.interval.map_or_else(String::new, polls);
-        format!("{}{polls}", self.processes[0].ready())
+        format!("{}{polls}", self.processes[0].library_version())
     }
 
     /// Runs until a virtual machine has compiled the frequently executed code.
@@ -200,7 +200,7 @@ impl LibraryRun {
     pub(crate) fn json(&self) -> Value {
         let mut row = json!({
             "name": self.library.name,
-            "version": self.processes[0].ready(),
+            "version": self.processes[0].library_version(),
             "polls_every_ms": self.interval,
             "wake_p50_us": round(median(&self.wakes), 1),
             "wake_p99_us": round(quantile(&self.wakes, 0.99), 1),
