@@ -49,6 +49,7 @@ pub(crate) enum Value {
     Number(i64),
     Queue(VecDeque<String>),
     Timestamps(BTreeMap<String, i64>),
+    Texts(BTreeMap<String, String>),
 }
 
 /// A hash `owner → hold count`, with a mode if it belongs to a read-write lock.
@@ -67,8 +68,8 @@ pub(crate) enum Mode {
     Write,
 }
 
-/// A type of value: a hash of [`Holds`], a number (a string), a queue of owners (a list), or timestamps by
-/// member, in milliseconds (a sorted set).
+/// A type of value: a hash of [`Holds`], a number (a string), a queue of owners (a list), timestamps by
+/// member, in milliseconds (a sorted set), or a hash of texts.
 pub(crate) trait ValueType: Sized {
     fn of(value: &mut Value) -> Option<&mut Self>;
     fn wrap(self) -> Value;
@@ -95,6 +96,7 @@ value_types! {
     i64 => Number,
     VecDeque<String> => Queue,
     BTreeMap<String, i64> => Timestamps,
+    BTreeMap<String, String> => Texts,
 }
 
 /// An existing key: its value and expiry.
@@ -134,6 +136,7 @@ impl Value {
             Value::Number(_) => false,
             Value::Queue(queue) => queue.is_empty(),
             Value::Timestamps(timestamps) => timestamps.is_empty(),
+            Value::Texts(texts) => texts.is_empty(),
         }
     }
 }
@@ -341,6 +344,7 @@ impl Keyspace {
                     };
                     DumpedValue::Timestamps(timestamps.iter().map(left).collect())
                 }
+                Value::Texts(texts) => DumpedValue::Hash(texts.clone()),
             };
             let left = entry.ends.map_or(-1, |ends| {
                 i64::try_from((ends - self.now).as_millis()).unwrap_or(i64::MAX)

@@ -14,7 +14,7 @@ pub const MAX_LEASE: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
 /// [`MAX_LEASE`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Lease {
-    /// Half the size of a `Duration`: every hold has several.
+    /// Half the size of a `Duration`: every request and guard has two.
     millis: u64,
 }
 

@@ -18,6 +18,7 @@ const QUEUE: &str = "redisson_lock_queue";
 const TIMEOUTS: &str = "redisson_lock_timeout";
 const WRITERS: &str = "redlatch_rwlock_writers";
 const ABSENT: &str = "redlatch_lock_absent";
+const ANNOUNCED: &str = "redlatch_lock_announced";
 /// Suffix of the deadlines of permits.
 const DEADLINES: &str = "timeout";
 /// Prefix of the channel of a latch.
@@ -154,6 +155,8 @@ pub(crate) struct FairKeys {
     /// The times until which disconnected waiters keep their positions in the queue (redlatch's own, not in
     /// Redisson).
     pub(crate) absent_waiters: String,
+    /// The leases that waiters ask for, and the numbers of their requests (redlatch's own, not in Redisson).
+    pub(crate) announcements: String,
 }
 
 impl FairKeys {
@@ -163,6 +166,7 @@ impl FairKeys {
             queue: prefixed(QUEUE, &object.key),
             timeouts: prefixed(TIMEOUTS, &object.key),
             absent_waiters: prefixed(ABSENT, &object.key),
+            announcements: prefixed(ANNOUNCED, &object.key),
             object: object.into(),
         }
     }
@@ -288,9 +292,17 @@ pub(crate) fn is_extra_key(key: &str) -> bool {
             reader.contains('{') && !n.is_empty() && n.bytes().all(|byte| byte.is_ascii_digit())
         })
     };
-    [TOKEN, QUEUE, TIMEOUTS, WRITERS, ABSENT, UNLOCK_LATCH]
-        .iter()
-        .any(has_prefix)
+    [
+        TOKEN,
+        QUEUE,
+        TIMEOUTS,
+        WRITERS,
+        ABSENT,
+        ANNOUNCED,
+        UNLOCK_LATCH,
+    ]
+    .iter()
+    .any(has_prefix)
         || is_timeout()
 }
 
@@ -401,6 +413,7 @@ mod tests {
         assert_eq!(fair.queue, "redisson_lock_queue:{a}");
         assert_eq!(fair.timeouts, "redisson_lock_timeout:{a}");
         assert_eq!(fair.absent_waiters, "redlatch_lock_absent:{a}");
+        assert_eq!(fair.announcements, "redlatch_lock_announced:{a}");
         let channel = fair.waiter_channel("c:1");
         assert_eq!(channel, "redisson_lock__channel:{a}:c:1");
 

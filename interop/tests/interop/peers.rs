@@ -114,12 +114,16 @@ pub(crate) fn until_subscribed(server: &Server, channel: &str, by: i64) {
 /// Returns all keys that contain this name.
 pub(crate) fn keys(server: &Server, name: &str) -> Vec<String> {
     let keys: Vec<String> = server.command(&["KEYS", &format!("*{name}*")]);
-    // Keys with which Redisson detects a repeated release, and the set of waiters without a connection, if Redisson
-    // served the last waiter. Both expire after some seconds, and no test waits for that.
+    // Keys with which Redisson detects a repeated release; and if Redisson served the last waiter, the set of waiters
+    // without a connection and the announcements. All expire after some seconds, and no test waits for that.
     let expires = |key: &str| {
-        ["redisson_unlock_latch:", "redlatch_lock_absent:"]
-            .iter()
-            .any(|what| key.starts_with(what))
+        [
+            "redisson_unlock_latch:",
+            "redlatch_lock_absent:",
+            "redlatch_lock_announced:",
+        ]
+        .iter()
+        .any(|what| key.starts_with(what))
     };
     let mut keys: Vec<String> = keys
         .into_iter()

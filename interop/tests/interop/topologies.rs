@@ -128,12 +128,13 @@ impl Deployment {
         let pattern = format!("*{tag}*");
         let braced = format!("{{{tag}}}");
         let is_of = |key: &&String| *key == tag || key.contains(&braced);
-        // Keys by which Redisson detects a repeated release, for some seconds; the set of unconnected waiters, which
-        // expires as well; and the token of a fenced lock, which stays.
+        // Keys by which Redisson detects a repeated release, for some seconds; the set of unconnected waiters and the
+        // announcements of waiters, which expire as well; and the token of a fenced lock, which stays.
         let stays = |key: &&String| {
             [
                 "redisson_unlock_latch:",
                 "redlatch_lock_absent:",
+                "redlatch_lock_announced:",
                 "redisson_lock_token:",
             ]
             .iter()

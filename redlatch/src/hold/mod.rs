@@ -114,7 +114,7 @@ impl<'a> Renewal<'a> {
 
 /// Serializes the steps of one owner on one object. Contains the time and error of the latest step, if it
 /// failed because the store could not be reached.
-pub(crate) type StepLock = tokio::sync::Mutex<Option<(Instant, Error)>>;
+type StepLock = tokio::sync::Mutex<Option<(Instant, Error)>>;
 
 /// The right to send a step. The next step starts when it is dropped.
 pub(crate) struct StepTurn<'a>(tokio::sync::MutexGuard<'a, Option<(Instant, Error)>>);
@@ -246,7 +246,7 @@ impl Hold {
     }
 
     /// Returns the lock that this hold shares with its earlier generations.
-    pub(crate) fn step_lock(&self) -> &StepLock {
+    fn step_lock(&self) -> &StepLock {
         let first = self.first_generation.as_ref();
         first.map_or(&self.step_lock, |first| &first.step_lock)
     }

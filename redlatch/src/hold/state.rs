@@ -160,6 +160,9 @@ pub(crate) struct HoldState {
     /// Whether a caller knows the owner, and may acquire for it again.
     pub(crate) owner_is_known: bool,
     hand_over_limit: HandOverLimit,
+    /// The number of the latest step and the end of its lease, if that step is an attempt which was answered that the
+    /// object is not available. The store may grant the object to it later.
+    expected_grant: Option<(i64, Instant)>,
     pub(super) watchdog: WatchdogState,
 }
 
@@ -196,6 +199,7 @@ impl HoldState {
             superseded: false,
             owner_is_known: false,
             hand_over_limit: HandOverLimit::new(now),
+            expected_grant: None,
             watchdog: WatchdogState::default(),
         }
     }
@@ -327,6 +331,7 @@ impl HoldState {
     /// Records that an acquisition is about to be sent: from now on a release may be needed. Returns the
     /// number of this change, for [`HoldState::attempt_acknowledged`].
     pub(crate) fn begin_attempt(&mut self) -> u64 {
+        self.expected_grant = None;
         self.changes += 1;
         self.open_attempt = self.changes;
         self.changes
@@ -342,7 +347,27 @@ impl HoldState {
         }
     }
 
-    /// Replaces `earlier`: see [`Hold::supersede`](super::Hold::supersede).
+    /// Records that the latest attempt was answered that the object is not available. From now on the store may grant it
+    /// the object, and publishes its number then. `end`: the lease, counted from when it was sent.
+    pub(crate) fn expect_grant(&mut self, number: i64, end: Instant) {
+        self.expected_grant = (number != 0).then_some((number, end));
+    }
+
+    /// Records that a release is about to be sent: a grant before it is not valid any more.
+    pub(crate) fn begin_release(&mut self) {
+        self.expected_grant = None;
+    }
+
+    /// Returns when the hold ends that the store has granted to the attempt with this number. `None` if that is not the
+    /// latest step.
+    pub(crate) fn take_expected_grant(&mut self, number: i64) -> Option<Instant> {
+        let expected = self
+            .expected_grant
+            .take_if(|(expected, _)| *expected == number);
+        expected.map(|(_, end)| end)
+    }
+
+    /// Replaces `earlier`: see [`Hold::superseding`](super::Hold::superseding).
     pub(super) fn supersede(&mut self, earlier: &mut HoldState) {
         earlier.superseded = true;
         self.acknowledged = 0;
@@ -543,6 +568,27 @@ mod tests {
         let [first, _] = [(); 2].map(|()| state.begin_attempt());
         state.attempt_acknowledged(first);
         assert!(state.has_unacknowledged_changes() && state.has_attempt_in_flight());
+    }
+
+    /// Every step that is sent after the attempt may change what the store has granted to it.
+    #[test]
+    fn grant_is_expected_only_for_latest_step() {
+        let (mut state, now) = held(true);
+        let expect = |state: &mut HoldState| state.expect_grant(7, now + SECOND);
+        expect(&mut state);
+        assert_eq!(state.take_expected_grant(6), None);
+        assert_eq!(state.take_expected_grant(7), Some(now + SECOND));
+        assert_eq!(state.take_expected_grant(7), None);
+        for later_step in [
+            |state: &mut HoldState| assert!(state.begin_attempt() > 0),
+            HoldState::begin_release,
+            |state: &mut HoldState| state.expect_grant(0, state.end),
+        ] {
+            expect(&mut state);
+            later_step(&mut state);
+            assert_eq!(state.take_expected_grant(7), None);
+            assert_eq!(state.take_expected_grant(0), None);
+        }
     }
 
     #[test]

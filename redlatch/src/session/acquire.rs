@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use super::{HoldRef, RequestedHold, Session, Terms};
 use crate::error::{Error, Loss, Result};
@@ -55,9 +56,11 @@ impl Session {
                 let (step, unsettled, is_reentry) = {
                     let mut held: Each<u32> = Each::with_capacity(holds.len());
                     for requested in holds {
-                        held.push(match requested.settled_count() {
-                            Some(count) => count?,
-                            None => requested.settle_and_count().await?,
+                        held.push(loop {
+                            if let Some(count) = requested.settled_count() {
+                                break count?;
+                            }
+                            requested.settle_changes().await?;
                         });
                     }
                     let with_counts = holds.iter().zip(&held);
@@ -79,14 +82,22 @@ impl Session {
                         return Err(error);
                     }
                 };
+                let end = |terms: Terms| answer.sent_at + terms.lease.duration();
                 if let Some(i) = blocked(&answer.reply) {
                     mark_settled();
+                    // With replicas, an attempt has to confirm the hold. Of an attempt that was sent twice, the store may
+                    // already have granted the first.
+                    if !answer.repeated && answer.confirmation.is_none() {
+                        for requested in holds {
+                            let mut state = requested.hold_ref.hold.state();
+                            state.expect_grant(requested.request_number, end(requested.terms));
+                        }
+                    }
                     return match unsettled.get(i) {
                         Some(one) if one.held > 0 => Err(one.hold_ref.mark_not_held()),
                         _ => Ok(answer.reply),
                     };
                 }
-                let end = |terms: Terms| answer.sent_at + terms.lease.duration();
                 for (requested, one) in holds.iter().zip(&unsettled) {
                     // Before the replicas confirm it, because waiting for them delays the renewal of a re-entered hold.
                     if one.held > 0 {
@@ -96,7 +107,13 @@ impl Session {
                 if let Some(confirmation) = answer.confirmation {
                     confirm(confirmation, progress, &unsettled).await?;
                 }
-                for (i, &RequestedHold { hold_ref, terms }) in holds.iter().enumerate() {
+                for (
+                    i,
+                    &RequestedHold {
+                        hold_ref, terms, ..
+                    },
+                ) in holds.iter().enumerate()
+                {
                     if let Err(error) = hold_ref.hold.add_guard(end(terms), terms.renewed) {
                         // Too late for this one, so for all. Dropping `unsettled` releases them.
                         for earlier in holds.iter().take(i) {
@@ -124,25 +141,51 @@ impl Session {
             acquired
         }
     }
+}
 
+impl RequestedHold<'_> {
     /// Makes one attempt to acquire or re-enter one object: [`Session::try_acquire`]. `step` creates the
     /// primitive's step for a hold count.
-    pub(crate) fn try_acquire_one<'a, T: Send, S: Step<Reply = Outcome<T>> + 'a>(
+    pub(crate) fn try_acquire<'a, T: Send, S: Step<Reply = Outcome<T>> + 'a>(
         &'a self,
-        requested: &'a RequestedHold<'a>,
         subscribe: Option<&'a str>,
         progress: &'a Progress,
         step: impl FnOnce(&'a Hold, u32) -> S + Send + 'a,
     ) -> impl Future<Output = Result<Outcome<T>>> + Send + 'a {
-        let hold = &*requested.hold_ref.hold;
+        let HoldRef { session, hold, .. } = self.hold_ref;
         let step = move |held: &[u32]| step(hold, held.iter().sum::<u32>() + 1);
         let blocked = |reply: &Outcome<T>| matches!(reply, Outcome::Wait(_)).then_some(0);
-        let requested = std::slice::from_ref(requested);
-        self.try_acquire(requested, subscribe, progress, step, blocked)
+        session.try_acquire(
+            std::slice::from_ref(self),
+            subscribe,
+            progress,
+            step,
+            blocked,
+        )
     }
-}
 
-impl RequestedHold<'_> {
+    /// Accepts the hold that the store granted to this attempt, if it is the owner's latest and the message has its
+    /// number. Returns when the hold ends unless it is renewed. `None`: the next attempt finds the hold, if there is one.
+    pub(crate) async fn accept_grant(&self, message: i64) -> Option<Instant> {
+        if message != self.request_number {
+            return None;
+        }
+        let hold = &self.hold_ref.hold;
+        let _turn = hold.turn().await.ok()?;
+        let end = hold.state().take_expected_grant(message)?;
+        if end.saturating_duration_since(Instant::now()) < self.terms.lease.duration() / 3 {
+            return None;
+        }
+        hold.add_guard(end, self.terms.renewed).ok()?;
+        {
+            // In the store the lease starts later, with the grant.
+            let mut state = hold.state();
+            state.longest = state.longest.max(self.terms.lease.duration());
+        }
+        self.hold_ref.session.watchdog.watch(hold);
+        Some(end)
+    }
+
     /// Returns how often the owner holds the object already, if it may acquire it now. `None`: what the owner has
     /// released before must be settled first.
     fn settled_count(&self) -> Option<Result<u32>> {
@@ -160,24 +203,19 @@ impl RequestedHold<'_> {
         })
     }
 
-    /// Settles, in this turn, what the owner has released before, and returns how often it still holds the object.
-    /// The next acquisition is then a new one, with a lease and a fencing token of its own. Boxed: seldom needed.
-    fn settle_and_count(&self) -> Boxed<'_, Result<u32>> {
-        Box::pin(async move {
-            loop {
-                let changes = self.hold_ref.hold.state().changes;
-                self.hold_ref.settle_in_turn(changes).await?;
-                // A guard may have been removed meanwhile. Then the store has a higher count than this client, and the
-                // next acquisition would look like a repetition, with the fencing token of another one.
-                if let Some(count) = self.settled_count() {
-                    return count;
-                }
-            }
-        })
+    /// Settles, in this turn, what the owner has released before: the next acquisition is then a new one, with a lease
+    /// and a fencing token of its own. Boxed: seldom needed.
+    ///
+    /// A guard may be removed meanwhile. Then the store has a higher count than this client, and the next acquisition
+    /// would look like a repetition, with the fencing token of another one. So this is repeated until nothing is left.
+    fn settle_changes(&self) -> Boxed<'_, Result<bool>> {
+        let changes = self.hold_ref.hold.state().changes;
+        Box::pin(self.hold_ref.settle_in_turn(changes))
     }
 }
 
-/// Waits until the replicas have confirmed an attempt. Boxed: most attempts wait for no replica.
+/// Waits until the replicas have confirmed an attempt. If they do not, settles it. Boxed: most attempts wait for no
+/// replica.
 fn confirm<'a>(
     confirmation: Confirmation,
     progress: &'a Progress,

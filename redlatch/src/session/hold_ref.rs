@@ -95,10 +95,11 @@ pub(crate) struct HoldRef {
     pub(super) removed_at: AtomicU64,
 }
 
-const MOVED: u64 = u64::MAX;
+pub(super) const MOVED: u64 = u64::MAX;
 
 impl Clone for HoldRef {
     fn clone(&self) -> HoldRef {
+        debug_assert_ne!(self.removed_at.load(Ordering::Relaxed), MOVED);
         if let Some(entry) = self.session.holds.lock().get_mut(&self.key()) {
             entry.refs += 1;
         }

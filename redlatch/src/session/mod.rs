@@ -3,7 +3,7 @@
 //!
 //! 1. [`Session::hold_ref`] returns a counted reference to the owner's hold on an object. A lost hold is
 //!    replaced by a new one.
-//! 2. [`HoldRef::try_acquire`] makes one attempt to acquire. The steps of one hold take turns
+//! 2. [`Session::try_acquire`] makes one attempt to acquire. The steps of one hold take turns
 //!    ([`Hold::turn`]). If the store may still keep something that the owner released, a release is sent
 //!    first and must be answered. The attempt carries the wanted hold count.
 //! 3. If the store grants the attempt and the replicas confirm it, a guard is added and the watchdog watches
@@ -54,6 +54,8 @@ pub(crate) struct Session {
     pub(crate) outage_limit: Option<Expiry>,
     /// Whether holds pass from one request of this client to the next.
     pub(crate) hands_over: bool,
+    /// Whether waiters for a fair lock accept grants.
+    pub(crate) accepts_grants: bool,
     holds: Mutex<HoldRegistry>,
     /// Notified when a hold was acquired whose kind has a [sibling](crate::hold::HoldKind::sibling).
     sibling_acquired: Notify,
@@ -79,6 +81,8 @@ pub(crate) struct Terms {
 pub(crate) struct RequestedHold<'a> {
     pub(crate) hold_ref: &'a HoldRef,
     pub(crate) terms: Terms,
+    /// Number of the attempt, if a step of another owner may grant it the object; else 0.
+    pub(crate) request_number: i64,
 }
 
 impl Terms {
@@ -103,6 +107,7 @@ impl Session {
         Session {
             outage_limit: None,
             hands_over: true,
+            accepts_grants: true,
             id,
             prefix,
             watchdog: Watchdog::new(lease, store.clone(), background.clone()),

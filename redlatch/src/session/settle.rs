@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::hold_ref::MOVED;
 use super::{HoldRef, Terms};
 use crate::error::{Error, Loss, Result};
 use crate::hold::{Hold, HoldSnapshot, ReleaseParams};
@@ -19,7 +20,8 @@ impl HoldRef {
     /// Removes one guard. [`HoldRef::settle`] then updates the store.
     pub(crate) fn remove_guard(&self, terms: Terms) {
         let change = self.hold.state().remove_guard(terms.renewed);
-        self.removed_at.store(change, Ordering::Relaxed);
+        let earlier = self.removed_at.swap(change, Ordering::Relaxed);
+        debug_assert_ne!(earlier, MOVED);
     }
 
     /// Makes the store match this client: sends the current hold count, which may be 0. Returns whether the
@@ -85,6 +87,7 @@ impl HoldRef {
             false => Route::Commands,
         });
         let release = PendingRelease::new(hold, keep);
+        hold.state().begin_release();
         let frees = keep == 0 && hold.kind.release_frees();
         if frees {
             session.waiting.record_release(hold.object.channel());

@@ -12,8 +12,11 @@ use crate::error::{Error, Loss};
 use crate::hold::HoldPeriod;
 use crate::kind::LockKind;
 use crate::owner::Owner;
+use crate::primitives::fair_lock::Fair;
+use crate::primitives::lock::{AcquireParams, Rules as _};
+use crate::step::Outcome;
 use crate::store::embedded::failure_injection::Failure::{
-    self, NoAnswer, NoEffect, NotSent, Unconfirmed,
+    self, NoAnswer, NoEffect, NotSent, Repeated, Unconfirmed,
 };
 use crate::{Client, Embedded, Guard, Lock, MultiLock};
 
@@ -661,4 +664,103 @@ async fn release_without_message_leaves_waiters_their_answer() {
     // Nothing is forced open, so there is no message either.
     assert!(!client.lock("b").force_unlock().await.unwrap());
     assert!(!waiting.is_finished());
+}
+
+/// A request for a fair lock that is held, up to the moment in which the store grants it the lock.
+async fn granted_request(answer: Option<Failure>) -> (Lock<Fair>, HoldRef, Terms) {
+    let (store, client) = client();
+    let peer = Client::builder().connect_embedded(&store).unwrap();
+    let held = peer.fair_lock("a").lock().await.unwrap();
+    let lock = client.fair_lock("a");
+    let hold_ref = lock.hold_ref(Owner::new()).unwrap();
+    let terms = hold_ref.session.terms(None, true);
+    store.fail([answer]);
+    assert!(!attempt(&lock, &hold_ref, terms).await);
+    held.unlock().await.unwrap();
+    assert!(lock.is_held_by(hold_ref.hold.owner).await.unwrap());
+    (lock, hold_ref, terms)
+}
+
+fn request(hold_ref: &HoldRef, terms: Terms) -> RequestedHold<'_> {
+    RequestedHold {
+        hold_ref,
+        terms,
+        request_number: 7,
+    }
+}
+
+/// Makes one attempt. Returns whether it acquired the lock.
+async fn attempt(lock: &Lock<Fair>, hold_ref: &HoldRef, terms: Terms) -> bool {
+    let requested = request(hold_ref, terms);
+    let step = |hold, count| {
+        lock.kind.acquire(AcquireParams {
+            hold,
+            count,
+            lease: terms.lease,
+            waits: true,
+            request_number: requested.request_number,
+        })
+    };
+    let (channel, progress) = (hold_ref.hold.waiter_channel.as_deref(), Progress::default());
+    let attempting = requested.try_acquire(channel, &progress, step);
+    matches!(attempting.await.unwrap(), Outcome::Done(()))
+}
+
+#[tokio::test(start_paused = true)]
+async fn grant_is_accepted_once_and_watched_and_released() {
+    let (lock, hold_ref, terms) = granted_request(None).await;
+    assert_eq!(request(&hold_ref, terms).accept_grant(8).await, None);
+    // Another request of the owner, such as one with a fixed lease.
+    let other = RequestedHold {
+        request_number: 0,
+        ..request(&hold_ref, terms)
+    };
+    assert_eq!(other.accept_grant(7).await, None);
+    let end = Instant::now() + terms.lease.duration();
+    assert_eq!(request(&hold_ref, terms).accept_grant(7).await, Some(end));
+    assert_eq!(request(&hold_ref, terms).accept_grant(7).await, None);
+    assert_eq!(
+        (hold_ref.hold.state().count, hold_ref.session.watchdog.len()),
+        (1, 1)
+    );
+    tokio::time::sleep(10 * terms.lease.duration()).await;
+    assert!(!hold_ref.hold.valid_for().is_zero());
+    hold_ref.remove_guard(terms);
+    assert!(hold_ref.settle().await.unwrap());
+    assert!(!lock.is_locked().await.unwrap());
+}
+
+/// The message arrives after another task has given up for the same owner, and the lock has been released.
+#[tokio::test(start_paused = true)]
+async fn grant_before_release_is_not_accepted() {
+    let (lock, hold_ref, terms) = granted_request(None).await;
+    assert!(hold_ref.settle().await.unwrap());
+    assert!(!lock.is_locked().await.unwrap());
+    assert_eq!(request(&hold_ref, terms).accept_grant(7).await, None);
+    assert_eq!(hold_ref.hold.state().count, 0);
+}
+
+/// The message arrives after the next attempt, which has found the hold.
+#[tokio::test(start_paused = true)]
+async fn grant_before_next_attempt_counts_once() {
+    let (lock, hold_ref, terms) = granted_request(None).await;
+    assert!(attempt(&lock, &hold_ref, terms).await);
+    assert_eq!(request(&hold_ref, terms).accept_grant(7).await, None);
+    assert_eq!(hold_ref.hold.state().count, 1);
+    let owner = hold_ref.hold.owner;
+    assert_eq!(lock.hold_count(owner).await.unwrap(), 1);
+    hold_ref.remove_guard(terms);
+    assert!(hold_ref.settle().await.unwrap());
+    assert!(!lock.is_locked().await.unwrap());
+}
+
+/// The replicas have to confirm the hold, so an attempt is necessary. If the attempt was sent twice, the store may have
+/// granted the lock to the first, long before the second was sent.
+#[tokio::test(start_paused = true)]
+async fn grant_to_unconfirmed_or_repeated_attempt_is_not_accepted() {
+    for answer in [Unconfirmed, Repeated] {
+        let (lock, hold_ref, terms) = granted_request(Some(answer)).await;
+        assert_eq!(request(&hold_ref, terms).accept_grant(7).await, None);
+        assert!(attempt(&lock, &hold_ref, terms).await);
+    }
 }

@@ -91,7 +91,7 @@ impl Progress {
         })
     }
 
-    /// Accesses the details.
+    /// Accesses the details, which are created if there are none.
     fn details<T>(&self, access: impl FnOnce(&mut ProgressDetails) -> T) -> T {
         access(self.details.lock().get_or_insert_default())
     }
@@ -110,7 +110,11 @@ impl Progress {
             return;
         }
         self.in_queue.store(false, Ordering::Relaxed);
-        let left = self.details(|details| details.wait_queue.take());
+        let mut details = self.details.lock();
+        let left = details
+            .as_mut()
+            .and_then(|details| details.wait_queue.take());
+        drop(details);
         match left.and_then(|(wait_queue, since)| wait_queue.contact_since(since)) {
             Some(LastContact::Answered) => self.record_answer(),
             Some(LastContact::Failed { since, error }) => self.set_failure(since, error),
@@ -134,7 +138,9 @@ impl Progress {
 
     /// Records that the store has answered an earlier step, but not yet the current one.
     pub(crate) fn expect_answer(&self) {
-        self.details(|details| details.failed = None);
+        if let Some(details) = &mut *self.details.lock() {
+            details.failed = None;
+        }
         self.answered.store(false, Ordering::Relaxed);
     }
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 /// Receives what the store pushes. Called from the connection's own task: must not block.
 pub(crate) trait Subscriber: Send + Sync {
-    /// A message was published to `channel`.
-    fn on_message(&self, channel: &str);
+    /// A message was published to `channel`. `message`: its number; 0 if it is none.
+    fn on_message(&self, channel: &str, message: i64);
     /// The connection broke: messages may have been missed since.
     fn on_disconnect(&self);
     /// The subscription of `channel` has ended. Its messages are missed until it is subscribed to again.

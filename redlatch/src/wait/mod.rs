@@ -100,6 +100,16 @@ pub(crate) trait Attempt: Send {
         None
     }
 
+    /// Accepts a hold that the store has granted to the latest request, as this message reports. Returns when it ends
+    /// unless it is renewed. `None` if the message reports no such hold, or it has to be requested.
+    fn accept(
+        &mut self,
+        message: i64,
+    ) -> impl Future<Output = Option<(Self::Grant, Instant)>> + Send {
+        let _ = message;
+        std::future::ready(None)
+    }
+
     /// Returns the pause before the next request, for attempts that poll instead of subscribing.
     fn pause(&mut self) -> Option<Duration> {
         None
@@ -227,6 +237,15 @@ async fn wait_as_first<A: Attempt>(
         }
         // The next answer already includes every release whose message has arrived.
         waiter.take_wakeups();
+        let message = waiter.take_message();
+        if message != 0
+            && let Some((grant, end)) = attempt.accept(message).await
+        {
+            attempt.progress().record_answer();
+            waiter.request_ended(Some(LastContact::Answered));
+            *turn = Some(end + ROUNDING);
+            return Ok(grant);
+        }
         let sent_at = Instant::now();
         let pause = attempt.pause();
         let subscribe = pause.is_none() && waiter.begin_subscribing();
@@ -266,7 +285,7 @@ async fn request_as_first<A: Attempt>(
     if shares_outcome {
         waiter.request_started();
     }
-    // Boxed, so that waiters that never send a request are small.
+    // Boxed, so that a first waiter that sleeps is small.
     let answer = Box::pin(attempt.send(subscribe)).await;
     if shares_outcome {
         waiter.request_ended(attempt.progress().last_contact());

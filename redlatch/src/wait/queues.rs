@@ -118,6 +118,8 @@ struct ContactState {
     maybe_released_at: Option<Instant>,
     /// Whether the store has answered a request of the queue.
     answered: bool,
+    /// The latest message, until the first waiter takes it; 0 if there is none.
+    message: i64,
 }
 
 /// The waiters in one queue of an object.
@@ -275,7 +277,7 @@ impl WaitQueues {
 
     /// Wakes the first waiter of every queue on `channel`, so that it repeats its request.
     pub(crate) fn wake(&self, channel: &str) {
-        self.channels.on_message(channel);
+        self.channels.on_message(channel, 0);
     }
 
     /// Records that this client is about to release the objects of `channel`. For waiters that join from now
@@ -404,15 +406,15 @@ impl ChannelMap {
 }
 
 impl Subscriber for ChannelMap {
-    fn on_message(&self, channel: &str) {
+    fn on_message(&self, channel: &str, message: i64) {
         if let Some(entry) = self.entries.lock().get(channel) {
-            entry.wake();
+            entry.wake(message);
         }
     }
 
     fn on_disconnect(&self) {
         for entry in self.entries.lock().values() {
-            entry.wake();
+            entry.wake(0);
         }
     }
 
@@ -420,7 +422,7 @@ impl Subscriber for ChannelMap {
         if let Some(entry) = self.entries.lock().get(channel) {
             let subscription = &entry.subscription;
             subscription.change(&[Unconfirmed, Subscribed], EndReported);
-            entry.wake();
+            entry.wake(0);
         }
     }
 }
@@ -470,9 +472,10 @@ impl ChannelEntry {
         }
     }
 
-    fn wake(&self) {
+    fn wake(&self, message: i64) {
         self.record_release();
         for queue in self.queues() {
+            queue.contact.lock().message = message;
             queue.wake.notify_one();
         }
     }
@@ -621,6 +624,11 @@ impl Waiter {
         self.queue().wake.notified().await;
     }
 
+    /// Takes the latest message; 0 if there is none.
+    pub(super) fn take_message(&self) -> i64 {
+        std::mem::take(&mut self.queue().contact.lock().message)
+    }
+
     /// Takes the pending wakeups, and makes answers from before them out of date. Returns whether there
     /// were any.
     pub(super) fn take_wakeups(&self) -> bool {
@@ -730,13 +738,13 @@ mod tests {
         let queues = queues();
         let waiter = queues.join("c", "object", QueueKind::Exclusive);
         assert!(!is_woken(&waiter).await);
-        queues.channels.on_message("c");
+        queues.channels.on_message("c", 0);
         assert!(is_woken(&waiter).await && !is_woken(&waiter).await);
         queues.channels.on_disconnect();
         assert!(is_woken(&waiter).await);
         queues.channels.on_unsubscribed("c");
         assert!(is_woken(&waiter).await);
-        queues.channels.on_message("c");
+        queues.channels.on_message("c", 0);
         waiter.take_wakeups();
         assert!(!is_woken(&waiter).await);
     }
@@ -768,14 +776,14 @@ mod tests {
         let tick = || tokio::time::sleep(Duration::from_millis(1));
         let before = Instant::now();
         tick().await;
-        queues.channels.on_message("c");
+        queues.channels.on_message("c", 0);
         let after = Instant::now();
         assert!(has_contact(before) && !has_contact(after));
         assert!(waiter.take_wakeups());
         waiter.request_started();
         assert!(!has_contact(after));
         tick().await;
-        queues.channels.on_message("c");
+        queues.channels.on_message("c", 0);
         let during = Instant::now();
         waiter.request_ended(Some(LastContact::Answered));
         assert!(has_contact(after) && !has_contact(during));

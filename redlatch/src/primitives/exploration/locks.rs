@@ -68,6 +68,8 @@ struct KnownHold {
     end: Option<Instant>,
     /// It requested the lock, and has neither acquired it nor given up since.
     waits: bool,
+    /// If it waits and accepts a grant: the end of its lease, counted from its latest request.
+    announced: Option<Instant>,
 }
 
 impl KnownHold {
@@ -117,6 +119,8 @@ pub(crate) struct Granted<'a> {
     pub(crate) party: &'a Party,
     /// Whether the step acquired a lock that the party did not hold before.
     pub(crate) acquired: bool,
+    /// The field of another party to which the step granted the lock.
+    pub(crate) granted: Option<&'a str>,
     pub(crate) before: &'a State,
     pub(crate) after: &'a State,
 }
@@ -147,6 +151,8 @@ struct Setting {
     expires: fn(&str) -> Option<bool>,
     check: fn(&Observed<'_>) -> Verdict,
     granted: Option<fn(&Granted<'_>) -> Verdict>,
+    /// Whether the waiters accept grants, except for the first party.
+    accepts_grants: bool,
 }
 
 impl Locks {
@@ -187,6 +193,7 @@ impl Locks {
                 expires,
                 check: |_| Ok(()),
                 granted: None,
+                accepts_grants: false,
             }),
         }
     }
@@ -220,6 +227,11 @@ impl Locks {
         self.set(|setting| setting.granted = Some(granted))
     }
 
+    /// Makes the waiters accept grants, except for the first party.
+    pub(crate) fn with_grants(self) -> Locks {
+        self.set(|setting| setting.accepts_grants = true)
+    }
+
     /// Returns the holder of each party's side, according to the store.
     fn holders(&self, world: &mut World) -> Verdict<Vec<Option<Holder>>> {
         let parties = self.setting.parties.iter();
@@ -251,11 +263,15 @@ impl Locks {
         if waits && let Some(channel) = party.channel() {
             world.keyspace.set_subscriber_count(channel, 1);
         }
+        // The first party accepts no grants, as Redisson's clients.
+        let announces = setting.accepts_grants && waits && count == 1 && number > 0;
+        let request_number = i64::from(announces);
         let params = AcquireParams {
             hold: &party.hold,
             count,
             lease: ticks(lease),
             waits,
+            request_number,
         };
         let outcome = (party.acquire)(world, params).map_err(|error| error.to_string());
         let known_hold = &self.known_holds[number];
@@ -290,17 +306,56 @@ impl Locks {
                     count,
                     end: known_hold.end.max(Some(end)),
                     waits: false,
+                    announced: None,
                 };
             }
             Ok(Outcome::Wait(_)) => {
                 ensure(!known_hold.holds(now), || {
                     "a holder was answered with a wait".to_owned()
                 })?;
-                self.known_holds[number].waits |= waits && count == 1;
+                let known_hold = &mut self.known_holds[number];
+                known_hold.waits |= waits && count == 1;
+                if waits && count == 1 {
+                    known_hold.announced = announces.then(|| now + ticks(lease).duration());
+                }
             }
             Err(_) => {}
         }
         Ok(outcome)
+    }
+}
+
+impl Locks {
+    /// Returns the party to which the step granted the lock, as its message tells the party. From now on it relies on
+    /// the hold.
+    fn granted(&mut self, world: &mut World) -> Verdict<Option<usize>> {
+        let setting = self.setting.clone();
+        let published = world.keyspace.take_published();
+        let Some(message) = published.iter().find(|message| message.payload > 0) else {
+            return Ok(None);
+        };
+        let is_receiver = |party: &Party| party.channel() == Some(&*message.channel);
+        let granted = setting.parties.iter().position(is_receiver);
+        let granted = granted.filter(|_| setting.accepts_grants);
+        let Some(granted) = granted else {
+            return Ok(None);
+        };
+        let mut others = self.known_holds.iter();
+        let holder = others.position(|known_hold| known_hold.holds(world.now));
+        ensure(holder.is_none(), || {
+            format!("granted to party {granted} while party {holder:?} holds it")
+        })?;
+        ensure(self.known_holds[granted].announced.is_some(), || {
+            format!("granted to party {granted}, which has announced nothing")
+        })?;
+        world.keyspace.set_subscriber_count(&message.channel, 0);
+        let known_hold = &mut self.known_holds[granted];
+        *known_hold = KnownHold {
+            count: 1,
+            end: known_hold.announced,
+            ..KnownHold::default()
+        };
+        Ok(Some(granted))
     }
 }
 
@@ -387,7 +442,7 @@ impl Model for Locks {
                 Reply::Nothing
             }
         };
-        world.keyspace.take_published();
+        let granted_to = self.granted(world)?;
         // A step must not change the holds of other owners. If it failed, or if the hold to release or renew is
         // not held, it must change nothing.
         let after = self.holders(world)?;
@@ -399,7 +454,7 @@ impl Model for Locks {
         };
         let owner = setting.parties[party].owner;
         for (i, other) in setting.parties.iter().enumerate() {
-            let is_unchanged = holders[i] == after[i];
+            let is_unchanged = holders[i] == after[i] || granted_to == Some(i);
             ensure(
                 is_unchanged || (other.owner == owner && !is_refused),
                 || {
@@ -413,6 +468,7 @@ impl Model for Locks {
             granted(&Granted {
                 party: &setting.parties[party],
                 acquired,
+                granted: granted_to.map(|granted| &*setting.parties[granted].hold.field),
                 before: &before,
                 after: &world.state(),
             })?;
@@ -472,6 +528,7 @@ impl Model for Locks {
                 0
             };
             (count, known_hold.waits).hash(hasher);
+            hash_end(known_hold.announced, now, hasher);
         }
     }
 

@@ -9,13 +9,12 @@
 --          the owner does not join the queue
 -- ARGV[5]  channel
 -- ARGV[6]  grace period in ms
+-- ARGV[7]  number of the request, if the owner accepts a grant; else 0
 -- Returns  nil: the owner holds the lock with this count
 --          0: the lock is free, but more than one hold was requested: the hold to re-enter was lost; or the lock is
 --          free, but kept for another owner, and the request does not wait
 --          else the ms after which to retry at the latest; -1: the key never expires
 local owner, lease, wait, channel = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4]), ARGV[5]
--- In ms: how long the head sleeps at most, and the additional sleep per position in the queue.
-local MAX_SLEEP, STAGGER = 5000, 10
 
 local function acquire()
     redis.call('HSET', KEYS[1], owner, ARGV[3])
@@ -94,13 +93,7 @@ if free and head and head ~= owner and not is_connected(channel, head) then
 end
 if free and (not head or head == owner) then
     if head then
-        local timeout = timeout_of(owner)
-        drop_head(owner)
-        if timeout then
-            shift(0, now + lease - timeout)
-        end
-        -- The next waiter is the head now: it must learn how long the lock is held.
-        wake_head(channel)
+        take_turn(channel, owner, now, lease)
     end
     acquire()
     return nil
@@ -132,6 +125,15 @@ elseif position == 0 then
         redis.call('ZADD', KEYS[3], now + left + wait, owner)
     elseif timeout - now - left < wait / 2 then
         shift(0, now + left + wait - timeout)
+    end
+end
+if ARGV[7] == '0' then
+    redis.call('HDEL', KEYS[5], owner)
+else
+    redis.call('HSET', KEYS[5], owner, ARGV[2] .. ':' .. ARGV[7] .. ':' .. KEYS[1])
+    -- Redisson does not know this key. The expiry removes it if Redisson clients empty the queue.
+    if redis.call('PTTL', KEYS[5]) < lease then
+        redis.call('PEXPIRE', KEYS[5], lease)
     end
 end
 -- FLUSHALL deletes the queue as well, and then no step knows which waiter to wake. So waiters retry from

@@ -50,6 +50,8 @@ struct AcquireMove {
     lease: u32,
     waits: bool,
     wait_time: u32,
+    /// Whether the owner accepts a grant.
+    announces: bool,
 }
 
 const OWNERS: u8 = 5;
@@ -61,15 +63,24 @@ fn moves() -> impl Strategy<Value = Move> {
     // Odd: the rules compare remaining times, which are close to multiples of the unit, with half the wait time. The
     // two are never close, so the real time that passes between the two sides changes no result.
     let wait_time = prop_oneof![Just(1u32), Just(3u32)];
-    let args = (owner.clone(), count, lease.clone(), waits, wait_time).prop_map(
-        |(owner, count, lease, waits, wait_time)| AcquireMove {
-            owner,
-            count,
-            lease,
-            waits,
-            wait_time,
-        },
-    );
+    let args = (
+        owner.clone(),
+        count,
+        lease.clone(),
+        waits,
+        wait_time,
+        any::<bool>(),
+    )
+        .prop_map(
+            |(owner, count, lease, waits, wait_time, announces)| AcquireMove {
+                owner,
+                count,
+                lease,
+                waits,
+                wait_time,
+                announces,
+            },
+        );
     prop_oneof![
         30 => args.clone().prop_map(Move::Acquire),
         10 => args.prop_map(Move::AcquireAsHead),
@@ -129,6 +140,8 @@ async fn acquire(harness: &mut Differential, args: &AcquireMove, owner: u8) -> O
         count: args.count,
         lease: lease(args.lease),
         waits: args.waits,
+        // More than a Lua number has digits for.
+        request_number: i64::from(args.announces) * (i64::MAX - i64::from(owner)),
     };
     harness.step(&kind.acquire(params)).await.ok()
 }
@@ -190,7 +203,15 @@ fn lua_and_rules_agree() {
                     },
                     grace: grace(),
                 };
-                match (harness.step(&step).await, position(*owner), queue.len()) {
+                let released = harness.step(&step).await;
+                let position = position(*owner);
+                if let Ok(true) = released
+                    && *keep == 0
+                    && waiters(harness).await.first() != queue.first()
+                {
+                    record("a release granted the lock");
+                }
+                match (released, position, queue.len()) {
                     (Ok(false), Some(0), 2..) if *keep == 0 => record("the head gave up"),
                     (Ok(false), Some(1..), 3..) if *keep == 0 => {
                         record("a waiter behind the head gave up")
@@ -240,6 +261,7 @@ fn lua_and_rules_agree() {
         "the head gave up",
         "a waiter behind the head gave up",
         "the lock was released while waiters were queued",
+        "a release granted the lock",
         "one waiter timed out",
         "several waiters timed out",
     ] {

@@ -11,6 +11,7 @@ use crate::primitives::exploration::{
 const QUEUE: &str = "redisson_lock_queue:{name}";
 const TIMEOUTS: &str = "redisson_lock_timeout:{name}";
 const ABSENT: &str = "redlatch_lock_absent:{name}";
+const ANNOUNCED: &str = "redlatch_lock_announced:{name}";
 
 #[test]
 fn exploration_of_fair_lock() {
@@ -21,11 +22,11 @@ fn exploration_of_fair_lock() {
     };
     let parties = (0..3).map(|owner| Party::new(owner, kind.clone(), true, |()| 0));
     let locks = Locks::new(parties.collect(), true, |key| match key {
-        "name" | ABSENT => Some(true),
+        "name" | ABSENT | ANNOUNCED => Some(true),
         QUEUE | TIMEOUTS => Some(false),
         _ => None,
     });
-    let locks = locks.with_check(check).with_granted(granted);
+    let locks = locks.with_check(check).with_granted(granted).with_grants();
     explore("fair lock", locks.with_clean_up(is_cleaned_up));
 }
 
@@ -90,6 +91,14 @@ fn check(observed: &Observed<'_>) -> Verdict {
     let mut absent = timestamps(state, ABSENT).into_keys();
     ensure(absent.all(|owner| owners.contains(&owner)), || {
         "an owner is absent and not in the queue".to_owned()
+    })?;
+    let announced = match state.get(ANNOUNCED) {
+        Some((DumpedValue::Hash(announced), _)) => announced.keys().cloned().collect(),
+        _ => Vec::new(),
+    };
+    let mut announced = announced.iter().map(String::as_str);
+    ensure(announced.all(|owner| owners.contains(&owner)), || {
+        "an owner has announced its lease and is not in the queue".to_owned()
     })
 }
 
@@ -104,7 +113,14 @@ fn granted(granted: &Granted<'_>) -> Verdict {
     ensure(!granted.acquired || overtaken.is_none(), || {
         format!("acquired although {overtaken:?} waits")
     })?;
-    let mut others = alive.into_iter().filter(|owner| *owner != field);
+    // The party of the step may have left the queue.
+    let next = alive.iter().find(|owner| **owner != field);
+    let is_next = |to: &str| alive.first() == Some(&to) || next == Some(&to);
+    ensure(granted.granted.is_none_or(is_next), || {
+        format!("granted to {:?} of the waiters {alive:?}", granted.granted)
+    })?;
+    let is_other = |owner: &&str| *owner != field && granted.granted != Some(*owner);
+    let mut others = alive.into_iter().filter(is_other);
     let mut after = queue(granted.after).iter();
     let keeps_position = |waiter: &str| after.any(|owner| owner == waiter);
     ensure(others.all(keeps_position), || {

@@ -1,4 +1,4 @@
--- Releases the lock, whichever owner holds it, and wakes the next waiter. Does not change other objects.
+-- Releases the lock, whichever owner holds it, and grants it to the next waiter or wakes it. Does not change other objects.
 --
 -- KEYS     see queue.lua
 -- ARGV[1]  channel

@@ -35,8 +35,10 @@ use crate::step::{BoxedStep, Outcome, Step};
 ///
 /// A request that gives up, is dropped or fails leaves the queue in the background. Waiters that
 /// died delay the others by one [grace period](Lock::grace_period) of 5 s in total. A waiter whose
-/// process hangs while its connection stays open keeps its turn until its
-/// [wait time](Lock::wait_time) has passed. All these times are measured by the server's clock.
+/// process hangs while its connection stays open delays them by one lease, because a release grants
+/// it the lock ([`ClientBuilder::fair_grants`](crate::ClientBuilder::fair_grants)); without grants
+/// it keeps its turn until its [wait time](Lock::wait_time) has passed. All these times are measured
+/// by the server's clock.
 ///
 /// A fair lock and the [`Client::lock`](crate::Client::lock) of the same name are one lock in the
 /// store: they exclude each other. But requests of the plain lock do not join the queue, and its
@@ -101,7 +103,8 @@ impl Fair {
 
 impl Lock<Fair> {
     /// Sets how long the lock is kept free for a waiter of this handle when its turn has come. All
-    /// others wait that long for a waiter whose process hangs. A waiter without a connection keeps
+    /// others wait that long for a waiter whose process hangs, unless it was granted the lock
+    /// ([`ClientBuilder::fair_grants`](crate::ClientBuilder::fair_grants)). A waiter without a connection keeps
     /// its turn no longer than the [grace period](Lock::grace_period). Default 300 s, as in
     /// Redisson (`fairLockWaitTimeout`); 1 ms to [`MAX_LEASE`](crate::MAX_LEASE), truncated to
     /// whole milliseconds. Other values fail with [`Error::InvalidSetting`] when the lock is requested.
@@ -236,6 +239,10 @@ impl HoldKind for Fair {
 
 impl Rules for Fair {
     type Grant = ();
+
+    fn granted(&self) -> Option<()> {
+        Some(())
+    }
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
         Acquire {

@@ -5,6 +5,7 @@
 -- KEYS[3]  the timeouts: sorted set owner -> timestamp in ms until which the owner keeps its turn
 -- KEYS[4]  the absent waiters: sorted set owner -> timestamp in ms until which a disconnected waiter keeps
 --          its position
+-- KEYS[5]  the announcements: hash owner -> 'lease in ms:number of the request:KEYS[1]', of waiters that accept a grant
 --
 -- The timeout of the head is the end of the lease plus its own wait time; that of each further waiter
 -- is its own wait time later than the one before it.
@@ -15,6 +16,12 @@
 -- all of them at the same time. An absent waiter is dropped when it is the head, its grace period
 -- has passed, and it is still absent. So a waiter that is connected when its turn comes keeps its
 -- position, even if it was recorded before. The timeouts, by which Redisson drops waiters, do not change.
+--
+-- An announcement is that of the owner's latest request, and leaves the queue with the owner. A release
+-- grants the lock to a head that has one. It names the lock, because the locks `a` and `{a}` have the same queue.
+
+-- In ms: how long the head sleeps at most, and the additional sleep per position in the queue.
+local MAX_SLEEP, STAGGER = 5000, 10
 
 -- The server's clock in ms, because the clients' clocks may differ.
 local function now_ms()
@@ -37,6 +44,7 @@ local function drop_head(owner)
     redis.call('LPOP', KEYS[2])
     redis.call('ZREM', KEYS[3], owner)
     redis.call('ZREM', KEYS[4], owner)
+    redis.call('HDEL', KEYS[5], owner)
 end
 
 -- Drops the heads whose time has passed, except the requesting owner, which is alive. Returns the
@@ -102,22 +110,53 @@ local function record_absences(channel, now, grace, requester)
     return owners, absent
 end
 
--- Wakes the next owner: the head of the queue, or waiters that do not queue if it is empty. Returns
--- the head if it did not receive the message.
-local function wake_next(channel)
+-- Removes the head, which acquires the lock for `lease` ms.
+local function take_turn(channel, owner, now, lease)
+    local timeout = timeout_of(owner)
+    drop_head(owner)
+    if timeout then
+        shift(0, now + lease - timeout)
+    end
+    -- The next waiter is the head now: it must learn how long the lock is held. One with an announcement
+    -- is granted the lock at the release. It wakes by itself before a long lease ends.
+    local head = redis.call('LINDEX', KEYS[2], 0)
+    if head and (lease < 2 * MAX_SLEEP or redis.call('HEXISTS', KEYS[5], head) == 0) then
+        wake_head(channel)
+    end
+end
+
+-- Grants the free lock to the head if it has announced its lease and is connected. The message is the number
+-- of its request. It is published only after the hold was written: the client that receives it holds the lock.
+-- Returns whether the lock was granted.
+local function grant(channel, head)
+    local lease, number, key = string.match(redis.call('HGET', KEYS[5], head) or '', '^(%d+):(%d+):(.*)$')
+    -- Not the reply of PUBLISH: it excludes subscribers at replicas and other nodes, which receive the message.
+    if key ~= KEYS[1] or not is_connected(channel, head) then
+        return false
+    end
+    take_turn(channel, head, now_ms(), tonumber(lease))
+    redis.call('HSET', KEYS[1], head, '1')
+    redis.call('PEXPIRE', KEYS[1], lease)
+    redis.call('PUBLISH', channel .. ':' .. head, number)
+    return true
+end
+
+-- Wakes the next owner: the head of the queue, or waiters that do not queue if it is empty. If this step has
+-- released the lock, it is granted to the head if possible. Returns the head if it did not receive the message.
+local function wake_next(channel, released)
     local head = redis.call('EXISTS', KEYS[2]) == 1 and drop_timed_out(now_ms())
     if not head then
         wake_unqueued(channel)
-    elseif not wake_head(channel) then
+    elseif not (released and grant(channel, head)) and not wake_head(channel) then
         return head
     end
 end
 
--- Wakes the next owner after the lock was released, with `left` ms of its lease remaining. A head
+-- Wakes or grants to the next owner after the lock was released, with `left` ms of its lease remaining. A head
 -- that does not receive the message keeps its turn as if the lease had ended now, but for at least a
 -- second, because it may be reconnecting.
 local function wake_after_release(channel, left, grace)
-    local head = wake_next(channel)
+    local head = wake_next(channel, true)
     if not head then
         return
     end

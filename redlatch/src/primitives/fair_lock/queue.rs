@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use crate::error::Result;
-use crate::keyspace::Keyspace;
+use crate::keyspace::{FoundKey, Holds, Keyspace};
 use crate::lease::Lease;
 use crate::name::FairKeys;
 
@@ -15,6 +15,9 @@ const MAX_CHECKED: usize = 1000;
 /// Minimum time in milliseconds that an absent head keeps its position after a release: it may be subscribed at a
 /// replica, whose subscribers `PUBSUB NUMSUB` does not count.
 const REPLICA_SUBSCRIBER_GRACE: i64 = 50;
+
+/// Maximum time in milliseconds after which the head of the queue retries if it is not woken.
+pub(super) const MAX_SLEEP: i64 = 5000;
 
 /// The waiters that one step has checked for absence.
 pub(super) struct CheckedWaiters {
@@ -116,8 +119,89 @@ impl<'a> FairQueue<'a> {
         if let Some(removed) = removed {
             self.remove_timestamp(&self.keys.timeouts, &removed)?;
             self.clear_absence(&removed)?;
+            self.clear_announcement(&removed)?;
         }
         Ok(())
+    }
+
+    /// Removes the head, which acquires the lock for this lease in milliseconds.
+    pub(super) fn take_turn(&mut self, head: &str, lease: i64) -> Result<()> {
+        let timeout = self.timeout_of(head)?;
+        self.remove(0)?;
+        if let Some(timeout) = timeout {
+            let lease_end = self.now_ms().saturating_add(lease);
+            self.shift(0, lease_end.saturating_sub(timeout))?;
+        }
+        // The next waiter is the head now: it must learn how long the lock is held. One with an announcement is
+        // granted the lock at the release. It wakes by itself before a long lease ends.
+        if let Some(next) = self.owner_at(0)?
+            && (lease < 2 * MAX_SLEEP || self.announcement(&next)?.is_none())
+        {
+            self.wake_head()?;
+        }
+        Ok(())
+    }
+
+    /// Announces the lease and the number of an owner's request, so that the lock can be granted to it.
+    pub(super) fn announce(&mut self, owner: &str, lease: Lease, number: i64) -> Result<()> {
+        let key = &self.keys.announcements;
+        let announcements: &mut BTreeMap<_, _> = self.keyspace.find_or_create(key)?;
+        let announcement = format!("{}:{number}:{}", lease.millis(), self.keys.object.key());
+        announcements.insert(owner.to_owned(), announcement);
+        // Redisson does not know this key. The expiry removes it if Redisson clients empty the queue.
+        if let Some(mut key) = self.keyspace.find::<BTreeMap<String, String>>(key)? {
+            key.extend_to(lease.duration());
+        }
+        Ok(())
+    }
+
+    pub(super) fn clear_announcement(&mut self, owner: &str) -> Result<()> {
+        let announcements = self.keyspace.find(&self.keys.announcements)?;
+        if let Some(announcements) = announcements {
+            let announcements: &mut BTreeMap<String, String> = announcements.value;
+            announcements.remove(owner);
+        }
+        Ok(())
+    }
+
+    /// Returns the lease, the number and the key of the lock that an owner has announced.
+    fn announcement(&mut self, owner: &str) -> Result<Option<(Lease, i64, String)>> {
+        let announcements = self.keyspace.find(&self.keys.announcements)?;
+        let announcements = announcements.map(|key: FoundKey<'_, BTreeMap<_, String>>| key.value);
+        let announced = announcements.and_then(|announcements| announcements.get(owner));
+        Ok(announced.and_then(|announced| {
+            let (lease, rest) = announced.split_once(':')?;
+            let (number, key) = rest.split_once(':')?;
+            let lease = Duration::from_millis(lease.parse().ok()?);
+            Some((
+                Lease::new(lease).ok()?,
+                number.parse().ok()?,
+                key.to_owned(),
+            ))
+        }))
+    }
+
+    /// Grants the free lock to the head if it has announced its lease and is connected. The message is the number of
+    /// its request, and is published only after the hold was written: the client that receives it holds the lock.
+    /// Returns whether the lock was granted. The announcement names the lock, because the locks `a` and `{a}` have the
+    /// same queue.
+    fn grant(&mut self, head: &str) -> Result<bool> {
+        let Some((lease, number, key)) = self.announcement(head)? else {
+            return Ok(false);
+        };
+        if key != self.keys.object.key() || !self.is_connected(head) {
+            return Ok(false);
+        }
+        self.take_turn(head, lease.millis())?;
+        let holds = Holds {
+            counts: BTreeMap::from([(head.to_owned(), 1)]),
+            mode: None,
+        };
+        self.keyspace
+            .set(self.keys.object.key(), holds, Some(lease.duration()));
+        self.keyspace
+            .publish(&self.keys.waiter_channel(head), number);
+        Ok(true)
     }
 
     /// Shifts the timeouts of all waiters from a position in the queue on.
@@ -203,7 +287,7 @@ impl<'a> FairQueue<'a> {
             .max(grace)
             .saturating_add(grace);
         let absences = &self.keys.absent_waiters;
-        if let Some(mut absences) = self.keyspace.find::<BTreeMap<_, _>>(absences)? {
+        if let Some(mut absences) = self.keyspace.find::<BTreeMap<_, i64>>(absences)? {
             absences.expire_after(Duration::from_millis(time_to_live.unsigned_abs()));
         }
         Ok(CheckedWaiters { owners, kept_until })
@@ -234,21 +318,22 @@ impl<'a> FairQueue<'a> {
         Ok(position == 0)
     }
 
-    /// Wakes the next owner: the head of the queue, or waiters that do not queue if it is empty.
-    /// Returns the head if it did not receive the message.
-    pub(super) fn wake_next(&mut self) -> Result<Option<String>> {
+    /// Wakes the next owner: the head of the queue, or waiters that do not queue if it is empty. If this step has
+    /// released the lock, it is granted to the head if possible. Returns the head if it did not receive the message.
+    pub(super) fn wake_next(&mut self, released: bool) -> Result<Option<String>> {
         let (Some(head), _) = self.drop_timed_out(None)? else {
             self.wake_unqueued();
             return Ok(None);
         };
-        Ok((!self.wake_head()?).then_some(head))
+        let received = released && self.grant(&head)? || self.wake_head()?;
+        Ok((!received).then_some(head))
     }
 
-    /// Wakes the next owner after the lock was released when `remaining` milliseconds of its lease
+    /// Wakes or grants to the next owner after the lock was released when `remaining` milliseconds of its lease
     /// were left. A head that does not receive the message keeps its turn as if the lease had ended
     /// now, but for at least [`RECONNECT_GRACE`].
     pub(super) fn wake_after_release(&mut self, remaining: i64, grace: Lease) -> Result<()> {
-        let Some(head) = self.wake_next()? else {
+        let Some(head) = self.wake_next(true)? else {
             return Ok(());
         };
         let checked = self.record_absences(grace.millis(), None)?;

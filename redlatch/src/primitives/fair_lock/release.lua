@@ -1,5 +1,5 @@
--- Sets an owner's hold count to the number of holds to keep. 0 releases the lock, wakes the next
--- waiter, and removes the owner from the queue if it is still there from waiting.
+-- Sets an owner's hold count to the number of holds to keep. 0 releases the lock, grants it to the next
+-- waiter or wakes it, and removes the owner from the queue if it is still there from waiting.
 --
 -- KEYS     see queue.lua
 -- ARGV[1]  owner
@@ -12,6 +12,10 @@ local owner, keep, lease, channel = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local left = redis.call('PTTL', KEYS[1])
 -- The owner leaves the queue first, because the rest fails if another program has overwritten the lock's key.
 local position = keep == '0' and redis.call('LPOS', KEYS[2], owner)
+if keep == '0' then
+    -- Also if Redisson has removed the owner from the queue.
+    redis.call('HDEL', KEYS[5], owner)
+end
 if position then
     local timeout = timeout_of(owner)
     local earlier_timeout

@@ -1,8 +1,8 @@
 //! The fair lock's steps: those of the lock, with a queue of waiters.
 //!
-//! State: the lock's hash; the queue, a list of the waiting owners, the oldest first; and two maps
+//! State: the lock's hash; the queue, a list of the waiting owners, the oldest first; two maps
 //! from owner to timestamp: until when its turn is kept (its timeout), and until when an absent waiter
-//! keeps its position.
+//! keeps its position; and the lease and number of the latest request of each waiter that accepts a grant.
 //!
 //! * Acquire: an owner that holds the lock re-enters it, regardless of the queue. Otherwise, first
 //!   drop each head whose timeout has passed. If the lock is free and the head is absent (no
@@ -10,11 +10,12 @@
 //!   grace period has passed.
 //! * If the lock is free and the owner is the head, or the queue is empty, the owner acquires the
 //!   lock. Shift the timeouts of the others, so that they count from the end of the new lease, and
-//!   wake the new head, so that it learns that end.
+//!   wake the new head, so that it learns that end, unless it accepts a grant.
 //! * Otherwise, if the request waits, the owner joins the tail (`try_lock` does not). Its timeout is
 //!   that of the last waiter (the end of the lease if the queue is empty) plus its wait time. The
 //!   reply is the time after which it retries if it is not woken.
-//! * Release: wake the head. If it does not receive the message, wake the next waiters until one
+//! * Release: if the head accepts a grant and is connected, write its hold, and publish the number of its
+//!   latest request to it. Otherwise wake it. If it does not receive the message, wake the next waiters until one
 //!   does. In that case also record which waiters are absent, and shift the timeouts, so that they
 //!   count from now instead of from the end of the lease.
 //! * Giving up removes the owner from the queue, shifts the timeouts of the waiters behind it, and
@@ -22,7 +23,7 @@
 
 use smallvec::smallvec;
 
-use super::queue::FairQueue;
+use super::queue::{FairQueue, MAX_SLEEP};
 use crate::error::Result;
 use crate::hold::{Hold, ReleaseParams};
 use crate::keyspace::{Holds, Keyspace};
@@ -35,13 +36,15 @@ use crate::primitives::reentrant::rules::{
 };
 use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script};
 
-/// Returns the keys in the scripts' order: the lock, the queue, the timeouts, the absent waiters.
+/// Returns the keys in the scripts' order: the lock, the queue, the timeouts, the absent waiters, the
+/// announcements.
 fn all_keys(keys: &FairKeys) -> Keys<'_> {
     smallvec![
         keys.object.key(),
         &*keys.queue,
         &*keys.timeouts,
-        &*keys.absent_waiters
+        &*keys.absent_waiters,
+        &*keys.announcements
     ]
 }
 
@@ -50,9 +53,6 @@ const MAX_RESERVATION: i64 = 1000;
 
 /// Additional time per position in the queue, in milliseconds, so that a long queue does not retry all at once.
 const STAGGER: i64 = 10;
-
-/// Maximum time in milliseconds after which the head of the queue retries if it is not woken.
-const MAX_SLEEP: i64 = 5000;
 
 /// Returns the lock's remaining lease in milliseconds; -1 if it never expires. `None` if it is free.
 fn remaining_ms(keyspace: &mut Keyspace, object: &ObjectKeys) -> Option<i64> {
@@ -106,6 +106,7 @@ impl Step for Acquire<'_> {
         });
         args.text(self.params.hold.object.channel());
         args.number(self.grace.millis());
+        args.number(self.params.request_number);
     }
 
     fn decode(&self, reply: ScriptReply) -> Result<Outcome> {
@@ -132,14 +133,7 @@ impl Step for Acquire<'_> {
         let (head, dropped) = (&state.head, state.dropped);
         if left.is_none() && head.as_deref().is_none_or(|head| head == owner) {
             if head.is_some() {
-                let timeout = queue.timeout_of(owner)?;
-                queue.remove(0)?;
-                if let Some(timeout) = timeout {
-                    let lease_end = queue.now_ms().saturating_add(self.params.lease.millis());
-                    queue.shift(0, lease_end.saturating_sub(timeout))?;
-                }
-                // The next waiter is the head now: it must learn how long the lock is held.
-                queue.wake_head()?;
+                queue.take_turn(owner, self.params.lease.millis())?;
             }
             return try_acquire(keyspace, self.params);
         }
@@ -255,6 +249,10 @@ impl Acquire<'_> {
                 queue.push(owner, from.saturating_add(wait))?
             }
         };
+        match self.params.request_number {
+            0 => queue.clear_announcement(owner)?,
+            number => queue.announce(owner, self.params.lease, number)?,
+        }
         // FLUSHALL deletes the queue as well, and then no step knows which waiter to wake. So every
         // waiter retries regularly. Later waiters retry less often, so that a long queue does not
         // flood the server with requests.
@@ -333,7 +331,7 @@ impl Step for Release<'_> {
             queue.wake_after_release(left.unwrap_or(0), self.grace)?;
         } else if left.is_none() && !waited {
             // The lock was deleted (FLUSHALL, DEL) or expired: no release wakes the waiters.
-            queue.wake_next()?;
+            queue.wake_next(false)?;
         }
         Ok(held)
     }
@@ -360,7 +358,7 @@ pub(super) fn renew(
 ) -> Result<bool> {
     let held = reentrant::renew(keyspace, hold, lease)?;
     if was_deleted(keyspace, held, &hold.object) {
-        FairQueue::new(keyspace, keys).wake_next()?;
+        FairQueue::new(keyspace, keys).wake_next(false)?;
     }
     Ok(held)
 }
@@ -369,6 +367,8 @@ pub(super) fn renew(
 /// Returns whether it was waiting. `remaining`: the remaining lease in milliseconds, negative if it never
 /// ends; `None` if the lock is free.
 fn leave_queue(queue: &mut FairQueue<'_>, owner: &str, remaining: Option<i64>) -> Result<bool> {
+    // Also if Redisson has removed the owner from the queue.
+    queue.clear_announcement(owner)?;
     let Some(position) = queue.position_of(owner)? else {
         return Ok(false);
     };

@@ -56,6 +56,7 @@ impl World {
                 count: 1,
                 lease: millis(lease),
                 waits: true,
+                request_number: 0,
             },
             wait_time: millis(wait_time),
             grace: millis(GRACE),

@@ -14,6 +14,7 @@ local function wake(i, channel)
         'redisson_lock_queue' .. object,
         'redisson_lock_timeout' .. object,
         'redlatch_lock_absent' .. object,
+        'redlatch_lock_announced' .. object,
     }
     -- A queue key of another type must not prevent the renewal of the other locks.
     pcall(wake_next, channel)

@@ -43,6 +43,7 @@ fn lua_and_rules_agree() {
                 count: 1,
                 lease: lease(n),
                 waits: false,
+                request_number: 0,
             };
             let _ = harness.step(&kind.acquire(params)).await;
         }
@@ -53,6 +54,7 @@ fn lua_and_rules_agree() {
                 count: 1,
                 lease: lease(n),
                 waits: false,
+                request_number: 0,
             };
             let _ = harness.step(&kind.acquire(params)).await;
         }

@@ -8,6 +8,7 @@ use tracing::Instrument as _;
 
 use super::report::report;
 use super::{AcquireOnce, AcquireParams, HeldLock, Lock, LockKind, Options};
+use crate::environment::random;
 use crate::error::{Error, Result};
 use crate::hold::HoldPeriod;
 use crate::join::Boxed;
@@ -93,6 +94,7 @@ impl<K: LockKind> Lock<K> {
                 requested: RequestedHold {
                     hold_ref: &hold_ref,
                     terms: terms.waiting(waiter_ttl.filter(|_| limits.waits())),
+                    request_number: 0,
                 },
                 progress: &progress,
                 owner_is_named,
@@ -148,32 +150,34 @@ impl<K: LockKind> Request for LockRequest<'_, K> {
     type Acquired = K::Grant;
 
     async fn acquire(&mut self, waits: bool) -> Result<Option<K::Grant>> {
-        match self.owner_is_named {
-            false => {
-                let waiting = &self.requested.hold_ref.session.waiting;
-                waiting.acquire(self, waits).await
-            }
+        if self.owner_is_named {
             // Boxed: most requests have an owner of their own and should not carry this future.
-            true => Box::pin(self.acquire_or_reenter(waits)).await,
+            return Box::pin(self.acquire_or_reenter(waits)).await;
         }
+        let waiting = &self.requested.hold_ref.session.waiting;
+        waiting.acquire(self, waits).await
     }
 }
 
 impl<K: LockKind> LockRequest<'_, K> {
     /// Makes one attempt to acquire the lock.
     fn attempt(&self, subscribe: bool) -> impl Future<Output = Result<Outcome<K::Grant>>> + Send {
-        let RequestedHold { hold_ref, terms } = self.requested;
+        let RequestedHold {
+            terms,
+            request_number,
+            ..
+        } = self.requested;
         let step = move |hold, count| {
             self.lock.kind.acquire(AcquireParams {
                 hold,
                 count,
                 lease: terms.lease,
                 waits: self.waits,
+                request_number,
             })
         };
         let channel = subscribe.then(|| self.channel());
-        let session = &hold_ref.session;
-        session.try_acquire_one(&self.requested, channel, self.progress, step)
+        self.requested.try_acquire(channel, self.progress, step)
     }
 
     /// Acquires the lock by waiting in the client's queue, or by re-entering as soon as the owner holds it.
@@ -203,6 +207,22 @@ impl<K: LockKind> LockRequest<'_, K> {
     }
 }
 
+impl<K: LockKind> LockRequest<'_, K> {
+    /// Returns the number of the next attempt, if it accepts a grant; else 0. With a fixed lease it does not: the
+    /// guard would have less than the lease.
+    fn next_number(&self) -> i64 {
+        let accepts = self.lock.kind.granted().is_some()
+            && self.requested.hold_ref.session.accepts_grants
+            && self.waits
+            && self.requested.terms.renewed;
+        match accepts {
+            // At least 1.
+            true => (random().as_u64_pair().0 >> 1).cast_signed() | 1,
+            false => 0,
+        }
+    }
+}
+
 impl<K: LockKind> Attempt for LockRequest<'_, K> {
     type Grant = K::Grant;
 
@@ -219,6 +239,7 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
     }
 
     async fn send(&mut self, subscribe: bool) -> Result<Outcome<K::Grant>> {
+        self.requested.request_number = self.next_number();
         self.in_flight = true;
         let outcome = self.attempt(subscribe).await;
         self.in_flight = false;
@@ -256,6 +277,13 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
         Some((grant, end))
     }
 
+    async fn accept(&mut self, message: i64) -> Option<(K::Grant, Instant)> {
+        let grant = self.lock.kind.granted()?;
+        let end = self.requested.accept_grant(message).await?;
+        self.may_be_registered = false;
+        Some((grant, end))
+    }
+
     fn pause(&mut self) -> Option<Duration> {
         let pause = self.lock.kind.pause(self.tries);
         self.tries = self.tries.saturating_add(1);
@@ -275,7 +303,9 @@ impl<K: LockKind> Drop for LockRequest<'_, K> {
         let is_settled_by_attempt = self.in_flight && self.progress.was_sent();
         if self.may_be_registered && !is_settled_by_attempt && self.lock.kind.waiter_ttl().is_some()
         {
-            let RequestedHold { hold_ref, terms } = self.requested;
+            let RequestedHold {
+                hold_ref, terms, ..
+            } = self.requested;
             hold_ref.settle_in_background(terms.trace_lifetime);
         }
     }

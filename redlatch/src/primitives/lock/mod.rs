@@ -100,6 +100,11 @@ pub(crate) trait Rules: HoldKind + Sized + 'static {
         None
     }
 
+    /// What a waiter acquires when a step of another owner grants it the lock. `None` if each acquisition is requested.
+    fn granted(&self) -> Option<Self::Grant> {
+        None
+    }
+
     /// Checks the settings. Called when the lock is used, because creating a handle cannot fail.
     fn check(&self) -> Result<()> {
         Ok(())
@@ -151,6 +156,8 @@ pub(crate) struct AcquireParams<'a> {
     pub(crate) lease: Lease,
     /// Whether the request is repeated if the lock is not available now.
     pub(crate) waits: bool,
+    /// Number of the request, if the owner accepts a grant of the lock; else 0.
+    pub(crate) request_number: i64,
 }
 
 /// A lock that one owner at a time holds, across all processes that use the same store.

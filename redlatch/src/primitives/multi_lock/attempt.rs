@@ -94,6 +94,7 @@ impl<'a> RequestedMember<'a> {
             count,
             lease: self.terms.lease,
             waits,
+            request_number: 0,
         }
     }
 }
@@ -236,6 +237,7 @@ impl<'a> MultiLockRequest<'a> {
             RequestedHold {
                 hold_ref: one.hold_ref,
                 terms: one.terms.waiting(waiter_ttl.filter(|_| is_blocking(i))),
+                request_number: 0,
             }
         };
         let channel = each()
@@ -247,10 +249,7 @@ impl<'a> MultiLockRequest<'a> {
         if batch.len() == 1 {
             let step = |_, count| first.member.0.acquire(first.params(count, is_blocking(i)));
             let requested = requested(i, first);
-            let session = first.member.session();
-            let outcome = session
-                .try_acquire_one(&requested, channel, self.progress, step)
-                .await?;
+            let outcome = requested.try_acquire(channel, self.progress, step).await?;
             return Ok(match outcome {
                 Outcome::Done(grant) => AllOrNone::Acquired(vec![grant]),
                 Outcome::Wait(left) => AllOrNone::Blocked(0, left),

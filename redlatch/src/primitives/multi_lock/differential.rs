@@ -138,6 +138,7 @@ async fn acquire_all(
             count,
             lease: lease(n),
             waits: false,
+            request_number: 0,
         }),
         undo: hold.kind.undo(hold, count - 1).unwrap(),
     });
@@ -194,6 +195,7 @@ fn same_kinds_share_one_script() {
                 count: 1,
                 lease: lease(1),
                 waits: false,
+                request_number: 0,
             }),
             undo: hold.kind.undo(hold, 0).unwrap(),
         });

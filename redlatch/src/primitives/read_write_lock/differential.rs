@@ -142,6 +142,7 @@ fn lua_and_rules_agree() {
                 count,
                 lease: lease(n),
                 waits,
+                request_number: 0,
             };
             let outcome = match side {
                 Side::Read(prefers_writers) => {

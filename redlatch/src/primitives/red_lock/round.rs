@@ -85,6 +85,7 @@ impl RedLockRequest<'_> {
                     count,
                     lease: terms.lease,
                     waits: false,
+                    request_number: 0,
                 })
             };
             // A member that does not answer in time may have granted the lock: dropping the attempt
@@ -93,14 +94,10 @@ impl RedLockRequest<'_> {
             let requested = RequestedHold {
                 hold_ref: &hold_ref,
                 terms,
+                request_number: 0,
             };
-            let outcome = timeout(
-                member_timeout,
-                hold_ref
-                    .session
-                    .try_acquire_one(&requested, None, &progress, step),
-            )
-            .await;
+            let outcome =
+                timeout(member_timeout, requested.try_acquire(None, &progress, step)).await;
             match outcome {
                 Ok(Ok(Outcome::Done(_))) => Ok(Some(HoldGuard::new(hold_ref, terms))),
                 Ok(Ok(Outcome::Wait(_))) => Ok(None),

@@ -68,6 +68,7 @@ fn lua_and_rules_agree() {
                     count,
                     lease: lease(n),
                     waits: false,
+                    request_number: 0,
                 };
                 let _ = harness.step(&kind.acquire(params)).await;
             }

@@ -27,6 +27,8 @@ pub(crate) enum Failure {
     NoEffect,
     /// It has its effect, but the answer is lost.
     NoAnswer,
+    /// It has its effect and is answered, but it was sent before, without an answer.
+    Repeated,
     /// It has its effect and is answered, but replicas do not confirm it.
     Unconfirmed,
 }
@@ -61,12 +63,16 @@ impl EmbeddedConnection {
         }
         let applied = match failure {
             Failure::NotSent | Failure::NoEffect => None,
-            Failure::NoAnswer | Failure::Unconfirmed => Some(self.apply(step)),
+            Failure::NoAnswer | Failure::Repeated | Failure::Unconfirmed => Some(self.apply(step)),
         };
-        if let (Failure::Unconfirmed, Some(answer)) = (failure, applied) {
-            let confirmation = Confirmation::pending(shared_oneshot::channel().1, Duration::ZERO);
+        if let (Failure::Unconfirmed | Failure::Repeated, Some(answer)) = (failure, applied) {
+            let repeated = matches!(failure, Failure::Repeated);
+            let receiver = shared_oneshot::channel().1;
+            let confirmation = Confirmation::pending(receiver, Duration::ZERO);
+            let confirmation = (!repeated).then_some(confirmation);
             return Some(answer.map(|answer| Answer {
-                confirmation: Some(confirmation),
+                repeated,
+                confirmation,
                 ..answer
             }));
         }

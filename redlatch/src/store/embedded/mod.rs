@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::error::Result;
-use crate::keyspace::Keyspace;
+use crate::keyspace::{Keyspace, Message};
 use crate::step::Step;
 use crate::store::{Answer, Progress, SharedSubscriber};
 use crate::sync::Mutex;
@@ -122,8 +122,8 @@ impl EmbeddedConnection {
             let reply = step.apply(&mut shared.keyspace)?;
             (reply, shared.take_deliveries())
         };
-        for (subscriber, channel) in deliveries {
-            subscriber.on_message(&channel);
+        for (subscriber, message) in deliveries {
+            subscriber.on_message(&message.channel, message.payload);
         }
         Ok(Answer {
             reply,
@@ -178,12 +178,12 @@ impl Drop for EmbeddedConnection {
 impl Shared {
     /// Returns the subscribers of the messages just published. They are called after the lock is released,
     /// because they may access the store at once.
-    fn take_deliveries(&mut self) -> Vec<(SharedSubscriber, String)> {
+    fn take_deliveries(&mut self) -> Vec<(SharedSubscriber, Message)> {
         let mut deliveries = Vec::new();
         for message in self.keyspace.take_published() {
             if let Some(subscribers) = self.subscribers.get(&message.channel) {
                 let delivery =
-                    |subscriber: &SharedSubscriber| (subscriber.clone(), message.channel.clone());
+                    |subscriber: &SharedSubscriber| (subscriber.clone(), message.clone());
                 deliveries.extend(subscribers.values().map(delivery));
             }
         }

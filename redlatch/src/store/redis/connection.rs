@@ -575,6 +575,12 @@ impl Shared {
         Some(idle.unwrap_or_else(|| established.live.clone()))
     }
 
+    fn is_live(&self, generation: Generation) -> bool {
+        let live = self.live.lock();
+        live.as_ref()
+            .is_some_and(|established| established.live.generation == generation)
+    }
+
     /// Records that a channel is about to be subscribed to.
     fn record_subscription(&self, channel: &str) {
         let mut channels = self.channels.lock();
@@ -696,7 +702,11 @@ fn push_handler(
         let channel = as_text(push.data.first());
         match (push.kind, channel) {
             (PushKind::Message | PushKind::SMessage, Some(channel)) => {
-                shared.subscriber.on_message(channel)
+                // The server of a former connection may have been replaced since. Its messages wake waiters, but
+                // grant nothing.
+                let message = as_text(push.data.get(1)).filter(|_| shared.is_live(generation));
+                let message = message.and_then(|text| text.parse().ok());
+                shared.subscriber.on_message(channel, message.unwrap_or(0));
             }
             (PushKind::SUnsubscribe, Some(channel)) => shared.on_server_unsubscribe(channel),
             // Recorded again, in the server's order: the end of an earlier subscription may have been

@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Cmd, Value};
+use redis::{Arg, Cmd, Value};
 use tokio::time::{Instant, timeout};
 
 use super::batch::{QueuedStep, SentStep, Turn};
@@ -352,17 +352,22 @@ impl<'a> CommandRequest<'a> {
 pub(super) struct PooledCmd(Cmd);
 
 thread_local! {
-    /// Commands that were sent on this thread.
+    /// Commands that were dropped on this thread.
     static SPARE_COMMANDS: RefCell<Vec<Cmd>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Limit of spare commands per thread.
 const MAX_SPARE_COMMANDS: usize = 64;
 
+/// A command with longer arguments is not used again, so that its buffer is freed.
+const MAX_SPARE_BYTES: usize = 4096;
+
 impl PooledCmd {
     pub(super) fn new(name: &str) -> PooledCmd {
-        let spare = SPARE_COMMANDS.with_borrow_mut(Vec::pop);
+        // An error means that this thread is ending.
+        let spare = SPARE_COMMANDS.try_with(|spare| spare.borrow_mut().pop());
         // Enough for a step on one object with a long name; only steps on several let the buffer grow.
+        let spare = spare.ok().flatten();
         let mut cmd = spare.unwrap_or_else(|| Cmd::with_capacity(16, 512));
         cmd.arg(name);
         PooledCmd(cmd)
@@ -371,6 +376,13 @@ impl PooledCmd {
 
 impl Drop for PooledCmd {
     fn drop(&mut self) {
+        let args = self.0.args_iter().map(|arg| match arg {
+            Arg::Simple(arg) => arg.len(),
+            _ => 0,
+        });
+        if args.sum::<usize>() > MAX_SPARE_BYTES {
+            return;
+        }
         self.0.clear();
         let cmd = std::mem::take(&mut self.0);
         // An error means that this thread is ending.

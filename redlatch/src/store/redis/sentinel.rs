@@ -214,7 +214,7 @@ async fn refresh_loop(sentinels: Weak<Sentinels>, refresh_signal: Arc<Notify>) {
 
 /// Everything that the sentinels publish is a reason to repeat the query.
 impl Subscriber for Notify {
-    fn on_message(&self, _: &str) {
+    fn on_message(&self, _: &str, _: i64) {
         self.notify_one();
     }
 

@@ -64,7 +64,12 @@ mod tests {
             KeyLayout::Fair => {
                 let keys = FairKeys::new(prefix, name);
                 all.push(keys.waiter_channel("c:1"));
-                all.extend([keys.queue, keys.timeouts, keys.absent_waiters]);
+                all.extend([
+                    keys.queue,
+                    keys.timeouts,
+                    keys.absent_waiters,
+                    keys.announcements,
+                ]);
             }
             KeyLayout::Read | KeyLayout::Write => {
                 let keys = ReadWriteKeys::new(prefix, name);

@@ -123,3 +123,106 @@ async fn dead_holder_costs_its_lease_in_a_long_queue() {
         }
     }
 }
+
+/// The lease in the store starts with the grant. The waiter knows only that it starts after its last request, which it
+/// repeats every 5 s.
+#[tokio::test(start_paused = true)]
+async fn lease_of_granted_lock_counts_from_last_request() {
+    let (one, two) = two_of(&redlatch::Embedded::new());
+    let (lock, other) = (one.fair_lock("a"), two.fair_lock("a"));
+    let held = lock.lock().await.unwrap();
+    let waiting = spawn_waiter(&other, 0).await;
+    tokio::time::sleep(4 * SECOND).await;
+    held.unlock().await.unwrap();
+    let guard = await_turn(waiting).await;
+    let remaining = lock.remaining_lease().await.unwrap();
+    assert_eq!(remaining, Some(Expiry::In(30 * SECOND)));
+    let certain = guard.valid_for();
+    assert!(
+        certain <= 26 * SECOND && certain > 25 * SECOND,
+        "{certain:?}"
+    );
+    // It is renewed after a third of the lease, as any other.
+    tokio::time::sleep(7 * SECOND).await;
+    assert!(guard.valid_for() > 26 * SECOND);
+    guard.unlock().await.unwrap();
+}
+
+/// If less than a third of the lease is certain, the waiter requests the lock, and finds that it holds it.
+#[tokio::test(start_paused = true)]
+async fn granted_lock_is_requested_if_its_lease_may_end_soon() {
+    for (late, requested) in [(20, false), (21, true)] {
+        let (one, two) = two_of(&redlatch::Embedded::new());
+        let (lock, other) = (one.fair_lock("a"), two.fair_lock("a"));
+        let held = lock.lock().lease(100 * SECOND).await.unwrap();
+        let mut waiting = Box::pin(other.lock().into_future());
+        tokio::select! {
+            _ = &mut waiting => unreachable!("it is held"),
+            () = until_queued(&lock, 1) => {}
+        }
+        // It is not polled meanwhile.
+        tokio::time::sleep(late * SECOND).await;
+        held.unlock().await.unwrap();
+        let guard = within_virtual_limit(waiting).await;
+        let certain = guard.valid_for();
+        assert_eq!(certain == 30 * SECOND, requested, "{certain:?}");
+        assert!(certain >= 9 * SECOND);
+        assert_eq!(other.hold_count(guard.owner()).await.unwrap(), 1);
+        guard.unlock().await.unwrap();
+        assert!(!lock.is_locked().await.unwrap());
+    }
+}
+
+/// Its granted hold ends with the lease, and the next waiter acquires the lock then.
+#[tokio::test(start_paused = true)]
+async fn request_that_is_not_polled_keeps_granted_lock_for_one_lease() {
+    let (one, two) = two_of(&redlatch::Embedded::new());
+    let (lock, other) = (one.fair_lock("a"), two.fair_lock("a"));
+    let held = lock.lock().await.unwrap();
+    let mut parked = Box::pin(other.lock().into_future());
+    tokio::select! {
+        _ = &mut parked => unreachable!("it is held"),
+        () = until_queued(&lock, 1) => {}
+    }
+    let next = spawn_waiter(&lock, 1).await;
+    held.unlock().await.unwrap();
+    let begun = tokio::time::Instant::now();
+    let guard = await_turn(next).await;
+    let took = begun.elapsed();
+    assert!(took >= 30 * SECOND && took < 31 * SECOND, "{took:?}");
+    assert!(tokio::time::timeout(SECOND, &mut parked).await.is_err());
+    guard.unlock().await.unwrap();
+    within_virtual_limit(parked).await.unlock().await.unwrap();
+}
+
+/// Redisson's layout gives these two locks one queue.
+#[tokio::test(start_paused = true)]
+async fn release_grants_no_lock_to_waiter_for_another_one() {
+    let (one, two) = two_of(&redlatch::Embedded::new());
+    let (plain, braced) = (one.fair_lock("a"), one.fair_lock("{a}"));
+    let first = plain.lock().await.unwrap();
+    let second = braced.lock().await.unwrap();
+    let waiting = spawn_waiter(&two.fair_lock("a"), 0).await;
+    second.unlock().await.unwrap();
+    tokio::time::sleep(SECOND).await;
+    assert!(!waiting.is_finished() && first.is_valid());
+    assert!(!braced.is_locked().await.unwrap());
+    first.unlock().await.unwrap();
+    await_turn(waiting).await.unlock().await.unwrap();
+}
+
+/// The next waiter expects the lease of the earlier holder.
+#[tokio::test(start_paused = true)]
+async fn short_lease_of_dead_holder_delays_next_waiter_for_that_lease_only() {
+    let (one, two) = two_of(&redlatch::Embedded::new());
+    let (lock, other) = (one.fair_lock("a"), two.fair_lock("a"));
+    let held = lock.lock().await.unwrap();
+    let short = tokio::spawn(other.lock().lease(SECOND).into_future());
+    until_queued(&lock, 1).await;
+    let waiting = spawn_waiter(&other, 1).await;
+    held.unlock().await.unwrap();
+    std::mem::forget(await_turn(short).await);
+    let begun = tokio::time::Instant::now();
+    await_turn(waiting).await.unlock().await.unwrap();
+    assert!(begun.elapsed() < 2 * SECOND, "{:?}", begun.elapsed());
+}
