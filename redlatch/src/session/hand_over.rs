@@ -10,10 +10,12 @@
 //! 3. If no waiter takes the offer, the hold is released in the background: all waiters have left or are not polled,
 //!    or the hold was lost meanwhile.
 //! 4. A message on the channel means that the store may have released the hold. Then it is not offered and not
-//!    taken: the release and the next request ask the store.
+//!    taken: the release and the next request ask the store. A message that arrives while the request of the hold is in
+//!    flight is mostly of an earlier release: then the hold is offered, and the first hand-over asks the store.
 //! 5. Beside the hand-overs, the store is asked regularly whether it still has the hold, and whether another client
 //!    subscribes to the channel of the lock. As soon as one does, or the answer is late, the hold is released, and
-//!    the local waiter waits for the message like all others.
+//!    the local waiter waits for the message like all others. If others wait, it lets them go first
+//!    ([`WaitQueues::yield_to`](crate::wait::WaitQueues::yield_to)).
 //!
 //! Invariant: the hold has one guard or one offer at any time, and no request for its owner is in flight. So
 //! only holds of owners that no caller knows pass on, if the registry counts no other reference.
@@ -52,6 +54,10 @@ impl HandedOver {
             let hold_ref = Some(hold_ref.take());
             Some(Box::new(HandedOver { hold_ref, terms }))
         });
+        if !offered {
+            let others = hold.state().other_clients();
+            session.waiting.yield_to(others, &hold.object);
+        }
         if asks {
             let (asking, hold) = (session.clone(), hold.clone());
             let check = async move { asking.check_hand_over(&hold).await };
@@ -89,22 +95,22 @@ impl super::Session {
             true => Some(self.store.run_idempotent(&CheckHandOver { hold }).await),
             false => None,
         };
-        let others_wait = match checked {
+        let others = match checked {
             Some(Ok((is_held, subscribers))) => {
                 if !is_held && hold.mark_lost(Loss::NotHeld) {
                     self.watchdog.watch(hold);
                     self.watchdog.report_missing(hold);
                 }
-                subscribers > own
+                usize::try_from(subscribers.saturating_sub(own)).unwrap_or(usize::MAX)
             }
             Some(Err(error)) => {
                 let lock = hold.object.name();
                 tracing::debug!(lock, %error, "other waiters cannot be counted");
-                true
+                1
             }
-            None => true,
+            None => 1,
         };
-        hold.state().others_wait(asked_at, others_wait);
+        hold.state().others_wait(asked_at, others);
     }
 }
 

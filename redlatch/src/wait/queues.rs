@@ -118,6 +118,8 @@ struct ContactState {
     maybe_released_at: Option<Instant>,
     /// Whether the store has answered a request of the queue.
     answered: bool,
+    /// How many other clients go first. One less after each message, because one of them has had its turn then.
+    yields_to: usize,
     /// The latest message, until the first waiter takes it; 0 if there is none.
     message: i64,
 }
@@ -146,6 +148,13 @@ struct OfferSlot {
     /// The task that drops it.
     expiry: Option<AbortHandle>,
 }
+
+/// How long the first waiter lets each of the other clients go first that have waited for longer than this client.
+/// Otherwise the client that runs already, or to which the server writes first, would win most races.
+const YIELDED_FOR: Duration = Duration::from_millis(1);
+
+/// To how many other clients the first waiter yields.
+const MAX_YIELDED_TO: usize = 5;
 
 /// How long an offer waits to be taken.
 const OFFERED_FOR: Duration = Duration::from_millis(10);
@@ -251,6 +260,20 @@ impl WaitQueues {
         drop(channels);
         drop(outdated);
         true
+    }
+
+    /// Lets so many other clients go first when the exclusive queue of the object requests it again after the release
+    /// that follows.
+    pub(crate) fn yield_to(&self, others: usize, object: &ObjectKeys) {
+        let channels = self.channels.lock_unless_empty();
+        let entry = channels
+            .as_ref()
+            .and_then(|channels| channels.get(object.channel()));
+        if let Some(queues) = entry.and_then(|entry| entry.find(object.key())) {
+            let mut contact = queues.queue(QueueKind::Exclusive).contact.lock();
+            // One more for the message of the release itself.
+            contact.yields_to = others.min(MAX_YIELDED_TO) + usize::from(others > 0);
+        }
     }
 
     /// Drops offers that are not taken in time, until there is none.
@@ -475,7 +498,10 @@ impl ChannelEntry {
     fn wake(&self, message: i64) {
         self.record_release();
         for queue in self.queues() {
-            queue.contact.lock().message = message;
+            let mut contact = queue.contact.lock();
+            contact.message = message;
+            contact.yields_to = contact.yields_to.saturating_sub(1);
+            drop(contact);
             queue.wake.notify_one();
         }
     }
@@ -629,6 +655,14 @@ impl Waiter {
         std::mem::take(&mut self.queue().contact.lock().message)
     }
 
+    /// Waits so long that other clients can send their requests before.
+    pub(super) async fn let_others_go_first(&self) {
+        let yields_to = self.queue().contact.lock().yields_to;
+        if yields_to > 0 {
+            tokio::time::sleep(YIELDED_FOR * yields_to as u32).await;
+        }
+    }
+
     /// Takes the pending wakeups, and makes answers from before them out of date. Returns whether there
     /// were any.
     pub(super) fn take_wakeups(&self) -> bool {
@@ -637,6 +671,13 @@ impl Waiter {
         let mut contact = self.queue().contact.lock();
         let released = contact.maybe_released_at.take();
         contact.stale_since = contact.stale_since.or(released);
+        notified || released.is_some()
+    }
+
+    /// Discards the pending wakeups, if the object was acquired after them. Returns whether there were any.
+    pub(super) fn discard_wakeups(&self) -> bool {
+        let notified = std::pin::pin!(self.queue().wake.notified()).enable();
+        let released = self.queue().contact.lock().maybe_released_at.take();
         notified || released.is_some()
     }
 
@@ -702,6 +743,7 @@ impl Drop for Waiter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::name::KeyLayout;
 
     /// In a cluster this may be the end of an earlier subscription, at another node.
     #[test]
@@ -747,6 +789,27 @@ mod tests {
         queues.channels.on_message("c", 0);
         waiter.take_wakeups();
         assert!(!is_woken(&waiter).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waiter_lets_other_clients_go_first_that_have_waited_longer() {
+        let queues = queues();
+        let object = ObjectKeys::new(KeyLayout::Lock, "", "a");
+        let waiter = queues.join(object.channel(), object.key(), QueueKind::Exclusive);
+        let delay = async || {
+            let begun = Instant::now();
+            waiter.let_others_go_first().await;
+            begun.elapsed().as_millis()
+        };
+        assert_eq!(delay().await, 0);
+        for (others, delays) in [(3, [3, 2, 1, 0]), (100, [5, 4, 3, 2]), (0, [0; 4])] {
+            queues.yield_to(others, &object);
+            for expected in delays {
+                // First that of the client's own release.
+                queues.channels.on_message(object.channel(), 0);
+                assert_eq!(delay().await, expected);
+            }
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -26,6 +26,10 @@ struct Scripted {
     keeps: Option<Duration>,
     pause: Option<Duration>,
     shares_outcome: bool,
+    takes_offers: bool,
+    /// Whether a message arrives while each request is in flight.
+    is_overtaken: bool,
+    doubts: usize,
     queues: WaitQueues,
 }
 
@@ -59,6 +63,9 @@ fn scripted(queues: &WaitQueues, answers: impl IntoIterator<Item = Answer>) -> S
         keeps: None,
         pause: None,
         shares_outcome: true,
+        takes_offers: false,
+        is_overtaken: false,
+        doubts: 0,
         queues: queues.clone(),
     }
 }
@@ -81,6 +88,9 @@ impl Attempt for Scripted {
     async fn send(&mut self, subscribe: bool) -> Answer {
         let after = self.begun.elapsed().as_secs();
         self.sent.lock().unwrap().push((after, subscribe));
+        if self.is_overtaken {
+            self.queues.wake("channel");
+        }
         let Some(answer) = self.answers.pop_front() else {
             return std::future::pending().await;
         };
@@ -101,6 +111,14 @@ impl Attempt for Scripted {
 
     fn excludes_waiters_for(&self) -> Option<Duration> {
         self.keeps
+    }
+
+    fn takes_offers(&self) -> bool {
+        self.takes_offers
+    }
+
+    fn doubt(&mut self) {
+        self.doubts += 1;
     }
 
     fn pause(&mut self) -> Option<Duration> {
@@ -128,6 +146,30 @@ async fn first_waiter_subscribes_and_retries_at_lease_end() {
     assert_eq!(queues.acquire(&mut one, true).await.unwrap(), Some(1));
     let sent = one.sent.lock().unwrap().clone();
     assert_eq!(sent, [(0, false), (0, true), (10, false), (15, false)]);
+}
+
+/// The message may be of an earlier release, or mean that the object was released since.
+#[tokio::test(start_paused = true)]
+async fn acquisition_with_message_in_flight_is_doubted_for_a_second() {
+    for (takes_offers, is_overtaken, doubts, next) in [
+        (true, false, 0, 60),
+        (true, true, 1, 1),
+        // Its queue does not know whether the object can be passed on, so the next waiter asks at once.
+        (false, true, 0, 0),
+    ] {
+        let queues = queues();
+        let mut one = scripted(&queues, [wait(60), Ok(Outcome::Done(1))]);
+        (one.keeps, one.takes_offers) = (Some(60 * SECOND), takes_offers);
+        one.is_overtaken = is_overtaken;
+        assert_eq!(queues.acquire(&mut one, true).await.unwrap(), Some(1));
+        assert_eq!(one.doubts, doubts);
+        let waiter = queues.join("channel", "object", QueueKind::Exclusive);
+        waiter.subscribed();
+        drop(waiter);
+        let mut two = scripted(&queues, [Ok(Outcome::Done(2))]);
+        assert_eq!(queues.acquire(&mut two, true).await.unwrap(), Some(2));
+        assert_eq!(two.sent.lock().unwrap()[0].0, next);
+    }
 }
 
 #[tokio::test(start_paused = true)]

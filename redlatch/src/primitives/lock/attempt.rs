@@ -261,6 +261,11 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
         excludes.then(|| self.requested.terms.lease.duration())
     }
 
+    fn doubt(&mut self) {
+        let mut hold = self.requested.hold_ref.hold.state();
+        hold.ask_at_next_hand_over();
+    }
+
     fn takes_offers(&self) -> bool {
         self.requested.terms.transferable
     }
