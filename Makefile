@@ -72,6 +72,7 @@ target/api.txt:
 
 bench: redis
 	$(CARGO) run --profile bench --locked --package redlatch-bench
+	$(CARGO) run --profile bench --locked --package redlatch-bench --bin redlatch-bench-allocations
 
 # Redisson and redlatch side by side; needs a JDK and Maven.
 bench-redisson: redis

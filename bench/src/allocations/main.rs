@@ -1,0 +1,70 @@
+//! Heap allocations of an uncontended lock and unlock, and the sizes of their futures: `make bench`.
+//!
+//! A program of its own, because its allocator would make the other measurements slower. Everything runs on one
+//! thread, so the tasks of the connection are counted, too.
+#![forbid(unsafe_code)]
+
+use redlatch::{Client, Lock};
+use redlatch_testkit::Server;
+use serde_json::{Value, json};
+use tokio::runtime::{Builder, Runtime};
+
+type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
+
+const NAME: &str = "lock_allocations";
+
+/// The file that the benchmark writes. The rows of this program are added to it.
+const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/bench.json");
+
+const PAIRS: u32 = 10_000;
+
+fn main() -> Result<()> {
+    println!(
+        "{NAME}: heap allocations of one lock + unlock on a free name, and sizes of the futures."
+    );
+    println!("  store      allocations     bytes   lock() bytes   unlock() bytes");
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let server = Server::start();
+    let client = runtime.block_on(Client::connect(&server.url()))?;
+    let _context = runtime.enter();
+    let mut rows: Vec<Value> = match std::fs::read(FILE) {
+        Ok(text) => serde_json::from_slice(&text)?,
+        Err(_) => Vec::new(),
+    };
+    rows.retain(|row| row["name"] != NAME);
+    rows.push(measure(&runtime, "server", &client)?);
+    rows.push(measure(&runtime, "embedded", &Client::embedded())?);
+    std::fs::write(FILE, format!("{:#}\n", Value::Array(rows)))?;
+    println!("\nAdded to {FILE}");
+    Ok(())
+}
+
+fn measure(runtime: &Runtime, store: &str, client: &Client) -> Result<Value> {
+    let lock = client.lock("bench:allocations");
+    // One-time costs: the scripts, the task of the watchdog.
+    runtime.block_on(pairs(&lock))?;
+    let mut done = Ok(());
+    let counted = allocation_counter::measure(|| done = runtime.block_on(pairs(&lock)));
+    done?;
+    let per_pair = |total: u64| (total as f64 / f64::from(PAIRS) * 10.0).round() / 10.0;
+    let (allocations, bytes) = (per_pair(counted.count_total), per_pair(counted.bytes_total));
+    let lock_bytes = size_of_val(&*lock.lock().into_future());
+    let guard = runtime.block_on(lock.lock().into_future())?;
+    let unlock_bytes = size_of_val(&guard.unlock());
+    println!("  {store:10} {allocations:11} {bytes:9} {lock_bytes:14} {unlock_bytes:16}");
+    Ok(json!({
+        "name": NAME,
+        "store": store,
+        "allocations_per_pair": allocations,
+        "bytes_per_pair": bytes,
+        "lock_future_bytes": lock_bytes,
+        "unlock_future_bytes": unlock_bytes,
+    }))
+}
+
+async fn pairs(lock: &Lock) -> Result<()> {
+    for _ in 0..PAIRS {
+        lock.lock().await?.unlock().await?;
+    }
+    Ok(())
+}
