@@ -1,4 +1,4 @@
-//! One client that holds many locks: the cost of renewal by the watchdog.
+//! One client that holds many locks: memory, and the cost of renewal by the watchdog.
 
 use std::time::{Duration, Instant};
 
@@ -8,22 +8,56 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use crate::cpu_time::cpu_time;
+use crate::fresh::{in_child, powers_of_ten};
 use crate::options::Options;
 use crate::resident_memory::resident_memory;
 use crate::samples::round;
 use crate::{Result, command_stats};
 
-pub(crate) const NAME: &str = "lock_held";
+pub(crate) const NAME: &str = "scale_held";
 
 /// Tasks that acquire at the same time.
 const TASKS: usize = 128;
 
-pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value> {
-    let (locks, window, lease) = (options.locks, options.window, options.lease);
-    println!("\n{NAME}: {locks} locks held by one client, a watchdog of {lease:?}, measured");
-    println!("for {window:?}. CPU in percent of one core.");
-    let () = server.command(&["FLUSHALL"]);
-    let builder = Client::builder().watchdog_lease(lease);
+pub(crate) async fn measure(options: &Options) -> Result<Vec<Value>> {
+    let (window, lease) = (options.window.as_secs(), options.lease.as_secs());
+    println!(
+        "\n{NAME}: locks held by one client, a watchdog of {lease} s, measured for {window} s;"
+    );
+    println!("CPU in percent of one core, bytes of resident memory of the client for each lock.");
+    println!(
+        "      locks   client %   server %   commands/s   bytes   after   acquired s   released s   lost"
+    );
+    let mut rows = Vec::new();
+    for locks in powers_of_ten(options.locks) {
+        let args = [
+            NAME.to_owned(),
+            format!("{locks}"),
+            format!("{window}"),
+            format!("{lease}"),
+        ];
+        let row = in_child(&args).await?;
+        let figure = |name: &str| row[name].as_f64().unwrap_or(f64::NAN);
+        println!(
+            "  {locks:9} {:10.2} {:10.2} {:12.1} {:7} {:7} {:12.2} {:12.2} {:6}",
+            figure("client_cpu_percent"),
+            figure("server_cpu_percent"),
+            figure("commands_per_s"),
+            figure("bytes_per_lock"),
+            figure("bytes_per_lock_after"),
+            figure("acquire_s"),
+            figure("release_s"),
+            figure("lost"),
+        );
+        rows.push(row);
+    }
+    Ok(rows)
+}
+
+/// Measures this many locks, in this process. `window` and `lease` are in seconds.
+pub(crate) async fn row(locks: usize, window: u64, lease: u64) -> Result<Value> {
+    let server = &Server::start();
+    let builder = Client::builder().watchdog_lease(Duration::from_secs(lease));
     let client = builder.connect(&server.url()).await?;
     // One-time costs of any client are not a cost of a held lock.
     client.lock("bench:first").lock().await?.unlock().await?;
@@ -37,7 +71,7 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value>
     command_stats::reset(server);
     let (client_before, server_before) = (cpu_time()?, server_cpu(server)?);
     let started = Instant::now();
-    tokio::time::sleep(window).await;
+    tokio::time::sleep(Duration::from_secs(window)).await;
     let took = started.elapsed().as_secs_f64();
     let percent = |used: Duration| used.as_secs_f64() / took * 100.0;
     let client_cpu = percent(cpu_time()?.saturating_sub(client_before));
@@ -52,15 +86,10 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value>
     let started = Instant::now();
     release_all(guards).await?;
     let releasing = started.elapsed().as_secs_f64();
-    println!("  client {client_cpu:.1} % CPU, server {server_cpu:.1} % CPU");
-    println!("  {commands:.1} commands/s, {inner:.0} calls in scripts/s");
-    println!("  {bytes:.0} bytes per held lock, {bytes_after:.0} after the window");
-    println!("  {valid} of {locks} valid at the end, {kept} in the server");
-    println!("  acquired in {acquiring:.1} s, released in {releasing:.1} s");
     Ok(json!({
         "name": NAME,
         "locks": locks,
-        "lease_s": lease.as_secs_f64(),
+        "lease_s": lease,
         "window_s": round(took, 2),
         "client_cpu_percent": round(client_cpu, 2),
         "server_cpu_percent": round(server_cpu, 2),
@@ -76,14 +105,14 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value>
     }))
 }
 
-async fn acquire_all(client: &Client, locks: usize) -> Result<Vec<Guard>> {
+pub(crate) async fn acquire_all(client: &Client, locks: usize) -> Result<Vec<Guard>> {
     let mut tasks: JoinSet<Result<_>> = JoinSet::new();
     for task in 0..TASKS {
         let client = client.clone();
         tasks.spawn(async move {
             let mut guards = Vec::with_capacity(locks.div_ceil(TASKS));
             for number in (task..locks).step_by(TASKS) {
-                guards.push(client.lock(&format!("bench:held:{number}")).lock().await?);
+                guards.push(client.lock(&name(number)).lock().await?);
             }
             Ok(guards)
         });
@@ -95,7 +124,12 @@ async fn acquire_all(client: &Client, locks: usize) -> Result<Vec<Guard>> {
     Ok(guards)
 }
 
-async fn release_all(mut guards: Vec<Guard>) -> Result<()> {
+/// Returns the name of the lock with this number.
+pub(crate) fn name(number: usize) -> String {
+    format!("bench:held:{number}")
+}
+
+pub(crate) async fn release_all(mut guards: Vec<Guard>) -> Result<()> {
     let share = guards.len().div_ceil(TASKS);
     let mut tasks: JoinSet<Result<_>> = JoinSet::new();
     while !guards.is_empty() {

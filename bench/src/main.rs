@@ -11,14 +11,17 @@ mod command_stats;
 mod contended;
 mod cost;
 mod cpu_time;
+mod fresh;
 mod held;
 mod kinds;
 mod options;
 mod pairs;
 mod primitive_pairs;
+mod processes;
 mod ratio;
 mod resident_memory;
 mod samples;
+mod waiting;
 mod wake;
 
 use std::process::ExitCode;
@@ -32,14 +35,16 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// All benchmarks, in the order in which they run.
-const BENCHMARKS: [&str; 8] = [
+const BENCHMARKS: [&str; 10] = [
     pairs::NAME,
     contended::NAME,
     cost::NAME,
-    held::NAME,
     wake::NAME,
     primitive_pairs::NAME,
     wake::PRIMITIVES,
+    held::NAME,
+    waiting::NAME,
+    processes::NAME,
     callers::NAME,
 ];
 
@@ -51,10 +56,9 @@ async fn main() -> ExitCode {
             Ok(())
         }
         Ok(Command::WakePeer { url, kind, name }) => wake::peer(&url, &kind, &name).await,
-        // Runs as a task on the runtime's own threads: waking the main thread would cost more.
-        Ok(Command::Bench(options)) => tokio::spawn(async move { bench(&options).await })
-            .await
-            .unwrap_or_else(|panicked| Err(panicked.into())),
+        Ok(Command::Contender { url, hand_over }) => processes::contend(&url, hand_over).await,
+        Ok(Command::Row(args)) => on_worker(async move { fresh::print_row(&args).await }).await,
+        Ok(Command::Bench(options)) => on_worker(async move { bench(&options).await }).await,
         Err(wrong) => {
             eprint!("redlatch-bench: {wrong}\n\n{}", options::USAGE);
             return ExitCode::from(2);
@@ -67,6 +71,11 @@ async fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Runs this as a task on the runtime's own threads: waking the main thread would cost more.
+async fn on_worker(work: impl Future<Output = Result<()>> + Send + 'static) -> Result<()> {
+    tokio::spawn(work).await?
 }
 
 async fn bench(options: &Options) -> Result<()> {
@@ -92,9 +101,6 @@ async fn bench(options: &Options) -> Result<()> {
     if options.wants(cost::NAME) {
         rows.push(cost::measure(&server, options).await?);
     }
-    if options.wants(held::NAME) {
-        rows.push(held::measure(&server, options).await?);
-    }
     if options.wants(wake::NAME) {
         rows.push(wake::measure(&server, options).await?);
     }
@@ -103,6 +109,15 @@ async fn bench(options: &Options) -> Result<()> {
     }
     if options.wants(wake::PRIMITIVES) {
         rows.extend(wake::measure_primitives(&server, options).await?);
+    }
+    if options.wants(held::NAME) {
+        rows.extend(held::measure(options).await?);
+    }
+    if options.wants(waiting::NAME) {
+        rows.extend(waiting::measure(options).await?);
+    }
+    if options.wants(processes::NAME) {
+        rows.extend(processes::measure(&server, options).await?);
     }
     if options.wants(callers::NAME) {
         rows.extend(callers::measure(options).await?);

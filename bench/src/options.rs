@@ -8,10 +8,12 @@ Usage: redlatch-bench [OPTIONS]
 
   --quick           short rounds and few locks, for a trial run
   --only TEXT       only the benchmarks whose names contain TEXT: lock_pairs, lock_contended,
-                    lock_server_cost, lock_held, lock_wake, primitive_pairs, primitive_wake,
-                    callers
-  --locks N         number of locks that lock_held holds (100000)
-  --window SECONDS  how long lock_held measures (30)
+                    lock_server_cost, lock_wake, primitive_pairs, primitive_wake, scale_held,
+                    scale_waiting, scale_processes, callers. `scale` then includes its largest
+                    rows: 1000000 held locks and 100 processes
+  --locks N         scale_held holds 1000 locks, 10000 and so on, at most N (100000; with --only
+                    1000000)
+  --window SECONDS  how long scale_held measures each number of locks (20)
   --callers SECONDS duration of each run of the callers benchmark (10)
   --json PATH       file for the results (target/bench.json)
 ";
@@ -25,6 +27,13 @@ pub(crate) enum Command {
         kind: String,
         name: String,
     },
+    /// Internal: a process of the benchmark `scale_processes`.
+    Contender {
+        url: String,
+        hand_over: bool,
+    },
+    /// Internal: measures one row of a table.
+    Row(Vec<String>),
 }
 
 pub(crate) struct Options {
@@ -39,9 +48,13 @@ pub(crate) struct Options {
     pub(crate) contended: Duration,
     /// Pairs per round whose cost on the server is measured.
     pub(crate) cost_pairs: usize,
-    /// Number of locks that `lock_held` holds.
+    /// Largest number of locks that `scale_held` holds.
     pub(crate) locks: usize,
-    /// How long `lock_held` measures.
+    /// Largest number of tasks in `scale_waiting`.
+    pub(crate) waiting: usize,
+    /// Largest number of processes in `scale_processes`.
+    pub(crate) processes: usize,
+    /// How long `scale_held` measures each number of locks.
     pub(crate) window: Duration,
     /// The watchdog lease while many locks are held.
     pub(crate) lease: Duration,
@@ -62,7 +75,9 @@ impl Options {
             contended: Duration::from_secs(5),
             cost_pairs: 20_000,
             locks: 100_000,
-            window: Duration::from_secs(30),
+            waiting: 100_000,
+            processes: 10,
+            window: Duration::from_secs(20),
             lease: Duration::from_secs(30),
             wakes: 2000,
             callers: Duration::from_secs(10),
@@ -76,7 +91,9 @@ impl Options {
             round: Duration::from_millis(100),
             contended: Duration::from_millis(500),
             cost_pairs: 2000,
-            locks: 5000,
+            locks: 10_000,
+            waiting: 10_000,
+            processes: 10,
             window: Duration::from_secs(3),
             lease: Duration::from_secs(3),
             wakes: 200,
@@ -93,15 +110,27 @@ impl Options {
 /// Parses the command line. `names` are those of all benchmarks.
 pub(crate) fn read(args: impl Iterator<Item = String>, names: &[&str]) -> Result<Command, String> {
     let args: Vec<String> = args.collect();
-    if let [flag, url, kind, name] = &args[..]
-        && flag == "--wake-peer"
-    {
-        let [url, kind, name] = [url, kind, name].map(Clone::clone);
-        return Ok(Command::WakePeer { url, kind, name });
+    match &args[..] {
+        [flag, url, kind, name] if flag == "--wake-peer" => {
+            let [url, kind, name] = [url, kind, name].map(Clone::clone);
+            return Ok(Command::WakePeer { url, kind, name });
+        }
+        [flag, url, hand_over] if flag == "--contender" => {
+            let (url, hand_over) = (url.clone(), hand_over == "true");
+            return Ok(Command::Contender { url, hand_over });
+        }
+        [flag, row @ ..] if flag == "--row" => return Ok(Command::Row(row.to_vec())),
+        _ => {}
     }
-    // `--quick` is applied first, wherever it appears, so that other options override its values.
-    let mut options = match args.iter().any(|arg| arg == "--quick") {
+    // These are applied first, wherever they appear, so that other options override their values.
+    let has = |flag: &str| args.iter().any(|arg| arg == flag);
+    let mut options = match has("--quick") {
         true => Options::quick(),
+        false if has("--only") => Options {
+            locks: 1_000_000,
+            processes: 100,
+            ..Options::full()
+        },
         false => Options::full(),
     };
     let mut args = args.into_iter();

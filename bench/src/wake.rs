@@ -197,7 +197,7 @@ pub(crate) async fn peer(url: &str, kind: &str, name: &str) -> Result<()> {
 
 /// Returns the time of a clock that all processes share. It can be set, but that is unlikely during
 /// a measurement.
-fn nanos() -> Result<u128> {
+pub(crate) fn nanos() -> Result<u128> {
     Ok(SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)?
         .as_nanos())
