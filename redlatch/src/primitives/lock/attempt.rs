@@ -162,18 +162,13 @@ impl<K: LockKind> Request for LockRequest<'_, K> {
 impl<K: LockKind> LockRequest<'_, K> {
     /// Makes one attempt to acquire the lock.
     fn attempt(&self, subscribe: bool) -> impl Future<Output = Result<Outcome<K::Grant>>> + Send {
-        let RequestedHold {
-            terms,
-            request_number,
-            ..
-        } = self.requested;
         let step = move |hold, count| {
             self.lock.kind.acquire(AcquireParams {
                 hold,
                 count,
-                lease: terms.lease,
+                lease: self.requested.terms.lease,
                 waits: self.waits,
-                request_number,
+                request_number: self.requested.request_number,
             })
         };
         let channel = subscribe.then(|| self.channel());

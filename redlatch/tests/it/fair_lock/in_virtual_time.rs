@@ -151,12 +151,13 @@ async fn lease_of_granted_lock_counts_from_last_request() {
 /// If less than a third of the lease is certain, the waiter requests the lock, and finds that it holds it.
 #[tokio::test(start_paused = true)]
 async fn granted_lock_is_requested_if_its_lease_may_end_soon() {
-    for (late, requested) in [(20, false), (21, true)] {
+    for (late, requested) in [(19, false), (21, true)] {
         let (one, two) = two_of(&redlatch::Embedded::new());
         let (lock, other) = (one.fair_lock("a"), two.fair_lock("a"));
         let held = lock.lock().lease(100 * SECOND).await.unwrap();
         let mut waiting = Box::pin(other.lock().into_future());
         tokio::select! {
+            biased;
             _ = &mut waiting => unreachable!("it is held"),
             () = until_queued(&lock, 1) => {}
         }
