@@ -307,7 +307,7 @@ impl ClientBuilder {
     ///
     /// If another client waits, the lock is released to all as soon as the store has reported it: it is asked after
     /// 64 hand-overs or 5 ms. Without an answer the hand-overs end after 10 ms, and in any case after a second. The
-    /// next waiter of this client then lets the others go first, for at most 5 ms. A task that is not polled within 10 ms
+    /// next waiter of this client then lets the others go first, for a few milliseconds. A task that is not polled within 10 ms
     /// after the lock was passed to it does not get it.
     pub fn local_hand_over(mut self, enabled: bool) -> ClientBuilder {
         self.local_hand_over = enabled;

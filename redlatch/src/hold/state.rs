@@ -77,8 +77,8 @@ struct HandOverLimit {
     hand_overs: u32,
     /// Whether the store is being asked.
     asking: bool,
-    /// Number of other clients that wait, as far as is known.
-    others: usize,
+    /// Whether other clients wait, or may wait, and how many; 0: unknown.
+    others: Option<usize>,
 }
 
 /// How long hand-overs continue after it was known that no other client waits.
@@ -102,7 +102,7 @@ impl HandOverLimit {
             alone_at: granted_at,
             hand_overs: 0,
             asking: false,
-            others: 0,
+            others: None,
         }
     }
 
@@ -110,7 +110,7 @@ impl HandOverLimit {
     fn hand_over(&mut self, now: Instant) -> Option<HandOver> {
         let alone_for = now.saturating_duration_since(self.alone_at);
         let chain = now.saturating_duration_since(self.granted_at);
-        if self.others > 0 || alone_for >= ALONE_FOR || chain >= LONGEST_CHAIN {
+        if self.others.is_some() || alone_for >= ALONE_FOR || chain >= LONGEST_CHAIN {
             return None;
         }
         self.hand_overs += 1;
@@ -120,10 +120,10 @@ impl HandOverLimit {
         Some(HandOver { asks })
     }
 
-    fn answered(&mut self, asked_at: Instant, others: usize) {
+    fn answered(&mut self, asked_at: Instant, others: Option<usize>) {
         self.asking = false;
         self.others = others;
-        if others == 0 {
+        if others.is_none() {
             (self.alone_at, self.hand_overs) = (asked_at, 0);
         }
     }
@@ -257,18 +257,13 @@ impl HoldState {
     }
 
     /// Records the answer to the question that a [`HandOver`] asks.
-    pub(crate) fn others_wait(&mut self, asked_at: Instant, others: usize) {
+    pub(crate) fn others_wait(&mut self, asked_at: Instant, others: Option<usize>) {
         self.hand_over_limit.answered(asked_at, others);
-    }
-
-    /// Lets the next hand-over ask the store, because it may have lost the hold.
-    pub(crate) fn ask_at_next_hand_over(&mut self) {
-        self.hand_over_limit.hand_overs = HAND_OVERS_PER_ANSWER;
     }
 
     /// Returns how many other clients wait, as far as the store was asked.
     pub(crate) fn other_clients(&self) -> usize {
-        self.hand_over_limit.others
+        self.hand_over_limit.others.unwrap_or(0)
     }
 
     /// Returns the latest hold period, which may have ended.

@@ -11,7 +11,7 @@
 //!    or the hold was lost meanwhile.
 //! 4. A message on the channel means that the store may have released the hold. Then it is not offered and not
 //!    taken: the release and the next request ask the store. A message that arrives while the request of the hold is in
-//!    flight is mostly of an earlier release: then the hold is offered, and the first hand-over asks the store.
+//!    flight is mostly of an earlier release: then the hold may be offered, and the store is asked at once.
 //! 5. Beside the hand-overs, the store is asked regularly whether it still has the hold, and whether another client
 //!    subscribes to the channel of the lock. As soon as one does, or the answer is late, the hold is released, and
 //!    the local waiter waits for the message like all others. If others wait, it lets them go first
@@ -91,26 +91,49 @@ impl super::Session {
     async fn check_hand_over(&self, hold: &Arc<Hold>) {
         let asked_at = Instant::now();
         let own = u64::from(self.waiting.is_subscribed(hold.object.channel()));
-        let checked = match self.store.counts_subscribers() {
-            true => Some(self.store.run_idempotent(&CheckHandOver { hold }).await),
-            false => None,
+        let subscribers = self.verify_hold(hold).await;
+        let others = match subscribers.filter(|_| self.store.counts_subscribers()) {
+            // They cannot be counted.
+            None => Some(0),
+            Some(subscribers) if subscribers <= own => None,
+            Some(subscribers) => Some(usize::try_from(subscribers - own).unwrap_or(usize::MAX)),
         };
-        let others = match checked {
-            Some(Ok((is_held, subscribers))) => {
-                if !is_held && hold.mark_lost(Loss::NotHeld) {
+        hold.state().others_wait(asked_at, others);
+    }
+
+    /// Asks the store whether the owner still has the hold. If not, it is lost, and the local waiters ask for the object
+    /// themselves. Returns the number of connections that subscribe to its channel, if there was an answer.
+    async fn verify_hold(&self, hold: &Arc<Hold>) -> Option<u64> {
+        match self.store.run_idempotent(&CheckHandOver { hold }).await {
+            Ok((true, subscribers)) => Some(subscribers),
+            Ok((false, subscribers)) => {
+                if hold.mark_lost(Loss::NotHeld) {
                     self.watchdog.watch(hold);
                     self.watchdog.report_missing(hold);
                 }
-                usize::try_from(subscribers.saturating_sub(own)).unwrap_or(usize::MAX)
+                self.waiting.wake(hold.object.channel());
+                Some(subscribers)
             }
-            Some(Err(error)) => {
+            Err(error) => {
                 let lock = hold.object.name();
-                tracing::debug!(lock, %error, "other waiters cannot be counted");
-                1
+                tracing::debug!(lock, %error, "a hold that is passed on could not be checked");
+                // The watchdog checks it as soon as the store answers again.
+                hold.watchdog_state(|state| state.suspect = true);
+                self.watchdog.watch(hold);
+                None
             }
-            None => 1,
+        }
+    }
+}
+
+impl HoldRef {
+    /// Checks in the background whether the store still has the hold that was just acquired.
+    pub(crate) fn verify_in_background(&self) {
+        let (session, hold) = (self.session.clone(), self.hold.clone());
+        let verifying = async move {
+            session.verify_hold(&hold).await;
         };
-        hold.state().others_wait(asked_at, others);
+        self.session.background.spawn(verifying);
     }
 }
 

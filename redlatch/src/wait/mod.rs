@@ -42,10 +42,6 @@ use queues::{QueueTurn, Waiter};
 /// be early and have to send its request twice.
 const ROUNDING: Duration = Duration::from_millis(1);
 
-/// When the next waiter sends a request at the latest, if a message arrived while the object was acquired. Mostly, the
-/// message is of an earlier release: otherwise the release of this hold would wake the waiter.
-const DOUBTED_FOR: Duration = Duration::from_secs(1);
-
 /// How long the first waiter of a queue waits before that is logged. Not shorter than the default lease: the
 /// lock of a holder that died is free by then.
 const LONG_WAIT: Duration = Duration::from_secs(30);
@@ -92,8 +88,8 @@ pub(crate) trait Attempt: Send {
     /// end is not known, so the next waiter sends its request at once.
     fn excludes_waiters_for(&self) -> Option<Duration>;
 
-    /// Handles a message that arrived while the object was acquired. It may be of an earlier release, or mean that the
-    /// object has been released meanwhile.
+    /// Handles a message that arrived while the object was acquired. It is mostly of an earlier release, but the object
+    /// may have been released meanwhile. If so, this wakes the waiters.
     fn doubt(&mut self) {}
 
     /// Returns whether this may take a hold that another request of the client hands over.
@@ -237,15 +233,15 @@ async fn wait_as_first<A: Attempt>(
                 () = sleep_until(at) => {}
             },
         }
+        let was_delayed = waiter.let_others_go_first().await;
         if let Some(offer) = waiter.take_offer()
             && let Some((grant, end)) = attempt.take(offer)
         {
             *turn = Some(end + ROUNDING);
             return Ok(grant);
         }
-        waiter.let_others_go_first().await;
         // The next answer already includes every release whose message has arrived.
-        waiter.take_wakeups();
+        let others_released = waiter.take_wakeups();
         let message = waiter.take_message();
         if message != 0
             && let Some((grant, end)) = attempt.accept(message).await
@@ -266,12 +262,14 @@ async fn wait_as_first<A: Attempt>(
             (Outcome::Done(grant), _) => {
                 // The store granted it, so an earlier holder that offers it has lost it.
                 drop(waiter.take_offer());
-                if let Some(mut held) = attempt.excludes_waiters_for() {
-                    if attempt.takes_offers() && waiter.discard_wakeups() {
-                        attempt.doubt();
-                        held = held.min(DOUBTED_FOR);
-                    }
+                if let Some(held) = attempt.excludes_waiters_for() {
                     *turn = Some(sent_at + held + ROUNDING);
+                }
+                if attempt.takes_offers() && waiter.discard_wakeups() {
+                    attempt.doubt();
+                }
+                if was_delayed && !others_released {
+                    waiter.yielded_in_vain();
                 }
                 return Ok(grant);
             }

@@ -118,8 +118,10 @@ struct ContactState {
     maybe_released_at: Option<Instant>,
     /// Whether the store has answered a request of the queue.
     answered: bool,
-    /// How many other clients go first. One less after each message, because one of them has had its turn then.
+    /// How many other clients go first. One less after each release, because one of them has had its turn then.
     yields_to: usize,
+    /// How often [`WaitQueues::yield_to`] does nothing.
+    skipped_yields: usize,
     /// The latest message, until the first waiter takes it; 0 if there is none.
     message: i64,
 }
@@ -155,6 +157,9 @@ const YIELDED_FOR: Duration = Duration::from_millis(1);
 
 /// To how many other clients the first waiter yields.
 const MAX_YIELDED_TO: usize = 5;
+
+/// How often no client goes first after none has used that: those that subscribe may not wait any more.
+const SKIPPED_YIELDS: usize = 32;
 
 /// How long an offer waits to be taken.
 const OFFERED_FOR: Duration = Duration::from_millis(10);
@@ -272,7 +277,14 @@ impl WaitQueues {
         if let Some(queues) = entry.and_then(|entry| entry.find(object.key())) {
             let mut contact = queues.queue(QueueKind::Exclusive).contact.lock();
             // One more for the message of the release itself.
-            contact.yields_to = others.min(MAX_YIELDED_TO) + usize::from(others > 0);
+            contact.yields_to = match (others, contact.waiters, contact.skipped_yields) {
+                (0, ..) | (_, 0, _) => 0,
+                (_, _, 0) => others.min(MAX_YIELDED_TO) + 1,
+                (_, _, skipped) => {
+                    contact.skipped_yields = skipped - 1;
+                    0
+                }
+            };
         }
     }
 
@@ -500,7 +512,8 @@ impl ChannelEntry {
         for queue in self.queues() {
             let mut contact = queue.contact.lock();
             contact.message = message;
-            contact.yields_to = contact.yields_to.saturating_sub(1);
+            // The release of a write lock publishes another message, too, for waiters in Java.
+            contact.yields_to -= usize::from(message == 0 && contact.yields_to > 0);
             drop(contact);
             queue.wake.notify_one();
         }
@@ -655,12 +668,21 @@ impl Waiter {
         std::mem::take(&mut self.queue().contact.lock().message)
     }
 
-    /// Waits so long that other clients can send their requests before.
-    pub(super) async fn let_others_go_first(&self) {
+    /// Waits so long that other clients can send their requests before. Returns whether it did.
+    pub(super) async fn let_others_go_first(&self) -> bool {
         let yields_to = self.queue().contact.lock().yields_to;
-        if yields_to > 0 {
-            tokio::time::sleep(YIELDED_FOR * yields_to as u32).await;
+        if yields_to == 0 || self.queue().offer.lock().offer.is_some() {
+            return false;
         }
+        // Wakeups from now on are of others.
+        self.take_wakeups();
+        tokio::time::sleep(YIELDED_FOR * yields_to as u32).await;
+        true
+    }
+
+    /// Records that no other client had its turn in the meantime.
+    pub(super) fn yielded_in_vain(&self) {
+        self.queue().contact.lock().skipped_yields = SKIPPED_YIELDS;
     }
 
     /// Takes the pending wakeups, and makes answers from before them out of date. Returns whether there
@@ -809,6 +831,14 @@ mod tests {
                 queues.channels.on_message(object.channel(), 0);
                 assert_eq!(delay().await, expected);
             }
+        }
+        // None of them has waited, so they do not go first for a while.
+        waiter.yielded_in_vain();
+        for skipped in 0..=SKIPPED_YIELDS {
+            queues.yield_to(1, &object);
+            queues.channels.on_message(object.channel(), 0);
+            let expected = u128::from(skipped == SKIPPED_YIELDS);
+            assert_eq!(delay().await, expected);
         }
     }
 

@@ -257,8 +257,7 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
     }
 
     fn doubt(&mut self) {
-        let mut hold = self.requested.hold_ref.hold.state();
-        hold.ask_at_next_hand_over();
+        self.requested.hold_ref.verify_in_background();
     }
 
     fn takes_offers(&self) -> bool {
