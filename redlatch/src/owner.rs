@@ -172,7 +172,7 @@ impl ClientId {
 
     /// Returns `owner` as the store keeps it when it acts through this client.
     pub(crate) fn owner_id(&self, owner: Owner) -> OwnerId {
-        // Allocates once, and exactly what is needed, because it is called for every acquisition.
+        // One allocation of the exact size: every acquisition needs an id.
         let digits = owner.0.checked_ilog10().unwrap_or(0) as usize + 1;
         let mut id = String::with_capacity(self.0.len() + 1 + digits);
         id.push_str(&self.0);
