@@ -6,12 +6,12 @@ use std::path::Path;
 /// The names of the public methods, by type.
 type Methods = BTreeMap<String, BTreeSet<String>>;
 
-/// What only the async API has: another client is built by `with`, and a function cannot be stopped as a
-/// future can (`Guard::run`).
+/// What only the async API has: `Client::with` replaces the builder, and a function cannot be stopped as a future can
+/// (`Guard::run`).
 const ONLY_ASYNC: &[(&str, &str)] = &[("Client", "builder"), ("Guard", "run")];
 
 /// What only the blocking API has: what replaces `.await` and the builder, and the thread as the owner.
-/// (`crate::Client::blocking`, the way to it, is a method of the async client.)
+/// (`crate::Client::blocking` is a method of the async client. It is listed because its source is in this folder.)
 const ONLY_BLOCKING: &[(&str, &str)] = &[
     ("Acquire", "block"),
     ("Client", "blocking"),
@@ -26,7 +26,7 @@ const ONLY_BLOCKING: &[(&str, &str)] = &[
     ("Wait", "block"),
 ];
 
-/// Types with async methods that the blocking API does not wrap: `Client::connect` takes the builder,
+/// Types with async methods that the blocking API does not wrap: `Client::with` takes the builder,
 /// `Listing` is an iterator there, and threads need no scope.
 const NOT_WRAPPED: &[&str] = &["ClientBuilder", "Listing", "Owner"];
 

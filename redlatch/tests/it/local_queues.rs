@@ -101,7 +101,7 @@ async fn queued_request_is_served_when_its_owner_acquires_the_other_side() {
     );
     let sides = client.read_write_lock("sides");
     let held = peer.read_write_lock("sides").write().lock().await.unwrap();
-    // Never polled again, so it stays first in the queue of the readers.
+    // Not polled again before the end of the test, so it stays first in the queue of the readers.
     let mut first = pin!(sides.read().lock().into_future());
     tokio::select! {
         biased;
@@ -125,7 +125,7 @@ async fn queued_request_is_served_when_its_owner_acquires_the_other_side() {
 /// An owner whose loss was not noticed yet bypasses the queue once and is refused; then it waits
 /// like the others.
 #[tokio::test(start_paused = true)]
-async fn lost_other_side_is_requested_only_once() {
+async fn owner_with_lost_other_side_bypasses_queue_only_once() {
     let store = TestStore::embedded();
     let (client, peer) = (
         store.client_without_retries().await,
@@ -208,7 +208,7 @@ async fn names_with_one_channel_miss_no_release(store: TestStore) {
                 let waiting = [mine.lock(), mine.lock()].map(|lock| {
                     tokio::spawn(async move { lock.await.unwrap().unlock().await.unwrap() })
                 });
-                // At a different moment of the other name's waiters each time.
+                // A delay that differs each round, so that the release meets the other name's waiters at different moments.
                 for _ in 0..round % 7 {
                     assert!(theirs.is_locked().await.unwrap());
                 }

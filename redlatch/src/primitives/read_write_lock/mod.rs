@@ -32,7 +32,8 @@ use crate::wait::QueueKind;
 ///
 /// - Both sides are re-entrant, and the watchdog of each client renews its own holds. A reader that
 ///   dies blocks writers for one lease, however many other readers continue.
-/// - When a writer releases the lock, all waiting readers acquire it together.
+/// - When a writer releases the lock and no other writer acquires it first, all waiting readers acquire it
+///   together.
 /// - A writer that also reads ([`Guard::reenter_read`]) may release both sides in any order; without the
 ///   write side it is a reader like the others. [`Guard::downgrade`] is the short way.
 /// - A reader that requests the write side gets [`Error::WriteWhileReading`] immediately: it would
@@ -227,14 +228,15 @@ impl Guard<WriteLock> {
     /// Releases the write side and keeps reading, with no other writer in between. Other owners may
     /// then read, too. A fixed lease starts anew.
     ///
-    /// If the write side was re-entered, this releases one of its holds, and the remaining holds
-    /// continue to exclude other owners.
+    /// If the write side was re-entered, this releases only this guard; the others continue to exclude
+    /// other owners.
     ///
     /// # Errors
     ///
     /// [`Error::Lost`]: the write side was no longer held, so other owners may have written
-    /// meanwhile. Or the store did not answer or refused the read side. In all cases this guard no
-    /// longer holds either side; remaining holds are released in the background. A release of the
+    /// meanwhile. The error of the store, if it did not answer or refused the read side. In all cases this
+    /// guard no longer holds either side; what the store still has of it is released in the background.
+    /// Other guards of the owner are not affected. A release of the
     /// write side that the store does not answer is not an error: it continues in the background.
     ///
     /// # Cancel safety

@@ -112,7 +112,7 @@ mod tests {
         }
     }
 
-    /// The expected slots are replies of CLUSTER KEYSLOT.
+    /// The slot of `foo` is the reply of CLUSTER KEYSLOT. The keys with braces are the specification's examples.
     #[test]
     fn slots_match_cluster_specification() {
         assert_eq!(crc16(b"123456789"), 0x31C3);
