@@ -50,6 +50,21 @@ impl Monitor {
             commands.push(command(&line));
         }
     }
+
+    /// Returns how many commands clients have sent, without those that scripts call and those of new connections.
+    ///
+    /// # Panics
+    ///
+    /// If the connection breaks before.
+    pub fn count_sent(&mut self, server: &Server) -> usize {
+        const END: &str = "the count ends here";
+        // Sent on a connection of its own, after HELLO.
+        let _: String = server.command(&["ECHO", END]);
+        let aside = ["ping", "hello", "client"];
+        let is_counted =
+            |command: &Command| !command.in_script && !aside.contains(&&*command.name());
+        self.until(END).into_iter().filter(is_counted).count()
+    }
 }
 
 impl Command {

@@ -146,20 +146,12 @@ impl LibraryRun {
         self.wakes.clear();
     }
 
-    /// Counts the commands that clients send, without those that scripts call. Statistics of the server do not separate
-    /// the two.
+    /// Counts the commands that clients send. Statistics of the server do not separate them from those that scripts call.
     pub(crate) fn count_commands(&mut self, server: &Server, options: &Options) {
         self.commands_per_pair = SCENARIOS.each_ref().map(|scenario| {
             let mut monitor = Monitor::start(server);
             let round = self.run(scenario, options.trial);
-            let _: String = server.command(&["ECHO", "all-pairs-done"]);
-            // New connections send these.
-            let aside = ["ping", "hello", "client"];
-            let sent = monitor
-                .until("all-pairs-done")
-                .into_iter()
-                .filter(|command| !command.in_script && !aside.contains(&&*command.name()));
-            sent.count() as f64 / round.turns.iter().sum::<u64>() as f64
+            monitor.count_sent(server) as f64 / round.turns.iter().sum::<u64>() as f64
         });
     }
 

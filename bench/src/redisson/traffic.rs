@@ -21,14 +21,7 @@ pub(crate) fn measure(server: &Server) -> Figure {
         for _ in 0..PAIRS {
             pair("counted");
         }
-        let _: String = server.command(&["ECHO", "all-pairs-done"]);
-        // A separate connection marks the end, and sends HELLO first.
-        let aside = ["ping", "hello", "client"];
-        let sent = monitor
-            .until("all-pairs-done")
-            .into_iter()
-            .filter(|command| !command.in_script && !aside.contains(&&*command.name()));
-        sent.count() as f64 / PAIRS as f64
+        monitor.count_sent(server) as f64 / PAIRS as f64
     };
     let name = "commands sent for a pair".to_owned();
     Figure::costs(
