@@ -107,13 +107,8 @@ impl Session {
                 if let Some(confirmation) = answer.confirmation {
                     confirm(confirmation, progress, &unsettled).await?;
                 }
-                for (
-                    i,
-                    &RequestedHold {
-                        hold_ref, terms, ..
-                    },
-                ) in holds.iter().enumerate()
-                {
+                for (i, requested) in holds.iter().enumerate() {
+                    let (hold_ref, terms) = (requested.hold_ref, requested.terms);
                     if let Err(error) = hold_ref.hold.add_guard(end(terms), terms.renewed) {
                         // Too late for this one, so for all. Dropping `unsettled` releases them.
                         for earlier in holds.iter().take(i) {

@@ -55,8 +55,8 @@ impl HandedOver {
             Some(Box::new(HandedOver { hold_ref, terms }))
         });
         if !offered {
-            let others = hold.state().other_clients();
-            session.waiting.yield_to(others, &hold.object);
+            let others = || hold.state().other_clients();
+            session.waiting.yield_to(&hold.object, others);
         }
         if asks {
             let (asking, hold) = (session.clone(), hold.clone());

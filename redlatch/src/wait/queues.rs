@@ -236,8 +236,7 @@ impl WaitQueues {
         let Some(channels) = self.channels.lock_unless_empty() else {
             return false;
         };
-        let queues = channels.get(object.channel());
-        let Some(queues) = queues.and_then(|entry| entry.find(object.key())) else {
+        let Some(queues) = queues_of(&channels, object) else {
             return false;
         };
         let [exclusive, shared] = &queues.queues;
@@ -267,14 +266,13 @@ impl WaitQueues {
         true
     }
 
-    /// Lets so many other clients go first when the exclusive queue of the object requests it again after the release
-    /// that follows.
-    pub(crate) fn yield_to(&self, others: usize, object: &ObjectKeys) {
+    /// Lets other clients go first when the exclusive queue of the object requests it again after the release that
+    /// follows. `others` returns their number, and is called only if the object has a queue.
+    pub(crate) fn yield_to(&self, object: &ObjectKeys, others: impl FnOnce() -> usize) {
         let channels = self.channels.lock_unless_empty();
-        let entry = channels
-            .as_ref()
-            .and_then(|channels| channels.get(object.channel()));
-        if let Some(queues) = entry.and_then(|entry| entry.find(object.key())) {
+        let queues = channels.as_ref();
+        if let Some(queues) = queues.and_then(|channels| queues_of(channels, object)) {
+            let others = others();
             let mut contact = queues.queue(QueueKind::Exclusive).contact.lock();
             // One more for the message of the release itself.
             contact.yields_to = match (others, contact.waiters, contact.skipped_yields) {
@@ -399,6 +397,14 @@ enum Ready {
     No,
     /// New waiters wait until the second value is dropped.
     Now(Arc<Subscription>, tokio::sync::OwnedMutexGuard<()>),
+}
+
+/// Returns the queues of an object, if it has any.
+fn queues_of<'a>(
+    channels: &'a BTreeMap<Arc<str>, ChannelEntry>,
+    object: &ObjectKeys,
+) -> Option<&'a Arc<ObjectQueues>> {
+    channels.get(object.channel())?.find(object.key())
 }
 
 impl ChannelMap {
@@ -825,7 +831,7 @@ mod tests {
         };
         assert_eq!(delay().await, 0);
         for (others, delays) in [(3, [3, 2, 1, 0]), (100, [5, 4, 3, 2]), (0, [0; 4])] {
-            queues.yield_to(others, &object);
+            queues.yield_to(&object, || others);
             for expected in delays {
                 // First that of the client's own release.
                 queues.channels.on_message(object.channel(), 0);
@@ -835,7 +841,7 @@ mod tests {
         // None of them has waited, so they do not go first for a while.
         waiter.yielded_in_vain();
         for skipped in 0..=SKIPPED_YIELDS {
-            queues.yield_to(1, &object);
+            queues.yield_to(&object, || 1);
             queues.channels.on_message(object.channel(), 0);
             let expected = u128::from(skipped == SKIPPED_YIELDS);
             assert_eq!(delay().await, expected);
