@@ -22,7 +22,7 @@ use crate::sync::{Mutex, wait_for};
 mod state;
 
 use state::WatchdogState;
-pub(crate) use state::{Due, HoldPeriod, HoldSnapshot, HoldState, WatchAction};
+pub(crate) use state::{Due, HandOverLimit, HoldPeriod, HoldSnapshot, HoldState, WatchAction};
 
 /// What a primitive defines about its holds: how they are renewed and released.
 pub(crate) trait HoldKind: Send + Sync {
@@ -45,6 +45,12 @@ pub(crate) trait HoldKind: Send + Sync {
     /// Sets the hold count in the store. 0 releases the hold, and removes anything that its owner left in the
     /// store while it waited. Replies whether the owner held it.
     fn release<'a>(&'a self, params: ReleaseParams<'a>) -> BoxedStep<'a, bool>;
+
+    /// Releases the object and acquires it for a waiter, in one step. `None`: each acquisition needs a request.
+    fn transfer<'a>(&'a self, params: TransferParams<'a>) -> Option<BoxedStep<'a, Transferred>> {
+        let _ = params;
+        None
+    }
 
     /// Returns whether a full release frees the object and publishes that.
     fn release_frees(&self) -> bool {
@@ -78,6 +84,29 @@ pub(crate) struct ReleaseParams<'a> {
     pub(crate) keep: u32,
     /// The new lease; `None` leaves it unchanged.
     pub(crate) lease: Option<Lease>,
+}
+
+/// The arguments of a transfer to another owner of the same client.
+#[derive(Clone, Copy)]
+pub(crate) struct TransferParams<'a> {
+    pub(crate) from: &'a Hold,
+    /// The hold of the waiter.
+    pub(crate) to: &'a Hold,
+    /// Lease of the waiter's hold.
+    pub(crate) lease: Lease,
+    /// Number of this client's subscriptions to the object's channel. `None` if subscribers cannot be counted.
+    pub(crate) own_subscriptions: Option<u32>,
+}
+
+/// Result of a transfer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Transferred {
+    /// The waiter holds the object, with hold count 1.
+    ToWaiter,
+    /// The object was released, because other clients subscribe to its channel.
+    Released { others: usize },
+    /// The owner did not hold the object. Nothing changed.
+    NotHeld,
 }
 
 /// How a server renews one hold: with a script that renews many, of all kinds that share it.

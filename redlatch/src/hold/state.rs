@@ -18,6 +18,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::error::Loss;
+use crate::store::Route;
 
 /// When a hold is due. The number orders holds that are due at the same instant, so that all runs of a
 /// program use the same order.
@@ -68,7 +69,7 @@ impl HoldPeriod {
 
 /// How long the requests of one client may pass a hold on, so that other clients get their turn.
 #[derive(Debug, Clone, Copy)]
-struct HandOverLimit {
+pub(crate) struct HandOverLimit {
     /// When the store granted the hold.
     granted_at: Instant,
     /// When no other client was waiting: when the store granted the hold, or was asked later.
@@ -120,6 +121,19 @@ impl HandOverLimit {
         Some(HandOver { asks })
     }
 
+    /// Returns the limit for the next owner after a transfer, if that is allowed. `asks`: the transfer asks the store
+    /// whether another client waits.
+    fn transfer(&self, asks: bool, now: Instant) -> Option<HandOverLimit> {
+        let alone_at = if asks { now } else { self.alone_at };
+        let mut next = HandOverLimit {
+            alone_at,
+            hand_overs: 0,
+            asking: false,
+            ..*self
+        };
+        next.hand_over(now).map(|_| next)
+    }
+
     fn answered(&mut self, asked_at: Instant, others: Option<usize>) {
         self.asking = false;
         self.others = others;
@@ -159,7 +173,7 @@ pub(crate) struct HoldState {
     pub(crate) superseded: bool,
     /// Whether a caller knows the owner, and may acquire for it again.
     pub(crate) owner_is_known: bool,
-    hand_over_limit: HandOverLimit,
+    pub(crate) hand_over_limit: HandOverLimit,
     /// The number of the latest step and the end of its lease, if that step is an attempt which was answered that the
     /// object is not available. The store may grant the object to it later.
     expected_grant: Option<(i64, Instant)>,
@@ -178,6 +192,14 @@ pub(crate) struct HoldSnapshot {
     pub(crate) has_attempt_in_flight: bool,
     pub(crate) maybe_released: bool,
     pub(crate) released_at: u64,
+}
+
+impl HoldSnapshot {
+    /// Returns whether a full release may acquire the object for another owner: the store has this hold, if any, and no
+    /// earlier step of it is in flight.
+    pub(crate) fn allows_transfer(&self) -> bool {
+        self.loss.is_none() && !self.maybe_released && !self.has_attempt_in_flight
+    }
 }
 
 impl HoldState {
@@ -256,6 +278,12 @@ impl HoldState {
         Some(hand_over)
     }
 
+    /// Returns the limit of hand-overs for a waiter to which the object is transferred after a full release. `None`: it
+    /// must be released to all clients. `asks`: the transfer asks the store whether another client waits.
+    pub(crate) fn transfer_limit(&self, asks: bool, now: Instant) -> Option<HandOverLimit> {
+        self.hand_over_limit.transfer(asks, now)
+    }
+
     /// Records the answer to the question that a [`HandOver`] asks.
     pub(crate) fn others_wait(&mut self, asked_at: Instant, others: Option<usize>) {
         self.hand_over_limit.answered(asked_at, others);
@@ -328,9 +356,13 @@ impl HoldState {
     /// Records that a release with this count was sent and will not be answered any more. The store may apply it
     /// at any later time, even if there was nothing left to release. So it is a change: another release must be
     /// answered before the next acquisition, which this one could otherwise undo.
-    pub(crate) fn release_unanswered(&mut self, keep: u32) {
+    pub(crate) fn release_unanswered(&mut self, keep: u32, route: Route) {
         self.changes += 1;
         self.maybe_released |= keep == 0;
+        if route != Route::Commands {
+            // The next release must be sent behind it.
+            self.open_attempt = self.changes;
+        }
     }
 
     /// Records that an acquisition is about to be sent: from now on a release may be needed. Returns the
@@ -340,6 +372,26 @@ impl HoldState {
         self.changes += 1;
         self.open_attempt = self.changes;
         self.changes
+    }
+
+    /// Records that a release of another owner is about to be sent that may acquire the object for this one, with this
+    /// lease. Returns the number of this change. `None`: the owner has a hold, or must settle one first.
+    pub(crate) fn begin_transfer(&mut self, lease: Duration) -> Option<u64> {
+        let is_idle = self.count == 0 && self.loss.is_none() && !self.has_unacknowledged_changes();
+        is_idle.then(|| {
+            self.longest = self.longest.max(lease);
+            self.begin_attempt()
+        })
+    }
+
+    /// Records that the store has acquired the object for this owner with that change. Returns false if a later change
+    /// may have released it.
+    pub(crate) fn accept_transfer(&mut self, change: u64) -> bool {
+        let is_latest = self.open_attempt == change && self.changes == change;
+        if is_latest {
+            self.attempt_acknowledged(change);
+        }
+        is_latest
     }
 
     /// Records that this acquisition has been answered, or was never sent.
@@ -575,6 +627,58 @@ mod tests {
         assert!(state.has_unacknowledged_changes() && state.has_attempt_in_flight());
     }
 
+    #[test]
+    fn transfers_end_after_a_second_or_without_count_of_subscribers_soon() {
+        let now = Instant::now();
+        for (asks, longest) in [(true, LONGEST_CHAIN), (false, ALONE_FOR)] {
+            let (mut state, mut elapsed) = (HoldState::new(now), Duration::ZERO);
+            while let Some(limit) = state.transfer_limit(asks, now + elapsed) {
+                state.hand_over_limit = limit;
+                elapsed += ALONE_FOR / 4;
+            }
+            assert_eq!(elapsed, longest);
+        }
+        let mut state = HoldState::new(now);
+        state.others_wait(now, Some(1));
+        assert!(state.transfer_limit(true, now).is_none());
+    }
+
+    #[test]
+    fn transfer_is_accepted_only_as_latest_change() {
+        let begin = || {
+            let mut state = acquired();
+            assert_eq!(state.begin_transfer(SECOND), None, "it is held");
+            state.remove_guard(false);
+            assert_eq!(state.begin_transfer(SECOND), None, "it must be settled");
+            state.release_acknowledged(state.changes, true);
+            let change = state.begin_transfer(60 * SECOND).unwrap();
+            assert!(state.needs_settling() && state.longest == 60 * SECOND);
+            (state, change)
+        };
+        let (mut state, change) = begin();
+        assert!(state.accept_transfer(change) && !state.needs_settling());
+        assert!(!state.accept_transfer(change));
+        for later_step in [
+            |state: &mut HoldState| state.release_unanswered(0, Route::Commands),
+            |state: &mut HoldState| state.release_acknowledged(state.changes, true),
+            |state: &mut HoldState| assert!(state.begin_attempt() > 0),
+        ] {
+            let (mut state, change) = begin();
+            later_step(&mut state);
+            assert!(!state.accept_transfer(change));
+        }
+    }
+
+    /// The release must be followed by one on the same route.
+    #[test]
+    fn unanswered_transfer_counts_as_attempt_in_flight() {
+        let mut state = acquired();
+        state.release_unanswered(0, Route::Acquisitions);
+        assert!(state.has_attempt_in_flight());
+        state.release_acknowledged(state.changes, true);
+        assert!(!state.has_attempt_in_flight());
+    }
+
     /// Every step that is sent after the attempt may change what the store has granted to it.
     #[test]
     fn grant_is_expected_only_for_latest_step() {
@@ -629,7 +733,7 @@ mod tests {
         for keep in [0, 1] {
             let mut state = acquired();
             // Everything was acknowledged: the release was not necessary.
-            state.release_unanswered(keep);
+            state.release_unanswered(keep, Route::Commands);
             assert!(state.needs_settling());
             assert_eq!(state.maybe_released, keep == 0);
             let attempt = state.begin_attempt();

@@ -26,7 +26,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::hold::{Hold, HoldKind, ReleaseParams};
+use crate::hold::{Hold, HoldKind, ReleaseParams, Transferred};
 use crate::keyspace::{DumpedValue, Keyspace, Message};
 use crate::lease::{Expiry, Lease};
 use crate::name::CandidateKeys;
@@ -523,6 +523,7 @@ macro_rules! compare_by_debug {
 }
 
 compare_by_debug!(
+    Transferred,
     (),
     (bool, u64),
     bool,

@@ -10,6 +10,7 @@ use crate::hold::{Hold, HoldKind, HoldPeriod};
 use crate::name::ObjectKeys;
 use crate::owner::Owner;
 use crate::sync::wait_for;
+use crate::wait::TransferClaim;
 
 impl Session {
     /// Returns a reference to the hold of `owner` on the object of `kind`, which is created if there is none.
@@ -41,6 +42,17 @@ impl Session {
         }
         entry.refs += 1;
         Ok(HoldRef::new(self.clone(), entry.hold.clone()))
+    }
+
+    /// Returns a reference to the hold of a claimed waiter, if it is still the latest one of its owner.
+    pub(super) fn claimed(self: &Arc<Self>, claim: &TransferClaim) -> Option<HoldRef> {
+        let hold = claim.hold.clone().downcast::<Hold>().ok()?;
+        let mut holds = self.holds.lock();
+        let entry = holds.get_mut(&(hold.owner, hold.object.clone()))?;
+        Arc::ptr_eq(&entry.hold, &hold).then(|| {
+            entry.refs += 1;
+            HoldRef::new(self.clone(), hold)
+        })
     }
 
     /// Returns the latest generation of the hold of `owner` on `object`.

@@ -34,6 +34,7 @@ mod hand_over;
 mod hold_ref;
 mod registry;
 mod settle;
+mod transfer;
 
 pub(crate) use acquire::AllOrNone;
 #[cfg(test)]
@@ -41,6 +42,7 @@ pub(crate) use hand_over::CheckHandOver;
 pub(crate) use hand_over::HandedOver;
 pub(crate) use hold_ref::HoldRef;
 use registry::HoldRegistry;
+pub(crate) use transfer::TransferredHold;
 
 /// The state of one client that all its primitives share.
 pub(crate) struct Session {

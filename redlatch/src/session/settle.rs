@@ -79,41 +79,32 @@ impl HoldRef {
                 return Ok(true);
             }
         }
+        if keep == 0
+            && now.allows_transfer()
+            && let Some(waiter) = session.waiting.claim_first(&hold.object)
+            // Boxed: most releases find no waiter.
+            && let Some(held) = Box::pin(self.transfer(hold, now, waiter)).await?
+        {
+            return Ok(held);
+        }
         let lease = now.is_renewed.then(|| session.watchdog.lease());
         let step = hold.kind.release(ReleaseParams { hold, keep, lease });
         let store = &session.store;
-        let delivery = Delivery::on(match now.has_attempt_in_flight {
+        let route = match now.has_attempt_in_flight {
             true => Route::Acquisitions,
             false => Route::Commands,
-        });
-        let release = PendingRelease::new(hold, keep);
+        };
+        let release = PendingRelease::new(hold, keep, route);
         hold.state().begin_release();
         let frees = keep == 0 && hold.kind.release_frees();
         if frees {
             session.waiting.record_release(hold.object.channel());
         }
-        let answer = store.run(&*step, None, delivery, &release.progress).await;
+        let (delivery, progress) = (Delivery::on(route), &release.progress);
+        let answer = store.run(&*step, None, delivery, progress).await;
         release.record_result(&answer);
         let answer = answer?;
-        if frees && !answer.reply {
-            // There may be no message, so another waiter's request is necessary to learn who holds it now.
-            session.waiting.wake(hold.object.channel());
-        }
-        tracing::debug!(lock = hold.object.name(), owner = %hold.field, keep,
-            held = answer.reply, "released");
-        if let Some(channel) = hold.waiter_channel.as_ref().filter(|_| keep == 0) {
-            // The owner's waiting state in the store is removed too: another attempt of the same owner has
-            // to start again.
-            session.waiting.wake(channel);
-        }
-        let is_repeated = answer.repeated || now.maybe_released;
-        let held = answer.reply || keep == 0 && is_repeated;
-        let fully_released = keep == 0 && held && now.loss.is_none();
-        hold.state()
-            .release_acknowledged(now.changes, fully_released);
-        if let Some(loss) = now.loss {
-            return Err(hold.lost_error(loss));
-        }
+        let held = self.released(hold, now, keep, answer.reply, answer.repeated)?;
         if keep > 0 {
             if !held {
                 hold.mark_lost(Loss::NotHeld);
@@ -124,6 +115,38 @@ impl HoldRef {
             session.watchdog.watch(hold);
         }
         Ok(held)
+    }
+
+    /// Handles the answer to a release: `reply` is whether the owner held the object. Returns whether it did, or had
+    /// released it before.
+    pub(super) fn released(
+        &self,
+        hold: &Arc<Hold>,
+        now: &HoldSnapshot,
+        keep: u32,
+        reply: bool,
+        repeated: bool,
+    ) -> Result<bool> {
+        let session = &self.session;
+        if keep == 0 && hold.kind.release_frees() && !reply {
+            // There may be no message, so another waiter's request is necessary to learn who holds it now.
+            session.waiting.wake(hold.object.channel());
+        }
+        tracing::debug!(lock = hold.object.name(), owner = %hold.field, keep,
+            held = reply, "released");
+        if let Some(channel) = hold.waiter_channel.as_ref().filter(|_| keep == 0) {
+            // The owner's waiting state in the store is removed too: another attempt of the same owner has
+            // to start again.
+            session.waiting.wake(channel);
+        }
+        let held = reply || keep == 0 && (repeated || now.maybe_released);
+        let fully_released = keep == 0 && held && now.loss.is_none();
+        hold.state()
+            .release_acknowledged(now.changes, fully_released);
+        match now.loss {
+            Some(loss) => Err(hold.lost_error(loss)),
+            None => Ok(held),
+        }
     }
 
     /// Settles in the background. Retries until the lease in the store must have ended.
@@ -183,15 +206,17 @@ impl HoldRef {
 pub(super) struct PendingRelease<'a> {
     hold: &'a Hold,
     keep: u32,
+    route: Route,
     pub(super) progress: Progress,
 }
 
 impl<'a> PendingRelease<'a> {
-    pub(super) fn new(hold: &'a Hold, keep: u32) -> PendingRelease<'a> {
+    pub(super) fn new(hold: &'a Hold, keep: u32, route: Route) -> PendingRelease<'a> {
         let progress = Progress::default();
         PendingRelease {
             hold,
             keep,
+            route,
             progress,
         }
     }
@@ -207,7 +232,7 @@ impl<'a> PendingRelease<'a> {
 impl Drop for PendingRelease<'_> {
     fn drop(&mut self) {
         if self.progress.was_sent() {
-            self.hold.state().release_unanswered(self.keep);
+            self.hold.state().release_unanswered(self.keep, self.route);
         }
     }
 }

@@ -35,7 +35,7 @@ mod queues;
 
 pub(crate) use limits::{Limits, Request};
 
-pub(crate) use queues::{ChannelMap, Offer, QueueKind, WaitQueues};
+pub(crate) use queues::{ChannelMap, ClaimedWaiter, Offer, QueueKind, TransferClaim, WaitQueues};
 use queues::{QueueTurn, Waiter};
 
 /// Added to the time in the reply, which the store truncates to whole milliseconds. Without it the waiter could
@@ -97,7 +97,12 @@ pub(crate) trait Attempt: Send {
         false
     }
 
-    /// Takes such a hold. Returns it, and when its lease ends if it is not renewed. `None` if it cannot be used; it is
+    /// Returns what a release of this client needs to know to acquire the object for this request. `None`: it cannot.
+    fn claim(&self) -> Option<TransferClaim> {
+        None
+    }
+
+    /// Takes what was offered. Returns it, and when its lease ends if it is not renewed. `None` if it cannot be used; it is
     /// released then.
     fn take(&mut self, offer: Offer) -> Option<(Self::Grant, Instant)> {
         drop(offer);
@@ -224,14 +229,16 @@ async fn wait_as_first<A: Attempt>(
         _ => NextRequest::Now,
     };
     loop {
-        match next {
-            NextRequest::Now => {}
-            NextRequest::OnMessage => waiter.woken().await,
-            NextRequest::At(at) => tokio::select! {
-                biased;
-                () = waiter.woken() => {}
-                () = sleep_until(at) => {}
-            },
+        if !matches!(next, NextRequest::Now) {
+            let _claimable = waiter.allow_claim(attempt.claim());
+            match next {
+                NextRequest::At(at) => tokio::select! {
+                    biased;
+                    () = waiter.woken() => {}
+                    () = sleep_until(at) => {}
+                },
+                NextRequest::Now | NextRequest::OnMessage => waiter.woken().await,
+            }
         }
         let was_delayed = waiter.let_others_go_first().await;
         if let Some(offer) = waiter.take_offer()

@@ -27,6 +27,7 @@ use self::SubscriptionState::{EndReported, NotSubscribed, Subscribed, Unconfirme
 use crate::background::Background;
 use crate::environment::task;
 use crate::error::Error;
+use crate::lease::Lease;
 use crate::name::ObjectKeys;
 use crate::store::{ContactSource, LastContact, Store, Subscriber};
 use crate::sync::Mutex;
@@ -142,6 +143,14 @@ struct WaitQueue {
 /// Something that a request of this client passes to the next. Dropping it releases it.
 pub(crate) type Offer = Box<dyn Any + Send>;
 
+/// What a release of this client needs to know to acquire the object for a waiter.
+#[derive(Debug)]
+pub(crate) struct TransferClaim {
+    /// The waiter's hold.
+    pub(crate) hold: Arc<dyn Any + Send + Sync>,
+    pub(crate) lease: Lease,
+}
+
 /// At most one offer, which is dropped if no waiter takes it in time: a request may not be polled any more.
 #[derive(Debug, Default)]
 struct OfferSlot {
@@ -149,6 +158,8 @@ struct OfferSlot {
     offer: Option<(Offer, Instant)>,
     /// The task that drops it.
     expiry: Option<AbortHandle>,
+    /// The claim of the first waiter while it sleeps, unless a release has taken it.
+    claim: Option<TransferClaim>,
 }
 
 /// How long the first waiter lets each of the other clients go first that have waited for longer than this client.
@@ -178,6 +189,56 @@ pub(super) struct Waiter {
     object: Arc<ObjectQueues>,
     kind: QueueKind,
     takes_offers: bool,
+}
+
+/// The first waiter of a queue, claimed by a release that sends a request for it.
+pub(crate) struct ClaimedWaiter {
+    pub(crate) claim: TransferClaim,
+    /// Whether the request may have been sent. Then dropping this means that the object may have been released.
+    is_sent: bool,
+    queues: WaitQueues,
+    object: Arc<ObjectQueues>,
+}
+
+impl ClaimedWaiter {
+    /// Records that the request is about to be sent.
+    pub(crate) fn request_started(&mut self) {
+        self.is_sent = true;
+        let mut contact = self.object.queue(QueueKind::Exclusive).contact.lock();
+        contact.stale_since.get_or_insert_with(Instant::now);
+    }
+
+    /// Offers the waiter the object, which the store has granted to it.
+    pub(crate) fn offer(self, offer: Offer) {
+        let queue = self.object.queue(QueueKind::Exclusive);
+        let mut contact = queue.contact.lock();
+        if contact.waiters == 0 {
+            drop(contact);
+            return drop(offer);
+        }
+        (contact.stale_since, contact.answered) = (None, true);
+        let outdated = self.queues.put_offer(&self.object, offer);
+        drop(contact);
+        drop(outdated);
+    }
+}
+
+impl Drop for ClaimedWaiter {
+    fn drop(&mut self) {
+        let mut contact = self.object.queue(QueueKind::Exclusive).contact.lock();
+        if let Some(since) = contact.stale_since.take_if(|_| self.is_sent) {
+            contact.maybe_released_at.get_or_insert(since);
+        }
+    }
+}
+
+/// The claim of a waiter that sleeps. Dropped when it wakes.
+pub(super) struct Claimable<'a>(&'a WaitQueue);
+
+impl Drop for Claimable<'_> {
+    fn drop(&mut self) {
+        self.0.offer.lock().claim = None;
+    }
 }
 
 /// The turn of the first waiter of a queue, with the time until which it need not send a request. Dropping it
@@ -250,20 +311,44 @@ impl WaitQueues {
         let Some(offer) = offer() else {
             return false;
         };
-        let mut slot = exclusive.offer.lock();
-        // If no waiter took the earlier offer, its hold is lost: the store has granted another one since.
-        let outdated = slot.offer.replace((offer, Instant::now()));
-        exclusive.wake.notify_one();
-        if slot.expiry.as_ref().is_none_or(AbortHandle::is_finished)
-            && let Some(runtime) = self.background.runtime()
-        {
-            let expiring = runtime.spawn(task(WaitQueues::drop_expired_offers(queues.clone())));
-            slot.expiry = Some(expiring.abort_handle());
-        }
-        drop(slot);
+        let outdated = self.put_offer(queues, offer);
         drop(channels);
         drop(outdated);
         true
+    }
+
+    /// Offers the first waiter of the exclusive queue something. Returns an earlier offer that no waiter took: its hold is
+    /// lost, because the store has granted another one since. The caller drops it after its locks.
+    fn put_offer(&self, object: &Arc<ObjectQueues>, offer: Offer) -> Option<(Offer, Instant)> {
+        let queue = object.queue(QueueKind::Exclusive);
+        let mut slot = queue.offer.lock();
+        let outdated = slot.offer.replace((offer, Instant::now()));
+        queue.wake.notify_one();
+        if slot.expiry.as_ref().is_none_or(AbortHandle::is_finished)
+            && let Some(runtime) = self.background.runtime()
+        {
+            let expiring = runtime.spawn(task(WaitQueues::drop_expired_offers(object.clone())));
+            slot.expiry = Some(expiring.abort_handle());
+        }
+        outdated
+    }
+
+    /// Claims the first waiter for an object, if it sleeps and the object was not released since the last request. None
+    /// may wait in the shared queue.
+    pub(crate) fn claim_first(&self, object: &ObjectKeys) -> Option<ClaimedWaiter> {
+        let channels = self.channels.lock_unless_empty()?;
+        let object = queues_of(&channels, object)?;
+        let [exclusive, shared] = &object.queues;
+        if !exclusive.contact.lock().is_current() || shared.contact.lock().waiters > 0 {
+            return None;
+        }
+        let claim = exclusive.offer.lock().claim.take()?;
+        Some(ClaimedWaiter {
+            claim,
+            is_sent: false,
+            queues: self.clone(),
+            object: object.clone(),
+        })
     }
 
     /// Lets other clients go first when the exclusive queue of the object requests it again after the release that
@@ -661,6 +746,13 @@ impl Waiter {
         let (offer, _) = self.queue().offer.lock().offer.take()?;
         let is_current = self.queue().contact.lock().is_current();
         is_current.then_some(offer)
+    }
+
+    /// Lets a release claim this waiter until the result is dropped.
+    pub(super) fn allow_claim(&self, claim: Option<TransferClaim>) -> Option<Claimable<'_>> {
+        let queue = self.queue();
+        queue.offer.lock().claim = Some(claim?);
+        Some(Claimable(queue))
     }
 
     /// Waits until a message was published since [`Waiter::take_wakeups`], there is an offer, or the connection

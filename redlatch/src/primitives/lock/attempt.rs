@@ -13,10 +13,10 @@ use crate::error::{Error, Result};
 use crate::hold::HoldPeriod;
 use crate::join::Boxed;
 use crate::owner::Owner;
-use crate::session::{HandedOver, HoldRef, RequestedHold, Terms};
+use crate::session::{HandedOver, HoldRef, RequestedHold, Terms, TransferredHold};
 use crate::step::Outcome;
 use crate::store::Progress;
-use crate::wait::{Attempt, Limits, Offer, QueueKind, Request};
+use crate::wait::{Attempt, Limits, Offer, QueueKind, Request, TransferClaim};
 
 impl<K: LockKind> AcquireOnce for Lock<K> {
     type Held = HeldLock<K>;
@@ -264,12 +264,25 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
         self.requested.terms.transferable
     }
 
+    fn claim(&self) -> Option<TransferClaim> {
+        let HoldRef { session, hold, .. } = self.requested.hold_ref;
+        let can_transfer = session.hands_over && self.lock.kind.handed_over().is_some();
+        can_transfer.then(|| TransferClaim {
+            hold: hold.clone(),
+            lease: self.requested.terms.lease,
+        })
+    }
+
     fn take(&mut self, offer: Offer) -> Option<(K::Grant, Instant)> {
+        let grant = self.lock.kind.handed_over()?;
+        let offer = match offer.downcast::<TransferredHold>() {
+            Ok(transferred) => return Some((grant, transferred.take(&self.requested)?)),
+            Err(offer) => offer,
+        };
         if !self.takes_offers() {
             // It joined the queue after the offer.
             return None;
         }
-        let grant = self.lock.kind.handed_over()?;
         let hold_ref = offer.downcast::<HandedOver>().ok()?.take()?;
         let end = hold_ref.hold.state().end;
         self.handed_over = Some(hold_ref);

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+use crate::hold::{HoldKind as _, TransferParams};
 use crate::primitives::differential::{assert_equivalent, hold, lease, time};
 use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
 use crate::session::CheckHandOver;
@@ -18,6 +19,12 @@ enum Move {
         keep: u32,
         lease: u32,
     },
+    Transfer {
+        from: u8,
+        to: u8,
+        lease: u32,
+        own_subscriptions: Option<u32>,
+    },
     Renew {
         owner: u8,
         lease: u32,
@@ -30,6 +37,10 @@ enum Move {
     CheckHandOver {
         owner: u8,
     },
+    /// A client subscribes to the lock's channel, or none does.
+    Subscribe {
+        subscribes: bool,
+    },
     /// Another program removes the lock's expiry.
     Persist,
     SetForeign,
@@ -37,16 +48,27 @@ enum Move {
 
 fn moves() -> impl Strategy<Value = Move> {
     let (owner, count, lease) = (0..3u8, 1..4u32, 1..4u32);
+    let own_subscriptions = prop_oneof![Just(None), Just(Some(0)), Just(Some(1))];
+    let transfer = (
+        owner.clone(),
+        owner.clone(),
+        lease.clone(),
+        own_subscriptions,
+    );
     prop_oneof![
         8 => (owner.clone(), count, lease.clone())
             .prop_map(|(owner, count, lease)| Move::Acquire { owner, count, lease }),
         6 => (owner.clone(), 0..3u32, 0..4u32)
             .prop_map(|(owner, keep, lease)| Move::Release { owner, keep, lease }),
+        4 => transfer.prop_map(|(from, to, lease, own_subscriptions)| {
+            Move::Transfer { from, to, lease, own_subscriptions }
+        }),
         4 => (owner, lease).prop_map(|(owner, lease)| Move::Renew { owner, lease: lease - 1 }),
         2 => (1..3u32).prop_map(|time| Move::Advance { time }),
         2 => Just(Move::Force),
         2 => Just(Move::Inspect),
         1 => (0..3u8).prop_map(|owner| Move::CheckHandOver { owner }),
+        1 => any::<bool>().prop_map(|subscribes| Move::Subscribe { subscribes }),
         1 => Just(Move::Persist),
         1 => Just(Move::SetForeign),
     ]
@@ -79,6 +101,20 @@ fn lua_and_rules_agree() {
             } => {
                 let _ = harness.release(&of(owner), keep, n).await;
             }
+            Move::Transfer {
+                from,
+                to,
+                lease: n,
+                own_subscriptions,
+            } => {
+                let params = TransferParams {
+                    from: &of(from),
+                    to: &of(to),
+                    lease: lease(n),
+                    own_subscriptions,
+                };
+                let _ = harness.step(&kind.transfer(params).unwrap()).await;
+            }
             Move::Renew { owner, lease: n } => {
                 harness.renew(&of(owner), n).await;
             }
@@ -92,6 +128,11 @@ fn lua_and_rules_agree() {
             Move::CheckHandOver { owner } => {
                 let hold = &of(owner);
                 let _ = harness.step(&CheckHandOver { hold }).await;
+            }
+            Move::Subscribe { subscribes } => {
+                let channel = kind.object().channel().to_owned();
+                let channels = subscribes.then_some(channel);
+                harness.subscribe_only(channels).await;
             }
             Move::Persist => harness.persist("name").await,
             Move::SetForeign => harness.set_foreign("name", 5).await,

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use crate::error::Result;
-use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal};
+use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal, TransferParams, Transferred};
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
 use crate::name::{KeyLayout, ObjectKeys};
@@ -31,6 +31,8 @@ impl ReentrantHolds for Reentrant {
     fn object(&self) -> &Arc<ObjectKeys> {
         &self.object
     }
+
+    const TRANSFERS: bool = true;
 }
 
 /// A kind whose holds are renewed and released like those of the re-entrant lock.
@@ -39,6 +41,9 @@ pub(crate) trait ReentrantHolds: Send + Sync {
 
     /// Whether its waiters subscribe to the object's channel.
     const WAKES_WAITERS: bool = true;
+
+    /// Whether a release may pass the lock to a waiter of the same client.
+    const TRANSFERS: bool = false;
 }
 
 impl<K: ReentrantHolds> HoldKind for K {
@@ -68,6 +73,10 @@ impl<K: ReentrantHolds> HoldKind for K {
             wakes_waiter: K::WAKES_WAITERS,
             restored_lease: None,
         })
+    }
+
+    fn transfer<'a>(&'a self, params: TransferParams<'a>) -> Option<BoxedStep<'a, Transferred>> {
+        K::TRANSFERS.then(|| Box::new(rules::Transfer(params)) as BoxedStep<'a, _>)
     }
 
     fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<BoxedStep<'a, bool>> {

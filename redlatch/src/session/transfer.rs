@@ -1,0 +1,347 @@
+//! Passes an object from one owner of this client to the next with one step, instead of a release, a message and an
+//! acquisition. For holds that cannot be [handed over](super::HandedOver): a caller knows one of the owners, as always
+//! in `blocking`, or a lease is fixed.
+//!
+//! 1. While the first waiter of a queue sleeps, a release may claim it
+//!    ([`WaitQueues::claim_first`](crate::wait::WaitQueues::claim_first)).
+//! 2. A full release that has claimed a waiter takes the turn of the waiter's hold, too. It sends a step that releases
+//!    the object and acquires it for the waiter ([`HoldKind::transfer`](crate::hold::HoldKind::transfer)). If other
+//!    clients wait, the step only releases.
+//! 3. The waiter is offered its hold, and adds a guard. If it does not take the offer, its hold is released in the
+//!    background.
+//! 4. Without an answer, the outcome is unknown for both holds. Each is settled by a release behind the step.
+//!
+//! Invariant: while the step may take effect, it is the latest step of both holds. So the waiter never gets a hold that
+//! a later step has released, and the step never moves a later hold of the releasing owner: that owner acquires again
+//! only after a release behind the step was answered.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::settle::PendingRelease;
+use super::{HoldRef, RequestedHold};
+use crate::error::Result;
+use crate::hold::{HandOverLimit, Hold, HoldSnapshot, TransferParams, Transferred};
+use crate::lease::Lease;
+use crate::store::{Delivery, Progress, Route};
+use crate::wait::ClaimedWaiter;
+
+impl HoldRef {
+    /// Releases the hold `from` and acquires its object for a waiter. Returns whether the owner held it. `None`: nothing
+    /// was sent, because the waiter or its hold is not ready.
+    pub(super) async fn transfer(
+        &self,
+        from: &Arc<Hold>,
+        now: &HoldSnapshot,
+        mut waiter: ClaimedWaiter,
+    ) -> Result<Option<bool>> {
+        let session = &self.session;
+        let counts = session.store.counts_subscribers();
+        let limit = from.state().transfer_limit(counts, Instant::now());
+        let (Some(limit), Some(hold_ref)) = (limit, session.claimed(&waiter.claim)) else {
+            return Ok(None);
+        };
+        let (to, lease) = (hold_ref.hold.clone(), waiter.claim.lease);
+        let own_subscriptions = u32::from(session.waiting.is_subscribed(from.object.channel()));
+        let step = from.kind.transfer(TransferParams {
+            from,
+            to: &to,
+            lease,
+            own_subscriptions: counts.then_some(own_subscriptions),
+        });
+        let (Some(step), Some(mut turn)) = (step, to.try_turn()) else {
+            return Ok(None);
+        };
+        let Some(change) = to.state().begin_transfer(lease.duration()) else {
+            return Ok(None);
+        };
+        let mut transferred = TransferredHold {
+            hold_ref: Some(hold_ref),
+            change,
+            lease,
+            end: Instant::now(),
+            limit,
+        };
+        let release = PendingRelease::new(from, 0, Route::Acquisitions);
+        from.state().begin_release();
+        waiter.request_started();
+        let (delivery, progress) = (Delivery::acquisition(true), &release.progress);
+        let answer = session.store.run(&*step, None, delivery, progress).await;
+        release.record_result(&answer);
+        turn.record_result(&answer);
+        drop(turn);
+        let answer = answer?;
+        transferred.end = answer.sent_at + lease.duration();
+        match (answer.reply, answer.confirmation) {
+            (Transferred::ToWaiter, None) => waiter.offer(Box::new(transferred)),
+            (Transferred::ToWaiter, Some(confirmation)) => {
+                session.background.spawn(async move {
+                    if confirmation.confirmed(&Progress::default()).await.is_ok() {
+                        waiter.offer(Box::new(transferred));
+                    }
+                });
+            }
+            // The first of the repeated steps may have transferred it. Dropping `transferred` settles that.
+            (Transferred::NotHeld, _) if answer.repeated => {}
+            (Transferred::NotHeld, _) => transferred.refused(),
+            (Transferred::Released { others }, _) => {
+                transferred.refused();
+                session.waiting.yield_to(&from.object, || others);
+            }
+        }
+        let held = answer.reply != Transferred::NotHeld;
+        self.released(from, now, 0, held, answer.repeated).map(Some)
+    }
+}
+
+/// The hold of a waiter that another owner's release may have acquired. Dropping it settles the hold in the background.
+pub(crate) struct TransferredHold {
+    /// `None` when the waiter has taken it, or the store has not transferred it.
+    hold_ref: Option<HoldRef>,
+    /// Number of the transfer among the changes of the hold.
+    change: u64,
+    lease: Lease,
+    /// When the hold ends unless it is renewed.
+    end: Instant,
+    /// Other clients get their turn after the same time as if the owner had not changed.
+    limit: HandOverLimit,
+}
+
+impl TransferredHold {
+    /// Adds a guard, if the hold is that of this request, and the transfer was its latest step. Returns when the hold
+    /// ends unless it is renewed.
+    pub(crate) fn take(mut self, requested: &RequestedHold<'_>) -> Option<Instant> {
+        let HoldRef { session, hold, .. } = requested.hold_ref;
+        let same = |own: &HoldRef| Arc::ptr_eq(&own.hold, hold);
+        if !self.hold_ref.as_ref().is_some_and(same) {
+            return None;
+        }
+        let _turn = hold.try_turn()?;
+        if !hold.state().accept_transfer(self.change) {
+            return None;
+        }
+        hold.add_guard(self.end, requested.terms.renewed).ok()?;
+        hold.state().hand_over_limit = self.limit;
+        self.hold_ref = None;
+        session.watchdog.watch(hold);
+        tracing::debug!(lock = hold.object.name(), owner = %hold.field, "transferred");
+        Some(self.end)
+    }
+
+    /// Records that the store has not transferred the object.
+    fn refused(mut self) {
+        if let Some(hold_ref) = self.hold_ref.take() {
+            hold_ref.hold.state().attempt_acknowledged(self.change);
+        }
+    }
+}
+
+impl Drop for TransferredHold {
+    fn drop(&mut self) {
+        if let Some(hold_ref) = self.hold_ref.take() {
+            hold_ref.settle_detached(self.lease.duration(), None);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::IntoFuture as _;
+    use std::time::Duration;
+
+    use tokio::task::{JoinHandle, yield_now};
+
+    use crate::error::{Error, Result};
+    use crate::store::embedded::failure_injection::Failure::{
+        NoAnswer, NoEffect, NotSent, Repeated, Unconfirmed,
+    };
+    use crate::{Client, Embedded, Guard, Lock, Owner};
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn clients() -> (Embedded, [Client; 2]) {
+        let store = Embedded::new();
+        let clients = [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
+        (store, clients)
+    }
+
+    /// Lets all other tasks run as far as they can without time.
+    async fn run_others() {
+        for _ in 0..20 {
+            yield_now().await;
+        }
+    }
+
+    /// Starts a request for an owner and lets it sleep in the queue.
+    async fn waiter(lock: &Lock, owner: Owner) -> JoinHandle<Result<Guard>> {
+        let waiter = tokio::spawn(lock.lock().owner(owner).into_future());
+        run_others().await;
+        waiter
+    }
+
+    async fn is_held_by(lock: &Lock, owner: Owner) -> bool {
+        lock.is_held_by(owner).await.unwrap()
+    }
+
+    /// The waiter holds the lock as soon as the release has returned, without having sent a request.
+    #[tokio::test(start_paused = true)]
+    async fn release_acquires_for_waiter() {
+        let (store, [client, _]) = clients();
+        let lock = client.lock("a");
+        let [first, second, third] = [(); 3].map(|()| Owner::new());
+        let guard = lock.lock().owner(first).await.unwrap();
+        let (second_request, third_request) =
+            (waiter(&lock, second).await, waiter(&lock, third).await);
+        guard.unlock().await.unwrap();
+        // No other step succeeds, so the waiter sends none.
+        store.fail([NotSent; 20]);
+        let guard = second_request.await.unwrap().unwrap();
+        store.recover();
+        assert!(is_held_by(&lock, second).await && guard.is_valid());
+        drop(guard);
+        let guard = third_request.await.unwrap().unwrap();
+        assert!(is_held_by(&lock, third).await);
+        tokio::time::sleep(60 * SECOND).await;
+        assert!(guard.is_valid(), "it is renewed");
+        guard.unlock().await.unwrap();
+        assert!(!lock.is_locked().await.unwrap());
+        assert_eq!(client.status().holds, 0);
+    }
+
+    /// The lease of the waiter counts from its transfer, and is not renewed if it is fixed.
+    #[tokio::test(start_paused = true)]
+    async fn transferred_hold_has_lease_of_waiter() {
+        let (_, [client, _]) = clients();
+        let lock = client.lock("a");
+        let guard = lock.lock().await.unwrap();
+        let request = lock.lock().lease(SECOND);
+        let waiting = tokio::spawn(request.into_future());
+        run_others().await;
+        guard.unlock().await.unwrap();
+        let guard = waiting.await.unwrap().unwrap();
+        assert_eq!(guard.valid_for(), SECOND);
+        tokio::time::sleep(SECOND).await;
+        assert!(!guard.is_valid() && !lock.is_locked().await.unwrap());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waiter_that_leaves_releases_what_it_was_granted() {
+        let (_, [client, peer]) = clients();
+        let lock = client.lock("a");
+        let [first, second] = [(); 2].map(|()| Owner::new());
+        for is_last in [true, false] {
+            let guard = lock.lock().owner(first).await.unwrap();
+            let request = waiter(&lock, second).await;
+            let next = match is_last {
+                true => None,
+                false => Some(waiter(&lock, Owner::new()).await),
+            };
+            guard.unlock().await.unwrap();
+            request.abort();
+            assert!(request.await.is_err());
+            if let Some(next) = next {
+                next.await.unwrap().unwrap().unlock().await.unwrap();
+            }
+            client.flush().await;
+            let theirs = peer.lock("a").try_lock().await.unwrap();
+            theirs.expect("it is free").unlock().await.unwrap();
+        }
+    }
+
+    /// Whatever becomes of the transfer and its answer, the waiter acquires the lock, and the releasing owner can acquire
+    /// it again.
+    #[tokio::test(start_paused = true)]
+    async fn unanswered_transfer_is_settled_for_both_owners() {
+        for failure in [NotSent, NoEffect, NoAnswer, Repeated, Unconfirmed] {
+            for is_canceled in [false, true] {
+                let (store, [client, peer]) = clients();
+                let lock = client.lock("a");
+                let [first, second] = [(); 2].map(|()| Owner::new());
+                let guard = lock.lock().owner(first).await.unwrap();
+                let request = waiter(&lock, second).await;
+                store.fail([failure]);
+                let released = guard.unlock().await;
+                let is_error = matches!(failure, NotSent | NoEffect | NoAnswer);
+                assert_eq!(released.is_err(), is_error, "{failure:?}");
+                if is_canceled {
+                    request.abort();
+                    assert!(request.await.is_err());
+                } else {
+                    let guard = request.await.unwrap().unwrap();
+                    assert!(is_held_by(&lock, second).await, "{failure:?}");
+                    client.flush().await;
+                    assert!(
+                        guard.is_valid() && is_held_by(&lock, second).await,
+                        "{failure:?}"
+                    );
+                    guard.unlock().await.unwrap();
+                }
+                let again = lock.lock().owner(first).await.unwrap();
+                client.flush().await;
+                assert!(
+                    again.is_valid() && is_held_by(&lock, first).await,
+                    "{failure:?}"
+                );
+                again.unlock().await.unwrap();
+                client.flush().await;
+                assert!(!peer.lock("a").is_locked().await.unwrap(), "{failure:?}");
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lost_hold_is_not_transferred() {
+        let (_, [client, peer]) = clients();
+        let lock = client.lock("a");
+        let guard = lock.lock().owner(Owner::new()).await.unwrap();
+        let request = waiter(&lock, Owner::new()).await;
+        assert!(peer.lock("a").force_unlock().await.unwrap());
+        let theirs = peer.lock("a").try_lock().await.unwrap().unwrap();
+        assert!(matches!(guard.unlock().await, Err(Error::Lost { .. })));
+        run_others().await;
+        assert!(!request.is_finished() && theirs.is_valid());
+        theirs.unlock().await.unwrap();
+        assert!(request.await.unwrap().unwrap().is_valid());
+    }
+
+    /// A request that is kept but not polled does not keep the lock.
+    #[tokio::test(start_paused = true)]
+    async fn transferred_hold_that_is_not_taken_in_time_is_released() {
+        let (_, [client, peer]) = clients();
+        let lock = client.lock("a");
+        let guard = lock.lock().owner(Owner::new()).await.unwrap();
+        let mut parked = lock.lock().owner(Owner::new()).into_future();
+        let polled = tokio::time::timeout(Duration::ZERO, &mut parked).await;
+        assert!(polled.is_err());
+        guard.unlock().await.unwrap();
+        assert!(peer.lock("a").try_lock().await.unwrap().is_none());
+        tokio::time::sleep(SECOND / 40).await;
+        client.flush().await;
+        let theirs = peer.lock("a").try_lock().await.unwrap().unwrap();
+        theirs.unlock().await.unwrap();
+        parked.await.unwrap().unlock().await.unwrap();
+    }
+
+    /// If another client waits, the lock is released instead.
+    #[tokio::test(start_paused = true)]
+    async fn other_clients_get_their_turn() {
+        let (_, [client, peer]) = clients();
+        let lock = client.lock("a");
+        let contend = |lock: Lock| async move {
+            loop {
+                let guard = lock.lock().owner(Owner::new()).await.unwrap();
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                guard.unlock().await.unwrap();
+            }
+        };
+        let contenders = [(); 3].map(|()| tokio::spawn(contend(lock.clone())));
+        tokio::time::sleep(SECOND / 10).await;
+        let other = peer.lock("a");
+        for _ in 0..10 {
+            let waiting = other.try_lock().wait(SECOND / 10).await.unwrap();
+            waiting.expect("in time").unlock().await.unwrap();
+        }
+        contenders.iter().for_each(JoinHandle::abort);
+    }
+}
