@@ -2,7 +2,7 @@
 //! acquisition. For holds that cannot be [handed over](super::HandedOver): a caller knows one of the owners, as always
 //! in `blocking`, or a lease is fixed.
 //!
-//! 1. While the first waiter of a queue sleeps, a release may claim it
+//! 1. A release may claim the first waiter of the queue
 //!    ([`WaitQueues::claim_first`](crate::wait::WaitQueues::claim_first)).
 //! 2. A full release that has claimed a waiter takes the turn of the waiter's hold, too. It sends a step that releases
 //!    the object and acquires it for the waiter ([`HoldKind::transfer`](crate::hold::HoldKind::transfer)). If other

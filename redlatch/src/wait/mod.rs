@@ -97,7 +97,8 @@ pub(crate) trait Attempt: Send {
         false
     }
 
-    /// Returns what a release of this client needs to know to acquire the object for this request. `None`: it cannot.
+    /// Returns what a release of this client needs to know to acquire the object for this request. `None`: it cannot, or
+    /// this takes over holds.
     fn claim(&self) -> Option<TransferClaim> {
         None
     }
@@ -178,6 +179,8 @@ impl WaitQueues {
 async fn wait_in_queue<A: Attempt>(waiter: &mut Waiter, attempt: &mut A) -> Result<A::Grant> {
     if attempt.takes_offers() {
         waiter.enable_offers();
+    } else if let Some(claim) = attempt.claim() {
+        waiter.enable_claim(claim);
     }
     let turn = wait_for_turn(waiter, attempt).await?;
     // Boxed: of many waiters, one is the first.
@@ -229,16 +232,14 @@ async fn wait_as_first<A: Attempt>(
         _ => NextRequest::Now,
     };
     loop {
-        if !matches!(next, NextRequest::Now) {
-            let _claimable = waiter.allow_claim(attempt.claim());
-            match next {
-                NextRequest::At(at) => tokio::select! {
-                    biased;
-                    () = waiter.woken() => {}
-                    () = sleep_until(at) => {}
-                },
-                NextRequest::Now | NextRequest::OnMessage => waiter.woken().await,
-            }
+        match next {
+            NextRequest::Now => {}
+            NextRequest::OnMessage => waiter.woken().await,
+            NextRequest::At(at) => tokio::select! {
+                biased;
+                () = waiter.woken() => {}
+                () = sleep_until(at) => {}
+            },
         }
         let was_delayed = waiter.let_others_go_first().await;
         if let Some(offer) = waiter.take_offer()

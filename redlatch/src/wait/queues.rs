@@ -13,7 +13,7 @@
 //!    and subscribing cannot cross.
 
 use std::any::Any;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard, Weak};
@@ -112,6 +112,9 @@ struct ContactState {
     waiters: usize,
     /// Number of these that take offers.
     taking_offers: usize,
+    /// The claims of waiters in the order in which they joined, without those that a release has taken.
+    claims: VecDeque<(u64, TransferClaim)>,
+    latest_claim: u64,
     /// Since when the latest answer is out of date: since the release that the unanswered request follows,
     /// or since that request was sent. The answer still counts for waiters that joined earlier.
     stale_since: Option<Instant>,
@@ -158,8 +161,6 @@ struct OfferSlot {
     offer: Option<(Offer, Instant)>,
     /// The task that drops it.
     expiry: Option<AbortHandle>,
-    /// The claim of the first waiter while it sleeps, unless a release has taken it.
-    claim: Option<TransferClaim>,
 }
 
 /// How long the first waiter lets each of the other clients go first that have waited for longer than this client.
@@ -189,6 +190,8 @@ pub(super) struct Waiter {
     object: Arc<ObjectQueues>,
     kind: QueueKind,
     takes_offers: bool,
+    /// Id of its claim; 0: it has none.
+    claim_id: u64,
 }
 
 /// The first waiter of a queue, claimed by a release that sends a request for it.
@@ -229,15 +232,6 @@ impl Drop for ClaimedWaiter {
         if let Some(since) = contact.stale_since.take_if(|_| self.is_sent) {
             contact.maybe_released_at.get_or_insert(since);
         }
-    }
-}
-
-/// The claim of a waiter that sleeps. Dropped when it wakes.
-pub(super) struct Claimable<'a>(&'a WaitQueue);
-
-impl Drop for Claimable<'_> {
-    fn drop(&mut self) {
-        self.0.offer.lock().claim = None;
     }
 }
 
@@ -333,16 +327,18 @@ impl WaitQueues {
         outdated
     }
 
-    /// Claims the first waiter for an object, if it sleeps and the object was not released since the last request. None
-    /// may wait in the shared queue.
+    /// Claims the first waiter for an object, if all waiters can be claimed, none waits in the shared queue, the object
+    /// was not released since the last request, and no request is in flight.
     pub(crate) fn claim_first(&self, object: &ObjectKeys) -> Option<ClaimedWaiter> {
         let channels = self.channels.lock_unless_empty()?;
         let object = queues_of(&channels, object)?;
         let [exclusive, shared] = &object.queues;
-        if !exclusive.contact.lock().is_current() || shared.contact.lock().waiters > 0 {
+        let mut contact = exclusive.contact.lock();
+        let all_claimable = contact.is_current() && contact.claims.len() == contact.waiters;
+        if !all_claimable || shared.contact.lock().waiters > 0 {
             return None;
         }
-        let claim = exclusive.offer.lock().claim.take()?;
+        let (_, claim) = contact.claims.pop_front()?;
         Some(ClaimedWaiter {
             claim,
             is_sent: false,
@@ -436,6 +432,7 @@ impl WaitQueues {
             object: entry.object(object),
             kind,
             takes_offers: false,
+            claim_id: 0,
         };
         waiter.queue().contact.lock().waiters += 1;
         waiter
@@ -740,19 +737,22 @@ impl Waiter {
         self.queue().contact.lock().taking_offers += 1;
     }
 
+    /// Lets a release claim this waiter.
+    pub(super) fn enable_claim(&mut self, claim: TransferClaim) {
+        let mut contact = self.queue().contact.lock();
+        contact.latest_claim += 1;
+        let id = contact.latest_claim;
+        contact.claims.push_back((id, claim));
+        drop(contact);
+        self.claim_id = id;
+    }
+
     /// Takes what another request of this client has offered, if there is anything. Drops it if the object may
     /// have been released since: the store then decides which owner holds it.
     pub(super) fn take_offer(&self) -> Option<Offer> {
         let (offer, _) = self.queue().offer.lock().offer.take()?;
         let is_current = self.queue().contact.lock().is_current();
         is_current.then_some(offer)
-    }
-
-    /// Lets a release claim this waiter until the result is dropped.
-    pub(super) fn allow_claim(&self, claim: Option<TransferClaim>) -> Option<Claimable<'_>> {
-        let queue = self.queue();
-        queue.offer.lock().claim = Some(claim?);
-        Some(Claimable(queue))
     }
 
     /// Waits until a message was published since [`Waiter::take_wakeups`], there is an offer, or the connection
@@ -829,6 +829,14 @@ impl Drop for Waiter {
         let mut contact = self.queue().contact.lock();
         contact.waiters -= 1;
         contact.taking_offers -= usize::from(self.takes_offers);
+        // Dropped after the locks, too: it refers to a hold.
+        let mut _claim = None;
+        if let Ok(i) = contact
+            .claims
+            .binary_search_by_key(&self.claim_id, |(id, _)| *id)
+        {
+            _claim = contact.claims.remove(i);
+        }
         if contact.waiters == 0 {
             _unclaimed = self.queue().offer.lock().offer.take();
             // Later requests must contact the store themselves.
