@@ -273,7 +273,7 @@ async fn wait_as_first<A: Attempt>(
                 if let Some(held) = attempt.excludes_waiters_for() {
                     *turn = Some(sent_at + held + ROUNDING);
                 }
-                if attempt.takes_offers() && waiter.discard_wakeups() {
+                if waiter.is_served_locally() && waiter.discard_wakeups() {
                     attempt.doubt();
                 }
                 if was_delayed && !others_released {

@@ -737,6 +737,11 @@ impl Waiter {
         self.queue().contact.lock().taking_offers += 1;
     }
 
+    /// Returns whether a release of this client may pass the object to this waiter.
+    pub(super) fn is_served_locally(&self) -> bool {
+        self.takes_offers || self.claim_id > 0
+    }
+
     /// Lets a release claim this waiter.
     pub(super) fn enable_claim(&mut self, claim: TransferClaim) {
         let mut contact = self.queue().contact.lock();

@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use redlatch::{Client, Error, MultiLock, Owner};
-use redlatch_testkit::unique;
+use redlatch_testkit::{Monitor, Server, unique};
 
 use crate::common::{LONG, SHORT, TestStore, until, within_limit};
 
@@ -226,4 +226,31 @@ async fn names_with_one_channel_miss_no_release(store: TestStore) {
         client.status().subscriptions == 0
     })
     .await;
+}
+
+/// A release acquires the lock for the next waiter of the same client, which sends nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tasks_with_owners_of_their_own_need_one_command_for_a_turn() {
+    const TURNS: usize = 200;
+    let server = Server::start();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let held = client.lock("a").lock().owner(Owner::new()).await.unwrap();
+    let tasks = [(); 4].map(|()| {
+        let (lock, me) = (client.lock("a"), Owner::new());
+        tokio::spawn(async move {
+            for _ in 0..TURNS {
+                let guard = lock.lock().owner(me).await.unwrap();
+                guard.unlock().await.unwrap();
+            }
+        })
+    });
+    until_waiting(&client).await;
+    let mut monitor = Monitor::start(&server);
+    held.unlock().await.unwrap();
+    for task in tasks {
+        within_limit("all turns", task).await.unwrap();
+    }
+    let sent = monitor.count_sent(&server);
+    // A release and an acquisition would be two.
+    assert!(sent < 4 * TURNS * 17 / 10, "{sent}");
 }
