@@ -305,6 +305,9 @@ impl ClientBuilder {
     /// ended; with `false`, each release checks with the store that the lock was still held. A hold that the store
     /// has lost may be passed on for about 10 ms, unless a message reported it.
     ///
+    /// A lock with another owner (always in the blocking API) or a fixed lease passes to the next task of this client
+    /// with one command, which releases it and acquires it for that task. This does not apply to write locks.
+    ///
     /// If another client waits, the lock is released to all as soon as the store has reported it: it is asked after
     /// 64 hand-overs or 5 ms. Without an answer the hand-overs end after 10 ms, and in any case after a second. The
     /// next waiter of this client then lets the others go first, for a few milliseconds. A task that is not polled within 10 ms

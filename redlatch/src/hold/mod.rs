@@ -94,7 +94,7 @@ pub(crate) struct TransferParams<'a> {
     pub(crate) to: &'a Hold,
     /// Lease of the waiter's hold.
     pub(crate) lease: Lease,
-    /// Number of this client's subscriptions to the object's channel. `None` if subscribers cannot be counted.
+    /// Number of this client's subscriptions to the object's channel, if others with a subscription prevent the transfer.
     pub(crate) own_subscriptions: Option<u32>,
 }
 

@@ -115,23 +115,35 @@ impl HandOverLimit {
             return None;
         }
         self.hand_overs += 1;
-        let is_due = self.hand_overs >= HAND_OVERS_PER_ANSWER || alone_for >= ALONE_FOR / 2;
-        let asks = is_due && !self.asking;
+        let asks = self.is_due(alone_for) && !self.asking;
         self.asking |= asks;
         Some(HandOver { asks })
     }
 
-    /// Returns the limit for the next owner after a transfer, if that is allowed. `asks`: the transfer asks the store
-    /// whether another client waits.
-    fn transfer(&self, asks: bool, now: Instant) -> Option<HandOverLimit> {
-        let alone_at = if asks { now } else { self.alone_at };
+    /// Counts a transfer, if it is allowed. Returns the limit for the next owner, and whether the transfer has to ask the
+    /// store if another client waits. `can_ask`: whether the store knows that.
+    fn transfer(&self, can_ask: bool, now: Instant) -> Option<(HandOverLimit, bool)> {
+        let alone_for = now.saturating_duration_since(self.alone_at);
+        let chain = now.saturating_duration_since(self.granted_at);
+        let is_late = !can_ask && alone_for >= ALONE_FOR;
+        if self.others.is_some() || is_late || chain >= LONGEST_CHAIN {
+            return None;
+        }
         let mut next = HandOverLimit {
-            alone_at,
-            hand_overs: 0,
+            hand_overs: self.hand_overs + 1,
             asking: false,
             ..*self
         };
-        next.hand_over(now).map(|_| next)
+        let asks = can_ask && next.is_due(alone_for);
+        if asks {
+            (next.alone_at, next.hand_overs) = (now, 0);
+        }
+        Some((next, asks))
+    }
+
+    /// Returns whether the store has to be asked whether another client waits.
+    fn is_due(&self, alone_for: Duration) -> bool {
+        self.hand_overs >= HAND_OVERS_PER_ANSWER || alone_for >= ALONE_FOR / 2
     }
 
     fn answered(&mut self, asked_at: Instant, others: Option<usize>) {
@@ -278,10 +290,11 @@ impl HoldState {
         Some(hand_over)
     }
 
-    /// Returns the limit of hand-overs for a waiter to which the object is transferred after a full release. `None`: it
-    /// must be released to all clients. `asks`: the transfer asks the store whether another client waits.
-    pub(crate) fn transfer_limit(&self, asks: bool, now: Instant) -> Option<HandOverLimit> {
-        self.hand_over_limit.transfer(asks, now)
+    /// Returns the limit of hand-overs for a waiter to which the object is transferred after a full release, and whether
+    /// the transfer has to ask if another client waits. `None`: the object must be released to all clients. `can_ask`:
+    /// whether the store knows which clients wait.
+    pub(crate) fn transfer(&self, can_ask: bool, now: Instant) -> Option<(HandOverLimit, bool)> {
+        self.hand_over_limit.transfer(can_ask, now)
     }
 
     /// Records the answer to the question that a [`HandOver`] asks.
@@ -628,19 +641,31 @@ mod tests {
     }
 
     #[test]
-    fn transfers_end_after_a_second_or_without_count_of_subscribers_soon() {
+    fn transfers_end_after_a_second_or_if_nobody_can_be_asked_soon() {
         let now = Instant::now();
-        for (asks, longest) in [(true, LONGEST_CHAIN), (false, ALONE_FOR)] {
-            let (mut state, mut elapsed) = (HoldState::new(now), Duration::ZERO);
-            while let Some(limit) = state.transfer_limit(asks, now + elapsed) {
+        for (can_ask, longest, pause) in [
+            (true, LONGEST_CHAIN, ALONE_FOR / 4),
+            (true, LONGEST_CHAIN, ALONE_FOR * 4),
+            (false, ALONE_FOR, ALONE_FOR / 4),
+        ] {
+            let (mut state, mut elapsed, mut asked) = (HoldState::new(now), Duration::ZERO, 0);
+            while let Some((limit, asks)) = state.transfer(can_ask, now + elapsed) {
                 state.hand_over_limit = limit;
-                elapsed += ALONE_FOR / 4;
+                elapsed += pause;
+                asked += u32::from(asks);
             }
             assert_eq!(elapsed, longest);
+            let expected = longest.div_duration_f64(pause.max(ALONE_FOR / 2)) as u32 - 1;
+            assert_eq!(asked, expected * u32::from(can_ask));
         }
         let mut state = HoldState::new(now);
+        for transfers in 1..=2 * HAND_OVERS_PER_ANSWER {
+            let (limit, asks) = state.transfer(true, now).unwrap();
+            state.hand_over_limit = limit;
+            assert_eq!(asks, transfers % HAND_OVERS_PER_ANSWER == 0);
+        }
         state.others_wait(now, Some(1));
-        assert!(state.transfer_limit(true, now).is_none());
+        assert!(state.transfer(true, now).is_none());
     }
 
     #[test]

@@ -5,8 +5,8 @@
 //! 1. A release may claim the first waiter of the queue
 //!    ([`WaitQueues::claim_first`](crate::wait::WaitQueues::claim_first)).
 //! 2. A full release that has claimed a waiter takes the turn of the waiter's hold, too. It sends a step that releases
-//!    the object and acquires it for the waiter ([`HoldKind::transfer`](crate::hold::HoldKind::transfer)). If other
-//!    clients wait, the step only releases.
+//!    the object and acquires it for the waiter ([`HoldKind::transfer`](crate::hold::HoldKind::transfer)). As often as
+//!    beside hand-overs, the step asks whether other clients wait. If so, it only releases.
 //! 3. The waiter is offered its hold, and adds a guard. If it does not take the offer, its hold is released in the
 //!    background.
 //! 4. Without an answer, the outcome is unknown for both holds. Each is settled by a release behind the step.
@@ -37,9 +37,10 @@ impl HoldRef {
         mut waiter: ClaimedWaiter,
     ) -> Result<Option<bool>> {
         let session = &self.session;
-        let counts = session.store.counts_subscribers();
-        let limit = from.state().transfer_limit(counts, Instant::now());
-        let (Some(limit), Some(hold_ref)) = (limit, session.claimed(&waiter.claim)) else {
+        let can_ask = session.store.counts_subscribers();
+        let limit = from.state().transfer(can_ask, Instant::now());
+        let claimed = session.claimed(&waiter.claim);
+        let (Some((limit, asks)), Some(hold_ref)) = (limit, claimed) else {
             return Ok(None);
         };
         let (to, lease) = (hold_ref.hold.clone(), waiter.claim.lease);
@@ -48,7 +49,7 @@ impl HoldRef {
             from,
             to: &to,
             lease,
-            own_subscriptions: counts.then_some(own_subscriptions),
+            own_subscriptions: asks.then_some(own_subscriptions),
         });
         let (Some(step), Some(mut turn)) = (step, to.try_turn()) else {
             return Ok(None);

@@ -5,7 +5,7 @@
 -- ARGV[2]  channel
 -- ARGV[3]  the waiter, which becomes the owner with hold count 1
 -- ARGV[4]  lease in ms
--- ARGV[5]  number of this client's subscriptions to the channel; -1: subscribers are not counted
+-- ARGV[5]  number of this client's subscriptions to the channel; -1: do not count other subscribers
 -- Returns  -1: the waiter holds the lock; 0: the owner does not hold it
 --          else the lock is free, and this is the number of other subscribers
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
