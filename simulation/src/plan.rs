@@ -214,7 +214,8 @@ impl Plan {
             failover_time: millis(400 + random.below(1_600) as u64),
             processes,
             tasks: 1 + random.below(6),
-            owners: random.below(3),
+            // Often several for each client, so that locks pass from one to the next.
+            owners: random.below(3) * (1 + seed % 3) as usize,
             clients: 1 + random.below(2),
             chosen_ids: random.below(2) == 0,
             names,
