@@ -46,7 +46,12 @@ pub(crate) trait HoldKind: Send + Sync {
     /// store while it waited. Replies whether the owner held it.
     fn release<'a>(&'a self, params: ReleaseParams<'a>) -> BoxedStep<'a, bool>;
 
-    /// Releases the object and acquires it for a waiter, in one step. `None`: each acquisition needs a request.
+    /// Returns whether there is a [transfer](HoldKind::transfer).
+    fn can_transfer(&self) -> bool {
+        false
+    }
+
+    /// Releases the object and acquires it for a waiter, in one step.
     fn transfer<'a>(&'a self, params: TransferParams<'a>) -> Option<BoxedStep<'a, Transferred>> {
         let _ = params;
         None

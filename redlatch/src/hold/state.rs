@@ -18,7 +18,6 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::error::Loss;
-use crate::store::Route;
 
 /// When a hold is due. The number orders holds that are due at the same instant, so that all runs of a
 /// program use the same order.
@@ -369,13 +368,9 @@ impl HoldState {
     /// Records that a release with this count was sent and will not be answered any more. The store may apply it
     /// at any later time, even if there was nothing left to release. So it is a change: another release must be
     /// answered before the next acquisition, which this one could otherwise undo.
-    pub(crate) fn release_unanswered(&mut self, keep: u32, route: Route) {
+    pub(crate) fn release_unanswered(&mut self, keep: u32) {
         self.changes += 1;
         self.maybe_released |= keep == 0;
-        if route != Route::Commands {
-            // The next release must be sent behind it.
-            self.open_attempt = self.changes;
-        }
     }
 
     /// Records that an acquisition is about to be sent: from now on a release may be needed. Returns the
@@ -473,6 +468,11 @@ impl HoldState {
             self.loss = Some(loss);
         }
         newly_lost
+    }
+
+    /// Marks the hold as lost, if it still has this hold period. Returns whether it did so.
+    pub(super) fn mark_period_lost(&mut self, period: HoldPeriod, loss: Loss) -> bool {
+        self.hold_period() == Some(period) && self.mark_lost(loss)
     }
 
     /// Marks the hold as lost if its lease has ended. Returns whether it did so.
@@ -684,7 +684,7 @@ mod tests {
         assert!(state.accept_transfer(change) && !state.needs_settling());
         assert!(!state.accept_transfer(change));
         for later_step in [
-            |state: &mut HoldState| state.release_unanswered(0, Route::Commands),
+            |state: &mut HoldState| state.release_unanswered(0),
             |state: &mut HoldState| state.release_acknowledged(state.changes, true),
             |state: &mut HoldState| assert!(state.begin_attempt() > 0),
         ] {
@@ -692,16 +692,6 @@ mod tests {
             later_step(&mut state);
             assert!(!state.accept_transfer(change));
         }
-    }
-
-    /// The release must be followed by one on the same route.
-    #[test]
-    fn unanswered_transfer_counts_as_attempt_in_flight() {
-        let mut state = acquired();
-        state.release_unanswered(0, Route::Acquisitions);
-        assert!(state.has_attempt_in_flight());
-        state.release_acknowledged(state.changes, true);
-        assert!(!state.has_attempt_in_flight());
     }
 
     /// Every step that is sent after the attempt may change what the store has granted to it.
@@ -758,7 +748,7 @@ mod tests {
         for keep in [0, 1] {
             let mut state = acquired();
             // Everything was acknowledged: the release was not necessary.
-            state.release_unanswered(keep, Route::Commands);
+            state.release_unanswered(keep);
             assert!(state.needs_settling());
             assert_eq!(state.maybe_released, keep == 0);
             let attempt = state.begin_attempt();

@@ -81,27 +81,26 @@ impl HoldRef {
         }
         if keep == 0
             && now.allows_transfer()
-            && let Some(waiter) = session.waiting.claim_first(&hold.object)
+            && let Some(claimed) = self.claim_waiter(hold)
             // Boxed: most releases find no waiter.
-            && let Some(held) = Box::pin(self.transfer(hold, now, waiter)).await?
+            && let Some(held) = Box::pin(self.transfer(hold, now, claimed)).await?
         {
             return Ok(held);
         }
         let lease = now.is_renewed.then(|| session.watchdog.lease());
         let step = hold.kind.release(ReleaseParams { hold, keep, lease });
         let store = &session.store;
-        let route = match now.has_attempt_in_flight {
+        let delivery = Delivery::on(match now.has_attempt_in_flight {
             true => Route::Acquisitions,
             false => Route::Commands,
-        };
-        let release = PendingRelease::new(hold, keep, route);
+        });
+        let release = PendingRelease::new(hold, keep);
         hold.state().begin_release();
         let frees = keep == 0 && hold.kind.release_frees();
         if frees {
             session.waiting.record_release(hold.object.channel());
         }
-        let (delivery, progress) = (Delivery::on(route), &release.progress);
-        let answer = store.run(&*step, None, delivery, progress).await;
+        let answer = store.run(&*step, None, delivery, &release.progress).await;
         release.record_result(&answer);
         let answer = answer?;
         let held = self.released(hold, now, keep, answer.reply, answer.repeated)?;
@@ -206,17 +205,15 @@ impl HoldRef {
 pub(super) struct PendingRelease<'a> {
     hold: &'a Hold,
     keep: u32,
-    route: Route,
     pub(super) progress: Progress,
 }
 
 impl<'a> PendingRelease<'a> {
-    pub(super) fn new(hold: &'a Hold, keep: u32, route: Route) -> PendingRelease<'a> {
+    pub(super) fn new(hold: &'a Hold, keep: u32) -> PendingRelease<'a> {
         let progress = Progress::default();
         PendingRelease {
             hold,
             keep,
-            route,
             progress,
         }
     }
@@ -232,7 +229,7 @@ impl<'a> PendingRelease<'a> {
 impl Drop for PendingRelease<'_> {
     fn drop(&mut self) {
         if self.progress.was_sent() {
-            self.hold.state().release_unanswered(self.keep, self.route);
+            self.hold.state().release_unanswered(self.keep);
         }
     }
 }

@@ -15,7 +15,6 @@ use crate::owner::Owner;
 use crate::primitives::fair_lock::Fair;
 use crate::primitives::lock::{AcquireParams, Rules as _};
 use crate::step::Outcome;
-use crate::store::Route;
 use crate::store::embedded::failure_injection::Failure::{
     self, NoAnswer, NoEffect, NotSent, Repeated, Unconfirmed,
 };
@@ -366,14 +365,14 @@ async fn unanswered_release_makes_next_one_a_repetition() {
     let guard = client.lock("a").lock().await.unwrap();
     let hold = &guard.hold_ref().hold;
     for (keep, sent, repeated) in [(1, true, false), (0, false, false), (0, true, true)] {
-        let release = PendingRelease::new(hold, keep, Route::Commands);
+        let release = PendingRelease::new(hold, keep);
         if sent {
             release.progress.mark_sent();
         }
         drop(release);
         assert_eq!(hold.state().maybe_released, repeated);
     }
-    let release = PendingRelease::new(hold, 0, Route::Commands);
+    let release = PendingRelease::new(hold, 0);
     let changes = hold.state().changes;
     hold.state().release_acknowledged(changes, false);
     release.progress.mark_sent();
@@ -381,7 +380,7 @@ async fn unanswered_release_makes_next_one_a_repetition() {
     drop(release);
     assert!(!hold.state().maybe_released, "it was answered");
     // The store does not have it any more: the earlier release took effect.
-    hold.state().release_unanswered(0, Route::Commands);
+    hold.state().release_unanswered(0);
     assert!(client.lock("a").force_unlock().await.unwrap());
     guard.unlock().await.unwrap();
 }

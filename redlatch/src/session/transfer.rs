@@ -11,6 +11,8 @@
 //!    background.
 //! 4. Without an answer, the outcome is unknown for both holds. Each is settled by a release behind the step.
 //!
+//! Not used if acquisitions wait for replicas: a release must not, and uses another connection.
+//!
 //! Invariant: while the step may take effect, it is the latest step of both holds. So the waiter never gets a hold that
 //! a later step has released, and the step never moves a later hold of the releasing owner: that owner acquires again
 //! only after a release behind the step was answered.
@@ -24,25 +26,53 @@ use super::{HoldRef, RequestedHold};
 use crate::error::Result;
 use crate::hold::{HandOverLimit, Hold, HoldSnapshot, TransferParams, Transferred};
 use crate::lease::Lease;
-use crate::store::{Delivery, Progress, Route};
+use crate::store::{Delivery, Route};
 use crate::wait::ClaimedWaiter;
 
+/// A waiter for which a release may acquire the object.
+pub(super) struct Claimed {
+    waiter: ClaimedWaiter,
+    hold_ref: HoldRef,
+    /// Other clients get their turn after the same time as if the owner had not changed.
+    limit: HandOverLimit,
+    /// Whether the step has to ask if other clients wait.
+    asks: bool,
+}
+
 impl HoldRef {
+    /// Claims a waiter for a release of the hold `from`, if the object may pass to it now.
+    pub(super) fn claim_waiter(&self, from: &Hold) -> Option<Claimed> {
+        let session = &self.session;
+        if !from.kind.can_transfer() || session.store.awaits_replicas() {
+            return None;
+        }
+        let can_ask = session.store.counts_subscribers();
+        let (limit, asks) = from.state().transfer(can_ask, Instant::now())?;
+        let waiter = session.waiting.claim_first(&from.object)?;
+        let hold_ref = session.claimed(&waiter.claim)?;
+        Some(Claimed {
+            waiter,
+            hold_ref,
+            limit,
+            asks,
+        })
+    }
+
     /// Releases the hold `from` and acquires its object for a waiter. Returns whether the owner held it. `None`: nothing
-    /// was sent, because the waiter or its hold is not ready.
+    /// was sent, because the waiter's hold is not ready.
     pub(super) async fn transfer(
         &self,
         from: &Arc<Hold>,
         now: &HoldSnapshot,
-        mut waiter: ClaimedWaiter,
+        claimed: Claimed,
     ) -> Result<Option<bool>> {
         let session = &self.session;
-        let can_ask = session.store.counts_subscribers();
-        let limit = from.state().transfer(can_ask, Instant::now());
-        let claimed = session.claimed(&waiter.claim);
-        let (Some((limit, asks)), Some(hold_ref)) = (limit, claimed) else {
-            return Ok(None);
-        };
+        let Claimed {
+            mut waiter,
+            hold_ref,
+            limit,
+            asks,
+        } = claimed;
         let (to, lease) = (hold_ref.hold.clone(), waiter.claim.lease);
         let own_subscriptions = u32::from(session.waiting.is_subscribed(from.object.channel()));
         let step = from.kind.transfer(TransferParams {
@@ -57,6 +87,7 @@ impl HoldRef {
         let Some(change) = to.state().begin_transfer(lease.duration()) else {
             return Ok(None);
         };
+        let release = PendingRelease::new(from, 0);
         let mut transferred = TransferredHold {
             hold_ref: Some(hold_ref),
             change,
@@ -64,29 +95,27 @@ impl HoldRef {
             end: Instant::now(),
             limit,
         };
-        let release = PendingRelease::new(from, 0, Route::Acquisitions);
         from.state().begin_release();
         waiter.request_started();
-        let (delivery, progress) = (Delivery::acquisition(true), &release.progress);
-        let answer = session.store.run(&*step, None, delivery, progress).await;
+        let delivery = Delivery::on(Route::Commands);
+        let answer = session
+            .store
+            .run(&*step, None, delivery, &release.progress)
+            .await;
         release.record_result(&answer);
         turn.record_result(&answer);
         drop(turn);
+        if answer.is_err() && !release.progress.was_sent() {
+            transferred.refused();
+        }
         let answer = answer?;
         transferred.end = answer.sent_at + lease.duration();
-        match (answer.reply, answer.confirmation) {
-            (Transferred::ToWaiter, None) => waiter.offer(Box::new(transferred)),
-            (Transferred::ToWaiter, Some(confirmation)) => {
-                session.background.spawn(async move {
-                    if confirmation.confirmed(&Progress::default()).await.is_ok() {
-                        waiter.offer(Box::new(transferred));
-                    }
-                });
-            }
+        match answer.reply {
+            Transferred::ToWaiter => waiter.offer(Box::new(transferred)),
             // The first of the repeated steps may have transferred it. Dropping `transferred` settles that.
-            (Transferred::NotHeld, _) if answer.repeated => {}
-            (Transferred::NotHeld, _) => transferred.refused(),
-            (Transferred::Released { others }, _) => {
+            Transferred::NotHeld if answer.repeated => {}
+            Transferred::NotHeld => transferred.refused(),
+            Transferred::Released { others } => {
                 transferred.refused();
                 session.waiting.yield_to(&from.object, || others);
             }
@@ -95,7 +124,6 @@ impl HoldRef {
         self.released(from, now, 0, held, answer.repeated).map(Some)
     }
 }
-
 /// The hold of a waiter that another owner's release may have acquired. Dropping it settles the hold in the background.
 pub(crate) struct TransferredHold {
     /// `None` when the waiter has taken it, or the store has not transferred it.
@@ -105,7 +133,6 @@ pub(crate) struct TransferredHold {
     lease: Lease,
     /// When the hold ends unless it is renewed.
     end: Instant,
-    /// Other clients get their turn after the same time as if the owner had not changed.
     limit: HandOverLimit,
 }
 
@@ -131,7 +158,7 @@ impl TransferredHold {
     }
 
     /// Records that the store has not transferred the object.
-    fn refused(mut self) {
+    fn refused(&mut self) {
         if let Some(hold_ref) = self.hold_ref.take() {
             hold_ref.hold.state().attempt_acknowledged(self.change);
         }

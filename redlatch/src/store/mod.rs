@@ -134,6 +134,14 @@ impl Store {
         }
     }
 
+    /// Returns whether acquisitions wait for replicas. If not, all steps about a key use one connection.
+    pub(crate) fn awaits_replicas(&self) -> bool {
+        match self {
+            Store::Redis(redis) => redis.awaits_replicas(),
+            Store::Embedded(_) => false,
+        }
+    }
+
     /// Returns the node that serves a key, as far as is known locally. Work for different nodes is limited
     /// and batched separately, so a node that does not answer does not delay work for the others.
     pub(crate) fn node(&self, key: &str) -> Option<NodeId> {

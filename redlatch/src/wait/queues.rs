@@ -197,8 +197,8 @@ pub(super) struct Waiter {
 /// The first waiter of a queue, claimed by a release that sends a request for it.
 pub(crate) struct ClaimedWaiter {
     pub(crate) claim: TransferClaim,
-    /// Whether the request may have been sent. Then dropping this means that the object may have been released.
-    is_sent: bool,
+    /// When the request was sent, if it was. Then dropping this means that the object may have been released.
+    sent_at: Option<Instant>,
     queues: WaitQueues,
     object: Arc<ObjectQueues>,
 }
@@ -206,20 +206,24 @@ pub(crate) struct ClaimedWaiter {
 impl ClaimedWaiter {
     /// Records that the request is about to be sent.
     pub(crate) fn request_started(&mut self) {
-        self.is_sent = true;
         let mut contact = self.object.queue(QueueKind::Exclusive).contact.lock();
-        contact.stale_since.get_or_insert_with(Instant::now);
+        let now = Instant::now();
+        if *contact.stale_since.get_or_insert(now) == now {
+            self.sent_at = Some(now);
+        }
     }
 
     /// Offers the waiter the object, which the store has granted to it.
-    pub(crate) fn offer(self, offer: Offer) {
+    pub(crate) fn offer(mut self, offer: Offer) {
         let queue = self.object.queue(QueueKind::Exclusive);
         let mut contact = queue.contact.lock();
         if contact.waiters == 0 {
             drop(contact);
             return drop(offer);
         }
-        (contact.stale_since, contact.answered) = (None, true);
+        if contact.take_stale_since(self.sent_at.take()) {
+            contact.answered = true;
+        }
         let outdated = self.queues.put_offer(&self.object, offer);
         drop(contact);
         drop(outdated);
@@ -229,8 +233,8 @@ impl ClaimedWaiter {
 impl Drop for ClaimedWaiter {
     fn drop(&mut self) {
         let mut contact = self.object.queue(QueueKind::Exclusive).contact.lock();
-        if let Some(since) = contact.stale_since.take_if(|_| self.is_sent) {
-            contact.maybe_released_at.get_or_insert(since);
+        if contact.take_stale_since(self.sent_at) {
+            contact.maybe_released_at = contact.maybe_released_at.or(self.sent_at);
         }
     }
 }
@@ -341,7 +345,7 @@ impl WaitQueues {
         let (_, claim) = contact.claims.pop_front()?;
         Some(ClaimedWaiter {
             claim,
-            is_sent: false,
+            sent_at: None,
             queues: self.clone(),
             object: object.clone(),
         })
@@ -630,6 +634,12 @@ impl Subscription {
 }
 
 impl ContactState {
+    /// Records that the request that was sent then has ended. Returns false if another one was sent, or none.
+    fn take_stale_since(&mut self, sent_at: Option<Instant>) -> bool {
+        let taken = self.stale_since.take_if(|since| Some(*since) == sent_at);
+        taken.is_some()
+    }
+
     /// Returns whether the object was not released since the latest answer, and no request is in flight.
     fn is_current(&self) -> bool {
         self.stale_since.or(self.maybe_released_at).is_none()

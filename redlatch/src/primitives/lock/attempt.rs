@@ -266,8 +266,8 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
 
     fn claim(&self) -> Option<TransferClaim> {
         let HoldRef { session, hold, .. } = self.requested.hold_ref;
-        let can_transfer = session.hands_over && self.lock.kind.handed_over().is_some();
-        can_transfer.then(|| TransferClaim {
+        let can_transfer = session.hands_over && self.lock.kind.can_transfer();
+        (can_transfer && !session.store.awaits_replicas()).then(|| TransferClaim {
             hold: hold.clone(),
             lease: self.requested.terms.lease,
         })

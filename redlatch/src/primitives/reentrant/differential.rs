@@ -49,18 +49,14 @@ enum Move {
 fn moves() -> impl Strategy<Value = Move> {
     let (owner, count, lease) = (0..3u8, 1..4u32, 1..4u32);
     let own_subscriptions = prop_oneof![Just(None), Just(Some(0)), Just(Some(1))];
-    let transfer = (
-        owner.clone(),
-        owner.clone(),
-        lease.clone(),
-        own_subscriptions,
-    );
+    let transfer = (owner.clone(), 1..3u8, lease.clone(), own_subscriptions);
     prop_oneof![
         8 => (owner.clone(), count, lease.clone())
             .prop_map(|(owner, count, lease)| Move::Acquire { owner, count, lease }),
         6 => (owner.clone(), 0..3u32, 0..4u32)
             .prop_map(|(owner, keep, lease)| Move::Release { owner, keep, lease }),
-        4 => transfer.prop_map(|(from, to, lease, own_subscriptions)| {
+        4 => transfer.prop_map(|(from, next, lease, own_subscriptions)| {
+            let to = (from + next) % 3;
             Move::Transfer { from, to, lease, own_subscriptions }
         }),
         4 => (owner, lease).prop_map(|(owner, lease)| Move::Renew { owner, lease: lease - 1 }),

@@ -75,6 +75,10 @@ impl<K: ReentrantHolds> HoldKind for K {
         })
     }
 
+    fn can_transfer(&self) -> bool {
+        K::TRANSFERS
+    }
+
     fn transfer<'a>(&'a self, params: TransferParams<'a>) -> Option<BoxedStep<'a, Transferred>> {
         K::TRANSFERS.then(|| Box::new(rules::Transfer(params)) as BoxedStep<'a, _>)
     }

@@ -20,11 +20,15 @@ if own >= 0 then
     -- pcall: if the client may not count subscribers, there may be others.
     others = (redis.pcall('PUBSUB', 'NUMSUB', ARGV[2])[2] or own + 1) - own
 end
-redis.call('DEL', KEYS[1])
 if others > 0 then
+    redis.call('DEL', KEYS[1])
     redis.call('PUBLISH', ARGV[2], '0')
     return others
 end
+-- The lock exists all the time: while its slot moves to another node, the server refuses to create it. The first command
+-- deletes nothing, but counts as a write. An out-of-memory server refuses HSET unless the script has already written.
+redis.call('HDEL', KEYS[1], '')
 redis.call('HSET', KEYS[1], ARGV[3], 1)
+redis.call('HDEL', KEYS[1], ARGV[1])
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
 return -1

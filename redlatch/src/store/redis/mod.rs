@@ -169,6 +169,10 @@ impl Redis {
         }
     }
 
+    pub(crate) fn awaits_replicas(&self) -> bool {
+        self.topology.awaits_replicas
+    }
+
     pub(crate) fn counts_subscribers(&self) -> bool {
         self.topology.counts_subscribers()
     }

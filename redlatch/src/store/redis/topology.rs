@@ -29,6 +29,8 @@ pub(super) struct Topology {
     pub(super) address: String,
     /// How scripts publish in this deployment.
     pub(super) publishing: PublishMode,
+    /// Whether acquisitions wait for replicas, and use another connection than releases.
+    pub(super) awaits_replicas: bool,
     /// Limits for slots without a known owner.
     unassigned_limits: Arc<NodeLimits>,
 }
@@ -71,11 +73,12 @@ impl Topology {
         }
     }
 
-    fn new(form: Form, address: String, publishing: PublishMode) -> Topology {
+    fn new(form: Form, address: String, publishing: PublishMode, sync: ReplicaSync) -> Topology {
         Topology {
             form,
             address,
             publishing,
+            awaits_replicas: sync != ReplicaSync::Off,
             unassigned_limits: Arc::default(),
         }
     }
@@ -95,8 +98,8 @@ impl Topology {
             settings.redis.replica_sync = sync;
             node = Node::new(&settings, &target);
         }
-        let form = Form::Single(node);
-        Ok(Topology::new(form, address, PublishMode::Global))
+        let (form, sync) = (Form::Single(node), settings.redis.replica_sync);
+        Ok(Topology::new(form, address, PublishMode::Global, sync))
     }
 
     async fn sentinel(
@@ -110,8 +113,8 @@ impl Topology {
         ServerInfo::fetch(&node.commands)
             .await?
             .check_standalone()?;
-        let form = Form::Sentinel(node, sentinels);
-        Ok(Topology::new(form, address, PublishMode::Global))
+        let (form, sync) = (Form::Sentinel(node, sentinels), settings.redis.replica_sync);
+        Ok(Topology::new(form, address, PublishMode::Global, sync))
     }
 
     async fn cluster(
@@ -128,12 +131,14 @@ impl Topology {
         // See `batch`.
         settings.redis.batching = false;
         let address = sorted_list(&seeds);
+        let sync = settings.redis.replica_sync;
         let cluster = Cluster::new(seeds, settings);
         if cluster.masters().await.is_empty() {
             let reason = "no node of the cluster reported its slots";
             return Err(ExchangeError::not_executed(reason));
         }
-        Ok(Topology::new(Form::Cluster(cluster), address, publishing))
+        let form = Form::Cluster(cluster);
+        Ok(Topology::new(form, address, publishing, sync))
     }
 
     /// Returns whether there is a single, fixed server.
