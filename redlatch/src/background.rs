@@ -18,7 +18,7 @@ use crate::sync::{Mutex, wait_for};
 #[derive(Clone, Default)]
 pub(crate) struct Background(Arc<Inner>);
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Inner {
     /// The client's own runtime, if it has one. All work runs there.
     dedicated: OnceLock<Handle>,
@@ -73,7 +73,7 @@ impl Background {
         let Some(runtime) = self.runtime() else {
             return;
         };
-        let running = RunningGuard::new(self.0.clone());
+        let running = self.count();
         runtime.spawn(task(async move {
             let _running = running;
             work.await;
@@ -94,6 +94,11 @@ impl Background {
             detaches,
             background: self.clone(),
         }
+    }
+
+    /// Counts work that runs elsewhere, until the returned value is dropped.
+    pub(crate) fn count(&self) -> RunningGuard {
+        RunningGuard::new(self.0.clone())
     }
 
     /// Waits until no background work is running.
@@ -141,7 +146,9 @@ impl<T: Send + 'static, W: Fn() -> bool> Drop for DetachOnDrop<T, W> {
     }
 }
 
-struct RunningGuard(Arc<Inner>);
+/// Counts as running work until it is dropped.
+#[derive(Debug)]
+pub(crate) struct RunningGuard(Arc<Inner>);
 
 impl RunningGuard {
     fn new(inner: Arc<Inner>) -> RunningGuard {

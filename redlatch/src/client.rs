@@ -298,20 +298,24 @@ impl ClientBuilder {
     }
 
     /// Sets whether a lock that is released while another task of this client waits for it passes to that task
-    /// without asking the store. Default: true.
+    /// without asking the store, and permits that are released to a task that waits for as many. Default: true.
     ///
     /// It applies to locks and write locks without a fixed lease, whose owner the caller neither names nor asks
-    /// for. [`Guard::unlock`](crate::Guard::unlock) then returns `Ok` if no loss is known and the lease has not
+    /// for; to permits of an expirable semaphore without a fixed lease, whose ids the caller does not ask for; and to
+    /// permits of a semaphore. [`Guard::unlock`](crate::Guard::unlock) then returns `Ok` if no loss is known and the lease has not
     /// ended; with `false`, each release checks with the store that the lock was still held. A hold that the store
-    /// has lost may be passed on for about 10 ms, unless a message reported it.
+    /// has lost may be passed on for about 10 ms, unless a message reported it (for permits even then).
     ///
     /// A lock with another owner (always in the blocking API) or a fixed lease passes to the next task of this client
     /// with one command, which releases it and acquires it for that task. This does not apply to write locks.
     ///
-    /// If another client waits, the lock is released to all as soon as the store has reported it: it is asked after
+    /// Permits pass on only while all waiting tasks request the same number. If the number of permits is reduced, the
+    /// client may continue to pass on those that it has for up to a second.
+    ///
+    /// If another client waits, the lock or permits are released to all as soon as the store has reported it: it is asked after
     /// 64 hand-overs or 5 ms. Without an answer the hand-overs end after 10 ms, and in any case after a second. The
     /// next waiter of this client then lets the others go first, for a few milliseconds. A task that is not polled within 10 ms
-    /// after the lock was passed to it does not get it.
+    /// after they were passed to it does not get them.
     pub fn local_hand_over(mut self, enabled: bool) -> ClientBuilder {
         self.local_hand_over = enabled;
         self

@@ -22,7 +22,18 @@ use crate::sync::{Mutex, wait_for};
 mod state;
 
 use state::WatchdogState;
-pub(crate) use state::{Due, HandOverLimit, HoldPeriod, HoldSnapshot, HoldState, WatchAction};
+pub(crate) use state::{
+    Due, HandOver, HandOverLimit, HoldPeriod, HoldSnapshot, HoldState, WatchAction,
+};
+
+/// How much of an object a request acquires.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Share {
+    /// All of it: a lock.
+    Whole,
+    /// This many permits.
+    Permits(u32),
+}
 
 /// What a primitive defines about its holds: how they are renewed and released.
 pub(crate) trait HoldKind: Send + Sync {
@@ -33,6 +44,11 @@ pub(crate) trait HoldKind: Send + Sync {
     fn waiter_channel(&self, field: &str) -> Option<String> {
         let _ = field;
         None
+    }
+
+    /// Returns how much of the object a hold is.
+    fn share(&self) -> Share {
+        Share::Whole
     }
 
     /// Returns how a server renews a hold.
@@ -237,6 +253,16 @@ impl Hold {
             self.notify_loss(loss);
         }
         newly_lost
+    }
+
+    /// Handles an answer that the store does not have what it granted in this hold period: see
+    /// [`HoldState::mark_grant_lost`].
+    pub(crate) fn mark_grant_lost(&self, granted_in: HoldPeriod, loss: Loss) -> Option<bool> {
+        let newly_lost = self.state().mark_grant_lost(granted_in, loss)?;
+        if newly_lost {
+            self.notify_loss(loss);
+        }
+        Some(newly_lost)
     }
 
     /// Waits until the hold is lost in its latest hold period, that of this call. Never returns if it is released

@@ -66,12 +66,12 @@ impl HoldPeriod {
     }
 }
 
-/// How long the requests of one client may pass a hold on, so that other clients get their turn.
+/// How long the requests of one client may pass a hold or permits on, so that other clients get their turn.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HandOverLimit {
-    /// When the store granted the hold.
+    /// When the store granted them.
     granted_at: Instant,
-    /// When no other client was waiting: when the store granted the hold, or was asked later.
+    /// When no other client was waiting: when the store granted them, or was asked later.
     alone_at: Instant,
     /// Number of hand-overs since then.
     hand_overs: u32,
@@ -85,18 +85,18 @@ pub(crate) struct HandOverLimit {
 const ALONE_FOR: Duration = Duration::from_millis(10);
 /// The client asks the store again after this many hand-overs, or after half of that time.
 const HAND_OVERS_PER_ANSWER: u32 = 64;
-/// How long a hold is passed on in any case, because not every waiter of another client can be counted.
+/// How long they are passed on in any case, because not every waiter of another client can be counted.
 const LONGEST_CHAIN: Duration = Duration::from_secs(1);
 
 /// A hand-over that is allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HandOver {
-    /// Whether to ask the store now whether another client waits: see [`HoldState::others_wait`].
+    /// Whether to ask the store now whether another client waits: see [`HandOverLimit::answered`].
     pub(crate) asks: bool,
 }
 
 impl HandOverLimit {
-    fn new(granted_at: Instant) -> HandOverLimit {
+    pub(crate) fn new(granted_at: Instant) -> HandOverLimit {
         HandOverLimit {
             granted_at,
             alone_at: granted_at,
@@ -107,7 +107,7 @@ impl HandOverLimit {
     }
 
     /// Counts a hand-over, if it is allowed.
-    fn hand_over(&mut self, now: Instant) -> Option<HandOver> {
+    pub(crate) fn hand_over(&mut self, now: Instant) -> Option<HandOver> {
         let alone_for = now.saturating_duration_since(self.alone_at);
         let chain = now.saturating_duration_since(self.granted_at);
         if self.others.is_some() || alone_for >= ALONE_FOR || chain >= LONGEST_CHAIN {
@@ -145,12 +145,18 @@ impl HandOverLimit {
         self.hand_overs >= HAND_OVERS_PER_ANSWER || alone_for >= ALONE_FOR / 2
     }
 
-    fn answered(&mut self, asked_at: Instant, others: Option<usize>) {
+    /// Records the answer to the question that a [`HandOver`] asks.
+    pub(crate) fn answered(&mut self, asked_at: Instant, others: Option<usize>) {
         self.asking = false;
         self.others = others;
         if others.is_none() {
             (self.alone_at, self.hand_overs) = (asked_at, 0);
         }
+    }
+
+    /// Returns how many other clients wait, as far as the store was asked.
+    pub(crate) fn other_clients(&self) -> usize {
+        self.others.unwrap_or(0)
     }
 }
 
@@ -160,6 +166,8 @@ pub(crate) struct HoldState {
     pub(crate) count: u32,
     /// The hold period of these guards; without guards, the last one.
     hold_period: HoldPeriod,
+    /// The hold period in which the store granted the hold. Each hand-over of it begins another one.
+    pub(crate) granted_in: HoldPeriod,
     /// Number of guards that require renewal of the lease.
     renewed: u32,
     /// Time until which the store keeps the hold, as far as is known: never later than its real end.
@@ -218,6 +226,7 @@ impl HoldState {
         HoldState {
             count: 0,
             hold_period: HoldPeriod(0),
+            granted_in: HoldPeriod(0),
             renewed: 0,
             end: now,
             longest: Duration::ZERO,
@@ -255,6 +264,7 @@ impl HoldState {
             None if lease.is_zero() => return Err(Loss::LeaseEnded),
             None => {
                 self.hold_period = HoldPeriod::begin();
+                self.granted_in = self.hold_period;
                 (self.end, self.longest) = (end, lease);
                 self.hand_over_limit = HandOverLimit::new(now);
             }
@@ -294,16 +304,6 @@ impl HoldState {
     /// whether the store knows which clients wait.
     pub(crate) fn transfer(&self, can_ask: bool, now: Instant) -> Option<(HandOverLimit, bool)> {
         self.hand_over_limit.transfer(can_ask, now)
-    }
-
-    /// Records the answer to the question that a [`HandOver`] asks.
-    pub(crate) fn others_wait(&mut self, asked_at: Instant, others: Option<usize>) {
-        self.hand_over_limit.answered(asked_at, others);
-    }
-
-    /// Returns how many other clients wait, as far as the store was asked.
-    pub(crate) fn other_clients(&self) -> usize {
-        self.hand_over_limit.others.unwrap_or(0)
     }
 
     /// Returns the latest hold period, which may have ended.
@@ -470,9 +470,11 @@ impl HoldState {
         newly_lost
     }
 
-    /// Marks the hold as lost, if it still has this hold period. Returns whether it did so.
-    pub(super) fn mark_period_lost(&mut self, period: HoldPeriod, loss: Loss) -> bool {
-        self.hold_period() == Some(period) && self.mark_lost(loss)
+    /// Handles an answer that the store does not have what it granted in this hold period. Returns whether the hold is newly
+    /// lost; `None` if it has been released since, so that the answer says nothing about a later hold period.
+    pub(super) fn mark_grant_lost(&mut self, granted_in: HoldPeriod, loss: Loss) -> Option<bool> {
+        let is_same = self.granted_in == granted_in && self.count > 0;
+        is_same.then(|| self.mark_lost(loss))
     }
 
     /// Marks the hold as lost if its lease has ended. Returns whether it did so.
@@ -575,6 +577,27 @@ mod tests {
         assert_eq!((again, state.count), (Err(Loss::NotHeld), 1));
     }
 
+    /// An answer may arrive after the hold was released, and acquired again.
+    #[test]
+    fn late_answer_does_not_lose_later_hold() {
+        let (mut state, now) = held(true);
+        let granted_in = state.granted_in;
+        let lose = |state: &mut HoldState| state.mark_grant_lost(granted_in, Loss::NotHeld);
+        state.remove_guard(true);
+        assert_eq!(lose(&mut state), None);
+        state.add_guard(now + SECOND, true, now).unwrap();
+        assert_eq!((lose(&mut state), state.loss), (None, None));
+        // A hold that was handed over is the same in the store.
+        let (mut state, now) = held(true);
+        let granted_in = state.granted_in;
+        state.hand_over(SECOND, now).unwrap();
+        assert_eq!(state.mark_grant_lost(granted_in, Loss::NotHeld), Some(true));
+        assert_eq!(
+            state.mark_grant_lost(granted_in, Loss::NotHeld),
+            Some(false)
+        );
+    }
+
     #[test]
     fn released_hold_cannot_be_lost() {
         let (mut state, now) = held(false);
@@ -664,7 +687,7 @@ mod tests {
             state.hand_over_limit = limit;
             assert_eq!(asks, transfers % HAND_OVERS_PER_ANSWER == 0);
         }
-        state.others_wait(now, Some(1));
+        state.hand_over_limit.answered(now, Some(1));
         assert!(state.transfer(true, now).is_none());
     }
 

@@ -1,6 +1,24 @@
--- Checks a hold that passes from task to task.
+-- Checks a hold, or permits, that pass from task to task.
 --
--- KEYS[1]  the lock: hash owner -> hold count
--- ARGV     owner, channel
--- Returns  whether the owner holds the lock (1 or 0), and how many connections subscribe to the channel
-return {redis.call('HEXISTS', KEYS[1], ARGV[1]), redis.call('PUBSUB', 'NUMSUB', ARGV[2])[2]}
+-- KEYS[1]  a lock: hash owner -> hold count; an expirable semaphore: sorted set id -> timestamp; a semaphore: its number
+-- ARGV[1]  channel
+-- ARGV[2]  'lock', 'permits' (of an expirable semaphore), or nil: a semaphore
+-- ARGV[3]  owner; or ids, concatenated as 32 hex digits each
+-- Returns  whether it is held (a semaphore: whether it exists), 1 or 0, and how many connections subscribe to the channel
+local held = 1
+if ARGV[2] == 'lock' then
+    held = redis.call('HEXISTS', KEYS[1], ARGV[3])
+elseif ARGV[2] then
+    local time = redis.call('TIME')
+    local now = time[1] * 1000 + math.floor(time[2] / 1000)
+    for hex in string.gmatch(ARGV[3], string.rep('%x', 32)) do
+        local id = string.gsub(hex, '%x%x', function(pair)
+            return string.char(tonumber(pair, 16))
+        end)
+        local timestamp = redis.call('ZSCORE', KEYS[1], id)
+        held = timestamp and tonumber(timestamp) > now and held or 0
+    end
+else
+    held = redis.call('EXISTS', KEYS[1])
+end
+return {held, redis.call('PUBSUB', 'NUMSUB', ARGV[1])[2]}

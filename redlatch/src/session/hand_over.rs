@@ -19,6 +19,17 @@
 //!
 //! Invariant: the hold has one guard or one offer at any time, and no request for its owner is in flight. So
 //! only holds of owners that no caller knows pass on, if the registry counts no other reference.
+//!
+//! Permits pass on in the same way: those of an expirable semaphore are a hold, those of a semaphore move with their
+//! release ([`HandOverChain`]). They differ in two points:
+//!
+//! - A waiter takes all permits of a guard, as many as it requests. They are offered only while all waiters request as many.
+//!   The number of free permits does not change, so the store's latest refusal holds for the next waiter, too.
+//! - Messages report the releases of other permits, and requests may be in flight. So both are no reason to ask the store:
+//!   if it grants a request, the offer is for the next waiter.
+//!
+//! Invariant of permits: a permit that the store has granted is in one guard, in one offer, or being released. An offer that
+//! is dropped releases it, and a waiter that takes it empties the offer.
 
 use std::sync::Arc;
 
@@ -27,9 +38,41 @@ use tokio::time::Instant;
 
 use super::{HoldRef, Terms};
 use crate::error::{Loss, Result};
-use crate::hold::Hold;
+use crate::hold::{HandOver, HandOverLimit, Hold, Share};
 use crate::keyspace::{Holds, Keyspace};
+use crate::name::ObjectKeys;
 use crate::step::{Args, Keys, Script, ScriptReply, Step, script};
+use crate::sync::Mutex;
+use crate::wait::Offer;
+
+/// What passes from request to request until it is released to all: a hold, or permits without an owner.
+pub(crate) trait HandOverChain: Clone + Send + Sync + 'static {
+    /// Accesses the limit of the chain.
+    fn limit<T>(&self, access: impl FnOnce(&mut HandOverLimit) -> T) -> T;
+
+    /// Returns the hold, if it is one.
+    fn hold(&self) -> Option<&Arc<Hold>>;
+}
+
+impl HandOverChain for Arc<Hold> {
+    fn limit<T>(&self, access: impl FnOnce(&mut HandOverLimit) -> T) -> T {
+        access(&mut self.state().hand_over_limit)
+    }
+
+    fn hold(&self) -> Option<&Arc<Hold>> {
+        Some(self)
+    }
+}
+
+impl HandOverChain for Arc<Mutex<HandOverLimit>> {
+    fn limit<T>(&self, access: impl FnOnce(&mut HandOverLimit) -> T) -> T {
+        access(&mut self.lock())
+    }
+
+    fn hold(&self) -> Option<&Arc<Hold>> {
+        None
+    }
+}
 
 /// A hold between a released guard and the request that takes it over. Dropping it releases the hold in the
 /// background.
@@ -44,32 +87,24 @@ impl HandedOver {
     /// has to be released.
     pub(crate) fn offer(hold_ref: &HoldRef, terms: Terms) -> bool {
         let (session, hold) = (&hold_ref.session, &hold_ref.hold);
-        let mut asks = false;
-        let offered = session.waiting.offer(&hold.object, || {
+        session.hand_over(&hold.object, hold.kind.share(), hold, || {
             if !hold_ref.is_only_one() {
                 return None;
             }
             let lease = terms.lease.duration();
-            asks = hold.state().hand_over(lease, Instant::now())?.asks;
+            let hand_over = hold.state().hand_over(lease, Instant::now())?;
             let hold_ref = Some(hold_ref.take());
-            Some(Box::new(HandedOver { hold_ref, terms }))
-        });
-        if !offered {
-            let others = || hold.state().other_clients();
-            session.waiting.yield_to(&hold.object, others);
-        }
-        if asks {
-            let (asking, hold) = (session.clone(), hold.clone());
-            let check = async move { asking.check_hand_over(&hold).await };
-            session.background.spawn(check);
-        }
-        offered
+            Some((hand_over, Box::new(HandedOver { hold_ref, terms })))
+        })
     }
 
-    /// Returns the hold, unless it has been lost.
-    pub(crate) fn take(mut self) -> Option<HoldRef> {
-        let is_held = |hold_ref: &HoldRef| hold_ref.hold.state().hold_period().is_some();
-        let hold_ref = self.hold_ref.take_if(|hold_ref| is_held(hold_ref))?;
+    /// Returns the hold, unless it has been lost or is another share of the object.
+    pub(crate) fn take(mut self, share: Share) -> Option<HoldRef> {
+        let is_usable =
+            |hold: &Hold| hold.kind.share() == share && hold.state().hold_period().is_some();
+        let hold_ref = self
+            .hold_ref
+            .take_if(|hold_ref| is_usable(&hold_ref.hold))?;
         // The watchdog's task may have ended with the runtime of an earlier guard.
         hold_ref.session.watchdog.watch(&hold_ref.hold);
         tracing::debug!(lock = hold_ref.hold.object.name(), owner = %hold_ref.hold.field, "handed over");
@@ -87,41 +122,82 @@ impl Drop for HandedOver {
 }
 
 impl super::Session {
-    /// Asks the store whether the owner still has the hold, and whether other clients wait for its object.
-    async fn check_hand_over(&self, hold: &Arc<Hold>) {
+    /// Offers what a guard has to a request that waits. `offer` is called if there is one, and may refuse. Returns false if
+    /// the guard has to release it. Then other clients may go first.
+    pub(crate) fn hand_over<C: HandOverChain>(
+        self: &Arc<Self>,
+        object: &Arc<ObjectKeys>,
+        share: Share,
+        chain: &C,
+        offer: impl FnOnce() -> Option<(HandOver, Offer)>,
+    ) -> bool {
+        let mut asks = false;
+        let offered = self.waiting.offer(object, share, || {
+            let (hand_over, offer) = offer()?;
+            asks = hand_over.asks;
+            Some(offer)
+        });
+        if !offered {
+            let others = || chain.limit(|limit| limit.other_clients());
+            self.waiting.yield_to(object, others);
+        }
+        if asks {
+            let (asking, object, chain) = (self.clone(), object.clone(), chain.clone());
+            let check = async move { asking.check_hand_over(&object, &chain).await };
+            self.background.spawn(check);
+        }
+        offered
+    }
+
+    /// Asks the store whether it still has what passes on, and whether other clients wait for the object.
+    async fn check_hand_over(&self, object: &ObjectKeys, chain: &impl HandOverChain) {
         let asked_at = Instant::now();
-        let own = u64::from(self.waiting.is_subscribed(hold.object.channel()));
-        let subscribers = self.verify_hold(hold).await;
+        let own = u64::from(self.waiting.is_subscribed(object.channel()));
+        let subscribers = self.verify_hold(object, chain.hold()).await;
         let others = match subscribers.filter(|_| self.store.counts_subscribers()) {
             // They cannot be counted.
             None => Some(0),
             Some(subscribers) if subscribers <= own => None,
             Some(subscribers) => Some(usize::try_from(subscribers - own).unwrap_or(usize::MAX)),
         };
-        hold.state().others_wait(asked_at, others);
+        chain.limit(|limit| limit.answered(asked_at, others));
     }
 
     /// Asks the store whether the owner still has the hold. If not, it is lost, and the local waiters ask for the object
-    /// themselves. Returns the number of connections that subscribe to its channel, if there was an answer.
-    async fn verify_hold(&self, hold: &Arc<Hold>) -> Option<u64> {
-        match self.store.run_idempotent(&CheckHandOver { hold }).await {
-            Ok((true, subscribers)) => Some(subscribers),
-            Ok((false, subscribers)) => {
-                if hold.mark_lost(Loss::NotHeld) {
-                    self.watchdog.watch(hold);
-                    self.watchdog.report_missing(hold);
+    /// themselves. Returns the number of connections that subscribe to its channel, if there was an answer. `None` also for
+    /// permits without an owner whose semaphore does not exist any more.
+    async fn verify_hold(&self, object: &ObjectKeys, hold: Option<&Arc<Hold>>) -> Option<u64> {
+        // The answer is about this hold, or a later one of the same owner.
+        let granted_in = hold.map(|hold| hold.state().granted_in);
+        let step = CheckHandOver {
+            object,
+            hold: hold.map(Arc::as_ref),
+        };
+        let answer = self.store.run_idempotent(&step).await;
+        if let Err(error) = &answer {
+            let lock = object.name();
+            tracing::debug!(lock, %error, "a hold that is passed on could not be checked");
+        }
+        match (answer, hold.zip(granted_in)) {
+            (Ok((true, subscribers)), _) => Some(subscribers),
+            (Ok((false, subscribers)), Some((hold, granted_in))) => {
+                // A release that found no hold wakes the waiters itself.
+                if let Some(newly_lost) = hold.mark_grant_lost(granted_in, Loss::NotHeld) {
+                    if newly_lost {
+                        self.watchdog.watch(hold);
+                        self.watchdog.report_missing(hold);
+                    }
+                    self.waiting.wake(object.channel());
                 }
-                self.waiting.wake(hold.object.channel());
                 Some(subscribers)
             }
-            Err(error) => {
-                let lock = hold.object.name();
-                tracing::debug!(lock, %error, "a hold that is passed on could not be checked");
+            (Err(_), Some((hold, _))) => {
                 // The watchdog checks it as soon as the store answers again.
                 hold.watchdog_state(|state| state.suspect = true);
                 self.watchdog.watch(hold);
                 None
             }
+            (_, None) => None,
         }
     }
 }
@@ -131,15 +207,17 @@ impl HoldRef {
     pub(crate) fn verify_in_background(&self) {
         let (session, hold) = (self.session.clone(), self.hold.clone());
         let verifying = async move {
-            session.verify_hold(&hold).await;
+            session.verify_hold(&hold.object, Some(&hold)).await;
         };
         self.session.background.spawn(verifying);
     }
 }
 
-/// Returns whether the owner has the hold, and the number of connections that subscribe to its channel.
+/// Returns whether the owner has the hold, and the number of connections that subscribe to its channel. Of permits without
+/// an owner, returns whether the semaphore exists.
 pub(crate) struct CheckHandOver<'a> {
-    pub(crate) hold: &'a Hold,
+    pub(crate) object: &'a ObjectKeys,
+    pub(crate) hold: Option<&'a Hold>,
 }
 
 impl Step for CheckHandOver<'_> {
@@ -150,12 +228,21 @@ impl Step for CheckHandOver<'_> {
     }
 
     fn keys(&self) -> Keys<'_> {
-        smallvec![self.hold.object.key()]
+        smallvec![match self.hold {
+            Some(hold) => hold.kind.renewal(hold).key,
+            None => self.object.key(),
+        }]
     }
 
     fn args(&self, args: &mut dyn Args) {
-        args.text(&self.hold.field);
-        args.text(self.hold.object.channel());
+        args.text(self.object.channel());
+        if let Some(hold) = self.hold {
+            args.text(match hold.kind.share() {
+                Share::Whole => "lock",
+                Share::Permits(_) => "permits",
+            });
+            args.text(&hold.field);
+        }
     }
 
     fn decode(&self, reply: ScriptReply) -> Result<(bool, u64)> {
@@ -165,10 +252,16 @@ impl Step for CheckHandOver<'_> {
     }
 
     fn apply(&self, keyspace: &mut Keyspace) -> Result<(bool, u64)> {
-        let (object, owner) = (&self.hold.object, &*self.hold.field);
-        let holds = keyspace.find::<Holds>(object.key())?;
-        let is_held = holds.is_some_and(|holds| holds.value.counts.contains_key(owner));
-        Ok((is_held, keyspace.subscriber_count(object.channel()) as u64))
+        let is_held = match self.hold {
+            Some(hold) if hold.kind.share() == Share::Whole => {
+                let holds = keyspace.find::<Holds>(hold.object.key())?;
+                holds.is_some_and(|holds| holds.value.counts.contains_key(&*hold.field))
+            }
+            Some(hold) => hold.kind.renew(keyspace, hold, None)?,
+            None => keyspace.exists(self.object.key()),
+        };
+        let subscribers = keyspace.subscriber_count(self.object.channel());
+        Ok((is_held, subscribers as u64))
     }
 }
 
@@ -428,10 +521,11 @@ mod tests {
         let [client, peer] = clients();
         let guard = client.lock("a").lock().await.unwrap();
         let hold_ref = guard.hold_ref();
-        hold_ref.session.check_hand_over(&hold_ref.hold).await;
+        let (session, hold) = (&hold_ref.session, &hold_ref.hold);
+        session.check_hand_over(&hold.object, hold).await;
         assert!(guard.is_valid());
         peer.lock("a").force_unlock().await.unwrap();
-        hold_ref.session.check_hand_over(&hold_ref.hold).await;
+        session.check_hand_over(&hold.object, hold).await;
         assert!(!guard.is_valid());
     }
 

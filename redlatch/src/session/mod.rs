@@ -54,7 +54,7 @@ pub(crate) struct Session {
     pub(crate) background: Background,
     /// How long an outage may last before waiting fails, if it is set.
     pub(crate) outage_limit: Option<Expiry>,
-    /// Whether holds pass from one request of this client to the next.
+    /// Whether holds and permits pass from one request of this client to the next.
     pub(crate) hands_over: bool,
     /// Whether waiters for a fair lock accept grants.
     pub(crate) accepts_grants: bool,
@@ -161,5 +161,7 @@ impl Session {
     }
 }
 
+#[cfg(test)]
+mod permit_tests;
 #[cfg(test)]
 mod tests;

@@ -12,7 +12,9 @@
 //!    waiter sends nothing before that end unless a message arrives.
 //! 6. If the store cannot be reached, all waiters for the object fail together.
 //! 7. A request of this client that releases the object may offer its hold to the first waiter, which takes it
-//!    instead of sending a request.
+//!    instead of sending a request. Permits are offered only while all waiters of the queue request as many. A waiter that
+//!    takes them passes the turn on with the store's latest refusal, which holds for the next waiter, too: no more permits
+//!    are free than before.
 //!
 //! The limits in `limits` apply to the whole request. At the wait limit the request is dropped, even during
 //! an outage, and steps that may be in flight are settled as after any drop. An outage interrupts the
@@ -25,6 +27,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::error::{Error, Result};
+use crate::hold::Share;
 use crate::join::Boxed;
 use crate::lease::Expiry;
 use crate::step::Outcome;
@@ -103,9 +106,14 @@ pub(crate) trait Attempt: Send {
         None
     }
 
-    /// Takes what was offered. Returns it, and when its lease ends if it is not renewed. `None` if it cannot be used; it is
-    /// released then.
-    fn take(&mut self, offer: Offer) -> Option<(Self::Grant, Instant)> {
+    /// Returns how much of the object this requests.
+    fn share(&self) -> Share {
+        Share::Whole
+    }
+
+    /// Takes what was offered. Returns the grant, and the end of its lease if it is not renewed; no time if it does not exclude
+    /// the other waiters. `None` if this request cannot use the offer, which is released then.
+    fn take(&mut self, offer: Offer) -> Option<(Self::Grant, Option<Instant>)> {
         drop(offer);
         None
     }
@@ -178,7 +186,7 @@ impl WaitQueues {
 /// Waits for the turn, and then as the first waiter of the queue.
 async fn wait_in_queue<A: Attempt>(waiter: &mut Waiter, attempt: &mut A) -> Result<A::Grant> {
     if attempt.takes_offers() {
-        waiter.enable_offers();
+        waiter.enable_offers(attempt.share());
     } else if let Some(claim) = attempt.claim() {
         waiter.enable_claim(claim);
     }
@@ -221,8 +229,11 @@ async fn wait_as_first<A: Attempt>(
     mut turn: QueueTurn<'_>,
     attempt: &mut A,
 ) -> Result<A::Grant> {
-    let mut next = match turn.take() {
-        Some(at) if waiter.is_subscribed() && Instant::now() < at && !waiter.take_wakeups() => {
+    let share = attempt.share();
+    let mut next = match turn.take().filter(|(_, for_share)| *for_share == share) {
+        Some((at, _))
+            if waiter.is_subscribed() && Instant::now() < at && !waiter.take_wakeups() =>
+        {
             // The previous waiter acquired the object, and no release has arrived since, so another owner
             // still holds it. This counts as the store's answer to this request.
             attempt.progress().record_answer();
@@ -242,11 +253,13 @@ async fn wait_as_first<A: Attempt>(
             },
         }
         let was_delayed = waiter.let_others_go_first().await;
-        if let Some(offer) = waiter.take_offer()
-            && let Some((grant, end)) = attempt.take(offer)
-        {
-            *turn = Some(end + ROUNDING);
-            return Ok(grant);
+        while let Some(offer) = waiter.take_offer() {
+            if let Some((grant, end)) = attempt.take(offer) {
+                let refused = || next.at_latest().filter(|_| waiter.answer_is_current());
+                let end = end.map_or_else(refused, |end| Some(end + ROUNDING));
+                *turn = end.map(|end| (end, share));
+                return Ok(grant);
+            }
         }
         // The next answer already includes every release whose message has arrived.
         let others_released = waiter.take_wakeups();
@@ -256,7 +269,7 @@ async fn wait_as_first<A: Attempt>(
         {
             attempt.progress().record_answer();
             waiter.request_ended(Some(LastContact::Answered));
-            *turn = Some(end + ROUNDING);
+            *turn = Some((end + ROUNDING, share));
             return Ok(grant);
         }
         let sent_at = Instant::now();
@@ -268,13 +281,15 @@ async fn wait_as_first<A: Attempt>(
         }
         next = match (outcome, pause) {
             (Outcome::Done(grant), _) => {
-                // The store granted it, so an earlier holder that offers it has lost it.
-                drop(waiter.take_offer());
                 if let Some(held) = attempt.excludes_waiters_for() {
-                    *turn = Some(sent_at + held + ROUNDING);
+                    *turn = Some((sent_at + held + ROUNDING, share));
                 }
-                if waiter.is_served_locally() && waiter.discard_wakeups() {
-                    attempt.doubt();
+                if share == Share::Whole {
+                    // The store granted it, so an earlier holder that offers it has lost it.
+                    drop(waiter.take_offer());
+                    if waiter.is_served_locally() && waiter.discard_wakeups() {
+                        attempt.doubt();
+                    }
                 }
                 if was_delayed && !others_released {
                     waiter.yielded_in_vain();
@@ -332,6 +347,14 @@ impl NextRequest {
             .duration()
             .and_then(|left| Instant::now().checked_add(left));
         at.map_or(NextRequest::OnMessage, NextRequest::At)
+    }
+
+    /// Returns until when the store's latest refusal holds unless a message arrives. `None`: unknown.
+    fn at_latest(&self) -> Option<Instant> {
+        match self {
+            NextRequest::At(at) => Some(*at),
+            NextRequest::Now | NextRequest::OnMessage => None,
+        }
     }
 }
 

@@ -21,16 +21,17 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use self::SubscriptionState::{EndReported, NotSubscribed, Subscribed, Unconfirmed};
-use crate::background::Background;
+use crate::background::{Background, RunningGuard};
 use crate::environment::task;
 use crate::error::Error;
+use crate::hold::Share;
 use crate::lease::Lease;
 use crate::name::ObjectKeys;
 use crate::store::{ContactSource, LastContact, Store, Subscriber};
-use crate::sync::Mutex;
+use crate::sync::{Mutex, wait_for};
 
 /// All wait queues of one client.
 #[derive(Clone)]
@@ -108,13 +109,15 @@ struct ObjectQueues {
 /// The contacts of one queue with the store.
 #[derive(Debug, Default)]
 struct ContactState {
-    /// Number of waiters in the queue. The rest is reset when the last one leaves.
+    /// Number of waiters in the queue. The rest is reset when the last one leaves, except for pending wakeups.
     waiters: usize,
-    /// Number of these that take offers.
+    /// Number of these that take offers of `share`.
     taking_offers: usize,
     /// The claims of waiters in the order in which they joined, without those that a release has taken.
     claims: VecDeque<(u64, TransferClaim)>,
     latest_claim: u64,
+    /// How much of the object the first of these requests. Waiters that request another share take no offers.
+    share: Option<Share>,
     /// Since when the latest answer is out of date: since the release that the unanswered request follows,
     /// or since that request was sent. The answer still counts for waiters that joined earlier.
     stale_since: Option<Instant>,
@@ -135,12 +138,13 @@ struct ContactState {
 struct WaitQueue {
     contact: Mutex<ContactState>,
     /// The waiter that holds this lock is the first of the queue; tokio's mutex is fair. Contains the time
-    /// until which the next waiter need not send a request, set by a waiter that acquires the object.
-    turn: tokio::sync::Mutex<Option<Instant>>,
+    /// until which the next waiter need not send a request, if it requests the same share. Set by a waiter that acquires
+    /// the object.
+    turn: tokio::sync::Mutex<Option<(Instant, Share)>>,
     /// Notified when a message was published, or may have been, and when there is an offer.
     wake: Notify,
     /// What the first waiter may take instead of sending a request.
-    offer: Mutex<OfferSlot>,
+    offers: Mutex<Offers>,
 }
 
 /// Something that a request of this client passes to the next. Dropping it releases it.
@@ -154,13 +158,24 @@ pub(crate) struct TransferClaim {
     pub(crate) lease: Lease,
 }
 
-/// At most one offer, which is dropped if no waiter takes it in time: a request may not be polled any more.
+/// The offers of one queue: at most one of a whole object, or of permits at most one for each waiter. They are dropped if no
+/// waiter takes them in time: a request may not be polled any more.
 #[derive(Debug, Default)]
-struct OfferSlot {
-    /// With the time at which it was offered.
-    offer: Option<(Offer, Instant)>,
-    /// The task that drops it.
+struct Offers {
+    /// The oldest first.
+    unclaimed: VecDeque<Unclaimed>,
+    /// The task that drops them.
     expiry: Option<AbortHandle>,
+}
+
+/// An offer that no waiter has taken.
+#[derive(Debug)]
+struct Unclaimed {
+    offer: Offer,
+    share: Share,
+    since: Instant,
+    /// [`Client::flush`](crate::Client::flush) waits until it is taken or released.
+    _running: RunningGuard,
 }
 
 /// How long the first waiter lets each of the other clients go first that have waited for longer than this client.
@@ -224,7 +239,7 @@ impl ClaimedWaiter {
         if contact.take_stale_since(self.sent_at.take()) {
             contact.answered = true;
         }
-        let outdated = self.queues.put_offer(&self.object, offer);
+        let outdated = self.queues.put_offer(&self.object, offer, Share::Whole);
         drop(contact);
         drop(outdated);
     }
@@ -241,7 +256,7 @@ impl Drop for ClaimedWaiter {
 
 /// The turn of the first waiter of a queue, with the time until which it need not send a request. Dropping it
 /// passes the turn to the next waiter.
-pub(super) type QueueTurn<'a> = tokio::sync::MutexGuard<'a, Option<Instant>>;
+pub(super) type QueueTurn<'a> = tokio::sync::MutexGuard<'a, Option<(Instant, Share)>>;
 
 impl WaitQueues {
     pub(crate) fn new(
@@ -288,10 +303,15 @@ impl WaitQueues {
         Some(self.add_waiter(entry, object, kind))
     }
 
-    /// Offers the first waiter for an object what it waits for. `offer` is called if all waiters take offers, none
-    /// waits in the shared queue, the object was not released since the last request, and no request is in flight.
-    /// Returns whether it was offered.
-    pub(crate) fn offer(&self, object: &ObjectKeys, offer: impl FnOnce() -> Option<Offer>) -> bool {
+    /// Offers the first waiter for an object what it waits for. `offer` is called if all waiters take offers of this
+    /// share, and none waits in the shared queue. If the share is the whole object, it must not have been released since the
+    /// last request, and no request may be in flight. Returns whether it was offered.
+    pub(crate) fn offer(
+        &self,
+        object: &ObjectKeys,
+        share: Share,
+        offer: impl FnOnce() -> Option<Offer>,
+    ) -> bool {
         let Some(channels) = self.channels.lock_unless_empty() else {
             return false;
         };
@@ -301,7 +321,15 @@ impl WaitQueues {
         let [exclusive, shared] = &queues.queues;
         let all_take_it = {
             let contact = exclusive.contact.lock();
-            contact.is_current() && contact.waiters > 0 && contact.taking_offers == contact.waiters
+            // All others are offers of the same share, or refused soon.
+            let (is_current, unclaimed) = match share {
+                Share::Whole => (contact.is_current(), 0),
+                Share::Permits(_) => (true, exclusive.offers.lock().unclaimed.len()),
+            };
+            is_current
+                && contact.waiters > unclaimed
+                && contact.taking_offers == contact.waiters
+                && contact.share == Some(share)
         };
         if !all_take_it || shared.contact.lock().waiters > 0 {
             return false;
@@ -309,24 +337,38 @@ impl WaitQueues {
         let Some(offer) = offer() else {
             return false;
         };
-        let outdated = self.put_offer(queues, offer);
+        let outdated = self.put_offer(queues, offer, share);
         drop(channels);
         drop(outdated);
         true
     }
 
-    /// Offers the first waiter of the exclusive queue something. Returns an earlier offer that no waiter took: its hold is
-    /// lost, because the store has granted another one since. The caller drops it after its locks.
-    fn put_offer(&self, object: &Arc<ObjectQueues>, offer: Offer) -> Option<(Offer, Instant)> {
+    /// Offers the first waiter of the exclusive queue something. Returns the earlier offers of the whole object: their hold is
+    /// lost, because the store has granted another one since. The caller drops them after its locks.
+    fn put_offer(
+        &self,
+        object: &Arc<ObjectQueues>,
+        offer: Offer,
+        share: Share,
+    ) -> VecDeque<Unclaimed> {
         let queue = object.queue(QueueKind::Exclusive);
-        let mut slot = queue.offer.lock();
-        let outdated = slot.offer.replace((offer, Instant::now()));
+        let mut offers = queue.offers.lock();
+        let outdated = match share {
+            Share::Whole => std::mem::take(&mut offers.unclaimed),
+            Share::Permits(_) => VecDeque::new(),
+        };
+        offers.unclaimed.push_back(Unclaimed {
+            offer,
+            share,
+            since: Instant::now(),
+            _running: self.background.count(),
+        });
         queue.wake.notify_one();
-        if slot.expiry.as_ref().is_none_or(AbortHandle::is_finished)
+        if offers.expiry.as_ref().is_none_or(AbortHandle::is_finished)
             && let Some(runtime) = self.background.runtime()
         {
             let expiring = runtime.spawn(task(WaitQueues::drop_expired_offers(object.clone())));
-            slot.expiry = Some(expiring.abort_handle());
+            offers.expiry = Some(expiring.abort_handle());
         }
         outdated
     }
@@ -375,13 +417,19 @@ impl WaitQueues {
     async fn drop_expired_offers(object: Arc<ObjectQueues>) {
         loop {
             tokio::time::sleep(OFFERED_FOR).await;
-            let mut slot = object.queue(QueueKind::Exclusive).offer.lock();
-            let is_expired = |(_, since): &mut (Offer, Instant)| since.elapsed() >= OFFERED_FOR;
-            let expired = slot.offer.take_if(is_expired);
-            if slot.offer.is_none() {
-                slot.expiry = None;
-                drop(slot);
-                return drop(expired);
+            let mut offers = object.queue(QueueKind::Exclusive).offers.lock();
+            let unclaimed = &mut offers.unclaimed;
+            let is_expired = |one: &Unclaimed| one.since.elapsed() >= OFFERED_FOR;
+            let expired = unclaimed.partition_point(is_expired);
+            let expired: Vec<_> = unclaimed.drain(..expired).collect();
+            let is_empty = unclaimed.is_empty();
+            if is_empty {
+                offers.expiry = None;
+            }
+            drop(offers);
+            drop(expired);
+            if is_empty {
+                return;
             }
         }
     }
@@ -604,8 +652,10 @@ impl ChannelEntry {
         for queue in self.queues() {
             let mut contact = queue.contact.lock();
             contact.message = message;
-            // The release of a write lock publishes another message, too, for waiters in Java.
-            contact.yields_to -= usize::from(message == 0 && contact.yields_to > 0);
+            // The release of a write lock publishes another message, too, for waiters in Java. That of permits publishes
+            // their number.
+            let is_release = message == 0 || matches!(contact.share, Some(Share::Permits(_)));
+            contact.yields_to -= usize::from(is_release && contact.yields_to > 0);
             drop(contact);
             queue.wake.notify_one();
         }
@@ -741,10 +791,17 @@ impl Waiter {
         turn
     }
 
-    /// Records that this waiter takes offers.
-    pub(super) fn enable_offers(&mut self) {
-        self.takes_offers = true;
-        self.queue().contact.lock().taking_offers += 1;
+    /// Records that this waiter takes offers of this share.
+    pub(super) fn enable_offers(&mut self, share: Share) {
+        self.takes_offers = {
+            let mut contact = self.queue().contact.lock();
+            if contact.taking_offers == 0 {
+                contact.share = Some(share);
+            }
+            let takes_offers = contact.share == Some(share);
+            contact.taking_offers += usize::from(takes_offers);
+            takes_offers
+        };
     }
 
     /// Returns whether a release of this client may pass the object to this waiter.
@@ -762,18 +819,30 @@ impl Waiter {
         self.claim_id = id;
     }
 
-    /// Takes what another request of this client has offered, if there is anything. Drops it if the object may
-    /// have been released since: the store then decides which owner holds it.
+    /// Takes what another request of this client has offered, if there is anything. Drops the offer of a whole object if that
+    /// may have been released since: the store then decides which owner holds it.
     pub(super) fn take_offer(&self) -> Option<Offer> {
-        let (offer, _) = self.queue().offer.lock().offer.take()?;
-        let is_current = self.queue().contact.lock().is_current();
-        is_current.then_some(offer)
+        let unclaimed = self.queue().offers.lock().unclaimed.pop_front()?;
+        let is_valid = unclaimed.share != Share::Whole || self.answer_is_current();
+        is_valid.then_some(unclaimed.offer)
+    }
+
+    /// Returns whether the object was not released since the latest answer.
+    pub(super) fn answer_is_current(&self) -> bool {
+        self.queue().contact.lock().is_current()
+    }
+
+    fn has_offer(&self) -> bool {
+        !self.queue().offers.lock().unclaimed.is_empty()
     }
 
     /// Waits until a message was published since [`Waiter::take_wakeups`], there is an offer, or the connection
     /// broke.
     pub(super) async fn woken(&self) {
-        self.queue().wake.notified().await;
+        // One notification may be for several offers, and an earlier waiter may have taken the offer of another one.
+        let is_released = || self.queue().contact.lock().maybe_released_at.is_some();
+        let is_woken = || self.has_offer() || is_released();
+        wait_for(&self.queue().wake, || is_woken().then_some(())).await;
     }
 
     /// Takes the latest message; 0 if there is none.
@@ -781,15 +850,17 @@ impl Waiter {
         std::mem::take(&mut self.queue().contact.lock().message)
     }
 
-    /// Waits so long that other clients can send their requests before. Returns whether it did.
+    /// Waits so long that other clients can send their requests before, unless there is an offer. Returns whether it did.
     pub(super) async fn let_others_go_first(&self) -> bool {
         let yields_to = self.queue().contact.lock().yields_to;
-        if yields_to == 0 || self.queue().offer.lock().offer.is_some() {
+        if yields_to == 0 || self.has_offer() {
             return false;
         }
         // Wakeups from now on are of others.
         self.take_wakeups();
-        tokio::time::sleep(YIELDED_FOR * yields_to as u32).await;
+        let end = Instant::now() + YIELDED_FOR * yields_to as u32;
+        let offered = wait_for(&self.queue().wake, || self.has_offer().then_some(()));
+        let _ = timeout_at(end, offered).await;
         true
     }
 
@@ -801,19 +872,16 @@ impl Waiter {
     /// Takes the pending wakeups, and makes answers from before them out of date. Returns whether there
     /// were any.
     pub(super) fn take_wakeups(&self) -> bool {
-        // In this order: a message that arrives in between costs one more request, and is not lost.
-        let notified = std::pin::pin!(self.queue().wake.notified()).enable();
         let mut contact = self.queue().contact.lock();
         let released = contact.maybe_released_at.take();
         contact.stale_since = contact.stale_since.or(released);
-        notified || released.is_some()
+        released.is_some()
     }
 
     /// Discards the pending wakeups, if the object was acquired after them. Returns whether there were any.
     pub(super) fn discard_wakeups(&self) -> bool {
-        let notified = std::pin::pin!(self.queue().wake.notified()).enable();
         let released = self.queue().contact.lock().maybe_released_at.take();
-        notified || released.is_some()
+        released.is_some()
     }
 
     pub(super) fn is_subscribed(&self) -> bool {
@@ -834,8 +902,8 @@ impl Waiter {
 
 impl Drop for Waiter {
     fn drop(&mut self) {
-        // Dropped after the locks: it releases.
-        let mut _unclaimed = None;
+        // Dropped after the locks: these refer to holds.
+        let (mut _unclaimed, mut _claim) = (VecDeque::new(), None);
         let mut channels = self.queues.channels.entries.lock();
         let Some(entry) = channels.get_mut(&self.subscription.channel) else {
             return;
@@ -844,8 +912,6 @@ impl Drop for Waiter {
         let mut contact = self.queue().contact.lock();
         contact.waiters -= 1;
         contact.taking_offers -= usize::from(self.takes_offers);
-        // Dropped after the locks, too: it refers to a hold.
-        let mut _claim = None;
         if let Ok(i) = contact
             .claims
             .binary_search_by_key(&self.claim_id, |(id, _)| *id)
@@ -853,9 +919,12 @@ impl Drop for Waiter {
             _claim = contact.claims.remove(i);
         }
         if contact.waiters == 0 {
-            _unclaimed = self.queue().offer.lock().offer.take();
+            _unclaimed = std::mem::take(&mut self.queue().offers.lock().unclaimed);
             // Later requests must contact the store themselves.
-            *contact = ContactState::default();
+            *contact = ContactState {
+                maybe_released_at: contact.maybe_released_at,
+                ..ContactState::default()
+            };
         }
         drop(contact);
         if entry.waiters > 0 {
@@ -924,11 +993,12 @@ mod tests {
         let waiter = queues.join("c", "object", QueueKind::Exclusive);
         assert!(!is_woken(&waiter).await);
         queues.channels.on_message("c", 0);
-        assert!(is_woken(&waiter).await && !is_woken(&waiter).await);
+        assert!(is_woken(&waiter).await && waiter.take_wakeups());
+        assert!(!is_woken(&waiter).await);
         queues.channels.on_disconnect();
-        assert!(is_woken(&waiter).await);
+        assert!(is_woken(&waiter).await && waiter.take_wakeups());
         queues.channels.on_unsubscribed("c");
-        assert!(is_woken(&waiter).await);
+        assert!(is_woken(&waiter).await && waiter.take_wakeups());
         queues.channels.on_message("c", 0);
         waiter.take_wakeups();
         assert!(!is_woken(&waiter).await);
@@ -961,6 +1031,30 @@ mod tests {
             let expected = u128::from(skipped == SKIPPED_YIELDS);
             assert_eq!(delay().await, expected);
         }
+    }
+
+    /// A release of permits publishes their number. An offer ends the delay.
+    #[tokio::test(start_paused = true)]
+    async fn waiter_for_permits_lets_others_go_first_unless_it_gets_an_offer() {
+        let queues = queues();
+        let object = ObjectKeys::new(KeyLayout::Semaphore, "", "a");
+        let one = Share::Permits(1);
+        let mut waiter = queues.join(object.channel(), object.key(), QueueKind::Exclusive);
+        waiter.enable_offers(one);
+        queues.yield_to(&object, || 2);
+        for expected in [2, 1, 0] {
+            queues.channels.on_message(object.channel(), 7);
+            let begun = Instant::now();
+            waiter.let_others_go_first().await;
+            assert_eq!(begun.elapsed().as_millis(), expected);
+        }
+        queues.yield_to(&object, || 2);
+        let begun = Instant::now();
+        let offer = async { queues.offer(&object, one, || Some(Box::new(()))) };
+        let (was_delayed, is_offered) = tokio::join!(waiter.let_others_go_first(), offer);
+        assert!(was_delayed && is_offered);
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+        assert!(waiter.take_offer().is_some() && waiter.take_offer().is_none());
     }
 
     #[tokio::test(start_paused = true)]

@@ -31,6 +31,7 @@ mod losses;
 mod many_callers;
 mod multi_lock;
 mod owners;
+mod permit_hand_over;
 mod read_write_lock;
 mod red_lock;
 mod reentry;

@@ -15,6 +15,7 @@ use crate::hold::Hold;
 use crate::lease::Expiry;
 use crate::owner::Owner;
 use crate::primitives::differential::{Comparable, assert_equivalent, lease, time};
+use crate::session::CheckHandOver;
 use crate::step::Outcome;
 
 #[derive(Debug, Clone)]
@@ -41,6 +42,10 @@ enum Move {
         delta: i64,
     },
     Count,
+    CheckHandOver {
+        owner: u8,
+        n: u8,
+    },
     UpdateLease {
         id: (u8, u8),
         lease: u32,
@@ -83,6 +88,7 @@ fn moves() -> impl Strategy<Value = Move> {
         8 => (0..8u32, any::<bool>()).prop_map(|(permits, if_absent)| Move::Set { permits, if_absent }),
         2 => delta.prop_map(|delta| Move::Add { delta }),
         2 => Just(Move::Count),
+        1 => (0..3u8, 1..4u8).prop_map(|(owner, n)| Move::CheckHandOver { owner, n }),
         2 => (id.clone(), lease).prop_map(|(id, lease)| Move::UpdateLease { id, lease }),
         1 => id.prop_map(|id| Move::LeaseOf { id }),
         1 => Just(Move::Inspect),
@@ -186,6 +192,12 @@ fn lua_and_rules_agree() {
                 let counts = harness.step(&OnSemaphore(keys, Count)).await;
                 let none = counts.is_ok_and(|counts| counts.available < 0);
                 count(&mut seen.fewer_than_none, none);
+            }
+            Move::CheckHandOver { owner, n } => {
+                let hold = &Hold::new(Owner::new(), ids(*owner, *n), kind.clone());
+                let object = &hold.object;
+                let hold = Some(hold);
+                let _ = harness.step(&CheckHandOver { object, hold }).await;
             }
             Move::UpdateLease { id: one, lease: l } => {
                 let (id, lease) = (&id(*one).to_string(), lease(*l));

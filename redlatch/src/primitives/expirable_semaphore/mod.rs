@@ -23,7 +23,7 @@ use self::rules::{
     UpdateLease,
 };
 use crate::error::{Error, Loss, Result};
-use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal};
+use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal, Share};
 use crate::keyspace::Keyspace;
 use crate::lease::{Expiry, Lease};
 use crate::name::{ObjectKeys, PermitKeys};
@@ -485,9 +485,12 @@ impl std::fmt::Debug for ExpirableSemaphore {
 }
 
 impl Guard<Lock<Permits>> {
-    /// Returns the ids of the permits, one or more.
+    /// Returns the ids of the permits, one or more. Permits whose ids a caller knows do not pass to another task when they
+    /// are released ([`ClientBuilder::local_hand_over`](crate::ClientBuilder::local_hand_over)).
     pub fn ids(&self) -> Vec<PermitId> {
-        let ids = split_ids(&self.hold_ref().hold.field);
+        let hold = &self.hold_ref().hold;
+        hold.state().owner_is_known = true;
+        let ids = split_ids(&hold.field);
         ids.filter_map(|id| id.parse().ok()).collect()
     }
 
@@ -525,6 +528,10 @@ impl Permits {
 impl HoldKind for Permits {
     fn object(&self) -> &Arc<ObjectKeys> {
         &self.keys.object
+    }
+
+    fn share(&self) -> Share {
+        Share::Permits(self.n)
     }
 
     fn release_frees(&self) -> bool {
@@ -590,6 +597,10 @@ impl Rules for Permits {
     fn field(&self, _: &ClientId, _: Owner) -> String {
         let ids: Vec<_> = (0..self.n).map(|_| PermitId::random()).collect();
         join_ids(&ids)
+    }
+
+    fn handed_over(&self) -> Option<()> {
+        Some(())
     }
 
     fn excludes_waiters(&self) -> bool {

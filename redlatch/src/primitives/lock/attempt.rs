@@ -10,7 +10,7 @@ use super::report::report;
 use super::{AcquireOnce, AcquireParams, HeldLock, Lock, LockKind, Options};
 use crate::environment::random;
 use crate::error::{Error, Result};
-use crate::hold::HoldPeriod;
+use crate::hold::{HoldPeriod, Share};
 use crate::join::Boxed;
 use crate::owner::Owner;
 use crate::session::{HandedOver, HoldRef, RequestedHold, Terms, TransferredHold};
@@ -273,18 +273,26 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
         })
     }
 
-    fn take(&mut self, offer: Offer) -> Option<(K::Grant, Instant)> {
+    fn share(&self) -> Share {
+        self.lock.kind.share()
+    }
+
+    fn take(&mut self, offer: Offer) -> Option<(K::Grant, Option<Instant>)> {
         let grant = self.lock.kind.handed_over()?;
         let offer = match offer.downcast::<TransferredHold>() {
-            Ok(transferred) => return Some((grant, transferred.take(&self.requested)?)),
+            Ok(transferred) => {
+                let end = transferred.take(&self.requested)?;
+                return Some((grant, Some(end)));
+            }
             Err(offer) => offer,
         };
         if !self.takes_offers() {
             // It joined the queue after the offer.
             return None;
         }
-        let hold_ref = offer.downcast::<HandedOver>().ok()?.take()?;
-        let end = hold_ref.hold.state().end;
+        let hold_ref = offer.downcast::<HandedOver>().ok()?.take(self.share())?;
+        let excludes = self.lock.kind.excludes_waiters();
+        let end = excludes.then(|| hold_ref.hold.state().end);
         self.handed_over = Some(hold_ref);
         Some((grant, end))
     }

@@ -38,7 +38,7 @@ impl<R: HasLease> Guard<R> {
     /// Releases it and waits until the store has confirmed it. A re-entered lock stays held until
     /// its last guard is released.
     ///
-    /// If another task of the same client waits for the lock, the lock passes to it without asking
+    /// If another task of the same client waits for the lock, or for as many permits, it passes to that task without asking
     /// the store, and this returns at once: `Ok` then means that no loss is known and that the lease
     /// has not ended. [`ClientBuilder::local_hand_over`](crate::ClientBuilder::local_hand_over) says
     /// when, and turns it off.

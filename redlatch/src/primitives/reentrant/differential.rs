@@ -123,7 +123,12 @@ fn lua_and_rules_agree() {
             }
             Move::CheckHandOver { owner } => {
                 let hold = &of(owner);
-                let _ = harness.step(&CheckHandOver { hold }).await;
+                let _ = harness
+                    .step(&CheckHandOver {
+                        object: &hold.object,
+                        hold: Some(hold),
+                    })
+                    .await;
             }
             Move::Subscribe { subscribes } => {
                 let channel = kind.object().channel().to_owned();

@@ -7,16 +7,17 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Semaphore;
-use super::held::{HeldPermits, RELEASE_RETRY_LIMIT};
+use super::held::{HeldPermits, OfferedPermits, RELEASE_RETRY_LIMIT};
 use super::rules::TakePermits;
 use crate::error::{Error, Result};
+use crate::hold::Share;
 use crate::lease::{Expiry, MAX_LEASE};
 use crate::name::ObjectKeys;
 use crate::primitives::counter::Read;
 use crate::primitives::lock::{AcquireOnce, Options};
 use crate::step::Outcome;
 use crate::store::{Delivery, Progress};
-use crate::wait::{Attempt, Request};
+use crate::wait::{Attempt, Offer, Request};
 
 impl AcquireOnce for Semaphore {
     type Held = HeldPermits;
@@ -99,6 +100,19 @@ impl Attempt for PermitsRequest<'_> {
     fn excludes_waiters_for(&self) -> Option<Duration> {
         None
     }
+
+    fn takes_offers(&self) -> bool {
+        self.semaphore.session.hands_over
+    }
+
+    fn share(&self) -> Share {
+        Share::Permits(self.semaphore.permits)
+    }
+
+    fn take(&mut self, offer: Offer) -> Option<(HeldPermits, Option<Instant>)> {
+        let offered = offer.downcast::<OfferedPermits>().ok()?;
+        Some((offered.take(self.share())?, None))
+    }
 }
 
 impl PermitsRequest<'_> {
@@ -141,13 +155,16 @@ impl PermitsRequest<'_> {
                         let ends = ttl
                             .duration()
                             .and_then(|ttl| answer.sent_at.checked_add(ttl));
-                        let acquired = HeldPermits::new(session, object, permits, ends);
+                        let mut acquired = HeldPermits::new(session, object, permits, ends);
                         let confirmed = match answer.confirmation {
                             Some(confirmation) => confirmation.confirmed(&progress).await,
                             None => Ok(()),
                         };
                         match confirmed {
-                            Ok(()) => Ok(Outcome::Done(acquired)),
+                            Ok(()) => {
+                                acquired.confirmed();
+                                Ok(Outcome::Done(acquired))
+                            }
                             Err(error) => {
                                 // If this fails too, it continues in the background.
                                 let _ = acquired.release_unconfirmed(answer.server).await;

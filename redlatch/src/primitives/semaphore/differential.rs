@@ -9,6 +9,7 @@ use crate::lease::Expiry;
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::primitives::counter::{Delete, Read, SetIfAbsent};
 use crate::primitives::differential::{assert_equivalent, lease, time};
+use crate::session::CheckHandOver;
 use crate::step::Outcome;
 
 #[derive(Debug, Clone)]
@@ -18,6 +19,7 @@ enum Move {
     Add { permits: i32, if_exists: bool },
     Drain,
     Read,
+    CheckHandOver,
     Delete,
     Advance { time: u32 },
     SetHuge,
@@ -38,6 +40,7 @@ fn moves() -> impl Strategy<Value = Move> {
             .prop_map(|(permits, if_exists)| Move::Add { permits, if_exists }),
         1 => Just(Move::Drain),
         2 => Just(Move::Read),
+        1 => Just(Move::CheckHandOver),
         1 => Just(Move::Delete),
         2 => (1..3u32).prop_map(|time| Move::Advance { time }),
         1 => Just(Move::SetHuge),
@@ -95,6 +98,11 @@ fn lua_and_rules_agree() {
             }
             Move::Read => {
                 harness.step(&Read { object: &object }).await.unwrap();
+            }
+            Move::CheckHandOver => {
+                let (object, hold) = (&*object, None);
+                let step = CheckHandOver { object, hold };
+                harness.step(&step).await.unwrap();
             }
             Move::Delete => {
                 let step = Delete {

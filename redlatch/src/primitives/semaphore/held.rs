@@ -8,10 +8,12 @@ use tokio::time::Instant;
 use super::SemaphorePermits;
 use super::rules::Add;
 use crate::error::{Error, Result};
+use crate::hold::{HandOverLimit, Share};
 use crate::name::ObjectKeys;
 use crate::primitives::lock::Held;
 use crate::session::Session;
 use crate::store::{Delivery, Progress, Route, ServerId};
+use crate::sync::Mutex;
 
 /// How long a release is retried in the background while the store is unavailable. The permits have
 /// no lease, so nothing else releases them.
@@ -20,12 +22,41 @@ pub(super) const RELEASE_RETRY_LIMIT: Duration = Duration::from_secs(600);
 /// The pause between two background attempts. Each attempt lasts up to the response timeout.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
-/// Acquired permits. Released in the background when dropped.
+/// Acquired permits. When dropped, they pass to another request of this client, or are released in the background.
 pub(crate) struct HeldPermits {
     /// `None` if there is nothing left to release.
     pending: Option<PendingRelease>,
     permits: u32,
     object: Arc<ObjectKeys>,
+    /// `None` if they must be released to the store.
+    chain: Option<PermitChain>,
+}
+
+/// The limit of the hand-overs of these permits.
+type PermitChain = Arc<Mutex<HandOverLimit>>;
+
+/// Permits between a released guard and the request that takes them over. Dropping them releases them in the background.
+pub(super) struct OfferedPermits {
+    /// Without a chain: they are not offered again.
+    held: HeldPermits,
+    chain: PermitChain,
+}
+
+impl OfferedPermits {
+    /// Returns the permits, unless their number differs or their semaphore's time to live has ended.
+    pub(super) fn take(self, share: Share) -> Option<HeldPermits> {
+        let OfferedPermits { mut held, chain } = self;
+        let is_usable = held.share() == share && held.exists();
+        is_usable.then(|| {
+            tracing::debug!(
+                semaphore = held.object.name(),
+                permits = held.permits,
+                "handed over"
+            );
+            held.chain = Some(chain);
+            held
+        })
+    }
 }
 
 impl HeldPermits {
@@ -48,7 +79,49 @@ impl HeldPermits {
             pending,
             permits,
             object,
+            chain: None,
         }
+    }
+
+    /// Records that enough replicas have confirmed the acquisition. From now on the permits may pass to another request.
+    pub(super) fn confirmed(&mut self) {
+        let hands_over = |pending: &PendingRelease| pending.session.hands_over;
+        if self.pending.as_ref().is_some_and(hands_over) {
+            let limit = HandOverLimit::new(Instant::now());
+            self.chain = Some(Arc::new(Mutex::new(limit)));
+        }
+    }
+
+    fn share(&self) -> Share {
+        Share::Permits(self.permits)
+    }
+
+    /// Returns whether there are permits to release.
+    fn exists(&self) -> bool {
+        let pending = self.pending.as_ref();
+        pending.is_some_and(|pending| !pending.has_expired())
+    }
+
+    /// Hands the permits over to a waiting request of this client, if they may be. Afterwards they are not held any more, or
+    /// have to be released.
+    fn hand_over(&mut self) -> bool {
+        let chain = self.chain.take().filter(|_| self.exists());
+        let session = self.pending.as_ref().map(|pending| pending.session.clone());
+        let (Some(chain), Some(session)) = (chain, session) else {
+            return false;
+        };
+        let (object, share) = (self.object.clone(), self.share());
+        session.hand_over(&object, share, &chain, || {
+            let hand_over = chain.lock().hand_over(Instant::now())?;
+            let held = HeldPermits {
+                pending: self.pending.take(),
+                permits: self.permits,
+                object: object.clone(),
+                chain: None,
+            };
+            let chain = chain.clone();
+            Some((hand_over, Box::new(OfferedPermits { held, chain })))
+        })
     }
 
     /// Releases permits that too few replicas have acknowledged, to the server that granted
@@ -63,6 +136,9 @@ impl HeldPermits {
 
 impl Held for HeldPermits {
     async fn release(mut self) -> Result<()> {
+        if self.hand_over() {
+            return Ok(());
+        }
         let Some(mut pending) = self.pending.take() else {
             return Ok(());
         };
@@ -97,6 +173,10 @@ impl SemaphorePermits {
     }
 
     /// Releases the permits and waits until the store has confirmed it.
+    ///
+    /// If another task of the same client waits for as many permits, they pass to it without asking the store, and this
+    /// returns `Ok` at once.
+    /// [`ClientBuilder::local_hand_over`](crate::ClientBuilder::local_hand_over) says when, and turns it off.
     ///
     /// # Errors
     ///
@@ -135,6 +215,9 @@ impl SemaphorePermits {
 
 impl Drop for HeldPermits {
     fn drop(&mut self) {
+        if self.hand_over() {
+            return;
+        }
         if let Some(pending) = self.pending.take() {
             let background = pending.session.background.clone();
             background.spawn(pending.retry_release());
@@ -244,6 +327,37 @@ impl Drop for PendingRelease {
                 permits,
                 "no runtime to release the permits in; they stay acquired"
             ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::IntoFuture as _;
+
+    use super::*;
+    use crate::Client;
+
+    /// A promoted replica may not know that they were acquired.
+    #[tokio::test(start_paused = true)]
+    async fn permits_pass_on_only_after_replicas_confirmed_them() {
+        for is_confirmed in [false, true] {
+            let client = Client::embedded();
+            let semaphore = client.semaphore("a");
+            semaphore.try_set_permits(1).await.unwrap();
+            semaphore.acquire().await.unwrap().forget();
+            let (session, object) = (semaphore.session.clone(), semaphore.object.clone());
+            let mut held = HeldPermits::new(session, object, 1, None);
+            if is_confirmed {
+                held.confirmed();
+            }
+            let mut waiting = semaphore.acquire().into_future();
+            let polled = tokio::time::timeout(Duration::ZERO, &mut waiting).await;
+            assert!(polled.is_err());
+            held.release().await.unwrap();
+            let available = semaphore.available().await.unwrap();
+            assert_eq!(available, i64::from(!is_confirmed));
+            waiting.await.unwrap().release().await.unwrap();
         }
     }
 }

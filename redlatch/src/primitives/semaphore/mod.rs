@@ -67,7 +67,7 @@ pub struct Semaphore {
 
 /// Acquired permits of a [`Semaphore`] (Redisson has no such type: there, callers
 /// count permits themselves). [`SemaphorePermits::release`] releases them; dropping releases them
-/// in the background.
+/// in the background. Both may pass them to another task of the client that waits for as many.
 ///
 /// Dropping never blocks and never panics. While the store cannot be reached, the release is
 /// retried for ten minutes; if it fails, the log reports it (`tracing`, level WARN). A process that
