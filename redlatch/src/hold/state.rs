@@ -872,4 +872,117 @@ mod tests {
             );
         }
     }
+
+    const LEASE: Duration = Duration::from_secs(30);
+    const MILLI: Duration = Duration::from_millis(1);
+
+    /// A hold that may pass to another request, and the time of its acquisition.
+    fn transferable() -> (HoldState, Instant) {
+        let now = Instant::now();
+        let mut state = HoldState::new(now);
+        let attempt = state.begin_attempt();
+        state.add_guard(now + LEASE, true, now).unwrap();
+        state.attempt_acknowledged(attempt);
+        (state, now)
+    }
+
+    /// Passes a hold on. Returns whether the store is asked; `None` if it has to be released.
+    fn asks(state: &mut HoldState, now: Instant) -> Option<bool> {
+        Some(state.hand_over(LEASE, now)?.asks)
+    }
+
+    #[test]
+    fn hand_over_begins_hold_period_of_same_guard() {
+        let (mut state, now) = transferable();
+        let first = state.hold_period();
+        assert_eq!(asks(&mut state, now), Some(false));
+        assert!(state.hold_period() > first);
+        assert_eq!((state.count, state.end), (1, now + LEASE));
+        assert!(state.is_renewed() && !state.has_unacknowledged_changes());
+    }
+
+    #[test]
+    fn hold_is_not_handed_over_if_store_or_caller_may_differ() {
+        let refusals: [fn(&mut HoldState); 9] = [
+            |state| state.owner_is_known = true,
+            |state| state.watchdog.suspect = true,
+            |state| state.watchdog.not_before = Some(state.end),
+            // It has two guards, or none that is renewed.
+            |state| {
+                state
+                    .add_guard(state.end, false, state.end - LEASE)
+                    .unwrap()
+            },
+            |state| state.renewed = 0,
+            |state| assert!(state.mark_lost(Loss::NotHeld)),
+            // A step has not been answered.
+            |state| state.release_unanswered(1),
+            |state| assert!(state.begin_attempt() > 0),
+            |state| state.open_attempt = state.changes,
+        ];
+        for (i, refuse) in refusals.into_iter().enumerate() {
+            let (mut state, now) = transferable();
+            refuse(&mut state);
+            let period = state.latest_period();
+            assert_eq!(asks(&mut state, now), None, "{i}");
+            assert_eq!(state.latest_period(), period);
+        }
+    }
+
+    #[test]
+    fn hold_is_handed_over_while_half_of_lease_is_left() {
+        for (passed, is_handed_over) in [(LEASE / 2, true), (LEASE / 2 + MILLI, false)] {
+            let (mut state, now) = transferable();
+            // It was known until now that no other client waits.
+            state.hand_over_limit = HandOverLimit::new(now + passed);
+            assert_eq!(asks(&mut state, now + passed).is_some(), is_handed_over);
+        }
+    }
+
+    /// After 64 hand-overs or 5 ms, and then not again until the answer.
+    #[test]
+    fn store_is_asked_regularly_whether_other_clients_wait() {
+        let (mut state, mut now) = transferable();
+        for _ in 0..2 {
+            for hand_over in 1..100 {
+                assert_eq!(asks(&mut state, now), Some(hand_over == 64));
+            }
+            now += MILLI;
+            state.others_wait(now, None);
+        }
+        for passed in [4, 5, 6, 9] {
+            let answer = asks(&mut state, now + passed * MILLI);
+            assert_eq!(answer, Some(passed == 5));
+        }
+        // The time counts from the question.
+        state.others_wait(now + 5 * MILLI, None);
+        assert_eq!(asks(&mut state, now + 9 * MILLI), Some(false));
+        assert_eq!(asks(&mut state, now + 10 * MILLI), Some(true));
+        assert_eq!(asks(&mut state, now + 15 * MILLI), None, "not answered");
+    }
+
+    #[test]
+    fn hold_is_released_if_other_clients_wait() {
+        let (mut state, now) = transferable();
+        assert_eq!(state.other_clients(), 0);
+        state.others_wait(now, Some(3));
+        assert_eq!((state.other_clients(), asks(&mut state, now)), (3, None));
+        // The next grant begins a new chain of hand-overs.
+        state.remove_guard(true);
+        state.release_acknowledged(state.changes, true);
+        state.add_guard(now + LEASE, true, now).unwrap();
+        let answer = asks(&mut state, now);
+        assert_eq!((state.other_clients(), answer), (0, Some(false)));
+    }
+
+    #[test]
+    fn hold_is_released_after_a_second_of_hand_overs() {
+        let (mut state, now) = transferable();
+        for passed in 0..1000 {
+            let at = now + passed * MILLI;
+            assert!(asks(&mut state, at).is_some(), "{passed}");
+            state.others_wait(at, None);
+        }
+        assert_eq!(asks(&mut state, now + SECOND), None);
+    }
 }
