@@ -666,6 +666,25 @@ async fn release_without_message_leaves_waiters_their_answer() {
     assert!(!waiting.is_finished());
 }
 
+/// The store may have released the lock already, so its earlier answer is out of date.
+#[tokio::test(start_paused = true)]
+async fn request_after_unanswered_release_does_not_rely_on_earlier_answer() {
+    let (store, client) = client();
+    let lock = client.lock("a");
+    let guard = lock.lock().lease(20 * SECOND).await.unwrap();
+    let waiting = tokio::spawn(lock.lock().into_future());
+    tokio::time::sleep(SECOND / 10).await;
+    let refused = lock.try_lock().wait(SECOND / 10).await;
+    assert!(refused.unwrap().is_none());
+    // By the caller, and in the background.
+    store.fail([NoEffect; 2]);
+    assert!(guard.unlock().await.is_err());
+    let unanswered = lock.try_lock().wait(SECOND / 10).await.map(drop);
+    assert!(unanswered.is_err() && !waiting.is_finished());
+    client.flush().await;
+    assert!(waiting.await.unwrap().unwrap().is_valid());
+}
+
 /// A request for a fair lock that is held, up to the moment in which the store grants it the lock.
 async fn granted_request(answer: Option<Failure>) -> (Lock<Fair>, HoldRef, Terms) {
     let (store, client) = client();

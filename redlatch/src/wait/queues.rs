@@ -1144,4 +1144,157 @@ mod tests {
         assert_eq!(queues.subscriptions(), 0);
         assert!(queues.channels.entries.lock().is_empty());
     }
+
+    fn object() -> ObjectKeys {
+        ObjectKeys::new(KeyLayout::Lock, "", "a")
+    }
+
+    fn waiter(queues: &WaitQueues, kind: QueueKind, takes_offers: bool) -> Waiter {
+        let object = object();
+        let mut waiter = queues.join(object.channel(), object.key(), kind);
+        if takes_offers {
+            waiter.enable_offers();
+        }
+        waiter
+    }
+
+    /// Makes an offer that counts how many references to it are left, unless it is refused.
+    fn offer(queues: &WaitQueues) -> Option<std::sync::Weak<()>> {
+        let offered = Arc::new(());
+        let weak = Arc::downgrade(&offered);
+        queues
+            .offer(&object(), || Some(Box::new(offered)))
+            .then_some(weak)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn offer_is_refused_unless_all_waiters_take_it() {
+        use QueueKind::{Exclusive, Shared};
+        let queues = queues();
+        assert!(offer(&queues).is_none(), "no queue");
+        drop(waiter(&queues, Exclusive, true));
+        assert!(offer(&queues).is_none(), "no waiter");
+        for (kind, takes_offers) in [(Exclusive, false), (Shared, false)] {
+            let other = waiter(&queues, kind, takes_offers);
+            let taker = waiter(&queues, Exclusive, true);
+            let second = waiter(&queues, Exclusive, true);
+            assert!(offer(&queues).is_none() && !is_woken(&taker).await);
+            drop((other, second));
+            assert!(offer(&queues).is_some() && is_woken(&taker).await);
+        }
+        let _taker = waiter(&queues, Exclusive, true);
+        assert!(!queues.offer(&object(), || None));
+    }
+
+    /// After a release, and while a request is in flight, the store decides which owner holds the object.
+    #[tokio::test(start_paused = true)]
+    async fn offer_is_refused_and_not_taken_if_object_may_have_been_released() {
+        let queues = queues();
+        let taker = waiter(&queues, QueueKind::Exclusive, true);
+        assert!(taker.take_offer().is_none());
+        assert!(offer(&queues).is_some());
+        assert!(taker.take_offer().is_some() && taker.take_offer().is_none());
+        let offered = offer(&queues).unwrap();
+        queues.wake(object().channel());
+        assert!(taker.take_offer().is_none());
+        assert_eq!(offered.strong_count(), 0);
+        assert!(offer(&queues).is_none(), "released");
+        taker.take_wakeups();
+        taker.request_started();
+        assert!(offer(&queues).is_none(), "in flight");
+        taker.request_ended(Some(LastContact::Answered));
+        assert!(offer(&queues).is_some(), "answered");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn offer_that_is_not_taken_is_dropped_after_10_ms() {
+        let queues = queues();
+        let _taker = waiter(&queues, QueueKind::Exclusive, true);
+        let millis = Duration::from_millis;
+        for _ in 0..2 {
+            let first = offer(&queues).unwrap();
+            tokio::time::sleep(millis(6)).await;
+            let second = offer(&queues).unwrap();
+            assert_eq!(first.strong_count(), 0, "replaced");
+            tokio::time::sleep(millis(9)).await;
+            assert_eq!(second.strong_count(), 1);
+            tokio::time::sleep(millis(6)).await;
+            assert_eq!(second.strong_count(), 0);
+        }
+        // It is noticed when it is due.
+        let only = offer(&queues).unwrap();
+        tokio::time::sleep(millis(11)).await;
+        assert_eq!(only.strong_count(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn last_waiter_drops_offer() {
+        let queues = queues();
+        let takers = [(); 2].map(|()| waiter(&queues, QueueKind::Exclusive, true));
+        let offered = offer(&queues).unwrap();
+        let [first, last] = takers;
+        drop(first);
+        assert_eq!(offered.strong_count(), 1);
+        drop(last);
+        assert_eq!(offered.strong_count(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waiter_with_offer_does_not_let_others_go_first() {
+        let queues = queues();
+        let taker = waiter(&queues, QueueKind::Exclusive, true);
+        queues.yield_to(&object(), || 3);
+        offer(&queues).unwrap();
+        let begun = Instant::now();
+        assert!(!taker.let_others_go_first().await && begun.elapsed().is_zero());
+        assert!(taker.take_offer().is_some());
+        assert!(taker.let_others_go_first().await && !begun.elapsed().is_zero());
+        // Its wakeups from before are taken: what wakes it now is the release of another client.
+        queues.wake(object().channel());
+        assert!(taker.let_others_go_first().await && !taker.take_wakeups());
+        // A queue without waiters lets no client go first.
+        drop(taker);
+        queues.yield_to(&object(), || 3);
+        let taker = waiter(&queues, QueueKind::Exclusive, true);
+        assert!(!taker.let_others_go_first().await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn wakeups_are_taken_or_discarded_once() {
+        let queues = queues();
+        let waiter = waiter(&queues, QueueKind::Exclusive, false);
+        let channel = object().channel().to_owned();
+        for take in [Waiter::take_wakeups, Waiter::discard_wakeups] {
+            assert!(!take(&waiter));
+            queues.wake(&channel);
+            assert!(take(&waiter) && !take(&waiter) && !is_woken(&waiter).await);
+            // Released by this client: the message follows.
+            queues.record_release(&channel);
+            assert!(take(&waiter) && !take(&waiter));
+            // An offer has woken it.
+            waiter.queue().wake.notify_one();
+            assert!(take(&waiter) && !take(&waiter));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn latest_message_is_taken_once() {
+        let queues = queues();
+        let waiter = waiter(&queues, QueueKind::Exclusive, false);
+        for message in [7, 8] {
+            queues.channels.on_message(object().channel(), message);
+        }
+        assert_eq!((waiter.take_message(), waiter.take_message()), (8, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn channel_is_subscribed_once_confirmed() {
+        let (queues, channel) = (queues(), object().channel().to_owned());
+        assert!(!queues.is_subscribed(&channel));
+        let waiter = waiter(&queues, QueueKind::Exclusive, false);
+        waiter.begin_subscribing();
+        assert!(!queues.is_subscribed(&channel));
+        waiter.subscribed();
+        assert!(queues.is_subscribed(&channel) && !queues.is_subscribed("another"));
+    }
 }
