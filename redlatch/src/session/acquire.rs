@@ -141,7 +141,7 @@ impl Session {
 impl RequestedHold<'_> {
     /// Makes one attempt to acquire or re-enter one object: [`Session::try_acquire`]. `step` creates the
     /// primitive's step for a hold count.
-    pub(crate) fn try_acquire<'a, T: Send, S: Step<Reply = Outcome<T>> + 'a>(
+    pub(crate) fn try_acquire<'a, T: Send + 'a, S: Step<Reply = Outcome<T>> + 'a>(
         &'a self,
         subscribe: Option<&'a str>,
         progress: &'a Progress,

@@ -38,7 +38,7 @@ use crate::sync::{Mutex, wait_for};
 pub(crate) struct WaitQueues(Arc<Shared>);
 
 pub(crate) struct Shared {
-    channels: Arc<ChannelMap>,
+    pub(super) channels: Arc<ChannelMap>,
     pub(super) store: Arc<Store>,
     background: Background,
     linger: Duration,

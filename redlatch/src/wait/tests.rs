@@ -8,8 +8,9 @@ use redlatch_testkit::Log;
 use super::*;
 use crate::background::Background;
 use crate::lease::{Expiry, WaitLimit};
-use crate::store::Store;
+use crate::name::{KeyLayout, ObjectKeys};
 use crate::store::embedded::Embedded;
+use crate::store::{Store, Subscriber as _};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -21,15 +22,21 @@ struct Scripted {
     answers: VecDeque<Answer>,
     sent: Arc<Mutex<Vec<(u64, bool)>>>,
     progress: Arc<Progress>,
+    channel: Box<str>,
     object: &'static str,
     kind: QueueKind,
     keeps: Option<Duration>,
     pause: Option<Duration>,
     shares_outcome: bool,
     takes_offers: bool,
+    /// The message that grants the object, and when the hold ends then.
+    granted: Option<(i64, Instant)>,
+    has_subscribed: bool,
     /// Whether a message arrives while each request is in flight.
     is_overtaken: bool,
     doubts: usize,
+    /// After how many seconds of waiting the holder was reported.
+    reports: Arc<Mutex<Vec<u64>>>,
     queues: WaitQueues,
 }
 
@@ -58,14 +65,18 @@ fn scripted(queues: &WaitQueues, answers: impl IntoIterator<Item = Answer>) -> S
         answers: answers.into_iter().collect(),
         sent: Arc::default(),
         progress: Arc::default(),
+        channel: "channel".into(),
         object: "object",
         kind: QueueKind::Exclusive,
         keeps: None,
         pause: None,
         shares_outcome: true,
         takes_offers: false,
+        granted: None,
+        has_subscribed: true,
         is_overtaken: false,
         doubts: 0,
+        reports: Arc::default(),
         queues: queues.clone(),
     }
 }
@@ -74,7 +85,7 @@ impl Attempt for Scripted {
     type Grant = u32;
 
     fn channel(&self) -> &str {
-        "channel"
+        &self.channel
     }
 
     fn object(&self) -> &str {
@@ -89,7 +100,7 @@ impl Attempt for Scripted {
         let after = self.begun.elapsed().as_secs();
         self.sent.lock().unwrap().push((after, subscribe));
         if self.is_overtaken {
-            self.queues.wake("channel");
+            self.queues.wake(&self.channel);
         }
         let Some(answer) = self.answers.pop_front() else {
             return std::future::pending().await;
@@ -119,6 +130,29 @@ impl Attempt for Scripted {
 
     fn doubt(&mut self) {
         self.doubts += 1;
+    }
+
+    fn has_subscribed(&self) -> bool {
+        self.has_subscribed
+    }
+
+    /// An offer is the end of the lease.
+    fn take(&mut self, offer: Offer) -> Option<(u32, Instant)> {
+        let end = offer.downcast::<Instant>().unwrap();
+        (*end > Instant::now()).then_some((7, *end))
+    }
+
+    async fn accept(&mut self, message: i64) -> Option<(u32, Instant)> {
+        assert_ne!(message, 0, "no message");
+        let (_, end) = self.granted.take_if(|(number, _)| *number == message)?;
+        Some((8, end))
+    }
+
+    fn reporter(&self) -> impl FnOnce(Instant) -> Boxed<'static, ()> + Send + 'static {
+        let reports = self.reports.clone();
+        move |since| {
+            Box::pin(async move { reports.lock().unwrap().push(since.elapsed().as_secs()) })
+        }
     }
 
     fn pause(&mut self) -> Option<Duration> {
@@ -725,4 +759,146 @@ async fn queue_without_answers_has_no_contact() {
         contacts.contact_since(Instant::now()).is_none(),
         "all have left"
     );
+}
+
+/// The object of [`scripted`] requests that may take an offer of it.
+fn object() -> ObjectKeys {
+    ObjectKeys::new(KeyLayout::Lock, "", "object")
+}
+
+/// Creates a request for `object()` that is refused once, and then waits.
+fn taker(queues: &WaitQueues, answers: impl IntoIterator<Item = Answer>) -> Scripted {
+    let answers = [wait(60), wait(60)].into_iter().chain(answers);
+    let mut one = scripted(queues, answers);
+    (one.channel, one.takes_offers) = (object().channel().into(), true);
+    one
+}
+
+fn offer(queues: &WaitQueues, end: Instant) {
+    assert!(queues.offer(&object(), || Some(Box::new(end))));
+}
+
+/// It sends no request for the hold, and the next waiter sends none before the lease has ended.
+#[tokio::test(start_paused = true)]
+async fn first_waiter_takes_offer_or_grant_instead_of_request() {
+    for is_offer in [true, false] {
+        let queues = queues();
+        let (mut one, mut two) = (taker(&queues, []), taker(&queues, []));
+        let end = one.begun + 10 * SECOND;
+        one.granted = Some((5, end));
+        two.answers = [Ok(Outcome::Done(2))].into();
+        let sent = [one.sent.clone(), two.sent.clone()];
+        let second = async {
+            tokio::task::yield_now().await;
+            let acquired = queues.acquire(&mut two, true).await;
+            let after_end = end.elapsed();
+            assert!(!after_end.is_zero() && after_end < SECOND, "{after_end:?}");
+            acquired
+        };
+        let call = async {
+            sleep(1).await;
+            match is_offer {
+                true => offer(&queues, end),
+                false => queues.channels.on_message(object().channel(), 5),
+            }
+        };
+        let (first, second, ()) = tokio::join!(queues.acquire(&mut one, true), second, call);
+        assert_eq!(first.unwrap(), Some(if is_offer { 7 } else { 8 }));
+        assert_eq!(second.unwrap(), Some(2));
+        let counts = sent.map(|sent| sent.lock().unwrap().len());
+        assert_eq!(counts, [2, 1]);
+    }
+}
+
+/// An offer that cannot be used, and a message that grants nothing, make it send a request.
+#[tokio::test(start_paused = true)]
+async fn first_waiter_sends_request_if_it_cannot_use_offer_or_message() {
+    let queues = queues();
+    let mut one = taker(&queues, [wait(60), wait(60), Ok(Outcome::Done(1))]);
+    one.granted = Some((5, one.begun + 10 * SECOND));
+    let call = async {
+        sleep(1).await;
+        offer(&queues, Instant::now());
+        sleep(1).await;
+        queues.channels.on_message(object().channel(), 6);
+        sleep(1).await;
+        queues.wake(object().channel());
+    };
+    let (first, ()) = tokio::join!(queues.acquire(&mut one, true), call);
+    assert_eq!(first.unwrap(), Some(1));
+    let sent: Vec<_> = one.sent.lock().unwrap().iter().map(|sent| sent.0).collect();
+    assert_eq!(sent, [0, 0, 1, 2, 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiter_takes_no_offer_by_default() {
+    let queues = queues();
+    let mut one = Plain(taker(&queues, []));
+    let waiting = tokio::time::timeout(2 * SECOND, queues.acquire(&mut one, true));
+    let call = async {
+        sleep(1).await;
+        assert!(!queues.offer(&object(), || unreachable!("no waiter takes it")));
+    };
+    assert!(tokio::join!(waiting, call).0.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn subscription_that_was_not_sent_is_sent_with_next_request() {
+    let queues = queues();
+    let answers = [wait(1), wait(1), wait(1), Ok(Outcome::Done(1))];
+    let mut one = scripted(&queues, answers);
+    one.has_subscribed = false;
+    queues.acquire(&mut one, true).await.unwrap();
+    let subscribed: Vec<_> = one.sent.lock().unwrap().iter().map(|sent| sent.1).collect();
+    assert_eq!(subscribed, [false, true, true, true]);
+}
+
+/// If other clients went first, but no release of theirs arrived, they do not go first the next time.
+#[tokio::test(start_paused = true)]
+async fn others_go_first_again_unless_it_was_in_vain() {
+    for (yields, released, again) in [
+        (true, true, true),
+        (true, false, false),
+        (false, false, true),
+    ] {
+        let queues = queues();
+        let mut one = taker(&queues, []);
+        one.answers = [wait(60), Ok(Outcome::Done(1))].into();
+        let object = object();
+        let other = queues.join(object.channel(), object.key(), QueueKind::Exclusive);
+        let call = async {
+            sleep(1).await;
+            if !yields {
+                return;
+            }
+            queues.yield_to(&object, || 5);
+            queues.wake(object.channel());
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            if released {
+                queues.wake(object.channel());
+            }
+        };
+        let (first, ()) = tokio::join!(queues.acquire(&mut one, true), call);
+        assert_eq!(first.unwrap(), Some(1));
+        queues.yield_to(&object, || 5);
+        assert_eq!(other.let_others_go_first().await, again);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn holder_is_reported_after_30_s() {
+    for (waits, reports) in [(29, vec![]), (40, vec![30])] {
+        let queues = queues();
+        let mut one = scripted(&queues, [wait(waits), wait(waits), Ok(Outcome::Done(1))]);
+        assert_eq!(queues.acquire(&mut one, true).await.unwrap(), Some(1));
+        assert_eq!(*one.reports.lock().unwrap(), reports);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn error_that_is_no_outage_ends_request_in_outage() {
+    let refused = || Err(Error::AlreadyHeld { name: "a".into() });
+    let answers = [outage(), refused(), Ok(Outcome::Done(1))];
+    let (failed, _) = within(WaitLimit::Endless, Some(10 * SECOND), answers).await;
+    assert!(matches!(failed, Err(Error::AlreadyHeld { .. })));
 }
