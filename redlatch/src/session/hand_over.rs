@@ -272,7 +272,10 @@ mod tests {
 
     use tokio::task::{JoinHandle, yield_now};
 
-    use crate::error::{Error, Result};
+    use super::*;
+    use crate::error::Error;
+    use crate::primitives::differential;
+    use crate::primitives::lock::Reentrant;
     use crate::{Client, Embedded, Guard, Lock, Owner, OwnerId};
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -527,6 +530,67 @@ mod tests {
         peer.lock("a").force_unlock().await.unwrap();
         session.check_hand_over(&hold.object, hold).await;
         assert!(!guard.is_valid());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn check_in_background_reports_lost_hold() {
+        let [client, peer] = clients();
+        let guard = client.lock("a").lock().await.unwrap();
+        peer.lock("a").force_unlock().await.unwrap();
+        guard.hold_ref().verify_in_background();
+        client.flush().await;
+        assert!(!guard.is_valid());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn check_counts_other_clients_that_wait() {
+        let store = Embedded::new();
+        let clients = [(); 3].map(|()| Client::builder().connect_embedded(&store).unwrap());
+        let locks = clients.each_ref().map(|client| client.lock("a"));
+        let guard = locks[0].lock().await.unwrap();
+        let HoldRef { hold, session, .. } = guard.hold_ref();
+        let _own = waiter(&locks[0]).await;
+        session.check_hand_over(hold).await;
+        assert_eq!(hold.state().other_clients(), 0);
+        let lease = session.watchdog.lease().duration();
+        let is_handed_over = || hold.state().hand_over(lease, Instant::now()).is_some();
+        assert!(is_handed_over());
+        let _others = [waiter(&locks[1]).await, waiter(&locks[2]).await];
+        session.check_hand_over(hold).await;
+        assert_eq!(hold.state().other_clients(), 2);
+        assert!(!is_handed_over());
+    }
+
+    #[test]
+    fn check_names_lock_owner_and_channel() {
+        let hold = differential::hold(1, Reentrant::new("", "name"));
+        let step = CheckHandOver { hold: &hold };
+        let mut args = Vec::new();
+        step.args(&mut args);
+        assert_eq!(args, [&*hold.field, hold.object.channel()]);
+        assert_eq!(*step.keys(), [hold.object.key()]);
+        for (is_held, subscribers) in [(true, 3), (false, 2)] {
+            let reply = [is_held.into(), subscribers].map(ScriptReply::Integer);
+            let decoded = step.decode(ScriptReply::List(reply.into())).unwrap();
+            assert_eq!(decoded, (is_held, subscribers as u64));
+        }
+    }
+
+    /// Without a hand-over, each other client that waits has a millisecond to send its request first.
+    #[tokio::test(start_paused = true)]
+    async fn local_waiter_lets_other_clients_go_first_after_release() {
+        let [client, _] = clients();
+        let lock = client.lock("a");
+        for (others, delay) in [(None, 0), (Some(2), 2)] {
+            let guard = lock.lock().await.unwrap();
+            let next = waiter(&lock).await;
+            let begun = Instant::now();
+            let hold = guard.hold_ref().hold.clone();
+            hold.state().others_wait(begun, others);
+            let next = unlock_for(guard, next).await;
+            assert_eq!(begun.elapsed(), Duration::from_millis(delay));
+            next.unlock().await.unwrap();
+        }
     }
 
     /// A request that is kept but not polled does not keep the lock.

@@ -685,6 +685,23 @@ async fn request_after_unanswered_release_does_not_rely_on_earlier_answer() {
     assert!(waiting.await.unwrap().unwrap().is_valid());
 }
 
+/// The lock was lost, so the release publishes no message. The waiter asks once more which owner holds it now.
+#[tokio::test(start_paused = true)]
+async fn release_of_lost_lock_makes_waiter_ask_again() {
+    let [client, other] = clients();
+    let lock = client.lock("a");
+    let guard = lock.lock().lease(20 * SECOND).await.unwrap();
+    let waiting = tokio::spawn(lock.lock().into_future());
+    tokio::time::sleep(SECOND / 10).await;
+    let theirs = stolen(&other.lock("a")).await;
+    tokio::time::sleep(SECOND / 10).await;
+    assert_not_held(guard.unlock().await);
+    let refused = lock.try_lock().wait(SECOND / 10).await;
+    assert!(refused.unwrap().is_none() && !waiting.is_finished());
+    theirs.unlock().await.unwrap();
+    assert!(waiting.await.unwrap().unwrap().is_valid());
+}
+
 /// A request for a fair lock that is held, up to the moment in which the store grants it the lock.
 async fn granted_request(answer: Option<Failure>) -> (Lock<Fair>, HoldRef, Terms) {
     let (store, client) = client();
@@ -781,5 +798,17 @@ async fn grant_to_unconfirmed_or_repeated_attempt_is_not_accepted() {
         let (lock, hold_ref, terms) = granted_request(Some(answer)).await;
         assert_eq!(request(&hold_ref, terms).accept_grant(7).await, None);
         assert!(attempt(&lock, &hold_ref, terms).await);
+    }
+}
+
+/// Otherwise it would have to be renewed at once.
+#[tokio::test(start_paused = true)]
+async fn grant_is_accepted_while_third_of_lease_is_left() {
+    for (passed, is_accepted) in [(20_000, true), (20_001, false)] {
+        let (_lock, hold_ref, terms) = granted_request(None).await;
+        tokio::time::advance(Duration::from_millis(passed)).await;
+        let end = request(&hold_ref, terms).accept_grant(7).await;
+        assert_eq!(end.is_some(), is_accepted, "{passed}");
+        assert_eq!(hold_ref.hold.state().count, u32::from(is_accepted));
     }
 }
