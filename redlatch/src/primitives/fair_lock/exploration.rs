@@ -50,10 +50,16 @@ fn timestamps<'a>(state: &'a State, key: &str) -> BTreeMap<&'a str, i64> {
 
 /// Returns the waiters whose time has not passed, in order.
 fn alive(state: &State) -> Vec<&str> {
+    alive_if_connected(state, None)
+}
+
+/// The same for a state in which this waiter is connected: that it was absent before does not matter.
+fn alive_if_connected<'a>(state: &'a State, connected: Option<&str>) -> Vec<&'a str> {
     let (timeouts, absent) = (timestamps(state, TIMEOUTS), timestamps(state, ABSENT));
     let has_time = |owner: &&str| {
         let left = timeouts.get(owner).copied().unwrap_or(0);
-        left.min(absent.get(owner).copied().unwrap_or(i64::MAX)) > 0
+        let absent = absent.get(owner).filter(|_| connected != Some(*owner));
+        left.min(absent.copied().unwrap_or(i64::MAX)) > 0
     };
     let owners = queue(state).iter().map(String::as_str);
     owners.filter(has_time).collect()
@@ -106,7 +112,7 @@ fn check(observed: &Observed<'_>) -> Verdict {
 /// requesting owner keeps its position in any case.
 fn granted(granted: &Granted<'_>) -> Verdict {
     let field = &*granted.party.hold.field;
-    let alive = alive(granted.before);
+    let alive = alive_if_connected(granted.before, granted.granted);
     let before = queue(granted.before).iter().map(String::as_str);
     let mut ahead = before.take_while(|owner| *owner != field);
     let overtaken = ahead.find(|owner| alive.contains(owner));
