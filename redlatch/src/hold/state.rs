@@ -948,14 +948,14 @@ mod tests {
                 assert_eq!(asks(&mut state, now), Some(hand_over == 64));
             }
             now += MILLI;
-            state.others_wait(now, None);
+            state.hand_over_limit.answered(now, None);
         }
         for passed in [4, 5, 6, 9] {
             let answer = asks(&mut state, now + passed * MILLI);
             assert_eq!(answer, Some(passed == 5));
         }
         // The time counts from the question.
-        state.others_wait(now + 5 * MILLI, None);
+        state.hand_over_limit.answered(now + 5 * MILLI, None);
         assert_eq!(asks(&mut state, now + 9 * MILLI), Some(false));
         assert_eq!(asks(&mut state, now + 10 * MILLI), Some(true));
         assert_eq!(asks(&mut state, now + 15 * MILLI), None, "not answered");
@@ -964,15 +964,21 @@ mod tests {
     #[test]
     fn hold_is_released_if_other_clients_wait() {
         let (mut state, now) = transferable();
-        assert_eq!(state.other_clients(), 0);
-        state.others_wait(now, Some(3));
-        assert_eq!((state.other_clients(), asks(&mut state, now)), (3, None));
+        assert_eq!(state.hand_over_limit.other_clients(), 0);
+        state.hand_over_limit.answered(now, Some(3));
+        assert_eq!(
+            (state.hand_over_limit.other_clients(), asks(&mut state, now)),
+            (3, None)
+        );
         // The next grant begins a new chain of hand-overs.
         state.remove_guard(true);
         state.release_acknowledged(state.changes, true);
         state.add_guard(now + LEASE, true, now).unwrap();
         let answer = asks(&mut state, now);
-        assert_eq!((state.other_clients(), answer), (0, Some(false)));
+        assert_eq!(
+            (state.hand_over_limit.other_clients(), answer),
+            (0, Some(false))
+        );
     }
 
     #[test]
@@ -981,7 +987,7 @@ mod tests {
         for passed in 0..1000 {
             let at = now + passed * MILLI;
             assert!(asks(&mut state, at).is_some(), "{passed}");
-            state.others_wait(at, None);
+            state.hand_over_limit.answered(at, None);
         }
         assert_eq!(asks(&mut state, now + SECOND), None);
     }

@@ -550,24 +550,27 @@ mod tests {
         let guard = locks[0].lock().await.unwrap();
         let HoldRef { hold, session, .. } = guard.hold_ref();
         let _own = waiter(&locks[0]).await;
-        session.check_hand_over(hold).await;
-        assert_eq!(hold.state().other_clients(), 0);
+        session.check_hand_over(&hold.object, hold).await;
+        assert_eq!(hold.state().hand_over_limit.other_clients(), 0);
         let lease = session.watchdog.lease().duration();
         let is_handed_over = || hold.state().hand_over(lease, Instant::now()).is_some();
         assert!(is_handed_over());
         let _others = [waiter(&locks[1]).await, waiter(&locks[2]).await];
-        session.check_hand_over(hold).await;
-        assert_eq!(hold.state().other_clients(), 2);
+        session.check_hand_over(&hold.object, hold).await;
+        assert_eq!(hold.state().hand_over_limit.other_clients(), 2);
         assert!(!is_handed_over());
     }
 
     #[test]
     fn check_names_lock_owner_and_channel() {
         let hold = differential::hold(1, Reentrant::new("", "name"));
-        let step = CheckHandOver { hold: &hold };
+        let step = CheckHandOver {
+            object: &hold.object,
+            hold: Some(&hold),
+        };
         let mut args = Vec::new();
         step.args(&mut args);
-        assert_eq!(args, [&*hold.field, hold.object.channel()]);
+        assert_eq!(args, [hold.object.channel(), "lock", &*hold.field]);
         assert_eq!(*step.keys(), [hold.object.key()]);
         for (is_held, subscribers) in [(true, 3), (false, 2)] {
             let reply = [is_held.into(), subscribers].map(ScriptReply::Integer);
@@ -586,7 +589,7 @@ mod tests {
             let next = waiter(&lock).await;
             let begun = Instant::now();
             let hold = guard.hold_ref().hold.clone();
-            hold.state().others_wait(begun, others);
+            hold.state().hand_over_limit.answered(begun, others);
             let next = unlock_for(guard, next).await;
             assert_eq!(begun.elapsed(), Duration::from_millis(delay));
             next.unlock().await.unwrap();

@@ -179,6 +179,7 @@ mod tests {
     use std::time::Duration;
 
     use tokio::task::{JoinHandle, yield_now};
+    use tokio::time::Instant;
 
     use crate::error::{Error, Result};
     use crate::store::embedded::failure_injection::Failure::{
@@ -305,7 +306,12 @@ mod tests {
                     );
                     guard.unlock().await.unwrap();
                 }
+                let begun = Instant::now();
                 let again = lock.lock().owner(first).await.unwrap();
+                assert!(
+                    begun.elapsed() < 10 * SECOND,
+                    "{failure:?}: not after the lease"
+                );
                 client.flush().await;
                 assert!(
                     again.is_valid() && is_held_by(&lock, first).await,

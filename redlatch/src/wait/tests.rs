@@ -137,9 +137,9 @@ impl Attempt for Scripted {
     }
 
     /// An offer is the end of the lease.
-    fn take(&mut self, offer: Offer) -> Option<(u32, Instant)> {
+    fn take(&mut self, offer: Offer) -> Option<(u32, Option<Instant>)> {
         let end = offer.downcast::<Instant>().unwrap();
-        (*end > Instant::now()).then_some((7, *end))
+        (*end > Instant::now()).then_some((7, Some(*end)))
     }
 
     async fn accept(&mut self, message: i64) -> Option<(u32, Instant)> {
@@ -775,7 +775,7 @@ fn taker(queues: &WaitQueues, answers: impl IntoIterator<Item = Answer>) -> Scri
 }
 
 fn offer(queues: &WaitQueues, end: Instant) {
-    assert!(queues.offer(&object(), || Some(Box::new(end))));
+    assert!(queues.offer(&object(), Share::Whole, || Some(Box::new(end))));
 }
 
 /// It sends no request for the hold, and the next waiter sends none before the lease has ended.
@@ -837,7 +837,9 @@ async fn waiter_takes_no_offer_by_default() {
     let waiting = tokio::time::timeout(2 * SECOND, queues.acquire(&mut one, true));
     let call = async {
         sleep(1).await;
-        assert!(!queues.offer(&object(), || unreachable!("no waiter takes it")));
+        assert!(!queues.offer(&object(), Share::Whole, || unreachable!(
+            "no waiter takes it"
+        )));
     };
     assert!(tokio::join!(waiting, call).0.is_err());
 }
