@@ -153,13 +153,16 @@ impl Client {
         self.session.id.owner_id(owner)
     }
 
-    /// Waits until no background work is running: dropped guards and dropped acquisitions are settled. Call
-    /// it before a program ends. Otherwise the locks of dropped guards may stay held until their leases end.
+    /// Waits until no background work is running: dropped guards and dropped acquisitions are settled, and what a
+    /// release has passed to another task that has not taken it yet is released. Call it before a program ends.
+    /// Otherwise the locks of dropped guards may stay held until their leases end, and permits of a semaphore, which have no
+    /// lease, forever.
     ///
     /// # Cancel safety
     ///
     /// Only waits; may be dropped.
     pub async fn flush(&self) {
+        self.session.waiting.drop_offers();
         self.session.background.flush().await;
     }
 

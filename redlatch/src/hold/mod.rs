@@ -73,7 +73,7 @@ pub(crate) trait HoldKind: Send + Sync {
         None
     }
 
-    /// Returns whether a full release frees the object and publishes that.
+    /// Returns whether a full release frees the object, or a part that others can acquire, and publishes that.
     fn release_frees(&self) -> bool {
         true
     }

@@ -415,6 +415,33 @@ mod tests {
         tokio::time::timeout(Duration::ZERO, future).await.ok()
     }
 
+    /// There is an offer at almost any time, but not the same one.
+    #[tokio::test(start_paused = true)]
+    async fn flush_does_not_wait_until_tasks_stop_competing() {
+        let [client, _] = clients();
+        let tasks = ["a", "a", "b", "b"].map(|name| {
+            let lock = client.lock(name);
+            tokio::spawn(async move {
+                loop {
+                    lock.lock().await.unwrap().unlock().await.unwrap();
+                    yield_now().await;
+                }
+            })
+        });
+        run_others().await;
+        let long = async {
+            for _ in 0..10_000 {
+                yield_now().await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = client.flush() => {}
+            () = long => panic!("flush did not return"),
+        }
+        tasks.iter().for_each(JoinHandle::abort);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn canceled_waiter_passes_offer_on() {
         let [client, peer] = clients();

@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep};
 use crate::error::Result;
 use crate::kind::Permits;
 use crate::primitives::lock::{Acquirable, Acquire, Held as _};
+use crate::store::embedded::failure_injection::Failure;
 use crate::{Client, Embedded, ExpirableSemaphore, Guard, Lock, Semaphore};
 
 const MILLIS: Duration = Duration::from_millis(1);
@@ -544,4 +545,24 @@ async fn message_before_delay_is_not_lost() {
     }
     assert!(begun.elapsed() < 10 * MILLIS);
     assert_eq!(available(&theirs).await, 0);
+}
+
+/// The release may have freed the permit, although no message reports that.
+#[tokio::test(start_paused = true)]
+async fn refusal_from_before_release_does_not_count_for_later_request() {
+    let store = Embedded::new();
+    let client = Client::builder().local_hand_over(false);
+    let client = client.connect_embedded(&store).unwrap();
+    let semaphore = client.semaphore("a");
+    semaphore.try_set_permits(1).await.unwrap();
+    semaphore.acquire().await.unwrap().forget();
+    let waiting = tokio::spawn(semaphore.acquire().into_future());
+    sleep(MILLIS).await;
+    let refused = semaphore.try_acquire().wait(MILLIS).await;
+    assert!(refused.unwrap().is_none());
+    store.fail([Failure::NoEffect]);
+    assert!(semaphore.release(1).await.is_err());
+    let unknown = semaphore.try_acquire().wait(MILLIS).await;
+    assert!(unknown.is_err(), "{unknown:?}");
+    assert!(!waiting.is_finished());
 }

@@ -253,7 +253,7 @@ async fn wait_as_first<A: Attempt>(
             },
         }
         let was_delayed = waiter.let_others_go_first().await;
-        while let Some(offer) = waiter.take_offer() {
+        while let Some((offer, _running)) = waiter.take_offer() {
             if let Some((grant, end)) = attempt.take(offer) {
                 let refused = || next.at_latest().filter(|_| waiter.answer_is_current());
                 let end = end.map_or_else(refused, |end| Some(end + ROUNDING));
@@ -291,7 +291,8 @@ async fn wait_as_first<A: Attempt>(
                         attempt.doubt();
                     }
                 }
-                if was_delayed && !others_released {
+                // A client that acquires permits meanwhile releases nothing.
+                if share == Share::Whole && was_delayed && !others_released {
                     waiter.yielded_in_vain();
                 }
                 return Ok(grant);

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use self::SubscriptionState::{EndReported, NotSubscribed, Subscribed, Unconfirmed};
 use crate::background::{Background, RunningGuard};
@@ -174,8 +174,6 @@ struct Unclaimed {
     offer: Offer,
     share: Share,
     since: Instant,
-    /// [`Client::flush`](crate::Client::flush) waits until it is taken or released.
-    _running: RunningGuard,
 }
 
 /// How long the first waiter lets each of the other clients go first that have waited for longer than this client.
@@ -361,7 +359,6 @@ impl WaitQueues {
             offer,
             share,
             since: Instant::now(),
-            _running: self.background.count(),
         });
         queue.wake.notify_one();
         if offers.expiry.as_ref().is_none_or(AbortHandle::is_finished)
@@ -403,6 +400,8 @@ impl WaitQueues {
             let mut contact = queues.queue(QueueKind::Exclusive).contact.lock();
             // One more for the message of the release itself.
             contact.yields_to = match (others, contact.waiters, contact.skipped_yields) {
+                // Others may wait for permits although none did when these were acquired.
+                (0, ..) if matches!(contact.share, Some(Share::Permits(_))) => contact.yields_to,
                 (0, ..) | (_, 0, _) => 0,
                 (_, _, 0) => others.min(MAX_YIELDED_TO) + 1,
                 (_, _, skipped) => {
@@ -415,23 +414,37 @@ impl WaitQueues {
 
     /// Drops offers that are not taken in time, until there is none.
     async fn drop_expired_offers(object: Arc<ObjectQueues>) {
+        let mut wake = Instant::now() + OFFERED_FOR;
         loop {
-            tokio::time::sleep(OFFERED_FOR).await;
+            sleep_until(wake).await;
             let mut offers = object.queue(QueueKind::Exclusive).offers.lock();
             let unclaimed = &mut offers.unclaimed;
             let is_expired = |one: &Unclaimed| one.since.elapsed() >= OFFERED_FOR;
             let expired = unclaimed.partition_point(is_expired);
             let expired: Vec<_> = unclaimed.drain(..expired).collect();
-            let is_empty = unclaimed.is_empty();
-            if is_empty {
+            let oldest = unclaimed.front().map(|oldest| oldest.since);
+            if oldest.is_none() {
                 offers.expiry = None;
             }
             drop(offers);
             drop(expired);
-            if is_empty {
-                return;
+            match oldest {
+                Some(since) => wake = since + OFFERED_FOR,
+                None => return,
             }
         }
+    }
+
+    /// Drops all offers, which releases them in the background.
+    pub(crate) fn drop_offers(&self) {
+        let offers: Vec<_> = {
+            let channels = self.channels.entries.lock();
+            let queues = channels.values().flat_map(ChannelEntry::queues);
+            queues
+                .flat_map(|queue| std::mem::take(&mut queue.offers.lock().unclaimed))
+                .collect()
+        };
+        drop(offers);
     }
 
     /// Returns whether this client subscribes to a channel.
@@ -654,7 +667,7 @@ impl ChannelEntry {
             contact.message = message;
             // The release of a write lock publishes another message, too, for waiters in Java. That of permits publishes
             // their number.
-            let is_release = message == 0 || matches!(contact.share, Some(Share::Permits(_)));
+            let is_release = message == 0 || contact.share != Some(Share::Whole);
             contact.yields_to -= usize::from(is_release && contact.yields_to > 0);
             drop(contact);
             queue.wake.notify_one();
@@ -820,11 +833,15 @@ impl Waiter {
     }
 
     /// Takes what another request of this client has offered, if there is anything. Drops the offer of a whole object if that
-    /// may have been released since: the store then decides which owner holds it.
-    pub(super) fn take_offer(&self) -> Option<Offer> {
-        let unclaimed = self.queue().offers.lock().unclaimed.pop_front()?;
+    /// may have been released since: the store then decides which owner holds it. The offer counts as background work until
+    /// the second value is dropped, because it may be released.
+    pub(super) fn take_offer(&self) -> Option<(Offer, RunningGuard)> {
+        let mut offers = self.queue().offers.lock();
+        let unclaimed = offers.unclaimed.pop_front()?;
+        let running = self.queues.background.count();
+        drop(offers);
         let is_valid = unclaimed.share != Share::Whole || self.answer_is_current();
-        is_valid.then_some(unclaimed.offer)
+        is_valid.then_some((unclaimed.offer, running))
     }
 
     /// Returns whether the object was not released since the latest answer.

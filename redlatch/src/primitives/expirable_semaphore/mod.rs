@@ -339,7 +339,11 @@ impl ExpirableSemaphore {
     pub async fn try_set_permits(&self, permits: u32) -> Result<bool> {
         let step = self.set(permits, true)?;
         let session = &self.lock.session;
-        session.run_at_most_once(step, "setting the permits").await
+        let set = session
+            .run_at_most_once(step, "setting the permits")
+            .await?;
+        self.wake_waiters();
+        Ok(set)
     }
 
     /// Sets the total number of permits, including held ones, and wakes waiters. Fewer than are
@@ -369,6 +373,7 @@ impl ExpirableSemaphore {
     /// ```
     pub async fn set_permits(&self, permits: u32) -> Result<()> {
         self.run_idempotent(self.set(permits, false)?).await?;
+        self.wake_waiters();
         Ok(())
     }
 
@@ -388,7 +393,10 @@ impl ExpirableSemaphore {
         let step = OnSemaphore(self.keys()?, Add { delta });
         let session = &self.lock.session;
         match session.run_at_most_once(step, "adding permits").await? {
-            true => Ok(()),
+            true => {
+                self.wake_waiters();
+                Ok(())
+            }
             false => Err(Error::InvalidCount {
                 count: delta,
                 reason: TOO_MANY,
@@ -419,6 +427,13 @@ impl ExpirableSemaphore {
         let step = OnSemaphore(self.keys()?, Delete);
         let session = &self.lock.session;
         session.run_at_most_once(step, "deleting a semaphore").await
+    }
+
+    /// Makes the local waiters ask the store. Its message may arrive after the next request of the caller, on another
+    /// connection.
+    fn wake_waiters(&self) {
+        let channel = self.lock.kind.keys.object.channel();
+        self.lock.session.waiting.wake(channel);
     }
 
     fn with_permits(&self, permits: u32) -> Lock<Permits> {
@@ -456,11 +471,17 @@ impl ExpirableSemaphore {
             return Ok((0, 0));
         }
         let ids = &join_ids(ids);
+        let waiting = &self.lock.session.waiting;
+        waiting.record_release(keys.object.channel());
         let step = OnSemaphore(keys, Release { ids, mode });
         let (store, progress) = (&self.lock.session.store, Progress::default());
         let answer = store
             .run(&step, None, Delivery::IMMEDIATE, &progress)
             .await?;
+        if answer.reply == 0 {
+            // There is no message.
+            self.wake_waiters();
+        }
         let released = match answer.reply {
             // None is held, because the first attempt, which was not answered, released them.
             0 if answer.repeated => wanted,
@@ -532,11 +553,6 @@ impl HoldKind for Permits {
 
     fn share(&self) -> Share {
         Share::Permits(self.n)
-    }
-
-    fn release_frees(&self) -> bool {
-        // Other permits remain taken.
-        false
     }
 
     fn renewal<'a>(&'a self, hold: &'a Hold) -> Renewal<'a> {

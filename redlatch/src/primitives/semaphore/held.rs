@@ -261,10 +261,16 @@ impl PendingRelease {
         };
         let (store, progress) = (&self.session.store, Progress::default());
         let what = "releasing permits";
+        let (waiting, channel) = (&self.session.waiting, self.object.channel());
+        waiting.record_release(channel);
         let added = store.run_at_most_once(&step, what, self.delivery, Duration::ZERO, &progress);
         match added.await {
             Ok(answer) => {
                 let available = answer.reply;
+                if available.is_none() {
+                    // There is no message.
+                    waiting.wake(channel);
+                }
                 tracing::debug!(
                     semaphore = self.object.name(),
                     permits = self.permits,

@@ -312,7 +312,17 @@ impl Semaphore {
             permits,
             if_exists,
         };
-        self.session.run_at_most_once(step, "adding permits").await
+        let (waiting, channel) = (&self.session.waiting, self.object.channel());
+        waiting.record_release(channel);
+        let added = self
+            .session
+            .run_at_most_once(step, "adding permits")
+            .await?;
+        if added.is_none() {
+            // There is no message.
+            waiting.wake(channel);
+        }
+        Ok(added)
     }
 
     /// Returns the keys and channels, if the name is valid.

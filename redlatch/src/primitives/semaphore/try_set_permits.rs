@@ -39,7 +39,12 @@ impl TrySetPermits {
             overwrites_nonpositive: false,
         };
         let session = &self.semaphore.session;
-        session.run_at_most_once(step, "setting the permits").await
+        let set = session
+            .run_at_most_once(step, "setting the permits")
+            .await?;
+        // The message may arrive after the next request of the caller, on another connection.
+        session.waiting.wake(self.semaphore.object.channel());
+        Ok(set)
     }
 }
 
