@@ -588,6 +588,23 @@ mod tests {
         assert!(!is_handed_over());
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn check_covers_permits_and_publishes_nothing() {
+        let semaphore = Client::embedded().expirable_semaphore("a");
+        semaphore.try_set_permits(1).await.unwrap();
+        let permit = semaphore.acquire().await.unwrap();
+        let HoldRef { session, hold, .. } = permit.hold_ref();
+        assert_eq!(session.verify_hold(&hold.object, Some(hold)).await, Some(0));
+        let hold = differential::hold(1, Reentrant::new("", "name"));
+        let step = CheckHandOver {
+            object: &hold.object,
+            hold: Some(&hold),
+        };
+        let mut keyspace = Keyspace::new(Instant::now());
+        assert_eq!(step.apply(&mut keyspace).unwrap(), (false, 0));
+        assert!(keyspace.take_published().is_empty());
+    }
+
     #[test]
     fn check_names_lock_owner_and_channel() {
         let hold = differential::hold(1, Reentrant::new("", "name"));

@@ -43,7 +43,7 @@ impl HoldRef {
     /// Claims a waiter for a release of the hold `from`, if the object may pass to it now.
     pub(super) fn claim_waiter(&self, from: &Hold) -> Option<Claimed> {
         let session = &self.session;
-        if !from.kind.can_transfer() || session.store.awaits_replicas() {
+        if !from.kind.can_transfer() {
             return None;
         }
         let can_ask = session.store.counts_subscribers();
@@ -182,6 +182,7 @@ mod tests {
     use tokio::time::Instant;
 
     use crate::error::{Error, Result};
+    use crate::hold::HoldKind as _;
     use crate::store::embedded::failure_injection::Failure::{
         NoAnswer, NoEffect, NotSent, Repeated, Unconfirmed,
     };
@@ -337,6 +338,37 @@ mod tests {
         assert!(!request.is_finished() && theirs.is_valid());
         theirs.unlock().await.unwrap();
         assert!(request.await.unwrap().unwrap().is_valid());
+    }
+
+    /// The waiter's hold is settled only if the step may have acquired the object.
+    #[tokio::test(start_paused = true)]
+    async fn refused_transfer_is_settled_only_if_it_was_sent_twice() {
+        for (is_lost, is_repeated, settles) in [
+            (false, false, false),
+            (true, false, false),
+            (true, true, true),
+        ] {
+            let (store, [client, peer]) = clients();
+            let (lock, theirs) = (client.lock("a"), peer.lock("a"));
+            let guard = lock.lock().owner(Owner::new()).await.unwrap();
+            let session = guard.hold_ref().session.clone();
+            let ours = waiter(&lock, Owner::new()).await;
+            let waiting = waiter(&theirs, Owner::new()).await;
+            // From now on the transfer asks whether other clients wait.
+            tokio::time::sleep(SECOND / 100).await;
+            if is_lost {
+                // Without a message, unlike a forced release.
+                let hold = guard.hold_ref().hold.clone();
+                let step = lock.kind.undo(&hold, 0).unwrap();
+                assert!(session.store.run_idempotent(&step).await.unwrap());
+            }
+            store.fail([is_repeated.then_some(Repeated)]);
+            let released = guard.unlock().await;
+            assert_eq!(released.is_ok(), !is_lost || is_repeated);
+            assert_eq!(session.background.running() > 0, settles);
+            ours.abort();
+            waiting.abort();
+        }
     }
 
     /// A request that is kept but not polled does not keep the lock.

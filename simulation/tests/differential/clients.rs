@@ -107,6 +107,7 @@ pub(crate) fn run_everything() -> (Vec<Command>, Arc<Mutex<ServerPair>>) {
         };
         for step in [
             clients.locks().await,
+            clients.transfers().await,
             clients.fair_locks().await,
             clients.fenced_locks().await,
             clients.read_write_locks().await,
@@ -250,6 +251,23 @@ impl Clients {
             assert!(other.write().force_unlock().await?);
             let _held = lock.read().lock().await?;
             assert!(other.read().force_unlock().await?);
+        }
+        Ok(())
+    }
+
+    /// Two owners of one client take turns until a release has acquired the lock for the other.
+    async fn transfers(&self) -> Result<()> {
+        let lock = self.one.lock("name");
+        let turns = async || {
+            let me = Owner::new();
+            for _ in 0..10 {
+                lock.lock().owner(me).await?.unlock().await?;
+            }
+            Ok(())
+        };
+        let is_transfer = |script: &String| script.ends_with("transfer.lua");
+        while missing(&self.bridge.recorded()).iter().any(is_transfer) {
+            tokio::try_join!(turns(), turns())?;
         }
         Ok(())
     }
