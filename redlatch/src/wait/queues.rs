@@ -1292,6 +1292,42 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn first_waiter_is_claimed_if_all_can_be_and_no_request_is_in_flight() {
+        let (queues, object) = (queues(), object());
+        let claimable = || {
+            let mut waiter = waiter(&queues, QueueKind::Exclusive, false);
+            let (hold, lease) = (Arc::new(()), Lease::WATCHDOG);
+            waiter.enable_claim(TransferClaim { hold, lease });
+            waiter
+        };
+        let is_refused = || queues.claim_first(&object).is_none();
+        for other in [QueueKind::Exclusive, QueueKind::Shared] {
+            let first = claimable();
+            let other = waiter(&queues, other, false);
+            assert!(first.is_served_locally() && !other.is_served_locally());
+            assert!(is_refused());
+        }
+        let first = claimable();
+        first.request_started();
+        assert!(is_refused());
+        first.request_ended(Some(LastContact::Answered));
+        let mut claimed = queues.claim_first(&object).unwrap();
+        assert!(is_refused(), "its claim is taken");
+        assert!(first.answer_is_current(), "nothing was sent");
+        claimed.request_started();
+        assert!(!first.answer_is_current());
+        // Without an answer, the object may have been released.
+        drop(claimed);
+        assert!(first.take_wakeups() && first.take_offer().is_none());
+        drop(first);
+        let first = claimable();
+        let mut claimed = queues.claim_first(&object).unwrap();
+        claimed.request_started();
+        claimed.offer(Box::new(()));
+        assert!(first.answer_is_current() && first.take_offer().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn latest_message_is_taken_once() {
         let queues = queues();
         let waiter = waiter(&queues, QueueKind::Exclusive, false);
