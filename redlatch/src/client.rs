@@ -310,7 +310,8 @@ impl ClientBuilder {
     /// has lost may be passed on for about 10 ms, unless a message reported it (for permits even then).
     ///
     /// A lock with another owner (always in the blocking API) or a fixed lease passes to the next task of this client
-    /// with one command, which releases it and acquires it for that task. This does not apply to write locks.
+    /// with one command, which releases it and acquires it for that task. This does not apply to write locks, nor where
+    /// acquisitions wait for replicas ([`ClientBuilder::replica_sync`]).
     ///
     /// Permits pass on only while all waiting tasks request the same number. If the number of permits is reduced, the
     /// client may continue to pass on those that it has for up to a second.
