@@ -39,6 +39,7 @@ pub(crate) async fn connect(args: impl Iterator<Item = String>) -> Result<Server
             Some(("watchdog", ms)) => builder = builder.watchdog_lease(millis(ms)?),
             Some(("fair-wait", ms)) => fair_wait = Some(millis(ms)?),
             Some(("prefix", prefix)) => builder = builder.prefix(prefix),
+            Some(("hand-over", "off")) => builder = builder.local_hand_over(false),
             Some(("counters", url)) => counters = Some(url.to_owned()),
             // redlatch has no codec, and uses replicas neither for reads nor for subscriptions.
             Some(("codec" | "replicas", _)) => {}
