@@ -18,7 +18,7 @@ use crate::sync::{Mutex, wait_for};
 #[derive(Clone, Default)]
 pub(crate) struct Background(Arc<Inner>);
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Inner {
     /// The client's own runtime, if it has one. All work runs there.
     dedicated: OnceLock<Handle>,
@@ -147,7 +147,6 @@ impl<T: Send + 'static, W: Fn() -> bool> Drop for DetachOnDrop<T, W> {
 }
 
 /// Counts as running work until it is dropped.
-#[derive(Debug)]
 pub(crate) struct RunningGuard(Arc<Inner>);
 
 impl RunningGuard {

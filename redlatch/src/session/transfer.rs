@@ -26,7 +26,7 @@ use super::{HoldRef, RequestedHold};
 use crate::error::Result;
 use crate::hold::{HandOverLimit, Hold, HoldSnapshot, TransferParams, Transferred};
 use crate::lease::Lease;
-use crate::store::{Delivery, Route};
+use crate::store::Delivery;
 use crate::wait::ClaimedWaiter;
 
 /// A waiter for which a release may acquire the object.
@@ -97,11 +97,8 @@ impl HoldRef {
         };
         from.state().begin_release();
         waiter.request_started();
-        let delivery = Delivery::on(Route::Commands);
-        let answer = session
-            .store
-            .run(&*step, None, delivery, &release.progress)
-            .await;
+        let (store, progress) = (&session.store, &release.progress);
+        let answer = store.run(&*step, None, Delivery::IMMEDIATE, progress).await;
         release.record_result(&answer);
         turn.record_result(&answer);
         drop(turn);
@@ -124,6 +121,7 @@ impl HoldRef {
         self.released(from, now, 0, held, answer.repeated).map(Some)
     }
 }
+
 /// The hold of a waiter that another owner's release may have acquired. Dropping it settles the hold in the background.
 pub(crate) struct TransferredHold {
     /// `None` when the waiter has taken it, or the store has not transferred it.

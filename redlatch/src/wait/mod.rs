@@ -111,8 +111,8 @@ pub(crate) trait Attempt: Send {
         Share::Whole
     }
 
-    /// Takes what was offered. Returns the grant, and the end of its lease if that is not renewed; no time if the acquisition
-    /// does not exclude the other waiters. `None` if this request cannot use the offer, which is released then.
+    /// Takes what was offered. Returns the grant, and when its lease ends without a renewal; `None` for the latter if the
+    /// acquisition does not exclude the other waiters. `None` if this request cannot use the offer, which is released then.
     fn take(&mut self, offer: Offer) -> Option<(Self::Grant, Option<Instant>)> {
         drop(offer);
         None
