@@ -108,11 +108,7 @@ impl HandOverLimit {
 
     /// Counts a hand-over, if it is allowed.
     pub(crate) fn hand_over(&mut self, now: Instant) -> Option<HandOver> {
-        let alone_for = now.saturating_duration_since(self.alone_at);
-        let chain = now.saturating_duration_since(self.granted_at);
-        if self.others.is_some() || alone_for >= ALONE_FOR || chain >= LONGEST_CHAIN {
-            return None;
-        }
+        let alone_for = self.alone_for(now).filter(|time| *time < ALONE_FOR)?;
         self.hand_overs += 1;
         let asks = self.is_due(alone_for) && !self.asking;
         self.asking |= asks;
@@ -121,13 +117,9 @@ impl HandOverLimit {
 
     /// Counts a transfer, if it is allowed. Returns the limit for the next owner, and whether the transfer has to ask the
     /// store if another client waits. `can_ask`: whether the store knows that.
-    fn transfer(&self, can_ask: bool, now: Instant) -> Option<(HandOverLimit, bool)> {
-        let alone_for = now.saturating_duration_since(self.alone_at);
-        let chain = now.saturating_duration_since(self.granted_at);
-        let is_late = !can_ask && alone_for >= ALONE_FOR;
-        if self.others.is_some() || is_late || chain >= LONGEST_CHAIN {
-            return None;
-        }
+    pub(crate) fn transfer(&self, can_ask: bool, now: Instant) -> Option<(HandOverLimit, bool)> {
+        let alone_for = self.alone_for(now);
+        let alone_for = alone_for.filter(|time| can_ask || *time < ALONE_FOR)?;
         let mut next = HandOverLimit {
             hand_overs: self.hand_overs + 1,
             asking: false,
@@ -138,6 +130,13 @@ impl HandOverLimit {
             (next.alone_at, next.hand_overs) = (now, 0);
         }
         Some((next, asks))
+    }
+
+    /// Returns how long ago it was known that no other client waits. `None`: they must get their turn.
+    fn alone_for(&self, now: Instant) -> Option<Duration> {
+        let chain = now.saturating_duration_since(self.granted_at);
+        let may_continue = self.others.is_none() && chain < LONGEST_CHAIN;
+        may_continue.then(|| now.saturating_duration_since(self.alone_at))
     }
 
     /// Returns whether the store has to be asked whether another client waits.
@@ -297,13 +296,6 @@ impl HoldState {
         let hand_over = self.hand_over_limit.hand_over(now)?;
         self.hold_period = HoldPeriod::begin();
         Some(hand_over)
-    }
-
-    /// Returns the limit of hand-overs for a waiter to which the object is transferred after a full release, and whether
-    /// the transfer has to ask if another client waits. `None`: the object must be released to all clients. `can_ask`:
-    /// whether the store knows which clients wait.
-    pub(crate) fn transfer(&self, can_ask: bool, now: Instant) -> Option<(HandOverLimit, bool)> {
-        self.hand_over_limit.transfer(can_ask, now)
     }
 
     /// Returns the latest hold period, which may have ended.
@@ -672,7 +664,7 @@ mod tests {
             (false, ALONE_FOR, ALONE_FOR / 4),
         ] {
             let (mut state, mut elapsed, mut asked) = (HoldState::new(now), Duration::ZERO, 0);
-            while let Some((limit, asks)) = state.transfer(can_ask, now + elapsed) {
+            while let Some((limit, asks)) = state.hand_over_limit.transfer(can_ask, now + elapsed) {
                 state.hand_over_limit = limit;
                 elapsed += pause;
                 asked += u32::from(asks);
@@ -683,12 +675,12 @@ mod tests {
         }
         let mut state = HoldState::new(now);
         for transfers in 1..=2 * HAND_OVERS_PER_ANSWER {
-            let (limit, asks) = state.transfer(true, now).unwrap();
+            let (limit, asks) = state.hand_over_limit.transfer(true, now).unwrap();
             state.hand_over_limit = limit;
             assert_eq!(asks, transfers % HAND_OVERS_PER_ANSWER == 0);
         }
         state.hand_over_limit.answered(now, Some(1));
-        assert!(state.transfer(true, now).is_none());
+        assert!(state.hand_over_limit.transfer(true, now).is_none());
     }
 
     #[test]

@@ -47,7 +47,10 @@ impl HoldRef {
             return None;
         }
         let can_ask = session.store.counts_subscribers();
-        let (limit, asks) = from.state().transfer(can_ask, Instant::now())?;
+        let (limit, asks) = from
+            .state()
+            .hand_over_limit
+            .transfer(can_ask, Instant::now())?;
         let waiter = session.waiting.claim_first(&from.object)?;
         let hold_ref = session.claimed(&waiter.claim)?;
         Some(Claimed {

@@ -109,7 +109,7 @@ struct ObjectQueues {
 /// The contacts of one queue with the store.
 #[derive(Debug, Default)]
 struct ContactState {
-    /// Number of waiters in the queue. The rest is reset when the last one leaves, except for pending wakeups.
+    /// Number of waiters in the queue. The rest is reset when the last one leaves, except for transfers and pending wakeups.
     waiters: usize,
     /// Number of these that take offers of `share`.
     taking_offers: usize,
@@ -121,6 +121,8 @@ struct ContactState {
     /// Since when the latest answer is out of date: since the release that the unanswered request follows,
     /// or since that request was sent. The answer still counts for waiters that joined earlier.
     stale_since: Option<Instant>,
+    /// Since when the step of a release that has claimed a waiter is in flight.
+    transferred_since: Option<Instant>,
     /// When the object was first released, or may have been, since the last request was sent.
     maybe_released_at: Option<Instant>,
     /// Whether the store has answered a request of the queue.
@@ -221,9 +223,8 @@ impl ClaimedWaiter {
     pub(crate) fn request_started(&mut self) {
         let mut contact = self.object.queue(QueueKind::Exclusive).contact.lock();
         let now = Instant::now();
-        if *contact.stale_since.get_or_insert(now) == now {
-            self.sent_at = Some(now);
-        }
+        contact.transferred_since = Some(now);
+        self.sent_at = Some(now);
     }
 
     /// Offers the waiter the object, which the store has granted to it.
@@ -234,9 +235,8 @@ impl ClaimedWaiter {
             drop(contact);
             return drop(offer);
         }
-        if contact.take_stale_since(self.sent_at.take()) {
-            contact.answered = true;
-        }
+        contact.end_transfer(self.sent_at.take());
+        contact.answered = true;
         let outdated = self.queues.put_offer(&self.object, offer, Share::Whole);
         drop(contact);
         drop(outdated);
@@ -246,7 +246,7 @@ impl ClaimedWaiter {
 impl Drop for ClaimedWaiter {
     fn drop(&mut self) {
         let mut contact = self.object.queue(QueueKind::Exclusive).contact.lock();
-        if contact.take_stale_since(self.sent_at) {
+        if contact.end_transfer(self.sent_at) {
             contact.maybe_released_at = contact.maybe_released_at.or(self.sent_at);
         }
     }
@@ -697,15 +697,27 @@ impl Subscription {
 }
 
 impl ContactState {
-    /// Records that the request that was sent then has ended. Returns false if another one was sent, or none.
-    fn take_stale_since(&mut self, sent_at: Option<Instant>) -> bool {
-        let taken = self.stale_since.take_if(|since| Some(*since) == sent_at);
-        taken.is_some()
+    /// Records that the transfer that was sent then has ended. Returns false if another one was sent, or none.
+    fn end_transfer(&mut self, sent_at: Option<Instant>) -> bool {
+        let ended = self
+            .transferred_since
+            .take_if(|since| Some(*since) == sent_at);
+        ended.is_some()
+    }
+
+    /// Returns since when the latest answer is out of date, if it is: an object was released, or a request is in flight.
+    fn outdated_at(&self) -> Option<Instant> {
+        let since = [
+            self.stale_since,
+            self.transferred_since,
+            self.maybe_released_at,
+        ];
+        since.into_iter().flatten().min()
     }
 
     /// Returns whether the object was not released since the latest answer, and no request is in flight.
     fn is_current(&self) -> bool {
-        self.stale_since.or(self.maybe_released_at).is_none()
+        self.outdated_at().is_none()
     }
 }
 
@@ -736,8 +748,7 @@ impl ContactSource for QueueContacts {
             return Some(LastContact::Failed { since, error });
         }
         let contact = self.object.queue(self.kind).contact.lock();
-        let outdated_at = contact.stale_since.or(contact.maybe_released_at);
-        let is_outdated = outdated_at.is_some_and(|outdated_at| outdated_at <= since);
+        let is_outdated = contact.outdated_at().is_some_and(|at| at <= since);
         (!is_outdated && contact.answered).then_some(LastContact::Answered)
     }
 }
@@ -939,6 +950,7 @@ impl Drop for Waiter {
             _unclaimed = std::mem::take(&mut self.queue().offers.lock().unclaimed);
             // Later requests must contact the store themselves.
             *contact = ContactState {
+                transferred_since: contact.transferred_since,
                 maybe_released_at: contact.maybe_released_at,
                 ..ContactState::default()
             };
@@ -1325,6 +1337,35 @@ mod tests {
         claimed.request_started();
         claimed.offer(Box::new(()));
         assert!(first.answer_is_current() && first.take_offer().is_some());
+    }
+
+    /// The object may be released before the transfer is answered, whatever other requests have learned and though all
+    /// waiters have left meanwhile.
+    #[tokio::test(start_paused = true)]
+    async fn no_answer_is_current_while_transfer_is_in_flight() {
+        let (queues, object) = (queues(), object());
+        let join = || {
+            let mut waiter = waiter(&queues, QueueKind::Exclusive, false);
+            let (hold, lease) = (Arc::new(()), Lease::WATCHDOG);
+            waiter.enable_claim(TransferClaim { hold, lease });
+            waiter
+        };
+        for all_leave in [false, true] {
+            let mut waiter = join();
+            let mut claimed = queues.claim_first(&object).unwrap();
+            claimed.request_started();
+            if all_leave {
+                drop(waiter);
+                waiter = join();
+            }
+            waiter.request_started();
+            waiter.request_ended(Some(LastContact::Answered));
+            let contacts = waiter.contacts();
+            assert!(contacts.contact_since(Instant::now()).is_none());
+            assert!(!waiter.answer_is_current() && queues.claim_first(&object).is_none());
+            drop(claimed);
+            assert!(waiter.take_wakeups());
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -50,6 +50,11 @@ impl World {
     pub(crate) fn state(&mut self) -> State {
         self.keyspace.dump()
     }
+
+    fn advance(&mut self) {
+        self.now += TICK;
+        self.keyspace.now = self.now;
+    }
 }
 
 /// The steps of owners on the objects of one primitive, and what the owners rely on.
@@ -123,17 +128,16 @@ pub(crate) fn explore<M: Model>(name: &str, first: M) -> Explored {
     let root = hash(&first, &mut world);
     let mut seen = Seen::default();
     seen.insert(root, (root, 0));
-    let mut queue = VecDeque::from([(root, 0, first, world)]);
+    // The queue has hashes only, because a state takes kilobytes: its steps are taken again.
+    let mut queue = VecDeque::from([root]);
+    let mut trail = Trail(vec![(root, first, world)]);
     let (mut transitions, mut depth) = (0u64, 0);
-    while let Some((id, length, model, world)) = queue.pop_front() {
-        if seen.len() as u64 >= max_states {
-            // Not closed: the states in the queue remain unexplored.
-            queue.push_front((id, length, model, world));
-            break;
-        }
-        depth = length;
+    while (seen.len() as u64) < max_states
+        && let Some(id) = queue.pop_front()
+    {
+        depth = trail.lead_to(id, &seen, &steps);
         for (number, step) in (0..).zip(&steps) {
-            let (mut model, mut world) = (model.clone(), world.clone());
+            let (mut model, mut world) = trail.end();
             let hash = take_and_repeat(*step, &mut model, &mut world);
             let unseen = hash.and_then(|next| {
                 let Some(next) = next else { return Ok(None) };
@@ -148,12 +152,15 @@ pub(crate) fn explore<M: Model>(name: &str, first: M) -> Explored {
             match unseen {
                 Ok(Some(next)) => {
                     seen.insert(next, (id, number));
-                    queue.push_back((next, length + 1, model, world));
+                    queue.push_back(next);
                 }
                 Ok(None) => {}
                 Err(violation) => {
-                    let path = path(&seen, root, id).into_iter().chain([number]);
-                    let path: Vec<_> = path.map(|step| &steps[usize::from(step)]).collect();
+                    let path = path(&seen, root, id).into_iter().map(|(_, step)| step);
+                    let path: Vec<_> = path
+                        .chain([number])
+                        .map(|step| &steps[usize::from(step)])
+                        .collect();
                     let state = world.state();
                     panic!("{name}: {violation}\nafter {path:#?}\nwith {state:#?}");
                 }
@@ -170,6 +177,38 @@ pub(crate) fn explore<M: Model>(name: &str, first: M) -> Explored {
     Explored { closed }
 }
 
+/// The states on the way to one state, each with its hash, the first one first.
+struct Trail<M>(Vec<(u64, M, World)>);
+
+impl<M: Model> Trail<M> {
+    /// Leads to the state with this hash, which was reached before. Returns the number of steps.
+    fn lead_to(&mut self, id: u64, seen: &Seen, steps: &[Move<M::Step>]) -> usize {
+        let path = path(seen, self.0[0].0, id);
+        let common = self.0[1..].iter().zip(&path);
+        let common = common.take_while(|(state, step)| state.0 == step.0).count();
+        self.0.truncate(1 + common);
+        for &(id, number) in &path[common..] {
+            let (mut model, mut world) = self.end();
+            let taken = match steps[usize::from(number)] {
+                Move::Take(step) => model.take(step, &mut world).is_ok(),
+                Move::Advance => {
+                    world.advance();
+                    true
+                }
+            };
+            assert!(taken, "a step was taken before");
+            self.0.push((id, model, world));
+        }
+        path.len()
+    }
+
+    /// Returns the state to which it leads.
+    fn end(&self) -> (M, World) {
+        let (_, model, world) = &self.0[self.0.len() - 1];
+        (model.clone(), world.clone())
+    }
+}
+
 /// Takes a step, twice if it may be repeated. Returns the hash of the state after the first time; `None` if the
 /// step cannot be taken.
 fn take_and_repeat<M: Model>(
@@ -180,8 +219,7 @@ fn take_and_repeat<M: Model>(
     let step = match step {
         Move::Take(step) => step,
         Move::Advance => {
-            world.now += TICK;
-            world.keyspace.now = world.now;
+            world.advance();
             return Ok(Some(hash(model, world)));
         }
     };
@@ -215,12 +253,12 @@ fn hash<M: Model>(model: &M, world: &mut World) -> u64 {
     hasher.finish()
 }
 
-/// Returns the numbers of the steps that lead to a state.
-fn path(seen: &Seen, root: u64, mut id: u64) -> Vec<u16> {
+/// Returns the steps that lead to a state: their numbers, with the hashes of the states after them.
+fn path(seen: &Seen, root: u64, mut id: u64) -> Vec<(u64, u16)> {
     let mut path = Vec::new();
     while id != root {
         let (before, step) = seen[&id];
-        path.push(step);
+        path.push((id, step));
         id = before;
     }
     path.reverse();
