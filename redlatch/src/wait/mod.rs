@@ -321,7 +321,11 @@ async fn request_as_first<A: Attempt>(
         waiter.request_started();
     }
     // Boxed, so that a first waiter that sleeps is small.
-    let answer = Box::pin(attempt.send(subscribe)).await;
+    let answer = Box::pin(async {
+        let _sending = waiter.sending();
+        attempt.send(subscribe).await
+    });
+    let answer = answer.await;
     if shares_outcome {
         waiter.request_ended(attempt.progress().last_contact());
         if answer.as_ref().is_err_and(Error::is_outage) {

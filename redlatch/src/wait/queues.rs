@@ -118,6 +118,8 @@ struct ContactState {
     latest_claim: u64,
     /// How much of the object the first of these requests. Waiters that request another share take no offers.
     share: Option<Share>,
+    /// Whether the first waiter is sending a request.
+    in_flight: bool,
     /// Since when the latest answer is out of date: since the release that the unanswered request follows,
     /// or since that request was sent. The answer still counts for waiters that joined earlier.
     stale_since: Option<Instant>,
@@ -252,6 +254,15 @@ impl Drop for ClaimedWaiter {
     }
 }
 
+/// A request of the first waiter that is in flight.
+pub(super) struct Sending<'a>(&'a WaitQueue);
+
+impl Drop for Sending<'_> {
+    fn drop(&mut self) {
+        self.0.contact.lock().in_flight = false;
+    }
+}
+
 /// The turn of the first waiter of a queue, with the time until which it need not send a request. Dropping it
 /// passes the turn to the next waiter.
 pub(super) type QueueTurn<'a> = tokio::sync::MutexGuard<'a, Option<(Instant, Share)>>;
@@ -302,8 +313,9 @@ impl WaitQueues {
     }
 
     /// Offers the first waiter for an object what it waits for. `offer` is called if all waiters take offers of this
-    /// share, and none waits in the shared queue. If the share is the whole object, it must not have been released since the
-    /// last request, and no request may be in flight. Returns whether it was offered.
+    /// share, none waits in the shared queue, and no request is in flight, because the first waiter may need no offer then. If
+    /// the share is the whole object, it must not have been released since the last request either. Returns whether it was
+    /// offered.
     pub(crate) fn offer(
         &self,
         object: &ObjectKeys,
@@ -320,11 +332,14 @@ impl WaitQueues {
         let all_take_it = {
             let contact = exclusive.contact.lock();
             // All others are offers of the same share, or refused soon.
-            let (is_current, unclaimed) = match share {
+            let (is_expected, unclaimed) = match share {
                 Share::Whole => (contact.is_current(), 0),
-                Share::Permits(_) => (true, exclusive.offers.lock().unclaimed.len()),
+                Share::Permits(_) => {
+                    let unclaimed = exclusive.offers.lock().unclaimed.len();
+                    (!contact.in_flight, unclaimed)
+                }
             };
-            is_current
+            is_expected
                 && contact.waiters > unclaimed
                 && contact.taking_offers == contact.waiters
                 && contact.share == Some(share)
@@ -769,7 +784,13 @@ impl Waiter {
         })
     }
 
-    /// Records that a request is about to be sent.
+    /// Records that the first waiter is sending a request, until the result is dropped.
+    pub(super) fn sending(&self) -> Sending<'_> {
+        self.queue().contact.lock().in_flight = true;
+        Sending(self.queue())
+    }
+
+    /// Records that a request is about to be sent whose answer counts for the whole queue.
     pub(super) fn request_started(&self) {
         let mut contact = self.queue().contact.lock();
         contact.stale_since.get_or_insert_with(Instant::now);
@@ -1233,6 +1254,20 @@ mod tests {
         assert!(offer(&queues).is_none(), "in flight");
         taker.request_ended(Some(LastContact::Answered));
         assert!(offer(&queues).is_some(), "answered");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn permits_are_not_offered_while_a_request_for_them_is_in_flight() {
+        let queues = queues();
+        let permits = Share::Permits(1);
+        let mut taker = queues.join(object().channel(), object().key(), QueueKind::Exclusive);
+        taker.enable_offers(permits);
+        let offer = || queues.offer(&object(), permits, || Some(Box::new(())));
+        let sending = taker.sending();
+        assert!(!offer());
+        drop(sending);
+        queues.wake(object().channel());
+        assert!(offer(), "others may have been released");
     }
 
     #[tokio::test(start_paused = true)]

@@ -230,7 +230,8 @@ impl IdleWait<'_> {
 }
 
 /// Returns the intervals in which another request could be granted, calculated from the reported holds. For a latch:
-/// the intervals in which it is certainly open.
+/// the intervals in which it is certainly open. An acquisition ends an interval even if permits remain: others may acquire
+/// before a waiter, again and again, because no order is promised.
 fn free_intervals(history: &History, sections: &[&Section]) -> Vec<(Time, Time)> {
     let mut changes = Vec::new();
     let capacity = match sections.first().map(|one| one.request.mode) {
@@ -262,8 +263,9 @@ fn free_intervals(history: &History, sections: &[&Section]) -> Vec<(Time, Time)>
     let (mut holders, mut since) = (0_usize, Time::MIN);
     for (at, is_acquisition) in changes {
         if is_acquisition {
-            if holders + 1 == capacity && since < at {
+            if holders < capacity && since < at {
                 free.push((since, at));
+                since = at;
             }
             holders += 1;
         } else {
@@ -512,5 +514,20 @@ mod tests {
         // The other permit is free.
         one.sections[1] = permit(section("a", 0, 10));
         assert_eq!(check(&one).len(), 1);
+    }
+
+    #[test]
+    fn others_may_acquire_before_waiter_for_permit() {
+        let permit = |mut one: Section| {
+            one.request.mode = Mode::Semaphore;
+            one
+        };
+        let short = (0..9).map(|second| permit(section("a", second * 1000, second * 1000 + 10)));
+        let mut sections: Vec<Section> = short.collect();
+        sections.push(permit(waited(5, 9000)));
+        assert!(check(&history(sections.clone())).is_empty());
+        // For four seconds none did.
+        sections.drain(3..7);
+        assert_eq!(check(&history(sections)).len(), 1);
     }
 }
