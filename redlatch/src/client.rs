@@ -350,6 +350,19 @@ impl ClientBuilder {
         self
     }
 
+    /// Sets whether servers are asked to report it if another client changes or deletes a lock that this one holds (Redis:
+    /// `CLIENT TRACKING`). Default: true.
+    ///
+    /// Such a report makes the watchdog check the lock at once, so that [`Guard::lost`](crate::Guard::lost) completes after two
+    /// round trips. Otherwise a loss is noticed at the next renewal. Reports are requested with each renewal; for that, a
+    /// lock is renewed one second after it was acquired (with a fixed lease, checked), so short holds cost nothing. After
+    /// a report that was no loss, for example because another reader has joined, further reports about that lock are ignored until
+    /// the next regular renewal. If a server or its ACL refuses, the client works as with `false`.
+    pub fn client_tracking(mut self, enabled: bool) -> ClientBuilder {
+        self.options.settings.tracking = enabled;
+        self
+    }
+
     /// Sets the id of the client in the store, instead of a random UUID: 1 to 64 letters, digits, `-`, `_`
     /// or `.`.
     ///

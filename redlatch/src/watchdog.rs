@@ -20,8 +20,14 @@
 //! renewed as usual. One with a fixed lease takes the same path with a read-only step, so its lease does
 //! not grow. A hold that is being released is skipped and checked after a pause. Missing holds cause at
 //! most one sweep per [`SWEEP_PAUSE`] and node.
+//!
+//! With *client tracking*, each renewal asks the server to report it if another client changes the key. A report
+//! proves nothing: it has the hold renewed at once, and only the reply decides. A hold is renewed for the first
+//! time after [`TRACKED_AFTER`], so that the server reports changes from then on. After a report that was no loss, further
+//! reports are ignored until the next regular renewal, so that they cause at most as many renewals again. If all data was
+//! deleted, and on each new connection, all holds of the node are checked.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -33,13 +39,13 @@ use tokio::time::{Instant, sleep_until};
 use crate::background::Background;
 use crate::environment::task;
 use crate::error::{Loss, Result};
-use crate::hold::{Due, Hold, Renewal, WatchAction};
+use crate::hold::{Due, Hold, Renewal, RenewalTimes, WatchAction};
 use crate::join::join_all;
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
 use crate::log::join_names;
 use crate::step::{Args, Keys, Script, ScriptReply, Step, unexpected_reply};
-use crate::store::{NodeId, Store, SuspectNodes};
+use crate::store::{Delivery, NodeId, Store, Suspects};
 use crate::sync::Mutex;
 
 /// Limit of holds in a batch, as in Redisson: so many that few scripts renew thousands of holds, and so few that no
@@ -52,6 +58,9 @@ const MAX_BATCH_WEIGHT: usize = 1000;
 /// Shortest time between two sweeps of a node because of missing holds: a thousand losses in a row must not
 /// cause a thousand sweeps.
 const SWEEP_PAUSE: Duration = Duration::from_secs(5);
+
+/// How old a hold is when it is renewed for the first time, so that short holds cost nothing.
+const TRACKED_AFTER: Duration = Duration::from_secs(1);
 
 /// Batches in flight per node: a batch that hangs must not delay the others.
 const MAX_BATCHES_IN_FLIGHT: usize = 8;
@@ -70,7 +79,7 @@ struct Core {
     schedule: Mutex<Schedule>,
     /// Notified when something is due before the task wakes.
     wake_sooner: Notify,
-    suspect_nodes: Arc<SuspectNodes>,
+    suspects: Arc<Suspects>,
 }
 
 #[derive(Default)]
@@ -109,7 +118,7 @@ impl Watchdog {
                 background,
                 schedule: Mutex::default(),
                 wake_sooner: Notify::new(),
-                suspect_nodes: store.suspect_nodes(),
+                suspects: store.suspects(),
             }),
             store,
         }
@@ -183,9 +192,12 @@ impl Schedule {
 }
 
 impl Core {
-    /// Returns how long before the end of its lease a hold is renewed.
-    fn renewal_margin(&self) -> Duration {
-        self.lease.duration() - self.lease.renewal_interval()
+    /// Returns when holds are renewed.
+    fn times(&self) -> RenewalTimes {
+        RenewalTimes {
+            margin: self.lease.duration() - self.lease.renewal_interval(),
+            first_after: self.suspects.is_tracking().then_some(TRACKED_AFTER),
+        }
     }
 
     /// Returns how much before its time a hold may be renewed, so that batches are fewer and fuller.
@@ -207,7 +219,7 @@ impl Core {
     }
 
     fn reschedule(&self, schedule: &mut Schedule, hold: &Arc<Hold>) {
-        match hold.next_watch(self.renewal_margin()) {
+        match hold.next_watch(self.times()) {
             Some((due, _)) => schedule.insert(hold, due),
             None => schedule.remove(hold),
         }
@@ -248,6 +260,27 @@ impl Core {
         }
     }
 
+    /// Has holds renewed or checked now, because another client has changed their keys.
+    fn check_changed(&self, keys: &BTreeSet<Box<str>>) {
+        let schedule = &mut *self.schedule.lock();
+        let is_changed = |hold: &&Arc<Hold>| keys.contains(hold.kind.renewal(hold).key);
+        let holds: Vec<Arc<Hold>> = schedule.due.values().filter(is_changed).cloned().collect();
+        for hold in holds {
+            let is_new = hold.watchdog_state(|state| {
+                let is_new = !state.reported;
+                (state.reported, state.suspect) = (true, state.suspect || is_new);
+                is_new
+            });
+            if is_new {
+                tracing::debug!(
+                    lock = hold.object.name(),
+                    "another client has changed a lock"
+                );
+                self.reschedule(schedule, &hold);
+            }
+        }
+    }
+
     /// Marks all holds of the nodes with a due sweep for checking. That includes holds with a renewal in flight: the
     /// store may have run it before the cause of the sweep.
     fn begin_sweeps(&self, schedule: &mut Schedule, store: &Store) {
@@ -283,13 +316,13 @@ impl Core {
             }
             let hold = entry.remove();
             hold.watchdog_state(|state| state.due = None);
-            let Some((due, watch)) = hold.next_watch(self.renewal_margin()) else {
+            let Some((due, watch)) = hold.next_watch(self.times()) else {
                 continue;
             };
-            // Regular renewals may be early, to fill a batch. Retries and ends of leases may not.
+            // Regular renewals may be early, to fill a batch.
             let taken = match watch {
                 WatchAction::Renew => due <= soon,
-                WatchAction::Retry => due <= now,
+                WatchAction::RenewOnTime => due <= now,
                 WatchAction::Expire => false,
             };
             if taken {
@@ -310,8 +343,7 @@ impl Core {
     /// Plans when the task wakes next. `None` ends the task, because there is nothing to watch.
     ///
     /// It does not end at once: otherwise short holds in sequence would each start and end a task. The
-    /// first renewal of a new lease is due after a third of it, so until then nothing is missed and nothing
-    /// has to wake the task.
+    /// first renewal of a new lease is not due until then, so nothing is missed and nothing has to wake the task.
     fn plan_wake(&self, batches_in_flight: usize) -> Option<Instant> {
         let schedule = &mut *self.schedule.lock();
         let nodes = schedule.nodes.values();
@@ -321,7 +353,10 @@ impl Core {
         let idle = first.is_none() && batches_in_flight == 0;
         schedule.wakes_at = match first {
             None if idle && schedule.idle => None,
-            None if idle => Some(Instant::now() + self.lease.renewal_interval()),
+            None if idle => {
+                let first_after = self.times().first_after.unwrap_or(Duration::MAX);
+                Some(Instant::now() + self.lease.renewal_interval().min(first_after))
+            }
             // The end of a batch also wakes the task.
             None => Some(Instant::now() + self.retry_pause()),
             due => due,
@@ -367,7 +402,7 @@ impl NodeQueue {
         // holds that are renewed and holds that are only checked.
         let mut open: BTreeMap<(usize, bool), (Batch, usize)> = BTreeMap::new();
         while let Some(hold) = self.ready.pop_front() {
-            if hold.next_watch(core.renewal_margin()).is_none() {
+            if hold.next_watch(core.times()).is_none() {
                 // Released or lost meanwhile.
                 hold.watchdog_state(|state| state.renewing = false);
                 continue;
@@ -399,7 +434,10 @@ impl NodeQueue {
             }
             if let Some((batch, remaining)) = open.get_mut(&script) {
                 *remaining = remaining.saturating_sub(weight);
-                hold.watchdog_state(|state| state.suspect = false);
+                hold.watchdog_state(|state| {
+                    state.reported &= state.suspect;
+                    state.suspect = false;
+                });
                 batch.holds.push(hold);
             }
         }
@@ -452,8 +490,12 @@ async fn run_task(core: Arc<Core>) {
         tokio::select! {
             biased;
             Some(_) = renewals.join_next() => {}
-            nodes = core.suspect_nodes.next() => {
-                nodes.into_iter().for_each(|node| core.plan_sweep(Some(node), Duration::ZERO));
+            suspected = core.suspects.next() => {
+                let nodes = suspected.nodes.into_iter();
+                nodes.for_each(|node| core.plan_sweep(Some(node), Duration::ZERO));
+                if !suspected.keys.is_empty() {
+                    core.check_changed(&suspected.keys);
+                }
             }
             () = core.wake_sooner.notified() => {}
             () = sleep_until(wake) => {}
@@ -531,12 +573,21 @@ async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>]) {
     if step.holds.is_empty() {
         return;
     }
-    match store.run_once(&step, core.lease.renewal_interval()).await {
+    // A retry does without: a server that does not know it may have ended the connection.
+    let is_retried = |hold: &&Hold| hold.watchdog_state(|state| state.not_before.is_some());
+    let delivery = Delivery {
+        tracked: core.suspects.is_tracking() && !step.holds.iter().any(is_retried),
+        ..Delivery::IMMEDIATE
+    };
+    let renewing = store.run_once(&step, delivery, core.lease.renewal_interval());
+    match renewing.await {
         Ok(answer) => {
             let end = step.lease.map(|lease| answer.sent_at + lease.duration());
             let mut renewed = 0;
             for (hold, held) in step.holds.iter().zip(answer.reply) {
-                hold.watchdog_state(|state| state.not_before = None);
+                hold.watchdog_state(|state| {
+                    (state.not_before, state.tracked) = (None, true);
+                });
                 if held {
                     renewed += 1;
                     if let Some(end) = end {
@@ -553,10 +604,9 @@ async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>]) {
             }
         }
         Err(error) => {
-            let failing = |hold: &&Hold| hold.watchdog_state(|state| state.not_before.is_some());
             let holds = step.holds.len();
             let locks = join_names(step.holds.iter().map(|hold| hold.object.name()));
-            if step.holds.iter().all(failing) {
+            if step.holds.iter().all(is_retried) {
                 tracing::debug!(%error, holds, locks, "renewal failed again");
             } else {
                 tracing::warn!(%error, holds, locks, "renewal failed; retrying until the leases end");

@@ -23,7 +23,7 @@ mod state;
 
 use state::WatchdogState;
 pub(crate) use state::{
-    Due, HandOver, HandOverLimit, HoldPeriod, HoldSnapshot, HoldState, WatchAction,
+    Due, HandOver, HandOverLimit, HoldPeriod, HoldSnapshot, HoldState, RenewalTimes, WatchAction,
 };
 
 /// How much of an object a request acquires.
@@ -339,9 +339,9 @@ impl Hold {
 
     /// Returns when the watchdog has to look at this hold, and what it does then. `None` if there is
     /// nothing to watch.
-    pub(crate) fn next_watch(&self, margin: Duration) -> Option<(Instant, WatchAction)> {
+    pub(crate) fn next_watch(&self, times: RenewalTimes) -> Option<(Instant, WatchAction)> {
         let now = Instant::now();
-        self.state_at(|| now).next_watch(margin, now)
+        self.state_at(|| now).next_watch(times, now)
     }
 
     /// Accesses the watchdog's state of this hold.

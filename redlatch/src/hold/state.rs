@@ -35,15 +35,29 @@ pub(crate) struct WatchdogState {
     /// Whether the store may have lost the hold. It is then renewed as soon as possible, or only checked if
     /// its lease is fixed. Cleared just before that step is sent.
     pub(crate) suspect: bool,
+    /// Whether it was renewed since the hold period began: the server then reports changes, if it can.
+    pub(crate) tracked: bool,
+    /// Whether the server has reported one since the last regular renewal.
+    pub(crate) reported: bool,
+}
+
+/// When the watchdog renews holds.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RenewalTimes {
+    /// How long before the end of its lease a hold is renewed.
+    pub(crate) margin: Duration,
+    /// How long after its acquisition a hold is renewed for the first time, so that the server reports later changes.
+    /// `None`: it does not.
+    pub(crate) first_after: Option<Duration>,
 }
 
 /// What the watchdog does with a hold when it is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WatchAction {
-    /// Renews it.
+    /// Renews it, or somewhat earlier.
     Renew,
-    /// Renews it after a failed renewal.
-    Retry,
+    /// Renews it, but not earlier: for the first time, or after a failed renewal.
+    RenewOnTime,
     /// Only reports the end of its lease.
     Expire,
 }
@@ -264,6 +278,7 @@ impl HoldState {
             None => {
                 self.hold_period = HoldPeriod::begin();
                 self.granted_in = self.hold_period;
+                (self.watchdog.tracked, self.watchdog.reported) = (false, false);
                 (self.end, self.longest) = (end, lease);
                 self.hand_over_limit = HandOverLimit::new(now);
             }
@@ -478,22 +493,35 @@ impl HoldState {
     /// nothing to watch.
     pub(super) fn next_watch(
         &self,
-        margin: Duration,
+        times: RenewalTimes,
         now: Instant,
     ) -> Option<(Instant, WatchAction)> {
         self.hold_period()?;
-        let is_due = self.renewed > 0 || self.watchdog.suspect;
-        if !is_due || self.watchdog.renewing {
-            return Some((self.end, WatchAction::Expire));
+        let expiry = (self.end, WatchAction::Expire);
+        let is_renewed = self.renewed > 0;
+        let WatchdogState {
+            renewing,
+            suspect,
+            not_before,
+            tracked,
+            ..
+        } = self.watchdog;
+        if renewing {
+            return Some(expiry);
         }
-        Some(match self.watchdog.not_before {
+        Some(match not_before {
             // After a failure: when the pause is over, or at the end of the lease if that is earlier.
-            Some(again) => (again.min(self.end), WatchAction::Retry),
-            None if self.watchdog.suspect => (now, WatchAction::Renew),
-            None => (
-                self.end.checked_sub(margin).unwrap_or(now),
-                WatchAction::Renew,
-            ),
+            Some(again) if is_renewed || suspect => (again.min(self.end), WatchAction::RenewOnTime),
+            None if suspect => (now, WatchAction::Renew),
+            _ => {
+                let due = self.end.checked_sub(times.margin).unwrap_or(now);
+                let regular = is_renewed.then_some((due, WatchAction::Renew));
+                let first_after = times.first_after.filter(|_| !tracked);
+                let first = first_after.map(|after| self.hand_over_limit.granted_at + after);
+                let first = first.map(|due| (due, WatchAction::RenewOnTime));
+                let all = [Some(expiry), regular, first].into_iter().flatten();
+                all.min_by_key(|(due, _)| *due)?
+            }
         })
     }
 }
@@ -503,6 +531,11 @@ mod tests {
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
+    /// Of servers that do not report changes.
+    const TIMES: RenewalTimes = RenewalTimes {
+        margin: Duration::from_secs(6),
+        first_after: None,
+    };
 
     /// A hold with one guard, acquired for ten seconds, and the time of its acquisition.
     fn held(renewed: bool) -> (HoldState, Instant) {
@@ -813,22 +846,53 @@ mod tests {
         let (mut state, now) = held(false);
         let end = now + 10 * SECOND;
         assert_eq!(
-            state.next_watch(6 * SECOND, now),
+            state.next_watch(TIMES, now),
             Some((end, WatchAction::Expire))
         );
         state.add_guard(now + SECOND, true, now).unwrap();
         let due = now + 4 * SECOND;
         assert_eq!(
-            state.next_watch(6 * SECOND, now),
+            state.next_watch(TIMES, now),
             Some((due, WatchAction::Renew))
         );
         state.watchdog.renewing = true;
         assert_eq!(
-            state.next_watch(6 * SECOND, now),
+            state.next_watch(TIMES, now),
             Some((end, WatchAction::Expire))
         );
         state.mark_lost(Loss::NotHeld);
-        assert_eq!(state.next_watch(6 * SECOND, now), None);
+        assert_eq!(state.next_watch(TIMES, now), None);
+    }
+
+    /// So that the server reports changes from then on. It must not be renewed earlier: most holds are released before.
+    #[test]
+    fn first_renewal_is_on_time_if_server_reports_changes() {
+        let times = RenewalTimes {
+            first_after: Some(SECOND),
+            ..TIMES
+        };
+        for renewed in [false, true] {
+            let (mut state, now) = held(renewed);
+            let first = Some((now + SECOND, WatchAction::RenewOnTime));
+            assert_eq!(state.next_watch(times, now), first);
+            state.watchdog.tracked = true;
+            let regular = match renewed {
+                true => (now + 4 * SECOND, WatchAction::Renew),
+                false => (state.end, WatchAction::Expire),
+            };
+            assert_eq!(state.next_watch(times, now), Some(regular));
+            state.remove_guard(renewed);
+            state.add_guard(now + 10 * SECOND, renewed, now).unwrap();
+            assert_eq!(state.next_watch(times, now), first, "the next hold period");
+            let (state, now) = (HoldState::new(now), now);
+            assert_eq!(state.next_watch(times, now), None);
+        }
+        // One that ends before, or whose regular renewal is earlier.
+        let mut state = HoldState::new(Instant::now());
+        let now = Instant::now();
+        state.add_guard(now + SECOND, true, now).unwrap();
+        let (due, watch) = state.next_watch(times, now).unwrap();
+        assert!(due < now + SECOND && watch == WatchAction::Renew);
     }
 
     #[test]
@@ -836,7 +900,7 @@ mod tests {
         let (mut state, now) = held(true);
         state.remove_guard(true);
         state.watchdog.suspect = true;
-        assert_eq!(state.next_watch(6 * SECOND, now), None);
+        assert_eq!(state.next_watch(TIMES, now), None);
     }
 
     #[test]
@@ -845,7 +909,7 @@ mod tests {
             let (mut state, now) = held(renewed);
             state.watchdog.suspect = true;
             assert_eq!(
-                state.next_watch(6 * SECOND, now),
+                state.next_watch(TIMES, now),
                 Some((now, WatchAction::Renew))
             );
         }
@@ -859,8 +923,8 @@ mod tests {
         for (pause, due) in [(SECOND, now + SECOND), (11 * SECOND, end)] {
             state.watchdog.not_before = Some(now + pause);
             assert_eq!(
-                state.next_watch(6 * SECOND, now),
-                Some((due, WatchAction::Retry))
+                state.next_watch(TIMES, now),
+                Some((due, WatchAction::RenewOnTime))
             );
         }
     }

@@ -10,6 +10,8 @@ pub(crate) struct Delivery {
     pub(crate) route: Route,
     /// Whether replicas have to confirm the step. Such a step is settled if its caller drops it.
     pub(crate) replicate: bool,
+    /// Whether the server reports it if another client changes the keys of the step later (client tracking).
+    pub(crate) tracked: bool,
 }
 
 /// The connection on which a step is sent.
@@ -28,6 +30,7 @@ impl Delivery {
         queued: true,
         route: Route::Acquisitions,
         replicate: true,
+        tracked: false,
     };
     /// For a waiter that inspects an object.
     pub(crate) const QUEUED_INSPECTION: Delivery = Delivery {
@@ -43,6 +46,7 @@ impl Delivery {
             queued: false,
             route,
             replicate: false,
+            tracked: false,
         }
     }
 

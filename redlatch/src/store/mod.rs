@@ -8,7 +8,7 @@ use tokio::sync::OwnedSemaphorePermit;
 pub(crate) use self::answer::{Answer, Confirmation};
 pub(crate) use self::attempt_limiter::AttemptPermit;
 pub(crate) use self::delivery::{Delivery, Route};
-pub(crate) use self::nodes::{NodeId, ServerId, SuspectNodes};
+pub(crate) use self::nodes::{NodeId, ServerId, Suspects};
 pub(crate) use self::progress::{ContactSource, LastContact, Progress};
 pub use self::redis::ReplicaSync;
 pub(crate) use self::scan::{Cursor, ScanType};
@@ -92,10 +92,11 @@ impl Store {
     pub(crate) async fn run_once<R: Send>(
         &self,
         step: &dyn Step<Reply = R>,
+        delivery: Delivery,
         within: Duration,
     ) -> Result<Answer<R>> {
         match self {
-            Store::Redis(redis) => redis.run_once(step, within).await,
+            Store::Redis(redis) => redis.run_once(step, delivery, within).await,
             Store::Embedded(embedded) => embedded.run(step, &Progress::default()),
         }
     }
@@ -151,11 +152,11 @@ impl Store {
         }
     }
 
-    /// Returns the nodes that may have lost data. The embedded store never does.
-    pub(crate) fn suspect_nodes(&self) -> Arc<SuspectNodes> {
+    /// Returns what servers may have lost. The embedded store loses nothing.
+    pub(crate) fn suspects(&self) -> Arc<Suspects> {
         match self {
-            Store::Redis(redis) => redis.suspect_nodes.clone(),
-            Store::Embedded(_) => Arc::default(),
+            Store::Redis(redis) => redis.suspects.clone(),
+            Store::Embedded(_) => Arc::new(Suspects::new(false)),
         }
     }
 

@@ -1,7 +1,7 @@
-//! Identities of servers, and the servers that may have lost data.
+//! Identities of servers, and what may be lost at them.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use tokio::sync::Notify;
 
@@ -32,25 +32,63 @@ impl ServerId {
     }
 }
 
-/// Nodes that may have lost data, because a different server process answers for them: after a restart or a
-/// failover. The watchdog checks the holds there.
-#[derive(Default)]
-pub(crate) struct SuspectNodes {
-    nodes: Mutex<BTreeSet<NodeId>>,
+/// What servers may have lost, until the watchdog checks the holds there.
+pub(crate) struct Suspects {
+    pending: Mutex<Suspected>,
     added: Notify,
+    /// Whether servers report changes of keys that a renewal has read, as far as is known.
+    tracking: AtomicBool,
 }
 
-impl SuspectNodes {
-    pub(crate) fn add(&self, node: NodeId) {
-        self.nodes.lock().insert(node);
+/// What may be lost.
+#[derive(Debug, Default)]
+pub(crate) struct Suspected {
+    /// Nodes that may have lost all data: a different server process answers for them after a restart or a failover, or
+    /// the data was deleted.
+    pub(crate) nodes: BTreeSet<NodeId>,
+    /// Keys that another client has changed or deleted.
+    pub(crate) keys: BTreeSet<Box<str>>,
+}
+
+impl Suspects {
+    /// `tracking`: whether servers are asked to report changes of keys.
+    pub(crate) fn new(tracking: bool) -> Suspects {
+        Suspects {
+            pending: Mutex::default(),
+            added: Notify::new(),
+            tracking: tracking.into(),
+        }
+    }
+
+    pub(crate) fn add_node(&self, node: NodeId) {
+        self.pending.lock().nodes.insert(node);
         self.added.notify_one();
     }
 
-    /// Waits until there are such nodes, and returns those added since the last call.
+    pub(crate) fn add_key(&self, key: &str) {
+        self.pending.lock().keys.insert(key.into());
+        self.added.notify_one();
+    }
+
+    /// Waits until there are any, and returns those added since the last call.
     ///
-    /// Cancel-safe: the nodes are removed only when they are returned.
-    pub(crate) async fn next(&self) -> BTreeSet<NodeId> {
-        let added = || Some(std::mem::take(&mut *self.nodes.lock())).filter(|all| !all.is_empty());
+    /// Cancel-safe: they are removed only when they are returned.
+    pub(crate) async fn next(&self) -> Suspected {
+        let added = || {
+            let added = std::mem::take(&mut *self.pending.lock());
+            let is_empty = added.nodes.is_empty() && added.keys.is_empty();
+            (!is_empty).then_some(added)
+        };
         wait_for(&self.added, added).await
+    }
+
+    /// Returns whether servers are asked to report changes of keys.
+    pub(crate) fn is_tracking(&self) -> bool {
+        self.tracking.load(Ordering::Relaxed)
+    }
+
+    /// Records that a server refuses to report changes. Returns whether it is the first one.
+    pub(crate) fn stop_tracking(&self) -> bool {
+        self.tracking.swap(false, Ordering::Relaxed)
     }
 }

@@ -16,7 +16,7 @@ use crate::common::{
 };
 
 /// Returns a log of the events of this thread, which ends when the second value is dropped.
-fn log() -> (Log, dispatcher::DefaultGuard) {
+pub(crate) fn log() -> (Log, dispatcher::DefaultGuard) {
     // `tracing` caches whether an event is logged. If there is only one subscriber, the first thread that logs the event decides this
     // for all, also if it has no subscriber itself. So there are always two.
     static SECOND: LazyLock<Dispatch> =

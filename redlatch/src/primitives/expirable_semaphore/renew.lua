@@ -36,4 +36,6 @@ for i, key in ipairs(KEYS) do
         end
     end
 end
+-- Client tracking reports changes of a key only if the script reads it after its own last write.
+redis.call('EXISTS', unpack(KEYS))
 return renewed

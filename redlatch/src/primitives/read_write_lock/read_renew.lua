@@ -33,4 +33,6 @@ for i, key in ipairs(KEYS) do
     end
     renewed[i] = alive
 end
+-- Client tracking reports changes of a key only if the script reads it after its own last write.
+redis.call('EXISTS', unpack(KEYS))
 return renewed

@@ -27,4 +27,6 @@ for i = 1, (#ARGV - 1) / 2 do
         end
     end
 end
+-- Client tracking reports changes of a key only if the script reads it after its own last write.
+redis.call('EXISTS', unpack(KEYS))
 return renewed

@@ -166,7 +166,7 @@ impl Cluster {
         let mut map = self.map.lock();
         let node = self.node(&mut map, &to);
         if !map.masters().contains(&to) {
-            self.settings.suspect_nodes.add(node.id);
+            self.settings.suspects.add_node(node.id);
         }
         let moved = Moved {
             to,
@@ -291,7 +291,7 @@ impl Cluster {
             let node = self.node(&mut map, at);
             // A new master may lack data of the old one.
             if !before.is_empty() && !before.contains(at) {
-                self.settings.suspect_nodes.add(node.id);
+                self.settings.suspects.add_node(node.id);
             }
         }
         // A node that has lost its slots may hang with commands in flight, so it is invalidated. A node that has
@@ -440,7 +440,7 @@ mod tests {
                 ..RedisSettings::default()
             },
             subscriber: Arc::new(ChannelMap::default()),
-            suspect_nodes: Arc::default(),
+            suspects: Arc::new(crate::store::Suspects::new(false)),
             subscription_mode: SubscriptionMode::Sharded,
         };
         Cluster::new(vec![at(1)], settings)

@@ -61,8 +61,6 @@ pub(super) struct ReconnectingConnection {
     batching: bool,
     shared: Arc<Shared>,
     connecting: Mutex<Connecting>,
-    /// Tracks which server process the connections lead to, if that matters.
-    run_id_tracker: Option<RunIdTracker>,
 }
 
 /// Where the server of a connection is.
@@ -108,6 +106,8 @@ struct Shared {
     channels: Mutex<BTreeSet<String>>,
     /// When a connection was lost and that was logged, until there is a new one.
     lost_at: Mutex<Option<Instant>>,
+    /// Tracks which server process the connections lead to, if that matters.
+    run_id_tracker: Option<RunIdTracker>,
 }
 
 /// Numbers the established connections of a [`ReconnectingConnection`], so that late events of an old one do not end a
@@ -159,6 +159,7 @@ impl ReconnectingConnection {
             live: Mutex::new(None),
             channels: Mutex::new(BTreeSet::new()),
             lost_at: Mutex::default(),
+            run_id_tracker,
         };
         Arc::new(ReconnectingConnection {
             config,
@@ -167,20 +168,19 @@ impl ReconnectingConnection {
             batching,
             shared: Arc::new(shared),
             connecting: Mutex::default(),
-            run_id_tracker,
         })
     }
 
     /// Records that another server has replaced the earlier one.
     pub(super) fn report_failover(&self) {
-        if let Some(run_id_tracker) = &self.run_id_tracker {
+        if let Some(run_id_tracker) = &self.shared.run_id_tracker {
             run_id_tracker.report_replaced();
         }
     }
 
     /// Queries which server process a new connection leads to.
     async fn fetch_run_id(&self, mut live: LiveConnection) {
-        let Some(run_id_tracker) = &self.run_id_tracker else {
+        let Some(run_id_tracker) = &self.shared.run_id_tracker else {
             return;
         };
         let info = redis::cmd("INFO").arg("server").take();
@@ -440,31 +440,64 @@ impl ReconnectingConnection {
         live: &mut LiveConnection,
         cmd: &Cmd,
     ) -> Result<Value, ExchangeError> {
-        match self.query_node(live, cmd, false).await? {
+        match self.query_node(live, cmd, Preamble::None).await? {
             Value::ServerError(error) => Err(ExchangeError::from_reply(&error, "")),
             answer => Ok(answer),
         }
     }
 
-    /// Sends a command, and waits for its answer, which may be an error reply. `importing`: the node does not
-    /// own the slot yet, but the slot's owner has redirected to it (ASK).
+    /// Sends a command behind a preamble, and waits for its answer, which may be an error reply.
     pub(super) async fn query_node(
         &self,
         live: &mut LiveConnection,
         cmd: &Cmd,
-        importing: bool,
+        preamble: Preamble,
     ) -> Result<Value, ExchangeError> {
         let answered = {
             let connection = &mut live.raw.connection;
             let sending = pin!(async {
-                match importing {
-                    false => connection.send_packed_command(cmd).await,
-                    true => Box::pin(send_with_asking(connection, cmd)).await,
+                match preamble {
+                    Preamble::None => connection.send_packed_command(cmd).await,
+                    Preamble::Asking => Box::pin(send_with_asking(connection, cmd)).await,
+                    Preamble::Tracking => Box::pin(self.send_with_tracking(connection, cmd)).await,
                 }
             });
             unless_invalidated(&live.invalidated, sending).await?
         };
         answered.map_err(|error| self.classify_failure(live, &error))
+    }
+
+    /// Sends one command so that the server reports later changes of its keys. Each time from the start, because a new
+    /// connection starts without. In one write, as for ASKING.
+    async fn send_with_tracking(
+        &self,
+        connection: &mut MultiplexedConnection,
+        cmd: &Cmd,
+    ) -> RedisResult<Value> {
+        let mut pipeline = Pipeline::with_capacity(3);
+        let client = || redis::cmd("CLIENT");
+        pipeline.add_command(
+            client()
+                .arg("TRACKING")
+                .arg(&["ON", "OPTIN", "NOLOOP"])
+                .take(),
+        );
+        pipeline.add_command(client().arg("CACHING").arg("YES").take());
+        pipeline.add_command(cmd.clone());
+        let mut answers = connection.send_packed_commands(&pipeline, 0, 3).await?;
+        let answer = answers.pop().unwrap_or(Value::Nil);
+        if let Some(Value::ServerError(reason)) = answers.first()
+            && let Some(run_id_tracker) = &self.shared.run_id_tracker
+        {
+            run_id_tracker.tracking_refused(reason);
+        }
+        Ok(answer)
+    }
+
+    /// Returns whether the server is asked to report changes of keys, on this connection.
+    pub(super) fn is_tracking(&self) -> bool {
+        let run_id_tracker = self.shared.run_id_tracker.as_ref();
+        run_id_tracker.is_some_and(RunIdTracker::is_tracking)
     }
 
     /// Classifies the failure of something that was sent on this connection.
@@ -501,6 +534,16 @@ impl ReconnectingConnection {
             drop(self.shared.detach(generation));
         }
     }
+}
+
+/// What is sent directly before a command, and affects it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Preamble {
+    None,
+    /// The node does not own the slot yet, but the slot's owner has redirected to it (ASK).
+    Asking,
+    /// The server is asked to report it if another client changes the keys of the command.
+    Tracking,
 }
 
 /// The connection was invalidated, or broke, before the answer arrived.
@@ -713,6 +756,15 @@ fn push_handler(
             // received after this one was sent.
             (PushKind::SSubscribe, Some(channel)) => {
                 shared.record_subscription_on(generation, channel);
+            }
+            (PushKind::Invalidate, _) => {
+                if let Some(run_id_tracker) = &shared.run_id_tracker {
+                    let keys = match push.data.first() {
+                        Some(Value::Array(keys)) => Some(keys.as_slice()),
+                        _ => None,
+                    };
+                    run_id_tracker.report_changed(keys);
+                }
             }
             (PushKind::Disconnection, _) => shared.connection_lost(generation, &"it was closed"),
             _ => {}

@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout};
 
 use super::batch::{QueuedStep, SentStep, Turn};
 use super::connection::{
-    LiveConnection, ReconnectingConnection, connection_ended, unless_invalidated,
+    LiveConnection, Preamble, ReconnectingConnection, connection_ended, unless_invalidated,
 };
 use super::exchange_error::{ExchangeError, Retry};
 use super::node::Node;
@@ -268,7 +268,11 @@ impl<'a> CommandRequest<'a> {
         let channel = channel.filter(|_| same_connection);
         let context = SendContext {
             connection,
-            importing,
+            preamble: match importing {
+                true => Preamble::Asking,
+                false if self.delivery.tracked && connection.is_tracking() => Preamble::Tracking,
+                false => Preamble::None,
+            },
             replicas,
             progress: self.progress,
         };
@@ -439,7 +443,7 @@ impl TryFrom<Value> for ScriptReply {
 /// How commands are sent on one connection.
 struct SendContext<'a> {
     connection: &'a Arc<ReconnectingConnection>,
-    importing: bool,
+    preamble: Preamble,
     /// The replicas that must confirm the command.
     replicas: Option<&'a Arc<Replicas>>,
     progress: &'a Progress,
@@ -465,7 +469,10 @@ impl SendContext<'_> {
             let (answer, confirmation) = Box::pin(self.send_pipelined(live, cmd, channel)).await?;
             return Ok((answer, sent_at, confirmation));
         }
-        let batcher = live.batcher.as_ref().filter(|_| !self.importing);
+        let batcher = live
+            .batcher
+            .as_ref()
+            .filter(|_| self.preamble == Preamble::None);
         let turn = batchable.and_then(|script| Some(batcher?.turn(script, cmd)));
         let _in_flight = match turn {
             Some(Turn::Later(step)) => {
@@ -477,7 +484,7 @@ impl SendContext<'_> {
         };
         self.progress.mark_sent();
         let sent_at = Instant::now();
-        let answer = self.connection.query_node(live, cmd, self.importing);
+        let answer = self.connection.query_node(live, cmd, self.preamble);
         Ok((answer.await?, sent_at, None))
     }
 
@@ -531,7 +538,7 @@ impl SendContext<'_> {
                         None => Ok(()),
                     }
                 },
-                connection.query_node(live, cmd, self.importing),
+                connection.query_node(live, cmd, self.preamble),
                 async {
                     let replicas = self.replicas?;
                     replicas.confirm(connection, &after)

@@ -25,7 +25,7 @@ use self::exchange_error::{ExchangeError, Retry};
 use self::options::ConnectOptions;
 pub use self::options::ReplicaSync;
 use self::topology::Topology;
-use super::{Answer, Cursor, Delivery, NodeId, Progress, ScanType, SharedSubscriber, SuspectNodes};
+use super::{Answer, Cursor, Delivery, NodeId, Progress, ScanType, SharedSubscriber, Suspects};
 use crate::error::{Cause, Error, Result};
 use crate::join::Boxed;
 use crate::step::Step;
@@ -57,7 +57,7 @@ const SCAN_COUNT: usize = 500;
 
 pub(crate) struct Redis {
     topology: Topology,
-    pub(super) suspect_nodes: Arc<SuspectNodes>,
+    pub(super) suspects: Arc<Suspects>,
     pub(super) response_timeout: Duration,
 }
 
@@ -74,12 +74,12 @@ impl Redis {
             // Not repeated: a program that starts up should get the error at once. If no connection can
             // be made, the connect timeout reports that.
             let limit = settings.connect_timeout.saturating_add(response_timeout);
-            let suspect_nodes = Arc::<SuspectNodes>::default();
+            let suspects = Arc::new(Suspects::new(settings.tracking));
             let parsed = url::parse(url, options)?;
-            let connecting = Topology::connect(parsed, settings, subscriber, suspect_nodes.clone());
+            let connecting = Topology::connect(parsed, settings, subscriber, suspects.clone());
             Ok(Redis {
                 topology: with_response_timeout(limit, connecting).await?,
-                suspect_nodes,
+                suspects,
                 response_timeout,
             })
         })
@@ -109,9 +109,10 @@ impl Redis {
     pub(crate) async fn run_once<R: Send>(
         &self,
         step: &dyn Step<Reply = R>,
+        delivery: Delivery,
         within: Duration,
     ) -> Result<Answer<R>> {
-        let (progress, delivery) = (Progress::default(), Delivery::IMMEDIATE);
+        let progress = Progress::default();
         let request = CommandRequest::for_step(&self.topology, step, None, delivery, &progress)?;
         let limit = within.min(self.response_timeout);
         request.send_once(limit).await?.decode(step)

@@ -11,7 +11,7 @@ use super::pubsub::SubscriptionMode;
 use super::replicas::Replicas;
 use super::run_id_tracker::RunIdTracker;
 use crate::store::attempt_limiter::AttemptLimiter;
-use crate::store::{NodeId, SharedSubscriber, SuspectNodes};
+use crate::store::{NodeId, SharedSubscriber, Suspects};
 
 /// What all nodes of a deployment share.
 #[derive(Clone)]
@@ -19,7 +19,7 @@ pub(super) struct NodeSettings {
     pub(super) config: ConnectionConfig,
     pub(super) redis: RedisSettings,
     pub(super) subscriber: SharedSubscriber,
-    pub(super) suspect_nodes: Arc<SuspectNodes>,
+    pub(super) suspects: Arc<Suspects>,
     pub(super) subscription_mode: SubscriptionMode,
 }
 
@@ -64,7 +64,7 @@ impl Node {
         let id = NodeId::next();
         // Only the connection that carries the commands tracks which server process it leads to.
         let connection = |subscription_mode, carries_commands: bool| {
-            let run_id_tracker = || RunIdTracker::new(id, settings.suspect_nodes.clone());
+            let run_id_tracker = || RunIdTracker::new(id, settings.suspects.clone());
             ReconnectingConnection::new(
                 settings.config.clone(),
                 target.clone(),

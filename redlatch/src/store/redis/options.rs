@@ -24,6 +24,8 @@ pub(crate) struct RedisSettings {
     pub(crate) replica_timeout: Duration,
     /// Whether steps that wait to be sent are sent together.
     pub(crate) batching: bool,
+    /// Whether servers are asked to report changes of the keys of holds.
+    pub(crate) tracking: bool,
 }
 
 impl Default for RedisSettings {
@@ -34,6 +36,7 @@ impl Default for RedisSettings {
             replica_sync: ReplicaSync::default(),
             replica_timeout: Duration::from_secs(1),
             batching: true,
+            tracking: true,
         }
     }
 }

@@ -2,41 +2,68 @@
 
 use std::sync::Arc;
 
-use redis::Value;
+use redis::{ServerError, Value};
 
-use crate::store::{NodeId, SuspectNodes};
+use super::pubsub::as_text;
+use crate::store::{NodeId, Suspects};
 use crate::sync::Mutex;
 
 /// Notices when a connection leads to a different server process than the one before it: after a restart or
 /// a failover. The holds there may then be lost.
 pub(super) struct RunIdTracker {
     node: NodeId,
-    suspect_nodes: Arc<SuspectNodes>,
+    suspects: Arc<Suspects>,
     /// Run id at the latest connection. The inner `None` means that the server did not report it.
     run_id: Mutex<Option<Option<String>>>,
 }
 
 impl RunIdTracker {
-    pub(super) fn new(node: NodeId, suspect_nodes: Arc<SuspectNodes>) -> RunIdTracker {
+    pub(super) fn new(node: NodeId, suspects: Arc<Suspects>) -> RunIdTracker {
         RunIdTracker {
             node,
-            suspect_nodes,
+            suspects,
             run_id: Mutex::default(),
         }
     }
 
     /// Records a connection to this process. If the server does not report a run id, each connection may
-    /// lead to a different process.
+    /// lead to a different process. With client tracking, each connection starts anew: no server has reported what has
+    /// changed in the meantime.
     pub(super) fn record(&self, run_id: Option<String>) {
         let before = self.run_id.lock().replace(run_id.clone());
-        if before.is_some_and(|before| run_id.is_none() || before != run_id) {
+        if before.is_some_and(|before| {
+            run_id.is_none() || before != run_id || self.suspects.is_tracking()
+        }) {
             self.report_replaced();
+        }
+    }
+
+    /// Handles the server's report about changed keys; `None`: all were deleted.
+    pub(super) fn report_changed(&self, keys: Option<&[Value]>) {
+        match keys {
+            Some(keys) => {
+                let keys = keys.iter().filter_map(|key| as_text(Some(key)));
+                keys.for_each(|key| self.suspects.add_key(key));
+            }
+            None => self.suspects.add_node(self.node),
+        }
+    }
+
+    /// Returns whether the server is asked to report changes of keys.
+    pub(super) fn is_tracking(&self) -> bool {
+        self.suspects.is_tracking()
+    }
+
+    /// Records that the server refuses to report changes.
+    pub(super) fn tracking_refused(&self, reason: &ServerError) {
+        if self.suspects.stop_tracking() {
+            tracing::debug!(%reason, "the server does not report changed locks");
         }
     }
 
     /// Records that another server has replaced the earlier one.
     pub(super) fn report_replaced(&self) {
-        self.suspect_nodes.add(self.node);
+        self.suspects.add_node(self.node);
     }
 }
 
@@ -62,13 +89,13 @@ mod tests {
     /// Returns whether a connection to this process, after the earlier ones, makes its node suspect.
     async fn makes_suspect(run_id_tracker: &RunIdTracker, run_id: Option<&str>) -> bool {
         run_id_tracker.record(run_id.map(str::to_owned));
-        let nodes = tokio::time::timeout(Duration::ZERO, run_id_tracker.suspect_nodes.next());
+        let nodes = tokio::time::timeout(Duration::ZERO, run_id_tracker.suspects.next());
         nodes.await.is_ok()
     }
 
     #[tokio::test]
     async fn reconnection_makes_node_suspect_only_for_other_process() {
-        let run_id_tracker = RunIdTracker::new(NodeId::next(), Arc::default());
+        let run_id_tracker = RunIdTracker::new(NodeId::next(), Arc::new(Suspects::new(false)));
         assert!(
             !makes_suspect(&run_id_tracker, Some("a")).await,
             "the first connection"

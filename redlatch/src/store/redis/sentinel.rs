@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
-use super::connection::{MasterResolver, ReconnectingConnection, Target};
+use super::connection::{MasterResolver, Preamble, ReconnectingConnection, Target};
 use super::connection_config::ConnectionConfig;
 use super::endpoint::Endpoint;
 use super::exchange_error::ExchangeError;
@@ -152,7 +152,9 @@ impl Sentinels {
         };
         // Only for the epoch: the address in this reply is the old one until a failover is complete.
         let master = query("MASTER");
-        let master = connection.query_node(&mut live, &master, false).await?;
+        let master = connection
+            .query_node(&mut live, &master, Preamble::None)
+            .await?;
         let epoch = text_field(&master, "config-epoch").and_then(|epoch| epoch.parse().ok());
         Ok(Some(SentinelReply {
             endpoint: at.with_host_and_port(&host, port),

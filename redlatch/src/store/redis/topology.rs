@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::join::{join_all, join_until};
 use crate::name::{SPANS_SLOTS, spans_slots};
 use crate::step::PublishMode;
-use crate::store::{SharedSubscriber, SuspectNodes};
+use crate::store::{SharedSubscriber, Suspects};
 
 pub(super) struct Topology {
     form: Form,
@@ -47,13 +47,13 @@ impl Topology {
         parsed: ParsedUrl,
         settings: RedisSettings,
         subscriber: SharedSubscriber,
-        suspect_nodes: Arc<SuspectNodes>,
+        suspects: Arc<Suspects>,
     ) -> Result<Topology, ExchangeError> {
         let settings = NodeSettings {
             config: parsed.config,
             redis: settings,
             subscriber,
-            suspect_nodes,
+            suspects,
             subscription_mode: SubscriptionMode::Restored,
         };
         match parsed.deployment {

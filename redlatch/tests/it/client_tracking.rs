@@ -1,0 +1,279 @@
+//! Changes of locks by other clients, which servers report (`CLIENT TRACKING`).
+
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Duration;
+
+use redlatch::kind::LockKind;
+use redlatch::{Client, ClientBuilder, Guard, Lock};
+use redlatch_testkit::Server;
+
+use crate::common::*;
+use crate::log::log;
+use crate::topology::Deployment;
+
+/// With this lease, the first regular renewal is due after hours: a loss is noticed only because a server reports it.
+const ENDLESS: Duration = Duration::from_secs(20_000);
+
+fn settings() -> ClientBuilder {
+    Client::builder().watchdog_lease(ENDLESS)
+}
+
+/// A hold, which is kept, and its loss.
+struct Held {
+    name: String,
+    lost: Pin<Box<dyn Future<Output = ()> + Send>>,
+    _guard: Box<dyn Send>,
+}
+
+impl Held {
+    async fn new<K: LockKind + 'static>(lock: Lock<K>) -> Held {
+        Held::of(&lock, lock.lock().await.unwrap())
+    }
+
+    async fn with_fixed_lease<K: LockKind + 'static>(lock: Lock<K>) -> Held {
+        Held::of(&lock, lock.lock().lease(ENDLESS).await.unwrap())
+    }
+
+    fn of<K: LockKind + 'static>(lock: &Lock<K>, guard: Guard<Lock<K>>) -> Held {
+        Held {
+            name: lock.name().to_owned(),
+            lost: Box::pin(guard.lost()),
+            _guard: Box::new(guard),
+        }
+    }
+}
+
+/// One of each kind.
+async fn all_kinds(client: &Client) -> Vec<Held> {
+    let semaphore = client.expirable_semaphore("permits");
+    semaphore.try_set_permits(1).await.unwrap();
+    let permit = semaphore.acquire().await.unwrap();
+    let sides = ["read", "write"].map(|name| client.read_write_lock(name));
+    vec![
+        Held::new(client.lock("lock")).await,
+        Held::with_fixed_lease(client.lock("fixed")).await,
+        Held::new(client.fair_lock("fair")).await,
+        Held::new(client.fenced_lock("fenced")).await,
+        Held::new(sides[0].read()).await,
+        Held::new(sides[1].write()).await,
+        Held {
+            name: "permits".to_owned(),
+            lost: Box::pin(permit.lost()),
+            _guard: Box::new(permit),
+        },
+    ]
+}
+
+/// Waits until these servers report changes of so many keys.
+async fn until_tracked(servers: &[&Server], keys: usize) {
+    until("the holds are tracked", || async {
+        let tracked = servers.iter().map(|server| {
+            let keys = server.info("tracking_total_keys");
+            keys.parse::<usize>().unwrap()
+        });
+        tracked.sum::<usize>() >= keys
+    })
+    .await;
+}
+
+fn delete(server: &Server, name: &str) {
+    // The key of the held permits has another name.
+    let permits = format!("{{{name}}}:timeout");
+    let deleted: i64 = server.command(&["DEL", name]);
+    let permits: i64 = server.command(&["DEL", &permits]);
+    assert!(deleted + permits > 0, "{name}");
+}
+
+async fn await_losses(held: Vec<Held>) {
+    for one in held {
+        within_limit(&format!("{} is lost", one.name), one.lost).await;
+    }
+}
+
+#[tokio::test]
+async fn deleted_locks_are_lost_at_once() {
+    let server = Server::start();
+    let client = settings().connect(&server.url()).await.unwrap();
+    let held = all_kinds(&client).await;
+    until_tracked(&[&server], held.len()).await;
+    held.iter().for_each(|one| delete(&server, &one.name));
+    await_losses(held).await;
+}
+
+#[tokio::test]
+async fn all_locks_are_lost_at_once_if_data_is_deleted() {
+    let server = Server::start();
+    let client = settings().connect(&server.url()).await.unwrap();
+    let held = all_kinds(&client).await;
+    until_tracked(&[&server], held.len()).await;
+    let _: String = server.command(&["FLUSHALL"]);
+    await_losses(held).await;
+}
+
+#[tokio::test]
+async fn forced_release_is_a_loss_at_once() {
+    let server = Server::start();
+    let client = settings().connect(&server.url()).await.unwrap();
+    let other = settings().connect(&server.url()).await.unwrap();
+    let held = vec![
+        Held::new(client.lock("lock")).await,
+        Held::new(client.fair_lock("fair")).await,
+        Held::new(client.read_write_lock("read").read()).await,
+        Held::new(client.read_write_lock("write").write()).await,
+    ];
+    until_tracked(&[&server], held.len()).await;
+    assert!(other.lock("lock").force_unlock().await.unwrap());
+    assert!(other.fair_lock("fair").force_unlock().await.unwrap());
+    let read = other.read_write_lock("read").read();
+    assert!(read.force_unlock().await.unwrap());
+    let write = other.read_write_lock("write").write();
+    assert!(write.force_unlock().await.unwrap());
+    await_losses(held).await;
+}
+
+async fn losses_in_deployment(deployment: Deployment) {
+    let client = deployment.client(settings()).await;
+    let names = ["a", "b", "c", "d", "e", "f"];
+    let mut held = Vec::new();
+    for name in names {
+        held.push(Held::new(client.lock(name)).await);
+    }
+    let mut masters: Vec<usize> = names.map(|name| deployment.master(name)).into();
+    masters.sort_unstable();
+    masters.dedup();
+    let masters: Vec<&Server> = masters.iter().map(|it| deployment.server(*it)).collect();
+    until_tracked(&masters, names.len()).await;
+    for name in names {
+        delete_on_master(&deployment, name);
+    }
+    await_losses(held).await;
+}
+
+fn delete_on_master(deployment: &Deployment, name: &str) {
+    let server = deployment.server(deployment.master(name));
+    let deleted: i64 = server.command(&["DEL", name]);
+    assert_eq!(deleted, 1, "{name}");
+}
+
+#[tokio::test]
+async fn deleted_locks_are_lost_at_once_behind_sentinels() {
+    losses_in_deployment(Deployment::steady_sentinel()).await;
+}
+
+#[tokio::test]
+async fn deleted_locks_are_lost_at_once_in_cluster() {
+    losses_in_deployment(Deployment::steady_cluster()).await;
+}
+
+/// No server has reported what happened before the new connection.
+#[tokio::test]
+async fn lock_that_was_deleted_without_connection_is_lost_on_the_next() {
+    let server = Server::start();
+    let client = settings().connect(&server.url()).await.unwrap();
+    let held = Held::new(client.lock("lock")).await;
+    until_tracked(&[&server], 1).await;
+    // In one transaction, so that the client has not reconnected yet.
+    let mut transaction = redis::pipe();
+    transaction.atomic();
+    transaction
+        .cmd("CLIENT")
+        .arg(&["KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    transaction
+        .cmd("CLIENT")
+        .arg(&["KILL", "TYPE", "pubsub", "SKIPME", "yes"]);
+    transaction.cmd("DEL").arg("lock");
+    let _: redis::Value = transaction.query(&mut server.connection()).unwrap();
+    // Any request makes the connection again.
+    within_limit("it reconnects", async {
+        retry_transient(|| async { client.lock("other").is_locked().await }).await
+    })
+    .await;
+    await_losses(vec![held]).await;
+}
+
+/// Other readers change the key all the time. That costs this one at most as many renewals again.
+#[tokio::test]
+async fn changes_that_are_no_loss_cause_one_renewal() {
+    let server = Server::start();
+    let client = settings().connect(&server.url()).await.unwrap();
+    let other = settings().connect(&server.url()).await.unwrap();
+    let held = Held::new(client.read_write_lock("lock").read()).await;
+    until_tracked(&[&server], 1).await;
+    // The first script was sent twice, because the server did not know it.
+    let renewals = || server.calls("client|caching") - 2;
+    assert_eq!(renewals(), 0);
+    let join = async |name: &str| {
+        let guard = other.read_write_lock(name).read().lock().await.unwrap();
+        guard.unlock().await.unwrap();
+    };
+    join("lock").await;
+    until("it is renewed", || async { renewals() == 1 }).await;
+    for _ in 0..20 {
+        join("lock").await;
+    }
+    // Reports arrive in order, so the client has those about the first lock when it renews the second one.
+    let second = Held::new(client.read_write_lock("second").read()).await;
+    until("it is tracked", || async { renewals() == 2 }).await;
+    join("second").await;
+    until("it is renewed, too", || async { renewals() >= 3 }).await;
+    assert_eq!(renewals(), 3);
+    drop((held, second));
+}
+
+#[tokio::test]
+async fn short_holds_cost_nothing() {
+    let server = Server::start();
+    let client = settings().connect(&server.url()).await.unwrap();
+    let longer = Held::new(client.lock("longer")).await;
+    for i in 0..100 {
+        let guard = client.lock(&i.to_string()).lock().await.unwrap();
+        guard.unlock().await.unwrap();
+    }
+    until_tracked(&[&server], 1).await;
+    // Twice, because the server did not know the script.
+    assert_eq!(server.calls("client|caching"), 2);
+    assert_eq!(server.info("tracking_total_keys"), "1");
+    drop(longer);
+}
+
+#[tokio::test]
+async fn disabled_tracking_asks_for_nothing() {
+    let server = Server::start();
+    let settings = Client::builder()
+        .watchdog_lease(WATCHDOG)
+        .client_tracking(false);
+    let client = settings.connect(&server.url()).await.unwrap();
+    let guard = client.lock("lock").lock().await.unwrap();
+    // Renewals extend the key to the whole lease again.
+    let left = || async { server.command::<i64>(&["PTTL", "lock"]) };
+    until_rises("the remaining lease", left).await;
+    assert_eq!(server.calls("client|tracking"), 0);
+    assert!(guard.is_valid());
+}
+
+/// A server that refuses is asked once, and locks are renewed as without.
+#[tokio::test]
+async fn refused_tracking_changes_nothing() {
+    let server = Server::start();
+    let _: String = server.command(&[
+        "ACL",
+        "SETUSER",
+        "default",
+        "-client|tracking",
+        "-client|caching",
+    ]);
+    let (log, _guard) = log();
+    let settings = Client::builder().watchdog_lease(WATCHDOG);
+    let client = settings.connect(&server.url()).await.unwrap();
+    let guard = client.lock("lock").lock().await.unwrap();
+    let left = || async { server.command::<i64>(&["PTTL", "lock"]) };
+    for _ in 0..2 {
+        until_rises("the remaining lease", left).await;
+    }
+    assert!(guard.is_valid());
+    let refusals = log.lines(&["the server does not report changed locks"]);
+    assert_eq!(refusals.len(), 1, "{refusals:?}");
+    let denied: Vec<redis::Value> = server.command(&["ACL", "LOG"]);
+    assert_eq!(denied.len(), 2, "TRACKING and CACHING, once each");
+}
