@@ -319,7 +319,9 @@ impl ClientBuilder {
     /// If another client waits, the lock or permits are released to all as soon as the store has reported it: it is asked after
     /// 64 hand-overs or 5 ms. Without an answer the hand-overs end after 10 ms, and in any case after a second. The
     /// next waiter of this client then lets the others go first, for a few milliseconds. A task that is not polled within 10 ms
-    /// after they were passed to it does not get them.
+    /// after they were passed to it does not get them: they are released in the background. A failure is then logged instead of
+    /// returned, and permits of a semaphore without an answer may stay acquired, as after
+    /// [`Error::OutcomeUnknown`](crate::Error::OutcomeUnknown).
     pub fn local_hand_over(mut self, enabled: bool) -> ClientBuilder {
         self.local_hand_over = enabled;
         self

@@ -313,9 +313,9 @@ impl WaitQueues {
     }
 
     /// Offers the first waiter for an object what it waits for. `offer` is called if all waiters take offers of this
-    /// share, none waits in the shared queue, and no request is in flight, because the first waiter may need no offer then. If
-    /// the share is the whole object, it must not have been released since the last request either. Returns whether it was
-    /// offered.
+    /// share, and none waits in the shared queue. If the share is the whole object, it must not have been released since the
+    /// last request, and no request may be in flight. There must be a waiter for each offer, not counting the one whose
+    /// request is in flight: it may need none. Returns whether it was offered.
     pub(crate) fn offer(
         &self,
         object: &ObjectKeys,
@@ -332,15 +332,12 @@ impl WaitQueues {
         let all_take_it = {
             let contact = exclusive.contact.lock();
             // All others are offers of the same share, or refused soon.
-            let (is_expected, unclaimed) = match share {
+            let (is_current, unclaimed) = match share {
                 Share::Whole => (contact.is_current(), 0),
-                Share::Permits(_) => {
-                    let unclaimed = exclusive.offers.lock().unclaimed.len();
-                    (!contact.in_flight, unclaimed)
-                }
+                Share::Permits(_) => (true, exclusive.offers.lock().unclaimed.len()),
             };
-            is_expected
-                && contact.waiters > unclaimed
+            is_current
+                && contact.waiters > unclaimed + usize::from(contact.in_flight)
                 && contact.taking_offers == contact.waiters
                 && contact.share == Some(share)
         };
@@ -1257,15 +1254,19 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn permits_are_not_offered_while_a_request_for_them_is_in_flight() {
+    async fn waiter_whose_request_is_in_flight_is_offered_no_permits() {
         let queues = queues();
         let permits = Share::Permits(1);
         let mut taker = queues.join(object().channel(), object().key(), QueueKind::Exclusive);
         taker.enable_offers(permits);
         let offer = || queues.offer(&object(), permits, || Some(Box::new(())));
         let sending = taker.sending();
-        assert!(!offer());
-        drop(sending);
+        assert!(!offer(), "it may need none");
+        let mut other = queues.join(object().channel(), object().key(), QueueKind::Exclusive);
+        other.enable_offers(permits);
+        assert!(offer() && !offer());
+        assert!(taker.take_offer().is_some());
+        drop((sending, other));
         queues.wake(object().channel());
         assert!(offer(), "others may have been released");
     }

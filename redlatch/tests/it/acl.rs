@@ -157,10 +157,10 @@ fn denied(server: &Server) -> Vec<String> {
     let denied = log
         .iter()
         .map(|entry| format!("{} {}", entry["reason"], entry["object"]));
-    // Allowed from 7.2 on, for users who want the server to show which library is connected.
-    denied
-        .filter(|denied| !denied.contains("client|setinfo"))
-        .collect()
+    // Optional: for users who want the server to show which library is connected (from 7.2 on), and to report changed locks.
+    let optional = ["client|setinfo", "client|tracking", "client|caching"];
+    let is_optional = |denied: &String| optional.iter().any(|command| denied.contains(command));
+    denied.filter(|denied| !is_optional(denied)).collect()
 }
 
 #[track_caller]

@@ -10,6 +10,9 @@ use super::violation::{Rule, Violation};
 use crate::clock::Time;
 use crate::history::{History, Mode, PERMITS, Section};
 
+/// How long a released permit may be offered to other tasks of the client, and then released without an answer.
+const OFFERED_AND_RELEASED: Time = 100_000_000;
+
 pub(super) fn check(history: &History) -> Vec<Violation> {
     let names = history.by_name();
     let found = names.values().filter_map(|sections| check_name(sections));
@@ -56,17 +59,27 @@ pub fn may_lack_permits(history: &History, name: &str) -> bool {
 
 /// Returns whether a permit that was requested in a section may stay taken for good: it was not certainly released, and
 /// a fault was under way meanwhile. A request that gave up may have a step in flight for a while. One that succeeded
-/// may have acquired a permit before that replicas did not confirm.
+/// may have acquired a permit before that replicas did not confirm. A permit that was released may have been offered to
+/// another task instead, which left, so that it was released in the background.
 pub(super) fn may_be_stuck(history: &History, section: &Section) -> bool {
-    let is_released = section.released.is_some() && section.unlock_error.is_none();
-    let over = match section.acquired {
-        Some(acquired) if is_released && history.awaits_replicas => acquired,
-        Some(_) if is_released => return false,
-        Some(_) => section.released.map_or(Time::MAX, |at| at + history.lease),
-        None => section.answered.map_or(Time::MAX, |at| at + history.lease),
+    let in_fault = |from: Time, until: Time| {
+        let mut windows = history.windows.iter();
+        windows.any(|window| window.from < until && from < window.until)
     };
-    let mut windows = history.windows.iter();
-    windows.any(|window| window.from < over && section.requested < window.until)
+    let requested = section.requested;
+    if let Some(released) = section.released
+        && section.unlock_error.is_none()
+    {
+        let begun = section.release_started.unwrap_or(released);
+        let replicated = section.acquired.filter(|_| history.awaits_replicas);
+        return in_fault(begun, released + OFFERED_AND_RELEASED)
+            || replicated.is_some_and(|acquired| in_fault(requested, acquired));
+    }
+    let ended = match section.acquired {
+        Some(_) => section.released,
+        None => section.answered,
+    };
+    in_fault(requested, ended.map_or(Time::MAX, |at| at + history.lease))
 }
 
 /// Returns the time from which the number of permits in the store may be wrong, or `Time::MAX`.
@@ -127,9 +140,16 @@ mod tests {
         (refused.acquired, refused.release_started, refused.released) = (None, None, None);
         let mut unknown = permit(100, 200);
         unknown.unlock_error = Some("OutcomeUnknown".into());
+        let offered = permit(0, 100);
         let mut retried = permit(170, 200);
         retried.requested = 100 * MS;
-        for section in [refused, unknown, retried, held_by_killed_process(100)] {
+        for section in [
+            refused,
+            unknown,
+            offered,
+            retried,
+            held_by_killed_process(100),
+        ] {
             let mut one = history(vec![section, permit(0, 10_000)]);
             one.awaits_replicas = true;
             assert!(!may_lack_permits(&one, "semaphore:0"));

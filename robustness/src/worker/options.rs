@@ -140,6 +140,7 @@ impl WorkerOptions {
             .response_timeout(Duration::from_millis(self.timeout))
             .connect_timeout(Duration::from_millis(self.timeout))
             .replica_sync(self.sync.replicas())
+            .client_tracking((self.seed ^ client as u64).is_multiple_of(2))
             .subscription_linger(LINGER);
         match &self.client_id {
             Some(id) => builder.client_id(format!("{id}-{client}")),
