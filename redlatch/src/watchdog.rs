@@ -23,9 +23,10 @@
 //!
 //! With *client tracking*, each renewal asks the server to report it if another client changes the key. A report
 //! proves nothing: it has the hold renewed at once, and only the reply decides. A hold is renewed for the first
-//! time after [`TRACKED_AFTER`], so that the server reports changes from then on. After a report that was no loss, further
-//! reports are ignored until the next regular renewal, so that they cause at most as many renewals again. If all data was
-//! deleted, and on each new connection, all holds of the node are checked.
+//! time after [`TRACKED_AFTER`], so that the server reports changes from then on. Further reports
+//! about the same hold are ignored for a third of its lease, so that they cause at most as many renewals again. A change by
+//! this client itself (a re-entry, another reader) ends the reports until the next renewal. If all data was deleted, and on
+//! each new connection, all holds of the node are checked, at most once per [`SWEEP_PAUSE`].
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Weak};
@@ -266,12 +267,18 @@ impl Core {
         let is_changed = |hold: &&Arc<Hold>| keys.contains(hold.kind.renewal(hold).key);
         let holds: Vec<Arc<Hold>> = schedule.due.values().filter(is_changed).cloned().collect();
         for hold in holds {
-            let is_new = hold.watchdog_state(|state| {
-                let is_new = !state.reported;
-                (state.reported, state.suspect) = (true, state.suspect || is_new);
-                is_new
+            let now = Instant::now();
+            let is_checked = hold.watchdog_state(|state| {
+                let ignored_until = state
+                    .reported_at
+                    .map(|at| at + self.lease.renewal_interval());
+                if ignored_until.is_some_and(|until| now < until) {
+                    return false;
+                }
+                (state.reported_at, state.suspect) = (Some(now), true);
+                true
             });
-            if is_new {
+            if is_checked {
                 tracing::debug!(
                     lock = hold.object.name(),
                     "another client has changed a lock"
@@ -434,10 +441,7 @@ impl NodeQueue {
             }
             if let Some((batch, remaining)) = open.get_mut(&script) {
                 *remaining = remaining.saturating_sub(weight);
-                hold.watchdog_state(|state| {
-                    state.reported &= state.suspect;
-                    state.suspect = false;
-                });
+                hold.watchdog_state(|state| state.suspect = false);
                 batch.holds.push(hold);
             }
         }
@@ -491,8 +495,12 @@ async fn run_task(core: Arc<Core>) {
             biased;
             Some(_) = renewals.join_next() => {}
             suspected = core.suspects.next() => {
-                let nodes = suspected.nodes.into_iter();
-                nodes.for_each(|node| core.plan_sweep(Some(node), Duration::ZERO));
+                for (nodes, pause) in [
+                    (suspected.nodes, Duration::ZERO),
+                    (suspected.changed_nodes, SWEEP_PAUSE),
+                ] {
+                    nodes.into_iter().for_each(|node| core.plan_sweep(Some(node), pause));
+                }
                 if !suspected.keys.is_empty() {
                     core.check_changed(&suspected.keys);
                 }
@@ -573,20 +581,24 @@ async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>]) {
     if step.holds.is_empty() {
         return;
     }
-    // A retry does without: a server that does not know it may have ended the connection.
+    // A retry does not ask for reports: a server that does not know that may have ended the connection.
     let is_retried = |hold: &&Hold| hold.watchdog_state(|state| state.not_before.is_some());
     let delivery = Delivery {
-        tracked: core.suspects.is_tracking() && !step.holds.iter().any(is_retried),
+        tracked: core.suspects.is_tracking() && !step.holds.iter().all(is_retried),
         ..Delivery::IMMEDIATE
     };
     let renewing = store.run_once(&step, delivery, core.lease.renewal_interval());
-    match renewing.await {
+    let renewing = renewing.await;
+    if delivery.tracked {
+        core.suspects.tracked(renewing.as_ref().map(drop));
+    }
+    match renewing {
         Ok(answer) => {
             let end = step.lease.map(|lease| answer.sent_at + lease.duration());
             let mut renewed = 0;
             for (hold, held) in step.holds.iter().zip(answer.reply) {
                 hold.watchdog_state(|state| {
-                    (state.not_before, state.tracked) = (None, true);
+                    (state.not_before, state.tracked) = (None, delivery.tracked);
                 });
                 if held {
                     renewed += 1;

@@ -35,10 +35,10 @@ pub(crate) struct WatchdogState {
     /// Whether the store may have lost the hold. It is then renewed as soon as possible, or only checked if
     /// its lease is fixed. Cleared just before that step is sent.
     pub(crate) suspect: bool,
-    /// Whether it was renewed since the hold period began: the server then reports changes, if it can.
+    /// Whether its latest renewal in this hold period asked the server to report changes.
     pub(crate) tracked: bool,
-    /// Whether the server has reported one since the last regular renewal.
-    pub(crate) reported: bool,
+    /// When the server has reported the latest change that was not ignored.
+    pub(crate) reported_at: Option<Instant>,
 }
 
 /// When the watchdog renews holds.
@@ -278,7 +278,7 @@ impl HoldState {
             None => {
                 self.hold_period = HoldPeriod::begin();
                 self.granted_in = self.hold_period;
-                (self.watchdog.tracked, self.watchdog.reported) = (false, false);
+                (self.watchdog.tracked, self.watchdog.reported_at) = (false, None);
                 (self.end, self.longest) = (end, lease);
                 self.hand_over_limit = HandOverLimit::new(now);
             }

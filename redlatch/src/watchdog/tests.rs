@@ -223,6 +223,34 @@ async fn missing_hold_triggers_check_without_renewing_fixed_leases() {
     assert_eq!(fixed.steps(), [(21, false)]);
 }
 
+/// The first report has the hold renewed at once, or checked if its lease is fixed. Those after it have no effect for a third of
+/// a lease.
+#[tokio::test(start_paused = true)]
+async fn reported_change_is_checked_once_per_third_of_lease() {
+    for renewed in [true, false] {
+        let (watchdog, one) = (watchdog(), Watched::new(1, 300 * SECOND, renewed));
+        watchdog.watch(&one.hold);
+        let report = |key: &str| {
+            watchdog.core.check_changed(&[key.into()].into());
+            watchdog.core.wake_sooner.notify_one();
+        };
+        for (after, is_checked) in [(0, true), (1, false), (8, false), (2, true)] {
+            sleep(after * SECOND).await;
+            report("name");
+            report("other");
+            sleep(SECOND / 10).await;
+            let steps = one.steps();
+            assert_eq!(steps.len(), usize::from(is_checked), "{after} {steps:?}");
+            assert!(steps.iter().all(|(_, renews)| *renews == renewed));
+        }
+        one.mark_missing();
+        sleep(11 * SECOND).await;
+        report("name");
+        sleep(SECOND / 10).await;
+        assert_eq!(one.hold.loss(), Some(Loss::NotHeld));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn empty_watchdog_plans_no_sweep() {
     let (watchdog, one) = (watchdog(), Watched::renewed());

@@ -486,10 +486,12 @@ impl ReconnectingConnection {
         pipeline.add_command(cmd.clone());
         let mut answers = connection.send_packed_commands(&pipeline, 0, 3).await?;
         let answer = answers.pop().unwrap_or(Value::Nil);
-        if let Some(Value::ServerError(reason)) = answers.first()
-            && let Some(run_id_tracker) = &self.shared.run_id_tracker
-        {
-            run_id_tracker.tracking_refused(reason);
+        for answer in &answers {
+            if let Value::ServerError(reason) = answer
+                && let Some(run_id_tracker) = &self.shared.run_id_tracker
+            {
+                run_id_tracker.tracking_refused(reason);
+            }
         }
         Ok(answer)
     }

@@ -31,10 +31,10 @@ impl RunIdTracker {
     /// changed in the meantime.
     pub(super) fn record(&self, run_id: Option<String>) {
         let before = self.run_id.lock().replace(run_id.clone());
-        if before.is_some_and(|before| {
-            run_id.is_none() || before != run_id || self.suspects.is_tracking()
-        }) {
-            self.report_replaced();
+        match before {
+            Some(before) if run_id.is_none() || before != run_id => self.report_replaced(),
+            Some(_) if self.suspects.is_tracking() => self.suspects.add_changed_node(self.node),
+            _ => {}
         }
     }
 
@@ -45,7 +45,7 @@ impl RunIdTracker {
                 let keys = keys.iter().filter_map(|key| as_text(Some(key)));
                 keys.for_each(|key| self.suspects.add_key(key));
             }
-            None => self.suspects.add_node(self.node),
+            None => self.suspects.add_changed_node(self.node),
         }
     }
 
@@ -54,10 +54,10 @@ impl RunIdTracker {
         self.suspects.is_tracking()
     }
 
-    /// Records that the server refuses to report changes.
+    /// Handles an error reply to the request to report changes. A server that is busy may do so later.
     pub(super) fn tracking_refused(&self, reason: &ServerError) {
-        if self.suspects.stop_tracking() {
-            tracing::debug!(%reason, "the server does not report changed locks");
+        if matches!(reason.code(), "NOPERM" | "ERR") {
+            self.suspects.stop_tracking(reason);
         }
     }
 
