@@ -127,6 +127,8 @@ struct ContactState {
     transferred_since: Option<Instant>,
     /// When the object was first released, or may have been, since the last request was sent.
     maybe_released_at: Option<Instant>,
+    /// Whether the connection broke since then: the message of a later release may be missed, too.
+    disconnected: bool,
     /// Whether the store has answered a request of the queue.
     answered: bool,
     /// How many other clients go first. One less after each release, because one of them has had its turn then.
@@ -614,6 +616,9 @@ impl Subscriber for ChannelMap {
 
     fn on_disconnect(&self) {
         for entry in self.entries.lock().values() {
+            for queue in entry.queues() {
+                queue.contact.lock().disconnected = true;
+            }
             entry.wake(0);
         }
     }
@@ -919,15 +924,18 @@ impl Waiter {
     /// were any.
     pub(super) fn take_wakeups(&self) -> bool {
         let mut contact = self.queue().contact.lock();
+        contact.disconnected = false;
         let released = contact.maybe_released_at.take();
         contact.stale_since = contact.stale_since.or(released);
         released.is_some()
     }
 
-    /// Discards the pending wakeups, if the object was acquired after them. Returns whether there were any.
+    /// Discards the pending wakeups, if the object was acquired after them. Returns whether there were any. If the connection
+    /// broke, they are kept: only a request of the next waiter makes sure that there is one again, and that no message was
+    /// missed.
     pub(super) fn discard_wakeups(&self) -> bool {
-        let released = self.queue().contact.lock().maybe_released_at.take();
-        released.is_some()
+        let mut contact = self.queue().contact.lock();
+        !contact.disconnected && contact.maybe_released_at.take().is_some()
     }
 
     pub(super) fn is_subscribed(&self) -> bool {
@@ -1337,6 +1345,11 @@ mod tests {
             queues.record_release(&channel);
             assert!(take(&waiter) && !take(&waiter));
         }
+        queues.channels.on_disconnect();
+        assert!(!waiter.discard_wakeups(), "kept for the next request");
+        assert!(is_woken(&waiter).await && waiter.take_wakeups());
+        queues.wake(&channel);
+        assert!(waiter.discard_wakeups());
     }
 
     #[tokio::test(start_paused = true)]

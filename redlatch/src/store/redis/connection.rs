@@ -538,7 +538,7 @@ impl ReconnectingConnection {
     }
 }
 
-/// What is sent directly before a command, and affects it.
+/// The commands that are sent directly before another one, and affect it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Preamble {
     None,

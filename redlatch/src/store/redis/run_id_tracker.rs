@@ -27,7 +27,7 @@ impl RunIdTracker {
     }
 
     /// Records a connection to this process. If the server does not report a run id, each connection may
-    /// lead to a different process. With client tracking, each connection starts anew: no server has reported what has
+    /// lead to a different process. With client tracking, each connection starts anew: the server has not reported what has
     /// changed in the meantime.
     pub(super) fn record(&self, run_id: Option<String>) {
         let before = self.run_id.lock().replace(run_id.clone());
