@@ -263,11 +263,11 @@ impl Core {
 
     /// Has holds renewed or checked now, because another client has changed their keys.
     fn check_changed(&self, keys: &BTreeSet<Box<str>>) {
+        let now = Instant::now();
         let schedule = &mut *self.schedule.lock();
         let is_changed = |hold: &&Arc<Hold>| keys.contains(hold.kind.renewal(hold).key);
         let holds: Vec<Arc<Hold>> = schedule.due.values().filter(is_changed).cloned().collect();
         for hold in holds {
-            let now = Instant::now();
             let is_checked = hold.watchdog_state(|state| {
                 let ignored_until = state
                     .reported_at

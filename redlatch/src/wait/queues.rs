@@ -1352,15 +1352,18 @@ mod tests {
         assert!(waiter.discard_wakeups());
     }
 
+    /// A waiter that a release may claim.
+    fn claimable(queues: &WaitQueues) -> Waiter {
+        let mut waiter = waiter(queues, QueueKind::Exclusive, false);
+        let (hold, lease) = (Arc::new(()), Lease::WATCHDOG);
+        waiter.enable_claim(TransferClaim { hold, lease });
+        waiter
+    }
+
     #[tokio::test(start_paused = true)]
     async fn first_waiter_is_claimed_if_all_can_be_and_no_request_is_in_flight() {
         let (queues, object) = (queues(), object());
-        let claimable = || {
-            let mut waiter = waiter(&queues, QueueKind::Exclusive, false);
-            let (hold, lease) = (Arc::new(()), Lease::WATCHDOG);
-            waiter.enable_claim(TransferClaim { hold, lease });
-            waiter
-        };
+        let claimable = || claimable(&queues);
         let is_refused = || queues.claim_first(&object).is_none();
         for other in [QueueKind::Exclusive, QueueKind::Shared] {
             let first = claimable();
@@ -1388,24 +1391,18 @@ mod tests {
         assert!(first.answer_is_current() && first.take_offer().is_some());
     }
 
-    /// The object may be released before the transfer is answered, whatever other requests have learned and though all
-    /// waiters have left meanwhile.
+    /// The transfer may release the object before it is answered. Neither the answer to another request nor the departure of all
+    /// waiters changes that.
     #[tokio::test(start_paused = true)]
     async fn no_answer_is_current_while_transfer_is_in_flight() {
         let (queues, object) = (queues(), object());
-        let join = || {
-            let mut waiter = waiter(&queues, QueueKind::Exclusive, false);
-            let (hold, lease) = (Arc::new(()), Lease::WATCHDOG);
-            waiter.enable_claim(TransferClaim { hold, lease });
-            waiter
-        };
         for all_leave in [false, true] {
-            let mut waiter = join();
+            let mut waiter = claimable(&queues);
             let mut claimed = queues.claim_first(&object).unwrap();
             claimed.request_started();
             if all_leave {
                 drop(waiter);
-                waiter = join();
+                waiter = claimable(&queues);
             }
             waiter.request_started();
             waiter.request_ended(Some(LastContact::Answered));
