@@ -92,7 +92,7 @@ soak: redis
 
 # SEEDS=n runs n seeds (from FIRST=m on), SEED=n runs one and prints its trace.
 simulate:
-	$(CARGO) run --release --locked --package redlatch-simulation -- \
+	$(CARGO) run --profile simulation --locked --package redlatch-simulation -- \
 		$(if $(SEEDS),--seeds $(SEEDS)) $(if $(FIRST),--first $(FIRST)) $(if $(SEED),--seed $(SEED))
 
 # SEEDS=n runs at most n seeds for each mutant, MUTANTS="a b" only these mutants.

@@ -158,11 +158,6 @@ pub(crate) enum PublishMode {
 }
 
 impl Script {
-    /// Returns an id of the script: its address, because each script is created once.
-    pub(crate) fn id(&'static self) -> usize {
-        std::ptr::from_ref(self).addr()
-    }
-
     pub(crate) const fn new(source: &'static str) -> Script {
         Script {
             source,
@@ -278,6 +273,13 @@ return replies"
     /// Returns the SHA-1 of [`Batchable::batch_source`]. `sha1` calculates it the first time.
     pub(crate) fn sha(&self, sha1: impl FnOnce(&str) -> String) -> &str {
         self.hash.get_or_init(|| sha1(&self.batch_source()))
+    }
+}
+
+/// The same script, which exists once.
+impl PartialEq for Script {
+    fn eq(&self, other: &Script) -> bool {
+        std::ptr::eq(self, other)
     }
 }
 

@@ -405,9 +405,9 @@ impl NodeQueue {
         batches: &mut Vec<Batch>,
         moved: &mut Vec<Arc<Hold>>,
     ) {
-        // The open batches and their remaining weight. There is one for each script, and separate ones for
-        // holds that are renewed and holds that are only checked.
-        let mut open: BTreeMap<(usize, bool), (Batch, usize)> = BTreeMap::new();
+        // The open batches, oldest first. There is one for each script, and separate ones for holds that are renewed
+        // and holds that are only checked.
+        let mut open: Vec<OpenBatch> = Vec::new();
         while let Some(hold) = self.ready.pop_front() {
             if hold.next_watch(core.times()).is_none() {
                 // Released or lost meanwhile.
@@ -420,32 +420,53 @@ impl NodeQueue {
             }
             let renews = hold.state().is_renewed();
             let Renewal { script, weight, .. } = hold.kind.renewal(&hold);
-            let script = (script.id(), renews);
-            let fits = |(batch, remaining): &(Batch, usize)| {
-                batch.holds.len() < MAX_BATCH_HOLDS && *remaining >= weight
-            };
-            if !open.get(&script).is_some_and(fits) {
-                if self.batches == MAX_BATCHES_IN_FLIGHT {
+            let is_alike = |one: &OpenBatch| one.script == script && one.batch.renews == renews;
+            let found = open.iter().position(is_alike);
+            let fitting = found.filter(|at| open[*at].fits(weight));
+            let at = match fitting {
+                Some(at) => at,
+                None if self.batches == MAX_BATCHES_IN_FLIGHT => {
                     self.ready.push_front(hold);
                     break;
                 }
-                self.batches += 1;
-                let batch = Batch {
-                    holds: Vec::with_capacity(MAX_BATCH_HOLDS),
-                    core: core.clone(),
-                    node,
-                    renews,
-                };
-                let full = open.insert(script, (batch, MAX_BATCH_WEIGHT));
-                batches.extend(full.map(|(batch, _)| batch));
-            }
-            if let Some((batch, remaining)) = open.get_mut(&script) {
-                *remaining = remaining.saturating_sub(weight);
-                hold.watchdog_state(|state| state.suspect = false);
-                batch.holds.push(hold);
-            }
+                None => {
+                    batches.extend(found.map(|full| open.remove(full).batch));
+                    self.batches += 1;
+                    open.push(OpenBatch {
+                        script,
+                        remaining_weight: MAX_BATCH_WEIGHT,
+                        batch: Batch {
+                            holds: Vec::with_capacity(MAX_BATCH_HOLDS),
+                            core: core.clone(),
+                            node,
+                            renews,
+                        },
+                    });
+                    open.len() - 1
+                }
+            };
+            hold.watchdog_state(|state| state.suspect = false);
+            open[at].add(hold, weight);
         }
-        batches.extend(open.into_values().map(|(batch, _)| batch));
+        batches.extend(open.into_iter().map(|open| open.batch));
+    }
+}
+
+/// A batch to which holds are added.
+struct OpenBatch {
+    script: &'static Script,
+    remaining_weight: usize,
+    batch: Batch,
+}
+
+impl OpenBatch {
+    fn fits(&self, weight: usize) -> bool {
+        self.batch.holds.len() < MAX_BATCH_HOLDS && self.remaining_weight >= weight
+    }
+
+    fn add(&mut self, hold: Arc<Hold>, weight: usize) {
+        self.remaining_weight = self.remaining_weight.saturating_sub(weight);
+        self.batch.holds.push(hold);
     }
 }
 

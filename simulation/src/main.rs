@@ -18,6 +18,9 @@ use redlatch_simulation::shrink::shrink;
 
 use crate::options::Options;
 
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Prints a line. Ends the program if standard output is closed, as `head` closes it.
 macro_rules! print_line {
     ($($arg:tt)*) => {

@@ -1,12 +1,14 @@
 //! The trace of a run: a readable log, and a hash of it, which is the same for the same seed.
 
-use std::hash::{DefaultHasher, Hash, Hasher as _};
+use std::hash::{Hash, Hasher as _};
 use std::time::Duration;
 
+use rustc_hash::FxHasher;
+
 /// A hashed trace. Its lines are created only if they are kept.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Trace {
-    hasher: DefaultHasher,
+    hasher: FxHasher,
     lines: Option<Vec<String>>,
 }
 
@@ -14,7 +16,7 @@ impl Trace {
     /// Creates a trace whose lines are kept, or only hashed.
     pub fn new(keeps: bool) -> Trace {
         Trace {
-            hasher: DefaultHasher::new(),
+            hasher: FxHasher::default(),
             lines: keeps.then(Vec::new),
         }
     }
@@ -35,5 +37,11 @@ impl Trace {
     /// Returns the lines, if they are kept.
     pub fn take_lines(&mut self) -> Vec<String> {
         self.lines.take().unwrap_or_default()
+    }
+}
+
+impl std::fmt::Debug for Trace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Trace").finish_non_exhaustive()
     }
 }

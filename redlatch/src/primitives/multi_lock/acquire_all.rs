@@ -83,7 +83,7 @@ impl Step for AcquireAll<'_> {
 
     fn args(&self, args: &mut dyn Args) {
         let number = |script: &'static Script| {
-            let index = self.scripts.iter().position(|one| one.id() == script.id());
+            let index = self.scripts.iter().position(|one| *one == script);
             index.map_or(0, |index| index + 1)
         };
         for Part { acquire, undo, .. } in &self.parts {
@@ -164,24 +164,24 @@ fn scripts(parts: &[Part<'_>]) -> Vec<&'static Script> {
     let mut scripts: Vec<&'static Script> = Vec::new();
     for part in parts {
         for script in [part.acquire.script(), part.undo.script()] {
-            if scripts.iter().all(|one| one.id() != script.id()) {
+            if !scripts.contains(&script) {
                 scripts.push(script);
             }
         }
     }
     // Sorted, so that the same scripts in another order compose the same script.
-    scripts.sort_unstable_by_key(|script| script.id());
+    scripts.sort_unstable_by_key(|script| script.source());
     scripts
 }
 
 /// Returns the script that is composed of these. It is never freed: there is one for each set of
 /// kinds that are ever locked together, and the server keeps it too.
 fn composed(parts: &[&'static Script]) -> &'static Script {
-    static SCRIPTS: OnceLock<Mutex<HashMap<Vec<usize>, &'static Script>>> = OnceLock::new();
-    let ids = parts.iter().map(|part| part.id()).collect();
+    static SCRIPTS: OnceLock<Mutex<HashMap<Vec<&'static str>, &'static Script>>> = OnceLock::new();
+    let sources = parts.iter().map(|part| part.source()).collect();
     let scripts = SCRIPTS.get_or_init(Mutex::default);
     let mut scripts = scripts.lock();
-    scripts.entry(ids).or_insert_with(|| {
+    scripts.entry(sources).or_insert_with(|| {
         let mut source = String::from("local scripts = {\n");
         for part in parts {
             source.push_str("function(KEYS, ARGV)\n");
