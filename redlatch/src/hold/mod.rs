@@ -67,7 +67,7 @@ pub(crate) trait HoldKind: Send + Sync {
         false
     }
 
-    /// Releases the object and acquires it for a waiter, in one step.
+    /// Passes the object on to a waiter whose hold is of this kind, in one step.
     fn transfer<'a>(&'a self, params: TransferParams<'a>) -> Option<BoxedStep<'a, Transferred>> {
         let _ = params;
         None
@@ -122,10 +122,10 @@ pub(crate) struct TransferParams<'a> {
 /// Result of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Transferred {
-    /// The waiter holds the object, with hold count 1.
-    ToWaiter,
-    /// The object was released, because other clients subscribe to its channel.
-    Released { others: usize },
+    /// The waiter holds the object, with hold count 1. A fenced lock returns the token of this acquisition, other kinds 0.
+    ToWaiter { token: u64 },
+    /// The owner still holds the object: other clients subscribe to its channel, or it cannot be passed on (0).
+    Kept { others: usize },
     /// The owner did not hold the object. Nothing changed.
     NotHeld,
 }

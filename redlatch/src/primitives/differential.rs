@@ -26,7 +26,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::hold::{Hold, HoldKind, ReleaseParams, Transferred};
+use crate::hold::{Hold, HoldKind, ReleaseParams, TransferParams, Transferred};
 use crate::keyspace::{DumpedValue, Keyspace, Message};
 use crate::lease::{Expiry, Lease};
 use crate::name::CandidateKeys;
@@ -112,6 +112,29 @@ where
     });
     if let Err(failure) = outcome {
         panic!("REDLATCH_SEED={seed}: {failure}");
+    }
+}
+
+/// A transfer from one owner to another.
+#[derive(Debug, Clone)]
+pub(crate) struct TransferMove {
+    from: u8,
+    to: u8,
+    lease: u32,
+    own_subscriptions: Option<u32>,
+}
+
+impl TransferMove {
+    /// Returns transfers among three owners.
+    pub(crate) fn any() -> impl Strategy<Value = TransferMove> {
+        let own_subscriptions = prop_oneof![Just(None), Just(Some(0)), Just(Some(1))];
+        let parts = (0..3u8, 1..3u8, 1..4u32, own_subscriptions);
+        parts.prop_map(|(from, next, lease, own_subscriptions)| TransferMove {
+            from,
+            to: (from + next) % 3,
+            lease,
+            own_subscriptions,
+        })
     }
 }
 
@@ -287,6 +310,22 @@ impl Differential {
     }
 
     /// Releases a hold down to `keep`. With `lease_multiple` 0, leaves the lease unchanged.
+    pub(crate) async fn transfer(
+        &mut self,
+        transfer: &TransferMove,
+        hold: impl Fn(u8) -> Hold,
+    ) -> Result<Transferred> {
+        let (from, to) = (hold(transfer.from), hold(transfer.to));
+        let params = TransferParams {
+            from: &from,
+            to: &to,
+            lease: lease(transfer.lease),
+            own_subscriptions: transfer.own_subscriptions,
+        };
+        let step = to.kind.transfer(params).expect("a transfer");
+        self.step(&step).await
+    }
+
     pub(crate) async fn release(
         &mut self,
         hold: &Hold,

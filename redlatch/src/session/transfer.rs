@@ -4,9 +4,9 @@
 //!
 //! 1. A release may claim the first waiter of the queue
 //!    ([`WaitQueues::claim_first`](crate::wait::WaitQueues::claim_first)).
-//! 2. A full release that has claimed a waiter takes the turn of the waiter's hold, too. It sends a step that releases
-//!    the object and acquires it for the waiter ([`HoldKind::transfer`](crate::hold::HoldKind::transfer)). As often as
-//!    beside hand-overs, the step asks whether other clients wait. If so, it only releases.
+//! 2. A full release that has claimed a waiter takes the turn of the waiter's hold, too. It sends a step that puts the
+//!    waiter in the place of the owner ([`HoldKind::transfer`](crate::hold::HoldKind::transfer)). As often as
+//!    beside hand-overs, the step asks whether other clients wait. If so, it changes nothing, and a release follows.
 //! 3. The waiter is offered its hold, and adds a guard. If it does not take the offer, its hold is released in the
 //!    background.
 //! 4. Without an answer, the outcome is unknown for both holds. Each is settled by a release behind the step.
@@ -61,8 +61,8 @@ impl HoldRef {
         })
     }
 
-    /// Releases the hold `from` and acquires its object for a waiter. Returns whether the owner held it. `None`: nothing
-    /// was sent, because the waiter's hold is not ready.
+    /// Passes the object of the hold `from` on to a waiter. Returns whether the owner held it. `None`: it has to be
+    /// released, because it was not passed on.
     pub(super) async fn transfer(
         &self,
         from: &Arc<Hold>,
@@ -78,7 +78,7 @@ impl HoldRef {
         } = claimed;
         let (to, lease) = (hold_ref.hold.clone(), waiter.claim.lease);
         let own_subscriptions = u32::from(session.waiting.is_subscribed(from.object.channel()));
-        let step = from.kind.transfer(TransferParams {
+        let step = to.kind.transfer(TransferParams {
             from,
             to: &to,
             lease,
@@ -96,6 +96,7 @@ impl HoldRef {
             change,
             lease,
             end: Instant::now(),
+            token: 0,
             limit,
         };
         from.state().begin_release();
@@ -111,13 +112,20 @@ impl HoldRef {
         let answer = answer?;
         transferred.end = answer.sent_at + lease.duration();
         match answer.reply {
-            Transferred::ToWaiter => waiter.offer(Box::new(transferred)),
+            Transferred::ToWaiter { token } => {
+                transferred.token = token;
+                waiter.offer(Box::new(transferred));
+            }
             // The first of the repeated steps may have transferred it. Dropping `transferred` settles that.
             Transferred::NotHeld if answer.repeated => {}
-            Transferred::NotHeld => transferred.refused(),
-            Transferred::Released { others } => {
+            Transferred::NotHeld => {
+                transferred.refused();
+                return Ok(None);
+            }
+            Transferred::Kept { others } => {
                 transferred.refused();
                 session.waiting.yield_to(&from.object, || others);
+                return Ok(None);
             }
         }
         let held = answer.reply != Transferred::NotHeld;
@@ -134,13 +142,15 @@ pub(crate) struct TransferredHold {
     lease: Lease,
     /// When the hold ends unless it is renewed.
     end: Instant,
+    /// The fencing token of the waiter, if the kind has one.
+    token: u64,
     limit: HandOverLimit,
 }
 
 impl TransferredHold {
-    /// Adds a guard, if the hold is that of this request, and the transfer was its latest step. Returns when the hold
-    /// ends unless it is renewed.
-    pub(crate) fn take(mut self, requested: &RequestedHold<'_>) -> Option<Instant> {
+    /// Adds a guard, if the hold is that of this request, and the transfer was its latest step. Returns the fencing token,
+    /// and when the hold ends unless it is renewed.
+    pub(crate) fn take(mut self, requested: &RequestedHold<'_>) -> Option<(u64, Instant)> {
         let HoldRef { session, hold, .. } = requested.hold_ref;
         let same = |own: &HoldRef| Arc::ptr_eq(&own.hold, hold);
         if !self.hold_ref.as_ref().is_some_and(same) {
@@ -155,7 +165,7 @@ impl TransferredHold {
         self.hold_ref = None;
         session.watchdog.watch(hold);
         tracing::debug!(lock = hold.object.name(), owner = %hold.field, "transferred");
-        Some(self.end)
+        Some((self.token, self.end))
     }
 
     /// Records that the store has not transferred the object.
@@ -184,10 +194,11 @@ mod tests {
 
     use crate::error::{Error, Result};
     use crate::hold::HoldKind as _;
+    use crate::primitives::lock::OwnedKind;
     use crate::store::embedded::failure_injection::Failure::{
         NoAnswer, NoEffect, NotSent, Repeated, Unconfirmed,
     };
-    use crate::{Client, Embedded, Guard, Lock, Owner};
+    use crate::{Client, Embedded, Guard, Lock, MAX_TOKEN, Owner};
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -205,7 +216,10 @@ mod tests {
     }
 
     /// Starts a request for an owner and lets it sleep in the queue.
-    async fn waiter(lock: &Lock, owner: Owner) -> JoinHandle<Result<Guard>> {
+    async fn waiter<K: OwnedKind>(
+        lock: &Lock<K>,
+        owner: Owner,
+    ) -> JoinHandle<Result<Guard<Lock<K>>>> {
         let waiter = tokio::spawn(lock.lock().owner(owner).into_future());
         run_others().await;
         waiter
@@ -254,6 +268,86 @@ mod tests {
         assert_eq!(guard.valid_for(), SECOND);
         tokio::time::sleep(SECOND).await;
         assert!(!guard.is_valid() && !lock.is_locked().await.unwrap());
+    }
+
+    /// Starts a request, releases the guard, and returns the guard of the request, for which nothing was sent.
+    async fn pass_on<K: OwnedKind, L: OwnedKind>(
+        store: &Embedded,
+        guard: Guard<Lock<K>>,
+        lock: &Lock<L>,
+    ) -> Guard<Lock<L>> {
+        let waiter = tokio::spawn(lock.lock().owner(Owner::new()).into_future());
+        run_others().await;
+        guard.unlock().await.unwrap();
+        store.fail([NotSent; 20]);
+        let guard = waiter.await.unwrap().unwrap();
+        store.recover();
+        guard
+    }
+
+    /// Each transfer to a request for the fenced lock increments the token.
+    #[tokio::test(start_paused = true)]
+    async fn transfer_of_fenced_lock_returns_next_token() {
+        let (store, [client, _]) = clients();
+        let (plain, fenced) = (client.lock("a"), client.fenced_lock("a"));
+        let first = fenced.lock().await.unwrap();
+        assert_eq!(first.token(), 1);
+        let second = pass_on(&store, first, &fenced).await;
+        assert_eq!(second.token(), 2);
+        let third = pass_on(&store, second, &plain).await;
+        let fourth = pass_on(&store, third, &fenced).await;
+        assert_eq!(fourth.token(), 3);
+        fourth.unlock().await.unwrap();
+        assert_eq!(fenced.lock().await.unwrap().token(), 4);
+    }
+
+    /// If the token cannot be incremented, the lock is released, and only the waiter gets an error.
+    #[tokio::test(start_paused = true)]
+    async fn release_ignores_token_that_cannot_be_incremented() {
+        let (store, [client, _]) = clients();
+        let fenced = client.fenced_lock("a");
+        let guard = fenced.lock().await.unwrap();
+        fenced.advance_token(MAX_TOKEN).await.unwrap();
+        let last = pass_on(&store, guard, &fenced).await;
+        assert_eq!(last.token(), MAX_TOKEN + 1);
+        let waiter = waiter(&fenced, Owner::new()).await;
+        last.unlock().await.unwrap();
+        assert!(matches!(
+            waiter.await.unwrap(),
+            Err(Error::WrongKind { .. })
+        ));
+        assert!(!fenced.is_locked().await.unwrap());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn writer_that_also_reads_does_not_pass_lock_on() {
+        let (store, [client, _]) = clients();
+        let lock = client.read_write_lock("a");
+        let first = lock.write().lock().owner(Owner::new()).await.unwrap();
+        let second = pass_on(&store, first, &lock.write()).await;
+        assert!(second.is_valid() && lock.write().is_locked().await.unwrap());
+        let reader = second.reenter_read().await.unwrap();
+        let next = waiter(&lock.write(), Owner::new()).await;
+        second.unlock().await.unwrap();
+        run_others().await;
+        assert!(!next.is_finished() && reader.is_valid());
+        assert!(lock.read().try_lock().await.unwrap().is_some());
+        reader.unlock().await.unwrap();
+        next.await.unwrap().unwrap().unlock().await.unwrap();
+        client.flush().await;
+        assert!(!lock.write().is_locked().await.unwrap());
+    }
+
+    /// A writer that blocks new readers while it waits is known to the store, and acquires the lock there.
+    #[tokio::test(start_paused = true)]
+    async fn writers_with_priority_leave_no_mark() {
+        let (_, [client, _]) = clients();
+        let lock = client.read_write_lock("a").prefer_writers();
+        let first = lock.write().lock().owner(Owner::new()).await.unwrap();
+        let next = waiter(&lock.write(), Owner::new()).await;
+        first.unlock().await.unwrap();
+        next.await.unwrap().unwrap().unlock().await.unwrap();
+        assert!(lock.read().try_lock().await.unwrap().is_some());
     }
 
     #[tokio::test(start_paused = true)]

@@ -5,7 +5,8 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redlatch::{Client, Error, MultiLock, Owner};
+use redlatch::kind::OwnedKind;
+use redlatch::{Client, Error, Lock, MultiLock, Owner};
 use redlatch_testkit::{Monitor, Server, unique};
 use tokio::sync::Barrier;
 
@@ -232,15 +233,15 @@ async fn names_with_one_channel_miss_no_release(store: TestStore) {
 
 /// A release acquires the lock for the next waiter of the same client, which sends nothing. A message that the client did
 /// not expect changes that only for a moment.
-async fn one_command_for_a_turn() {
+async fn one_command_for_a_turn<K: OwnedKind>(handle: fn(&Client) -> Lock<K>, channel: &str) {
     const TURNS: usize = 200;
     let server = Server::start();
     let client = Client::connect(&server.url()).await.unwrap();
     for has_message in [false, true] {
-        let held = client.lock("a").lock().owner(Owner::new()).await.unwrap();
+        let held = handle(&client).lock().owner(Owner::new()).await.unwrap();
         let halfway = Arc::new(Barrier::new(5));
         let tasks = [(); 4].map(|()| {
-            let (lock, me, halfway) = (client.lock("a"), Owner::new(), halfway.clone());
+            let (lock, me, halfway) = (handle(&client), Owner::new(), halfway.clone());
             tokio::spawn(async move {
                 for turn in 0..TURNS {
                     let guard = lock.lock().owner(me).await.unwrap();
@@ -257,7 +258,6 @@ async fn one_command_for_a_turn() {
         within_limit("half of the turns", halfway.wait()).await;
         let mut monitor = Monitor::start(&server);
         if has_message {
-            let channel = "redisson_lock__channel:{a}";
             let _: i64 = server.command(&["PUBLISH", channel, "0"]);
         }
         halfway.wait().await;
@@ -272,10 +272,17 @@ async fn one_command_for_a_turn() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tasks_with_owners_of_their_own_need_one_command_for_a_turn() {
-    one_command_for_a_turn().await;
+    const CHANNEL: &str = "redisson_lock__channel:{a}";
+    one_command_for_a_turn(|client| client.lock("a"), CHANNEL).await;
+    one_command_for_a_turn(|client| client.fenced_lock("a"), CHANNEL).await;
+    one_command_for_a_turn(
+        |client| client.read_write_lock("a").write(),
+        "redisson_rwlock:{a}",
+    )
+    .await;
 }
 
 #[tokio::test]
 async fn tasks_with_owners_of_their_own_in_one_thread_need_one_command_for_a_turn() {
-    one_command_for_a_turn().await;
+    one_command_for_a_turn(|client| client.lock("a"), "redisson_lock__channel:{a}").await;
 }

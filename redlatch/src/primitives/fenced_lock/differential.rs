@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::Fenced;
 use super::rules::{AdvanceToken, DeleteToken, ReadToken};
-use crate::primitives::differential::{assert_equivalent, hold, lease, time};
+use crate::primitives::differential::{TransferMove, assert_equivalent, hold, lease, time};
 use crate::primitives::lock::{AcquireParams, Rules as _};
 
 #[derive(Debug, Clone)]
@@ -19,6 +19,7 @@ enum Move {
         owner: u8,
         keep: u32,
     },
+    Transfer(TransferMove),
     Renew {
         owner: u8,
         lease: u32,
@@ -44,6 +45,7 @@ fn moves() -> impl Strategy<Value = Move> {
         8 => (owner.clone(), 1..4u32, lease.clone())
             .prop_map(|(owner, count, lease)| Move::Acquire { owner, count, lease }),
         6 => (owner.clone(), 0..3u32).prop_map(|(owner, keep)| Move::Release { owner, keep }),
+        4 => TransferMove::any().prop_map(Move::Transfer),
         2 => (owner, lease).prop_map(|(owner, lease)| Move::Renew { owner, lease: lease - 1 }),
         2 => (1..3u32).prop_map(|time| Move::AdvanceTime { time }),
         1 => Just(Move::Force),
@@ -61,7 +63,7 @@ fn lua_and_rules_agree() {
     assert_equivalent(moves(), async |harness, one| {
         let kind = Fenced::new("", "name");
         let of = |owner| hold(owner, kind.clone());
-        match *one {
+        match one.clone() {
             Move::Acquire {
                 owner,
                 count,
@@ -78,6 +80,9 @@ fn lua_and_rules_agree() {
             }
             Move::Release { owner, keep } => {
                 harness.release(&of(owner), keep, 0).await.unwrap();
+            }
+            Move::Transfer(transfer) => {
+                let _ = harness.transfer(&transfer, of).await;
             }
             Move::Renew { owner, lease: n } => {
                 harness.renew(&of(owner), n).await;

@@ -6,6 +6,7 @@ mod differential;
 #[cfg(test)]
 mod exploration;
 mod rules;
+pub(crate) mod token;
 
 use std::sync::Arc;
 
@@ -199,10 +200,20 @@ impl ReentrantHolds for Fenced {
     fn object(&self) -> &Arc<ObjectKeys> {
         &self.keys.object
     }
+
+    const TRANSFERS: bool = true;
+
+    fn token_key(&self) -> Option<&str> {
+        Some(&self.keys.token)
+    }
 }
 
 impl Rules for Fenced {
     type Grant = u64;
+
+    fn transferred(&self, token: u64) -> Option<u64> {
+        Some(token)
+    }
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome<u64>> + 'a {
         let keys = &self.keys;

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use smallvec::smallvec;
 
+use super::token;
 use crate::error::Result;
 use crate::keyspace::{Holds, Keyspace};
 use crate::lease::Expiry;
@@ -51,7 +52,7 @@ impl Step for Acquire<'_> {
         let token = token.text()?;
         // Only a repetition can find a token that is not a number: the key was overwritten after the
         // first attempt. So the owner may hold the lock, and the error must not exclude that.
-        let parsed = parse_token(&token).map(Outcome::Done);
+        let parsed = token::parse(&token).map(Outcome::Done);
         parsed.ok_or_else(|| unexpected_reply(&token))
     }
 
@@ -61,13 +62,11 @@ impl Step for Acquire<'_> {
         let found = keyspace.find::<Holds>(object.key())?;
         let free = found.is_none() && count == 1;
         let held = found.and_then(|holds| holds.value.counts.get(&*hold.field).copied());
-        // An error counts only if the token is needed, as in the script.
-        let current = read_number(keyspace, &self.keys.token).map(Option::unwrap_or_default);
         let token = if held == Some(count) {
             // Repeated because the answer was lost: the owner already has its token.
-            current?
+            read_number(keyspace, &self.keys.token)?.unwrap_or_default()
         } else if free || held.is_some() {
-            let next = current.ok().and_then(|token| token.checked_add(1));
+            let next = token::next(keyspace, &self.keys.token);
             next.ok_or_else(|| wrong_kind(object, INVALID_TOKEN))?
         } else {
             // Not used: the attempt below is refused.
@@ -79,7 +78,7 @@ impl Step for Acquire<'_> {
         if held != Some(count) {
             keyspace.set(&self.keys.token, token, None);
         }
-        Ok(Outcome::Done(unsigned(token)))
+        Ok(Outcome::Done(token::unsigned(token)))
     }
 }
 
@@ -100,11 +99,11 @@ impl Step for ReadToken<'_> {
     }
 
     fn decode(&self, reply: ScriptReply) -> Result<u64> {
-        parse_token(&reply.text()?).ok_or_else(|| wrong_kind(&self.keys.object, INVALID_TOKEN))
+        token::parse(&reply.text()?).ok_or_else(|| wrong_kind(&self.keys.object, INVALID_TOKEN))
     }
 
     fn apply(&self, keyspace: &mut Keyspace) -> Result<u64> {
-        Ok(unsigned(
+        Ok(token::unsigned(
             read_number(keyspace, &self.keys.token)?.unwrap_or(0),
         ))
     }
@@ -140,7 +139,7 @@ impl Step for AdvanceToken<'_> {
         if token < self.at_least {
             keyspace.set(&self.keys.token, self.at_least, None);
         }
-        Ok(unsigned(token.max(self.at_least)))
+        Ok(token::unsigned(token.max(self.at_least)))
     }
 }
 
@@ -175,13 +174,3 @@ impl Step for DeleteToken {
 }
 
 const INVALID_TOKEN: &str = "its token is no number that can be counted up";
-
-/// Parses a token as the store writes it.
-fn parse_token(text: &str) -> Option<u64> {
-    text.parse().ok().map(unsigned)
-}
-
-/// Converts a token. A negative one, which only another program can have set, counts as 0.
-fn unsigned(token: i64) -> u64 {
-    u64::try_from(token).unwrap_or_default()
-}

@@ -278,21 +278,21 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
     }
 
     fn take(&mut self, offer: Offer) -> Option<(K::Grant, Option<Instant>)> {
-        let grant = self.lock.kind.handed_over()?;
+        let kind = &self.lock.kind;
         let offer = match offer.downcast::<TransferredHold>() {
             Ok(transferred) => {
-                let end = transferred.take(&self.requested)?;
-                return Some((grant, Some(end)));
+                let (token, end) = transferred.take(&self.requested)?;
+                return Some((kind.transferred(token)?, Some(end)));
             }
             Err(offer) => offer,
         };
+        let grant = kind.handed_over()?;
         if !self.takes_offers() {
             // It joined the queue after the offer.
             return None;
         }
         let hold_ref = offer.downcast::<HandedOver>().ok()?.take(self.share())?;
-        let excludes = self.lock.kind.excludes_waiters();
-        let end = excludes.then(|| hold_ref.hold.state().end);
+        let end = kind.excludes_waiters().then(|| hold_ref.hold.state().end);
         self.handed_over = Some(hold_ref);
         Some((grant, end))
     }

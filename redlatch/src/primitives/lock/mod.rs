@@ -100,6 +100,12 @@ pub(crate) trait Rules: HoldKind + Sized + 'static {
         None
     }
 
+    /// What a waiter acquires when a release of this client passes the lock on to it in the store, with this token.
+    fn transferred(&self, token: u64) -> Option<Self::Grant> {
+        let _ = token;
+        self.handed_over()
+    }
+
     /// What a waiter acquires when a step of another owner grants it the lock. `None` if each acquisition is requested.
     fn granted(&self) -> Option<Self::Grant> {
         None

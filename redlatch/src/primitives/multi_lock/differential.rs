@@ -199,7 +199,7 @@ fn same_kinds_share_one_script() {
             }),
             undo: hold.kind.undo(hold, 0).unwrap(),
         });
-        AcquireAll::new(parts.collect()).script().id()
+        AcquireAll::new(parts.collect()).script().source()
     };
     assert_eq!(script(&[0, 1]), script(&[4, 3, 0]));
     assert_ne!(script(&[0, 1]), script(&[0, 3]));

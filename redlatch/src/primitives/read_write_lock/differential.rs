@@ -8,10 +8,10 @@ use proptest::prelude::*;
 
 use super::{Read, Write};
 use crate::error::Error;
-use crate::hold::Hold;
+use crate::hold::{Hold, Transferred};
 use crate::lease::Expiry;
 use crate::name::ReadWriteKeys;
-use crate::primitives::differential::{assert_equivalent, hold, lease, time};
+use crate::primitives::differential::{TransferMove, assert_equivalent, hold, lease, time};
 use crate::primitives::lock::{AcquireParams, Rules as _};
 use crate::step::Outcome;
 
@@ -30,6 +30,8 @@ enum Move {
         keep: u32,
         lease: u32,
     },
+    /// From one writer to another.
+    Transfer(TransferMove),
     Renew {
         side: Side,
         owner: u8,
@@ -98,6 +100,7 @@ fn moves() -> impl Strategy<Value = Move> {
     prop_oneof![
         24 => acquire,
         14 => release,
+        6 => TransferMove::any().prop_map(Move::Transfer),
         8 => renew,
         6 => (1..4u32).prop_map(|time| Move::Advance { time }),
         2 => side.clone().prop_map(Move::Force),
@@ -129,7 +132,7 @@ fn writer(owner: u8, prefers: bool) -> (Hold, Write) {
 #[test]
 fn lua_and_rules_agree() {
     let mut reached = BTreeSet::new();
-    assert_equivalent(moves(), async |harness, one| match *one {
+    assert_equivalent(moves(), async |harness, one| match one.clone() {
         Move::Acquire {
             side,
             owner,
@@ -183,6 +186,15 @@ fn lua_and_rules_agree() {
                 (_, _, Ok(true)) => "keeps some",
                 (_, _, Ok(false)) => "did not hold it",
                 (_, _, Err(_)) => "another kind",
+            });
+        }
+        Move::Transfer(transfer) => {
+            let transferred = harness.transfer(&transfer, |owner| writer(owner, false).0);
+            reached.insert(match transferred.await {
+                Ok(Transferred::ToWaiter { .. }) => "passes on writing",
+                Ok(Transferred::Kept { .. }) => "keeps writing",
+                Ok(Transferred::NotHeld) => "did not hold it",
+                Err(_) => "another kind",
             });
         }
         Move::Renew {
@@ -239,6 +251,8 @@ fn lua_and_rules_agree() {
         "did not hold it",
         "is lost",
         "keeps some",
+        "keeps writing",
+        "passes on writing",
         "reads",
         "reads again",
         "reads and asks to write",

@@ -15,11 +15,12 @@ use smallvec::smallvec;
 pub(crate) use self::rules::Inspect;
 use self::rules::{Force, read, write};
 use crate::error::{Error, Loss, Result};
-use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal};
+use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal, TransferParams, Transferred};
 use crate::keyspace::{Keyspace, Mode};
 use crate::lease::Lease;
 use crate::name::{ObjectKeys, ReadWriteKeys};
 use crate::primitives::lock::{Acquire, AcquireParams, Guard, Holder, Lock, OwnedKind, Rules};
+use crate::primitives::reentrant::transfer::Transfer;
 use crate::session::Session;
 use crate::step::{BoxedStep, MapReply, Outcome, Step};
 use crate::wait::QueueKind;
@@ -396,6 +397,21 @@ impl HoldKind for Write {
         Box::new(write::Release { keys, params })
     }
 
+    /// A writer that blocks readers while it waits is known to the store, which therefore decides on its turn.
+    fn can_transfer(&self) -> bool {
+        self.blocks_readers_for.is_none()
+    }
+
+    fn transfer<'a>(&'a self, params: TransferParams<'a>) -> Option<BoxedStep<'a, Transferred>> {
+        let step = Transfer {
+            params,
+            token_key: None,
+            of_writer: true,
+        };
+        self.can_transfer()
+            .then(|| Box::new(step) as BoxedStep<'a, _>)
+    }
+
     fn sibling(&self) -> Option<&Arc<ObjectKeys>> {
         Some(&self.keys.read)
     }
@@ -404,9 +420,8 @@ impl HoldKind for Write {
 impl Rules for Write {
     type Grant = ();
 
-    /// A writer that blocks readers while it waits is known to the store, which therefore decides on its turn.
     fn handed_over(&self) -> Option<()> {
-        self.blocks_readers_for.is_none().then_some(())
+        self.can_transfer().then_some(())
     }
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {

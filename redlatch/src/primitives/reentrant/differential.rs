@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 
-use crate::hold::{HoldKind as _, TransferParams};
-use crate::primitives::differential::{assert_equivalent, hold, lease, time};
+use crate::hold::HoldKind as _;
+use crate::primitives::differential::{TransferMove, assert_equivalent, hold, lease, time};
 use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
 use crate::session::CheckHandOver;
 
@@ -19,12 +19,7 @@ enum Move {
         keep: u32,
         lease: u32,
     },
-    Transfer {
-        from: u8,
-        to: u8,
-        lease: u32,
-        own_subscriptions: Option<u32>,
-    },
+    Transfer(TransferMove),
     Renew {
         owner: u8,
         lease: u32,
@@ -48,17 +43,12 @@ enum Move {
 
 fn moves() -> impl Strategy<Value = Move> {
     let (owner, count, lease) = (0..3u8, 1..4u32, 1..4u32);
-    let own_subscriptions = prop_oneof![Just(None), Just(Some(0)), Just(Some(1))];
-    let transfer = (owner.clone(), 1..3u8, lease.clone(), own_subscriptions);
     prop_oneof![
         8 => (owner.clone(), count, lease.clone())
             .prop_map(|(owner, count, lease)| Move::Acquire { owner, count, lease }),
         6 => (owner.clone(), 0..3u32, 0..4u32)
             .prop_map(|(owner, keep, lease)| Move::Release { owner, keep, lease }),
-        4 => transfer.prop_map(|(from, next, lease, own_subscriptions)| {
-            let to = (from + next) % 3;
-            Move::Transfer { from, to, lease, own_subscriptions }
-        }),
+        4 => TransferMove::any().prop_map(Move::Transfer),
         4 => (owner, lease).prop_map(|(owner, lease)| Move::Renew { owner, lease: lease - 1 }),
         2 => (1..3u32).prop_map(|time| Move::Advance { time }),
         2 => Just(Move::Force),
@@ -75,7 +65,7 @@ fn lua_and_rules_agree() {
     assert_equivalent(moves(), async |harness, one| {
         let kind = Reentrant::new("", "name");
         let of = |owner| hold(owner, kind.clone());
-        match *one {
+        match one.clone() {
             Move::Acquire {
                 owner,
                 count,
@@ -97,19 +87,8 @@ fn lua_and_rules_agree() {
             } => {
                 let _ = harness.release(&of(owner), keep, n).await;
             }
-            Move::Transfer {
-                from,
-                to,
-                lease: n,
-                own_subscriptions,
-            } => {
-                let params = TransferParams {
-                    from: &of(from),
-                    to: &of(to),
-                    lease: lease(n),
-                    own_subscriptions,
-                };
-                let _ = harness.step(&kind.transfer(params).unwrap()).await;
+            Move::Transfer(transfer) => {
+                let _ = harness.transfer(&transfer, of).await;
             }
             Move::Renew { owner, lease: n } => {
                 harness.renew(&of(owner), n).await;

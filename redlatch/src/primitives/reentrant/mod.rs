@@ -5,11 +5,13 @@ mod differential;
 #[cfg(test)]
 mod exploration;
 pub(crate) mod rules;
+pub(crate) mod transfer;
 
 use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use self::transfer::Transfer;
 use crate::error::Result;
 use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal, TransferParams, Transferred};
 use crate::keyspace::Keyspace;
@@ -44,6 +46,11 @@ pub(crate) trait ReentrantHolds: Send + Sync {
 
     /// Whether a release may pass the lock to a waiter of the same client.
     const TRANSFERS: bool = false;
+
+    /// Returns the key of the fencing token, which each acquisition increments.
+    fn token_key(&self) -> Option<&str> {
+        None
+    }
 }
 
 impl<K: ReentrantHolds> HoldKind for K {
@@ -80,7 +87,14 @@ impl<K: ReentrantHolds> HoldKind for K {
     }
 
     fn transfer<'a>(&'a self, params: TransferParams<'a>) -> Option<BoxedStep<'a, Transferred>> {
-        K::TRANSFERS.then(|| Box::new(rules::Transfer(params)) as BoxedStep<'a, _>)
+        let token_key = self.token_key();
+        let of_writer = false;
+        let step = Transfer {
+            params,
+            token_key,
+            of_writer,
+        };
+        K::TRANSFERS.then(|| Box::new(step) as BoxedStep<'a, _>)
     }
 
     fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<BoxedStep<'a, bool>> {

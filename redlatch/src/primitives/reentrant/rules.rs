@@ -8,7 +8,7 @@
 //! * Release: set the owner's count to the number of holds to keep, with 0 delete the hash, and
 //!   then publish to wake one waiter. If another client deleted the hash, publish as well, because
 //!   no other step wakes the waiters.
-//! * Transfer: release, and acquire for a waiter of the same client, unless other clients wait.
+//! * Transfer: put a waiter of the same client in the place of the owner, unless other clients wait.
 //! * Renew: extend the expiry if the owner has a field.
 //! * Force: delete the hash and publish.
 //!
@@ -21,7 +21,7 @@ use std::time::Duration;
 use smallvec::smallvec;
 
 use crate::error::{Error, Result};
-use crate::hold::{Hold, ReleaseParams, TransferParams, Transferred};
+use crate::hold::{Hold, ReleaseParams};
 use crate::keyspace::{Holds, Keyspace};
 use crate::lease::{Expiry, Lease};
 use crate::name::ObjectKeys;
@@ -179,73 +179,6 @@ pub(crate) fn set_hold_count(keyspace: &mut Keyspace, params: ReleaseParams<'_>)
         }
     }
     Ok(true)
-}
-
-/// Releases the lock and acquires it for a waiter of the same client, unless other clients wait.
-pub(crate) struct Transfer<'a>(pub(crate) TransferParams<'a>);
-
-impl Step for Transfer<'_> {
-    type Reply = Transferred;
-
-    fn script(&self) -> &'static Script {
-        script!("transfer.lua")
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        smallvec![self.0.from.object.key()]
-    }
-
-    fn args(&self, args: &mut dyn Args) {
-        args.text(&self.0.from.field);
-        args.text(self.0.from.object.channel());
-        args.text(&self.0.to.field);
-        args.number(self.0.lease.millis());
-        args.number(self.0.own_subscriptions.map_or(-1, i64::from));
-    }
-
-    fn decode(&self, reply: ScriptReply) -> Result<Transferred> {
-        Ok(match reply.integer()? {
-            -1 => Transferred::ToWaiter,
-            0 => Transferred::NotHeld,
-            others => Transferred::Released {
-                others: usize::try_from(others).unwrap_or(usize::MAX),
-            },
-        })
-    }
-
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<Transferred> {
-        let TransferParams {
-            from,
-            to,
-            lease,
-            own_subscriptions,
-        } = self.0;
-        let object = &from.object;
-        let subscribers = keyspace.subscriber_count(object.channel());
-        let others = own_subscriptions.map_or(0, |own| subscribers.saturating_sub(own as usize));
-        let (hold, keep) = (from, 0);
-        let release = ReleaseParams {
-            hold,
-            keep,
-            lease: None,
-        };
-        let held = set_hold_count(keyspace, release)?;
-        if held && others > 0 || was_deleted(keyspace, held, object) {
-            keyspace.publish(object.channel(), 0);
-        }
-        Ok(match (held, others) {
-            (false, _) => Transferred::NotHeld,
-            (true, 0) => {
-                let holds = Holds {
-                    counts: BTreeMap::from([(to.field.to_string(), 1)]),
-                    mode: None,
-                };
-                keyspace.set(object.key(), holds, Some(lease.duration()));
-                Transferred::ToWaiter
-            }
-            (true, others) => Transferred::Released { others },
-        })
-    }
 }
 
 /// Renews the leases of many locks.

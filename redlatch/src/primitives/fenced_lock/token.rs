@@ -1,0 +1,20 @@
+//! Fencing tokens: numbers of the store that only grow.
+
+use crate::keyspace::Keyspace;
+use crate::primitives::counter::read_number;
+
+/// Returns the token after the current one. `None`: the key is no number, or the greatest.
+pub(crate) fn next(keyspace: &mut Keyspace, key: &str) -> Option<i64> {
+    let current = read_number(keyspace, key).ok()?;
+    current.unwrap_or_default().checked_add(1)
+}
+
+/// Parses a token as the store writes it.
+pub(crate) fn parse(text: &str) -> Option<u64> {
+    text.parse().ok().map(unsigned)
+}
+
+/// Converts a token. A negative one, which only another program can have set, counts as 0.
+pub(crate) fn unsigned(token: i64) -> u64 {
+    u64::try_from(token).unwrap_or_default()
+}
