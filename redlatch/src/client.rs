@@ -310,8 +310,9 @@ impl ClientBuilder {
     /// has lost may be passed on for about 10 ms, unless a message reported it (for permits even then).
     ///
     /// A lock with another owner (always in the blocking API) or a fixed lease passes to the next task of this client
-    /// with one command, which releases it and acquires it for that task. This does not apply to write locks, nor where
-    /// acquisitions wait for replicas ([`ClientBuilder::replica_sync`]).
+    /// with one command, and so does a fenced lock, whose token that command increments. This does not apply where
+    /// acquisitions wait for replicas ([`ClientBuilder::replica_sync`]), nor to writers that
+    /// [block readers](crate::ReadWriteLock::prefer_writers).
     ///
     /// Permits pass on only while all waiting tasks request the same number. If the number of permits is reduced, the
     /// client may continue to pass on those that it has for up to a second.
