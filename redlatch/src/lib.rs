@@ -14,6 +14,7 @@ mod keyspace;
 mod lease;
 mod listing;
 mod log;
+mod metrics;
 mod name;
 mod owner;
 mod primitives;

@@ -45,6 +45,7 @@ use crate::join::join_all;
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
 use crate::log::join_names;
+use crate::metrics::{Metrics, Timer};
 use crate::step::{Args, Keys, Script, ScriptReply, Step, unexpected_reply};
 use crate::store::{Delivery, NodeId, Store, Suspects};
 use crate::sync::Mutex;
@@ -74,6 +75,7 @@ pub(crate) struct Watchdog {
 /// What the watchdog shares with its task.
 struct Core {
     lease: Lease,
+    metrics: Metrics,
     /// Weak: the task does not keep the connections of a dropped client open.
     store: Weak<Store>,
     background: Background,
@@ -111,10 +113,16 @@ struct NodeQueue {
 }
 
 impl Watchdog {
-    pub(crate) fn new(lease: Lease, store: Arc<Store>, background: Background) -> Watchdog {
+    pub(crate) fn new(
+        lease: Lease,
+        store: Arc<Store>,
+        background: Background,
+        metrics: Metrics,
+    ) -> Watchdog {
         Watchdog {
             core: Arc::new(Core {
                 lease,
+                metrics,
                 store: Arc::downgrade(&store),
                 background,
                 schedule: Mutex::default(),
@@ -608,8 +616,10 @@ async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>]) {
         tracked: core.suspects.is_tracking() && !step.holds.iter().all(is_retried),
         ..Delivery::IMMEDIATE
     };
+    let timer = Timer::start();
     let renewing = store.run_once(&step, delivery, core.lease.renewal_interval());
     let renewing = renewing.await;
+    core.metrics.renewal_ended(timer, renewing.is_ok());
     if delivery.tracked {
         core.suspects.tracked(renewing.as_ref().map(drop));
     }
@@ -624,6 +634,7 @@ async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>]) {
                 if held {
                     renewed += 1;
                     if let Some(end) = end {
+                        core.metrics.renewed(|| hold.valid_for());
                         hold.state().extend(end);
                     }
                     tracing::trace!(lock = hold.object.name(), owner = %hold.field, "renewed");

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use crate::error::{Error, Loss, Result};
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
+use crate::metrics::{Kind, KindMetrics};
 use crate::name::ObjectKeys;
 use crate::owner::Owner;
 use crate::runtime::sleep_until;
@@ -39,6 +40,9 @@ pub(crate) enum Share {
 pub(crate) trait HoldKind: Send + Sync {
     /// The object that is held.
     fn object(&self) -> &Arc<ObjectKeys>;
+
+    /// Returns the kind of which its metrics are.
+    fn metric_kind(&self) -> Kind;
 
     /// Returns the channel that wakes only this owner, if waiters have a channel each.
     fn waiter_channel(&self, field: &str) -> Option<String> {
@@ -194,10 +198,16 @@ pub(crate) struct Hold {
     state: Mutex<HoldState>,
     /// Notified when the hold was acquired or lost.
     changed: Notify,
+    pub(crate) metrics: KindMetrics,
 }
 
 impl Hold {
-    pub(crate) fn new(owner: Owner, field: String, kind: Arc<dyn HoldKind>) -> Hold {
+    pub(crate) fn new(
+        owner: Owner,
+        field: String,
+        kind: Arc<dyn HoldKind>,
+        metrics: KindMetrics,
+    ) -> Hold {
         Hold {
             waiter_channel: kind.waiter_channel(&field).map(Into::into),
             object: kind.object().clone(),
@@ -208,6 +218,7 @@ impl Hold {
             first_generation: None,
             state: Mutex::new(HoldState::new(Instant::now())),
             changed: Notify::new(),
+            metrics,
         }
     }
 
@@ -370,6 +381,7 @@ impl Hold {
 
     fn notify_loss(&self, loss: Loss) {
         tracing::warn!(lock = self.object.name(), owner = %self.field, %loss, "lost");
+        self.metrics.lost(loss);
         self.changed.notify_waiters();
     }
 }

@@ -89,6 +89,8 @@ pub(crate) struct HandOverLimit {
     alone_at: Instant,
     /// Number of hand-overs since then.
     hand_overs: u32,
+    /// Number of hand-overs since the store granted them.
+    turns: u32,
     /// Whether the store is being asked.
     asking: bool,
     /// Whether other clients wait, or may wait, and how many; 0: unknown.
@@ -115,6 +117,7 @@ impl HandOverLimit {
             granted_at,
             alone_at: granted_at,
             hand_overs: 0,
+            turns: 0,
             asking: false,
             others: None,
         }
@@ -124,6 +127,7 @@ impl HandOverLimit {
     pub(crate) fn hand_over(&mut self, now: Instant) -> Option<HandOver> {
         let alone_for = self.alone_for(now).filter(|time| *time < ALONE_FOR)?;
         self.hand_overs += 1;
+        self.turns = self.turns.saturating_add(1);
         let asks = self.is_due(alone_for) && !self.asking;
         self.asking |= asks;
         Some(HandOver { asks })
@@ -136,6 +140,7 @@ impl HandOverLimit {
         let alone_for = alone_for.filter(|time| can_ask || *time < ALONE_FOR)?;
         let mut next = HandOverLimit {
             hand_overs: self.hand_overs + 1,
+            turns: self.turns.saturating_add(1),
             asking: false,
             ..*self
         };
@@ -144,6 +149,11 @@ impl HandOverLimit {
             (next.alone_at, next.hand_overs) = (now, 0);
         }
         Some((next, asks))
+    }
+
+    /// Returns how often the hold or the permits have passed on since the store granted them.
+    pub(crate) fn turns(&self) -> u32 {
+        self.turns
     }
 
     /// Returns how long ago it was known that no other client waits. `None`: they must get their turn.

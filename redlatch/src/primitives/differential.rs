@@ -29,6 +29,7 @@ use crate::error::{Error, Result};
 use crate::hold::{Hold, HoldKind, ReleaseParams, TransferParams, Transferred};
 use crate::keyspace::{DumpedValue, Keyspace, Message};
 use crate::lease::{Expiry, Lease};
+use crate::metrics::KindMetrics;
 use crate::name::CandidateKeys;
 use crate::owner::Owner;
 use crate::primitives::inspect::InspectNames;
@@ -61,7 +62,7 @@ pub(crate) fn time(multiple: u32) -> Duration {
 /// Returns a hold of the owner `client:{owner}`.
 pub(crate) fn hold<K: HoldKind + 'static>(owner: u8, kind: K) -> Hold {
     let field = kind.object().field(format!("client:{owner}"));
-    Hold::new(Owner::new(), field, Arc::new(kind))
+    Hold::new(Owner::new(), field, Arc::new(kind), KindMetrics::default())
 }
 
 /// Returns a number from the environment, or `default` if it is not set.

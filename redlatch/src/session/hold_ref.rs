@@ -22,7 +22,10 @@ impl Session {
     ) -> Result<HoldRef> {
         let object = kind.object();
         let mut holds = self.holds.lock();
-        let new_hold = || Hold::new(owner, field(), kind.clone());
+        let new_hold = || {
+            let metrics = self.metrics().of(kind.metric_kind(), Some(object.name()));
+            Hold::new(owner, field(), kind.clone(), metrics)
+        };
         let entry = holds
             .entry((owner, object.clone()))
             .or_insert_with(|| RegisteredHold {

@@ -22,6 +22,7 @@ use tokio::sync::Notify;
 use crate::background::Background;
 use crate::error::Result;
 use crate::lease::{Expiry, Lease};
+use crate::metrics::Metrics;
 use crate::owner::ClientId;
 use crate::step::Step;
 use crate::store::{Delivery, Progress, Store};
@@ -112,13 +113,22 @@ impl Session {
             accepts_grants: true,
             id,
             prefix,
-            watchdog: Watchdog::new(lease, store.clone(), background.clone()),
+            watchdog: Watchdog::new(
+                lease,
+                store.clone(),
+                background.clone(),
+                waiting.metrics().clone(),
+            ),
             store,
             waiting,
             background,
             holds: Mutex::default(),
             sibling_acquired: Notify::new(),
         }
+    }
+
+    pub(crate) fn metrics(&self) -> &Metrics {
+        self.waiting.metrics()
     }
 
     /// Returns the terms of an acquisition: with this lease, or renewed with the watchdog's.

@@ -97,6 +97,10 @@ impl HoldRef {
         let release = PendingRelease::new(hold, keep);
         hold.state().begin_release();
         let frees = keep == 0 && hold.kind.release_frees();
+        if keep == 0 {
+            let turns = hold.state().hand_over_limit.turns();
+            session.metrics().chain_ended(turns);
+        }
         if frees {
             session.waiting.record_release(hold.object.channel());
         }

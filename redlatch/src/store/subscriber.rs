@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::metrics::Metrics;
+
 /// Receives what the store pushes. Called from the connection's own task: must not block.
 pub(crate) trait Subscriber: Send + Sync {
     /// A message was published to `channel`. `message`: its number; 0 if it is none.
@@ -10,6 +12,11 @@ pub(crate) trait Subscriber: Send + Sync {
     fn on_disconnect(&self);
     /// The subscription of `channel` has ended. Its messages are missed until it is subscribed to again.
     fn on_unsubscribed(&self, channel: &str);
+
+    /// Returns the metrics of the client.
+    fn metrics(&self) -> Metrics {
+        Metrics::default()
+    }
 }
 
 /// Shared by the store and the wait queues. It exists before the store, so it misses no message.

@@ -30,6 +30,7 @@ use crate::error::{Error, Result};
 use crate::hold::Share;
 use crate::join::Boxed;
 use crate::lease::Expiry;
+use crate::metrics::Timer;
 use crate::step::Outcome;
 use crate::store::{LastContact, Progress};
 
@@ -243,15 +244,19 @@ async fn wait_as_first<A: Attempt>(
         _ => NextRequest::Now,
     };
     loop {
-        match next {
-            NextRequest::Now => {}
-            NextRequest::OnMessage => waiter.woken().await,
+        let is_woken = match next {
+            NextRequest::Now => false,
+            NextRequest::OnMessage => {
+                waiter.woken().await;
+                true
+            }
             NextRequest::At(at) => tokio::select! {
                 biased;
-                () = waiter.woken() => {}
-                () = sleep_until(at) => {}
+                () = waiter.woken() => true,
+                () = sleep_until(at) => false,
             },
-        }
+        };
+        let woken = is_woken.then(Timer::start);
         let was_delayed = waiter.let_others_go_first().await;
         while let Some((offer, _running)) = waiter.take_offer() {
             if let Some((grant, end)) = attempt.take(offer) {
@@ -270,6 +275,7 @@ async fn wait_as_first<A: Attempt>(
             attempt.progress().record_answer();
             waiter.request_ended(Some(LastContact::Answered));
             *turn = Some((end + ROUNDING, share));
+            waiter.metrics().acquired_after_wake(woken);
             return Ok(grant);
         }
         let sent_at = Instant::now();
@@ -281,6 +287,7 @@ async fn wait_as_first<A: Attempt>(
         }
         next = match (outcome, pause) {
             (Outcome::Done(grant), _) => {
+                waiter.metrics().acquired_after_wake(woken);
                 if let Some(held) = attempt.excludes_waiters_for() {
                     *turn = Some((sent_at + held + ROUNDING, share));
                 }

@@ -29,6 +29,7 @@ use crate::environment::task;
 use crate::error::Error;
 use crate::hold::Share;
 use crate::lease::Lease;
+use crate::metrics::{Metrics, SubscriptionCount};
 use crate::name::ObjectKeys;
 use crate::store::{ContactSource, LastContact, Store, Subscriber};
 use crate::sync::{Mutex, wait_for};
@@ -60,6 +61,7 @@ pub(crate) struct ChannelMap {
     entries: Mutex<BTreeMap<Arc<str>, ChannelEntry>>,
     /// Number of entries. Saves most requests, which find no waiters, from locking the map.
     len: AtomicUsize,
+    metrics: Metrics,
 }
 
 /// One channel: its subscription, and the objects with waiters on it.
@@ -78,6 +80,7 @@ struct ChannelEntry {
 struct Subscription {
     channel: Arc<str>,
     state: Mutex<SubscriptionState>,
+    count: SubscriptionCount,
     /// Locked while the subscription is being ended. A waiter that joins meanwhile subscribes only
     /// afterwards, so that ending and subscribing cannot cross.
     ending: Arc<tokio::sync::Mutex<()>>,
@@ -283,6 +286,10 @@ impl WaitQueues {
             linger,
             last_outage: Mutex::default(),
         }))
+    }
+
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.channels.metrics
     }
 
     /// Returns the number of subscribed channels, in use or lingering. Spin locks have none.
@@ -497,7 +504,7 @@ impl WaitQueues {
         let channel: Arc<str> = channel.into();
         let entry = channels
             .entry(channel.clone())
-            .or_insert_with(|| ChannelEntry::new(channel));
+            .or_insert_with(|| ChannelEntry::new(channel, self.channels.metrics.subscription()));
         let waiter = self.add_waiter(entry, object, kind);
         self.channels.len.store(channels.len(), Ordering::Release);
         waiter
@@ -544,7 +551,7 @@ impl WaitQueues {
             if let Err(error) = store.unsubscribe(&channel).await {
                 tracing::debug!(%channel, %error, "a subscription ended with an error");
             }
-            *subscription.state.lock() = NotSubscribed;
+            subscription.change(&[Unconfirmed, Subscribed, EndReported], NotSubscribed);
             return channels.closed(&channel);
         }
     }
@@ -569,6 +576,13 @@ fn queues_of<'a>(
 }
 
 impl ChannelMap {
+    pub(crate) fn new(metrics: Metrics) -> ChannelMap {
+        ChannelMap {
+            metrics,
+            ..ChannelMap::default()
+        }
+    }
+
     /// Locks the map unless it is empty. An entry that another thread is about to add may be missed.
     fn lock_unless_empty(&self) -> Option<MutexGuard<'_, BTreeMap<Arc<str>, ChannelEntry>>> {
         (self.len.load(Ordering::Acquire) > 0).then(|| self.entries.lock())
@@ -630,14 +644,19 @@ impl Subscriber for ChannelMap {
             entry.wake(0);
         }
     }
+
+    fn metrics(&self) -> Metrics {
+        self.metrics.clone()
+    }
 }
 
 impl ChannelEntry {
-    fn new(channel: Arc<str>) -> ChannelEntry {
+    fn new(channel: Arc<str>, count: SubscriptionCount) -> ChannelEntry {
         ChannelEntry {
             subscription: Arc::new(Subscription {
                 channel,
                 state: Mutex::new(NotSubscribed),
+                count,
                 ending: Arc::default(),
             }),
             objects: Vec::new(),
@@ -699,6 +718,7 @@ impl Subscription {
         let before = *state;
         if from.contains(&before) {
             *state = to;
+            self.count.set(to != NotSubscribed);
         }
         before
     }
@@ -854,6 +874,10 @@ impl Waiter {
     /// Returns whether a release of this client may pass the object to this waiter.
     pub(super) fn is_served_locally(&self) -> bool {
         self.takes_offers || self.claim_id > 0
+    }
+
+    pub(super) fn metrics(&self) -> &Metrics {
+        self.queues.metrics()
     }
 
     /// Lets a release claim this waiter.

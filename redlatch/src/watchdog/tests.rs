@@ -92,7 +92,12 @@ impl Watched {
 fn watchdog() -> Watchdog {
     let subscriber = Arc::new(ChannelMap::default());
     let store = Arc::new(Store::Embedded(Embedded::new().connect(subscriber)));
-    Watchdog::new(Lease::WATCHDOG, store, Background::default())
+    Watchdog::new(
+        Lease::WATCHDOG,
+        store,
+        Background::default(),
+        Metrics::default(),
+    )
 }
 
 async fn sleep(time: Duration) {

@@ -30,6 +30,7 @@ mod lock_kinds;
 mod log;
 mod losses;
 mod many_callers;
+mod metrics;
 mod multi_lock;
 mod owners;
 mod permit_hand_over;

@@ -13,6 +13,7 @@ use super::rules::{
 };
 use crate::hold::Hold;
 use crate::lease::Expiry;
+use crate::metrics::KindMetrics;
 use crate::owner::Owner;
 use crate::primitives::differential::{Comparable, assert_equivalent, lease, time};
 use crate::session::CheckHandOver;
@@ -174,7 +175,7 @@ fn lua_and_rules_agree() {
             }
             Move::Renew { owner, n, lease: l } => {
                 let ids = ids(*owner, *n);
-                let hold = Hold::new(Owner::new(), ids, kind.clone());
+                let hold = Hold::new(Owner::new(), ids, kind.clone(), KindMetrics::default());
                 let renewed = harness.renew(&hold, *l).await;
                 count(&mut seen.renewed, renewed);
                 count(&mut seen.not_renewed, !renewed);
@@ -194,7 +195,12 @@ fn lua_and_rules_agree() {
                 count(&mut seen.fewer_than_none, none);
             }
             Move::CheckHandOver { owner, n } => {
-                let hold = &Hold::new(Owner::new(), ids(*owner, *n), kind.clone());
+                let hold = &Hold::new(
+                    Owner::new(),
+                    ids(*owner, *n),
+                    kind.clone(),
+                    KindMetrics::default(),
+                );
                 let object = &hold.object;
                 let hold = Some(hold);
                 let _ = harness.step(&CheckHandOver { object, hold }).await;

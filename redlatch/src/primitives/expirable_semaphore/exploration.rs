@@ -119,7 +119,7 @@ impl Model for Ends {
             }
             Step::Renew { owner, n, ticks: t } => {
                 let ids = ids(owner, n);
-                let hold = Hold::new(Owner::new(), ids, kind.clone());
+                let hold = Hold::new(Owner::new(), ids, kind.clone(), KindMetrics::default());
                 let renewed = kind.renew(keyspace, &hold, Some(ticks(t)));
                 let renewed = renewed.map_err(error)?;
                 let ends = &mut self.0[usize::from(owner)][..n.into()];

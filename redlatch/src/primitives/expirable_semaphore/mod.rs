@@ -26,6 +26,7 @@ use crate::error::{Error, Loss, Result};
 use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal, Share};
 use crate::keyspace::Keyspace;
 use crate::lease::{Expiry, Lease};
+use crate::metrics::Kind;
 use crate::name::{ObjectKeys, PermitKeys};
 use crate::owner::{ClientId, Owner};
 use crate::primitives::inspect::HeldPermit;
@@ -549,6 +550,10 @@ impl Permits {
 impl HoldKind for Permits {
     fn object(&self) -> &Arc<ObjectKeys> {
         &self.keys.object
+    }
+
+    fn metric_kind(&self) -> Kind {
+        Kind::ExpirableSemaphore
     }
 
     fn share(&self) -> Share {

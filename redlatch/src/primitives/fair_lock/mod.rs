@@ -18,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal};
 use crate::keyspace::Keyspace;
 use crate::lease::{Lease, MAX_LEASE};
+use crate::metrics::Kind;
 use crate::name::{FairKeys, ObjectKeys};
 use crate::owner::Owner;
 use crate::primitives::inspect::{ObjectState, Waiter, inspect};
@@ -214,6 +215,10 @@ impl Lock<Fair> {
 impl HoldKind for Fair {
     fn object(&self) -> &Arc<ObjectKeys> {
         &self.keys.object
+    }
+
+    fn metric_kind(&self) -> Kind {
+        Kind::FairLock
     }
 
     fn waiter_channel(&self, field: &str) -> Option<String> {

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use self::rules::{Acquire, AdvanceToken, DeleteToken, ReadToken};
 use crate::error::{Error, Result};
+use crate::metrics::Kind;
 use crate::name::{FencedKeys, ObjectKeys};
 use crate::primitives::lock::{AcquireParams, Guard, Lock, OwnedKind, Rules};
 use crate::primitives::reentrant::ReentrantHolds;
@@ -201,6 +202,7 @@ impl ReentrantHolds for Fenced {
         &self.keys.object
     }
 
+    const METRIC_KIND: Kind = Kind::FencedLock;
     const TRANSFERS: bool = true;
 
     fn token_key(&self) -> Option<&str> {

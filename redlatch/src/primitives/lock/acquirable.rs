@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::lease::{Expiry, Lease, WaitLimit};
+use crate::metrics::KindMetrics;
 use crate::owner::Owner;
 use crate::session::HoldRef;
 use crate::wait::Limits;
@@ -29,6 +30,9 @@ pub trait HasOwner: HasLease {}
 pub(crate) trait AcquireOnce: Clone + Send + Sync + 'static {
     /// What a successful request holds.
     type Held: Held;
+
+    /// Returns the metrics of a request for it.
+    fn metrics(&self) -> KindMetrics;
 
     /// Acquires it, waiting up to the limit in `options`. Returns `None` if it was not available before that limit.
     fn acquire_once(

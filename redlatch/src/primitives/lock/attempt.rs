@@ -12,6 +12,7 @@ use crate::environment::random;
 use crate::error::{Error, Result};
 use crate::hold::{HoldPeriod, Share};
 use crate::join::Boxed;
+use crate::metrics::KindMetrics;
 use crate::owner::Owner;
 use crate::session::{HandedOver, HoldRef, RequestedHold, Terms, TransferredHold};
 use crate::step::Outcome;
@@ -20,6 +21,11 @@ use crate::wait::{Attempt, Limits, Offer, QueueKind, Request, TransferClaim};
 
 impl<K: LockKind> AcquireOnce for Lock<K> {
     type Held = HeldLock<K>;
+
+    fn metrics(&self) -> KindMetrics {
+        let metrics = self.session.metrics();
+        metrics.of(self.kind.metric_kind(), Some(self.name()))
+    }
 
     async fn acquire_once(&self, options: &Options) -> Result<Option<HeldLock<K>>> {
         let session = &self.session;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Loss, Result};
 use crate::hold::Hold;
+use crate::metrics::GuardTimer;
 use crate::session::{HandedOver, HoldRef, Terms};
 
 /// One count of an acquired hold. Released in the background when dropped.
@@ -14,11 +15,13 @@ pub(crate) struct HoldGuard {
     removed: bool,
     /// Whether the store has the same count, so that there is nothing left to settle.
     settled: bool,
+    timer: GuardTimer,
 }
 
 impl HoldGuard {
     pub(crate) fn new(hold_ref: HoldRef, terms: Terms) -> HoldGuard {
         HoldGuard {
+            timer: hold_ref.hold.metrics.guard(),
             hold_ref,
             terms,
             removed: false,
@@ -40,24 +43,30 @@ impl HoldGuard {
     )]
     pub(crate) fn release(mut self) -> impl Future<Output = Result<()>> + Send {
         async move {
-            if self.hand_over() {
-                return Ok(());
-            }
-            self.remove();
-            // Reported immediately; the drop of `self` settles what the store may still keep.
-            self.loss().map_or(Ok(()), Err)?;
-            let settled = self.hold_ref.settle().await;
-            self.settled = matches!(
-                settled,
-                Ok(_) | Err(Error::Lost { .. } | Error::WrongKind { .. })
-            );
-            match settled? {
-                true => Ok(()),
-                false => {
-                    let hold = self.hold();
-                    self.hold_ref.session.watchdog.report_missing(hold);
-                    Err(hold.lost_error(Loss::NotHeld))
-                }
+            let released = self.release_once().await;
+            self.timer.released(&released);
+            released
+        }
+    }
+
+    async fn release_once(&mut self) -> Result<()> {
+        if self.hand_over() {
+            return Ok(());
+        }
+        self.remove();
+        // Reported immediately; the drop of `self` settles what the store may still keep.
+        self.loss().map_or(Ok(()), Err)?;
+        let settled = self.hold_ref.settle().await;
+        self.settled = matches!(
+            settled,
+            Ok(_) | Err(Error::Lost { .. } | Error::WrongKind { .. })
+        );
+        match settled? {
+            true => Ok(()),
+            false => {
+                let hold = self.hold();
+                self.hold_ref.session.watchdog.report_missing(hold);
+                Err(hold.lost_error(Loss::NotHeld))
             }
         }
     }

@@ -127,9 +127,17 @@ impl<R: Acquirable> Acquire<R> {
         self
     }
 
-    async fn acquire_once(&self) -> Result<Option<Guard<R>>> {
-        let held = self.target.acquire_once(&self.options).await?;
-        Ok(held.map(|held| Guard { held }))
+    #[expect(
+        clippy::manual_async_fn,
+        reason = "an `async fn` stores its arguments twice"
+    )]
+    fn acquire_once(&self) -> impl Future<Output = Result<Option<Guard<R>>>> + Send {
+        async move {
+            let timer = self.target.metrics().request();
+            let acquired = self.target.acquire_once(&self.options).await;
+            timer.ended(&acquired);
+            Ok(acquired?.map(|held| Guard { held }))
+        }
     }
 }
 

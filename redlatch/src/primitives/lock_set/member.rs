@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::hold::Hold;
 use crate::join::Boxed;
 use crate::lease::{Expiry, Lease};
+use crate::metrics::{Kind, KindMetrics};
 use crate::name::ObjectKeys;
 use crate::owner::Owner;
 use crate::primitives::lock::{AcquireParams, Lock, OwnedKind, report};
@@ -172,6 +173,14 @@ pub(crate) fn erase_grant<T: Send + Sync + 'static>(
     Ok(match outcome {
         Outcome::Done(grant) => Outcome::Done(Arc::new(grant)),
         Outcome::Wait(left) => Outcome::Wait(left),
+    })
+}
+
+/// Returns the metrics of requests for several locks as one, of the first member's client.
+pub(crate) fn request_metrics(members: &[Member], kind: Kind) -> KindMetrics {
+    let first = members.first();
+    first.map_or_else(KindMetrics::default, |member| {
+        member.session().metrics().of(kind, None)
     })
 }
 

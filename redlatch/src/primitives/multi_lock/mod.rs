@@ -15,12 +15,13 @@ use self::attempt::MultiLockRequest;
 use self::held::HeldLocks;
 use crate::error::{Error, Result};
 use crate::join::join_all;
+use crate::metrics::{Kind, KindMetrics};
 use crate::name::KeyLayout;
 use crate::owner::Owner;
 use crate::primitives::lock::{
     Acquire, AcquireOnce, Guard, HasLease, HasOwner, Options, TryAcquire,
 };
-use crate::primitives::lock_set::{Member, shortest_outage_limit, validated};
+use crate::primitives::lock_set::{Member, request_metrics, shortest_outage_limit, validated};
 use crate::store::Progress;
 
 /// Several locks that are held together or not at all (Redisson: `RedissonMultiLock`,
@@ -158,6 +159,10 @@ impl HasOwner for MultiLock {}
 
 impl AcquireOnce for MultiLock {
     type Held = HeldLocks;
+
+    fn metrics(&self) -> KindMetrics {
+        request_metrics(&self.members, Kind::MultiLock)
+    }
 
     async fn acquire_once(&self, options: &Options) -> Result<Option<HeldLocks>> {
         let (lease, named) = (options.lease()?, options.owner());

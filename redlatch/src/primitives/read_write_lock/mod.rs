@@ -18,6 +18,7 @@ use crate::error::{Error, Loss, Result};
 use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal, TransferParams, Transferred};
 use crate::keyspace::{Keyspace, Mode};
 use crate::lease::Lease;
+use crate::metrics::Kind;
 use crate::name::{ObjectKeys, ReadWriteKeys};
 use crate::primitives::lock::{Acquire, AcquireParams, Guard, Holder, Lock, OwnedKind, Rules};
 use crate::primitives::reentrant::transfer::Transfer;
@@ -290,6 +291,10 @@ impl HoldKind for Read {
         &self.keys.read
     }
 
+    fn metric_kind(&self) -> Kind {
+        Kind::ReadLock
+    }
+
     fn release_frees(&self) -> bool {
         // Other readers may remain.
         false
@@ -382,6 +387,10 @@ impl RequiredWriteHold {
 impl HoldKind for Write {
     fn object(&self) -> &Arc<ObjectKeys> {
         &self.keys.write
+    }
+
+    fn metric_kind(&self) -> Kind {
+        Kind::WriteLock
     }
 
     fn renewal<'a>(&'a self, hold: &'a Hold) -> Renewal<'a> {

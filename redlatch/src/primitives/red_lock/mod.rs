@@ -17,11 +17,12 @@ use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::join::join_all;
 use crate::lease::{Expiry, Lease};
+use crate::metrics::{Kind, KindMetrics};
 use crate::owner::Owner;
 use crate::primitives::lock::{
     Acquire, AcquireOnce, Guard, HasLease, HasOwner, Options, TryAcquire,
 };
-use crate::primitives::lock_set::{Member, shortest_outage_limit, validated};
+use crate::primitives::lock_set::{Member, request_metrics, shortest_outage_limit, validated};
 use crate::store::Progress;
 
 /// A lock on several independent servers, held by the owner to which a majority granted it
@@ -230,6 +231,10 @@ impl HasOwner for RedLock {}
 
 impl AcquireOnce for RedLock {
     type Held = HeldMajority;
+
+    fn metrics(&self) -> KindMetrics {
+        request_metrics(&self.members, Kind::RedLock)
+    }
 
     async fn acquire_once(&self, options: &Options) -> Result<Option<HeldMajority>> {
         let (lease, named) = (options.lease()?, options.owner());

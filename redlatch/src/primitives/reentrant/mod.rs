@@ -16,6 +16,7 @@ use crate::error::Result;
 use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal, TransferParams, Transferred};
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
+use crate::metrics::Kind;
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::primitives::lock::{AcquireParams, OwnedKind, Reentrant, Rules};
 use crate::step::{BoxedStep, Outcome, Step};
@@ -34,12 +35,16 @@ impl ReentrantHolds for Reentrant {
         &self.object
     }
 
+    const METRIC_KIND: Kind = Kind::Lock;
     const TRANSFERS: bool = true;
 }
 
 /// A kind whose holds are renewed and released like those of the re-entrant lock.
 pub(crate) trait ReentrantHolds: Send + Sync {
     fn object(&self) -> &Arc<ObjectKeys>;
+
+    /// See [`HoldKind::metric_kind`].
+    const METRIC_KIND: Kind;
 
     /// Whether its waiters subscribe to the object's channel.
     const WAKES_WAITERS: bool = true;
@@ -56,6 +61,10 @@ pub(crate) trait ReentrantHolds: Send + Sync {
 impl<K: ReentrantHolds> HoldKind for K {
     fn object(&self) -> &Arc<ObjectKeys> {
         ReentrantHolds::object(self)
+    }
+
+    fn metric_kind(&self) -> Kind {
+        K::METRIC_KIND
     }
 
     fn renewal<'a>(&'a self, hold: &'a Hold) -> Renewal<'a> {

@@ -12,6 +12,7 @@ use super::rules::TakePermits;
 use crate::error::{Error, Result};
 use crate::hold::Share;
 use crate::lease::{Expiry, MAX_LEASE};
+use crate::metrics::{Kind, KindMetrics};
 use crate::name::ObjectKeys;
 use crate::primitives::counter::Read;
 use crate::primitives::lock::{AcquireOnce, Options};
@@ -21,6 +22,12 @@ use crate::wait::{Attempt, Offer, Request};
 
 impl AcquireOnce for Semaphore {
     type Held = HeldPermits;
+
+    fn metrics(&self) -> KindMetrics {
+        self.session
+            .metrics()
+            .of(Kind::Semaphore, Some(self.name()))
+    }
 
     async fn acquire_once(&self, options: &Options) -> Result<Option<HeldPermits>> {
         let session = &self.session;
@@ -39,7 +46,11 @@ impl AcquireOnce for Semaphore {
             progress: &progress,
         };
         let waiting = &session.waiting;
-        waiting.within(&limits, &progress, &mut request).await
+        let mut acquired = waiting.within(&limits, &progress, &mut request).await;
+        if let Ok(Some(held)) = &mut acquired {
+            held.measure();
+        }
+        acquired
     }
 }
 

@@ -9,6 +9,7 @@ use super::SemaphorePermits;
 use super::rules::Add;
 use crate::error::{Error, Result};
 use crate::hold::{HandOverLimit, Share};
+use crate::metrics::{GuardTimer, Kind};
 use crate::name::ObjectKeys;
 use crate::primitives::lock::Held;
 use crate::session::Session;
@@ -30,6 +31,8 @@ pub(crate) struct HeldPermits {
     object: Arc<ObjectKeys>,
     /// `None` if they must be released to the store.
     chain: Option<PermitChain>,
+    /// `None` until a caller has them.
+    timer: Option<GuardTimer>,
 }
 
 /// The limit of the hand-overs of these permits.
@@ -80,7 +83,19 @@ impl HeldPermits {
             permits,
             object,
             chain: None,
+            timer: None,
         }
+    }
+
+    /// Starts to measure how long a caller has them.
+    pub(super) fn measure(&mut self) {
+        let pending = self.pending.as_ref();
+        self.timer = pending.map(|pending| {
+            let metrics = pending.session.metrics();
+            metrics
+                .of(Kind::Semaphore, Some(self.object.name()))
+                .guard()
+        });
     }
 
     /// Records that enough replicas have confirmed the acquisition. From now on the permits may pass to another request.
@@ -118,6 +133,7 @@ impl HeldPermits {
                 permits: self.permits,
                 object: object.clone(),
                 chain: None,
+                timer: None,
             };
             let chain = chain.clone();
             Some((hand_over, Box::new(OfferedPermits { held, chain })))
@@ -136,6 +152,17 @@ impl HeldPermits {
 
 impl Held for HeldPermits {
     async fn release(mut self) -> Result<()> {
+        let timer = self.timer.take();
+        let released = self.release_once().await;
+        if let Some(mut timer) = timer {
+            timer.released(&released);
+        }
+        released
+    }
+}
+
+impl HeldPermits {
+    async fn release_once(&mut self) -> Result<()> {
         if self.hand_over() {
             return Ok(());
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::backoff::Backoff;
 use crate::hold::Hold;
+use crate::metrics::Kind;
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::primitives::lock::{AcquireParams, Lock, OwnedKind, Rules};
 use crate::primitives::reentrant::{ReentrantHolds, rules};
@@ -78,6 +79,8 @@ impl ReentrantHolds for Spin {
     fn object(&self) -> &Arc<ObjectKeys> {
         &self.object
     }
+
+    const METRIC_KIND: Kind = Kind::SpinLock;
 
     /// Its waiters do not subscribe.
     const WAKES_WAITERS: bool = false;

@@ -29,6 +29,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{add_args, sha1};
 use crate::environment::{simulated_batch_limit, task};
+use crate::metrics::Metrics;
 use crate::step::Batchable;
 use crate::sync::{Mutex, wait_for};
 
@@ -59,6 +60,7 @@ pub(super) struct Batcher {
     /// Locked while commands are queued on the connection. A caller that cancels its step waits for that, so that
     /// what it sends afterwards is queued behind the step.
     send_order: Mutex<()>,
+    metrics: Metrics,
 }
 
 #[derive(Default)]
@@ -109,13 +111,17 @@ pub(super) enum Turn {
 
 impl Batcher {
     /// Creates the batcher of a connection, and spawns the tasks that send. Dropping the `CloseOnDrop` ends them.
-    pub(super) fn new(connection: &MultiplexedConnection) -> (Arc<Batcher>, CloseOnDrop) {
+    pub(super) fn new(
+        connection: &MultiplexedConnection,
+        metrics: Metrics,
+    ) -> (Arc<Batcher>, CloseOnDrop) {
         let batcher = Arc::new(Batcher {
             max_alone: simulated_batch_limit().unwrap_or(MAX_ALONE),
             queue: Mutex::default(),
             changed: Notify::new(),
             closed: Notify::new(),
             send_order: Mutex::default(),
+            metrics,
         });
         for _ in 0..MAX_SCRIPTS {
             let sender = BatchSender {
@@ -320,6 +326,7 @@ impl BatchSender {
     async fn run(self) {
         while let Some(batch) = self.batcher.next_batch().await {
             let step_count = batch.steps.len();
+            self.batcher.metrics.batch_sent(step_count);
             let mut sending = Box::pin(self.clone().send(batch));
             if timeout(MAX_WAIT, &mut sending).await.is_err() {
                 let batcher = self.batcher.clone();
@@ -469,7 +476,7 @@ mod tests {
             let url = format!("redis://{credentials}127.0.0.1:{}", server.port());
             let client = redis::Client::open(url).unwrap();
             let connection = client.get_multiplexed_async_connection().await.unwrap();
-            let (batcher, close) = Batcher::new(&connection);
+            let (batcher, close) = Batcher::new(&connection, Metrics::default());
             let mut fixture = Fixture {
                 server,
                 batcher,

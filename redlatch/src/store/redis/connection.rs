@@ -296,7 +296,10 @@ impl ReconnectingConnection {
         }
         let channel = self.can_be_replaced().then(shared_oneshot::channel);
         let (invalidated, receiver) = channel.unzip();
-        let batching = self.batching.then(|| Batcher::new(&raw.connection));
+        let batching = self.batching.then(|| {
+            let metrics = self.shared.subscriber.metrics();
+            Batcher::new(&raw.connection, metrics)
+        });
         let (batcher, close_batcher) = batching.unzip();
         let live = LiveConnection {
             raw,
@@ -703,6 +706,7 @@ impl Shared {
                 elapsed_ms,
                 "the connection to the store was restored"
             );
+            self.subscriber.metrics().reconnected();
         }
     }
 }
