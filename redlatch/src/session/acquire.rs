@@ -119,13 +119,7 @@ impl Session {
                 }
                 mark_settled();
                 for requested in holds {
-                    self.watchdog.watch(&requested.hold_ref.hold);
-                }
-                if holds
-                    .iter()
-                    .any(|requested| requested.hold_ref.hold.kind.sibling().is_some())
-                {
-                    self.sibling_acquired.notify_waiters();
+                    self.guard_added(&requested.hold_ref.hold);
                 }
                 Ok(answer.reply)
             }

@@ -21,6 +21,7 @@ use tokio::sync::Notify;
 
 use crate::background::Background;
 use crate::error::Result;
+use crate::hold::Hold;
 use crate::lease::{Expiry, Lease};
 use crate::metrics::Metrics;
 use crate::owner::ClientId;
@@ -129,6 +130,14 @@ impl Session {
 
     pub(crate) fn metrics(&self) -> &Metrics {
         self.waiting.metrics()
+    }
+
+    /// Watches a hold that has a new guard, and notifies requests that may rely on it.
+    fn guard_added(&self, hold: &Arc<Hold>) {
+        self.watchdog.watch(hold);
+        if hold.kind.sibling().is_some() {
+            self.sibling_acquired.notify_waiters();
+        }
     }
 
     /// Returns the terms of an acquisition: with this lease, or renewed with the watchdog's.

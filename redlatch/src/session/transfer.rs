@@ -87,6 +87,10 @@ impl HoldRef {
         let (Some(step), Some(mut turn)) = (step, to.try_turn()) else {
             return Ok(None);
         };
+        // While a slot moves, a node can release a lock, but not run a step with another key as well.
+        if step.keys().len() > 1 && session.store.slot(from.object.key()).is_some() {
+            return Ok(None);
+        }
         let Some(change) = to.state().begin_transfer(lease.duration()) else {
             return Ok(None);
         };
@@ -148,14 +152,19 @@ pub(crate) struct TransferredHold {
 }
 
 impl TransferredHold {
-    /// Adds a guard, if the hold is that of this request, and the transfer was its latest step. Returns the fencing token,
-    /// and when the hold ends unless it is renewed.
-    pub(crate) fn take(mut self, requested: &RequestedHold<'_>) -> Option<(u64, Instant)> {
+    /// Adds a guard, if the hold is that of this request, and the transfer was its latest step. Returns what the request
+    /// acquires according to `grant`, which gets the fencing token, and when the hold ends unless it is renewed.
+    pub(crate) fn take<G>(
+        mut self,
+        requested: &RequestedHold<'_>,
+        grant: impl FnOnce(u64) -> Option<G>,
+    ) -> Option<(G, Instant)> {
         let HoldRef { session, hold, .. } = requested.hold_ref;
         let same = |own: &HoldRef| Arc::ptr_eq(&own.hold, hold);
         if !self.hold_ref.as_ref().is_some_and(same) {
             return None;
         }
+        let grant = grant(self.token)?;
         let _turn = hold.try_turn()?;
         if !hold.state().accept_transfer(self.change) {
             return None;
@@ -163,9 +172,9 @@ impl TransferredHold {
         hold.add_guard(self.end, requested.terms.renewed).ok()?;
         hold.state().hand_over_limit = self.limit;
         self.hold_ref = None;
-        session.watchdog.watch(hold);
+        session.guard_added(hold);
         tracing::debug!(lock = hold.object.name(), owner = %hold.field, "transferred");
-        Some((self.token, self.end))
+        Some((grant, self.end))
     }
 
     /// Records that the store has not transferred the object.
@@ -348,6 +357,26 @@ mod tests {
         first.unlock().await.unwrap();
         next.await.unwrap().unwrap().unlock().await.unwrap();
         assert!(lock.read().try_lock().await.unwrap().is_some());
+    }
+
+    /// The request that finds the offer has another setting than the one for which it was made, and requests the lock itself.
+    #[tokio::test(start_paused = true)]
+    async fn offer_to_another_request_of_the_owner_leaves_no_guard() {
+        let (_, [client, _]) = clients();
+        let lock = client.read_write_lock("a");
+        let me = Owner::new();
+        let first = lock.write().lock().owner(Owner::new()).await.unwrap();
+        let leaving = waiter(&lock.write(), me).await;
+        first.unlock().await.unwrap();
+        let with_priority = lock.clone().prefer_writers().write();
+        let mut request = with_priority.lock().owner(me).into_future();
+        let polled = tokio::time::timeout(Duration::ZERO, &mut request).await;
+        assert!(polled.is_err());
+        leaving.abort();
+        request.await.unwrap().unlock().await.unwrap();
+        client.flush().await;
+        assert!(!lock.write().is_locked().await.unwrap());
+        assert_eq!(client.status().holds, 0);
     }
 
     #[tokio::test(start_paused = true)]

@@ -886,6 +886,7 @@ impl Waiter {
         contact.latest_claim += 1;
         let id = contact.latest_claim;
         contact.claims.push_back((id, claim));
+        contact.share.get_or_insert(Share::Whole);
         drop(contact);
         self.claim_id = id;
     }
@@ -1039,7 +1040,7 @@ mod tests {
     /// In a cluster this may be the end of an earlier subscription, at another node.
     #[test]
     fn ended_subscription_may_have_to_be_ended_again() {
-        let entry = ChannelEntry::new("c".into());
+        let entry = ChannelEntry::new("c".into(), Metrics::default().subscription());
         let subscription = entry.subscription.clone();
         *subscription.state.lock() = Subscribed;
         let channels = ChannelMap::default();
@@ -1109,6 +1110,22 @@ mod tests {
             queues.channels.on_message(object.channel(), 0);
             let expected = u128::from(skipped == SKIPPED_YIELDS);
             assert_eq!(delay().await, expected);
+        }
+    }
+
+    /// The release of a write lock publishes two messages, of which one counts, also if its waiters take no offers.
+    #[tokio::test(start_paused = true)]
+    async fn waiter_that_can_be_claimed_counts_one_message_of_a_writer() {
+        let queues = queues();
+        let waiter = claimable(&queues);
+        queues.yield_to(&object(), || 2);
+        for expected in [2, 1, 0] {
+            for message in [1, 0] {
+                queues.channels.on_message(object().channel(), message);
+            }
+            let begun = Instant::now();
+            waiter.let_others_go_first().await;
+            assert_eq!(begun.elapsed().as_millis(), expected);
         }
     }
 
@@ -1182,7 +1199,8 @@ mod tests {
 
     #[test]
     fn subscription_being_ended_is_not_used() {
-        let subscription = ChannelEntry::new("c".into()).subscription;
+        let subscription =
+            ChannelEntry::new("c".into(), Metrics::default().subscription()).subscription;
         *subscription.state.lock() = Subscribed;
         subscription.begin_ending();
         assert!(subscription.may_be_subscribed());
@@ -1192,7 +1210,7 @@ mod tests {
     #[test]
     fn channel_is_removed_unless_waiter_joins() {
         let channels = ChannelMap::default();
-        let entry = ChannelEntry::new("c".into());
+        let entry = ChannelEntry::new("c".into(), Metrics::default().subscription());
         channels.entries.lock().insert("c".into(), entry);
         channels.entries.lock().get_mut("c").unwrap().waiters = 1;
         channels.closed("c");

@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 
 use super::*;
 use crate::hold::{HoldKind, ReleaseParams};
+use crate::metrics::Kind;
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::primitives::differential;
 use crate::step::BoxedStep;
@@ -25,6 +26,10 @@ struct RecordingKind {
 }
 
 impl HoldKind for Arc<RecordingKind> {
+    fn metric_kind(&self) -> Kind {
+        Kind::Lock
+    }
+
     fn object(&self) -> &Arc<ObjectKeys> {
         &self.object
     }

@@ -10,6 +10,7 @@ use super::permit_id::{PermitId, join_ids};
 use super::rules::{Acquire, OnSemaphore, Release, ReleaseMode, Set, UpdateLease};
 use crate::hold::{Hold, HoldKind as _};
 use crate::keyspace::DumpedValue;
+use crate::metrics::KindMetrics;
 use crate::owner::Owner;
 use crate::primitives::exploration::{
     Model, State, Verdict, World, ensure, explore, hash_end, ticks,

@@ -287,8 +287,9 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
         let kind = &self.lock.kind;
         let offer = match offer.downcast::<TransferredHold>() {
             Ok(transferred) => {
-                let (token, end) = transferred.take(&self.requested)?;
-                return Some((kind.transferred(token)?, Some(end)));
+                let taken = transferred.take(&self.requested, |token| kind.transferred(token));
+                let (grant, end) = taken?;
+                return Some((grant, Some(end)));
             }
             Err(offer) => offer,
         };
