@@ -272,6 +272,11 @@ Exit codes:
 /// A name that does not exist in the store is a free lock or an open latch: kind, owner and remaining_ms
 /// are null, held is false. remaining_ms is also null for objects that never expire.
 ///
+/// With --quiet, prints nothing: the exit code is 0 if NAME is held, and 1 if it is free. NAME is held if
+/// `held` is true in JSON, that is if another owner would have to wait. Locks are held if they have a
+/// holder, read-write locks also if it is a reader; semaphores if no permit is available. A latch is
+/// never held: for a latch that is not open, `redlatch latch NAME wait --for 0` exits with 75.
+///
 /// REMAINING is the time until the hold expires if it is not renewed; for a waiter in a queue, the time
 /// until it is skipped if it does not respond.
 ///
@@ -283,9 +288,10 @@ Exit codes:
 Examples:
   redlatch show nightly-backup
   redlatch show --json nightly-backup | jq .remaining_ms
+  redlatch show -q nightly-backup && echo 'the backup is running'
 
-Exit codes: 0 also if it is free; 2 wrong usage; 65 the key holds data of another kind;
-69 the store cannot be reached."
+Exit codes: 0 also if it is free; with --quiet 1 if it is free; 2 wrong usage;
+65 the key holds data of another kind; 69 the store cannot be reached."
 )]
 pub(crate) struct Show {
     /// Print a JSON object

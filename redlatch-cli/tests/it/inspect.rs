@@ -118,6 +118,47 @@ fn show_prints_that_a_lock_is_free() {
 }
 
 #[test]
+fn quiet_show_prints_nothing_and_exits_with_1_if_free() {
+    let held = |name: &str, code| {
+        for args in [["-q", "show", name], ["show", name, "--quiet"]] {
+            let finished = finish(redlatch(shared(), &args)).expect(code);
+            assert_eq!(finished.stdout, "");
+            assert_eq!(finished.stderr, "");
+        }
+    };
+    for (options, while_held, after) in [
+        (&[][..], 0, 1),
+        (&["--fair"], 0, 1),
+        (&["--read"], 0, 1),
+        (&["--write"], 0, 1),
+        (&["--permits", "1"], 0, 1),
+        (&["--permits", "2"], 1, 1),
+    ] {
+        let name = unique("quiet");
+        held(&name, 1);
+        let holder = hold(shared(), options, &name);
+        held(&name, while_held);
+        holder.release();
+        held(&name, after);
+    }
+    // A latch, and a semaphore with and without a permit.
+    let name = unique("number");
+    for (value, code) in [("3", 1), ("1", 1), ("0", 0)] {
+        let () = shared().command(&["SET", &name, value]);
+        held(&name, code);
+    }
+    let () = shared().command(&["SET", &name, "text"]);
+    finish(redlatch(shared(), &["show", "-q", &name]))
+        .expect(65)
+        .assert_stderr("another kind");
+    let mut command = clean_command(&["show", "-q", &name]);
+    command.env("REDLATCH_URL", "redis://127.0.0.1:1");
+    finish(command)
+        .expect(69)
+        .assert_stderr("cannot be reached");
+}
+
+#[test]
 fn ls_lists_matching_names() {
     let prefix = unique("ls");
     let names = ["a", "b", "ü ✓"].map(|end| format!("{prefix}:{end}"));
