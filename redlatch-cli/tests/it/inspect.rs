@@ -159,6 +159,26 @@ fn quiet_show_prints_nothing_and_exits_with_1_if_free() {
 }
 
 #[test]
+fn names_in_messages_cannot_control_the_terminal() {
+    let name = unique("message") + "\x1b[2J";
+    let held = finish(redlatch(shared(), &["run", "-v", &name, "--", "true"])).expect(0);
+    assert!(held.stderr.contains("\\u{1b}[2J: acquired"), "{held:#?}");
+    assert!(!held.stderr.contains('\x1b'), "{held:#?}");
+    finish(redlatch(shared(), &["show", "-q", &name])).expect(1);
+    let () = shared().command(&["SET", &name, "text"]);
+    for args in [
+        &["show", "-q", &name][..],
+        &["unlock", "--force", &name],
+        &["latch", &name, "wait"],
+        &["token", &name],
+        &["run", "-n", &name, "--", "true"],
+    ] {
+        let finished = finish(redlatch(shared(), args)).expect(65);
+        assert!(!finished.stderr.contains('\x1b'), "{finished:#?}");
+    }
+}
+
+#[test]
 fn ls_lists_matching_names() {
     let prefix = unique("ls");
     let names = ["a", "b", "ü ✓"].map(|end| format!("{prefix}:{end}"));
