@@ -303,6 +303,20 @@ mod tests {
     }
 
     #[test]
+    fn example_names_all_keys() {
+        let example = include_str!("../redlatch.example.toml");
+        let is_setting = |line: &&str| line.starts_with(|c: char| c.is_ascii_lowercase());
+        let lines = example.lines().filter_map(|line| line.strip_prefix('#'));
+        let settings: Vec<&str> = lines.filter(is_setting).collect();
+        parse(&settings.join("\n")).unwrap();
+        let keys: Vec<&str> = settings
+            .iter()
+            .filter_map(|line| line.split(' ').next())
+            .collect();
+        assert_eq!(keys, KEYS);
+    }
+
+    #[test]
     fn errors_name_file_line_and_key_in_one_line() {
         for (text, line, message) in [
             (

@@ -271,8 +271,7 @@ pub(crate) fn has_password(url: &str) -> bool {
 
 /// Returns whether a URL names a user or a password for the store.
 fn has_login(url: &str) -> bool {
-    let is_unix_url = url.starts_with("redis+unix:");
-    url.contains('@') || (is_unix_url && has_parameter(url, &["user", "pass"]))
+    url.contains('@') || has_parameter(url, &["user", "pass"])
 }
 
 /// Returns whether a URL names a user or a password for the Sentinels.
@@ -372,7 +371,7 @@ mod tests {
         for url in [
             "redis://me@h",
             "redis://:pw@h",
-            "redis+unix:///s?db=1&pass=pw",
+            "valkey+unix:///s?db=1&pass=pw",
         ] {
             let mut args = with_url(url);
             args.fill_from(lower());
