@@ -22,9 +22,13 @@ macro_rules! stderr {
 }
 pub(crate) use stderr;
 
-/// Like `stderr!`, for a warning.
+/// Like `stderr!`, for a warning, unless --quiet is set.
 macro_rules! warning {
-    ($($what:tt)*) => { $crate::stderr::line(tracing::Level::WARN, format_args!($($what)*)) };
+    ($($what:tt)*) => {
+        if !$crate::stderr::output().quiet {
+            $crate::stderr::line(tracing::Level::WARN, format_args!($($what)*))
+        }
+    };
 }
 pub(crate) use warning;
 

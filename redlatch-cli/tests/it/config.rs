@@ -213,5 +213,8 @@ fn password_in_a_file_for_all_users_causes_warning() {
         );
         assert_eq!(finished.stderr.is_empty(), !is_exposed, "{finished:#?}");
         assert!(!finished.stderr.contains("s3cret"), "{finished:#?}");
+        let mut quiet = clean_command(&["--quiet", "--config", &path, "ls", "no-such-name"]);
+        quiet.env("REDLATCH_PASSWORD", "s3cret");
+        assert_eq!(finish(quiet).expect(0).stderr, "");
     }
 }
