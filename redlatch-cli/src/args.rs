@@ -288,7 +288,7 @@ Examples:
 const RUN_CODES: &str = "\
 Exit codes:
   CMD's own; 128+n if signal n ended CMD, or ended the wait for the lock
-    2  wrong usage: options, durations, the name, the URL
+    2  wrong usage: options, durations, the name, the URL, the configuration file
    65  NAME is an object of another kind, or has another number of permits
    69  the store cannot be reached or refused the client (credentials, version),
        or too few replicas acknowledged the lock in time

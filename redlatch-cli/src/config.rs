@@ -48,8 +48,8 @@ const KEYS: [&str; 11] = [
 pub(crate) struct Config {
     pub(crate) store_args: StoreArgs,
     pub(crate) log_format: Option<LogFormat>,
-    /// Files with a password that every user of the machine can read.
-    exposed_files: Vec<PathBuf>,
+    /// What the operator should know, printed when the format of messages is known.
+    warnings: Vec<String>,
 }
 
 impl Config {
@@ -62,14 +62,9 @@ impl Config {
         }
     }
 
-    /// Warns about passwords that every user of the machine can read.
-    pub(crate) fn warn_if_exposed(&self) {
-        for path in &self.exposed_files {
-            let path = printable(&path.to_string_lossy());
-            warning!(
-                "{path}: every user of this machine can read the password in the URL; make the file \
-                 readable only by those who need it (chmod o-r), or use password-file"
-            );
+    pub(crate) fn print_warnings(&self) {
+        for message in &self.warnings {
+            warning!("{message}");
         }
     }
 }
@@ -78,16 +73,25 @@ impl Config {
 fn load_defaults(paths: impl Iterator<Item = PathBuf>) -> Result<Config, Failure> {
     let mut config = Config::default();
     for path in paths {
-        // Not `exists`, which is also false for a file that cannot be read.
-        if let Err(error) = std::fs::metadata(&path)
-            && matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
-        {
-            continue;
+        if let Err(error) = std::fs::metadata(&path) {
+            match error.kind() {
+                ErrorKind::NotFound | ErrorKind::NotADirectory => continue,
+                // The directory is closed to this user, so it is another user's: a service that root
+                // started may have the HOME of root.
+                ErrorKind::PermissionDenied => {
+                    let path = path.display();
+                    let message = format!("{path}: ignored: {error}; check HOME");
+                    config.warnings.push(message);
+                    continue;
+                }
+                // Reading it fails, too, and is reported.
+                _ => {}
+            }
         }
         let lower = read(&path)?;
         config.store_args.fill_from(lower.store_args);
         config.log_format = config.log_format.or(lower.log_format);
-        config.exposed_files.extend(lower.exposed_files);
+        config.warnings.extend(lower.warnings);
     }
     Ok(config)
 }
@@ -115,7 +119,11 @@ fn read(path: &Path) -> Result<Config, Failure> {
         && store_args::has_password(url)
         && is_readable_by_all(path)
     {
-        config.exposed_files.push(path.to_owned());
+        config.warnings.push(format!(
+            "{}: every user of this machine can read the password in the URL; make the file readable \
+             only by those who need it (chmod o-r), or use password-file",
+            path.display()
+        ));
     }
     Ok(config)
 }

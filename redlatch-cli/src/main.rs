@@ -65,7 +65,7 @@ fn main() -> ExitCode {
     if url_origin == Some(ValueSource::CommandLine) {
         store_args::warn_if_url_has_password(args.store_args.url());
     }
-    config.warn_if_exposed();
+    config.print_warnings();
     args.store_args.fill_from(config.store_args);
     exit_code(dispatch(args))
 }
