@@ -2,13 +2,15 @@
 
 CARGO ?= cargo
 
-.PHONY: help test lint docs unit test-topologies package interop bench bench-redisson bench-peers api api-update stress robustness soak \
+.PHONY: help test lint docs unit test-topologies package deb deb-test interop bench bench-redisson bench-peers api api-update stress robustness soak \
 	simulate simulate-mutants mutants explore redis
 
 help:
 	@echo "make test     everything: format, lint, docs, all tests (installs redis-server if permitted)"
 	@echo "make test-topologies  only the tests with TLS and ACL, Sentinel and Cluster (part of make test)"
 	@echo "make interop  tests with the real Redisson (part of make test if a JDK and Maven are installed)"
+	@echo "make deb      the Debian package of the command, in target/debian"
+	@echo "make deb-test  builds that package, installs it into an empty root, uses it and removes it"
 	@echo "make bench    the benchmark; writes target/bench.json"
 	@echo "make bench-redisson  Redisson and redlatch side by side; writes target/bench-redisson.json"
 	@echo "make bench-peers  redlatch beside other lock libraries; writes target/bench-peers.json, tables and plots"
@@ -56,6 +58,13 @@ interop: redis
 # Checks that the library can be published: packs it, unpacks it and checks it there.
 package:
 	@tools/package
+
+# The Debian package of the command: program, man pages, completions, example of a configuration.
+deb:
+	@tools/deb
+
+deb-test: redis
+	@tools/deb-test
 
 # The library's public API, one item a line.
 api: target/api.txt

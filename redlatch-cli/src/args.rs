@@ -1,12 +1,12 @@
 //! The command line.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::time::Duration;
 
-use clap::{Parser, Subcommand, value_parser};
+use clap::{Parser, Subcommand, ValueEnum, ValueHint, value_parser};
 
 use crate::duration;
-use crate::stderr::Output;
+use crate::stderr::{LogFormat, Output};
 use crate::store_args::StoreArgs;
 
 /// Distributed locks on Redis and Valkey, from the command line.
@@ -29,6 +29,22 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) store_args: StoreArgs,
 
+    /// The configuration file to read, instead of $XDG_CONFIG_HOME/redlatch.toml (by default
+    /// ~/.config/redlatch.toml) and /etc/redlatch.toml
+    ///
+    /// Its keys are the names of the store's options, such as `url` and `tls-ca`, and `log-format`.
+    /// Options override environment variables, which override the user's file, which overrides
+    /// /etc/redlatch.toml.
+    #[arg(
+        long,
+        global = true,
+        env = "REDLATCH_CONFIG",
+        value_name = "FILE",
+        value_hint = ValueHint::FilePath,
+        help_heading = "Configuration"
+    )]
+    pub(crate) config: Option<OsString>,
+
     #[command(flatten)]
     pub(crate) output: Output,
 
@@ -44,8 +60,29 @@ pub(crate) enum Command {
     Unlock(Unlock),
     Latch(Latch),
     Token(Token),
-    #[command(name = "__exec", hide = true)]
+    Completions(Completions),
+}
+
+/// Commands for redlatch itself and its package. They are not part of [`Command`], because completions
+/// would list them even if they were hidden.
+#[derive(Debug, Parser)]
+#[command(name = "redlatch")]
+pub(crate) enum InternalCommand {
+    #[command(name = InternalCommand::EXEC)]
     Exec(Exec),
+    #[cfg(feature = "man")]
+    #[command(name = InternalCommand::MAN)]
+    Man(Man),
+}
+
+impl InternalCommand {
+    pub(crate) const EXEC: &str = "__exec";
+    const MAN: &str = "__man";
+
+    /// Returns whether `first`, the first argument of redlatch, is an internal command.
+    pub(crate) fn is_named(first: &OsStr) -> bool {
+        first == Self::EXEC || (cfg!(feature = "man") && first == Self::MAN)
+    }
 }
 
 /// Run CMD while holding the lock NAME, or several locks.
@@ -169,11 +206,11 @@ pub(crate) struct Run {
 
     /// The lock's name: 1 to 512 bytes, without line breaks. With several names, all
     /// locks are held or none
-    #[arg(required = true, value_name = "NAME")]
+    #[arg(required = true, value_name = "NAME", value_hint = ValueHint::Other)]
     pub(crate) names: Vec<String>,
 
     /// The command and its arguments
-    #[arg(last = true, required = true, value_name = "CMD")]
+    #[arg(last = true, required = true, value_name = "CMD", value_hint = ValueHint::CommandName)]
     pub(crate) command: Vec<OsString>,
 }
 
@@ -251,7 +288,7 @@ Examples:
 const RUN_CODES: &str = "\
 Exit codes:
   CMD's own; 128+n if signal n ended CMD, or ended the wait for the lock
-    2  wrong usage: options, durations, the name, the URL
+    2  wrong usage: options, durations, the name, the URL, the configuration file
    65  NAME is an object of another kind, or has another number of permits
    69  the store cannot be reached or refused the client (credentials, version),
        or too few replicas acknowledged the lock in time
@@ -272,6 +309,11 @@ Exit codes:
 /// A name that does not exist in the store is a free lock or an open latch: kind, owner and remaining_ms
 /// are null, held is false. remaining_ms is also null for objects that never expire.
 ///
+/// With --quiet, prints nothing: the exit code is 0 if NAME is held, and 1 if it is free. NAME is held if
+/// `held` is true in JSON, that is if another owner would have to wait. Locks are held if they have a
+/// holder, read-write locks also if it is a reader; semaphores if no permit is available. A latch is
+/// never held: for a latch that is not open, `redlatch latch NAME wait --for 0` exits with 75.
+///
 /// REMAINING is the time until the hold expires if it is not renewed; for a waiter in a queue, the time
 /// until it is skipped if it does not respond.
 ///
@@ -283,9 +325,10 @@ Exit codes:
 Examples:
   redlatch show nightly-backup
   redlatch show --json nightly-backup | jq .remaining_ms
+  redlatch show -q nightly-backup && echo 'the backup is running'
 
-Exit codes: 0 also if it is free; 2 wrong usage; 65 the key holds data of another kind;
-69 the store cannot be reached."
+Exit codes: 0 also if it is free; with --quiet 1 if it is free; 2 wrong usage;
+65 the key holds data of another kind; 69 the store cannot be reached."
 )]
 pub(crate) struct Show {
     /// Print a JSON object
@@ -293,6 +336,7 @@ pub(crate) struct Show {
     pub(crate) json: bool,
 
     /// The name
+    #[arg(value_hint = ValueHint::Other)]
     pub(crate) name: String,
 }
 
@@ -318,7 +362,7 @@ pub(crate) struct Ls {
     pub(crate) json: bool,
 
     /// Only names that match this glob pattern: *, ?, [a-z], \ to escape the next character
-    #[arg(default_value = "*")]
+    #[arg(default_value = "*", value_hint = ValueHint::Other)]
     pub(crate) pattern: String,
 }
 
@@ -344,6 +388,7 @@ pub(crate) struct Unlock {
     pub(crate) force: bool,
 
     /// The lock's name
+    #[arg(value_hint = ValueHint::Other)]
     pub(crate) name: String,
 }
 
@@ -372,6 +417,7 @@ Exit codes: 0 done; 2 wrong usage; 65 NAME is an object of another kind;
 )]
 pub(crate) struct Latch {
     /// The latch's name
+    #[arg(value_hint = ValueHint::Other)]
     pub(crate) name: String,
 
     #[command(subcommand)]
@@ -449,6 +495,7 @@ Exit codes: 0 done; 2 wrong usage; 65 NAME is an object of another kind;
 )]
 pub(crate) struct Token {
     /// The lock's name
+    #[arg(value_hint = ValueHint::Other)]
     pub(crate) name: String,
 
     #[command(subcommand)]
@@ -473,12 +520,48 @@ pub(crate) enum TokenCommand {
     Delete,
 }
 
+/// Print a script that completes options and commands of redlatch in a shell.
+#[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "redlatch completions <SHELL>",
+    after_help = "\
+The Debian package installs the scripts. Without it, write them to these files:
+  bash  ~/.local/share/bash-completion/completions/redlatch
+  zsh   _redlatch in a directory of $fpath
+  fish  ~/.config/fish/completions/redlatch.fish
+
+Examples:
+  redlatch completions fish > ~/.config/fish/completions/redlatch.fish
+  . <(redlatch completions bash)      # only in the current bash"
+)]
+pub(crate) struct Completions {
+    /// The shell
+    pub(crate) shell: Shell,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum Shell {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+/// Write the man pages to DIR, for packages.
+#[cfg(feature = "man")]
+#[derive(Debug, clap::Args)]
+pub(crate) struct Man {
+    pub(crate) dir: std::path::PathBuf,
+}
+
 /// Become CMD, bound to the lifetime of the parent. Internal: see `child`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Exec {
     /// Go to the foreground of the terminal first
     #[arg(long)]
     pub(crate) foreground: bool,
+
+    #[arg(long)]
+    pub(crate) log_format: Option<LogFormat>,
 
     pub(crate) parent: i32,
 

@@ -25,6 +25,7 @@ use crate::exit::by_signal;
 use crate::held_lock::HeldLock;
 use crate::process_tree::{self, State};
 use crate::signals::{Caught, Signals};
+use crate::stderr;
 use crate::store_args;
 use crate::terminal::Terminal;
 
@@ -389,6 +390,9 @@ fn exec_command(command: &[OsString], in_foreground: bool) -> Command {
     wrapper.arg("__exec");
     if in_foreground {
         wrapper.arg("--foreground");
+    }
+    if stderr::is_json() {
+        wrapper.args(["--log-format", "json"]);
     }
     wrapper.args([&std::process::id().to_string(), "--"]);
     wrapper.args(command);

@@ -5,11 +5,15 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
 use crate::args::Exec;
-use crate::stderr::stderr;
+use crate::stderr::{self, Output, stderr};
 use crate::{exit, terminal};
 
 /// Makes the system kill this process when its parent dies, and becomes CMD. Returns if it cannot.
 pub(crate) fn exec(exec: &Exec) -> u8 {
+    stderr::set_output(Output {
+        log_format: exec.log_format,
+        ..Output::default()
+    });
     if let Err(error) = bind_to_parent() {
         stderr!("CMD cannot be bound to the lifetime of redlatch: {error}");
         return exit::SYSTEM;

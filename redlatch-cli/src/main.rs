@@ -3,11 +3,15 @@
 
 mod args;
 mod child;
+mod completions;
+mod config;
 mod duration;
 mod exec;
 mod exit;
 mod held_lock;
 mod latch;
+#[cfg(feature = "man")]
+mod man;
 mod process_tree;
 mod run;
 mod show;
@@ -23,31 +27,62 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{CommandFactory as _, FromArgMatches as _};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser as _, ValueEnum as _};
 
-use crate::args::{Args, Command};
+use crate::args::{Args, Command, InternalCommand};
+use crate::config::Config;
 use crate::exit::Failure;
-use crate::stderr::stderr;
+use crate::stderr::{LogFormat, Output, stderr};
 
 fn main() -> ExitCode {
+    let first = std::env::args_os().nth(1);
+    if first.is_some_and(|first| InternalCommand::is_named(&first)) {
+        return run_internal(&InternalCommand::parse());
+    }
     let parsed = Args::command().try_get_matches().and_then(|matches| {
         let args = Args::from_arg_matches(&matches)?;
         Ok((args, matches.value_source("url")))
     });
-    let (args, url_source) = match parsed {
+    let (mut args, url_origin) = match parsed {
         Ok(parsed) => parsed,
         Err(error) => return print_usage_error(error),
     };
-    // This process becomes CMD and does not hold the lock: it needs no log, no runtime and no
-    // threads.
-    if let Command::Exec(exec) = &args.command {
-        return exec::exec(exec).into();
+    let config = match &args.command {
+        // Also works with a wrong configuration, for example when a shell starts.
+        Command::Completions(_) => Ok(Config::default()),
+        _ => Config::load(args.config.as_deref()),
+    };
+    let config = match config {
+        Ok(config) => config,
+        Err(failure) => {
+            stderr::set_output(args.output);
+            return exit_code(Err(failure));
+        }
+    };
+    args.output.log_format = args.output.log_format.or(config.log_format);
+    stderr::set_output(args.output);
+    stderr::start_log();
+    if url_origin == Some(ValueSource::CommandLine) {
+        store_args::warn_if_url_has_password(args.store_args.url());
     }
-    stderr::start_log(args.output);
-    if url_source == Some(ValueSource::CommandLine) {
-        store_args::warn_if_url_has_password(&args.store_args.url);
+    config.print_warnings();
+    args.store_args.fill_from(config.store_args);
+    exit_code(dispatch(args))
+}
+
+/// Runs a command that needs no log, no runtime and no threads.
+fn run_internal(command: &InternalCommand) -> ExitCode {
+    match command {
+        // This process becomes CMD and does not hold the lock.
+        InternalCommand::Exec(exec) => exec::exec(exec).into(),
+        #[cfg(feature = "man")]
+        InternalCommand::Man(man) => exit_code(man::man(man)),
     }
-    let code = dispatch(args).unwrap_or_else(|failure| {
+}
+
+/// Returns the exit code of a command, and prints its failure.
+fn exit_code(result: Result<u8, Failure>) -> ExitCode {
+    let code = result.unwrap_or_else(|failure| {
         stderr!("{}", failure.message);
         failure.code
     });
@@ -69,7 +104,7 @@ fn dispatch(args: Args) -> Result<u8, Failure> {
             Command::Unlock(unlock) => show::unlock(&args.store_args, &unlock).await,
             Command::Latch(latch) => latch::latch(&args.store_args, &latch).await,
             Command::Token(token) => token::token(&args.store_args, &token).await,
-            Command::Exec(_) => unreachable!("handled without a runtime"),
+            Command::Completions(completions) => completions::completions(&completions),
         }
     });
     // Do not wait for a pending host name lookup.
@@ -80,6 +115,10 @@ fn dispatch(args: Args) -> Result<u8, Failure> {
 /// Prints a usage error, or the requested help. Quoted parts of the command line are printed
 /// without passwords.
 fn print_usage_error(error: clap::Error) -> ExitCode {
+    stderr::set_output(Output {
+        log_format: requested_log_format(),
+        ..Output::default()
+    });
     let secrets: Vec<(String, String)> = std::env::args_os()
         .map(OsString::into_string)
         .filter_map(Result::ok)
@@ -94,20 +133,41 @@ fn print_usage_error(error: clap::Error) -> ExitCode {
         exit::OK
     };
     let mut message = error.to_string();
-    if error.kind() == ErrorKind::MissingSubcommand && message.contains("__exec") {
-        // clap's own message would list the internal command.
-        stderr::raw(&Args::command().render_help().to_string());
-    } else if secrets.is_empty() {
+    let lacks_cmd =
+        error.kind() == ErrorKind::MissingRequiredArgument && message.contains("  <CMD>");
+    if error.kind() == ErrorKind::MissingSubcommand {
+        stderr::usage_text(&Args::command().render_help().to_string());
+    } else if secrets.is_empty() && (!error.use_stderr() || !stderr::is_json()) {
         // Uses colors at a terminal. Errors are ignored: a closed pipe has no reader.
         let _ = error.print();
     } else {
         for (secret, shown) in secrets {
             message = message.replace(&secret, &shown);
         }
-        stderr::raw(&message);
+        stderr::usage_text(&message);
     }
-    if error.kind() == ErrorKind::MissingRequiredArgument && message.contains("  <CMD>") {
-        stderr::raw("CMD comes after --: redlatch run NAME -- CMD\n");
+    if lacks_cmd {
+        stderr::usage_text("CMD comes after --: redlatch run NAME -- CMD\n");
     }
     code.into()
+}
+
+/// Returns the format of messages that is requested on a command line that is wrong elsewhere, or in the
+/// environment.
+fn requested_log_format() -> Option<LogFormat> {
+    let args: Vec<String> = std::env::args_os()
+        .map(|arg| arg.to_string_lossy().into_owned())
+        .take_while(|arg| arg != "--")
+        .collect();
+    let separate = args.windows(2).find_map(|pair| match pair {
+        [option, value] if option == "--log-format" => Some(value.clone()),
+        _ => None,
+    });
+    let attached = args
+        .iter()
+        .find_map(|arg| arg.strip_prefix("--log-format=").map(str::to_owned));
+    let value = separate
+        .or(attached)
+        .or_else(|| std::env::var("REDLATCH_LOG_FORMAT").ok())?;
+    LogFormat::from_str(&value, false).ok()
 }

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::args::{Ls, Show, Unlock};
 use crate::exit::{self, Failure};
-use crate::stderr::printable;
+use crate::stderr::{self, printable};
 use crate::store_args::StoreArgs;
 use crate::{duration, store};
 
@@ -59,10 +59,20 @@ struct PermitEntry {
 }
 
 pub(crate) async fn show(store_args: &StoreArgs, show: &Show) -> Result<u8, Failure> {
+    let quiet = stderr::output().quiet;
+    if quiet && show.json {
+        return Err(Failure::usage(
+            "--quiet and --json cannot be used together: with --quiet, show prints nothing",
+        ));
+    }
     store::check_name(&show.name).await?;
     let client = store::connect(store_args, Client::builder()).await?;
     let state = client.inspect(&show.name).await?;
-    print(&[Object::new(show.name.clone(), state)], show.json)
+    let object = Object::new(show.name.clone(), state);
+    if quiet {
+        return Ok(if object.held { exit::OK } else { exit::FREE });
+    }
+    print(&[object], show.json)
 }
 
 pub(crate) async fn ls(store_args: &StoreArgs, ls: &Ls) -> Result<u8, Failure> {

@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 
 use crate::exit::Failure;
 use crate::process_tree;
-use crate::stderr::stderr;
+use crate::stderr::warning;
 
 /// Signals that ask a program to end.
 const ENDING: [i32; 4] = [SIGINT, SIGTERM, SIGQUIT, SIGHUP];
@@ -88,7 +88,7 @@ impl Signals {
         let forward = move || {
             for number in incoming.forever() {
                 let Some(signal) = Signal::from_named_raw(number) else {
-                    stderr!(
+                    warning!(
                         "signal {number} was ignored: real-time signals are not forwarded to CMD"
                     );
                     continue;

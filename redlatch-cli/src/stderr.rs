@@ -5,41 +5,54 @@ use std::fmt;
 use std::io::{IsTerminal as _, Write as _};
 use std::sync::OnceLock;
 
+use clap::ValueEnum;
+use serde::Serialize;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-/// Like `eprintln!`, with the name of the program as prefix.
+/// Prints an error like `eprintln!`, with the name of the program as prefix.
 macro_rules! stderr {
-    ($($what:tt)*) => { $crate::stderr::line(format_args!($($what)*)) };
+    ($($what:tt)*) => { $crate::stderr::line(tracing::Level::ERROR, format_args!($($what)*)) };
 }
 pub(crate) use stderr;
 
-/// Like `stderr!`, unless --quiet is set.
+/// Like `stderr!`, for a warning, unless --quiet is set.
+macro_rules! warning {
+    ($($what:tt)*) => {
+        if !$crate::stderr::output().quiet {
+            $crate::stderr::line(tracing::Level::WARN, format_args!($($what)*))
+        }
+    };
+}
+pub(crate) use warning;
+
+/// Like `stderr!`, for information, unless --quiet is set.
 macro_rules! note {
     ($($what:tt)*) => {
         if !$crate::stderr::output().quiet {
-            $crate::stderr::line(format_args!($($what)*))
+            $crate::stderr::line(tracing::Level::INFO, format_args!($($what)*))
         }
     };
 }
 pub(crate) use note;
 
-/// Like `stderr!`, but only with --verbose.
+/// Like `note!`, but only with --verbose.
 macro_rules! detail {
     ($($what:tt)*) => {
         if $crate::stderr::output().verbose {
-            $crate::stderr::line(format_args!($($what)*))
+            $crate::stderr::line(tracing::Level::INFO, format_args!($($what)*))
         }
     };
 }
 pub(crate) use detail;
 
-/// How much is printed on standard error.
+/// How much is printed on standard error, and in which format.
 #[derive(Debug, Clone, Copy, Default, clap::Args)]
 #[command(next_help_heading = "Messages")]
 pub(crate) struct Output {
@@ -51,22 +64,90 @@ pub(crate) struct Output {
     /// REDLATCH_LOG (else RUST_LOG) selects log events in detail, such as `debug` or `redlatch=trace`
     #[arg(short, long, global = true)]
     pub(crate) verbose: bool,
+
+    /// The format of messages and log events on standard error: `json` prints one object per line, with
+    /// timestamp, level, message, target, and the fields of the event [default: text]
+    #[arg(
+        long,
+        global = true,
+        env = "REDLATCH_LOG_FORMAT",
+        value_name = "FORMAT",
+        hide_possible_values = true
+    )]
+    pub(crate) log_format: Option<LogFormat>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    Text,
+    Json,
 }
 
 static OUTPUT: OnceLock<Output> = OnceLock::new();
 
-/// Returns how much to print, as set by [`start_log`].
+/// Returns how much to print and how, as set by [`set_output`].
 pub(crate) fn output() -> Output {
     OUTPUT.get().copied().unwrap_or_default()
 }
 
-pub(crate) fn line(what: fmt::Arguments<'_>) {
-    // A single write, so that lines of several processes do not mix.
-    raw(&format!("redlatch: {what}\n"));
+/// Sets how much to print and how. Only the first call has an effect.
+pub(crate) fn set_output(output: Output) {
+    let _ = OUTPUT.set(output);
 }
 
-pub(crate) fn raw(what: &str) {
-    let _ = std::io::stderr().write_all(what.as_bytes());
+/// Returns whether messages are printed in JSON.
+pub(crate) fn is_json() -> bool {
+    output().log_format == Some(LogFormat::Json)
+}
+
+/// A message of the command in JSON. The library's log events have the same keys, and their fields.
+#[derive(Serialize)]
+struct JsonMessage<'a> {
+    timestamp: String,
+    level: &'static str,
+    message: &'a str,
+    target: &'static str,
+}
+
+/// Prints one message of this level.
+pub(crate) fn line(level: Level, what: fmt::Arguments<'_>) {
+    if is_json() {
+        return json_line(level, &what.to_string());
+    }
+    let prefix = match level {
+        Level::WARN => "warning: ",
+        _ => "",
+    };
+    // A single write, so that lines of several processes do not mix.
+    let what = printable(&what.to_string());
+    write(&format!("redlatch: {prefix}{what}\n"));
+}
+
+/// Prints the explanation of wrong usage, which may have several lines.
+pub(crate) fn usage_text(text: &str) {
+    if is_json() {
+        let text = text.strip_prefix("error: ").unwrap_or(text);
+        return json_line(Level::ERROR, text.trim_end());
+    }
+    write(text);
+}
+
+fn json_line(level: Level, message: &str) {
+    let mut timestamp = String::new();
+    let _ = SystemTime.format_time(&mut Writer::new(&mut timestamp));
+    let message = JsonMessage {
+        timestamp,
+        level: level.as_str(),
+        message,
+        target: "redlatch",
+    };
+    if let Ok(line) = serde_json::to_string(&message) {
+        write(&(line + "\n"));
+    }
+}
+
+fn write(text: &str) {
+    let _ = std::io::stderr().write_all(text.as_bytes());
 }
 
 /// Escapes control characters: text from the store must not control the reader's terminal.
@@ -84,39 +165,40 @@ pub(crate) fn printable(text: &str) -> String {
 
 /// Prints the library's warnings for the operator. If REDLATCH_LOG or RUST_LOG is set, prints a log
 /// with all events that it selects.
-pub(crate) fn start_log(output: Output) {
-    let _ = OUTPUT.set(output);
+pub(crate) fn start_log() {
+    let output = output();
     let custom_filter = ["REDLATCH_LOG", "RUST_LOG"]
         .into_iter()
         .filter_map(|variable| std::env::var(variable).ok())
         .find(|filter| !filter.is_empty());
-    let base = || {
-        tracing_subscriber::fmt()
-            .with_max_level(Level::TRACE)
-            .with_writer(std::io::stderr)
-            .with_ansi(std::io::stderr().is_terminal())
-            // Otherwise it would panic when standard error is closed.
-            .log_internal_errors(false)
-    };
-    match custom_filter {
-        Some(filter) => base().finish().with(targets(&filter)).init(),
-        None => base()
-            .with_ansi(false)
-            .event_format(MessageFormat)
+    let filter = targets(custom_filter.as_deref().unwrap_or(match output {
+        Output { quiet: true, .. } => QUIET_FILTER,
+        Output { verbose: true, .. } => VERBOSE_FILTER,
+        _ => DEFAULT_FILTER,
+    }));
+    let base = tracing_subscriber::fmt()
+        .with_max_level(Level::TRACE)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal() && custom_filter.is_some() && !is_json())
+        // Otherwise it would panic when standard error is closed.
+        .log_internal_errors(false);
+    if is_json() {
+        let json = base.json().flatten_event(true).with_span_list(false);
+        json.finish().with(filter).init();
+    } else if custom_filter.is_some() {
+        base.finish().with(filter).init();
+    } else {
+        base.event_format(MessageFormat)
             .finish()
-            .with(targets(match output {
-                Output { quiet: true, .. } => QUIET_FILTER,
-                Output { verbose: true, .. } => VERBOSE_FILTER,
-                _ => DEFAULT_FILTER,
-            }))
-            .init(),
+            .with(filter)
+            .init();
     }
 }
 
 /// Parses a filter. Instead of an invalid one, which may be meant for another program, the default applies.
 fn targets(filter: &str) -> Targets {
     filter.parse().unwrap_or_else(|error| {
-        stderr!("the log filter {filter:?} is invalid ({error}); using {DEFAULT_FILTER:?}");
+        warning!("the log filter {filter:?} is invalid ({error}); using {DEFAULT_FILTER:?}");
         targets(DEFAULT_FILTER)
     })
 }
@@ -146,8 +228,8 @@ where
             Level::WARN => "warning: ",
             _ => "",
         };
-        write!(writer, "redlatch: {level}")?;
-        context.format_fields(writer.by_ref(), event)?;
-        writeln!(writer)
+        let mut fields = String::new();
+        context.format_fields(Writer::new(&mut fields), event)?;
+        writeln!(writer, "redlatch: {level}{}", printable(&fields))
     }
 }

@@ -38,7 +38,7 @@ pub(crate) async fn connect_within(
     settings: ClientBuilder,
     limits: &WaitLimits,
 ) -> Result<Client, Failure> {
-    let url = &*store_args.url;
+    let url = store_args.url();
     if url == "embedded:" {
         return Err(Failure::usage(
             "an embedded store is private to this process, so its locks exclude no other process; \
@@ -49,30 +49,28 @@ pub(crate) async fn connect_within(
     let store = without_secrets(url);
     let connecting =
         limits.retry_through_outage(&store, async || settings.clone().connect(url).await);
-    connecting.await.map_err(|error| match error {
-        Error::AuthenticationFailed { .. } => {
-            let failure = Failure::from(error);
-            Failure {
-                message: format!(
-                    "{}: {} (--user and --password-file, or REDLATCH_USERNAME and REDLATCH_PASSWORD)",
-                    without_secrets(url),
-                    failure.message
-                ),
-                ..failure
-            }
+    connecting.await.map_err(|error| {
+        let (prefix, hint) = match (&error, &store_args.url_source) {
+            (Error::InvalidUrl { .. }, Some(source)) => (format!("{source}: url: "), ""),
+            (Error::AuthenticationFailed { .. }, _) => (
+                format!("{store}: "),
+                " (--user and --password-file, or REDLATCH_USERNAME and REDLATCH_PASSWORD)",
+            ),
+            // Names the store: it may be the default, or come from the environment or a file.
+            (
+                Error::Unavailable { .. }
+                | Error::ResponseTimeout { .. }
+                | Error::TlsFailed { .. }
+                | Error::UnsupportedServer { .. },
+                _,
+            ) => (format!("{store}: "), ""),
+            _ => (String::new(), ""),
+        };
+        let failure = Failure::from(error);
+        Failure {
+            message: format!("{prefix}{}{hint}", failure.message),
+            ..failure
         }
-        // Names the store: it may be the default, or come from the environment.
-        Error::Unavailable { .. }
-        | Error::ResponseTimeout { .. }
-        | Error::TlsFailed { .. }
-        | Error::UnsupportedServer { .. } => {
-            let failure = Failure::from(error);
-            Failure {
-                message: format!("{}: {}", without_secrets(url), failure.message),
-                ..failure
-            }
-        }
-        error => error.into(),
     })
 }
 

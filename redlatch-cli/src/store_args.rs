@@ -1,21 +1,25 @@
 //! The store's address, credentials and settings. Passwords are read from files or the environment,
 //! because every user of the machine can see the command line.
 
+use std::env::VarError;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::ValueHint;
 use redlatch::{ClientBuilder, ReplicaSync};
 
 use crate::duration;
 use crate::exit::Failure;
-use crate::stderr::stderr;
+use crate::stderr::{printable, warning};
 
 /// Options for the store's address, login, TLS and timeouts. No option takes a password.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 #[command(next_help_heading = "Store")]
 pub(crate) struct StoreArgs {
     /// The store: `redis://[user@]host[:port][/db]`, with TLS `rediss://…`; `redis+unix:///path`;
     /// `redis+sentinel://host,host/master[/db]`; `redis+cluster://host,host`
+    /// [default: redis://127.0.0.1:6379]
     ///
     /// Do not include a password: every user of the machine can see the command line. Put it into
     /// REDLATCH_PASSWORD or a file.
@@ -24,17 +28,25 @@ pub(crate) struct StoreArgs {
         global = true,
         env = "REDLATCH_URL",
         hide_env_values = true,
-        default_value = "redis://127.0.0.1:6379"
+        value_hint = ValueHint::Url
     )]
-    pub(crate) url: String,
+    pub(crate) url: Option<String>,
+
+    /// The configuration file that sets `url`, if one does.
+    #[arg(skip)]
+    pub(crate) url_source: Option<UrlSource>,
 
     /// The user to log in as
     #[arg(long, global = true, env = "REDLATCH_USERNAME", value_name = "NAME")]
-    user: Option<String>,
+    pub(crate) user: Option<String>,
 
     /// The file whose first line is the password [default: the password is in REDLATCH_PASSWORD]
     #[arg(long, global = true, value_name = "PATH")]
     password_file: Option<PathBuf>,
+
+    /// The password file that a configuration file names. REDLATCH_PASSWORD overrides it.
+    #[arg(skip)]
+    pub(crate) default_password_file: Option<PathBuf>,
 
     /// The user for the Sentinels
     #[arg(
@@ -43,24 +55,28 @@ pub(crate) struct StoreArgs {
         env = "REDLATCH_SENTINEL_USERNAME",
         value_name = "NAME"
     )]
-    sentinel_user: Option<String>,
+    pub(crate) sentinel_user: Option<String>,
 
     /// The file whose first line is the password for the Sentinels [default: the password is in
     /// REDLATCH_SENTINEL_PASSWORD]
     #[arg(long, global = true, value_name = "PATH")]
     sentinel_password_file: Option<PathBuf>,
 
+    /// The same as `default_password_file`, for the Sentinels.
+    #[arg(skip)]
+    pub(crate) default_sentinel_password_file: Option<PathBuf>,
+
     /// The CA certificates to trust for the store, in PEM, instead of the system's
     #[arg(long, global = true, env = "REDLATCH_TLS_CA", value_name = "PATH")]
-    tls_ca: Option<PathBuf>,
+    pub(crate) tls_ca: Option<PathBuf>,
 
     /// The client certificate for the store, in PEM
     #[arg(long, global = true, env = "REDLATCH_TLS_CERT", value_name = "PATH")]
-    tls_cert: Option<PathBuf>,
+    pub(crate) tls_cert: Option<PathBuf>,
 
     /// The private key of the client certificate, in PEM
     #[arg(long, global = true, env = "REDLATCH_TLS_KEY", value_name = "PATH")]
-    tls_key: Option<PathBuf>,
+    pub(crate) tls_key: Option<PathBuf>,
 
     /// How long to wait for a reply; make it longer than a failover to survive one [default: 3s]
     #[arg(
@@ -70,7 +86,7 @@ pub(crate) struct StoreArgs {
         value_name = "DUR",
         value_parser = duration::parse,
     )]
-    response_timeout: Option<Duration>,
+    pub(crate) response_timeout: Option<Duration>,
 
     /// How many replicas must acknowledge an acquisition: `all` (it waits for all connected replicas, and needs
     /// one of them), `majority`, a number, or `off` [default: all]
@@ -81,10 +97,27 @@ pub(crate) struct StoreArgs {
         value_name = "COUNT",
         value_parser = parse_replica_sync,
     )]
-    replicas: Option<ReplicaSync>,
+    pub(crate) replicas: Option<ReplicaSync>,
 }
 
-fn parse_replica_sync(text: &str) -> Result<ReplicaSync, String> {
+/// The place of a URL in a configuration file.
+#[derive(Debug)]
+pub(crate) struct UrlSource {
+    pub(crate) path: PathBuf,
+    pub(crate) line: usize,
+}
+
+impl fmt::Display for UrlSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = printable(&self.path.to_string_lossy());
+        write!(f, "{path}:{}", self.line)
+    }
+}
+
+/// The store if nothing names another one.
+const DEFAULT_URL: &str = "redis://127.0.0.1:6379";
+
+pub(crate) fn parse_replica_sync(text: &str) -> Result<ReplicaSync, String> {
     match text {
         "all" => Ok(ReplicaSync::All),
         "majority" => Ok(ReplicaSync::Majority),
@@ -103,6 +136,42 @@ const SENTINEL_PASSWORD_VARIABLE: &str = "REDLATCH_SENTINEL_PASSWORD";
 const URL_VARIABLE: &str = "REDLATCH_URL";
 
 impl StoreArgs {
+    /// Returns the URL of the store.
+    pub(crate) fn url(&self) -> &str {
+        self.url.as_deref().unwrap_or(DEFAULT_URL)
+    }
+
+    /// Sets what is not set yet as in `lower`.
+    ///
+    /// Values that belong together are not mixed: a login in the URL excludes user and password of
+    /// `lower`, and a client certificate its key.
+    pub(crate) fn fill_from(&mut self, lower: StoreArgs) {
+        let url = self.url.as_deref().unwrap_or_default();
+        let (has_login, has_sentinel_login) = (has_login(url), has_sentinel_login(url));
+        if !has_login {
+            fill(&mut self.user, lower.user);
+            fill(&mut self.default_password_file, lower.default_password_file);
+        }
+        if !has_sentinel_login {
+            fill(&mut self.sentinel_user, lower.sentinel_user);
+            fill(
+                &mut self.default_sentinel_password_file,
+                lower.default_sentinel_password_file,
+            );
+        }
+        if self.tls_cert.is_none() && self.tls_key.is_none() {
+            self.tls_cert = lower.tls_cert;
+            self.tls_key = lower.tls_key;
+        }
+        if self.url.is_none() {
+            self.url = lower.url;
+            self.url_source = lower.url_source;
+        }
+        fill(&mut self.tls_ca, lower.tls_ca);
+        fill(&mut self.response_timeout, lower.response_timeout);
+        fill(&mut self.replicas, lower.replicas);
+    }
+
     /// Applies these options, and the passwords from files or the environment, to `builder`.
     pub(crate) fn apply_to(&self, mut builder: ClientBuilder) -> Result<ClientBuilder, Failure> {
         // An empty variable counts as unset.
@@ -110,14 +179,23 @@ impl StoreArgs {
         if let Some(user) = non_empty(&self.user) {
             builder = builder.username(user);
         }
-        if let Some(password) = read_password(self.password_file.as_deref(), PASSWORD_VARIABLE)? {
+        let password = read_password(
+            self.password_file.as_deref(),
+            PASSWORD_VARIABLE,
+            self.default_password_file.as_deref(),
+        )?;
+        if let Some(password) = password {
             builder = builder.password(password);
         }
         if let Some(user) = non_empty(&self.sentinel_user) {
             builder = builder.sentinel_username(user);
         }
-        let file = self.sentinel_password_file.as_deref();
-        if let Some(password) = read_password(file, SENTINEL_PASSWORD_VARIABLE)? {
+        let password = read_password(
+            self.sentinel_password_file.as_deref(),
+            SENTINEL_PASSWORD_VARIABLE,
+            self.default_sentinel_password_file.as_deref(),
+        )?;
+        if let Some(password) = password {
             builder = builder.sentinel_password(password);
         }
         if let Some(timeout) = self.response_timeout {
@@ -139,23 +217,37 @@ impl StoreArgs {
     }
 }
 
-/// Reads a password from the file, or from the environment variable if there is no file.
-fn read_password(file: Option<&Path>, variable: &str) -> Result<Option<String>, Failure> {
+/// Sets an option that is not set yet.
+fn fill<T>(option: &mut Option<T>, lower: Option<T>) {
+    if option.is_none() {
+        *option = lower;
+    }
+}
+
+/// Reads a password from the file, else from the environment variable, else from the default file.
+fn read_password(
+    file: Option<&Path>,
+    variable: &str,
+    default_file: Option<&Path>,
+) -> Result<Option<String>, Failure> {
     let Some(file) = file else {
         return match std::env::var(variable) {
-            Ok(password) if password.is_empty() => Ok(None),
-            Ok(password) => Ok(Some(password)),
-            Err(std::env::VarError::NotPresent) => Ok(None),
-            Err(std::env::VarError::NotUnicode(_)) => {
+            Ok(password) if !password.is_empty() => Ok(Some(password)),
+            Ok(_) | Err(VarError::NotPresent) => default_file.map(read_password_file).transpose(),
+            Err(VarError::NotUnicode(_)) => {
                 Err(Failure::usage(format!("{variable} is not valid UTF-8")))
             }
         };
     };
+    read_password_file(file).map(Some)
+}
+
+fn read_password_file(file: &Path) -> Result<String, Failure> {
     let path = file.display();
     let text = std::fs::read_to_string(file)
         .map_err(|error| Failure::usage(format!("the password cannot be read: {path}: {error}")))?;
     match text.lines().next() {
-        Some(password) if !password.is_empty() => Ok(Some(password.to_owned())),
+        Some(password) if !password.is_empty() => Ok(password.to_owned()),
         _ => Err(Failure::usage(format!(
             "the password cannot be read: the first line of {path} is empty"
         ))),
@@ -164,12 +256,33 @@ fn read_password(file: Option<&Path>, variable: &str) -> Result<Option<String>, 
 
 /// Warns if `url`, a command-line argument, contains a password, because other users can see it.
 pub(crate) fn warn_if_url_has_password(url: &str) {
-    if without_passwords(url) != url {
-        stderr!(
-            "warning: every user of this machine can see the password in --url, for example with ps; \
+    if has_password(url) {
+        warning!(
+            "every user of this machine can see the password in --url, for example with ps; \
              use REDLATCH_PASSWORD, --password-file or REDLATCH_URL instead"
         );
     }
+}
+
+/// Returns whether a URL contains a password.
+pub(crate) fn has_password(url: &str) -> bool {
+    without_passwords(url) != url
+}
+
+/// Returns whether a URL names a user or a password for the store.
+fn has_login(url: &str) -> bool {
+    url.contains('@') || has_parameter(url, &["user", "pass"])
+}
+
+/// Returns whether a URL names a user or a password for the Sentinels.
+fn has_sentinel_login(url: &str) -> bool {
+    has_parameter(url, &["sentinel_user", "sentinel_password"])
+}
+
+fn has_parameter(url: &str, names: &[&str]) -> bool {
+    let (_, query) = url.split_once('?').unwrap_or_default();
+    let mut parameters = query.split('&').filter_map(|pair| pair.split('=').next());
+    parameters.any(|name| names.contains(&name))
 }
 
 /// Returns the environment variables to change for CMD, which must not inherit the passwords. `None` removes
@@ -215,7 +328,64 @@ fn without_passwords(url: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::without_passwords;
+    use super::*;
+
+    fn with_url(url: &str) -> StoreArgs {
+        StoreArgs {
+            url: Some(url.to_owned()),
+            ..StoreArgs::default()
+        }
+    }
+
+    fn lower() -> StoreArgs {
+        StoreArgs {
+            user: Some("lower".into()),
+            default_password_file: Some("lower".into()),
+            sentinel_user: Some("lower".into()),
+            tls_cert: Some("lower".into()),
+            tls_key: Some("lower".into()),
+            response_timeout: Some(Duration::from_secs(1)),
+            ..with_url("redis://lower@lower")
+        }
+    }
+
+    #[test]
+    fn only_unset_values_are_filled() {
+        let mut args = StoreArgs {
+            response_timeout: Some(Duration::from_secs(2)),
+            ..with_url("redis://h")
+        };
+        args.fill_from(lower());
+        assert_eq!(args.url(), "redis://h");
+        assert_eq!(args.user.as_deref(), Some("lower"));
+        assert_eq!(args.response_timeout, Some(Duration::from_secs(2)));
+        let mut empty = StoreArgs::default();
+        assert_eq!(empty.url(), DEFAULT_URL);
+        empty.fill_from(lower());
+        assert_eq!(empty.url(), "redis://lower@lower");
+        assert_eq!(empty.user.as_deref(), Some("lower"));
+    }
+
+    #[test]
+    fn logins_and_certificates_are_not_mixed() {
+        for url in [
+            "redis://me@h",
+            "redis://:pw@h",
+            "valkey+unix:///s?db=1&pass=pw",
+        ] {
+            let mut args = with_url(url);
+            args.fill_from(lower());
+            assert_eq!(args.user, None, "{url}");
+            assert_eq!(args.default_password_file, None, "{url}");
+            assert_eq!(args.sentinel_user.as_deref(), Some("lower"), "{url}");
+        }
+        let mut args = with_url("redis+sentinel://h/m?sentinel_password=pw");
+        args.tls_key = Some("mine".into());
+        args.fill_from(lower());
+        assert_eq!(args.user.as_deref(), Some("lower"));
+        assert_eq!(args.sentinel_user, None);
+        assert_eq!(args.tls_cert, None);
+    }
 
     #[test]
     fn only_passwords_are_removed_from_urls() {

@@ -118,6 +118,67 @@ fn show_prints_that_a_lock_is_free() {
 }
 
 #[test]
+fn quiet_show_prints_nothing_and_exits_with_1_if_free() {
+    let held = |name: &str, code| {
+        for args in [["-q", "show", name], ["show", name, "--quiet"]] {
+            let finished = finish(redlatch(shared(), &args)).expect(code);
+            assert_eq!(finished.stdout, "");
+            assert_eq!(finished.stderr, "");
+        }
+    };
+    for (options, while_held, after) in [
+        (&[][..], 0, 1),
+        (&["--fair"], 0, 1),
+        (&["--read"], 0, 1),
+        (&["--write"], 0, 1),
+        (&["--permits", "1"], 0, 1),
+        (&["--permits", "2"], 1, 1),
+    ] {
+        let name = unique("quiet");
+        held(&name, 1);
+        let holder = hold(shared(), options, &name);
+        held(&name, while_held);
+        holder.release();
+        held(&name, after);
+    }
+    // A latch, and a semaphore with and without a permit.
+    let name = unique("number");
+    for (value, code) in [("3", 1), ("1", 1), ("0", 0)] {
+        let () = shared().command(&["SET", &name, value]);
+        held(&name, code);
+    }
+    let () = shared().command(&["SET", &name, "text"]);
+    finish(redlatch(shared(), &["show", "-q", &name]))
+        .expect(65)
+        .assert_stderr("another kind");
+    let mut command = clean_command(&["show", "-q", &name]);
+    command.env("REDLATCH_URL", "redis://127.0.0.1:1");
+    finish(command)
+        .expect(69)
+        .assert_stderr("cannot be reached");
+}
+
+#[test]
+fn names_in_messages_cannot_control_the_terminal() {
+    let name = unique("message") + "\x1b[2J";
+    let held = finish(redlatch(shared(), &["run", "-v", &name, "--", "true"])).expect(0);
+    assert!(held.stderr.contains("\\u{1b}[2J: acquired"), "{held:#?}");
+    assert!(!held.stderr.contains('\x1b'), "{held:#?}");
+    finish(redlatch(shared(), &["show", "-q", &name])).expect(1);
+    let () = shared().command(&["SET", &name, "text"]);
+    for args in [
+        &["show", "-q", &name][..],
+        &["unlock", "--force", &name],
+        &["latch", &name, "wait"],
+        &["token", &name],
+        &["run", "-n", &name, "--", "true"],
+    ] {
+        let finished = finish(redlatch(shared(), args)).expect(65);
+        assert!(!finished.stderr.contains('\x1b'), "{finished:#?}");
+    }
+}
+
+#[test]
 fn ls_lists_matching_names() {
     let prefix = unique("ls");
     let names = ["a", "b", "ü ✓"].map(|end| format!("{prefix}:{end}"));

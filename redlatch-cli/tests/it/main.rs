@@ -1,8 +1,11 @@
 //! Tests of the real binary against a real server.
 
+mod completions;
+mod config;
 mod deployments;
 mod exit_codes;
 mod inspect;
+mod json_log;
 mod kinds;
 mod loss;
 mod outages;

@@ -21,7 +21,8 @@ pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Returns `redlatch` with these arguments, without inherited settings (`REDLATCH_*`, `RUST_LOG`).
+/// Returns `redlatch` with these arguments, without inherited settings: `REDLATCH_*`, `RUST_LOG` and the
+/// configuration files of this machine.
 pub(crate) fn clean_command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_redlatch"));
     command.args(args);
@@ -30,6 +31,7 @@ pub(crate) fn clean_command(args: &[&str]) -> Command {
             command.env_remove(variable);
         }
     }
+    command.env("REDLATCH_CONFIG", "/dev/null");
     command
 }
 
@@ -46,6 +48,7 @@ pub(crate) fn at_a_terminal(line: &str) -> Running {
     command.args(["-q", "-e", "-c", "exec bash -c \"$LINE\"", "/dev/null"]);
     command.env("LINE", line);
     command.env("REDLATCH_URL", redlatch_testkit::shared().url());
+    command.env("REDLATCH_CONFIG", "/dev/null");
     command.env("SHELL", "/bin/bash");
     Running::start(command)
 }

@@ -82,7 +82,7 @@ fn help_is_printed_without_a_command() {
     for args in [&[][..], &["--url", "redis://:s3cret@h"]] {
         let refused = run_without_store(args)
             .expect(2)
-            .assert_stderr("run     Run CMD");
+            .assert_stderr("run          Run CMD");
         assert!(!refused.stderr.contains("__exec"), "{refused:#?}");
         assert!(!refused.stderr.contains("s3cret"), "{refused:#?}");
     }
@@ -101,6 +101,11 @@ fn wrong_usage_of_other_commands_is_rejected() {
         (&["unlock", "--force", ""], "empty"),
         (&["ls", "a", "b"], "b"),
         (&["--url", "http://h", "ls"], "http"),
+        (&["completions"], "SHELL"),
+        (&["completions", "tcsh"], "bash, zsh, fish"),
+        (&["--log-format", "xml", "ls"], "text, json"),
+        (&["show", "n", "-q", "--json"], "--json cannot be used"),
+        (&["-q", "show", "n", "--json"], "--json cannot be used"),
     ] {
         run_without_store(args).expect(2).assert_stderr(message);
     }
@@ -115,6 +120,7 @@ fn help_has_examples_and_no_passwords() {
         &["ls"],
         &["unlock"],
         &["latch"],
+        &["completions"],
     ] {
         for help in ["--help", "-h"] {
             let mut command = clean_command(&[command, &[help]].concat());
@@ -157,7 +163,16 @@ fn usage_line_does_not_require_options() {
 
 #[test]
 fn help_fits_80_columns_and_documents_the_log() {
-    for command in ["", "run", "show", "ls", "unlock", "latch", "token"] {
+    for command in [
+        "",
+        "run",
+        "show",
+        "ls",
+        "unlock",
+        "latch",
+        "token",
+        "completions",
+    ] {
         let binary = env!("CARGO_BIN_EXE_redlatch");
         let line = format!("stty cols 80 rows 24; NO_COLOR=1 '{binary}' {command} --help");
         let help = at_a_terminal(&line).finish().expect(0).stdout;

@@ -1,0 +1,19 @@
+//! `redlatch completions`: scripts for shells, generated from the options and commands.
+
+use clap::CommandFactory as _;
+use clap_complete::aot;
+
+use crate::args::{Args, Completions, Shell};
+use crate::exit::Failure;
+use crate::show;
+
+pub(crate) fn completions(completions: &Completions) -> Result<u8, Failure> {
+    let mut script = Vec::new();
+    let shell = match completions.shell {
+        Shell::Bash => aot::Shell::Bash,
+        Shell::Zsh => aot::Shell::Zsh,
+        Shell::Fish => aot::Shell::Fish,
+    };
+    aot::generate(shell, &mut Args::command(), "redlatch", &mut script);
+    show::write(&String::from_utf8_lossy(&script))
+}
