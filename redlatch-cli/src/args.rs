@@ -1,13 +1,14 @@
 //! The command line.
 
 use std::ffi::{OsStr, OsString};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum, ValueHint, value_parser};
 
-use crate::duration;
 use crate::stderr::{LogFormat, Output};
 use crate::store_args::StoreArgs;
+use crate::{duration, exporter};
 
 /// Distributed locks on Redis and Valkey, from the command line.
 ///
@@ -60,6 +61,7 @@ pub(crate) enum Command {
     Unlock(Unlock),
     Latch(Latch),
     Token(Token),
+    Exporter(Exporter),
     Completions(Completions),
 }
 
@@ -518,6 +520,52 @@ pub(crate) enum TokenCommand {
     /// Delete the token of a lock that is free; the next acquisition gets 1
     #[command(override_usage = "redlatch token [OPTIONS] <NAME> delete")]
     Delete,
+}
+
+/// Serve metrics of all locks and semaphores to Prometheus.
+///
+/// Looks at the objects in the store every --interval, and answers GET /metrics with the number of objects, holders and
+/// waiters of each kind. With --names, also for each name. The services that use the locks need no change; they can
+/// export their own waiting times and losses with the library's feature `metrics`.
+///
+/// It needs no lock, and continues through an outage of the store: meanwhile redlatch_exporter_up is 0.
+#[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "redlatch exporter [OPTIONS] [PATTERN]",
+    after_help = "\
+Examples:
+  redlatch exporter
+  redlatch exporter --names 'jobs:*' --listen 0.0.0.0:9187
+
+Exit codes: 2 wrong usage; 71 the address cannot be used; 128+n ended by signal n."
+)]
+pub(crate) struct Exporter {
+    /// Objects whose names match this glob pattern
+    #[arg(default_value = "*", value_hint = ValueHint::Other)]
+    pub(crate) pattern: String,
+
+    /// The address to listen on; anyone who reaches it can read the metrics
+    #[arg(
+        long,
+        value_name = "ADDR",
+        default_value = "127.0.0.1:9187",
+        value_parser = exporter::parse_address
+    )]
+    pub(crate) listen: SocketAddr,
+
+    /// The pause between two looks at the store
+    #[arg(
+        long,
+        value_name = "DUR",
+        default_value = "15s",
+        value_parser = duration::parse,
+        allow_hyphen_values = true
+    )]
+    pub(crate) interval: Duration,
+
+    /// Also export each name, at most 1000 of them
+    #[arg(long)]
+    pub(crate) names: bool,
 }
 
 /// Print a script that completes options and commands of redlatch in a shell.

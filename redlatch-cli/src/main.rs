@@ -8,6 +8,7 @@ mod config;
 mod duration;
 mod exec;
 mod exit;
+mod exporter;
 mod held_lock;
 mod latch;
 #[cfg(feature = "man")]
@@ -104,6 +105,7 @@ fn dispatch(args: Args) -> Result<u8, Failure> {
             Command::Unlock(unlock) => show::unlock(&args.store_args, &unlock).await,
             Command::Latch(latch) => latch::latch(&args.store_args, &latch).await,
             Command::Token(token) => token::token(&args.store_args, &token).await,
+            Command::Exporter(exporter) => exporter::exporter(&args.store_args, &exporter).await,
             Command::Completions(completions) => completions::completions(&completions),
         }
     });

@@ -4,6 +4,7 @@ mod completions;
 mod config;
 mod deployments;
 mod exit_codes;
+mod exporter;
 mod inspect;
 mod json_log;
 mod kinds;

@@ -234,8 +234,8 @@ impl Running {
         self.stdout.so_far()
     }
 
-    /// Waits for a text on standard error.
-    pub(crate) fn until_stderr(&self, what: &str) {
+    /// Waits for a text on standard error. Returns the output so far.
+    pub(crate) fn until_stderr(&self, what: &str) -> String {
         until(&format!("{what:?} on standard error"), || {
             let ended = self.stderr.ended.load(Ordering::SeqCst);
             let so_far = self.stderr.so_far();
@@ -245,6 +245,7 @@ impl Running {
             );
             so_far.contains(what)
         });
+        self.stderr.so_far()
     }
 
     /// Returns the process id that CMD printed first.

@@ -340,3 +340,19 @@ async fn documented_metrics_exist() {
         .collect();
     assert_eq!(registered, documented);
 }
+
+#[test]
+fn dashboard_shows_documented_metrics() {
+    let documented = include_str!("../../../docs/metrics.md").replace('.', "_");
+    let dashboard = include_str!("../../../docs/grafana-dashboard.json");
+    let words = dashboard.split(|c: char| !c.is_ascii_lowercase() && c != '_');
+    let names: BTreeSet<&str> = words.filter(|word| word.starts_with("redlatch_")).collect();
+    assert!(names.len() > 10, "{names:?}");
+    for name in names {
+        let family = ["_bucket", "_count", "_sum"]
+            .iter()
+            .find_map(|suffix| name.strip_suffix(suffix))
+            .unwrap_or(name);
+        assert!(documented.contains(&format!("`{family}`")), "{name}");
+    }
+}

@@ -1,0 +1,139 @@
+//! `redlatch exporter`: what it serves, read with the parser of OpenMetrics.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+
+use openmetrics_parser::OpenMetricsValue;
+use openmetrics_parser::openmetrics::parse_openmetrics;
+use redlatch_testkit::{Server, unique};
+use rustix::process::Signal;
+
+use crate::support::*;
+
+/// Starts an exporter on a free port. Returns its address, too.
+fn start(server: &Server, args: &[&str]) -> (Running, String) {
+    let listen = ["exporter", "--listen", "127.0.0.1:0", "--interval", "20ms"];
+    let exporter = Running::start(redlatch(server, &[&listen, args].concat()));
+    let stderr = exporter.until_stderr("/metrics\n");
+    let (_, rest) = stderr.split_once("http://").unwrap();
+    let (address, _) = rest.split_once('/').unwrap();
+    (exporter, address.to_owned())
+}
+
+/// Sends a request and returns the response.
+fn request(address: &str, method_and_path: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    let request = format!("{method_and_path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    response
+}
+
+/// Returns the value of a series in the metrics, which must be well-formed.
+fn value(address: &str, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
+    let response = request(address, "GET /metrics");
+    let (head, body) = response.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200 OK"), "{head}");
+    let all = parse_openmetrics(body).unwrap_or_else(|error| panic!("{error}: {body}"));
+    let family = all.families.get(name)?;
+    let mut samples = family.iter_samples();
+    let sample = samples.find(|sample| {
+        let found = sample.get_labelset().unwrap();
+        let has = |(label, value): &(&str, &str)| found.get_label_value(label) == Some(*value);
+        labels.iter().all(has)
+    });
+    match &sample?.value {
+        OpenMetricsValue::Gauge(number) => Some(number.as_f64()),
+        other => panic!("{name} is {other:?}"),
+    }
+}
+
+#[test]
+fn exporter_counts_holders_and_waiters() {
+    let server = Server::start();
+    let holder = hold(&server, &["--fair"], "a");
+    let waiter = Running::start(redlatch(&server, &["run", "--fair", "a", "--", "true"]));
+    let name = "say \"hi\\";
+    let other = hold(&server, &[], name);
+    let (exporter, address) = start(&server, &["--names"]);
+    let fair = [("kind", "fair lock")];
+    until("the waiter is counted", || {
+        value(&address, "redlatch_waiters", &fair) == Some(1.0)
+    });
+    assert_eq!(value(&address, "redlatch_exporter_up", &[]), Some(1.0));
+    assert_eq!(value(&address, "redlatch_holders", &fair), Some(1.0));
+    assert_eq!(
+        value(&address, "redlatch_objects", &[("kind", "lock")]),
+        Some(1.0)
+    );
+    assert_eq!(
+        value(&address, "redlatch_object_holders", &[("name", name)]),
+        Some(1.0)
+    );
+    assert_eq!(
+        value(&address, "redlatch_object_waiters", &[("name", "a")]),
+        Some(1.0)
+    );
+    let left = value(&address, "redlatch_object_lease_seconds", &[("name", "a")]);
+    assert!(
+        left.is_some_and(|left| left > 0.0 && left <= 30.0),
+        "{left:?}"
+    );
+    for running in [holder, other] {
+        running.release();
+    }
+    waiter.finish().expect(0);
+    until("all is free", || {
+        value(&address, "redlatch_objects", &[]).is_none()
+    });
+    exporter.signal(Signal::TERM);
+    exporter.finish().expect(128 + 15);
+}
+
+#[test]
+fn exporter_serves_nothing_else_and_survives_a_restart() {
+    let mut server = Server::start();
+    let (exporter, address) = start(&server, &[&unique("none*")]);
+    assert!(request(&address, "GET /").starts_with("HTTP/1.1 404"));
+    assert!(request(&address, "GET /metrics/../etc").starts_with("HTTP/1.1 404"));
+    assert!(request(&address, "POST /metrics").starts_with("HTTP/1.1 405"));
+    let up = || value(&address, "redlatch_exporter_up", &[]);
+    until("the store answers", || up() == Some(1.0));
+    server.kill();
+    until("the store does not answer", || up() == Some(0.0));
+    assert_eq!(
+        value(&address, "redlatch_exporter_looked_at_seconds", &[]),
+        None
+    );
+    server.restart();
+    until("the store answers again", || up() == Some(1.0));
+    exporter.until_stderr("no metrics: ");
+    exporter.until_stderr("the store answers again");
+}
+
+#[test]
+fn exporter_needs_a_free_address() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let finished = finish(redlatch(
+        redlatch_testkit::shared(),
+        &["exporter", "--listen", &address],
+    ));
+    assert!(
+        finished
+            .expect(71)
+            .stderr
+            .contains(&format!("cannot listen on {address}"))
+    );
+    let finished = finish(redlatch(
+        redlatch_testkit::shared(),
+        &["exporter", "--listen", "9187"],
+    ));
+    assert!(
+        finished
+            .expect(2)
+            .stderr
+            .contains("use an address and a port, such as 127.0.0.1:9187")
+    );
+}
