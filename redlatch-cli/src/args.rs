@@ -317,6 +317,10 @@ pub(crate) struct Ls {
     #[arg(long)]
     pub(crate) json: bool,
 
+    /// Also print which client holds or waits, since when, and its note
+    #[arg(short = 'w', long, conflicts_with = "json")]
+    pub(crate) wide: bool,
+
     /// Only names that match this glob pattern: *, ?, [a-z], \ to escape the next character
     #[arg(default_value = "*")]
     pub(crate) pattern: String,

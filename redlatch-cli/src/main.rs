@@ -9,6 +9,7 @@ mod exit;
 mod held_lock;
 mod latch;
 mod process_tree;
+mod registered;
 mod run;
 mod show;
 mod signals;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::background::Background;
+use crate::client_registry::Registration;
 use crate::error::{Error, Result};
 use crate::lease::{Expiry, Lease};
 use crate::listing::Listing;
@@ -164,6 +165,7 @@ impl Client {
     pub async fn flush(&self) {
         self.session.waiting.drop_offers();
         self.session.background.flush().await;
+        self.session.registration.flush().await;
     }
 
     #[cfg(feature = "blocking")]
@@ -227,6 +229,8 @@ pub struct ClientBuilder {
     client_id: Option<String>,
     local_hand_over: bool,
     fair_grants: bool,
+    label: Option<String>,
+    registry: bool,
     options: ConnectOptions,
 }
 
@@ -243,6 +247,8 @@ impl Default for ClientBuilder {
             client_id: None,
             local_hand_over: true,
             fair_grants: true,
+            label: None,
+            registry: true,
             options: ConnectOptions::default(),
         }
     }
@@ -364,6 +370,29 @@ impl ClientBuilder {
     /// client's own renewals, which makes the other reports useless.
     pub fn client_tracking(mut self, enabled: bool) -> ClientBuilder {
         self.options.settings.tracking = enabled;
+        self
+    }
+
+    /// Sets whether the client registers in the store what it has held or waited for longer than a second, so that
+    /// [`Client::inspect`] and `redlatch show` can tell who that is. Default: true.
+    ///
+    /// It writes the name of the machine and of the program, the process id, the version of this library, the
+    /// [label](ClientBuilder::label), and for each such hold and wait the name of the object, the owner, and the
+    /// [note](crate::Acquire::note), up to 1000. The key is `redlatch_client:{<client id>}`, without a prefix. It expires with the
+    /// watchdog's lease if the process ends, and does not exist while there is no such hold or wait. Not registered are
+    /// requests for semaphores and latches, which have no owner.
+    ///
+    /// No lock depends on it. Errors are only logged; if the server or its ACL refuses, the client works as with `false`: it
+    /// neither writes the registry nor reads it.
+    pub fn registry(mut self, enabled: bool) -> ClientBuilder {
+        self.registry = enabled;
+        self
+    }
+
+    /// Sets a text by which people recognize this client in the [registry](ClientBuilder::registry), such as `report` or
+    /// `worker 3`; up to 256 bytes. Default: the name of the program.
+    pub fn label(mut self, label: impl Into<String>) -> ClientBuilder {
+        self.label = Some(label.into());
         self
     }
 
@@ -558,7 +587,10 @@ impl ClientBuilder {
         let _ = background.remember_runtime();
         let store = Arc::new(store);
         let waiting = WaitQueues::new(channels, store.clone(), background.clone(), self.linger);
-        let mut session = Session::new(id, self.prefix, store, waiting, lease, background);
+        let (label, is_on) = (self.label, self.registry);
+        let registration = Registration::new(&id, label, lease, &store, background.clone(), is_on);
+        let mut session =
+            Session::new(id, self.prefix, store, waiting, lease, background, registration);
         session.outage_limit = self.outage_limit;
         session.hands_over = self.local_hand_over;
         session.accepts_grants = self.fair_grants;

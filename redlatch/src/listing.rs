@@ -12,7 +12,7 @@ use tokio::runtime::{Handle, Id};
 use crate::error::{Error, Result};
 use crate::join::{Boxed, join_all};
 use crate::name::{CandidateKeys, is_extra_key, spans_slots};
-use crate::primitives::inspect::{InspectNames, ObjectState};
+use crate::primitives::inspect::{InspectNames, ObjectState, look_up};
 use crate::session::Session;
 use crate::store::{Cursor, ScanType};
 use crate::sync::Mutex;
@@ -194,6 +194,10 @@ impl Pages {
                 }
             }
         }
+        let prefix = &self.session.prefix;
+        let keys: Vec<_> = found.iter().map(|found: &Listed| [prefix, &*found.name].concat()).collect();
+        let states = found.iter_mut().map(|found| &mut found.state);
+        look_up(&self.session, keys.iter().map(String::as_str).zip(states)).await;
         self.keys.drain(..some);
         Ok(found)
     }

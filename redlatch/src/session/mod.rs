@@ -20,6 +20,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use crate::background::Background;
+use crate::client_registry::Registration;
 use crate::error::Result;
 use crate::lease::{Expiry, Lease};
 use crate::owner::ClientId;
@@ -52,6 +53,7 @@ pub(crate) struct Session {
     pub(crate) waiting: WaitQueues,
     pub(crate) watchdog: Watchdog,
     pub(crate) background: Background,
+    pub(crate) registration: Registration,
     /// How long an outage may last before waiting fails, if it is set.
     pub(crate) outage_limit: Option<Expiry>,
     /// Whether holds and permits pass from one request of this client to the next.
@@ -105,6 +107,7 @@ impl Session {
         waiting: WaitQueues,
         lease: Lease,
         background: Background,
+        registration: Registration,
     ) -> Session {
         Session {
             outage_limit: None,
@@ -112,7 +115,13 @@ impl Session {
             accepts_grants: true,
             id,
             prefix,
-            watchdog: Watchdog::new(lease, store.clone(), background.clone()),
+            watchdog: Watchdog::new(
+                lease,
+                store.clone(),
+                background.clone(),
+                registration.clone(),
+            ),
+            registration,
             store,
             waiting,
             background,

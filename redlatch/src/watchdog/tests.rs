@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 use super::*;
 use crate::hold::{HoldKind, ReleaseParams};
 use crate::name::{KeyLayout, ObjectKeys};
+use crate::owner::ClientId;
 use crate::primitives::differential;
 use crate::step::BoxedStep;
 use crate::store::embedded::Embedded;
@@ -92,7 +93,9 @@ impl Watched {
 fn watchdog() -> Watchdog {
     let subscriber = Arc::new(ChannelMap::default());
     let store = Arc::new(Store::Embedded(Embedded::new().connect(subscriber)));
-    Watchdog::new(Lease::WATCHDOG, store, Background::default())
+    let (id, background) = (ClientId::random(), Background::default());
+    let registration = Registration::new(&id, None, Lease::WATCHDOG, &store, background.clone(), true);
+    Watchdog::new(Lease::WATCHDOG, store, background, registration)
 }
 
 async fn sleep(time: Duration) {

@@ -5,6 +5,7 @@ use std::future::{Future, pending};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::hold::Hold;
 use crate::lease::{Expiry, Lease, WaitLimit};
 use crate::owner::Owner;
 use crate::session::HoldRef;
@@ -53,6 +54,8 @@ pub(crate) struct Options {
     /// The limit of this request; `None`: that of the client.
     pub(crate) outage_limit: Option<Expiry>,
     pub(super) owner: Option<Owner>,
+    /// See [`Acquire::note`](super::Acquire::note).
+    pub(super) note: Option<Box<str>>,
     /// The hold to re-enter, if the request comes from a guard.
     pub(super) reenters: Option<Box<HoldRef>>,
 }
@@ -68,6 +71,13 @@ impl Options {
 
     pub(crate) fn lease(&self) -> Result<Option<Lease>> {
         self.lease.map(Lease::new).transpose()
+    }
+
+    /// Sets the note of a hold, if there is one.
+    pub(crate) fn set_note(&self, hold: &Hold) {
+        if let Some(note) = &self.note {
+            hold.state().note = Some(note.clone());
+        }
     }
 
     /// Returns the owner that the caller named, or the owner of the scope.

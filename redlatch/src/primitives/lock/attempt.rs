@@ -30,14 +30,16 @@ impl<K: LockKind> AcquireOnce for Lock<K> {
         let limits = options.limits(session.outage_limit);
         // Boxed: most requests have an owner of their own and should not carry these futures.
         if let Some(hold_ref) = &options.reenters {
+            options.set_note(&hold_ref.hold);
             let acquiring = self.acquire_hold(HoldRef::clone(hold_ref), terms, limits, true);
             return Box::pin(acquiring).await;
         }
         if let Some(owner) = options.owner().filter(|_| K::OWNED) {
-            return Box::pin(self.acquire_for(owner, terms, limits)).await;
+            return Box::pin(self.acquire_for(owner, terms, limits, options)).await;
         }
         terms.transferable = session.hands_over && terms.renewed && kind.handed_over().is_some();
         let hold_ref = self.hold_ref(Owner::new())?;
+        options.set_note(&hold_ref.hold);
         self.acquire_hold(hold_ref, terms, limits, false).await
     }
 
@@ -56,9 +58,11 @@ impl<K: LockKind> Lock<K> {
         owner: Owner,
         terms: Terms,
         limits: Limits,
+        options: &Options,
     ) -> Result<Option<HeldLock<K>>> {
         loop {
             let hold_ref = self.hold_ref(owner)?;
+            options.set_note(&hold_ref.hold);
             let hold = hold_ref.hold.clone();
             match self.acquire_hold(hold_ref, terms, limits, true).await {
                 // The owner's previous hold was lost meanwhile: start again with a new one.
@@ -292,7 +296,12 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
         }
         let hold_ref = offer.downcast::<HandedOver>().ok()?.take(self.share())?;
         let excludes = self.lock.kind.excludes_waiters();
-        let end = excludes.then(|| hold_ref.hold.state().end);
+        let note = self.requested.hold_ref.hold.state().note.take();
+        let end = {
+            let mut state = hold_ref.hold.state();
+            state.note = note;
+            excludes.then_some(state.end)
+        };
         self.handed_over = Some(hold_ref);
         Some((grant, end))
     }

@@ -206,6 +206,25 @@ impl<R: HasLease> Acquire<R> {
     }
 }
 
+impl<R: HasLease> Acquire<R> {
+    /// Adds a text for people, such as `reindex 42`, up to 256 bytes. If the hold or the wait for it lasts longer than a
+    /// second, the text is in the [registry](crate::ClientBuilder::registry), where
+    /// [`Client::inspect`](crate::Client::inspect) and `redlatch show` find it. If an owner re-enters a lock, the latest note
+    /// replaces the earlier one.
+    pub fn note(mut self, note: impl Into<String>) -> Acquire<R> {
+        self.options.note = Some(note.into().into());
+        self
+    }
+}
+
+impl<R: HasLease> TryAcquire<R> {
+    /// As [`Acquire::note`].
+    pub fn note(mut self, note: impl Into<String>) -> TryAcquire<R> {
+        self.request = self.request.note(note);
+        self
+    }
+}
+
 impl<R: HasLease> TryAcquire<R> {
     /// As [`Acquire::lease`].
     pub fn lease(mut self, lease: Duration) -> TryAcquire<R> {

@@ -54,6 +54,14 @@ impl Embedded {
         })))
     }
 
+    /// Returns the keys that exist.
+    #[cfg(test)]
+    pub(crate) fn keys(&self) -> Vec<String> {
+        let mut shared = self.0.lock();
+        shared.keyspace.now = Instant::now();
+        shared.keyspace.keys()
+    }
+
     pub(crate) fn connect(&self, subscriber: SharedSubscriber) -> EmbeddedConnection {
         let mut shared = self.0.lock();
         shared.last_connection_id += 1;
