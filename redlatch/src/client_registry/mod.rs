@@ -58,6 +58,12 @@ pub(crate) const MAX_ENTRIES: usize = 1000;
 #[derive(Clone)]
 pub(crate) struct Registration(Arc<Shared>);
 
+impl std::fmt::Debug for Registration {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Registration").field(&self.0.key).finish()
+    }
+}
+
 struct Shared {
     key: String,
     /// Text that the user has chosen for the client.
@@ -148,6 +154,23 @@ impl Registration {
         }
     }
 
+    /// Registers a wait for an object. `None` if the client does not use the registry.
+    pub(crate) fn add_wait(
+        &self,
+        object: &Arc<ObjectKeys>,
+        owner: Owner,
+        details: Details<'_>,
+    ) -> Option<RegisteredWait> {
+        self.is_on().then(|| {
+            self.add(Role::Waits, object, owner, details);
+            RegisteredWait {
+                registration: self.clone(),
+                object: object.clone(),
+                owner,
+            }
+        })
+    }
+
     /// Removes a hold or wait that has ended.
     pub(crate) fn remove(&self, role: Role, object: &ObjectKeys, owner: Owner) {
         if !self.is_on() {
@@ -174,6 +197,21 @@ impl Registration {
             None
         };
         wait_for(&shared.written, is_flushed).await;
+    }
+}
+
+/// A registered wait. It ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct RegisteredWait {
+    registration: Registration,
+    object: Arc<ObjectKeys>,
+    owner: Owner,
+}
+
+impl Drop for RegisteredWait {
+    fn drop(&mut self) {
+        self.registration
+            .remove(Role::Waits, &self.object, self.owner);
     }
 }
 

@@ -43,3 +43,11 @@ async fn hold_is_registered_after_a_second_until_it_is_released() {
     client.flush().await;
     assert_eq!(store.keys(), [""; 0]);
 }
+
+/// The waits in the registry: object, owner and note.
+async fn waits(client: &Client, store: &Embedded) -> Vec<(String, u64)> {
+    let _ = client;
+    let keys = store.keys();
+    println!("{keys:?}");
+    Vec::new()
+}

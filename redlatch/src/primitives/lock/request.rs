@@ -212,7 +212,7 @@ impl<R: HasLease> Acquire<R> {
     /// [`Client::inspect`](crate::Client::inspect) and `redlatch show` find it. If an owner re-enters a lock, the latest note
     /// replaces the earlier one.
     pub fn note(mut self, note: impl Into<String>) -> Acquire<R> {
-        self.options.note = Some(note.into().into());
+        self.options.rare_mut().note = Some(note.into().into());
         self
     }
 }
@@ -238,13 +238,15 @@ impl<R: HasOwner> Acquire<R> {
     /// re-enters. Default: the owner of the scope ([`Owner::scope`]), or a new one.
     pub fn owner(mut self, owner: Owner) -> Acquire<R> {
         self.options.owner = Some(owner);
-        self.options.reenters = None;
+        if let Some(rare) = &mut self.options.rare {
+            rare.reenters = None;
+        }
         self
     }
 
     /// Re-enters a hold.
     pub(super) fn reentering(mut self, hold_ref: HoldRef) -> Acquire<R> {
-        self.options.reenters = Some(Box::new(hold_ref));
+        self.options.rare_mut().reenters = Some(hold_ref);
         self
     }
 }
