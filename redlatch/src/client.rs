@@ -29,6 +29,7 @@ use crate::store::redis::options::Pem;
 use crate::store::redis::options::{ConnectOptions, Secret};
 use crate::store::{ReplicaSync, Store};
 use crate::wait::{ChannelMap, WaitQueues};
+use crate::wait_graph::{self, WaitGraph, WaitingOwner};
 
 /// A connection to a store, and the identity that holds locks there.
 ///
@@ -142,6 +143,31 @@ impl Client {
         let object = ObjectKeys::new(KeyLayout::Lock, &self.session.prefix, name);
         object.check()?;
         inspect(&self.session, &object).await
+    }
+
+    /// Returns the owners that wait for the object `name`: those in the queue of a fair lock in their order, then those that have
+    /// [registered](ClientBuilder::registry) a wait of more than a second, the longest first. Finds them with SCAN, which does
+    /// not block the server.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Client::inspect`], except for [`Error::WrongKind`].
+    pub async fn waiters(&self, name: &str) -> Result<Vec<WaitingOwner>> {
+        let object = ObjectKeys::new(KeyLayout::Lock, &self.session.prefix, name);
+        object.check()?;
+        Ok(wait_graph::read_object(&self.session, &object).await?.waits)
+    }
+
+    /// Returns which owners wait for which objects, and which owners hold those, over all clients: as [`Client::waiters`], for
+    /// all names with the client's prefix. [`WaitGraph::deadlocks`] finds owners that wait for each other.
+    ///
+    /// The store is read in several steps while locks change hands. So a deadlock should be found twice before it counts.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`], [`Error::ResponseTimeout`], [`Error::NotPermitted`].
+    pub async fn wait_graph(&self) -> Result<WaitGraph> {
+        wait_graph::read_all(&self.session).await
     }
 
     /// Returns the id of this client in the store: the part of an owner before the colon.

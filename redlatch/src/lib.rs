@@ -27,6 +27,7 @@ mod step;
 mod store;
 mod sync;
 mod wait;
+mod wait_graph;
 mod watchdog;
 
 #[cfg(feature = "blocking")]
@@ -69,6 +70,7 @@ pub mod inspect {
     pub use crate::listing::{Listed, Listing};
     pub use crate::primitives::inspect::{HeldPermit, ObjectKind, ObjectState, Waiter};
     pub use crate::primitives::lock::Holder;
+    pub use crate::wait_graph::{WaitGraph, WaitingOwner};
 }
 
 /// Runs the examples of the README as doc tests.

@@ -329,6 +329,17 @@ impl Hash for ObjectKeys {
 /// Pattern of the hashes of all clients.
 pub(crate) const CLIENT_PATTERN: &str = "redlatch_client:{*}";
 
+/// Pattern of the queues of all fair locks.
+pub(crate) const FAIR_QUEUE_PATTERN: &str = "redisson_lock_queue:*{*}*";
+
+/// Returns the key of the fair lock to which a queue belongs. (The locks `a` and `{a}` have one queue; this is `a`.)
+pub(crate) fn object_of_queue(queue: &str) -> Option<&str> {
+    let rest = queue.strip_prefix(QUEUE)?.strip_prefix(':')?;
+    let inside = rest.strip_prefix('{').and_then(|rest| rest.strip_suffix('}'));
+    let plain = inside.filter(|inside| !inside.contains(['{', '}']));
+    Some(plain.unwrap_or(rest))
+}
+
 /// Returns the key of the hash in which a client registers itself (redlatch's own, not in Redisson). It has no prefix, as
 /// the ids of owners have none: a holder is looked up by its id, without the prefix of its client.
 pub(crate) fn client_key(id: &str) -> String {

@@ -4,10 +4,13 @@
 mod differential;
 mod rules;
 
+use std::collections::BTreeMap;
+
 use super::expirable_semaphore::PermitId;
 use super::lock::Holder;
 use crate::client_registry::{RegistryEntry, Role, Sought};
 use crate::error::{Error, Result};
+use crate::join::join_all;
 use crate::lease::Expiry;
 use crate::name::{CandidateKeys, ObjectKeys};
 use crate::owner::OwnerId;
@@ -97,6 +100,30 @@ pub(crate) async fn inspect(session: &Session, object: &ObjectKeys) -> Result<Op
         }),
         None => Ok(None),
     }
+}
+
+/// Returns the objects under some keys. A key of other data has none.
+pub(crate) async fn inspect_keys(
+    session: &Session,
+    keys: Vec<String>,
+) -> Result<Vec<(String, Option<ObjectState>)>> {
+    let store = &session.store;
+    let mut inspected = Vec::new();
+    // Sends one script per cluster slot, all concurrently.
+    let mut slots: BTreeMap<Option<u16>, Vec<CandidateKeys>> = BTreeMap::new();
+    for key in keys {
+        let names = slots.entry(store.slot(&key)).or_default();
+        names.push(CandidateKeys::new(key));
+    }
+    let inspections = slots.values().map(|names| async move {
+        store.run_idempotent(&InspectNames { names }).await
+    });
+    let inspections = join_all(inspections).await;
+    for (names, states) in slots.into_values().zip(inspections) {
+        let states = states?.into_iter().map(|state| state.ok().flatten());
+        inspected.extend(names.into_iter().map(|name| name.key).zip(states));
+    }
+    Ok(inspected)
 }
 
 /// Adds what the registry of clients says about the holders and waiters of some objects, given with their keys.
