@@ -72,7 +72,7 @@ impl Step for Write<'_> {
     fn apply(&self, keyspace: &mut Keyspace) -> Result<i64> {
         if self.replace {
             keyspace.remove(self.key);
-        } else if !keyspace.exists(self.key) {
+        } else if keyspace.find::<Fields>(self.key)?.is_none() {
             return Ok(0);
         }
         let now = keyspace.now_ms();

@@ -10,7 +10,7 @@
 local key, removed = KEYS[1], tonumber(ARGV[3])
 if ARGV[2] == '1' then
     redis.call('DEL', key)
-elseif redis.call('EXISTS', key) == 0 then
+elseif redis.call('HLEN', key) == 0 then
     return 0
 end
 local time = redis.call('TIME')
