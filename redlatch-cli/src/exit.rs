@@ -5,6 +5,8 @@ use redlatch::Error;
 use crate::duration;
 
 pub(crate) const OK: u8 = 0;
+/// `redlatch deadlocks` has found one.
+pub(crate) const FOUND: u8 = 1;
 /// Wrong usage, as in clap and shells.
 pub(crate) const USAGE: u8 = 2;
 /// EX_DATAERR: the key holds an object of another kind.

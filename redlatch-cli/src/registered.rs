@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use redlatch::inspect::RegistryEntry;
 use serde::Serialize;
 
+use crate::show::whole_millis;
 use crate::stderr::printable;
 
 const DAY: u64 = 24 * 60 * 60;
@@ -40,7 +41,7 @@ impl Registered {
             label: client.label.clone(),
             kind: entry.kind.clone(),
             since: format!("{date}T{time}Z"),
-            age_ms: u64::try_from(entry.age.as_millis()).unwrap_or(u64::MAX),
+            age_ms: whole_millis(entry.age),
             note: entry.note.clone(),
             text: text(entry),
         }

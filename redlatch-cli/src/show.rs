@@ -18,7 +18,7 @@ use crate::{duration, store};
 /// An object in JSON. The first six fields are present for every object, the others where they
 /// apply.
 #[derive(Debug, Default, Serialize)]
-struct Object {
+pub(crate) struct Object {
     name: String,
     kind: Option<String>,
     held: bool,
@@ -73,6 +73,11 @@ pub(crate) async fn show(store_args: &StoreArgs, show: &Show) -> Result<u8, Fail
         true => write(&json_lines(&objects)?),
         false => write(&(table(&objects, false) + &sentences)),
     }
+}
+
+/// Returns the table for one object.
+pub(crate) fn table_of(name: &str, state: &Option<ObjectState>) -> String {
+    table(&[Object::new(name.to_owned(), state.clone())], false)
 }
 
 /// Returns a line for each holder and waiter that is in the registry.
@@ -174,7 +179,7 @@ pub(crate) async fn unlock(store_args: &StoreArgs, unlock: &Unlock) -> Result<u8
 }
 
 impl Object {
-    fn new(name: String, state: Option<ObjectState>) -> Object {
+    pub(crate) fn new(name: String, state: Option<ObjectState>) -> Object {
         let mut object = Object {
             name,
             ..Object::default()
@@ -316,9 +321,11 @@ impl Object {
 }
 
 fn millis(remaining: Expiry) -> Option<u64> {
-    remaining
-        .duration()
-        .map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX))
+    remaining.duration().map(whole_millis)
+}
+
+pub(crate) fn whole_millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn format_remaining(remaining_ms: Option<u64>) -> String {
