@@ -204,7 +204,8 @@ impl Run {
     /// Returns the note of the lock: by default the first words of CMD. Without options, which may contain passwords.
     pub(crate) fn note(&self) -> String {
         let words = self.command.iter().map(|word| word.to_string_lossy());
-        let is_plain = |word: &Cow<'_, str>| !word.starts_with('-') && !word.contains(['=', '@', '\n']);
+        let is_plain =
+            |word: &Cow<'_, str>| !word.starts_with('-') && !word.contains(['=', '@', '\n']);
         let words: Vec<_> = words.take(NOTE_WORDS).take_while(is_plain).collect();
         self.note.clone().unwrap_or_else(|| words.join(" "))
     }

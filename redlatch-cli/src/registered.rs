@@ -64,7 +64,10 @@ pub(crate) fn text(entry: &RegistryEntry) -> String {
 
 /// Returns the date and the time of the day.
 fn utc(time: SystemTime) -> [String; 2] {
-    let seconds = time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let seconds = time
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs();
     let (days, second) = (seconds / DAY, seconds % DAY);
     // The days of the Gregorian calendar, counted in years that begin in March, so that a leap day is the last of its year:
     // Howard Hinnant, "chrono-compatible low-level date algorithms".

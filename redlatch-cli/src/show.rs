@@ -250,7 +250,9 @@ impl Object {
     /// Returns the object's rows of the table: its state or holders, then waiters or acquired permits.
     fn rows(&self) -> Vec<Row> {
         let client = |registered: &Option<Registered>| {
-            let text = registered.as_ref().map(|registered| registered.text.clone());
+            let text = registered
+                .as_ref()
+                .map(|registered| registered.text.clone());
             text.unwrap_or_default()
         };
         let row = |owner: String, holds: Option<u32>, remaining: String, client: String| {
@@ -439,7 +441,14 @@ mod tests {
     #[test]
     fn wide_tables_are_shortened_to_the_terminal() {
         let owner = "0195e3a2-4a4b-7c1d-9f3e-1234567890ab:1234567890 (waits, 12)";
-        let row = ["orders:42", "fenced lock, token 12345", owner, "1", "29.3s", ""];
+        let row = [
+            "orders:42",
+            "fenced lock, token 12345",
+            owner,
+            "1",
+            "29.3s",
+            "",
+        ];
         let mut cells = [row.map(str::to_owned)];
         for columns in [300, 110, 80, 60] {
             fit_columns(&mut cells, columns);

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use redlatch::inspect::{Holder, WaitingOwner};
 use redlatch::Client;
+use redlatch::inspect::{Holder, WaitingOwner};
 use serde::Serialize;
 
 use crate::args::{Deadlocks, Why};
@@ -101,7 +101,8 @@ pub(crate) async fn why(store_args: &StoreArgs, why: &Why) -> Result<u8, Failure
         many => text.push_str(&format!("{many} waiters:\n")),
     }
     for (i, wait) in waiters.iter().enumerate() {
-        text.push_str(&format!("  {}. {}\n", i + 1, waiter_text(wait)));
+        let queued = wait.position.map_or("", |_| ", in the queue");
+        text.push_str(&format!("  {}. {}{queued}\n", i + 1, waiter_text(wait)));
     }
     show::write(&text)
 }
@@ -116,13 +117,9 @@ fn holder_text(holder: &Holder) -> String {
 }
 
 fn waiter_text(wait: &WaitingOwner) -> String {
-    let who = match &wait.registered {
+    match &wait.registered {
         Some(entry) => registered::text(entry),
         None => printable(wait.owner.as_str()),
-    };
-    match wait.position {
-        Some(position) => format!("{who}, number {position} of its queue"),
-        None => who,
     }
 }
 
@@ -147,7 +144,13 @@ pub(crate) async fn deadlocks(store_args: &StoreArgs, args: &Deadlocks) -> Resul
             };
             show::json_lines(&deadlocks.iter().map(deadlock).collect::<Vec<_>>())?
         }
-        false if deadlocks.is_empty() => format!("no deadlock; {} waits\n", graph.waits.len()),
+        false if deadlocks.is_empty() => {
+            let unreadable = match graph.unreadable {
+                0 => String::new(),
+                some => format!(", {some} unreadable clients"),
+            };
+            format!("no deadlock; {} waits{unreadable}\n", graph.waits.len())
+        }
         false => {
             let all = deadlocks.iter().enumerate();
             all.map(|(i, waits)| deadlock_text(i + 1, waits)).collect()

@@ -615,8 +615,15 @@ impl ClientBuilder {
         let waiting = WaitQueues::new(channels, store.clone(), background.clone(), self.linger);
         let (label, is_on) = (self.label, self.registry);
         let registration = Registration::new(&id, label, lease, &store, background.clone(), is_on);
-        let mut session =
-            Session::new(id, self.prefix, store, waiting, lease, background, registration);
+        let mut session = Session::new(
+            id,
+            self.prefix,
+            store,
+            waiting,
+            lease,
+            background,
+            registration,
+        );
         session.outage_limit = self.outage_limit;
         session.hands_over = self.local_hand_over;
         session.accepts_grants = self.fair_grants;

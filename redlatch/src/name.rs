@@ -335,7 +335,9 @@ pub(crate) const FAIR_QUEUE_PATTERN: &str = "redisson_lock_queue:*{*}*";
 /// Returns the key of the fair lock to which a queue belongs. (The locks `a` and `{a}` have one queue; this is `a`.)
 pub(crate) fn object_of_queue(queue: &str) -> Option<&str> {
     let rest = queue.strip_prefix(QUEUE)?.strip_prefix(':')?;
-    let inside = rest.strip_prefix('{').and_then(|rest| rest.strip_suffix('}'));
+    let inside = rest
+        .strip_prefix('{')
+        .and_then(|rest| rest.strip_suffix('}'));
     let plain = inside.filter(|inside| !inside.contains(['{', '}']));
     Some(plain.unwrap_or(rest))
 }

@@ -87,7 +87,12 @@ impl WaitGraph {
             }
             if let Some(cycle) = shortest_cycle(start, &next, &reported) {
                 reported.extend(cycle.iter().copied());
-                deadlocks.push(cycle.into_iter().filter_map(|i| self.waits.get(i)).collect());
+                deadlocks.push(
+                    cycle
+                        .into_iter()
+                        .filter_map(|i| self.waits.get(i))
+                        .collect(),
+                );
             }
         }
         deadlocks
@@ -136,7 +141,12 @@ pub(crate) async fn read_all(session: &Session) -> Result<WaitGraph> {
             .store
             .scan(FAIR_QUEUE_PATTERN, ScanType::Lists, at)
             .await?;
-        keys.extend(queues.iter().filter_map(|key| object_of_queue(key)).map(str::to_owned));
+        keys.extend(
+            queues
+                .iter()
+                .filter_map(|key| object_of_queue(key))
+                .map(str::to_owned),
+        );
         cursor = next;
     }
     read(session, &all, keys).await

@@ -82,7 +82,7 @@ fn help_is_printed_without_a_command() {
     for args in [&[][..], &["--url", "redis://:s3cret@h"]] {
         let refused = run_without_store(args)
             .expect(2)
-            .assert_stderr("run     Run CMD");
+            .assert_stderr("run        Run CMD");
         assert!(!refused.stderr.contains("__exec"), "{refused:#?}");
         assert!(!refused.stderr.contains("s3cret"), "{refused:#?}");
     }

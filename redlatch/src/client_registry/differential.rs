@@ -3,7 +3,9 @@
 use proptest::prelude::*;
 
 use super::step::{ClientHash, MAX_BYTES, Read, Setting, Write};
-use crate::primitives::differential::{Comparable, TIME_UNIT, aged, assert_equivalent, lease, time};
+use crate::primitives::differential::{
+    Comparable, TIME_UNIT, aged, assert_equivalent, lease, time,
+};
 
 const KEY: &str = "redlatch_client:{a}";
 
@@ -16,9 +18,13 @@ enum Move {
         /// Field, age and size of the text.
         set: Vec<(u8, Option<u32>, u8)>,
     },
-    Read { fields: Vec<u8> },
+    Read {
+        fields: Vec<u8>,
+    },
     Foreign,
-    Advance { time: u32 },
+    Advance {
+        time: u32,
+    },
 }
 
 fn moves() -> impl Strategy<Value = Move> {

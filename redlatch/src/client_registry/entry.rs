@@ -157,7 +157,11 @@ fn shortened(text: &str) -> &str {
 impl ClientHash {
     /// Returns what it says about the client. `None` if it is not readable.
     pub(super) fn client(&self, id: &str) -> Option<Arc<ClientInfo>> {
-        let text = |field: &str| self.fields.get(field).map(|text| shortened(text).to_owned());
+        let text = |field: &str| {
+            self.fields
+                .get(field)
+                .map(|text| shortened(text).to_owned())
+        };
         Some(Arc::new(ClientInfo {
             id: id.to_owned(),
             host: text("host")?,

@@ -347,7 +347,9 @@ impl Shared {
 impl State {
     /// Returns whether the store has all changes, as far as is known.
     fn is_written(&self) -> bool {
-        !self.is_writing && self.unwritten.is_empty() && (self.may_exist == !self.entries.is_empty())
+        !self.is_writing
+            && self.unwritten.is_empty()
+            && (self.may_exist == !self.entries.is_empty())
     }
 }
 

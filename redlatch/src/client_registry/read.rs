@@ -48,14 +48,27 @@ impl Registration {
             return found;
         }
         let mut clients: BTreeMap<&str, Vec<(usize, String)>> = BTreeMap::new();
-        for (i, Sought { role, key, owner, writes }) in sought.iter().enumerate() {
+        for (
+            i,
+            Sought {
+                role,
+                key,
+                owner,
+                writes,
+            },
+        ) in sought.iter().enumerate()
+        {
             if let Some((client, field)) = role.field_of(key, owner, *writes) {
                 clients.entry(client).or_default().push((i, field));
             }
         }
         let reads: Vec<_> = clients
             .iter()
-            .flat_map(|(client, fields)| fields.chunks(MAX_STEP_FIELDS).map(move |some| (*client, some)))
+            .flat_map(|(client, fields)| {
+                fields
+                    .chunks(MAX_STEP_FIELDS)
+                    .map(move |some| (*client, some))
+            })
             .collect();
         for some in reads.chunks(CONCURRENT_READS) {
             let hashes = some.iter().map(|(client, fields)| {
@@ -65,7 +78,9 @@ impl Registration {
             });
             for ((client, fields), hash) in some.iter().zip(join_all(hashes).await) {
                 let Some(hash) = hash else { continue };
-                let Some(info) = hash.client(client) else { continue };
+                let Some(info) = hash.client(client) else {
+                    continue;
+                };
                 for (i, field) in *fields {
                     if let Some(place) = found.get_mut(*i) {
                         *place = hash.entry(&info, field);
@@ -88,7 +103,9 @@ impl Registration {
             let is_new = |key: &String| read.insert(key.clone(), ()).is_none();
             let keys: Vec<_> = keys.into_iter().filter(is_new).collect();
             for some in keys.chunks(CONCURRENT_READS) {
-                let hashes = some.iter().map(|key| self.read(store, key.clone(), Vec::new()));
+                let hashes = some
+                    .iter()
+                    .map(|key| self.read(store, key.clone(), Vec::new()));
                 for (key, hash) in some.iter().zip(join_all(hashes).await) {
                     match hash.and_then(|hash| parse(key, &hash)) {
                         Some(entries) => all.entries.extend(entries),

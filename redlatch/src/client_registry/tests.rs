@@ -56,7 +56,11 @@ fn clients() -> (Embedded, [Client; 2]) {
 async fn waits(client: &Client) -> Vec<(String, String)> {
     let graph = client.wait_graph().await.unwrap();
     assert_eq!(graph.unreadable, 0);
-    let note = |wait: &WaitingOwner| wait.registered.as_ref().and_then(|entry| entry.note.clone());
+    let note = |wait: &WaitingOwner| {
+        wait.registered
+            .as_ref()
+            .and_then(|entry| entry.note.clone())
+    };
     let waits = graph.waits.iter();
     waits
         .map(|wait| (wait.name.clone(), note(wait).unwrap_or_default()))
@@ -81,14 +85,23 @@ async fn waits_are_registered_after_a_second_until_they_end() {
     assert_eq!(waits(&client).await, []);
     sleep(3 * SECOND).await;
     let expected = |notes: &[&str]| -> Vec<_> {
-        notes.iter().map(|note| ("a".to_owned(), (*note).to_owned())).collect()
+        notes
+            .iter()
+            .map(|note| ("a".to_owned(), (*note).to_owned()))
+            .collect()
     };
     assert_eq!(waits(&client).await, expected(&["1", "2", "3"]));
     let waiters = peer.waiters("a").await.unwrap();
-    let ages: Vec<_> = waiters.iter().map(|one| one.registered.as_ref().unwrap().age).collect();
+    let ages: Vec<_> = waiters
+        .iter()
+        .map(|one| one.registered.as_ref().unwrap().age)
+        .collect();
     let age = SECOND * 15 / 4;
     assert_eq!(ages, [age, age - SECOND / 2, age - SECOND / 2]);
-    assert_eq!(waiters[0].holders[0].registered.as_ref().unwrap().client.id, client.id());
+    assert_eq!(
+        waiters[0].holders[0].registered.as_ref().unwrap().client.id,
+        client.id()
+    );
     assert_eq!(peer.waiters("b").await.unwrap(), []);
 
     second.abort();
@@ -97,7 +110,10 @@ async fn waits_are_registered_after_a_second_until_they_end() {
     sleep(SECOND / 10).await;
     assert_eq!(waits(&client).await, expected(&["3"]));
     sleep(SECOND).await;
-    assert_eq!(holder(&client, "a").await.unwrap().note.as_deref(), Some("1"));
+    assert_eq!(
+        holder(&client, "a").await.unwrap().note.as_deref(),
+        Some("1")
+    );
     guard.unlock().await.unwrap();
     third.await.unwrap().unlock().await.unwrap();
     for client in [&client, &peer] {
@@ -115,7 +131,11 @@ async fn deadlock_of_tasks_is_found() {
         tokio::spawn(async move {
             let _first = locks[0].lock().await.unwrap();
             sleep(SECOND / 10).await;
-            let _second = locks[1].lock().note(format!("for {}", locks[1].name())).await.unwrap();
+            let _second = locks[1]
+                .lock()
+                .note(format!("for {}", locks[1].name()))
+                .await
+                .unwrap();
         })
     };
     let one = acquire_both(&client, ["a", "b"]);
@@ -124,8 +144,13 @@ async fn deadlock_of_tasks_is_found() {
     sleep(3 * SECOND).await;
     let graph = client.wait_graph().await.unwrap();
     let deadlocks = graph.deadlocks();
-    let names = |cycle: &Vec<&WaitingOwner>| -> Vec<_> { cycle.iter().map(|one| one.name.clone()).collect() };
-    assert_eq!(deadlocks.iter().map(names).collect::<Vec<_>>(), [["a", "b"]]);
+    let names = |cycle: &Vec<&WaitingOwner>| -> Vec<_> {
+        cycle.iter().map(|one| one.name.clone()).collect()
+    };
+    assert_eq!(
+        deadlocks.iter().map(names).collect::<Vec<_>>(),
+        [["a", "b"]]
+    );
     // The cycle: each one waits for what the next one holds.
     for (one, next) in [(0, 1), (1, 0)] {
         let holder = &deadlocks[0][one].holders[0];
@@ -162,7 +187,10 @@ async fn deadlock_of_fair_locks_is_found_without_the_registry() {
     assert_eq!(deadlocks.len(), 1);
     let owners: Vec<_> = deadlocks[0].iter().map(|one| one.owner.clone()).collect();
     assert_eq!(owners, [peer.owner_id(they), client.owner_id(me)]);
-    assert_eq!((deadlocks[0][0].position, &deadlocks[0][0].registered), (Some(1), &None));
+    assert_eq!(
+        (deadlocks[0][0].position, &deadlocks[0][0].registered),
+        (Some(1), &None)
+    );
     one.abort();
     other.abort();
 }
@@ -179,7 +207,10 @@ async fn several_locks_are_registered_each() {
     };
     sleep(3 * SECOND / 2).await;
     for name in ["a", "b"] {
-        assert_eq!(holder(&peer, name).await.unwrap().note.as_deref(), Some("both"));
+        assert_eq!(
+            holder(&peer, name).await.unwrap().note.as_deref(),
+            Some("both")
+        );
     }
     assert_eq!(waits(&peer).await, [("b".to_owned(), "theirs".to_owned())]);
     guard.unlock().await.unwrap();
@@ -192,9 +223,16 @@ async fn both_sides_of_read_write_lock_are_registered() {
     let (_, [client, peer]) = clients();
     let lock = client.read_write_lock("a");
     let write = lock.write().lock().note("w").await.unwrap();
-    let _read = lock.read().lock().owner(write.owner()).note("r").await.unwrap();
+    let _read = lock
+        .read()
+        .lock()
+        .owner(write.owner())
+        .note("r")
+        .await
+        .unwrap();
     sleep(2 * SECOND).await;
-    let Some(ObjectState::ReadWriteLock { writer, readers }) = peer.inspect("a").await.unwrap() else {
+    let Some(ObjectState::ReadWriteLock { writer, readers }) = peer.inspect("a").await.unwrap()
+    else {
         panic!("it is a read-write lock");
     };
     for (holder, kind, note) in [(&writer.unwrap(), "write", "w"), (&readers[0], "read", "r")] {
@@ -203,7 +241,13 @@ async fn both_sides_of_read_write_lock_are_registered() {
     }
     let mut listing = peer.list("*");
     let listed = listing.next().await.unwrap().unwrap();
-    assert!(listed.state.holders().iter().all(|holder| holder.registered.is_some()));
+    assert!(
+        listed
+            .state
+            .holders()
+            .iter()
+            .all(|holder| holder.registered.is_some())
+    );
     assert_eq!(listing.next().await.unwrap(), None);
 }
 

@@ -350,7 +350,10 @@ impl Hold {
 
     /// Returns when the current hold period began, and its note, if it has lasted for this long and is not registered yet.
     /// Then it counts as registered.
-    pub(crate) fn begin_registration(&self, after: Duration) -> Option<(Instant, Option<Box<str>>)> {
+    pub(crate) fn begin_registration(
+        &self,
+        after: Duration,
+    ) -> Option<(Instant, Option<Box<str>>)> {
         let now = Instant::now();
         let mut state = self.state_at(|| now);
         let began = state.begin_registration(after, now)?;

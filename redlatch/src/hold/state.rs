@@ -543,8 +543,11 @@ impl HoldState {
                 let first = first_after.map(|after| self.hand_over_limit.granted_at + after);
                 let first = first.map(|due| (due, WatchAction::RenewOnTime));
                 let registered_after = times.registered_after.filter(|_| !registered);
-                let register = registered_after.map(|after| (self.began + after, WatchAction::Register));
-                let all = [Some(expiry), regular, first, register].into_iter().flatten();
+                let register =
+                    registered_after.map(|after| (self.began + after, WatchAction::Register));
+                let all = [Some(expiry), regular, first, register]
+                    .into_iter()
+                    .flatten();
                 all.min_by_key(|(due, _)| *due)?
             }
         })

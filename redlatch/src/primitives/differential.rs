@@ -376,7 +376,9 @@ impl Differential {
         let now = self.keyspace.now_ms();
         for (value, _) in keyspace.values_mut() {
             if let DumpedValue::Hash(fields) = value {
-                fields.iter_mut().for_each(|(field, value)| *value = aged(field, value, now));
+                fields
+                    .iter_mut()
+                    .for_each(|(field, value)| *value = aged(field, value, now));
             }
         }
         let mut server = self.dump_server().await;

@@ -23,8 +23,8 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::Attempt;
 use self::SubscriptionState::{EndReported, NotSubscribed, Subscribed, Unconfirmed};
+use super::Attempt;
 use crate::background::{Background, RunningGuard};
 use crate::client_registry::{REGISTERED_AFTER, RegisteredWait};
 use crate::environment::task;

@@ -94,7 +94,14 @@ fn watchdog() -> Watchdog {
     let subscriber = Arc::new(ChannelMap::default());
     let store = Arc::new(Store::Embedded(Embedded::new().connect(subscriber)));
     let (id, background) = (ClientId::random(), Background::default());
-    let registration = Registration::new(&id, None, Lease::WATCHDOG, &store, background.clone(), false);
+    let registration = Registration::new(
+        &id,
+        None,
+        Lease::WATCHDOG,
+        &store,
+        background.clone(),
+        false,
+    );
     Watchdog::new(Lease::WATCHDOG, store, background, registration)
 }
 

@@ -115,9 +115,9 @@ pub(crate) async fn inspect_keys(
         let names = slots.entry(store.slot(&key)).or_default();
         names.push(CandidateKeys::new(key));
     }
-    let inspections = slots.values().map(|names| async move {
-        store.run_idempotent(&InspectNames { names }).await
-    });
+    let inspections = slots
+        .values()
+        .map(|names| async move { store.run_idempotent(&InspectNames { names }).await });
     let inspections = join_all(inspections).await;
     for (names, states) in slots.into_values().zip(inspections) {
         let states = states?.into_iter().map(|state| state.ok().flatten());
@@ -213,7 +213,9 @@ impl ObjectState {
     /// Returns all holders and waiters that the state names.
     fn owners(&mut self) -> impl Iterator<Item = ObjectOwner<'_>> {
         let (writer, holders, queue) = match self {
-            ObjectState::Lock { holder, queue, .. } => (None, holder.as_mut_slice(), &mut queue[..]),
+            ObjectState::Lock { holder, queue, .. } => {
+                (None, holder.as_mut_slice(), &mut queue[..])
+            }
             ObjectState::ReadWriteLock { writer, readers } => {
                 (writer.as_mut(), &mut readers[..], &mut [][..])
             }

@@ -353,9 +353,8 @@ impl Step for Inspect<'_> {
             return Ok(Vec::new());
         };
         let remaining = holds.remaining();
-        let holder = |(owner, count): (&String, &u32)| {
-            Holder::new(owner.as_str().into(), *count, remaining)
-        };
+        let holder =
+            |(owner, count): (&String, &u32)| Holder::new(owner.as_str().into(), *count, remaining);
         Ok(holds.value.counts.iter().map(holder).collect())
     }
 }
