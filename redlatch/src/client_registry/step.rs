@@ -70,9 +70,10 @@ impl Step for Write<'_> {
     }
 
     fn apply(&self, keyspace: &mut Keyspace) -> Result<i64> {
+        let exists = keyspace.find::<Fields>(self.key)?.is_some();
         if self.replace {
             keyspace.remove(self.key);
-        } else if keyspace.find::<Fields>(self.key)?.is_none() {
+        } else if !exists {
             return Ok(0);
         }
         let now = keyspace.now_ms();

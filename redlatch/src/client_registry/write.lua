@@ -8,10 +8,12 @@
 --          value is the time that long ago in ms, followed by the text
 -- Returns  the number of fields afterwards
 local key, removed = KEYS[1], tonumber(ARGV[3])
-if ARGV[2] == '1' then
-    redis.call('DEL', key)
-elseif redis.call('HLEN', key) == 0 then
+local exists, replaces = redis.call('HLEN', key) > 0, ARGV[2] == '1'
+if not exists and not replaces then
     return 0
+elseif exists and replaces then
+    -- Not otherwise: a server without memory does not refuse the rest of a script that has written something.
+    redis.call('DEL', key)
 end
 local time = redis.call('TIME')
 local now = math.floor(time[1] * 1000 + time[2] / 1000)
