@@ -1,7 +1,9 @@
 //! The command line.
 
+use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
+use std::path::Path;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum, ValueHint, value_parser};
@@ -58,6 +60,8 @@ pub(crate) enum Command {
     Run(Run),
     Show(Show),
     Ls(Ls),
+    Why(Why),
+    Deadlocks(Deadlocks),
     Unlock(Unlock),
     Latch(Latch),
     Token(Token),
@@ -201,6 +205,14 @@ pub(crate) struct Run {
     )]
     pub(crate) conflict_exit_code: u8,
 
+    /// How this run is called when others ask who holds the lock (`redlatch show`) [default: the name of CMD]
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) label: Option<String>,
+
+    /// What this run does, for the same [default: the first words of CMD, up to an option]
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) note: Option<String>,
+
     /// Also pass REDLATCH_PASSWORD, REDLATCH_SENTINEL_PASSWORD and the password in REDLATCH_URL
     /// to CMD, for a CMD that runs redlatch itself
     #[arg(long, help_heading = "Store")]
@@ -216,7 +228,27 @@ pub(crate) struct Run {
     pub(crate) command: Vec<OsString>,
 }
 
+/// How many words of CMD are its note.
+const NOTE_WORDS: usize = 4;
+
 impl Run {
+    /// Returns the label of the client: by default the name of CMD.
+    pub(crate) fn label(&self) -> String {
+        let cmd = self.command.first().map(Path::new);
+        let name = cmd.and_then(Path::file_name).unwrap_or_default();
+        let name = name.to_string_lossy().into_owned();
+        self.label.clone().unwrap_or(name)
+    }
+
+    /// Returns the note of the lock: by default the first words of CMD. Without options, which may contain passwords.
+    pub(crate) fn note(&self) -> String {
+        let words = self.command.iter().map(|word| word.to_string_lossy());
+        let is_plain =
+            |word: &Cow<'_, str>| !word.starts_with('-') && !word.contains(['=', '@', '\n']);
+        let words: Vec<_> = words.take(NOTE_WORDS).take_while(is_plain).collect();
+        self.note.clone().unwrap_or_else(|| words.join(" "))
+    }
+
     /// How long an outage of the store may last while `redlatch` waits; `None`: without a limit. With
     /// --no-wait it does not wait.
     pub(crate) fn outage_limit(&self) -> Option<Duration> {
@@ -306,7 +338,8 @@ Exit codes:
 /// Supports locks of every kind, with the waiters of a fair lock and all readers, semaphores and
 /// latches. Prints a table, or with --json an object: name, kind, held, owner, holds and remaining_ms;
 /// where applicable also token (of a fenced lock), holders (of a read-write lock), queue (of a
-/// fair lock), value (of a semaphore or latch), available, total and permits (of an expirable semaphore).
+/// fair lock), registered (if its client has registered who it is: host, pid, program, version, label, kind, since, age_ms and
+/// note), value (of a semaphore or latch), available, total and permits (of an expirable semaphore).
 /// A semaphore is held when all of its permits are taken.
 /// A name that does not exist in the store is a free lock or an open latch: kind, owner and remaining_ms
 /// are null, held is false. remaining_ms is also null for objects that never expire.
@@ -363,9 +396,62 @@ pub(crate) struct Ls {
     #[arg(long)]
     pub(crate) json: bool,
 
+    /// Also print which client holds or waits, since when, and its note
+    #[arg(short = 'w', long, conflicts_with = "json")]
+    pub(crate) wide: bool,
+
     /// Only names that match this glob pattern: *, ?, [a-z], \ to escape the next character
     #[arg(default_value = "*", value_hint = ValueHint::Other)]
     pub(crate) pattern: String,
+}
+
+/// Tell who holds NAME, since when, and who waits for it.
+///
+/// Clients of redlatch register what they hold or wait for longer than a second: machine, process, label and note.
+/// Other holders, and waiters in the queue of a fair lock, are shown by their ids. Waiters are listed in the order of the
+/// queue, then the longest wait first. Finds them with SCAN, which does not block the server.
+///
+/// With --json prints the object of `redlatch show --json` and waiters: each with owner, position (in a queue) and registered.
+#[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "redlatch why [OPTIONS] <NAME>",
+    after_help = "\
+Example:
+  redlatch why nightly-backup
+
+Exit codes: 0 also if it is free; 2 wrong usage; 65 the key holds data of another kind;
+69 the store cannot be reached."
+)]
+pub(crate) struct Why {
+    /// Print a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// The name
+    pub(crate) name: String,
+}
+
+/// Find owners that wait for each other.
+///
+/// Looks for cycles over all clients: each owner of a cycle waits for a lock that the next one holds. Knows the waits of
+/// more than a second that clients of redlatch have registered, and the queues of fair locks, also those of Redisson. The
+/// owners of one task of a client count as one. Each `redlatch run` is an owner of its own, even inside of another.
+///
+/// A deadlock counts if it is there twice, a moment apart. With --json prints one object per deadlock, with waits: each with
+/// name, waiter and holders.
+#[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "redlatch deadlocks [OPTIONS]",
+    after_help = "\
+Example:
+  redlatch deadlocks || alert
+
+Exit codes: 0 there is none; 1 found; 2 wrong usage; 69 the store cannot be reached."
+)]
+pub(crate) struct Deadlocks {
+    /// Print one JSON object per deadlock
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Release the lock NAME by force, without its holder.

@@ -7,6 +7,8 @@ use crate::duration;
 pub(crate) const OK: u8 = 0;
 /// `show --quiet`: NAME is free. As in `grep -q`, the answer is no.
 pub(crate) const FREE: u8 = 1;
+/// `redlatch deadlocks` has found one.
+pub(crate) const FOUND: u8 = 1;
 /// Wrong usage, as in clap and shells.
 pub(crate) const USAGE: u8 = 2;
 /// EX_DATAERR: the key holds an object of another kind.

@@ -192,6 +192,7 @@ async fn request<R: HasLease>(
     limits: &WaitLimits,
     run: &Run,
 ) -> redlatch::Result<Option<Guard<R>>> {
+    (lock_request, try_request) = (lock_request.note(run.note()), try_request.note(run.note()));
     if let Some(lease) = run.lease {
         lock_request = lock_request.lease(lease);
         try_request = try_request.lease(lease);
@@ -264,7 +265,7 @@ async fn acquire_permit(
         // If a slice ends during an outage, `try_acquire` fails, although the outage limit has not
         // passed. So it is retried.
         let acquiring = limits.retry_through_outage(name, async || {
-            let mut try_request = semaphore.try_acquire();
+            let mut try_request = semaphore.try_acquire().note(run.note());
             if let Some(lease) = run.lease {
                 try_request = try_request.lease(lease);
             }
@@ -313,6 +314,7 @@ async fn acquire_multi_lock(
         MultiLock::new(names.map(|name| client.lock(name)))
     };
     let (mut lock_request, mut try_request) = (locks.lock(), locks.try_lock());
+    (lock_request, try_request) = (lock_request.note(run.note()), try_request.note(run.note()));
     if let Some(lease) = run.lease {
         lock_request = lock_request.lease(lease);
         try_request = try_request.lease(lease);

@@ -14,6 +14,7 @@ mod latch;
 #[cfg(feature = "man")]
 mod man;
 mod process_tree;
+mod registered;
 mod run;
 mod show;
 mod signals;
@@ -22,6 +23,7 @@ mod store;
 mod store_args;
 mod terminal;
 mod token;
+mod why;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -102,6 +104,8 @@ fn dispatch(args: Args) -> Result<u8, Failure> {
             Command::Run(run) => run::run(&args.store_args, run).await,
             Command::Show(show) => show::show(&args.store_args, &show).await,
             Command::Ls(ls) => show::ls(&args.store_args, &ls).await,
+            Command::Why(why) => why::why(&args.store_args, &why).await,
+            Command::Deadlocks(deadlocks) => why::deadlocks(&args.store_args, &deadlocks).await,
             Command::Unlock(unlock) => show::unlock(&args.store_args, &unlock).await,
             Command::Latch(latch) => latch::latch(&args.store_args, &latch).await,
             Command::Token(token) => token::token(&args.store_args, &token).await,

@@ -23,6 +23,8 @@ use crate::args::Run;
 use crate::child::{Child, ChildEvent, exit_code};
 use crate::exit::{self, Failure};
 use crate::held_lock::{self, HeldLock};
+use crate::registered;
+use crate::show::lease_text;
 use crate::signals::{self, Caught, Signals};
 use crate::stderr::{self, detail, note, printable, stderr};
 use crate::store::WaitLimits;
@@ -175,6 +177,10 @@ async fn holder_text(client: &Client, name: &str) -> Option<String> {
             0 => String::new(),
             others => format!(" and {others} more"),
         };
+        if let Some(entry) = &first.registered {
+            let (who, lease) = (registered::text(entry), lease_text(first.remaining));
+            return Some(format!("held by {who}{lease}{others}"));
+        }
         // All have to expire, so the latest expiry counts.
         let latest = holders.iter().map(|holder| holder.remaining).max();
         let until = match latest.and_then(Expiry::duration) {

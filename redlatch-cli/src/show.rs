@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::args::{Ls, Show, Unlock};
 use crate::exit::{self, Failure};
+use crate::registered::{self, Registered};
 use crate::stderr::{self, printable};
 use crate::store_args::StoreArgs;
 use crate::{duration, store};
@@ -17,13 +18,15 @@ use crate::{duration, store};
 /// An object in JSON. The first six fields are present for every object, the others where they
 /// apply.
 #[derive(Debug, Default, Serialize)]
-struct Object {
+pub(crate) struct Object {
     name: String,
     kind: Option<String>,
     held: bool,
     owner: Option<String>,
     holds: u32,
     remaining_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    registered: Option<Registered>,
     #[serde(skip_serializing_if = "Option::is_none")]
     token: Option<u64>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -49,6 +52,8 @@ struct OwnerEntry {
     #[serde(skip_serializing_if = "Option::is_none")]
     holds: Option<u32>,
     remaining_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    registered: Option<Registered>,
 }
 
 /// An acquired permit.
@@ -68,11 +73,45 @@ pub(crate) async fn show(store_args: &StoreArgs, show: &Show) -> Result<u8, Fail
     store::check_name(&show.name).await?;
     let client = store::connect(store_args, Client::builder()).await?;
     let state = client.inspect(&show.name).await?;
-    let object = Object::new(show.name.clone(), state);
+    let sentences = state.iter().flat_map(sentences).collect::<String>();
+    let objects = [Object::new(show.name.clone(), state)];
     if quiet {
-        return Ok(if object.held { exit::OK } else { exit::FREE });
+        return Ok(if objects[0].held { exit::OK } else { exit::FREE });
     }
-    print(&[object], show.json)
+    match show.json {
+        true => write(&json_lines(&objects)?),
+        false => write(&(table(&objects, false) + &sentences)),
+    }
+}
+
+/// Returns the table for one object.
+pub(crate) fn table_of(name: &str, state: &Option<ObjectState>) -> String {
+    table(&[Object::new(name.to_owned(), state.clone())], false)
+}
+
+/// Returns a line for each holder and waiter that is in the registry.
+fn sentences(state: &ObjectState) -> Vec<String> {
+    let holders = state.holders().into_iter().filter_map(|holder| {
+        let text = registered::text(holder.registered.as_ref()?);
+        Some(format!("held by {text}{}\n", lease_text(holder.remaining)))
+    });
+    let queue = match state {
+        ObjectState::Lock { queue, .. } => &queue[..],
+        _ => &[],
+    };
+    let waiters = queue.iter().enumerate().filter_map(|(at, waiter)| {
+        let text = registered::text(waiter.registered.as_ref()?);
+        Some(format!("waiter {}: {text}\n", at + 1))
+    });
+    holders.chain(waiters).collect()
+}
+
+/// Describes the end of a lease: `, lease 24 s left`.
+pub(crate) fn lease_text(remaining: Expiry) -> String {
+    match remaining {
+        Expiry::In(left) => format!(", lease {} left", duration::rough(left)),
+        Expiry::Never => ", forever".into(),
+    }
 }
 
 pub(crate) async fn ls(store_args: &StoreArgs, ls: &Ls) -> Result<u8, Failure> {
@@ -85,7 +124,10 @@ pub(crate) async fn ls(store_args: &StoreArgs, ls: &Ls) -> Result<u8, Failure> {
         objects.insert(found.name, object);
     }
     let objects: Vec<Object> = objects.into_values().collect();
-    print(&objects, ls.json)
+    match ls.json {
+        true => write(&json_lines(&objects)?),
+        false => write(&table(&objects, ls.wide)),
+    }
 }
 
 pub(crate) async fn unlock(store_args: &StoreArgs, unlock: &Unlock) -> Result<u8, Failure> {
@@ -146,7 +188,7 @@ pub(crate) async fn unlock(store_args: &StoreArgs, unlock: &Unlock) -> Result<u8
 }
 
 impl Object {
-    fn new(name: String, state: Option<ObjectState>) -> Object {
+    pub(crate) fn new(name: String, state: Option<ObjectState>) -> Object {
         let mut object = Object {
             name,
             ..Object::default()
@@ -158,6 +200,7 @@ impl Object {
             object.owner = Some(holder.owner.to_string());
             object.holds = holder.holds;
             object.remaining_ms = millis(holder.remaining);
+            object.registered = holder.registered.as_ref().map(Registered::new);
         }
         match state {
             ObjectState::Lock { queue, token, .. } => {
@@ -165,6 +208,7 @@ impl Object {
                 let waiter_entry = |waiter: Waiter| OwnerEntry {
                     owner: waiter.owner.into(),
                     remaining_ms: millis(waiter.remaining),
+                    registered: waiter.registered.as_ref().map(Registered::new),
                     ..OwnerEntry::default()
                 };
                 object.queue = queue.into_iter().map(waiter_entry).collect();
@@ -178,6 +222,7 @@ impl Object {
                         side: Some(side),
                         holds: Some(holder.holds),
                         remaining_ms: millis(holder.remaining),
+                        registered: holder.registered.as_ref().map(Registered::new),
                     }
                 };
                 let writer = writer.into_iter().map(holder_entry("write"));
@@ -212,8 +257,14 @@ impl Object {
     }
 
     /// Returns the object's rows of the table: its state or holders, then waiters or acquired permits.
-    fn rows(&self) -> Vec<[String; 5]> {
-        let row = |owner: String, holds: Option<u32>, remaining: String| {
+    fn rows(&self) -> Vec<Row> {
+        let client = |registered: &Option<Registered>| {
+            let text = registered
+                .as_ref()
+                .map(|registered| registered.text.clone());
+            text.unwrap_or_default()
+        };
+        let row = |owner: String, holds: Option<u32>, remaining: String, client: String| {
             [
                 printable(&self.name),
                 match (&self.kind, self.token) {
@@ -224,6 +275,7 @@ impl Object {
                 owner,
                 holds.map_or("-".into(), |holds| holds.to_string()),
                 remaining,
+                client,
             ]
         };
         let mut rows = Vec::new();
@@ -236,20 +288,21 @@ impl Object {
                 .remaining_ms
                 .map(Some)
                 .map_or("-".into(), format_remaining);
-            rows.push(row(owner, None, remaining));
+            rows.push(row(owner, None, remaining, String::new()));
         } else if let (Some(available), Some(total)) = (self.available, self.total) {
             let owner = match self.held {
                 true => format!("(held: {available} of {total} left)"),
                 false => format!("({available} of {total} left)"),
             };
-            rows.push(row(owner, None, "-".into()));
+            rows.push(row(owner, None, "-".into(), String::new()));
         } else if self.holders.is_empty() {
             let remaining = match self.held {
                 true => format_remaining(self.remaining_ms),
                 false => "-".into(),
             };
             let owner = self.owner.as_deref().map_or("(free)".into(), printable);
-            rows.push(row(owner, Some(self.holds), remaining));
+            let client = client(&self.registered);
+            rows.push(row(owner, Some(self.holds), remaining, client));
         }
         for entry in &self.holders {
             let owner = format!(
@@ -261,24 +314,29 @@ impl Object {
                 owner,
                 entry.holds,
                 format_remaining(entry.remaining_ms),
+                client(&entry.registered),
             ));
         }
         for (at, entry) in self.queue.iter().enumerate() {
             let owner = format!("{} (waits, {})", printable(&entry.owner), at + 1);
-            rows.push(row(owner, None, format_remaining(entry.remaining_ms)));
+            let remaining = format_remaining(entry.remaining_ms);
+            rows.push(row(owner, None, remaining, client(&entry.registered)));
         }
         for permit in self.permits.iter().flatten() {
             let owner = format!("permit {}", permit.id);
-            rows.push(row(owner, None, format_remaining(permit.remaining_ms)));
+            let remaining = format_remaining(permit.remaining_ms);
+            rows.push(row(owner, None, remaining, String::new()));
         }
         rows
     }
 }
 
 fn millis(remaining: Expiry) -> Option<u64> {
-    remaining
-        .duration()
-        .map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX))
+    remaining.duration().map(whole_millis)
+}
+
+pub(crate) fn whole_millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn format_remaining(remaining_ms: Option<u64>) -> String {
@@ -287,16 +345,7 @@ fn format_remaining(remaining_ms: Option<u64>) -> String {
     })
 }
 
-fn print(objects: &[Object], json: bool) -> Result<u8, Failure> {
-    let text = if json {
-        json_lines(objects)?
-    } else {
-        table(objects)
-    };
-    write(&text)
-}
-
-fn json_lines(objects: &[Object]) -> Result<String, Failure> {
+pub(crate) fn json_lines(objects: &[impl Serialize]) -> Result<String, Failure> {
     let mut lines = String::new();
     for object in objects {
         let line = serde_json::to_string(object).map_err(|error| Failure {
@@ -309,28 +358,38 @@ fn json_lines(objects: &[Object]) -> Result<String, Failure> {
     Ok(lines)
 }
 
-fn table(objects: &[Object]) -> String {
-    let head = ["NAME", "KIND", "OWNER", "HOLDS", "REMAINING"].map(str::to_owned);
-    let mut cells: Vec<_> = std::iter::once(head)
+/// The columns of the table. The last one is only in a wide table.
+const HEAD: [&str; 6] = ["NAME", "KIND", "OWNER", "HOLDS", "REMAINING", "CLIENT"];
+
+type Row = [String; HEAD.len()];
+
+fn table(objects: &[Object], wide: bool) -> String {
+    let mut cells: Vec<_> = std::iter::once(HEAD.map(str::to_owned))
         .chain(objects.iter().flat_map(Object::rows))
         .collect();
-    if let Some(columns) = terminal_columns() {
+    if !wide {
+        cells.iter_mut().for_each(|[.., client]| client.clear());
+    }
+    // A wide table is for a pager.
+    if let Some(columns) = terminal_columns().filter(|_| !wide) {
         fit_columns(&mut cells, columns);
     }
     let widths = widths(&cells);
     let mut table = String::new();
-    for [name, kind, owner, holds, remaining] in &cells {
-        let [w_name, w_kind, w_owner, w_holds, w_remaining] = widths;
-        table.push_str(&format!(
+    for [name, kind, owner, holds, remaining, client] in &cells {
+        let [w_name, w_kind, w_owner, w_holds, w_remaining, _] = widths;
+        let row = format!(
             "{name:w_name$}  {kind:w_kind$}  {owner:w_owner$}  {holds:>w_holds$}  \
-             {remaining:>w_remaining$}\n"
-        ));
+             {remaining:>w_remaining$}  {client}"
+        );
+        table.push_str(row.trim_end());
+        table.push('\n');
     }
     table
 }
 
-fn widths(cells: &[[String; 5]]) -> [usize; 5] {
-    let mut widths = [0; 5];
+fn widths(cells: &[Row]) -> [usize; HEAD.len()] {
+    let mut widths = [0; HEAD.len()];
     for row in cells {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = cell.chars().count().max(*width);
@@ -348,7 +407,7 @@ fn terminal_columns() -> Option<usize> {
 
 /// Shortens owners, then names, then kinds, to their minimum widths if necessary. JSON always contains
 /// them in full.
-fn fit_columns(cells: &mut [[String; 5]], columns: usize) {
+fn fit_columns(cells: &mut [Row], columns: usize) {
     const SEPARATORS: usize = 4 * 2;
     // Owners remain distinguishable: they keep the beginning of the client id, and the number.
     for (column, min_width) in [(2, 16), (0, 12), (1, 8)] {
@@ -391,7 +450,14 @@ mod tests {
     #[test]
     fn wide_tables_are_shortened_to_the_terminal() {
         let owner = "0195e3a2-4a4b-7c1d-9f3e-1234567890ab:1234567890 (waits, 12)";
-        let row = ["orders:42", "fenced lock, token 12345", owner, "1", "29.3s"];
+        let row = [
+            "orders:42",
+            "fenced lock, token 12345",
+            owner,
+            "1",
+            "29.3s",
+            "",
+        ];
         let mut cells = [row.map(str::to_owned)];
         for columns in [300, 110, 80, 60] {
             fit_columns(&mut cells, columns);

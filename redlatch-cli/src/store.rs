@@ -144,7 +144,9 @@ impl WaitLimits {
 
 /// Returns the settings of the client that `run` requests.
 pub(crate) fn settings(run: &Run) -> ClientBuilder {
-    let settings = Client::builder().outage_limit(run.outage_limit());
+    let settings = Client::builder()
+        .outage_limit(run.outage_limit())
+        .label(run.label());
     match run.watchdog {
         Some(lease) => settings.watchdog_lease(lease),
         None => settings,

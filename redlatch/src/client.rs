@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::background::Background;
+use crate::client_registry::Registration;
 use crate::error::{Error, Result};
 use crate::lease::{Expiry, Lease};
 use crate::listing::Listing;
@@ -31,6 +32,7 @@ use crate::store::redis::options::Pem;
 use crate::store::redis::options::{ConnectOptions, Secret};
 use crate::store::{ReplicaSync, Store};
 use crate::wait::{ChannelMap, WaitQueues};
+use crate::wait_graph::{self, WaitGraph, WaitingOwner};
 
 /// A connection to a store, and the identity that holds locks there.
 ///
@@ -146,6 +148,31 @@ impl Client {
         inspect(&self.session, &object).await
     }
 
+    /// Returns the owners that wait for the object `name`: those in the queue of a fair lock in their order, then those that have
+    /// [registered](ClientBuilder::registry) a wait of more than a second, the longest first. Finds them with SCAN, which does
+    /// not block the server.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Client::inspect`], except for [`Error::WrongKind`].
+    pub async fn waiters(&self, name: &str) -> Result<Vec<WaitingOwner>> {
+        let object = ObjectKeys::new(KeyLayout::Lock, &self.session.prefix, name);
+        object.check()?;
+        Ok(wait_graph::read_object(&self.session, &object).await?.waits)
+    }
+
+    /// Returns which owners wait for which objects, and which owners hold those, over all clients: as [`Client::waiters`], for
+    /// all names with the client's prefix. [`WaitGraph::deadlocks`] finds owners that wait for each other.
+    ///
+    /// The store is read in several steps while locks change hands. So a deadlock should be found twice before it counts.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`], [`Error::ResponseTimeout`], [`Error::NotPermitted`].
+    pub async fn wait_graph(&self) -> Result<WaitGraph> {
+        wait_graph::read_all(&self.session).await
+    }
+
     /// Returns the id of this client in the store: the part of an owner before the colon.
     pub fn id(&self) -> &str {
         self.session.id.as_str()
@@ -167,6 +194,7 @@ impl Client {
     pub async fn flush(&self) {
         self.session.waiting.drop_offers();
         self.session.background.flush().await;
+        self.session.registration.flush().await;
     }
 
     #[cfg(feature = "blocking")]
@@ -230,6 +258,8 @@ pub struct ClientBuilder {
     client_id: Option<String>,
     local_hand_over: bool,
     fair_grants: bool,
+    label: Option<String>,
+    registry: bool,
     options: ConnectOptions,
     #[cfg(feature = "metrics")]
     name_attribute: Option<NameAttribute>,
@@ -248,6 +278,8 @@ impl Default for ClientBuilder {
             client_id: None,
             local_hand_over: true,
             fair_grants: true,
+            label: None,
+            registry: true,
             options: ConnectOptions::default(),
             #[cfg(feature = "metrics")]
             name_attribute: None,
@@ -392,6 +424,29 @@ impl ClientBuilder {
         attribute: impl Fn(&str) -> Option<&str> + Send + Sync + 'static,
     ) -> ClientBuilder {
         self.name_attribute = Some(NameAttribute(Arc::new(attribute)));
+        self
+    }
+
+    /// Sets whether the client registers in the store what it has held or waited for longer than a second, so that
+    /// [`Client::inspect`] and `redlatch show` can tell who that is. Default: true.
+    ///
+    /// It writes the name of the machine and of the program, the process id, the version of this library, the
+    /// [label](ClientBuilder::label), and for each such hold and wait the name of the object, the owner, and the
+    /// [note](crate::Acquire::note), up to 1000. The key is `redlatch_client:{<client id>}`, without a prefix. It expires with the
+    /// watchdog's lease if the process ends, and does not exist while there is no such hold or wait. Not registered are
+    /// requests for semaphores and latches, which have no owner.
+    ///
+    /// No lock depends on it. Errors are only logged; if the server or its ACL refuses, the client works as with `false`: it
+    /// neither writes the registry nor reads it.
+    pub fn registry(mut self, enabled: bool) -> ClientBuilder {
+        self.registry = enabled;
+        self
+    }
+
+    /// Sets a text by which people recognize this client in the [registry](ClientBuilder::registry), such as `report` or
+    /// `worker 3`; up to 256 bytes. Default: the name of the program.
+    pub fn label(mut self, label: impl Into<String>) -> ClientBuilder {
+        self.label = Some(label.into());
         self
     }
 
@@ -595,7 +650,17 @@ impl ClientBuilder {
         let _ = background.remember_runtime();
         let store = Arc::new(store);
         let waiting = WaitQueues::new(channels, store.clone(), background.clone(), self.linger);
-        let mut session = Session::new(id, self.prefix, store, waiting, lease, background);
+        let (label, is_on) = (self.label, self.registry);
+        let registration = Registration::new(&id, label, lease, &store, background.clone(), is_on);
+        let mut session = Session::new(
+            id,
+            self.prefix,
+            store,
+            waiting,
+            lease,
+            background,
+            registration,
+        );
         session.outage_limit = self.outage_limit;
         session.hands_over = self.local_hand_over;
         session.accepts_grants = self.fair_grants;

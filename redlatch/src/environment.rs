@@ -1,4 +1,4 @@
-//! What the client needs from its environment: random numbers, owner numbers and tasks. (Connections are
+//! What the client needs from its environment: random numbers, owner numbers, tasks and its process. (Connections are
 //! made in `store::redis::connector`.) It is in one file so that a simulation can provide all of it.
 
 use crate::error::Result;
@@ -21,6 +21,47 @@ pub(crate) fn simulated_owner_number() -> Option<u64> {
     return simulation::current().map(|process| process.owner_number());
     #[cfg(not(feature = "simulation"))]
     None
+}
+
+/// The process that a client runs in, for people.
+pub(crate) struct ProcessInfo {
+    pub(crate) host: String,
+    pub(crate) pid: u32,
+    pub(crate) program: String,
+}
+
+/// Returns the process that the client runs in. Unknown parts are `?`.
+pub(crate) fn process_info() -> ProcessInfo {
+    let unknown = || "?".to_owned();
+    #[cfg(feature = "simulation")]
+    if simulation::current().is_some() {
+        return ProcessInfo {
+            host: unknown(),
+            pid: 0,
+            program: unknown(),
+        };
+    }
+    // There is no safe function for the name of the machine in the standard library.
+    let read = |path| std::fs::read_to_string(path).ok();
+    let host = read("/proc/sys/kernel/hostname")
+        .or_else(|| std::env::var("HOSTNAME").ok())
+        .or_else(|| std::env::var("COMPUTERNAME").ok());
+    let program = std::env::args_os().next().map(std::path::PathBuf::from);
+    let program = program.as_deref().and_then(std::path::Path::file_name);
+    ProcessInfo {
+        host: host.map_or_else(unknown, |host| host.trim().to_owned()),
+        pid: std::process::id(),
+        program: program.map_or_else(unknown, |name| name.to_string_lossy().into_owned()),
+    }
+}
+
+/// Returns the id of the current task, if there is one. Simulated processes have none, because ids are numbered over all runs.
+pub(crate) fn task_id() -> Option<tokio::task::Id> {
+    #[cfg(feature = "simulation")]
+    if simulation::current().is_some() {
+        return None;
+    }
+    tokio::task::try_id()
 }
 
 /// Returns how many steps a connection sends before others wait, if a simulation runs. Its few tasks would

@@ -6,6 +6,7 @@
 mod background;
 mod backoff;
 mod client;
+mod client_registry;
 mod environment;
 mod error;
 mod hold;
@@ -27,6 +28,7 @@ mod step;
 mod store;
 mod sync;
 mod wait;
+mod wait_graph;
 mod watchdog;
 
 #[cfg(feature = "blocking")]
@@ -65,9 +67,11 @@ pub mod kind {
 /// What exists in a store: results of [`Client::inspect`], [`Client::list`] and of methods that return holders,
 /// waiters or held permits.
 pub mod inspect {
+    pub use crate::client_registry::{ClientInfo, RegistryEntry};
     pub use crate::listing::{Listed, Listing};
     pub use crate::primitives::inspect::{HeldPermit, ObjectKind, ObjectState, Waiter};
     pub use crate::primitives::lock::Holder;
+    pub use crate::wait_graph::{WaitGraph, WaitingOwner};
 }
 
 /// Runs the examples of the README as doc tests.

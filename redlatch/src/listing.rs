@@ -1,6 +1,6 @@
 //! Lists the objects in a store, page by page.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use std::task::{Context, Poll, ready};
 use futures_core::Stream;
 use tokio::runtime::{Handle, Id};
 
-use crate::error::{Error, Result};
-use crate::join::{Boxed, join_all};
-use crate::name::{CandidateKeys, is_extra_key, spans_slots};
-use crate::primitives::inspect::{InspectNames, ObjectState};
+use crate::error::Result;
+use crate::join::Boxed;
+use crate::name::{is_extra_key, spans_slots};
+use crate::primitives::inspect::{ObjectState, inspect_keys, look_up};
 use crate::session::Session;
 use crate::store::{Cursor, ScanType};
 use crate::sync::Mutex;
@@ -159,7 +159,7 @@ impl Pages {
                 self.cursor = match (next, scan_type) {
                     (Some(next), _) => Some((scan_type, next)),
                     (None, ScanType::Hashes) => Some((ScanType::Strings, Cursor::default())),
-                    (None, ScanType::Strings) => None,
+                    (None, ScanType::Strings | ScanType::Lists) => None,
                 };
             } else {
                 return Ok(None);
@@ -169,31 +169,21 @@ impl Pages {
 
     async fn inspect_page(&mut self) -> Result<VecDeque<Listed>> {
         let some = self.keys.len().min(PAGE);
-        let keys = self.keys.iter().take(some);
-        let store = &self.session.store;
-        // Sends one script per cluster slot, all concurrently.
-        let mut slots: BTreeMap<Option<u16>, Vec<CandidateKeys>> = BTreeMap::new();
-        for key in keys {
-            let names = slots.entry(store.slot(key)).or_default();
-            names.push(CandidateKeys::new(key.clone()));
-        }
-        let inspections = slots.values().map(|names| async move {
-            let seen = store.run_idempotent(&InspectNames { names }).await?;
-            Ok::<_, Error>(names.iter().zip(seen))
-        });
-        let mut found = VecDeque::new();
-        for inspection in join_all(inspections).await {
-            for (CandidateKeys { key, .. }, seen) in inspection? {
-                if let (Some(name), Ok(Some(state))) =
-                    (key.strip_prefix(&self.session.prefix), seen)
-                {
-                    found.push_back(Listed {
-                        name: name.to_owned(),
-                        state,
-                    });
-                }
-            }
-        }
+        let keys = self.keys.iter().take(some).cloned().collect();
+        let prefix = &self.session.prefix;
+        let mut objects: Vec<_> = inspect_keys(&self.session, keys).await?;
+        objects.retain(|(key, state)| key.starts_with(prefix) && state.is_some());
+        let states = objects
+            .iter_mut()
+            .filter_map(|(key, state)| Some((&**key, state.as_mut()?)));
+        look_up(&self.session, states).await;
+        let listed = |(key, state): (String, Option<ObjectState>)| {
+            Some(Listed {
+                name: key.strip_prefix(prefix)?.to_owned(),
+                state: state?,
+            })
+        };
+        let found = objects.into_iter().filter_map(listed).collect();
         self.keys.drain(..some);
         Ok(found)
     }

@@ -23,6 +23,8 @@ const ANNOUNCED: &str = "redlatch_lock_announced";
 const DEADLINES: &str = "timeout";
 /// Prefix of the channel of a latch.
 const LATCH_CHANNEL: &str = "redisson_countdownlatch__channel__";
+/// Prefix of the hash of a client.
+const CLIENT: &str = "redlatch_client";
 /// Prefix of keys that only Redisson writes: the results of unlocking that it keeps.
 const UNLOCK_LATCH: &str = "redisson_unlock_latch";
 
@@ -299,6 +301,7 @@ pub(crate) fn is_extra_key(key: &str) -> bool {
         WRITERS,
         ABSENT,
         ANNOUNCED,
+        CLIENT,
         UNLOCK_LATCH,
     ]
     .iter()
@@ -321,6 +324,34 @@ impl Hash for ObjectKeys {
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64(self.hash);
     }
+}
+
+/// Pattern of the hashes of all clients.
+pub(crate) const CLIENT_PATTERN: &str = "redlatch_client:{*}";
+
+/// Pattern of the queues of all fair locks.
+pub(crate) const FAIR_QUEUE_PATTERN: &str = "redisson_lock_queue:*{*}*";
+
+/// Returns the key of the fair lock to which a queue belongs. (The locks `a` and `{a}` have one queue; this is `a`.)
+pub(crate) fn object_of_queue(queue: &str) -> Option<&str> {
+    let rest = queue.strip_prefix(QUEUE)?.strip_prefix(':')?;
+    let inside = rest
+        .strip_prefix('{')
+        .and_then(|rest| rest.strip_suffix('}'));
+    let plain = inside.filter(|inside| !inside.contains(['{', '}']));
+    Some(plain.unwrap_or(rest))
+}
+
+/// Returns the key of the hash in which a client registers itself (redlatch's own, not in Redisson). It has no prefix, as
+/// the ids of owners have none: a holder is looked up by its id, without the prefix of its client.
+pub(crate) fn client_key(id: &str) -> String {
+    prefixed(CLIENT, id)
+}
+
+/// Returns the id of the client to which such a hash belongs.
+pub(crate) fn client_of_key(key: &str) -> Option<&str> {
+    let id = key.strip_prefix(CLIENT)?.strip_prefix(":{")?;
+    id.strip_suffix('}')
 }
 
 /// Returns a key or channel that belongs to `name`, in its cluster slot: the name becomes the hash tag,

@@ -156,14 +156,19 @@ impl ClientId {
 
     /// Checks an id that the user chose. It must be valid for Redisson and printable in a listing.
     pub(crate) fn custom(id: &str) -> Result<ClientId> {
-        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        if id.is_empty() || id.len() > 64 || !id.chars().all(plain) {
+        if !ClientId::is_valid(id) {
             return Err(Error::InvalidSetting {
                 setting: "client_id",
                 reason: "use 1 to 64 letters, digits, '-', '_' or '.'".into(),
             });
         }
         Ok(ClientId(id.into()))
+    }
+
+    /// Returns whether a text may be the id of a client.
+    pub(crate) fn is_valid(id: &str) -> bool {
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        !id.is_empty() && id.len() <= 64 && id.chars().all(plain)
     }
 
     pub(crate) fn as_str(&self) -> &str {

@@ -21,6 +21,9 @@
 //! not grow. A hold that is being released is skipped and checked after a pause. Missing holds cause at
 //! most one sweep per [`SWEEP_PAUSE`] and node.
 //!
+//! A hold that is a second old ([`REGISTERED_AFTER`]) is added to the [registry of clients](Registration), and removed when it is no
+//! longer watched.
+//!
 //! With *client tracking*, each renewal asks the server to report it if another client changes the key. A report
 //! proves nothing: it has the hold renewed at once, and only the reply decides. A hold is renewed for the first
 //! time after [`TRACKED_AFTER`], so that the server reports changes from then on. Further reports
@@ -29,6 +32,7 @@
 //! each new connection, all holds of the node are checked, at most once per [`SWEEP_PAUSE`].
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::mem::take;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -38,9 +42,10 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
 use crate::background::Background;
+use crate::client_registry::{Details, REGISTERED_AFTER, Registration, Role};
 use crate::environment::task;
 use crate::error::{Loss, Result};
-use crate::hold::{Due, Hold, Renewal, RenewalTimes, WatchAction};
+use crate::hold::{Due, Hold, Renewal, RenewalTimes, WatchAction, WatchdogState};
 use crate::join::join_all;
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
@@ -83,6 +88,7 @@ struct Core {
     /// Notified when something is due before the task wakes.
     wake_sooner: Notify,
     suspects: Arc<Suspects>,
+    registration: Registration,
 }
 
 #[derive(Default)]
@@ -118,6 +124,7 @@ impl Watchdog {
         store: Arc<Store>,
         background: Background,
         metrics: Metrics,
+        registration: Registration,
     ) -> Watchdog {
         Watchdog {
             core: Arc::new(Core {
@@ -128,6 +135,7 @@ impl Watchdog {
                 schedule: Mutex::default(),
                 wake_sooner: Notify::new(),
                 suspects: store.suspects(),
+                registration,
             }),
             store,
         }
@@ -154,7 +162,7 @@ impl Watchdog {
 
     /// Stops watching a hold.
     pub(crate) fn unwatch(&self, hold: &Arc<Hold>) {
-        self.core.schedule.lock().remove(hold);
+        self.core.remove(&mut self.core.schedule.lock(), hold);
     }
 
     /// Handles a reply that the store does not have this hold. Other holds at the same node may be missing,
@@ -184,10 +192,12 @@ impl Schedule {
         self.due.first_key_value().map(|((due, _), _)| *due)
     }
 
-    fn remove(&mut self, hold: &Arc<Hold>) {
-        if let Some(due) = hold.watchdog_state(|state| state.due.take()) {
-            self.due.remove(&due);
-        }
+    /// Removes a hold. Returns whether it was registered.
+    fn remove(&mut self, hold: &Hold) -> bool {
+        let unwatch = |state: &mut WatchdogState| (state.due.take(), take(&mut state.registered));
+        let (due, registered) = hold.watchdog_state(unwatch);
+        due.inspect(|due| drop(self.due.remove(due)));
+        registered
     }
 
     fn insert(&mut self, hold: &Arc<Hold>, due: Instant) {
@@ -206,6 +216,7 @@ impl Core {
         RenewalTimes {
             margin: self.lease.duration() - self.lease.renewal_interval(),
             first_after: self.suspects.is_tracking().then_some(TRACKED_AFTER),
+            registered_after: self.registration.is_on().then_some(REGISTERED_AFTER),
         }
     }
 
@@ -230,7 +241,30 @@ impl Core {
     fn reschedule(&self, schedule: &mut Schedule, hold: &Arc<Hold>) {
         match hold.next_watch(self.times()) {
             Some((due, _)) => schedule.insert(hold, due),
-            None => schedule.remove(hold),
+            None => self.remove(schedule, hold),
+        }
+    }
+
+    /// Stops watching a hold that has ended.
+    fn remove(&self, schedule: &mut Schedule, hold: &Hold) {
+        if schedule.remove(hold) {
+            self.registration
+                .remove(Role::Holds, &hold.object, hold.owner);
+        }
+    }
+
+    /// Registers a hold, if it is time.
+    fn register(&self, hold: &Hold) {
+        if self.registration.is_on()
+            && let Some((since, note)) = hold.begin_registration(REGISTERED_AFTER)
+        {
+            let details = Details {
+                since,
+                task: hold.task,
+                note: note.as_deref(),
+            };
+            self.registration
+                .add(Role::Holds, &hold.object, hold.owner, details);
         }
     }
 
@@ -331,14 +365,16 @@ impl Core {
             }
             let hold = entry.remove();
             hold.watchdog_state(|state| state.due = None);
+            self.register(&hold);
             let Some((due, watch)) = hold.next_watch(self.times()) else {
+                self.remove(schedule, &hold);
                 continue;
             };
             // Regular renewals may be early, to fill a batch.
             let taken = match watch {
                 WatchAction::Renew => due <= soon,
                 WatchAction::RenewOnTime => due <= now,
-                WatchAction::Expire => false,
+                WatchAction::Register | WatchAction::Expire => false,
             };
             if taken {
                 hold.watchdog_state(|state| state.renewing = true);
@@ -358,7 +394,7 @@ impl Core {
     /// Plans when the task wakes next. `None` ends the task, because there is nothing to watch.
     ///
     /// It does not end at once: otherwise short holds in sequence would each start and end a task. The
-    /// first renewal of a new lease is not due until then, so nothing is missed and nothing has to wake the task.
+    /// first renewal or registration of a new lease is not due until then, so nothing is missed and nothing has to wake the task.
     fn plan_wake(&self, batches_in_flight: usize) -> Option<Instant> {
         let schedule = &mut *self.schedule.lock();
         let nodes = schedule.nodes.values();
@@ -369,8 +405,14 @@ impl Core {
         schedule.wakes_at = match first {
             None if idle && schedule.idle => None,
             None if idle => {
-                let first_after = self.times().first_after.unwrap_or(Duration::MAX);
-                Some(Instant::now() + self.lease.renewal_interval().min(first_after))
+                let RenewalTimes {
+                    first_after,
+                    registered_after,
+                    ..
+                } = self.times();
+                let all = [first_after, registered_after].into_iter().flatten();
+                let first_due = all.fold(self.lease.renewal_interval(), Duration::min);
+                Some(Instant::now() + first_due)
             }
             // The end of a batch also wakes the task.
             None => Some(Instant::now() + self.retry_pause()),

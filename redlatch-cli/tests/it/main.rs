@@ -12,6 +12,7 @@ mod loss;
 mod outages;
 mod passwords;
 mod process_trees;
+mod registry;
 mod signals;
 mod support;
 mod terminal;

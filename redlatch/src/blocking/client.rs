@@ -9,7 +9,7 @@ use super::handles::{
 };
 use super::{Blocking, Worker};
 use crate::error::{Error, Result};
-use crate::inspect::{Listed, ObjectState};
+use crate::inspect::{Listed, ObjectState, WaitGraph, WaitingOwner};
 use crate::{ClientBuilder, ClientStatus, Embedded, Owner, OwnerId};
 
 /// A connection to a store, for threads: [`crate::Client`].
@@ -58,6 +58,19 @@ impl Client {
         let (client, name) = (self.inner.clone(), name.to_owned());
         self.worker
             .run(async move { client.inspect(&name).await })?
+    }
+
+    /// Returns the owners that wait for the object `name`: [`crate::Client::waiters`].
+    pub fn waiters(&self, name: &str) -> Result<Vec<WaitingOwner>> {
+        let (client, name) = (self.inner.clone(), name.to_owned());
+        self.worker
+            .run(async move { client.waiters(&name).await })?
+    }
+
+    /// Returns which owners wait for which objects: [`crate::Client::wait_graph`].
+    pub fn wait_graph(&self) -> Result<WaitGraph> {
+        let client = self.inner.clone();
+        self.worker.run(async move { client.wait_graph().await })?
     }
 
     /// Lists the objects whose names match a pattern: [`crate::Client::list`].

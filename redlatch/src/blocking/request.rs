@@ -153,6 +153,7 @@ forward! { [<R: Acquirable> Acquire<R>] "crate::Acquire" {
 
 forward! { [<R: HasLease> Acquire<R>] "crate::Acquire" {
     set lease(lease: Duration);
+    set note(note: impl Into<String>);
 } }
 
 forward! { [<R: HasOwner> Acquire<R>] "crate::Acquire" {
@@ -166,6 +167,7 @@ forward! { [<R: Acquirable> TryAcquire<R>] "crate::TryAcquire" {
 
 forward! { [<R: HasLease> TryAcquire<R>] "crate::TryAcquire" {
     set lease(lease: Duration);
+    set note(note: impl Into<String>);
 } }
 
 forward! { [<R: HasOwner> TryAcquire<R>] "crate::TryAcquire" {

@@ -10,6 +10,7 @@ use smallvec::{SmallVec, smallvec};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::environment::task_id;
 use crate::error::{Error, Loss, Result};
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
@@ -22,9 +23,9 @@ use crate::sync::{Mutex, wait_for};
 
 mod state;
 
-use state::WatchdogState;
 pub(crate) use state::{
     Due, HandOver, HandOverLimit, HoldPeriod, HoldSnapshot, HoldState, RenewalTimes, WatchAction,
+    WatchdogState,
 };
 
 /// How much of an object a request acquires.
@@ -190,6 +191,8 @@ pub(crate) struct Hold {
     /// See [`HoldKind::waiter_channel`].
     pub(crate) waiter_channel: Option<Box<str>>,
     pub(crate) kind: Arc<dyn HoldKind>,
+    /// The task that created it, if it was one.
+    pub(crate) task: Option<tokio::task::Id>,
     /// Allows one step at a time: nothing is renewed after its release, and no count is based on one that
     /// is still in flight.
     step_lock: StepLock,
@@ -214,6 +217,7 @@ impl Hold {
             owner,
             field: field.into(),
             kind,
+            task: task_id(),
             step_lock: StepLock::default(),
             first_generation: None,
             state: Mutex::new(HoldState::new(Instant::now())),
@@ -353,6 +357,18 @@ impl Hold {
     pub(crate) fn next_watch(&self, times: RenewalTimes) -> Option<(Instant, WatchAction)> {
         let now = Instant::now();
         self.state_at(|| now).next_watch(times, now)
+    }
+
+    /// Returns when the current hold period began, and its note, if it has lasted for this long and is not registered yet.
+    /// Then it counts as registered.
+    pub(crate) fn begin_registration(
+        &self,
+        after: Duration,
+    ) -> Option<(Instant, Option<Box<str>>)> {
+        let now = Instant::now();
+        let mut state = self.state_at(|| now);
+        let began = state.begin_registration(after, now)?;
+        Some((began, state.note.clone()))
     }
 
     /// Accesses the watchdog's state of this hold.

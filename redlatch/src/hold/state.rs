@@ -39,6 +39,8 @@ pub(crate) struct WatchdogState {
     pub(crate) tracked: bool,
     /// When the server has reported the latest change that was not ignored.
     pub(crate) reported_at: Option<Instant>,
+    /// Whether the registry of clients has this hold period.
+    pub(crate) registered: bool,
 }
 
 /// When the watchdog renews holds.
@@ -49,6 +51,8 @@ pub(crate) struct RenewalTimes {
     /// How long after its acquisition a hold is renewed for the first time, so that the server reports later changes.
     /// `None`: it does not.
     pub(crate) first_after: Option<Duration>,
+    /// How long after the start of its hold period a hold is registered. `None`: it is not.
+    pub(crate) registered_after: Option<Duration>,
 }
 
 /// What the watchdog does with a hold when it is due.
@@ -58,6 +62,8 @@ pub(crate) enum WatchAction {
     Renew,
     /// Renews it, but not earlier: for the first time, or after a failed renewal.
     RenewOnTime,
+    /// Only registers it.
+    Register,
     /// Only reports the end of its lease.
     Expire,
 }
@@ -193,6 +199,10 @@ pub(crate) struct HoldState {
     pub(crate) granted_in: HoldPeriod,
     /// Number of guards that require renewal of the lease.
     renewed: u32,
+    /// When the hold period began; of a hold without guards, when it was created.
+    began: Instant,
+    /// The note of the latest request that has one.
+    pub(crate) note: Option<Box<str>>,
     /// Time until which the store keeps the hold, as far as is known: never later than its real end.
     pub(crate) end: Instant,
     /// The longest lease that an acquisition in this hold period still had when it was answered.
@@ -251,6 +261,8 @@ impl HoldState {
             hold_period: HoldPeriod(0),
             granted_in: HoldPeriod(0),
             renewed: 0,
+            began: now,
+            note: None,
             end: now,
             longest: Duration::ZERO,
             loss: None,
@@ -289,6 +301,7 @@ impl HoldState {
                 self.hold_period = HoldPeriod::begin();
                 self.granted_in = self.hold_period;
                 (self.watchdog.tracked, self.watchdog.reported_at) = (false, None);
+                self.began = now;
                 (self.end, self.longest) = (end, lease);
                 self.hand_over_limit = HandOverLimit::new(now);
             }
@@ -320,6 +333,7 @@ impl HoldState {
         }
         let hand_over = self.hand_over_limit.hand_over(now)?;
         self.hold_period = HoldPeriod::begin();
+        (self.began, self.note) = (now, None);
         Some(hand_over)
     }
 
@@ -499,6 +513,14 @@ impl HoldState {
         now >= self.end && self.mark_lost(Loss::LeaseEnded)
     }
 
+    /// Returns when the current hold period began, if it is to be registered now; then it counts as registered.
+    pub(super) fn begin_registration(&mut self, after: Duration, now: Instant) -> Option<Instant> {
+        self.hold_period()?;
+        let is_due = !self.watchdog.registered && now >= self.began + after;
+        self.watchdog.registered |= is_due;
+        is_due.then_some(self.began)
+    }
+
     /// Returns when the watchdog has to look at this hold, and what it does then. `None` if there is
     /// nothing to watch.
     pub(super) fn next_watch(
@@ -514,6 +536,7 @@ impl HoldState {
             suspect,
             not_before,
             tracked,
+            registered,
             ..
         } = self.watchdog;
         if renewing {
@@ -529,7 +552,12 @@ impl HoldState {
                 let first_after = times.first_after.filter(|_| !tracked);
                 let first = first_after.map(|after| self.hand_over_limit.granted_at + after);
                 let first = first.map(|due| (due, WatchAction::RenewOnTime));
-                let all = [Some(expiry), regular, first].into_iter().flatten();
+                let registered_after = times.registered_after.filter(|_| !registered);
+                let register =
+                    registered_after.map(|after| (self.began + after, WatchAction::Register));
+                let all = [Some(expiry), regular, first, register]
+                    .into_iter()
+                    .flatten();
                 all.min_by_key(|(due, _)| *due)?
             }
         })
@@ -545,6 +573,7 @@ mod tests {
     const TIMES: RenewalTimes = RenewalTimes {
         margin: Duration::from_secs(6),
         first_after: None,
+        registered_after: None,
     };
 
     /// A hold with one guard, acquired for ten seconds, and the time of its acquisition.

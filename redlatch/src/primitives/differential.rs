@@ -43,7 +43,7 @@ const HISTORIES: u32 = 1000;
 
 /// Leases are multiples of this, so that real time that passes during the test does not count as a
 /// difference.
-const TIME_UNIT: Duration = Duration::from_secs(100_000);
+pub(crate) const TIME_UNIT: Duration = Duration::from_secs(100_000);
 
 /// Timestamps above this, in milliseconds, mean never.
 const NEVER_MS: i64 = 900_000_000_000_000;
@@ -357,6 +357,14 @@ impl Differential {
                         end
                     end
                 end
+                if redis.call('TYPE', key).ok == 'hash' then
+                    for _, field in ipairs(redis.call('HKEYS', key)) do
+                        local time, text = string.match(redis.call('HGET', key, field), '^(%-?%d+)(.*)$')
+                        if time and string.find(field, '^hold:') then
+                            redis.call('HSET', key, field, string.format('%d', time - ARGV[1]) .. text)
+                        end
+                    end
+                end
                 if left >= 0 and left <= tonumber(ARGV[1]) then
                     redis.call('DEL', key)
                 elseif left >= 0 then
@@ -405,6 +413,14 @@ impl Differential {
 
     async fn compare(&mut self, last_move: &impl Debug) {
         let mut keyspace = self.keyspace_at_now().dump();
+        let now = self.keyspace.now_ms();
+        for (value, _) in keyspace.values_mut() {
+            if let DumpedValue::Hash(fields) = value {
+                fields
+                    .iter_mut()
+                    .for_each(|(field, value)| *value = aged(field, value, now));
+            }
+        }
         let mut server = self.dump_server().await;
         for side in [&mut keyspace, &mut server] {
             for (value, left) in side.values_mut() {
@@ -473,7 +489,12 @@ impl Differential {
             let value = match kind.as_str() {
                 "hash" => {
                     let pairs = value.chunks(2);
-                    DumpedValue::Hash(pairs.map(|pair| (text(&pair[0]), text(&pair[1]))).collect())
+                    let pair = |pair: &[Vec<u8>]| {
+                        let (field, value) = (text(&pair[0]), text(&pair[1]));
+                        let value = aged(&field, &value, now as i64);
+                        (field, value)
+                    };
+                    DumpedValue::Hash(pairs.map(pair).collect())
                 }
                 "string" => DumpedValue::Text(text(&value[0])),
                 "list" => DumpedValue::List(value.iter().map(text).collect()),
@@ -488,6 +509,18 @@ impl Differential {
             (text(&key), (value, left.parse().unwrap()))
         };
         all.into_iter().map(entry).collect()
+    }
+}
+
+/// Returns the value of a field of the registry of clients with an age instead of its time. Other values are unchanged.
+pub(crate) fn aged(field: &str, value: &str, now: i64) -> String {
+    let end = value.find(|c: char| c != '-' && !c.is_ascii_digit());
+    let (time, text) = value.split_at(end.unwrap_or(value.len()));
+    match time.parse::<i64>() {
+        Ok(time) if field.starts_with("hold:") => {
+            format!("{} {text}", timestamp_in_units(now - time))
+        }
+        _ => value.to_owned(),
     }
 }
 

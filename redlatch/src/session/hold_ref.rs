@@ -5,6 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Session;
 use super::registry::RegisteredHold;
+use tokio::time::Instant;
+
+use crate::client_registry::{Details, RegisteredWait};
 use crate::error::{Error, Result};
 use crate::hold::{Hold, HoldKind, HoldPeriod};
 use crate::name::ObjectKeys;
@@ -211,6 +214,22 @@ impl HoldRef {
                 () = own => {}
                 () = self.session.wait_until_held(self.hold.owner, sibling, since) => {}
             },
+        }
+    }
+
+    /// Returns a function that registers that the owner waits for the object since the given time.
+    pub(crate) fn registrar(
+        &self,
+    ) -> impl FnOnce(Instant) -> Option<RegisteredWait> + Send + 'static {
+        let (registration, hold) = (self.session.registration.clone(), self.hold.clone());
+        move |since| {
+            let note = hold.state().note.clone();
+            let details = Details {
+                since,
+                task: hold.task,
+                note: note.as_deref(),
+            };
+            registration.add_wait(&hold.object, hold.owner, details)
         }
     }
 

@@ -20,6 +20,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use crate::background::Background;
+use crate::client_registry::Registration;
 use crate::error::Result;
 use crate::hold::Hold;
 use crate::lease::{Expiry, Lease};
@@ -54,6 +55,7 @@ pub(crate) struct Session {
     pub(crate) waiting: WaitQueues,
     pub(crate) watchdog: Watchdog,
     pub(crate) background: Background,
+    pub(crate) registration: Registration,
     /// How long an outage may last before waiting fails, if it is set.
     pub(crate) outage_limit: Option<Expiry>,
     /// Whether holds and permits pass from one request of this client to the next.
@@ -107,6 +109,7 @@ impl Session {
         waiting: WaitQueues,
         lease: Lease,
         background: Background,
+        registration: Registration,
     ) -> Session {
         Session {
             outage_limit: None,
@@ -119,7 +122,9 @@ impl Session {
                 store.clone(),
                 background.clone(),
                 waiting.metrics().clone(),
+                registration.clone(),
             ),
+            registration,
             store,
             waiting,
             background,

@@ -206,7 +206,7 @@ impl Store {
         match self {
             Store::Redis(redis) => redis.scan(pattern, scan_type, cursor).await,
             Store::Embedded(embedded) => Ok(match scan_type {
-                ScanType::Hashes => (embedded.keys(pattern), None),
+                ScanType::Hashes | ScanType::Lists => (embedded.keys(pattern), None),
                 // The hashes contain all keys: there are few.
                 ScanType::Strings => (Vec::new(), None),
             }),

@@ -9,9 +9,10 @@ pub(crate) struct Cursor {
     pub(crate) key: u64,
 }
 
-/// The keys that a scan returns: those of locks (hashes), or those of counters (strings).
+/// The keys that a scan returns: those of locks (hashes), of counters (strings), or of queues (lists).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ScanType {
     Hashes,
     Strings,
+    Lists,
 }

@@ -24,8 +24,9 @@ use std::future::Future;
 use std::pin::pin;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep_until};
 
+use crate::client_registry::{REGISTERED_AFTER, RegisteredWait};
 use crate::error::{Error, Result};
 use crate::hold::Share;
 use crate::join::Boxed;
@@ -134,6 +135,12 @@ pub(crate) trait Attempt: Send {
         None
     }
 
+    /// Returns a function that registers a wait since the given time, as long as its result exists. `None`: it is not
+    /// registered.
+    fn registrar(&self) -> impl FnOnce(Instant) -> Option<RegisteredWait> + Send + 'static {
+        |_| None
+    }
+
     /// Returns a function that logs which owner holds the object, for a waiter that has waited long since the given
     /// time. The future runs concurrently with the waiting.
     fn reporter(&self) -> impl FnOnce(Instant) -> Boxed<'static, ()> + Send + 'static {
@@ -194,27 +201,39 @@ async fn wait_in_queue<A: Attempt>(waiter: &mut Waiter, attempt: &mut A) -> Resu
     let turn = wait_for_turn(waiter, attempt).await?;
     // Boxed: of many waiters, one is the first.
     Box::pin(async {
-        let (since, report) = (Instant::now(), attempt.reporter());
+        let (since, report, register) = (Instant::now(), attempt.reporter(), attempt.registrar());
         let mut waiting = pin!(wait_as_first(waiter, turn, attempt));
-        if let Ok(done) = timeout_at(since + LONG_WAIT, waiting.as_mut()).await {
-            return done;
-        }
+        let long_wait = async {
+            sleep_until(waiter.joined() + REGISTERED_AFTER).await;
+            waiter.register(register);
+            let mut report = Some(report);
+            loop {
+                waiter.remind_others();
+                let next = Instant::now() + REGISTERED_AFTER;
+                match report.take_if(|_| next > since + LONG_WAIT) {
+                    Some(report) => {
+                        sleep_until(since + LONG_WAIT).await;
+                        report(since).await;
+                    }
+                    None => sleep_until(next).await,
+                }
+            }
+        };
         tokio::select! {
             biased;
-            done = &mut waiting => return done,
-            () = report(since) => {}
+            done = waiting.as_mut() => done,
+            never = long_wait => never,
         }
-        waiting.await
     })
     .await
 }
 
-/// Waits until this is the first waiter of the queue.
+/// Waits until this is the first waiter of the queue. After a second it is registered, when the first waiter reminds it.
 async fn wait_for_turn<'a, A: Attempt>(waiter: &'a Waiter, attempt: &A) -> Result<QueueTurn<'a>> {
     attempt.progress().join_queue(waiter.contacts());
     let turn = tokio::select! {
         biased;
-        (since, error) = waiter.failed() => Err((since, error)),
+        failed = waiter.failed(attempt) => Err(failed),
         turn = waiter.turn() => Ok(turn),
     };
     attempt.progress().leave_queue();

@@ -15,7 +15,7 @@
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Deref;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Duration;
 
@@ -24,7 +24,9 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use self::SubscriptionState::{EndReported, NotSubscribed, Subscribed, Unconfirmed};
+use super::Attempt;
 use crate::background::{Background, RunningGuard};
+use crate::client_registry::{REGISTERED_AFTER, RegisteredWait};
 use crate::environment::task;
 use crate::error::Error;
 use crate::hold::Share;
@@ -101,11 +103,15 @@ enum SubscriptionState {
 #[derive(Debug)]
 struct ObjectQueues {
     key: Box<str>,
+    created: Instant,
     /// One queue for each [`QueueKind`].
     queues: [WaitQueue; 2],
+    /// The registered waits.
+    registered: Mutex<Vec<Option<RegisteredWait>>>,
     /// Since when the store cannot be reached, and why.
     outage: Mutex<Option<(Instant, Error)>>,
-    /// Notified when the store could not be reached, to fail all waiters for the object.
+    /// Notified when the store could not be reached, to fail all waiters for the object, and to remind them that they may have
+    /// waited long.
     failed: Notify,
 }
 
@@ -214,6 +220,11 @@ pub(super) struct Waiter {
     takes_offers: bool,
     /// Id of its claim; 0: it has none.
     claim_id: u64,
+    /// When it has joined the queue, in milliseconds since the queues of the object were created. (Smaller than an `Instant`:
+    /// each waiter has one.)
+    joined_ms: u32,
+    /// Index of its wait in [`ObjectQueues::registered`], plus one; 0: the wait is not registered.
+    registered: AtomicU16,
 }
 
 /// The first waiter of a queue, claimed by a release that sends a request for it.
@@ -512,13 +523,16 @@ impl WaitQueues {
 
     fn add_waiter(&self, entry: &mut ChannelEntry, object: &str, kind: QueueKind) -> Waiter {
         entry.waiters += 1;
+        let object = entry.object(object);
         let waiter = Waiter {
             queues: self.clone(),
             subscription: entry.subscription.clone(),
-            object: entry.object(object),
+            joined_ms: u32::try_from(object.created.elapsed().as_millis()).unwrap_or(u32::MAX),
+            object,
             kind,
             takes_offers: false,
             claim_id: 0,
+            registered: AtomicU16::new(0),
         };
         waiter.queue().contact.lock().waiters += 1;
         waiter
@@ -678,7 +692,9 @@ impl ChannelEntry {
         let object = Arc::new(ObjectQueues {
             key: key.into(),
             queues: Default::default(),
+            registered: Mutex::default(),
             outage: Mutex::default(),
+            created: Instant::now(),
             failed: Notify::new(),
         });
         self.objects.push(object.clone());
@@ -839,15 +855,56 @@ impl Waiter {
         self.object.failed.notify_waiters();
     }
 
-    /// Waits until [`Waiter::fail_all`] is called after the first poll. Returns since when the store
-    /// cannot be reached, and why.
-    pub(super) async fn failed(&self) -> (Instant, Error) {
+    /// Reminds the waiters behind this one that they may have waited long. Not in an outage: they would fail.
+    pub(super) fn remind_others(&self) {
+        if self.object.outage.lock().is_none() {
+            self.object.failed.notify_waiters();
+        }
+    }
+
+    /// Waits until [`Waiter::fail_all`] is called after the first poll. Returns since when the store cannot be reached, and
+    /// why. Registers the wait when the first waiter reminds this one.
+    pub(super) async fn failed(&self, attempt: &impl Attempt) -> (Instant, Error) {
         loop {
             self.object.failed.notified().await;
-            if let Some(outage) = self.object.outage.lock().clone() {
-                return outage;
+            match self.object.outage.lock().clone() {
+                Some(outage) => return outage,
+                None => self.register(attempt.registrar()),
             }
         }
+    }
+
+    /// Returns when this waiter has joined the queue.
+    pub(super) fn joined(&self) -> Instant {
+        self.object.created + Duration::from_millis(self.joined_ms.into())
+    }
+
+    /// Registers the wait, if it has lasted long and is not registered yet.
+    pub(super) fn register(&self, register: impl FnOnce(Instant) -> Option<RegisteredWait>) {
+        let (joined, place) = (self.joined(), self.registered.load(Ordering::Relaxed));
+        if place == 0
+            && joined.elapsed() >= REGISTERED_AFTER
+            && let Some(wait) = register(joined)
+        {
+            let mut registered = self.object.registered.lock();
+            let free = registered.iter().position(Option::is_none);
+            let index = free.unwrap_or(registered.len());
+            // More do not fit into the registry of the client.
+            let Ok(place) = u16::try_from(index + 1) else {
+                return;
+            };
+            if free.is_none() {
+                registered.push(None);
+            }
+            registered[index] = Some(wait);
+            self.registered.store(place, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes the registered wait.
+    fn take_registered(&mut self) -> Option<RegisteredWait> {
+        let index = usize::from(*self.registered.get_mut()).checked_sub(1)?;
+        self.object.registered.lock().get_mut(index)?.take()
     }
 
     /// Waits until all earlier waiters have had their turns and no subscription of the channel is being
@@ -983,6 +1040,7 @@ impl Drop for Waiter {
     fn drop(&mut self) {
         // Dropped after the locks: these refer to holds.
         let (mut _unclaimed, mut _claim) = (VecDeque::new(), None);
+        drop(self.take_registered());
         let mut channels = self.queues.channels.entries.lock();
         let Some(entry) = channels.get_mut(&self.subscription.channel) else {
             return;

@@ -8,6 +8,7 @@ use super::*;
 use crate::hold::{HoldKind, ReleaseParams};
 use crate::metrics::Kind;
 use crate::name::{KeyLayout, ObjectKeys};
+use crate::owner::ClientId;
 use crate::primitives::differential;
 use crate::step::BoxedStep;
 use crate::store::embedded::Embedded;
@@ -97,11 +98,21 @@ impl Watched {
 fn watchdog() -> Watchdog {
     let subscriber = Arc::new(ChannelMap::default());
     let store = Arc::new(Store::Embedded(Embedded::new().connect(subscriber)));
+    let (id, background) = (ClientId::random(), Background::default());
+    let registration = Registration::new(
+        &id,
+        None,
+        Lease::WATCHDOG,
+        &store,
+        background.clone(),
+        false,
+    );
     Watchdog::new(
         Lease::WATCHDOG,
         store,
-        Background::default(),
+        background,
         Metrics::default(),
+        registration,
     )
 }
 

@@ -157,8 +157,14 @@ fn denied(server: &Server) -> Vec<String> {
     let denied = log
         .iter()
         .map(|entry| format!("{} {}", entry["reason"], entry["object"]));
-    // Optional: for users who want the server to show which library is connected (from 7.2 on), and to report changed locks.
-    let optional = ["client|setinfo", "client|tracking", "client|caching"];
+    // Optional: for users who want the server to show which library is connected (from 7.2 on), to report changed locks, and to
+    // have the registry of clients.
+    let optional = [
+        "client|setinfo",
+        "client|tracking",
+        "client|caching",
+        "redlatch_client:",
+    ];
     let is_optional = |denied: &String| optional.iter().any(|command| denied.contains(command));
     denied.filter(|denied| !is_optional(denied)).collect()
 }

@@ -12,6 +12,7 @@ mod bad_input;
 mod blocking;
 mod blocking_multi_lock;
 mod cancel_safety;
+mod client_registry;
 mod client_tracking;
 mod cluster;
 mod cluster_moving;

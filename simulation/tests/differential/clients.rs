@@ -367,7 +367,10 @@ impl Clients {
         fair.unlock().await?;
         reader.unlock().await?;
         writer.unlock().await?;
-        permit.release().await
+        permit.release().await?;
+        // Also its entry in the registry of clients, which contains times.
+        client.flush().await;
+        Ok(())
     }
 }
 
@@ -377,7 +380,7 @@ fn missing(recorded: &[Command]) -> Vec<String> {
     let sent: BTreeSet<_> = evals
         .map(|command| String::from_utf8_lossy(&command[1]))
         .collect();
-    let library = Path::new(env!("CARGO_MANIFEST_DIR")).join("../redlatch/src/primitives");
+    let library = Path::new(env!("CARGO_MANIFEST_DIR")).join("../redlatch/src");
     let mut missing = Vec::new();
     let mut folders = vec![library];
     while let Some(folder) = folders.pop() {

@@ -78,7 +78,8 @@ fn number(arg: &[u8]) -> Option<usize> {
 fn args(random: &mut Random, call: &Call, all: &[Call]) -> Command {
     let similar: Vec<&Call> = all.iter().filter(|other| other.sha == call.sha).collect();
     // If some arguments are counts of others, only leases may change.
-    let is_counted = call.source.contains("local scripts =");
+    let counts = ["local scripts =", "number of fields to remove"];
+    let is_counted = counts.iter().any(|text| call.source.contains(text));
     let arg = |(at, arg): (usize, &Vec<u8>)| match number(arg) {
         Some(20..) => (LEASE_UNIT * (1 + random.below(3)))
             .to_string()

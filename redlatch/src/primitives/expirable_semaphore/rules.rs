@@ -539,11 +539,7 @@ impl Operation for Inspect {
 
 /// Returns a held permit in the form that all kinds share: its id takes the place of the owner.
 fn holder(id: String, remaining: Expiry) -> Holder {
-    Holder {
-        owner: id.into(),
-        holds: 1,
-        remaining,
-    }
+    Holder::new(id.into(), 1, remaining)
 }
 
 /// Releases all held permits, whichever clients hold them.

@@ -4,9 +4,13 @@
 mod differential;
 mod rules;
 
+use std::collections::BTreeMap;
+
 use super::expirable_semaphore::PermitId;
 use super::lock::Holder;
+use crate::client_registry::{RegistryEntry, Role, Sought};
 use crate::error::{Error, Result};
+use crate::join::join_all;
 use crate::lease::Expiry;
 use crate::name::{CandidateKeys, ObjectKeys};
 use crate::owner::OwnerId;
@@ -63,6 +67,8 @@ pub struct Waiter {
     pub owner: OwnerId,
     /// Time until it loses its position in the queue.
     pub remaining: Expiry,
+    /// What its client has registered about it, if it has: see [`ClientBuilder::registry`](crate::ClientBuilder::registry).
+    pub registered: Option<RegistryEntry>,
 }
 
 /// A held permit of an expirable semaphore.
@@ -83,12 +89,92 @@ pub(crate) async fn inspect(session: &Session, object: &ObjectKeys) -> Result<Op
         .run_idempotent(&InspectNames { names: &names })
         .await?;
     match states.into_iter().next() {
-        Some(Ok(state)) => Ok(state),
+        Some(Ok(mut state)) => {
+            let found = state.iter_mut().map(|state| (object.key(), state));
+            look_up(session, found).await;
+            Ok(state)
+        }
         Some(Err(reason)) => Err(Error::WrongKind {
             name: object.name().to_owned(),
             reason,
         }),
         None => Ok(None),
+    }
+}
+
+/// Returns the objects under some keys. A key of other data has none.
+pub(crate) async fn inspect_keys(
+    session: &Session,
+    keys: Vec<String>,
+) -> Result<Vec<(String, Option<ObjectState>)>> {
+    let store = &session.store;
+    let mut inspected = Vec::new();
+    // Sends one script per cluster slot, all concurrently.
+    let mut slots: BTreeMap<Option<u16>, Vec<CandidateKeys>> = BTreeMap::new();
+    for key in keys {
+        let names = slots.entry(store.slot(&key)).or_default();
+        names.push(CandidateKeys::new(key));
+    }
+    let inspections = slots
+        .values()
+        .map(|names| async move { store.run_idempotent(&InspectNames { names }).await });
+    let inspections = join_all(inspections).await;
+    for (names, states) in slots.into_values().zip(inspections) {
+        let states = states?.into_iter().map(|state| state.ok().flatten());
+        inspected.extend(names.into_iter().map(|name| name.key).zip(states));
+    }
+    Ok(inspected)
+}
+
+/// Adds what the registry of clients says about the holders and waiters of some objects, given with their keys.
+pub(crate) async fn look_up<'a>(
+    session: &Session,
+    objects: impl Iterator<Item = (&'a str, &'a mut ObjectState)>,
+) {
+    let mut places = Vec::new();
+    for (key, state) in objects {
+        places.extend(state.owners().map(|owner| (key, owner)));
+    }
+    let sought: Vec<_> = places
+        .iter()
+        .map(|(key, owner)| Sought {
+            role: owner.role,
+            key,
+            owner: owner.id,
+            writes: owner.writes,
+        })
+        .collect();
+    let found = session.registration.look_up(&session.store, &sought).await;
+    for ((_, owner), entry) in places.into_iter().zip(found) {
+        *owner.registered = entry;
+    }
+}
+
+/// A holder or waiter of an object, and where its entry belongs.
+struct ObjectOwner<'a> {
+    role: Role,
+    id: &'a OwnerId,
+    writes: bool,
+    registered: &'a mut Option<RegistryEntry>,
+}
+
+impl ObjectOwner<'_> {
+    fn of_holder(holder: &mut Holder, writes: bool) -> ObjectOwner<'_> {
+        ObjectOwner {
+            role: Role::Holds,
+            id: &holder.owner,
+            writes,
+            registered: &mut holder.registered,
+        }
+    }
+
+    fn of_waiter(waiter: &mut Waiter) -> ObjectOwner<'_> {
+        ObjectOwner {
+            role: Role::Waits,
+            id: &waiter.owner,
+            writes: false,
+            registered: &mut waiter.registered,
+        }
     }
 }
 
@@ -122,6 +208,25 @@ impl ObjectState {
             ObjectState::Counter { .. } => ObjectKind::Counter,
             ObjectState::ExpirableSemaphore { .. } => ObjectKind::ExpirableSemaphore,
         }
+    }
+
+    /// Returns all holders and waiters that the state names.
+    fn owners(&mut self) -> impl Iterator<Item = ObjectOwner<'_>> {
+        let (writer, holders, queue) = match self {
+            ObjectState::Lock { holder, queue, .. } => {
+                (None, holder.as_mut_slice(), &mut queue[..])
+            }
+            ObjectState::ReadWriteLock { writer, readers } => {
+                (writer.as_mut(), &mut readers[..], &mut [][..])
+            }
+            ObjectState::Counter { .. } | ObjectState::ExpirableSemaphore { .. } => {
+                (None, &mut [][..], &mut [][..])
+            }
+        };
+        let holder = |holder| ObjectOwner::of_holder(holder, false);
+        let writer = writer.map(|writer| ObjectOwner::of_holder(writer, true));
+        let holders = writer.into_iter().chain(holders.iter_mut().map(holder));
+        holders.chain(queue.iter_mut().map(ObjectOwner::of_waiter))
     }
 
     /// Returns all holders of a lock: writer and readers, or the single holder.

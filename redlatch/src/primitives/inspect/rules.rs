@@ -107,11 +107,7 @@ fn inspect_name(keyspace: &mut Keyspace, name: &CandidateKeys) -> Inspected {
         holds => {
             let holder = holds.and_then(|(holds, remaining)| {
                 let (owner, count) = holds.counts.first_key_value()?;
-                Some(Holder {
-                    owner: owner.as_str().into(),
-                    holds: *count,
-                    remaining,
-                })
+                Some(Holder::new(owner.as_str().into(), *count, remaining))
             });
             let queue = unexpired_waiters(keyspace, name);
             let token = match keyspace.find::<i64>(&name.token) {
@@ -150,6 +146,7 @@ fn unexpired_waiters(keyspace: &mut Keyspace, name: &CandidateKeys) -> Vec<Waite
         left => Some(Waiter {
             owner: owner.as_str().into(),
             remaining: *left,
+            registered: None,
         }),
     };
     queue.value.iter().filter_map(waiting).collect()
@@ -187,24 +184,18 @@ fn parse_inspected(reply: ScriptReply) -> Result<Inspected> {
                 queue.push(Waiter {
                     owner: owner.into(),
                     remaining: parts.time()?,
+                    registered: None,
                 });
             }
-            let holder = owner.map(|owner| Holder {
-                owner: owner.into(),
-                holds,
-                remaining,
-            });
+            let holder = owner.map(|owner| Holder::new(owner.into(), holds, remaining));
             let token = token.and_then(|token| token.parse().ok());
             return Ok(Ok(lock_state(holder, queue, token)));
         }
         "rwlock" => {
             let (mut writer, mut readers) = (None, Vec::new());
             while let Some(side) = parts.next_text()? {
-                let holder = Holder {
-                    owner: parts.text()?.into(),
-                    holds: parts.number()?,
-                    remaining: parts.time()?,
-                };
+                let owner = parts.text()?.into();
+                let holder = Holder::new(owner, parts.number()?, parts.time()?);
                 match side.as_str() {
                     "write" => writer = Some(holder),
                     _ => readers.push(holder),

@@ -5,6 +5,7 @@ use std::future::{Future, pending};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::hold::Hold;
 use crate::lease::{Expiry, Lease, WaitLimit};
 use crate::metrics::KindMetrics;
 use crate::owner::Owner;
@@ -57,8 +58,17 @@ pub(crate) struct Options {
     /// The limit of this request; `None`: that of the client.
     pub(crate) outage_limit: Option<Expiry>,
     pub(super) owner: Option<Owner>,
+    /// Boxed: most requests have none.
+    pub(super) rare: Option<Box<RareOptions>>,
+}
+
+/// Options that few requests have.
+#[derive(Debug, Default)]
+pub(crate) struct RareOptions {
+    /// See [`Acquire::note`](super::Acquire::note).
+    pub(super) note: Option<Box<str>>,
     /// The hold to re-enter, if the request comes from a guard.
-    pub(super) reenters: Option<Box<HoldRef>>,
+    pub(super) reenters: Option<HoldRef>,
 }
 
 impl Options {
@@ -72,6 +82,22 @@ impl Options {
 
     pub(crate) fn lease(&self) -> Result<Option<Lease>> {
         self.lease.map(Lease::new).transpose()
+    }
+
+    pub(super) fn rare_mut(&mut self) -> &mut RareOptions {
+        self.rare.get_or_insert_default()
+    }
+
+    /// Returns the hold to re-enter, if the request comes from a guard.
+    pub(super) fn reenters(&self) -> Option<&HoldRef> {
+        self.rare.as_ref()?.reenters.as_ref()
+    }
+
+    /// Sets the note of a hold, if there is one.
+    pub(crate) fn set_note(&self, hold: &Hold) {
+        if let Some(note) = self.rare.as_ref().and_then(|rare| rare.note.as_ref()) {
+            hold.state().note = Some(note.clone());
+        }
     }
 
     /// Returns the owner that the caller named, or the owner of the scope.

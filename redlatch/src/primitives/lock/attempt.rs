@@ -8,6 +8,7 @@ use tracing::Instrument as _;
 
 use super::report::report;
 use super::{AcquireOnce, AcquireParams, HeldLock, Lock, LockKind, Options};
+use crate::client_registry::RegisteredWait;
 use crate::environment::random;
 use crate::error::{Error, Result};
 use crate::hold::{HoldPeriod, Share};
@@ -35,15 +36,16 @@ impl<K: LockKind> AcquireOnce for Lock<K> {
         let mut terms = session.terms(options.lease()?, self.reentrant);
         let limits = options.limits(session.outage_limit);
         // Boxed: most requests have an owner of their own and should not carry these futures.
-        if let Some(hold_ref) = &options.reenters {
+        if let Some(hold_ref) = options.reenters() {
+            options.set_note(&hold_ref.hold);
             let acquiring = self.acquire_hold(HoldRef::clone(hold_ref), terms, limits, true);
             return Box::pin(acquiring).await;
         }
         if let Some(owner) = options.owner().filter(|_| K::OWNED) {
-            return Box::pin(self.acquire_for(owner, terms, limits)).await;
+            return Box::pin(self.acquire_for(owner, terms, limits, options)).await;
         }
         terms.transferable = session.hands_over && terms.renewed && kind.handed_over().is_some();
-        let hold_ref = self.hold_ref(Owner::new())?;
+        let hold_ref = self.hold_ref_for(Owner::new(), options)?;
         self.acquire_hold(hold_ref, terms, limits, false).await
     }
 
@@ -56,15 +58,23 @@ impl<K: LockKind> AcquireOnce for Lock<K> {
 }
 
 impl<K: LockKind> Lock<K> {
+    /// Returns the owner's hold, with the note of the request.
+    fn hold_ref_for(&self, owner: Owner, options: &Options) -> Result<HoldRef> {
+        let hold_ref = self.hold_ref(owner)?;
+        options.set_note(&hold_ref.hold);
+        Ok(hold_ref)
+    }
+
     /// Acquires the lock for an owner that the caller named.
     async fn acquire_for(
         &self,
         owner: Owner,
         terms: Terms,
         limits: Limits,
+        options: &Options,
     ) -> Result<Option<HeldLock<K>>> {
         loop {
-            let hold_ref = self.hold_ref(owner)?;
+            let hold_ref = self.hold_ref_for(owner, options)?;
             let hold = hold_ref.hold.clone();
             match self.acquire_hold(hold_ref, terms, limits, true).await {
                 // The owner's previous hold was lost meanwhile: start again with a new one.
@@ -299,7 +309,13 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
             return None;
         }
         let hold_ref = offer.downcast::<HandedOver>().ok()?.take(self.share())?;
-        let end = kind.excludes_waiters().then(|| hold_ref.hold.state().end);
+        let excludes = kind.excludes_waiters();
+        let note = self.requested.hold_ref.hold.state().note.take();
+        let end = {
+            let mut state = hold_ref.hold.state();
+            state.note = note;
+            excludes.then_some(state.end)
+        };
         self.handed_over = Some(hold_ref);
         Some((grant, end))
     }
@@ -315,6 +331,10 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
         let pause = self.lock.kind.pause(self.tries);
         self.tries = self.tries.saturating_add(1);
         pause
+    }
+
+    fn registrar(&self) -> impl FnOnce(Instant) -> Option<RegisteredWait> + Send + 'static {
+        self.requested.hold_ref.registrar()
     }
 
     fn reporter(&self) -> impl FnOnce(Instant) -> Boxed<'static, ()> + Send + 'static {

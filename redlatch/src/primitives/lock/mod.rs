@@ -15,6 +15,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::client_registry::RegistryEntry;
 use crate::error::Result;
 use crate::hold::{Hold, HoldKind};
 use crate::lease::{Expiry, Lease};
@@ -381,4 +382,18 @@ pub struct Holder {
     pub holds: u32,
     /// When the store ends the hold unless it is renewed.
     pub remaining: Expiry,
+    /// What its client has registered about it, if it has: see [`ClientBuilder::registry`](crate::ClientBuilder::registry). Only
+    /// [`Client::inspect`](crate::Client::inspect) and listings read that.
+    pub registered: Option<RegistryEntry>,
+}
+
+impl Holder {
+    pub(crate) fn new(owner: OwnerId, holds: u32, remaining: Expiry) -> Holder {
+        Holder {
+            owner,
+            holds,
+            remaining,
+            registered: None,
+        }
+    }
 }

@@ -214,6 +214,25 @@ impl<R: HasLease> Acquire<R> {
     }
 }
 
+impl<R: HasLease> Acquire<R> {
+    /// Adds a text for people, such as `reindex 42`, up to 256 bytes. If the hold or the wait for it lasts longer than a
+    /// second, the text is in the [registry](crate::ClientBuilder::registry), where
+    /// [`Client::inspect`](crate::Client::inspect) and `redlatch show` find it. If an owner re-enters a lock, the latest note
+    /// replaces the earlier one.
+    pub fn note(mut self, note: impl Into<String>) -> Acquire<R> {
+        self.options.rare_mut().note = Some(note.into().into());
+        self
+    }
+}
+
+impl<R: HasLease> TryAcquire<R> {
+    /// As [`Acquire::note`].
+    pub fn note(mut self, note: impl Into<String>) -> TryAcquire<R> {
+        self.request = self.request.note(note);
+        self
+    }
+}
+
 impl<R: HasLease> TryAcquire<R> {
     /// As [`Acquire::lease`].
     pub fn lease(mut self, lease: Duration) -> TryAcquire<R> {
@@ -227,13 +246,15 @@ impl<R: HasOwner> Acquire<R> {
     /// re-enters. Default: the owner of the scope ([`Owner::scope`]), or a new one.
     pub fn owner(mut self, owner: Owner) -> Acquire<R> {
         self.options.owner = Some(owner);
-        self.options.reenters = None;
+        if let Some(rare) = &mut self.options.rare {
+            rare.reenters = None;
+        }
         self
     }
 
     /// Re-enters a hold.
     pub(super) fn reentering(mut self, hold_ref: HoldRef) -> Acquire<R> {
-        self.options.reenters = Some(Box::new(hold_ref));
+        self.options.rare_mut().reenters = Some(hold_ref);
         self
     }
 }

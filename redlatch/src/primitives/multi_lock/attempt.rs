@@ -31,6 +31,7 @@ use tokio::time::Instant;
 use super::acquire_all::{AcquireAll, Part};
 use super::held::{HeldMember, release_all};
 use crate::backoff::Backoff;
+use crate::client_registry::RegisteredWait;
 use crate::error::Result;
 use crate::hold::HoldPeriod;
 use crate::join::Boxed;
@@ -438,6 +439,11 @@ impl Attempt for MultiLockRequest<'_> {
         let member = self.blocking_member()?.member;
         self.tries = self.tries.saturating_add(1);
         member.0.pause(self.tries - 1)
+    }
+
+    fn registrar(&self) -> impl FnOnce(Instant) -> Option<RegisteredWait> + Send + 'static {
+        let register = self.blocking_member().map(|one| one.hold_ref.registrar());
+        |since| register?(since)
     }
 
     fn reporter(&self) -> impl FnOnce(Instant) -> Boxed<'static, ()> + Send + 'static {

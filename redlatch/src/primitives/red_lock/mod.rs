@@ -261,6 +261,7 @@ impl AcquireOnce for RedLock {
         let progress = Progress::default();
         let mut request = RedLockRequest {
             members: &members,
+            options,
             owner,
             lease,
             member_timeout: self.checked_member_timeout(shortest)?,

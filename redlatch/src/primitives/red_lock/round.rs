@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::join::join_all;
 use crate::lease::{Expiry, Lease};
 use crate::owner::Owner;
-use crate::primitives::lock::{AcquireParams, HoldGuard};
+use crate::primitives::lock::{AcquireParams, HoldGuard, Options};
 use crate::primitives::lock_set::Member;
 use crate::session::RequestedHold;
 use crate::step::Outcome;
@@ -31,6 +31,7 @@ use crate::wait::{Attempt, Request};
 /// One acquisition in progress.
 pub(super) struct RedLockRequest<'a> {
     pub(super) members: &'a [Member],
+    pub(super) options: &'a Options,
     pub(super) owner: Owner,
     pub(super) lease: Option<Lease>,
     /// How long one member may take to answer.
@@ -74,7 +75,9 @@ impl RedLockRequest<'_> {
         let mut holds = Vec::with_capacity(self.members.len());
         for member in self.members {
             // Looked up anew in each round, so that a hold that was lost meanwhile is not re-entered.
-            holds.push((member, member.0.hold_ref(self.owner)?));
+            let hold_ref = member.0.hold_ref(self.owner)?;
+            self.options.set_note(&hold_ref.hold);
+            holds.push((member, hold_ref));
         }
         let (lease, member_timeout) = (self.lease, self.member_timeout);
         let attempts = holds.into_iter().map(|(member, hold_ref)| async move {

@@ -286,11 +286,8 @@ impl Step for Inspect<'_> {
             return Ok(Vec::new());
         };
         let remaining = holds.remaining();
-        let holder = |(owner, count): (&String, &u32)| Holder {
-            owner: owner.as_str().into(),
-            holds: *count,
-            remaining,
-        };
+        let holder =
+            |(owner, count): (&String, &u32)| Holder::new(owner.as_str().into(), *count, remaining);
         Ok(holds.value.counts.iter().map(holder).collect())
     }
 }
@@ -298,11 +295,9 @@ impl Step for Inspect<'_> {
 /// Parses a holder from a script's reply: owner, hold count, remaining milliseconds.
 pub(crate) fn parse_holder(reply: ScriptReply) -> Result<Holder> {
     let [owner, holds, left] = reply.array()?;
-    Ok(Holder {
-        owner: owner.text()?.into(),
-        holds: holds.text()?.parse().unwrap_or(u32::MAX),
-        remaining: Expiry::from_millis(left.integer()?),
-    })
+    let holds = holds.text()?.parse().unwrap_or(u32::MAX);
+    let remaining = Expiry::from_millis(left.integer()?);
+    Ok(Holder::new(owner.text()?.into(), holds, remaining))
 }
 
 pub(crate) const NO_EXPIRY: &str = "it has no time to live";

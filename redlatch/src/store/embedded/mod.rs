@@ -54,6 +54,31 @@ impl Embedded {
         })))
     }
 
+    /// Returns the keys that exist.
+    #[cfg(test)]
+    pub(crate) fn keys(&self) -> Vec<String> {
+        let mut shared = self.0.lock();
+        shared.keyspace.now = Instant::now();
+        shared.keyspace.keys()
+    }
+
+    /// Removes a key, as another program might.
+    #[cfg(test)]
+    pub(crate) fn remove(&self, key: &str) {
+        self.0.lock().keyspace.remove(key);
+    }
+
+    /// Returns a hash of texts.
+    #[cfg(test)]
+    pub(crate) fn texts(&self, key: &str) -> std::collections::BTreeMap<String, String> {
+        let mut shared = self.0.lock();
+        let found = shared.keyspace.find(key).unwrap();
+        found.map_or_else(Default::default, |found| {
+            let value: &mut std::collections::BTreeMap<String, String> = found.value;
+            value.clone()
+        })
+    }
+
     pub(crate) fn connect(&self, subscriber: SharedSubscriber) -> EmbeddedConnection {
         let mut shared = self.0.lock();
         shared.last_connection_id += 1;

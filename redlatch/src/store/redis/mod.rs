@@ -216,6 +216,7 @@ impl Redis {
         scan.arg("TYPE").arg(match scan_type {
             ScanType::Hashes => "hash",
             ScanType::Strings => "string",
+            ScanType::Lists => "list",
         });
         let progress = Progress::default();
         let mut request = CommandRequest::new(&self.topology, scan, &progress);

@@ -249,6 +249,7 @@ async fn renewal_extends_only_own_holds() {
     for guard in [inner, outer, fixed] {
         guard.unlock().await.unwrap();
     }
+    client.flush().await;
     assert_eq!(keys(&server), [""; 0]);
 }
 

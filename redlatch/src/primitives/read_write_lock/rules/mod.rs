@@ -164,11 +164,7 @@ impl Step for Inspect<'_> {
                 _ => continue,
             };
             if remaining > Expiry::In(Duration::ZERO) {
-                holders.push(Holder {
-                    owner: owner_of(&field).into(),
-                    holds,
-                    remaining,
-                });
+                holders.push(Holder::new(owner_of(&field).into(), holds, remaining));
             }
         }
         Ok(holders)

@@ -1,0 +1,178 @@
+//! `redlatch why` and `redlatch deadlocks`: who holds a lock, and who waits.
+
+use std::time::Duration;
+
+use redlatch::Client;
+use redlatch::inspect::{Holder, WaitingOwner};
+use serde::Serialize;
+
+use crate::args::{Deadlocks, Why};
+use crate::exit::{self, Failure};
+use crate::registered::{self, Registered};
+use crate::show::{self, Object, lease_text};
+use crate::stderr::printable;
+use crate::store;
+use crate::store_args::StoreArgs;
+
+/// How much later a deadlock is looked for again.
+const CONFIRM_AFTER: Duration = Duration::from_millis(200);
+
+/// A holder or a waiter in JSON.
+#[derive(Debug, Serialize)]
+struct Party {
+    owner: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    position: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remaining_ms: Option<u64>,
+    registered: Option<Registered>,
+}
+
+/// `redlatch why --json`: the fields of `redlatch show --json`, and the waiters.
+#[derive(Debug, Serialize)]
+struct Explained {
+    #[serde(flatten)]
+    object: Object,
+    waiters: Vec<Party>,
+}
+
+/// A wait of a deadlock in JSON.
+#[derive(Debug, Serialize)]
+struct Wait {
+    name: String,
+    waiter: Party,
+    holders: Vec<Party>,
+}
+
+/// A deadlock in JSON.
+#[derive(Debug, Serialize)]
+struct Deadlock {
+    waits: Vec<Wait>,
+}
+
+impl Party {
+    fn waiter(wait: &WaitingOwner) -> Party {
+        Party {
+            owner: wait.owner.to_string(),
+            position: wait.position,
+            remaining_ms: None,
+            registered: wait.registered.as_ref().map(Registered::new),
+        }
+    }
+
+    fn holder(holder: &Holder) -> Party {
+        Party {
+            owner: holder.owner.to_string(),
+            position: None,
+            remaining_ms: holder.remaining.duration().map(show::whole_millis),
+            registered: holder.registered.as_ref().map(Registered::new),
+        }
+    }
+}
+
+pub(crate) async fn why(store_args: &StoreArgs, why: &Why) -> Result<u8, Failure> {
+    let name = &why.name;
+    store::check_name(name).await?;
+    let client = store::connect(store_args, Client::builder()).await?;
+    let state = client.inspect(name).await?;
+    let waiters = client.waiters(name).await?;
+    if why.json {
+        let explained = Explained {
+            object: Object::new(name.clone(), state),
+            waiters: waiters.iter().map(Party::waiter).collect(),
+        };
+        return show::write(&show::json_lines(&[explained])?);
+    }
+    let shown = printable(name);
+    let mut text = String::new();
+    let holders = state.as_ref().map(|state| state.holders());
+    let holders = holders.unwrap_or_default();
+    match &state {
+        None => text.push_str(&format!("{shown}: free\n")),
+        Some(_) if holders.is_empty() => text.push_str(&show::table_of(name, &state)),
+        Some(state) => text.push_str(&format!("{shown}: {}\n", state.kind())),
+    }
+    for holder in holders {
+        text.push_str(&format!("held by {}\n", holder_text(holder)));
+    }
+    match waiters.len() {
+        0 => text.push_str("no waiters known\n"),
+        1 => text.push_str("1 waiter:\n"),
+        many => text.push_str(&format!("{many} waiters:\n")),
+    }
+    for (i, wait) in waiters.iter().enumerate() {
+        let queued = wait.position.map_or("", |_| ", in the queue");
+        text.push_str(&format!("  {}. {}{queued}\n", i + 1, waiter_text(wait)));
+    }
+    show::write(&text)
+}
+
+/// Describes a holder: `report@db7 (pid 4711) since 02:00:13 UTC, "reindex 42", lease 24 s left`.
+fn holder_text(holder: &Holder) -> String {
+    let who = match &holder.registered {
+        Some(entry) => registered::text(entry),
+        None => printable(holder.owner.as_str()),
+    };
+    who + &lease_text(holder.remaining)
+}
+
+fn waiter_text(wait: &WaitingOwner) -> String {
+    match &wait.registered {
+        Some(entry) => registered::text(entry),
+        None => printable(wait.owner.as_str()),
+    }
+}
+
+pub(crate) async fn deadlocks(store_args: &StoreArgs, args: &Deadlocks) -> Result<u8, Failure> {
+    let client = store::connect(store_args, Client::builder()).await?;
+    let mut graph = client.wait_graph().await?;
+    if !graph.deadlocks().is_empty() {
+        // The store was read in several steps. A deadlock is still there a moment later.
+        tokio::time::sleep(CONFIRM_AFTER).await;
+        graph = client.wait_graph().await?;
+    }
+    let deadlocks = graph.deadlocks();
+    let text = match args.json {
+        true => {
+            let wait = |wait: &&WaitingOwner| Wait {
+                name: wait.name.clone(),
+                waiter: Party::waiter(wait),
+                holders: wait.holders.iter().map(Party::holder).collect(),
+            };
+            let deadlock = |waits: &Vec<&WaitingOwner>| Deadlock {
+                waits: waits.iter().map(wait).collect(),
+            };
+            show::json_lines(&deadlocks.iter().map(deadlock).collect::<Vec<_>>())?
+        }
+        false if deadlocks.is_empty() => {
+            let unreadable = match graph.unreadable {
+                0 => String::new(),
+                some => format!(", {some} unreadable clients"),
+            };
+            format!("no deadlock; {} waits{unreadable}\n", graph.waits.len())
+        }
+        false => {
+            let all = deadlocks.iter().enumerate();
+            all.map(|(i, waits)| deadlock_text(i + 1, waits)).collect()
+        }
+    };
+    show::write(&text)?;
+    Ok(match deadlocks.is_empty() {
+        true => exit::OK,
+        false => exit::FOUND,
+    })
+}
+
+fn deadlock_text(number: usize, waits: &[&WaitingOwner]) -> String {
+    let mut text = format!("deadlock {number}:\n");
+    for wait in waits {
+        let holders: Vec<_> = wait.holders.iter().map(holder_text).collect();
+        text.push_str(&format!(
+            "  {} waits for {}, held by {}\n",
+            waiter_text(wait),
+            printable(&wait.name),
+            holders.join(" and ")
+        ));
+    }
+    text
+}

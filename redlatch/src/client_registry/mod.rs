@@ -1,0 +1,370 @@
+//! The registry of clients: each client writes into a hash of its own which process it is, and what it has held or waited for
+//! longer than a second. It is only information: no lock depends on it.
+//!
+//! 1. The watchdog and the waiters add entries after a second ([`REGISTERED_AFTER`]), and remove them when the hold or wait ends. That only
+//!    changes a map in memory.
+//! 2. The first entry starts a task. It collects changes for [`BATCH_WINDOW`], and writes them with one step. The hash has the
+//!    watchdog's lease as its time to live, which the task renews each time a third of it has passed.
+//! 3. The step returns the number of fields. If it is another one than expected (the hash has expired, or was deleted or changed), the
+//!    task replaces the hash.
+//! 4. When the last entry has ended, the task deletes the hash and ends. If the process dies, the hash expires.
+//! 5. An outage makes the task wait until the next renewal, and then replace the hash. After any other error (no permission, no
+//!    memory) the client registers nothing any more.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, timeout};
+
+use self::step::{Setting, Write};
+use crate::background::Background;
+use crate::environment::{process_info, task};
+use crate::error::{Error, Result};
+use crate::lease::Lease;
+use crate::name::{ObjectKeys, client_key};
+use crate::owner::{ClientId, Owner};
+use crate::store::{Delivery, Store};
+use crate::sync::{Mutex, wait_for};
+
+#[cfg(test)]
+mod differential;
+mod entry;
+mod read;
+mod step;
+#[cfg(test)]
+mod tests;
+
+pub use entry::{ClientInfo, RegistryEntry};
+pub(crate) use entry::{Registered, Role};
+pub(crate) use read::{AllClients, Sought};
+
+/// How long a hold or wait lasts until it is registered, so that shorter ones cost nothing.
+pub(crate) const REGISTERED_AFTER: Duration = Duration::from_secs(1);
+
+/// How long changes are collected before they are written.
+const BATCH_WINDOW: Duration = Duration::from_millis(50);
+
+/// Limit of entries in one step, so that no script blocks the server.
+const MAX_STEP_ENTRIES: usize = 100;
+
+/// Limit of entries of a client, so that readers need not read more. Further holds and waits are not registered.
+pub(crate) const MAX_ENTRIES: usize = 1000;
+
+/// What one client registers about itself.
+#[derive(Clone)]
+pub(crate) struct Registration(Arc<Shared>);
+
+impl std::fmt::Debug for Registration {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Registration").field(&self.0.key).finish()
+    }
+}
+
+struct Shared {
+    key: String,
+    /// Text that the user has chosen for the client.
+    label: Option<String>,
+    created: Instant,
+    ttl: Lease,
+    /// Weak: the task does not keep the connections of a dropped client open.
+    store: Weak<Store>,
+    background: Background,
+    is_on: AtomicBool,
+    state: Mutex<State>,
+    /// Notified when there is something to write.
+    changed: Notify,
+    /// Notified when changes are to be written at once.
+    urgent: Notify,
+    /// Notified after each attempt to write.
+    written: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    /// By field.
+    entries: BTreeMap<String, Entry>,
+    /// The fields that may differ in the store.
+    unwritten: BTreeSet<String>,
+    /// Whether the hash may exist in the store.
+    may_exist: bool,
+    /// Whether the hash in the store is as the client has written it, except for `unwritten`.
+    is_known: bool,
+    /// Whether the task is writing.
+    is_writing: bool,
+    /// Whether the latest attempt to write has failed.
+    failed: bool,
+    task: Option<AbortHandle>,
+}
+
+struct Entry {
+    since: Instant,
+    /// What the value contains behind the time.
+    text: String,
+}
+
+impl Registration {
+    pub(crate) fn new(
+        id: &ClientId,
+        label: Option<String>,
+        ttl: Lease,
+        store: &Arc<Store>,
+        background: Background,
+        is_on: bool,
+    ) -> Registration {
+        Registration(Arc::new(Shared {
+            key: client_key(id.as_str()),
+            label,
+            created: Instant::now(),
+            ttl,
+            store: Arc::downgrade(store),
+            background,
+            is_on: is_on.into(),
+            state: Mutex::default(),
+            changed: Notify::new(),
+            urgent: Notify::new(),
+            written: Notify::new(),
+        }))
+    }
+
+    /// Returns whether the client uses the registry.
+    pub(crate) fn is_on(&self) -> bool {
+        self.0.is_on.load(Ordering::Relaxed)
+    }
+
+    /// Registers a hold or wait that began at `since`.
+    pub(crate) fn add(&self, role: Role, object: &ObjectKeys, owner: Owner, details: Details<'_>) {
+        let shared = &self.0;
+        if !self.is_on() {
+            return;
+        }
+        let field = role.field(object, owner);
+        let entry = Entry {
+            since: details.since,
+            text: entry::entry_text(object, details.task, details.note.unwrap_or_default()),
+        };
+        let state = &mut *shared.state.lock();
+        if state.entries.len() < MAX_ENTRIES || state.entries.contains_key(&field) {
+            state.unwritten.insert(field.clone());
+            state.entries.insert(field, entry);
+            shared.notify_task(state);
+        }
+    }
+
+    /// Registers a wait for an object. `None` if the client does not use the registry.
+    pub(crate) fn add_wait(
+        &self,
+        object: &Arc<ObjectKeys>,
+        owner: Owner,
+        details: Details<'_>,
+    ) -> Option<RegisteredWait> {
+        self.is_on().then(|| {
+            self.add(Role::Waits, object, owner, details);
+            RegisteredWait {
+                registration: self.clone(),
+                object: object.clone(),
+                owner,
+            }
+        })
+    }
+
+    /// Removes a hold or wait that has ended.
+    pub(crate) fn remove(&self, role: Role, object: &ObjectKeys, owner: Owner) {
+        if !self.is_on() {
+            return;
+        }
+        let field = role.field(object, owner);
+        let state = &mut *self.0.state.lock();
+        if state.entries.remove(&field).is_some() {
+            state.unwritten.insert(field);
+            self.0.notify_task(state);
+        }
+    }
+
+    /// Waits until the store has all changes so far, or writing has failed.
+    pub(crate) async fn flush(&self) {
+        let shared = &self.0;
+        let is_flushed = || {
+            let state = &mut *shared.state.lock();
+            if !self.is_on() || state.failed || state.is_written() {
+                return Some(());
+            }
+            shared.notify_task(state);
+            shared.urgent.notify_one();
+            None
+        };
+        wait_for(&shared.written, is_flushed).await;
+    }
+}
+
+/// A registered wait. It ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct RegisteredWait {
+    registration: Registration,
+    object: Arc<ObjectKeys>,
+    owner: Owner,
+}
+
+impl Drop for RegisteredWait {
+    fn drop(&mut self) {
+        self.registration
+            .remove(Role::Waits, &self.object, self.owner);
+    }
+}
+
+/// What an entry says about a hold or wait.
+pub(crate) struct Details<'a> {
+    pub(crate) since: Instant,
+    pub(crate) task: Option<tokio::task::Id>,
+    pub(crate) note: Option<&'a str>,
+}
+
+impl Shared {
+    /// Has the task write the changes. Starts it if it does not run, or its runtime has ended.
+    fn notify_task(self: &Arc<Shared>, state: &mut State) {
+        let runs = |task: &AbortHandle| !task.is_finished();
+        if state.task.as_ref().is_some_and(runs) {
+            self.changed.notify_one();
+        } else if let Some(runtime) = self.background.runtime() {
+            let running = runtime.spawn(task(run_task(self.clone())));
+            state.task = Some(running.abort_handle());
+            state.is_writing = false;
+        }
+    }
+
+    /// Writes all changes.
+    async fn write(&self, store: &Store) -> Result<()> {
+        let mut is_first = true;
+        while let Some(step) = self.next_step(is_first) {
+            is_first = false;
+            let within = self.ttl.renewal_interval();
+            let answer = store.run_once(&step, Delivery::IMMEDIATE, within).await?;
+            let state = &mut *self.state.lock();
+            if state.entries.is_empty() && state.unwritten.is_empty() {
+                // Also if entries have ended meanwhile: the next step deletes the hash.
+                state.may_exist = answer.reply > 0;
+            }
+            if state.unwritten.is_empty() {
+                let expected = self.client_fields() + state.entries.len();
+                state.is_known = usize::try_from(answer.reply) == Ok(expected);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the number of fields about the client itself.
+    fn client_fields(&self) -> usize {
+        entry::CLIENT_FIELDS.len() - usize::from(self.label.is_none())
+    }
+
+    /// Returns the next step that makes the hash what it should be; the first one renews the hash in any case.
+    fn next_step(&self, is_first: bool) -> Option<Write<'_>> {
+        let state = &mut *self.state.lock();
+        state.is_writing = true;
+        let mut step = Write {
+            key: &self.key,
+            ttl: self.ttl,
+            replace: !state.is_known || state.entries.is_empty(),
+            removed: Vec::new(),
+            set: Vec::new(),
+        };
+        if state.entries.is_empty() {
+            state.unwritten.clear();
+            state.is_known = false;
+            return state.may_exist.then_some(step);
+        }
+        if step.replace {
+            state.unwritten = state.entries.keys().cloned().collect();
+            step.set = self.client_settings();
+            (state.may_exist, state.is_known) = (true, true);
+        }
+        for _ in 0..MAX_STEP_ENTRIES {
+            let Some(field) = state.unwritten.pop_first() else {
+                break;
+            };
+            match state.entries.get(&field) {
+                Some(entry) => step.set.push(Setting {
+                    field,
+                    age: Some(entry.since.elapsed()),
+                    text: entry.text.clone(),
+                }),
+                None => step.removed.push(field),
+            }
+        }
+        let writes = !step.set.is_empty() || !step.removed.is_empty();
+        (writes || is_first).then_some(step)
+    }
+
+    fn client_settings(&self) -> Vec<Setting> {
+        let started = Setting {
+            field: "started".into(),
+            age: Some(self.created.elapsed()),
+            text: String::new(),
+        };
+        let text = |(field, text): (&str, String)| Setting {
+            field: field.into(),
+            age: None,
+            text,
+        };
+        let process = process_info();
+        let texts = entry::client_texts(&process, self.label.as_deref()).map(text);
+        texts.chain([started]).collect()
+    }
+
+    /// Handles the end of an attempt to write. Returns whether the task has more to do.
+    fn written(&self, result: Result<()>) -> bool {
+        let state = &mut *self.state.lock();
+        (state.is_writing, state.failed) = (false, result.is_err());
+        let refusal = result.err().filter(|error| !error.is_transient());
+        if state.failed {
+            // What the store has is unknown. Its time to live limits how long.
+            state.is_known = false;
+        }
+        if let Some(error) = refusal {
+            self.switch_off(&error);
+            (state.entries, state.unwritten) = Default::default();
+        }
+        let is_on = self.is_on.load(Ordering::Relaxed);
+        let continues = is_on && !(state.entries.is_empty() && state.is_written());
+        if !continues {
+            state.task = None;
+        }
+        self.written.notify_waiters();
+        continues
+    }
+
+    /// Registers nothing from now on.
+    fn switch_off(&self, reason: &Error) {
+        if self.is_on.swap(false, Ordering::Relaxed) {
+            tracing::debug!(%reason, "the client is not in the registry");
+        }
+    }
+}
+
+impl State {
+    /// Returns whether the store has all changes, as far as is known.
+    fn is_written(&self) -> bool {
+        !self.is_writing
+            && self.unwritten.is_empty()
+            && (self.may_exist == !self.entries.is_empty())
+    }
+}
+
+/// The task, which runs while there are entries.
+async fn run_task(shared: Arc<Shared>) {
+    loop {
+        let _ = timeout(BATCH_WINDOW, shared.urgent.notified()).await;
+        let Some(store) = shared.store.upgrade() else {
+            return;
+        };
+        let result = shared.write(&store).await;
+        drop(store);
+        if !shared.written(result) {
+            return;
+        }
+        let _ = timeout(shared.ttl.renewal_interval(), shared.changed.notified()).await;
+    }
+}

@@ -1,0 +1,139 @@
+//! Reads what other clients have registered. Entries that are not readable are missing in the result, and an error is only
+//! logged.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::entry::{CLIENT_FIELDS, Registered, RegistryEntry, Role};
+use super::step::{ClientHash, Read};
+use super::{ClientInfo, Registration};
+use crate::error::{Error, Result};
+use crate::join::join_all;
+use crate::name::{CLIENT_PATTERN, client_key, client_of_key};
+use crate::owner::{ClientId, OwnerId};
+use crate::store::{Cursor, ScanType, Store};
+
+/// How many hashes are read at the same time.
+const CONCURRENT_READS: usize = 100;
+
+/// Limit of fields that are read with one step.
+const MAX_STEP_FIELDS: usize = 100;
+
+/// An owner whose hold or wait is looked up.
+pub(crate) struct Sought<'a> {
+    pub(crate) role: Role,
+    pub(crate) key: &'a str,
+    pub(crate) owner: &'a OwnerId,
+    /// Whether it is the owner of a write lock.
+    pub(crate) writes: bool,
+}
+
+/// All clients in the registry.
+#[derive(Debug, Default)]
+pub(crate) struct AllClients {
+    pub(crate) entries: Vec<Registered>,
+    /// Number of hashes that are not readable.
+    pub(crate) unreadable: usize,
+}
+
+impl Registration {
+    /// Returns what the registry says about some holds and waits, in their order.
+    pub(crate) async fn look_up(
+        &self,
+        store: &Store,
+        sought: &[Sought<'_>],
+    ) -> Vec<Option<RegistryEntry>> {
+        let mut found: Vec<_> = sought.iter().map(|_| None).collect();
+        if !self.is_on() {
+            return found;
+        }
+        let mut clients: BTreeMap<&str, Vec<(usize, String)>> = BTreeMap::new();
+        for (
+            i,
+            Sought {
+                role,
+                key,
+                owner,
+                writes,
+            },
+        ) in sought.iter().enumerate()
+        {
+            if let Some((client, field)) = role.field_of(key, owner, *writes) {
+                clients.entry(client).or_default().push((i, field));
+            }
+        }
+        let reads: Vec<_> = clients
+            .iter()
+            .flat_map(|(client, fields)| {
+                fields
+                    .chunks(MAX_STEP_FIELDS)
+                    .map(move |some| (*client, some))
+            })
+            .collect();
+        for some in reads.chunks(CONCURRENT_READS) {
+            let hashes = some.iter().map(|(client, fields)| {
+                let own = CLIENT_FIELDS.map(str::to_owned).into_iter();
+                let fields = own.chain(fields.iter().map(|(_, field)| field.clone()));
+                self.read(store, client_key(client), fields.collect())
+            });
+            for ((client, fields), hash) in some.iter().zip(join_all(hashes).await) {
+                let Some(hash) = hash else { continue };
+                let Some(info) = hash.client(client) else {
+                    continue;
+                };
+                for (i, field) in *fields {
+                    if let Some(place) = found.get_mut(*i) {
+                        *place = hash.entry(&info, field);
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    /// Returns everything in the registry, page by page with SCAN.
+    pub(crate) async fn read_all(&self, store: &Store) -> Result<AllClients> {
+        let mut all = AllClients::default();
+        let mut read: BTreeMap<String, ()> = BTreeMap::new();
+        let mut cursor = Some(Cursor::default());
+        while let (Some(at), true) = (cursor, self.is_on()) {
+            let (keys, next) = store.scan(CLIENT_PATTERN, ScanType::Hashes, at).await?;
+            cursor = next;
+            // A key may be in two pages.
+            let is_new = |key: &String| read.insert(key.clone(), ()).is_none();
+            let keys: Vec<_> = keys.into_iter().filter(is_new).collect();
+            for some in keys.chunks(CONCURRENT_READS) {
+                let hashes = some
+                    .iter()
+                    .map(|key| self.read(store, key.clone(), Vec::new()));
+                for (key, hash) in some.iter().zip(join_all(hashes).await) {
+                    match hash.and_then(|hash| parse(key, &hash)) {
+                        Some(entries) => all.entries.extend(entries),
+                        None => all.unreadable += 1,
+                    }
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    async fn read(&self, store: &Store, key: String, fields: Vec<String>) -> Option<ClientHash> {
+        match store.run_idempotent(&Read { key, fields }).await {
+            Ok(hash) => hash,
+            Err(error) => {
+                if matches!(error, Error::NotPermitted { .. }) {
+                    self.0.switch_off(&error);
+                } else {
+                    tracing::debug!(%error, "the registry of clients could not be read");
+                }
+                None
+            }
+        }
+    }
+}
+
+fn parse(key: &str, hash: &ClientHash) -> Option<Vec<Registered>> {
+    let id = client_of_key(key).filter(|id| ClientId::is_valid(id))?;
+    let client: Arc<ClientInfo> = hash.client(id)?;
+    Some(hash.entries(&client))
+}

@@ -1,0 +1,173 @@
+//! The two steps on the hash of a client: one writes it, one reads it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use smallvec::smallvec;
+
+use crate::error::Result;
+use crate::keyspace::Keyspace;
+use crate::lease::Lease;
+use crate::step::{Args, Keys, Script, ScriptReply, Step, script, unexpected_reply};
+
+/// Largest number of fields of a hash that is read: those of [`MAX_ENTRIES`](super::MAX_ENTRIES), and some for later versions.
+pub(super) const MAX_FIELDS: usize = super::MAX_ENTRIES + 100;
+/// Largest size of a field or value that is read: a name, an owner and a kind, or a note, and some for later versions.
+pub(super) const MAX_BYTES: usize = 1024;
+
+/// The fields of a hash.
+type Fields = BTreeMap<String, String>;
+
+/// A field to set.
+#[derive(Debug, Clone)]
+pub(crate) struct Setting {
+    pub(super) field: String,
+    /// How long ago something began. The value then starts with that time, by the clock of the store: clients on
+    /// different machines may have different clocks.
+    pub(super) age: Option<Duration>,
+    pub(super) text: String,
+}
+
+/// Writes the hash of a client.
+pub(crate) struct Write<'a> {
+    pub(super) key: &'a str,
+    pub(super) ttl: Lease,
+    /// Whether the hash is replaced. Otherwise it is changed if it exists.
+    pub(super) replace: bool,
+    pub(super) removed: Vec<String>,
+    pub(super) set: Vec<Setting>,
+}
+
+impl Step for Write<'_> {
+    /// The number of fields afterwards.
+    type Reply = i64;
+
+    fn script(&self) -> &'static Script {
+        script!("write.lua")
+    }
+
+    fn keys(&self) -> Keys<'_> {
+        smallvec![self.key]
+    }
+
+    fn args(&self, args: &mut dyn Args) {
+        args.number(self.ttl.millis());
+        args.number(self.replace.into());
+        args.number(i64::try_from(self.removed.len()).unwrap_or(0));
+        self.removed.iter().for_each(|field| args.text(field));
+        for Setting { field, age, text } in &self.set {
+            args.text(field);
+            match age {
+                Some(age) => args.number(millis(*age)),
+                None => args.text(""),
+            }
+            args.text(text);
+        }
+    }
+
+    fn decode(&self, reply: ScriptReply) -> Result<i64> {
+        reply.integer()
+    }
+
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<i64> {
+        let exists = keyspace.find::<Fields>(self.key)?.is_some();
+        if self.replace {
+            keyspace.remove(self.key);
+        } else if !exists {
+            return Ok(0);
+        }
+        let now = keyspace.now_ms();
+        let fields: &mut Fields = keyspace.find_or_create(self.key)?;
+        for field in &self.removed {
+            fields.remove(field);
+        }
+        for Setting { field, age, text } in &self.set {
+            let value = match age {
+                Some(age) => format!("{}{text}", now - millis(*age)),
+                None => text.clone(),
+            };
+            fields.insert(field.clone(), value);
+        }
+        let len = fields.len();
+        if let Some(mut found) = keyspace.find::<Fields>(self.key)? {
+            found.expire_after(self.ttl.duration());
+        }
+        Ok(i64::try_from(len).unwrap_or(i64::MAX))
+    }
+}
+
+/// Reads the hash of a client.
+pub(crate) struct Read {
+    pub(super) key: String,
+    /// The fields to read; none: all.
+    pub(super) fields: Vec<String>,
+}
+
+/// What the hash of a client contains.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ClientHash {
+    /// The time in the store, in milliseconds.
+    pub(super) now: i64,
+    pub(super) fields: Fields,
+}
+
+impl Step for Read {
+    /// `None`: it is no hash, or has too many fields.
+    type Reply = Option<ClientHash>;
+
+    fn script(&self) -> &'static Script {
+        script!("read.lua")
+    }
+
+    fn keys(&self) -> Keys<'_> {
+        smallvec![&*self.key]
+    }
+
+    fn args(&self, args: &mut dyn Args) {
+        for limit in [MAX_FIELDS, MAX_BYTES] {
+            args.number(i64::try_from(limit).unwrap_or(i64::MAX));
+        }
+        self.fields.iter().for_each(|field| args.text(field));
+    }
+
+    fn decode(&self, reply: ScriptReply) -> Result<Option<ClientHash>> {
+        let ScriptReply::List(parts) = reply else {
+            return Ok(None);
+        };
+        let mut parts = parts.into_iter();
+        let now = parts.next().unwrap_or(ScriptReply::Nil).integer()?;
+        let mut fields = Fields::new();
+        while let Some(field) = parts.next() {
+            let value = parts
+                .next()
+                .ok_or_else(|| unexpected_reply(&ScriptReply::Nil))?;
+            fields.insert(field.text()?, value.text()?);
+        }
+        Ok(Some(ClientHash { now, fields }))
+    }
+
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<Option<ClientHash>> {
+        let now = keyspace.now_ms();
+        let found = match keyspace.find::<Fields>(&self.key) {
+            Ok(Some(found)) if found.value.len() <= MAX_FIELDS => found.value.clone(),
+            Ok(None) => Fields::new(),
+            Ok(Some(_)) | Err(_) => return Ok(None),
+        };
+        let is_read = |field: &String, value: &String| {
+            field.len() <= MAX_BYTES
+                && value.len() <= MAX_BYTES
+                && (self.fields.is_empty() || self.fields.contains(field))
+        };
+        let fields = found
+            .into_iter()
+            .filter(|(field, value)| is_read(field, value));
+        Ok(Some(ClientHash {
+            now,
+            fields: fields.collect(),
+        }))
+    }
+}
+
+fn millis(age: Duration) -> i64 {
+    i64::try_from(age.as_millis()).unwrap_or(i64::MAX)
+}

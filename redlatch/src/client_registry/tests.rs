@@ -1,0 +1,274 @@
+//! Holds and waits in the registry, on a stopped clock.
+
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+use tokio::time::sleep;
+
+use crate::inspect::{ObjectState, RegistryEntry, WaitingOwner};
+use crate::name::client_key;
+use crate::{Acquire, Client, ClientBuilder, Embedded, Guard, Lock, MultiLock, Owner};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// What the registry says about the holder of `name`.
+async fn holder(client: &Client, name: &str) -> Option<RegistryEntry> {
+    let state = client.inspect(name).await.unwrap().unwrap();
+    state.holders()[0].registered.clone()
+}
+
+fn connect(store: &Embedded, builder: ClientBuilder) -> Client {
+    builder.connect_embedded(store).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn hold_is_registered_after_a_second_until_it_is_released() {
+    let store = Embedded::new();
+    let client = connect(&store, Client::builder().label("report"));
+    let peer = connect(&store, Client::builder().prefix(""));
+    let guard = client.lock("a").lock().note("reindex 42").await.unwrap();
+    sleep(SECOND / 2).await;
+    assert_eq!(holder(&peer, "a").await, None);
+    sleep(SECOND).await;
+    let entry = holder(&peer, "a").await.unwrap();
+    assert_eq!(entry.note.as_deref(), Some("reindex 42"));
+    assert_eq!((entry.kind.as_str(), entry.age), ("lock", SECOND * 3 / 2));
+    assert_eq!(entry.client.label.as_deref(), Some("report"));
+    assert_eq!(entry.client.pid, std::process::id());
+    assert_eq!(entry.client.version, env!("CARGO_PKG_VERSION"));
+    assert_eq!(entry.client.id, client.id());
+    assert_eq!(entry.client.age, SECOND * 3 / 2);
+    // It is renewed.
+    sleep(100 * SECOND).await;
+    assert_eq!(holder(&peer, "a").await.unwrap().age, SECOND * 203 / 2);
+    guard.unlock().await.unwrap();
+    client.flush().await;
+    assert_eq!(store.keys(), [""; 0]);
+}
+
+fn clients() -> (Embedded, [Client; 2]) {
+    let store = Embedded::new();
+    let clients = [(); 2].map(|()| connect(&store, Client::builder()));
+    (store, clients)
+}
+
+/// The names that are waited for, and the notes of the waiters, in order.
+async fn waits(client: &Client) -> Vec<(String, String)> {
+    let graph = client.wait_graph().await.unwrap();
+    assert_eq!(graph.unreadable, 0);
+    let note = |wait: &WaitingOwner| {
+        wait.registered
+            .as_ref()
+            .and_then(|entry| entry.note.clone())
+    };
+    let waits = graph.waits.iter();
+    waits
+        .map(|wait| (wait.name.clone(), note(wait).unwrap_or_default()))
+        .collect()
+}
+
+/// A task that waits for a lock.
+fn waiting(request: Acquire<Lock>) -> JoinHandle<Guard> {
+    tokio::spawn(async move { request.await.unwrap() })
+}
+
+#[tokio::test(start_paused = true)]
+async fn waits_are_registered_after_a_second_until_they_end() {
+    let (store, [client, peer]) = clients();
+    let lock = client.lock("a");
+    let guard = lock.lock().await.unwrap();
+    let first = waiting(peer.lock("a").lock().note("1"));
+    sleep(SECOND / 2).await;
+    let second = waiting(peer.lock("a").lock().note("2"));
+    let third = waiting(peer.lock("a").lock().note("3"));
+    sleep(SECOND / 4).await;
+    assert_eq!(waits(&client).await, []);
+    sleep(3 * SECOND).await;
+    let expected = |notes: &[&str]| -> Vec<_> {
+        notes
+            .iter()
+            .map(|note| ("a".to_owned(), (*note).to_owned()))
+            .collect()
+    };
+    assert_eq!(waits(&client).await, expected(&["1", "2", "3"]));
+    let waiters = peer.waiters("a").await.unwrap();
+    let ages: Vec<_> = waiters
+        .iter()
+        .map(|one| one.registered.as_ref().unwrap().age)
+        .collect();
+    let age = SECOND * 15 / 4;
+    assert_eq!(ages, [age, age - SECOND / 2, age - SECOND / 2]);
+    assert_eq!(
+        waiters[0].holders[0].registered.as_ref().unwrap().client.id,
+        client.id()
+    );
+    assert_eq!(peer.waiters("b").await.unwrap(), []);
+
+    second.abort();
+    guard.unlock().await.unwrap();
+    let guard = first.await.unwrap();
+    sleep(SECOND / 10).await;
+    assert_eq!(waits(&client).await, expected(&["3"]));
+    sleep(SECOND).await;
+    assert_eq!(
+        holder(&client, "a").await.unwrap().note.as_deref(),
+        Some("1")
+    );
+    guard.unlock().await.unwrap();
+    third.await.unwrap().unlock().await.unwrap();
+    for client in [&client, &peer] {
+        client.flush().await;
+    }
+    assert_eq!(store.keys(), [""; 0]);
+}
+
+/// Two tasks, each of which has an owner of its own for each of its locks.
+#[tokio::test(start_paused = true)]
+async fn deadlock_of_tasks_is_found() {
+    let (_, [client, peer]) = clients();
+    let acquire_both = |client: &Client, names: [&'static str; 2]| {
+        let locks = names.map(|name| client.lock(name));
+        tokio::spawn(async move {
+            let _first = locks[0].lock().await.unwrap();
+            sleep(SECOND / 10).await;
+            let _second = locks[1]
+                .lock()
+                .note(format!("for {}", locks[1].name()))
+                .await
+                .unwrap();
+        })
+    };
+    let one = acquire_both(&client, ["a", "b"]);
+    let other = acquire_both(&peer, ["b", "a"]);
+    let behind = waiting(peer.lock("a").lock());
+    sleep(3 * SECOND).await;
+    let graph = client.wait_graph().await.unwrap();
+    let deadlocks = graph.deadlocks();
+    let names = |cycle: &Vec<&WaitingOwner>| -> Vec<_> {
+        cycle.iter().map(|one| one.name.clone()).collect()
+    };
+    assert_eq!(
+        deadlocks.iter().map(names).collect::<Vec<_>>(),
+        [["a", "b"]]
+    );
+    // The cycle: each one waits for what the next one holds.
+    for (one, next) in [(0, 1), (1, 0)] {
+        let holder = &deadlocks[0][one].holders[0];
+        let waiter = deadlocks[0][next].registered.as_ref().unwrap();
+        assert_eq!(holder.registered.as_ref().unwrap().task, waiter.task);
+    }
+    one.abort();
+    sleep(SECOND / 10).await;
+    assert!(client.wait_graph().await.unwrap().deadlocks().is_empty());
+    behind.await.unwrap().unlock().await.unwrap();
+    other.await.unwrap();
+}
+
+/// The owners are known from the queues of the locks only, as those of Redisson.
+#[tokio::test(start_paused = true)]
+async fn deadlock_of_fair_locks_is_found_without_the_registry() {
+    let store = Embedded::new();
+    let [client, peer] = [(); 2].map(|()| connect(&store, Client::builder().registry(false)));
+    let (me, they) = (Owner::new(), Owner::new());
+    let _a = client.fair_lock("a").lock().owner(me).await.unwrap();
+    let _b = peer.fair_lock("b").lock().owner(they).await.unwrap();
+    let wait = |client: &Client, name, owner| {
+        let request = client.fair_lock(name).lock().owner(owner);
+        tokio::spawn(async move { request.await.map(drop) })
+    };
+    let one = wait(&client, "b", me);
+    sleep(SECOND).await;
+    let observer = connect(&store, Client::builder());
+    assert!(observer.wait_graph().await.unwrap().deadlocks().is_empty());
+    let other = wait(&peer, "a", they);
+    sleep(SECOND).await;
+    let graph = observer.wait_graph().await.unwrap();
+    let deadlocks = graph.deadlocks();
+    assert_eq!(deadlocks.len(), 1);
+    let owners: Vec<_> = deadlocks[0].iter().map(|one| one.owner.clone()).collect();
+    assert_eq!(owners, [peer.owner_id(they), client.owner_id(me)]);
+    assert_eq!(
+        (deadlocks[0][0].position, &deadlocks[0][0].registered),
+        (Some(1), &None)
+    );
+    one.abort();
+    other.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn several_locks_are_registered_each() {
+    let (_, [client, peer]) = clients();
+    let both = MultiLock::new([client.lock("a"), client.lock("b")]);
+    let theirs = MultiLock::new([peer.lock("b"), peer.lock("c")]);
+    let guard = both.lock().note("both").await.unwrap();
+    let other = {
+        let request = theirs.lock().note("theirs");
+        tokio::spawn(async move { request.await.unwrap().unlock().await })
+    };
+    sleep(3 * SECOND / 2).await;
+    for name in ["a", "b"] {
+        assert_eq!(
+            holder(&peer, name).await.unwrap().note.as_deref(),
+            Some("both")
+        );
+    }
+    assert_eq!(waits(&peer).await, [("b".to_owned(), "theirs".to_owned())]);
+    guard.unlock().await.unwrap();
+    other.await.unwrap().unwrap();
+}
+
+/// The owner of a write lock that also reads has two entries.
+#[tokio::test(start_paused = true)]
+async fn both_sides_of_read_write_lock_are_registered() {
+    let (_, [client, peer]) = clients();
+    let lock = client.read_write_lock("a");
+    let write = lock.write().lock().note("w").await.unwrap();
+    let _read = lock
+        .read()
+        .lock()
+        .owner(write.owner())
+        .note("r")
+        .await
+        .unwrap();
+    sleep(2 * SECOND).await;
+    let Some(ObjectState::ReadWriteLock { writer, readers }) = peer.inspect("a").await.unwrap()
+    else {
+        panic!("it is a read-write lock");
+    };
+    for (holder, kind, note) in [(&writer.unwrap(), "write", "w"), (&readers[0], "read", "r")] {
+        let entry = holder.registered.as_ref().unwrap();
+        assert_eq!((&*entry.kind, entry.note.as_deref()), (kind, Some(note)));
+    }
+    let mut listing = peer.list("*");
+    let listed = listing.next().await.unwrap().unwrap();
+    assert!(
+        listed
+            .state
+            .holders()
+            .iter()
+            .all(|holder| holder.registered.is_some())
+    );
+    assert_eq!(listing.next().await.unwrap(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_hold_and_deleted_registry_disappear_and_come_back() {
+    let (store, [client, peer]) = clients();
+    let guard = client.lock("a").lock().await.unwrap();
+    let kept = client.lock("b").lock().await.unwrap();
+    sleep(2 * SECOND).await;
+    let key = client_key(client.id());
+    assert!(store.keys().contains(&key));
+    store.remove(&key);
+    assert_eq!(holder(&peer, "b").await, None);
+    sleep(11 * SECOND).await;
+    assert!(holder(&peer, "b").await.is_some());
+    peer.lock("a").force_unlock().await.unwrap();
+    let _theirs = peer.lock("a").lock().await.unwrap();
+    guard.lost().await;
+    sleep(SECOND / 2).await;
+    let fields = store.texts(&key);
+    let holds = fields.keys().filter(|field| field.starts_with("hold:"));
+    assert_eq!(holds.count(), 1, "{fields:?}");
+    kept.unlock().await.unwrap();
+}

@@ -1,0 +1,265 @@
+//! The registry of clients on real servers: who holds and waits, and that nothing depends on it.
+
+use std::time::Duration;
+
+use redlatch::inspect::{RegistryEntry, WaitingOwner};
+use redlatch::{Client, blocking};
+use redlatch_testkit::{Server, unique};
+
+use crate::common::secured::{PREFIX, Rules, Secured, rules};
+use crate::common::*;
+
+/// What the registry says about the holder of `name`.
+async fn holder(client: &Client, name: &str) -> Option<RegistryEntry> {
+    let state = client.inspect(name).await.unwrap()?;
+    let holders = state.holders();
+    holders.first()?.registered.clone()
+}
+
+async fn until_registered(client: &Client, name: &str) -> RegistryEntry {
+    until("the holder is registered", || async {
+        holder(client, name).await.is_some()
+    })
+    .await;
+    holder(client, name).await.unwrap()
+}
+
+fn client_key(client: &Client) -> String {
+    format!("redlatch_client:{{{}}}", client.id())
+}
+
+async fn holds_and_waits_are_shown(store: TestStore) {
+    let settings = || Client::builder().label("report").prefix(store.prefix());
+    let client = store.client_with(settings()).await;
+    let peer = store.client_with(settings()).await;
+    let name = unique("shown");
+    let guard = client.lock(&name).lock().note("reindex 42").await.unwrap();
+    let waiting = {
+        let lock = peer.lock(&name);
+        tokio::spawn(async move { lock.lock().note("next").await?.unlock().await })
+    };
+    let entry = until_registered(&peer, &name).await;
+    assert_eq!(entry.note.as_deref(), Some("reindex 42"));
+    assert_eq!(entry.client.id, client.id());
+    assert_eq!(entry.client.pid, std::process::id());
+    assert_eq!(entry.client.label.as_deref(), Some("report"));
+    assert!(entry.age >= Duration::from_secs(1) && entry.age <= entry.client.age);
+    assert!(!entry.client.host.is_empty() && !entry.client.program.is_empty());
+    until("the waiter is registered", || async {
+        !client.waiters(&name).await.unwrap().is_empty()
+    })
+    .await;
+    let waiters = client.waiters(&name).await.unwrap();
+    let wait = waiters[0].registered.as_ref().unwrap();
+    assert_eq!(
+        (wait.client.id.as_str(), wait.note.as_deref()),
+        (peer.id(), Some("next"))
+    );
+    let mut listing = peer.list(&name);
+    let listed = listing.next().await.unwrap().unwrap();
+    assert!(listed.state.holders()[0].registered.is_some());
+    guard.unlock().await.unwrap();
+    within_limit("its turn", waiting).await.unwrap().unwrap();
+    for one in [&client, &peer] {
+        one.flush().await;
+    }
+    assert_eq!(client.waiters(&name).await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn holds_and_waits_are_shown_on_server() {
+    holds_and_waits_are_shown(TestStore::server()).await;
+}
+
+#[tokio::test]
+async fn holds_and_waits_are_shown_in_cluster() {
+    holds_and_waits_are_shown(TestStore::cluster()).await;
+}
+
+#[tokio::test]
+async fn nothing_remains_after_release() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let name = unique("cleaned");
+    let guard = client.lock(&name).lock().await.unwrap();
+    until_registered(&client, &name).await;
+    let key = client_key(&client);
+    let fields: Vec<String> = server.command(&["HKEYS", &key]);
+    let number = guard.owner().number();
+    let expected = [
+        "host",
+        "pid",
+        "program",
+        "version",
+        "started",
+        &format!("hold:{name}:{number}"),
+    ];
+    assert_eq!(fields, expected);
+    let ttl: i64 = server.command(&["PTTL", &key]);
+    assert!((20_000..=30_000).contains(&ttl), "{ttl}");
+    guard.unlock().await.unwrap();
+    client.flush().await;
+    assert_eq!(server.command::<Vec<String>>(&["KEYS", "*"]), [""; 0]);
+}
+
+/// Two threads, each of which waits for the lock of the other.
+#[test]
+fn deadlock_of_threads_is_found() {
+    let server = Server::start();
+    let [client, peer] = [(); 2].map(|()| blocking::Client::connect(&server.url()).unwrap());
+    let names = [unique("one"), unique("other")];
+    let barrier = std::sync::Barrier::new(2);
+    let acquire_both = |client: &blocking::Client, first: &str, second: &str| {
+        let first = client.lock(first).lock().block().unwrap();
+        barrier.wait();
+        // One of the threads gives up.
+        let second = client.lock(second).try_lock().wait(SHORT).note("second");
+        let acquired = second.block().unwrap().is_some();
+        drop(first);
+        acquired
+    };
+    let [one, other] = &names;
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| acquire_both(&client, one, other));
+        let second = scope.spawn(|| acquire_both(&peer, other, one));
+        let observer = blocking::Client::connect(&server.url()).unwrap();
+        let deadlock = || {
+            let graph = observer.wait_graph().unwrap();
+            let deadlocks = graph.deadlocks();
+            let name = |wait: &&WaitingOwner| wait.name.clone();
+            let cycle = deadlocks.first();
+            cycle.map(|waits| waits.iter().map(name).collect::<Vec<_>>())
+        };
+        let found = std::iter::repeat_with(deadlock)
+            .take(400)
+            .find_map(|found| {
+                std::thread::sleep(Duration::from_millis(10));
+                found
+            });
+        let mut found = found.expect("a deadlock is found before the threads give up");
+        found.sort();
+        let mut expected = names.to_vec();
+        expected.sort();
+        assert_eq!(found, expected);
+        let acquired = [waiting.join().unwrap(), second.join().unwrap()];
+        assert!(!acquired.iter().all(|acquired| *acquired));
+    });
+}
+
+#[tokio::test]
+async fn client_without_permission_registers_nothing() {
+    let Rules { app, .. } = rules();
+    let secured = Secured::start(&[app]);
+    let client = secured.client(Client::builder(), "").await;
+    let name = unique("denied");
+    let guard = client.lock(&name).lock().await.unwrap();
+    let denied = || {
+        let server = secured.server.plain();
+        let log: Vec<std::collections::HashMap<String, String>> = server.command(&["ACL", "LOG"]);
+        let about = |entry: &&std::collections::HashMap<String, String>| {
+            entry["object"].starts_with("redlatch_client:")
+        };
+        let counts = log
+            .iter()
+            .filter(about)
+            .map(|entry| entry["count"].parse::<u32>().unwrap());
+        counts.sum::<u32>()
+    };
+    until("the server has refused", || async { denied() > 0 }).await;
+    assert_eq!(holder(&client, &name).await, None);
+    assert!(client.wait_graph().await.unwrap().waits.is_empty());
+    assert!(guard.is_valid());
+    guard.unlock().await.unwrap();
+    let again = client.lock(&name).lock().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    again.unlock().await.unwrap();
+    client.flush().await;
+    assert_eq!(denied(), 1, "it asks once");
+}
+
+/// With the rule that docs/security.md names.
+#[tokio::test]
+async fn documented_rule_allows_the_registry() {
+    let Rules { app, .. } = rules();
+    let with_registry = app.replacen(" ~", " ~redlatch_client:* ~", 1);
+    let secured = Secured::start(&[&with_registry]);
+    let client = secured.client(Client::builder(), "").await;
+    let name = unique("allowed");
+    let guard = client.lock(&name).lock().await.unwrap();
+    until_registered(&client, &name).await;
+    let graph = client.wait_graph().await.unwrap();
+    assert_eq!((graph.waits.len(), graph.unreadable), (0, 0));
+    // Another prefix, or none, finds the same holder.
+    let key = format!("{PREFIX}{name}");
+    let elsewhere = secured.settings_of(&with_registry, Client::builder());
+    let elsewhere = elsewhere.connect(&secured.server.url()).await.unwrap();
+    assert!(holder(&elsewhere, &key).await.is_some());
+    guard.unlock().await.unwrap();
+}
+
+#[tokio::test]
+async fn server_without_memory_switches_the_registry_off() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let name = unique("full");
+    let guard = client.lock(&name).lock().await.unwrap();
+    let _: String = server.command(&["CONFIG", "SET", "maxmemory", "1"]);
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    let _: String = server.command(&["CONFIG", "SET", "maxmemory", "0"]);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(guard.is_valid());
+    let exists: bool = server.command(&["EXISTS", &client_key(&client)]);
+    assert!(!exists);
+    guard.unlock().await.unwrap();
+}
+
+#[tokio::test]
+async fn foreign_data_in_the_registry_is_ignored() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let peer = self::client(&server).await;
+    let name = unique("corrupt");
+    let guard = client.lock(&name).lock().await.unwrap();
+    until_registered(&peer, &name).await;
+    let key = client_key(&client);
+    let field = format!("hold:{name}:{}", guard.owner().number());
+    let long = "x".repeat(100_000);
+    for value in [
+        "",
+        "7",
+        "no number lock - x",
+        "9 lock",
+        &long,
+        "-5 \u{1b}[31m - \n",
+    ] {
+        let _: i64 = server.command(&["HSET", &key, &field, value]);
+        let found = holder(&peer, &name).await;
+        assert_eq!(
+            found.is_some(),
+            value.starts_with("-5"),
+            "{value:.20}: {found:?}"
+        );
+    }
+    let _: i64 = server.command(&["HSET", &key, "pid", "many"]);
+    assert_eq!(holder(&peer, &name).await, None);
+    let _: i64 = server.command(&["DEL", &key]);
+    let _: String = server.command(&["SET", &key, "text"]);
+    assert_eq!(holder(&peer, &name).await, None);
+    for key in [
+        "redlatch_client:{}",
+        "redlatch_client:{a b}",
+        "redlatch_client:{c}",
+    ] {
+        let _: i64 = server.command(&["HSET", key, "host", "h", "wait:x:7", "1 lock - "]);
+    }
+    let graph = peer.wait_graph().await.unwrap();
+    assert_eq!((graph.waits.len(), graph.unreadable), (0, 3));
+    let mut listing = peer.list("*");
+    let mut names = Vec::new();
+    while let Some(found) = listing.next().await.unwrap() {
+        names.push(found.name);
+    }
+    assert_eq!(names, [name]);
+    // The client refuses to write there, and goes on.
+    guard.unlock().await.unwrap();
+}
