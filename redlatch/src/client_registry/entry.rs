@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::RequestInfo;
 use super::step::ClientHash;
 use crate::environment::ProcessInfo;
 use crate::name::{KeyLayout, ObjectKeys, owner_of, writer_field};
@@ -114,7 +115,7 @@ pub(crate) struct Registered {
 }
 
 /// Returns the text of an entry behind the time.
-pub(super) fn entry_text(object: &ObjectKeys, task: Option<tokio::task::Id>, note: &str) -> String {
+pub(super) fn entry_text(object: &ObjectKeys, request: &RequestInfo) -> String {
     let kind = match object.layout() {
         KeyLayout::Lock => "lock",
         KeyLayout::Spin => "spin",
@@ -126,7 +127,8 @@ pub(super) fn entry_text(object: &ObjectKeys, task: Option<tokio::task::Id>, not
         KeyLayout::Semaphore => "semaphore",
         KeyLayout::Latch => "latch",
     };
-    let task = task.map_or("-".to_owned(), |task| task.to_string());
+    let task = request.task.map_or("-".to_owned(), |task| task.to_string());
+    let note = request.note.as_deref().unwrap_or_default();
     format!(" {kind} {task} {}", shortened(note))
 }
 

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::client_registry::RequestInfo;
 use crate::error::Loss;
 
 /// When a hold is due. The number orders holds that are due at the same instant, so that all runs of a
@@ -191,8 +192,8 @@ pub(crate) struct HoldState {
     renewed: u32,
     /// When the hold period began; of a hold without guards, when it was created.
     began: Instant,
-    /// The note of the latest request that has one.
-    pub(crate) note: Option<Box<str>>,
+    /// What the registry of clients says about the request.
+    pub(crate) request: RequestInfo,
     /// Time until which the store keeps the hold, as far as is known: never later than its real end.
     pub(crate) end: Instant,
     /// The longest lease that an acquisition in this hold period still had when it was answered.
@@ -252,7 +253,7 @@ impl HoldState {
             granted_in: HoldPeriod(0),
             renewed: 0,
             began: now,
-            note: None,
+            request: RequestInfo::of_task(),
             end: now,
             longest: Duration::ZERO,
             loss: None,
@@ -323,7 +324,7 @@ impl HoldState {
         }
         let hand_over = self.hand_over_limit.hand_over(now)?;
         self.hold_period = HoldPeriod::begin();
-        (self.began, self.note) = (now, None);
+        self.began = now;
         Some(hand_over)
     }
 
