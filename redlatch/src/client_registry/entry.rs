@@ -215,3 +215,59 @@ impl ClientHash {
         Some(Duration::from_millis(age.unsigned_abs()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_texts_are_cut_at_a_character() {
+        assert_eq!(shortened("short"), "short");
+        assert_eq!(shortened(&"x".repeat(MAX_TEXT)).len(), MAX_TEXT);
+        assert_eq!(shortened(&"x".repeat(MAX_TEXT + 1)).len(), MAX_TEXT);
+        let cut = format!("x{}", "ü".repeat(MAX_TEXT));
+        assert_eq!(shortened(&cut).len(), MAX_TEXT - 1);
+        assert_eq!(shortened(""), "");
+    }
+
+    #[test]
+    fn fields_of_an_owner_are_found_again() {
+        let owner = Owner::new();
+        let id: OwnerId = format!("client-1:{}", owner.number()).into();
+        for layout in [KeyLayout::Lock, KeyLayout::Read, KeyLayout::Write] {
+            let object = ObjectKeys::new(layout, "shop:", "orders:42");
+            for role in [Role::Holds, Role::Waits] {
+                let field = role.field(&object, owner);
+                let writes = layout == KeyLayout::Write;
+                let found = role.field_of(object.key(), &id, writes);
+                assert_eq!(found, Some(("client-1", field.clone())));
+                let fields = [(field, "3 lock - a note".to_owned())];
+                let hash = ClientHash {
+                    now: 5,
+                    fields: [
+                        ("host", "h"),
+                        ("pid", "1"),
+                        ("program", "p"),
+                        ("version", "v"),
+                        ("started", "1"),
+                    ]
+                    .map(|(field, text)| (field.to_owned(), text.to_owned()))
+                    .into_iter()
+                    .chain(fields)
+                    .collect(),
+                };
+                let client = hash.client("client-1").unwrap();
+                let entries = hash.entries(&client);
+                let one = &entries[0];
+                assert_eq!((one.role, &*one.key, &one.owner), (role, object.key(), &id));
+                assert_eq!(one.entry.age, Duration::from_millis(2));
+                assert_eq!(one.entry.note.as_deref(), Some("a note"));
+            }
+        }
+        for foreign in ["", "client", "a b:1", ":1", "{a}:1"] {
+            let owner = foreign.into();
+            let found = Role::Holds.field_of("a", &owner, false);
+            assert_eq!(found, None, "{foreign}");
+        }
+    }
+}

@@ -926,6 +926,38 @@ mod tests {
     }
 
     #[test]
+    fn hold_period_is_registered_once() {
+        let times = RenewalTimes {
+            registered_after: Some(SECOND),
+            ..TIMES
+        };
+        let (mut state, now) = held(false);
+        let due = Some((now + SECOND, WatchAction::Register));
+        assert_eq!(state.next_watch(times, now), due);
+        let early = now + SECOND - MILLI;
+        assert_eq!(state.begin_registration(SECOND, early), None);
+        let begun = state.begin_registration(SECOND, now + SECOND);
+        assert_eq!(begun, Some(now));
+        assert_eq!(state.begin_registration(SECOND, now + 2 * SECOND), None);
+        let end = Some((state.end, WatchAction::Expire));
+        assert_eq!(state.next_watch(times, now), end);
+        state.remove_guard(false);
+        state.watchdog.registered = false;
+        assert_eq!(state.begin_registration(SECOND, now + 2 * SECOND), None);
+    }
+
+    /// The time of the next holder counts from then on.
+    #[test]
+    fn handed_over_hold_is_registered_later() {
+        let (mut state, now) = transferable();
+        let later = now + 5 * MILLI;
+        assert!(state.hand_over(LEASE, later).is_some());
+        assert_eq!(state.begin_registration(SECOND, now + SECOND), None);
+        let begun = state.begin_registration(SECOND, later + SECOND);
+        assert_eq!(begun, Some(later));
+    }
+
+    #[test]
     fn released_hold_is_not_watched() {
         let (mut state, now) = held(true);
         state.remove_guard(true);
