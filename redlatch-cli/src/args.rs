@@ -206,7 +206,7 @@ pub(crate) struct Run {
     pub(crate) conflict_exit_code: u8,
 
     /// How this run is called when others ask who holds the lock (`redlatch show`) [default: the name of CMD]
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, env = "REDLATCH_LABEL", value_name = "TEXT")]
     pub(crate) label: Option<String>,
 
     /// What this run does, for the same [default: the first words of CMD, up to an option]

@@ -29,7 +29,7 @@ const SYSTEM_FILE: &str = "/etc/redlatch.toml";
 /// The name of a user's file in its configuration directory.
 const USER_FILE: &str = "redlatch.toml";
 
-const KEYS: [&str; 11] = [
+const KEYS: [&str; 12] = [
     "url",
     "user",
     "password-file",
@@ -40,6 +40,7 @@ const KEYS: [&str; 11] = [
     "tls-key",
     "response-timeout",
     "replicas",
+    "label",
     "log-format",
 ];
 
@@ -47,6 +48,8 @@ const KEYS: [&str; 11] = [
 #[derive(Debug, Default)]
 pub(crate) struct Config {
     pub(crate) store_args: StoreArgs,
+    /// The label of `redlatch run`.
+    pub(crate) label: Option<String>,
     pub(crate) log_format: Option<LogFormat>,
     /// What the operator should know, printed when the format of messages is known.
     warnings: Vec<String>,
@@ -90,6 +93,7 @@ fn load_defaults(paths: impl Iterator<Item = PathBuf>) -> Result<Config, Failure
         }
         let lower = read(&path)?;
         config.store_args.fill_from(lower.store_args);
+        config.label = config.label.or(lower.label);
         config.log_format = config.log_format.or(lower.log_format);
         config.warnings.extend(lower.warnings);
     }
@@ -222,6 +226,7 @@ impl Entry<'_> {
             "tls-key" => args.tls_key = Some(self.path()?),
             "response-timeout" => args.response_timeout = Some(self.duration()?),
             "replicas" => args.replicas = Some(self.replica_sync()?),
+            "label" => config.label = Some(self.text()?.to_owned()),
             "log-format" => config.log_format = Some(self.log_format()?),
             _ => return Err(self.unknown_key()),
         }

@@ -70,6 +70,9 @@ fn main() -> ExitCode {
     }
     config.print_warnings();
     args.store_args.fill_from(config.store_args);
+    if let Command::Run(run) = &mut args.command {
+        run.label = run.label.take().or(config.label);
+    }
     exit_code(dispatch(args))
 }
 

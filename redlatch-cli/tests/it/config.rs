@@ -99,6 +99,31 @@ fn options_override_variables_which_override_files() {
     }
 }
 
+/// Which label the registry shows is the same question as for the other settings.
+#[test]
+fn label_is_that_of_the_option_the_variable_or_the_file() {
+    let temp_dir = TempDir::new();
+    write(&temp_dir, "redlatch.toml", "label = 'file'\n");
+    let (dir, server) = (temp_dir.path(""), Server::start());
+    for (options, variable, label) in [
+        (&[][..], None, "file"),
+        (&[], Some("variable"), "variable"),
+        (&["--label", "option"], Some("variable"), "option"),
+    ] {
+        let name = unique("label");
+        let args = [&["run"], options, &[&name, "--", "cat"]].concat();
+        let mut command = configured(&dir, &args);
+        command.env("REDLATCH_URL", server.url());
+        command.envs(variable.map(|label| ("REDLATCH_LABEL", label)));
+        let holder = Running::start(command);
+        until("the holder is registered", || {
+            let shown = finish(redlatch(&server, &["show", &name])).expect(0);
+            shown.stdout.contains(&format!("{label}@"))
+        });
+        holder.release();
+    }
+}
+
 #[test]
 fn password_file_is_relative_to_its_configuration_file() {
     let server = Server::start_with(&["--requirepass", "s3cret"]);
