@@ -1,5 +1,6 @@
 //! The fair lock: both sides in one queue.
 
+use redlatch::blocking::Client;
 use redlatch_interop::{Pending, Worker};
 use redlatch_testkit::{Server, unique};
 
@@ -70,6 +71,30 @@ both_ways! {
         let _: i64 = pair.server.command(&["DEL", &queue_key, &ends]);
         assert!(b.run_bool(&format!("lock fair {name} 0 -1")));
         assert!(b.run_bool(&format!("unlock fair {name}")));
+    }
+
+    // Each process holds a lock and waits for that of the other. What the library knows of Redisson is in the queues.
+    fn deadlock_over_both_is_found(pair: &Pair) {
+        let (first, second) = (unique("first"), unique("second"));
+        let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
+        assert!(a.run_bool(&format!("lock fair {first} -1 {LEASE}")));
+        assert!(b.run_bool(&format!("lock fair {second} -1 {LEASE}")));
+        let (a_waits, b_waits) = (start_waiter(pair.server, a, &second), start_waiter(pair.server, b, &first));
+        let client = Client::connect(&pair.server.url()).expect("a client");
+        let graph = client.wait_graph().expect("the waits");
+        let deadlocks = graph.deadlocks();
+        let mut found = deadlocks.iter().filter(|cycle| cycle.iter().any(|wait| wait.name == first));
+        let mut cycle: Vec<_> =
+            found.next().expect("a deadlock").iter().map(|wait| (&*wait.name, wait.owner.to_string())).collect();
+        cycle.sort_unstable();
+        assert_eq!(cycle, [(&*first, b.owner()), (&*second, a.owner())]);
+        assert!(found.next().is_none());
+        // A forced release of one lock ends it.
+        assert!(client.fair_lock(&first).force_unlock().expect("released"));
+        assert_eq!(b_waits.value(), true);
+        assert!(b.run_bool(&format!("unlock fair {second}")));
+        assert_eq!(a_waits.value(), true);
+        assert!(a.run_bool(&format!("unlock fair {second}")) && b.run_bool(&format!("unlock fair {first}")));
     }
 
     fn timed_out_waiter_leaves_the_queue(pair: &Pair) {
