@@ -36,8 +36,11 @@ impl Kind {
 }
 
 /// Returns the attribute `name` of the metrics of an object with this name, if they have it.
+type ChooseName = dyn Fn(&str) -> Option<&str> + Send + Sync;
+
+/// What the user has chosen as the attribute `name`.
 #[derive(Clone)]
-pub(crate) struct NameAttribute(pub(crate) Arc<dyn Fn(&str) -> Option<&str> + Send + Sync>);
+pub(crate) struct NameAttribute(pub(crate) Arc<ChooseName>);
 
 impl std::fmt::Debug for NameAttribute {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
