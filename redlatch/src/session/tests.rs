@@ -96,7 +96,7 @@ async fn hold_refs_share_hold_until_last_is_dropped() {
     assert_eq!((refs(&session), outer.hold_count()), (vec![1], 1));
     drop(outer);
     client.flush().await;
-    assert_eq!(refs(&session), []);
+    assert!(refs(&session).is_empty());
     assert!(!lock.is_locked().await.unwrap());
     assert_eq!(client.status().holds, 0);
 }
@@ -440,7 +440,7 @@ async fn last_hold_ref_settles_open_changes() {
     assert_eq!(refs(&session), [1], "the background has it");
     client.flush().await;
     assert!(!hold.state().has_unacknowledged_changes());
-    assert_eq!(refs(&session), []);
+    assert!(refs(&session).is_empty());
 }
 
 /// The pause between two attempts to release in the background.
@@ -474,7 +474,7 @@ async fn release_is_abandoned_after_lease_has_ended() {
             (end..=end + PAUSE).contains(&abandoned_after),
             "{abandoned_after:?}"
         );
-        assert_eq!(refs(&session), []);
+        assert!(refs(&session).is_empty());
         store.recover();
     }
 }

@@ -186,7 +186,7 @@ impl Model for Ends {
             _ => return Err("the deadlines expire".to_owned()),
         };
         let sum = available + i64::try_from(timestamps.len()).unwrap();
-        ensure(available >= 0 && sum == PERMITS.into(), || {
+        ensure(available >= 0 && sum == i64::from(PERMITS), || {
             format!("{available} permits and {} acquired ones", timestamps.len())
         })?;
         ensure(state.len() <= 2, || "another key".to_owned())?;
