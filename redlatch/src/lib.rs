@@ -8,6 +8,7 @@ mod backoff;
 mod client;
 mod environment;
 mod error;
+mod glob;
 mod hold;
 mod join;
 mod keyspace;
@@ -16,6 +17,7 @@ mod listing;
 mod log;
 mod name;
 mod owner;
+mod pending_request;
 mod primitives;
 mod runtime;
 mod session;
@@ -26,6 +28,7 @@ mod step;
 mod store;
 mod sync;
 mod wait;
+mod watch;
 mod watchdog;
 
 #[cfg(feature = "blocking")]
@@ -61,12 +64,13 @@ pub mod kind {
     pub use crate::primitives::spin_lock::Spin;
 }
 
-/// What exists in a store: results of [`Client::inspect`], [`Client::list`] and of methods that return holders,
-/// waiters or held permits.
+/// What exists in a store, and what changes there: results of [`Client::inspect`], [`Client::list`],
+/// [`Client::watch`] and of methods that return holders, waiters or held permits.
 pub mod inspect {
     pub use crate::listing::{Listed, Listing};
     pub use crate::primitives::inspect::{HeldPermit, ObjectKind, ObjectState, Waiter};
     pub use crate::primitives::lock::Holder;
+    pub use crate::watch::{Change, Event, HeldBy, Watch};
 }
 
 /// Runs the examples of the README as doc tests.

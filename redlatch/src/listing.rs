@@ -1,24 +1,24 @@
 //! Lists the objects in a store, page by page.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use futures_core::Stream;
-use tokio::runtime::{Handle, Id};
+use tokio::time::Instant;
 
-use crate::error::{Error, Result};
-use crate::join::{Boxed, join_all};
-use crate::name::{CandidateKeys, is_extra_key, spans_slots};
-use crate::primitives::inspect::{InspectNames, ObjectState};
+use crate::error::Result;
+use crate::glob;
+use crate::name::{is_extra_key, spans_slots};
+use crate::pending_request::PendingRequest;
+use crate::primitives::inspect::{ObjectState, inspect_keys};
 use crate::session::Session;
 use crate::store::{Cursor, ScanType};
-use crate::sync::Mutex;
 
 /// Keys inspected per round trip.
-const PAGE: usize = 100;
+pub(crate) const PAGE: usize = 100;
 
 /// The objects whose names match a pattern: [`Client::list`](crate::Client::list).
 ///
@@ -41,16 +41,13 @@ const PAGE: usize = 100;
 pub struct Listing {
     found: VecDeque<Listed>,
     pages: Pages,
-    /// The request for the next page, and the runtime to which its timers belong. Only locked to make the
-    /// listing `Sync`.
-    request: Mutex<Option<(Option<Id>, PageRequest)>>,
+    /// Reads the next page. It returns the remaining pages with the result, so that a request that is dropped has no
+    /// effect.
+    request: PendingRequest<(Pages, Result<Page>)>,
 }
 
 /// The objects of a page; `None` after the last page.
 type Page = Option<VecDeque<Listed>>;
-
-/// Returns the remaining pages with the result, so that a request that is dropped has no effect.
-type PageRequest = Boxed<'static, (Pages, Result<Page>)>;
 
 /// The pages that remain.
 #[derive(Clone)]
@@ -60,6 +57,8 @@ struct Pages {
     /// Position and kind of keys of the next page; `None` after the last.
     cursor: Option<(ScanType, Cursor)>,
     keys: VecDeque<String>,
+    /// When the latest page was requested.
+    read_at: Instant,
 }
 
 /// One object in a store.
@@ -82,17 +81,29 @@ impl std::fmt::Debug for Listing {
 
 impl Listing {
     pub(crate) fn new(session: Arc<Session>, pattern: &str) -> Listing {
+        let pattern = glob::escape(&session.prefix) + pattern;
+        Listing::of_keys(session, pattern)
+    }
+
+    /// Takes a pattern of keys, which include the client's prefix.
+    pub(crate) fn of_keys(session: Arc<Session>, pattern: String) -> Listing {
         let pages = Pages {
-            pattern: escape_glob(&session.prefix) + pattern,
+            pattern,
             session,
             cursor: Some((ScanType::Hashes, Cursor::default())),
             keys: VecDeque::new(),
+            read_at: Instant::now(),
         };
         Listing {
             found: VecDeque::new(),
             pages,
-            request: Mutex::default(),
+            request: PendingRequest::default(),
         }
+    }
+
+    /// Returns when the latest object was requested from the store.
+    pub(crate) fn read_at(&self) -> Instant {
+        self.pages.read_at
     }
 
     /// Returns the next object, or `None` after the last.
@@ -121,14 +132,8 @@ impl Stream for Listing {
             if let Some(found) = listing.found.pop_front() {
                 return Poll::Ready(Some(Ok(found)));
             }
-            let runtime = Handle::try_current().ok().map(|handle| handle.id());
-            let mut pending = listing.request.lock();
-            pending.take_if(|(other, _)| *other != runtime);
-            let (_, request) =
-                pending.get_or_insert_with(|| (runtime, Box::pin(listing.pages.clone().read())));
-            let (pages, page) = ready!(request.as_mut().poll(cx));
-            *pending = None;
-            drop(pending);
+            let request = || Box::pin(listing.pages.clone().read()) as _;
+            let (pages, page) = ready!(listing.request.poll(cx, request));
             listing.pages = pages;
             match page {
                 Ok(Some(found)) => listing.found = found,
@@ -169,46 +174,20 @@ impl Pages {
 
     async fn inspect_page(&mut self) -> Result<VecDeque<Listed>> {
         let some = self.keys.len().min(PAGE);
-        let keys = self.keys.iter().take(some);
-        let store = &self.session.store;
-        // Sends one script per cluster slot, all concurrently.
-        let mut slots: BTreeMap<Option<u16>, Vec<CandidateKeys>> = BTreeMap::new();
-        for key in keys {
-            let names = slots.entry(store.slot(key)).or_default();
-            names.push(CandidateKeys::new(key.clone()));
-        }
-        let inspections = slots.values().map(|names| async move {
-            let seen = store.run_idempotent(&InspectNames { names }).await?;
-            Ok::<_, Error>(names.iter().zip(seen))
-        });
+        let keys = self.keys.iter().take(some).cloned();
+        self.read_at = Instant::now();
         let mut found = VecDeque::new();
-        for inspection in join_all(inspections).await {
-            for (CandidateKeys { key, .. }, seen) in inspection? {
-                if let (Some(name), Ok(Some(state))) =
-                    (key.strip_prefix(&self.session.prefix), seen)
-                {
-                    found.push_back(Listed {
-                        name: name.to_owned(),
-                        state,
-                    });
-                }
+        for (key, seen) in inspect_keys(&self.session.store, keys).await? {
+            if let (Some(name), Ok(Some(state))) = (key.strip_prefix(&self.session.prefix), seen) {
+                found.push_back(Listed {
+                    name: name.to_owned(),
+                    state,
+                });
             }
         }
         self.keys.drain(..some);
         Ok(found)
     }
-}
-
-/// Escapes text to a pattern that matches only itself.
-fn escape_glob(text: &str) -> String {
-    let mut pattern = String::with_capacity(text.len());
-    for c in text.chars() {
-        if matches!(c, '*' | '?' | '[' | ']' | '\\' | '^' | '-') {
-            pattern.push('\\');
-        }
-        pattern.push(c);
-    }
-    pattern
 }
 
 #[cfg(test)]

@@ -306,6 +306,37 @@ pub(crate) fn is_extra_key(key: &str) -> bool {
         || is_timeout()
 }
 
+/// Returns prefixes of the keys that change when an object is acquired, released or waited for, for all objects whose
+/// keys start with `start`. No prefix starts with another.
+pub(crate) fn changing_prefixes(start: &str) -> Vec<String> {
+    let mut all = vec![start.to_owned(), format!("{QUEUE}:{start}")];
+    if !start.contains('{') {
+        // The braces of the queue of a name without a hash tag of its own.
+        all.push(format!("{QUEUE}:{{{start}"));
+    }
+    all.sort_unstable();
+    let mut prefixes: Vec<String> = Vec::new();
+    for prefix in all {
+        // Sorted, so a prefix directly follows those that it starts with, or others that start with them.
+        if !prefixes.last().is_some_and(|last| prefix.starts_with(last)) {
+            prefixes.push(prefix);
+        }
+    }
+    prefixes
+}
+
+/// Returns the keys of the objects that may have changed with this key: its own, or those to which a queue belongs.
+pub(crate) fn changed_objects(key: &str) -> impl Iterator<Item = &str> {
+    let queue_of = key
+        .strip_prefix(QUEUE)
+        .and_then(|rest| rest.strip_prefix(':'));
+    let own = (queue_of.is_none() && !is_extra_key(key)).then_some(key);
+    let without_braces = queue_of.and_then(|name| name.strip_prefix('{')?.strip_suffix('}'));
+    let without_braces = without_braces.filter(|name| !name.contains(['{', '}']));
+    let objects = [own, queue_of, without_braces].into_iter().flatten();
+    objects.filter(|name| !name.is_empty())
+}
+
 /// Objects are equal if their keys are, except for the two sides of a read-write lock: they share a key,
 /// and one owner may hold both.
 impl PartialEq for ObjectKeys {
@@ -439,6 +470,43 @@ mod tests {
         assert_eq!(permits.object.channel(), "redisson_sc:{a}");
         let latch = ObjectKeys::new(KeyLayout::Latch, "", "{a}b");
         assert_eq!(latch.channel(), "redisson_countdownlatch__channel__{{a}b}");
+    }
+
+    #[test]
+    fn changes_of_queues_are_changes_of_their_locks() {
+        let objects = |key| changed_objects(key).collect::<Vec<_>>();
+        assert_eq!(objects("a"), ["a"]);
+        // They share a queue.
+        let queue = FairKeys::new("", "a").queue;
+        assert_eq!(objects(&queue), ["{a}", "a"]);
+        assert_eq!(FairKeys::new("", "{a}").queue, queue);
+        assert_eq!(objects(&FairKeys::new("", "{a}:b").queue), ["{a}:b"]);
+        assert_eq!(objects(&FencedKeys::new("", "a").token), [""; 0]);
+
+        for (start, name) in [
+            ("", "a"),
+            ("a", "ab"),
+            ("{", "{a}"),
+            ("{a}:", "{a}:b"),
+            ("redisson", "redisson"),
+        ] {
+            let prefixes = changing_prefixes(start);
+            let keys = FairKeys::new("", name);
+            for key in [keys.object.key(), &keys.queue] {
+                let matching = prefixes.iter().filter(|prefix| key.starts_with(*prefix));
+                assert_eq!(matching.count(), 1, "{key} {prefixes:?}");
+            }
+            // Otherwise the server refuses them.
+            let overlaps = |one: &String| {
+                prefixes
+                    .iter()
+                    .filter(|other| other.starts_with(one))
+                    .count()
+                    > 1
+            };
+            assert!(!prefixes.iter().any(overlaps), "{prefixes:?}");
+        }
+        assert_eq!(changing_prefixes(""), [""]);
     }
 
     #[test]

@@ -10,6 +10,10 @@ pub(crate) trait Subscriber: Send + Sync {
     fn on_disconnect(&self);
     /// The subscription of `channel` has ended. Its messages are missed until it is subscribed to again.
     fn on_unsubscribed(&self, channel: &str);
+    /// A key has changed, or any: reported only on a connection of a [`Reporters`](super::redis::Reporters).
+    fn on_changed(&self, key: Option<&str>) {
+        let _ = key;
+    }
 }
 
 /// Shared by the store and the wait queues. It exists before the store, so it misses no message.

@@ -4,15 +4,23 @@
 mod differential;
 mod rules;
 
+use std::collections::BTreeMap;
+
 use super::expirable_semaphore::PermitId;
 use super::lock::Holder;
 use crate::error::{Error, Result};
+use crate::join::join_all;
 use crate::lease::Expiry;
 use crate::name::{CandidateKeys, ObjectKeys};
 use crate::owner::OwnerId;
 use crate::session::Session;
+use crate::store::Store;
 
+#[cfg(test)]
 pub(crate) use rules::InspectNames;
+#[cfg(not(test))]
+use rules::InspectNames;
+pub(crate) use rules::Inspected;
 
 /// The kind and state of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,6 +81,27 @@ pub struct HeldPermit {
     pub id: PermitId,
     /// Time until it expires unless it is renewed.
     pub remaining: Expiry,
+}
+
+/// Returns what is under these keys, in no order. In a cluster it sends one script per slot, all concurrently.
+pub(crate) async fn inspect_keys(
+    store: &Store,
+    keys: impl Iterator<Item = String>,
+) -> Result<Vec<(String, Inspected)>> {
+    let mut slots: BTreeMap<Option<u16>, Vec<CandidateKeys>> = BTreeMap::new();
+    for key in keys {
+        let names = slots.entry(store.slot(&key)).or_default();
+        names.push(CandidateKeys::new(key));
+    }
+    let inspections = slots.into_values().map(|names| async move {
+        let seen = store
+            .run_idempotent(&InspectNames { names: &names })
+            .await?;
+        let keys = names.into_iter().map(|name| name.key);
+        Ok::<_, Error>(keys.zip(seen).collect::<Vec<_>>())
+    });
+    let inspected: Result<Vec<_>> = join_all(inspections).await.into_iter().collect();
+    Ok(inspected?.into_iter().flatten().collect())
 }
 
 /// Returns the kind and state of an object; `None` if its key does not exist.

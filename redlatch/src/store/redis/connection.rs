@@ -171,6 +171,22 @@ impl ReconnectingConnection {
         })
     }
 
+    /// Returns a further connection to the same server. Its messages go to `subscriber`.
+    pub(super) fn further_connection(
+        &self,
+        subscriber: SharedSubscriber,
+    ) -> Arc<ReconnectingConnection> {
+        ReconnectingConnection::new(
+            self.config.clone(),
+            self.target.clone(),
+            self.connect_timeout,
+            false,
+            subscriber,
+            SubscriptionMode::Restored,
+            None,
+        )
+    }
+
     /// Records that another server has replaced the earlier one.
     pub(super) fn report_failover(&self) {
         if let Some(run_id_tracker) = &self.shared.run_id_tracker {
@@ -760,12 +776,17 @@ fn push_handler(
                 shared.record_subscription_on(generation, channel);
             }
             (PushKind::Invalidate, _) => {
-                if let Some(run_id_tracker) = &shared.run_id_tracker {
-                    let keys = match push.data.first() {
-                        Some(Value::Array(keys)) => Some(keys.as_slice()),
-                        _ => None,
-                    };
-                    run_id_tracker.report_changed(keys);
+                let keys = match push.data.first() {
+                    Some(Value::Array(keys)) => Some(keys.as_slice()),
+                    _ => None,
+                };
+                match (&shared.run_id_tracker, keys) {
+                    (Some(run_id_tracker), keys) => run_id_tracker.report_changed(keys),
+                    (None, Some(keys)) => {
+                        let keys = keys.iter().filter_map(|key| as_text(Some(key)));
+                        keys.for_each(|key| shared.subscriber.on_changed(Some(key)));
+                    }
+                    (None, None) => shared.subscriber.on_changed(None),
                 }
             }
             (PushKind::Disconnection, _) => shared.connection_lost(generation, &"it was closed"),

@@ -1,0 +1,132 @@
+//! The last known state of an object, and what has changed since. Without I/O and without a clock.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::event::{Change, HeldBy};
+use crate::lease::Expiry;
+use crate::owner::OwnerId;
+use crate::primitives::inspect::{ObjectKind, ObjectState};
+use crate::primitives::lock::Holder;
+
+/// When something ends, unless it is renewed before; `None`: never.
+type End = Option<Instant>;
+
+/// The state of an object at the latest look.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    /// `None` if the object does not exist.
+    pub(super) kind: Option<ObjectKind>,
+    holds: BTreeMap<HeldBy, End>,
+    waiters: BTreeMap<OwnerId, End>,
+    /// The number of a semaphore or latch, and when it expires.
+    value: Option<(i64, End)>,
+}
+
+/// What is known about the time of a look at an object.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Look {
+    /// Until when the object had surely not been changed since the look before, if that is known. A hold that ended
+    /// before has expired.
+    pub(super) unchanged_until: Option<Instant>,
+    /// Whether objects are seen for the first time because the watch has just started.
+    pub(super) first: bool,
+}
+
+impl Known {
+    pub(super) fn new(state: Option<ObjectState>, at: Instant) -> Known {
+        let end = |remaining: Expiry| Some(at + remaining.duration()?);
+        let mut known = Known {
+            kind: state.as_ref().map(ObjectState::kind),
+            ..Known::default()
+        };
+        let mut hold = |held_by: fn(OwnerId) -> HeldBy, holder: Holder| {
+            let ends = end(holder.remaining);
+            known.holds.insert(held_by(holder.owner), ends);
+        };
+        match state {
+            None => {}
+            Some(ObjectState::Lock { holder, queue, .. }) => {
+                holder.into_iter().for_each(|it| hold(HeldBy::Owner, it));
+                let waiters = queue.into_iter().map(|it| (it.owner, end(it.remaining)));
+                known.waiters = waiters.collect();
+            }
+            Some(ObjectState::ReadWriteLock { writer, readers }) => {
+                writer.into_iter().for_each(|it| hold(HeldBy::Writer, it));
+                readers.into_iter().for_each(|it| hold(HeldBy::Reader, it));
+            }
+            Some(ObjectState::Counter { value, remaining }) => {
+                known.value = Some((value, end(remaining)));
+            }
+            Some(ObjectState::ExpirableSemaphore { held, .. }) => {
+                let permits = held.into_iter();
+                let permits = permits.map(|it| (HeldBy::Permit(it.id), end(it.remaining)));
+                known.holds = permits.collect();
+            }
+        }
+        known
+    }
+
+    /// Returns when something of it ends next. The store does not report all of that, and not at once.
+    pub(super) fn next_end(&self) -> End {
+        let holds = self.holds.values().chain(self.waiters.values());
+        let ends = holds.chain(self.value.iter().map(|(_, end)| end));
+        ends.flatten().min().copied()
+    }
+
+    /// Returns what has changed until `now`, with the kind of object. What ended comes first.
+    pub(super) fn changes_until(&self, now: &Known, look: Look) -> Vec<(ObjectKind, Change)> {
+        let (Some(before_kind), Some(after_kind)) =
+            (self.kind.or(now.kind), now.kind.or(self.kind))
+        else {
+            return Vec::new();
+        };
+        let has_expired = |end: &End| end.is_some_and(|end| look.unchanged_until >= Some(end));
+        let mut changes = Vec::new();
+        for (held_by, end) in &self.holds {
+            if !now.holds.contains_key(held_by) {
+                let ended = match has_expired(end) {
+                    true => Change::Expired,
+                    false => Change::Released,
+                };
+                changes.push((before_kind, ended(held_by.clone())));
+            }
+        }
+        for waiter in self.waiters.keys() {
+            let acquired = now.holds.contains_key(&HeldBy::Owner(waiter.clone()));
+            if !acquired && !now.waiters.contains_key(waiter) {
+                changes.push((before_kind, Change::GaveUp(waiter.clone())));
+            }
+        }
+        for held_by in now.holds.keys() {
+            if !self.holds.contains_key(held_by) {
+                let acquired = match look.first {
+                    true => Change::Held,
+                    false => Change::Acquired,
+                };
+                changes.push((after_kind, acquired(held_by.clone())));
+            }
+        }
+        for waiter in now.waiters.keys() {
+            if !self.waiters.contains_key(waiter) {
+                changes.push((after_kind, Change::Waiting(waiter.clone())));
+            }
+        }
+        // An expirable semaphore is a counter while no permit is held. Its permits tell more than its number.
+        match (self.value, now.value) {
+            (before, Some((value, _))) if before.map(|(value, _)| value) != Some(value) => {
+                if before.is_some() || self.kind.is_none() {
+                    changes.push((after_kind, Change::Counted(value)));
+                }
+            }
+            (Some(_), None) if now.kind.is_none() => changes.push((before_kind, Change::Deleted)),
+            _ => {}
+        }
+        changes
+    }
+}
+
+/// How long after its end something has ended for the store, too: ends are rounded to milliseconds.
+pub(super) const ROUNDING: Duration = Duration::from_millis(1);
