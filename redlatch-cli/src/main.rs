@@ -21,6 +21,7 @@ mod store;
 mod store_args;
 mod terminal;
 mod token;
+mod watch;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -101,6 +102,7 @@ fn dispatch(args: Args) -> Result<u8, Failure> {
             Command::Run(run) => run::run(&args.store_args, run).await,
             Command::Show(show) => show::show(&args.store_args, &show).await,
             Command::Ls(ls) => show::ls(&args.store_args, &ls).await,
+            Command::Watch(watch) => watch::watch(&args.store_args, &watch).await,
             Command::Unlock(unlock) => show::unlock(&args.store_args, &unlock).await,
             Command::Latch(latch) => latch::latch(&args.store_args, &latch).await,
             Command::Token(token) => token::token(&args.store_args, &token).await,

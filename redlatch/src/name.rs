@@ -325,16 +325,22 @@ pub(crate) fn changing_prefixes(start: &str) -> Vec<String> {
     prefixes
 }
 
-/// Returns the keys of the objects that may have changed with this key: its own, or those to which a queue belongs.
-pub(crate) fn changed_objects(key: &str) -> impl Iterator<Item = &str> {
+/// Returns the key of the object that may have changed with this key: itself, or that of the object to which a queue
+/// belongs. The second one shares its queue, if there is one (`a` and `{a}`).
+pub(crate) fn changed_objects(key: &str) -> Option<(&str, Option<&str>)> {
     let queue_of = key
         .strip_prefix(QUEUE)
         .and_then(|rest| rest.strip_prefix(':'));
-    let own = (queue_of.is_none() && !is_extra_key(key)).then_some(key);
-    let without_braces = queue_of.and_then(|name| name.strip_prefix('{')?.strip_suffix('}'));
-    let without_braces = without_braces.filter(|name| !name.contains(['{', '}']));
-    let objects = [own, queue_of, without_braces].into_iter().flatten();
-    objects.filter(|name| !name.is_empty())
+    let Some(name) = queue_of else {
+        return (!is_extra_key(key)).then_some((key, None));
+    };
+    let inside = name
+        .strip_prefix('{')
+        .and_then(|rest| rest.strip_suffix('}'));
+    match inside.filter(|inside| !inside.contains(['{', '}'])) {
+        Some(inside) => Some((inside, Some(name))),
+        None => Some((name, None)),
+    }
 }
 
 /// Objects are equal if their keys are, except for the two sides of a read-write lock: they share a key,
@@ -474,14 +480,13 @@ mod tests {
 
     #[test]
     fn changes_of_queues_are_changes_of_their_locks() {
-        let objects = |key| changed_objects(key).collect::<Vec<_>>();
-        assert_eq!(objects("a"), ["a"]);
-        // They share a queue.
+        assert_eq!(changed_objects("a"), Some(("a", None)));
         let queue = FairKeys::new("", "a").queue;
-        assert_eq!(objects(&queue), ["{a}", "a"]);
+        assert_eq!(changed_objects(&queue), Some(("a", Some("{a}"))));
         assert_eq!(FairKeys::new("", "{a}").queue, queue);
-        assert_eq!(objects(&FairKeys::new("", "{a}:b").queue), ["{a}:b"]);
-        assert_eq!(objects(&FencedKeys::new("", "a").token), [""; 0]);
+        let queue = FairKeys::new("", "{a}:b").queue;
+        assert_eq!(changed_objects(&queue), Some(("{a}:b", None)));
+        assert_eq!(changed_objects(&FencedKeys::new("", "a").token), None);
 
         for (start, name) in [
             ("", "a"),

@@ -16,3 +16,4 @@ mod support;
 mod terminal;
 mod tokens;
 mod usage;
+mod watch;

@@ -249,10 +249,8 @@ impl Watch {
             Done::Woken => {
                 let reported = self.changes.take();
                 for (key, at) in reported.keys {
-                    for key in changed_objects(&key) {
-                        if self.is_watched(key) {
-                            self.due.entry(key.to_owned()).or_insert(Some(at));
-                        }
+                    if let Some(key) = self.changed_object(&key) {
+                        self.due.entry(key.to_owned()).or_insert(Some(at));
                     }
                 }
                 if reported.ended {
@@ -307,10 +305,17 @@ impl Watch {
         };
     }
 
-    /// Returns whether a key belongs to an object with a matching name.
-    fn is_watched(&self, key: &str) -> bool {
+    /// Returns the key of the object to inspect when this key has changed, if its name matches.
+    fn changed_object<'k>(&self, key: &'k str) -> Option<&'k str> {
+        let (object, sharing) = changed_objects(key)?;
+        // A queue does not tell which of two names it belongs to.
+        let sharing = sharing.filter(|sharing| self.known.contains_key(*sharing));
+        let key = match sharing {
+            Some(sharing) if !self.known.contains_key(object) => sharing,
+            _ => object,
+        };
         let in_one_slot = self.session.store.slot(key).is_none() || !spans_slots(key);
-        in_one_slot && glob::matches(self.pattern.as_bytes(), key.as_bytes())
+        (in_one_slot && glob::matches(self.pattern.as_bytes(), key.as_bytes())).then_some(key)
     }
 
     /// Emits the difference between the last known and this state of an object.

@@ -171,8 +171,8 @@ impl ReconnectingConnection {
         })
     }
 
-    /// Returns a further connection to the same server. Its messages go to `subscriber`.
-    pub(super) fn further_connection(
+    /// Returns a further connection to the same server, for reports to `subscriber`.
+    pub(super) fn reports_connection(
         &self,
         subscriber: SharedSubscriber,
     ) -> Arc<ReconnectingConnection> {
@@ -182,7 +182,7 @@ impl ReconnectingConnection {
             self.connect_timeout,
             false,
             subscriber,
-            SubscriptionMode::Restored,
+            SubscriptionMode::Reports,
             None,
         )
     }
@@ -358,7 +358,9 @@ impl ReconnectingConnection {
     ) -> Result<(), RedisError> {
         let mut restored: BTreeSet<String> = match self.shared.subscription_mode {
             SubscriptionMode::Restored => self.shared.channels.lock().clone(),
-            SubscriptionMode::Unrestored | SubscriptionMode::Sharded => BTreeSet::new(),
+            SubscriptionMode::Unrestored
+            | SubscriptionMode::Sharded
+            | SubscriptionMode::Reports => BTreeSet::new(),
         };
         let all: Vec<&String> = restored.iter().collect();
         for channels in all.chunks(CHANNELS_PER_SUBSCRIBE) {
@@ -692,7 +694,9 @@ impl Shared {
             .take_if(|established| established.live.generation == generation);
         if dead.is_some() {
             match self.subscription_mode {
-                SubscriptionMode::Restored => self.subscriber.on_disconnect(),
+                SubscriptionMode::Restored | SubscriptionMode::Reports => {
+                    self.subscriber.on_disconnect();
+                }
                 SubscriptionMode::Unrestored | SubscriptionMode::Sharded => self.end_all_channels(),
             }
         }
@@ -702,7 +706,9 @@ impl Shared {
     /// The same for a connection that the network or the server ended. Logged once, not for each later
     /// failure to connect.
     fn connection_lost(&self, generation: Generation, reason: &dyn std::fmt::Display) {
-        if let Some(dead) = self.detach(generation) {
+        if let Some(dead) = self.detach(generation)
+            && self.subscription_mode != SubscriptionMode::Reports
+        {
             let mut lost = self.lost_at.lock();
             *lost = Some(Instant::now());
             tracing::warn!(address = dead.address, %reason, "the connection to the store was lost");

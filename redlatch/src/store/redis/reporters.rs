@@ -60,7 +60,7 @@ impl Reporters {
         let mut former = std::mem::take(&mut *connections);
         for node in masters {
             let connection = former.remove(&node.id);
-            let further = || topology.further_connection(&node, changes.clone());
+            let further = || topology.reports_connection(&node, changes.clone());
             connections.insert(node.id, connection.unwrap_or_else(further));
         }
         connections.values().cloned().collect()

@@ -235,13 +235,13 @@ impl Topology {
         }
     }
 
-    /// Returns a further connection to a node. It follows a failover like the node's own.
-    pub(super) fn further_connection(
+    /// Returns a further connection to a node, for reports. It follows a failover like the node's own.
+    pub(super) fn reports_connection(
         &self,
         node: &Node,
         subscriber: SharedSubscriber,
     ) -> Arc<ReconnectingConnection> {
-        let connection = node.commands.further_connection(subscriber);
+        let connection = node.commands.reports_connection(subscriber);
         if let Form::Sentinel(_, sentinels) = &self.form {
             sentinels.track(&connection);
         }
