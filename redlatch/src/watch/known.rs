@@ -130,3 +130,85 @@ impl Known {
 
 /// How long after its end something has ended for the store, too: ends are rounded to milliseconds.
 pub(super) const ROUNDING: Duration = Duration::from_millis(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(30);
+
+    fn holder(owner: &str) -> Holder {
+        Holder {
+            owner: owner.into(),
+            holds: 1,
+            remaining: Expiry::In(LEASE),
+        }
+    }
+
+    fn lock(owner: Option<&str>) -> Option<ObjectState> {
+        Some(ObjectState::Lock {
+            holder: owner.map(holder),
+            queue: Vec::new(),
+            token: Some(1),
+        })
+    }
+
+    fn number(value: i64) -> Option<ObjectState> {
+        let remaining = Expiry::Never;
+        Some(ObjectState::Counter { value, remaining })
+    }
+
+    fn permits(available: i64) -> Option<ObjectState> {
+        let held = Vec::new();
+        Some(ObjectState::ExpirableSemaphore { available, held })
+    }
+
+    /// Returns what changes between two states. The second is looked at after so long; the first is unchanged until then.
+    fn changes(
+        before: Option<ObjectState>,
+        now: Option<ObjectState>,
+        unchanged: Option<Duration>,
+    ) -> Vec<Change> {
+        let start = Instant::now();
+        let look = Look {
+            unchanged_until: unchanged.map(|unchanged| start + unchanged),
+            first: false,
+        };
+        let (before, now) = (Known::new(before, start), Known::new(now, start + LEASE));
+        let changes = before.changes_until(&now, look);
+        changes.into_iter().map(|(_, change)| change).collect()
+    }
+
+    /// Otherwise it may have been renewed before its end, and released later.
+    #[test]
+    fn hold_has_expired_only_if_nothing_changed_until_its_end() {
+        let held_by = HeldBy::Owner("c:1".into());
+        let ended = |unchanged| changes(lock(Some("c:1")), None, unchanged);
+        assert_eq!(ended(Some(LEASE)), [Change::Expired(held_by.clone())]);
+        let earlier = LEASE - Duration::from_millis(1);
+        for unchanged in [Some(earlier), None] {
+            assert_eq!(ended(unchanged), [Change::Released(held_by.clone())]);
+        }
+    }
+
+    #[test]
+    fn end_of_a_hold_comes_before_the_next() {
+        let [first, second] = ["c:2", "c:1"].map(|owner| HeldBy::Owner(owner.into()));
+        assert_eq!(
+            changes(lock(Some("c:2")), lock(Some("c:1")), None),
+            [Change::Released(first), Change::Acquired(second)]
+        );
+        // A fenced lock keeps its token.
+        assert_eq!(changes(lock(Some("c:1")), lock(Some("c:1")), None), []);
+        assert_eq!(changes(lock(None), None, None), []);
+    }
+
+    #[test]
+    fn number_of_an_expirable_semaphore_is_no_event() {
+        assert_eq!(changes(None, number(2), None), [Change::Counted(2)]);
+        assert_eq!(changes(number(2), number(1), None), [Change::Counted(1)]);
+        assert_eq!(changes(number(1), None, None), [Change::Deleted]);
+        assert_eq!(changes(number(2), permits(1), None), []);
+        assert_eq!(changes(permits(1), number(2), None), []);
+    }
+}
