@@ -115,13 +115,15 @@ impl Known {
             }
         }
         // An expirable semaphore is a counter while no permit is held. Its permits tell more than its number.
-        match (self.value, now.value) {
-            (before, Some((value, _))) if before.map(|(value, _)| value) != Some(value) => {
-                if before.is_some() || self.kind.is_none() {
-                    changes.push((after_kind, Change::Counted(value)));
-                }
+        let was_counter = self.kind.is_none() || self.value.is_some();
+        let value = |known: &Known| known.value.map(|(value, _)| value);
+        match value(now) {
+            Some(now) if was_counter && value(self) != Some(now) => {
+                changes.push((after_kind, Change::Counted(now)));
             }
-            (Some(_), None) if now.kind.is_none() => changes.push((before_kind, Change::Deleted)),
+            None if self.value.is_some() && now.kind.is_none() => {
+                changes.push((before_kind, Change::Deleted));
+            }
             _ => {}
         }
         changes

@@ -268,7 +268,11 @@ impl Watch {
                     }
                 }
             }
-            Done::MastersChanged => return Err(Error::unavailable("the masters have changed")),
+            Done::MastersChanged => {
+                return Err(Error::unavailable(
+                    "a new master does not report changes yet",
+                ));
+            }
             Done::Inspected(at, inspected) => {
                 self.last_look = Some(Instant::now());
                 for (key, seen) in inspected? {
