@@ -42,7 +42,7 @@ pub enum Change {
     Acquired(HeldBy),
     /// The hold ended: it was released by its owner or by force, or deleted. The store does not record which.
     Released(HeldBy),
-    /// The lease of the hold ended.
+    /// The lease of the hold ended, and nothing had changed the object since the hold was last seen.
     Expired(HeldBy),
     /// The owner joined the queue of a fair lock, or was there when the watch started. Waiters for other kinds are not
     /// recorded in the store.

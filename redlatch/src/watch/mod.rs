@@ -61,7 +61,8 @@ const MASTERS_INTERVAL: Duration = Duration::from_secs(1);
 ///   passes from one owner to another is a [`Change::Released`] and a [`Change::Acquired`].
 /// - What begins and ends while the connection is broken, between [`Event::Interrupted`] and
 ///   [`Event::Synchronized`]. The differences that remain are emitted.
-/// - Whether an owner released a lock or lost it by force or deletion.
+/// - Whether an owner released a lock or lost it by force or deletion; if the watch was interrupted or polled late, also
+///   whether its lease expired. All of that is [`Change::Released`].
 ///
 /// The events always add up: after each, the sum of all events is a state that the object had. Only the
 /// objects that exist and up to 10 000 changed names are kept in memory, however late the watch is polled.

@@ -267,14 +267,15 @@ async fn expiry_on_a_server_is_seen_as_such() {
     let client = client(&server).await;
     let mut watch = watch(&client, "*").await;
     let owner = Owner::new();
-    let lease = Duration::from_millis(300);
     let lock = client.lock("a");
-    let _guard = lock.lock().lease(lease).owner(owner).await.unwrap();
+    let _guard = lock.lock().lease(SHORT).owner(owner).await.unwrap();
     let owner = client.owner_id(owner);
-    let events = [&*format!("acquired {owner}"), &*format!("expired {owner}")];
-    expect(&mut watch, "a", events).await;
-    let () = server.command(&["SET", "number", "1", "PX", "300"]);
-    expect(&mut watch, "number", ["counted 1", "deleted"]).await;
+    expect(&mut watch, "a", [&format!("acquired {owner}")]).await;
+    let lease = SHORT.as_millis().to_string();
+    let () = server.command(&["SET", "number", "1", "PX", &lease]);
+    expect(&mut watch, "number", ["counted 1"]).await;
+    expect(&mut watch, "a", [&format!("expired {owner}")]).await;
+    expect(&mut watch, "number", ["deleted"]).await;
 }
 
 #[tokio::test]
