@@ -37,7 +37,7 @@ pub(super) struct Look {
 
 impl Known {
     pub(super) fn new(state: Option<ObjectState>, at: Instant) -> Known {
-        let end = |remaining: Expiry| Some(at + remaining.duration()?);
+        let end = |remaining: Expiry| at.checked_add(remaining.duration()?);
         let mut known = Known {
             kind: state.as_ref().map(ObjectState::kind),
             ..Known::default()

@@ -64,8 +64,13 @@ const MASTERS_INTERVAL: Duration = Duration::from_secs(1);
 /// - Whether an owner released a lock or lost it by force or deletion; if the watch was interrupted or polled late, also
 ///   whether its lease expired. All of that is [`Change::Released`].
 ///
-/// The events always add up: after each, the sum of all events is a state that the object had. Only the
-/// objects that exist and up to 10 000 changed names are kept in memory, however late the watch is polled.
+/// The events add up to the state at the latest look. Only the objects that exist and up to 10 000 changed names are kept in
+/// memory, however late the watch is polled.
+///
+/// # Cost
+///
+/// The server sends the names of all changed keys that start like the pattern, up to its first `*`, `?` or `[`. On a busy
+/// server that other programs use, too, choose a pattern that starts with a text.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -102,7 +107,7 @@ pub struct Watch {
 }
 
 enum Stage {
-    /// Starts the reports, after a pause if they have ended.
+    /// Starts the reports, after a pause if they have been started before.
     Starting { pauses: bool },
     /// Reads all objects. `unlisted`: the known keys that have not been listed.
     Listing {
@@ -163,6 +168,9 @@ impl Watch {
             if let Some(event) = self.events.pop_front() {
                 return Poll::Ready(Ok(event));
             }
+            if let Err(error) = crate::runtime::current() {
+                return Poll::Ready(Err(error));
+            }
             let advanced = match &mut self.stage {
                 Stage::Listing { listing, .. } => {
                     let found = ready!(Pin::new(&mut **listing).poll_next(cx));
@@ -199,9 +207,6 @@ impl Watch {
         let changes = self.changes.clone();
         if let Stage::Starting { pauses } = self.stage {
             return Box::pin(async move {
-                if let Err(error) = crate::runtime::current() {
-                    return Done::Started(Err(error));
-                }
                 if pauses {
                     sleep(RETRY_PAUSE).await;
                 }
@@ -210,9 +215,8 @@ impl Watch {
         }
         if self.due.is_empty() {
             let next_end = self.known.values().filter_map(Known::next_end).min();
-            // Without an end: any time that is far away.
-            let next_end =
-                next_end.map_or_else(|| Instant::now() + MAX_LEASE, |end| end + ROUNDING);
+            let far_away = Instant::now() + MAX_LEASE;
+            let next_end = next_end.map_or(far_away, |end| end.min(far_away) + ROUNDING);
             return Box::pin(async move {
                 let masters_changed = async {
                     while !session.store.lacks_reporters(&reporters) {
@@ -243,8 +247,7 @@ impl Watch {
         match done {
             Done::Started(started) => {
                 started?;
-                self.interrupted = false;
-                self.catching_up = true;
+                self.catching_up |= std::mem::take(&mut self.interrupted) || !self.started;
                 self.list();
             }
             Done::Woken => {
@@ -260,11 +263,12 @@ impl Watch {
                     ));
                 }
                 if reported.all {
-                    self.list();
+                    self.stage = Stage::Starting { pauses: true };
                 }
                 let now = Instant::now();
                 for (key, known) in &self.known {
-                    if known.next_end().is_some_and(|end| end + ROUNDING <= now) {
+                    let has_ended = |end| now.checked_duration_since(end) >= Some(ROUNDING);
+                    if known.next_end().is_some_and(has_ended) {
                         self.due.entry(key.clone()).or_insert(Some(now));
                     }
                 }

@@ -435,6 +435,21 @@ fn watch_works_in_the_next_runtime() {
     });
 }
 
+#[test]
+fn runtime_without_timers_is_an_error() {
+    let client = Client::embedded();
+    let mut watch = client.watch("*");
+    let mut bare = tokio::runtime::Builder::new_current_thread();
+    let bare = bare.build().unwrap();
+    let error = bare.block_on(watch.next()).unwrap_err();
+    assert!(matches!(error, Error::NoRuntime), "{error}");
+    let mut full = tokio::runtime::Builder::new_current_thread();
+    let full = full.enable_all().build().unwrap();
+    assert_eq!(full.block_on(next(&mut watch)), "synchronized");
+    let error = bare.block_on(watch.next()).unwrap_err();
+    assert!(matches!(error, Error::NoRuntime), "{error}");
+}
+
 #[tokio::test]
 async fn refused_reports_are_an_error_that_names_them() {
     let server = Server::start();
