@@ -278,6 +278,26 @@ async fn expiry_on_a_server_is_seen_as_such() {
     expect(&mut watch, "number", ["deleted"]).await;
 }
 
+/// `a` and `{a}` have one queue in Redisson's layout.
+#[tokio::test]
+async fn waiter_is_seen_for_the_lock_that_exists() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let mut watch = watch(&client, "*").await;
+    for name in ["a", "{a}"] {
+        let (guard, owner) = acquire(&client, &client.fair_lock(name)).await;
+        expect(&mut watch, name, [&format!("acquired {owner}")]).await;
+        let (lock, waiting) = (client.fair_lock(name), Owner::new());
+        let waiter = tokio::spawn(async move { drop(lock.lock().owner(waiting).await) });
+        let waiting = client.owner_id(waiting);
+        expect(&mut watch, name, [&format!("waiting {waiting}")]).await;
+        waiter.abort();
+        expect(&mut watch, name, [&format!("gave-up {waiting}")]).await;
+        guard.unlock().await.unwrap();
+        expect(&mut watch, name, [&format!("released {owner}")]).await;
+    }
+}
+
 #[tokio::test]
 async fn deleted_data_is_seen() {
     let server = Server::start();
