@@ -62,6 +62,7 @@ pub(crate) enum Command {
     Ls(Ls),
     Why(Why),
     Deadlocks(Deadlocks),
+    Watch(Watch),
     Unlock(Unlock),
     Latch(Latch),
     Token(Token),
@@ -452,6 +453,45 @@ pub(crate) struct Deadlocks {
     /// Print one JSON object per deadlock
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Print what happens to locks, semaphores and latches, until it is ended.
+///
+/// Prints one line for each event, by clients of redlatch and Redisson: time (UTC), event, name, owner, kind. Objects that
+/// exist already come first. The events:
+///
+/// held (when the watch started), acquired, released (by its owner, by force, or deleted: the store does not record
+/// which), expired; waiting and gave-up, of a queue of a fair lock; counted (a semaphore or latch has another
+/// number) and deleted (such as a latch that opened).
+///
+/// With --json, prints an object per line: time and event; where applicable also name, kind, owner, side (read or write),
+/// permit (its id), value. Two further events are messages on standard error otherwise: interrupted (with error: the
+/// connection broke, and redlatch reconnects until it succeeds) and synchronized (all objects are known: at the start, and
+/// after an interruption behind its differences).
+///
+/// It is for people and dashboards: what begins and ends within 10 ms, or while the connection is broken, may be missing.
+///
+/// The server needs no setting. Its user needs the permissions for `CLIENT TRACKING` and SCAN.
+#[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "redlatch watch [OPTIONS] [PATTERN]",
+    after_help = "\
+Examples:
+  redlatch watch
+  redlatch watch 'orders:*'
+  redlatch watch --json | jq -r 'select(.event == \"expired\") | .name'
+
+Exit codes: 128+n when signal n ends it, so 130 after Ctrl-C; 0 when the reader of a pipe ends;
+2 wrong usage; 69 the store cannot be reached at the start, or does not permit it."
+)]
+pub(crate) struct Watch {
+    /// Print one JSON object per line
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Only names that match this glob pattern: *, ?, [a-z], \ to escape the next character
+    #[arg(default_value = "*", value_hint = ValueHint::Other)]
+    pub(crate) pattern: String,
 }
 
 /// Release the lock NAME by force, without its holder.

@@ -23,6 +23,7 @@ mod store;
 mod store_args;
 mod terminal;
 mod token;
+mod watch;
 mod why;
 
 use std::ffi::OsString;
@@ -109,6 +110,7 @@ fn dispatch(args: Args) -> Result<u8, Failure> {
             Command::Ls(ls) => show::ls(&args.store_args, &ls).await,
             Command::Why(why) => why::why(&args.store_args, &why).await,
             Command::Deadlocks(deadlocks) => why::deadlocks(&args.store_args, &deadlocks).await,
+            Command::Watch(watch) => watch::watch(&args.store_args, &watch).await,
             Command::Unlock(unlock) => show::unlock(&args.store_args, &unlock).await,
             Command::Latch(latch) => latch::latch(&args.store_args, &latch).await,
             Command::Token(token) => token::token(&args.store_args, &token).await,

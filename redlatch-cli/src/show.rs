@@ -349,6 +349,7 @@ fn format_remaining(remaining_ms: Option<u64>) -> String {
     })
 }
 
+/// Returns one object a line.
 pub(crate) fn json_lines(objects: &[impl Serialize]) -> Result<String, Failure> {
     let mut lines = String::new();
     for object in objects {
@@ -438,11 +439,16 @@ fn shortened(text: &str, width: usize) -> String {
 }
 
 pub(crate) fn write(text: &str) -> Result<u8, Failure> {
+    write_if_open(text).map(|_| exit::OK)
+}
+
+/// Writes to standard output, and returns whether it is still read.
+pub(crate) fn write_if_open(text: &str) -> Result<bool, Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Ok(()) => Ok(exit::OK),
+        Ok(()) => Ok(true),
         // `redlatch ls | head -1`: the reader has read enough.
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(exit::OK),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
         Err(error) => Err(Failure::system("cannot write to standard output", &error)),
     }
 }

@@ -132,11 +132,16 @@ pub(crate) fn usage_text(text: &str) {
     write(text);
 }
 
-fn json_line(level: Level, message: &str) {
+/// Returns the current time in UTC, as in the log.
+pub(crate) fn timestamp() -> String {
     let mut timestamp = String::new();
     let _ = SystemTime.format_time(&mut Writer::new(&mut timestamp));
+    timestamp
+}
+
+fn json_line(level: Level, message: &str) {
     let message = JsonMessage {
-        timestamp,
+        timestamp: timestamp(),
         level: level.as_str(),
         message,
         target: "redlatch",

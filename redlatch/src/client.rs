@@ -33,6 +33,7 @@ use crate::store::redis::options::{ConnectOptions, Secret};
 use crate::store::{ReplicaSync, Store};
 use crate::wait::{ChannelMap, WaitQueues};
 use crate::wait_graph::{self, WaitGraph, WaitingOwner};
+use crate::watch::Watch;
 
 /// A connection to a store, and the identity that holds locks there.
 ///
@@ -125,6 +126,12 @@ impl Client {
     /// Lists the objects whose names match a glob pattern (`*`, `?`, `[a-z]`, `\`), page by page with SCAN.
     pub fn list(&self, pattern: &str) -> Listing {
         Listing::new(self.session.clone(), pattern)
+    }
+
+    /// Returns the events of the objects whose names match a glob pattern, by all clients: acquired, released,
+    /// expired, waiting. Works on all deployments; [`Watch`] describes what can be missed.
+    pub fn watch(&self, pattern: &str) -> Watch {
+        Watch::new(self.session.clone(), pattern)
     }
 
     /// Returns the kind and state of the object `name`, or `None` if there is none.

@@ -34,16 +34,16 @@ pub(crate) struct Message {
     pub(crate) payload: i64,
 }
 
-#[derive(Debug)]
-#[cfg_attr(test, derive(Clone))]
-struct Entry {
+/// The value of a key, and its expiry.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Entry {
     value: Value,
     /// When the key expires, if it does.
     ends: Option<Instant>,
 }
 
-#[derive(Debug)]
-#[cfg_attr(test, derive(Clone, Hash))]
+#[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(test, derive(Hash))]
 pub(crate) enum Value {
     Holds(Holds),
     Number(i64),
@@ -184,6 +184,11 @@ impl Keyspace {
     /// Returns whether `key` exists.
     pub(crate) fn exists(&mut self, key: &str) -> bool {
         self.live_entry(key).is_some()
+    }
+
+    /// Returns what is under `key`, if it exists.
+    pub(crate) fn entry(&mut self, key: &str) -> Option<&Entry> {
+        self.live_entry(key).map(|entry| &*entry)
     }
 
     /// Returns when `key` expires; `None` if it does not exist.

@@ -9,6 +9,7 @@ mod client;
 mod client_registry;
 mod environment;
 mod error;
+mod glob;
 mod hold;
 mod join;
 mod keyspace;
@@ -18,6 +19,7 @@ mod log;
 mod metrics;
 mod name;
 mod owner;
+mod pending_request;
 mod primitives;
 mod runtime;
 mod session;
@@ -29,6 +31,7 @@ mod store;
 mod sync;
 mod wait;
 mod wait_graph;
+mod watch;
 mod watchdog;
 
 #[cfg(feature = "blocking")]
@@ -64,14 +67,15 @@ pub mod kind {
     pub use crate::primitives::spin_lock::Spin;
 }
 
-/// What exists in a store: results of [`Client::inspect`], [`Client::list`] and of methods that return holders,
-/// waiters or held permits.
+/// What exists in a store, and what changes there: results of [`Client::inspect`], [`Client::list`],
+/// [`Client::watch`] and of methods that return holders, waiters or held permits.
 pub mod inspect {
     pub use crate::client_registry::{ClientInfo, RegistryEntry};
     pub use crate::listing::{Listed, Listing};
     pub use crate::primitives::inspect::{HeldPermit, ObjectKind, ObjectState, Waiter};
     pub use crate::primitives::lock::Holder;
     pub use crate::wait_graph::{WaitGraph, WaitingOwner};
+    pub use crate::watch::{Change, Event, HeldBy, Watch};
 }
 
 /// Runs the examples of the README as doc tests.

@@ -7,18 +7,18 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use futures_core::Stream;
-use tokio::runtime::{Handle, Id};
+use tokio::time::Instant;
 
 use crate::error::Result;
-use crate::join::Boxed;
+use crate::glob;
 use crate::name::{is_extra_key, spans_slots};
-use crate::primitives::inspect::{ObjectState, inspect_keys, look_up};
+use crate::pending_request::PendingRequest;
+use crate::primitives::inspect::{Inspected, ObjectState, inspect_keys, look_up};
 use crate::session::Session;
 use crate::store::{Cursor, ScanType};
-use crate::sync::Mutex;
 
 /// Keys inspected per round trip.
-const PAGE: usize = 100;
+pub(crate) const PAGE: usize = 100;
 
 /// The objects whose names match a pattern: [`Client::list`](crate::Client::list).
 ///
@@ -41,16 +41,13 @@ const PAGE: usize = 100;
 pub struct Listing {
     found: VecDeque<Listed>,
     pages: Pages,
-    /// The request for the next page, and the runtime to which its timers belong. Only locked to make the
-    /// listing `Sync`.
-    request: Mutex<Option<(Option<Id>, PageRequest)>>,
+    /// Reads the next page. It returns the remaining pages with the result, so that a request that is dropped has no
+    /// effect.
+    request: PendingRequest<(Pages, Result<Page>)>,
 }
 
 /// The objects of a page; `None` after the last page.
 type Page = Option<VecDeque<Listed>>;
-
-/// Returns the remaining pages with the result, so that a request that is dropped has no effect.
-type PageRequest = Boxed<'static, (Pages, Result<Page>)>;
 
 /// The pages that remain.
 #[derive(Clone)]
@@ -60,6 +57,8 @@ struct Pages {
     /// Position and kind of keys of the next page; `None` after the last.
     cursor: Option<(ScanType, Cursor)>,
     keys: VecDeque<String>,
+    /// When the latest page was requested.
+    read_at: Instant,
 }
 
 /// One object in a store.
@@ -82,17 +81,29 @@ impl std::fmt::Debug for Listing {
 
 impl Listing {
     pub(crate) fn new(session: Arc<Session>, pattern: &str) -> Listing {
+        let pattern = glob::escape(&session.prefix) + pattern;
+        Listing::of_keys(session, pattern)
+    }
+
+    /// Takes a pattern of keys, which include the client's prefix.
+    pub(crate) fn of_keys(session: Arc<Session>, pattern: String) -> Listing {
         let pages = Pages {
-            pattern: escape_glob(&session.prefix) + pattern,
+            pattern,
             session,
             cursor: Some((ScanType::Hashes, Cursor::default())),
             keys: VecDeque::new(),
+            read_at: Instant::now(),
         };
         Listing {
             found: VecDeque::new(),
             pages,
-            request: Mutex::default(),
+            request: PendingRequest::default(),
         }
+    }
+
+    /// Returns when the latest object was requested from the store.
+    pub(crate) fn read_at(&self) -> Instant {
+        self.pages.read_at
     }
 
     /// Returns the next object, or `None` after the last.
@@ -121,14 +132,8 @@ impl Stream for Listing {
             if let Some(found) = listing.found.pop_front() {
                 return Poll::Ready(Some(Ok(found)));
             }
-            let runtime = Handle::try_current().ok().map(|handle| handle.id());
-            let mut pending = listing.request.lock();
-            pending.take_if(|(other, _)| *other != runtime);
-            let (_, request) =
-                pending.get_or_insert_with(|| (runtime, Box::pin(listing.pages.clone().read())));
-            let (pages, page) = ready!(request.as_mut().poll(cx));
-            *pending = None;
-            drop(pending);
+            let request = || Box::pin(listing.pages.clone().read()) as _;
+            let (pages, page) = ready!(listing.request.poll(cx, request));
             listing.pages = pages;
             match page {
                 Ok(Some(found)) => listing.found = found,
@@ -169,36 +174,28 @@ impl Pages {
 
     async fn inspect_page(&mut self) -> Result<VecDeque<Listed>> {
         let some = self.keys.len().min(PAGE);
-        let keys = self.keys.iter().take(some).cloned().collect();
-        let prefix = &self.session.prefix;
-        let mut objects: Vec<_> = inspect_keys(&self.session, keys).await?;
-        objects.retain(|(key, state)| key.starts_with(prefix) && state.is_some());
-        let states = objects
-            .iter_mut()
-            .filter_map(|(key, state)| Some((&**key, state.as_mut()?)));
-        look_up(&self.session, states).await;
-        let listed = |(key, state): (String, Option<ObjectState>)| {
-            Some(Listed {
-                name: key.strip_prefix(prefix)?.to_owned(),
-                state: state?,
-            })
+        let keys = self.keys.iter().take(some).cloned();
+        self.read_at = Instant::now();
+        let session = &self.session;
+        let inspected = inspect_keys(&session.store, keys).await?;
+        let listed = |(key, seen): (String, Inspected)| {
+            let state = seen.ok().flatten()?;
+            key.starts_with(&session.prefix).then_some((key, state))
         };
-        let found = objects.into_iter().filter_map(listed).collect();
+        let mut objects: Vec<_> = inspected.into_iter().filter_map(listed).collect();
+        look_up(
+            session,
+            objects.iter_mut().map(|(key, state)| (&**key, state)),
+        )
+        .await;
+        let found = objects.into_iter().map(|(key, state)| Listed {
+            name: key[session.prefix.len()..].to_owned(),
+            state,
+        });
+        let found = found.collect();
         self.keys.drain(..some);
         Ok(found)
     }
-}
-
-/// Escapes text to a pattern that matches only itself.
-fn escape_glob(text: &str) -> String {
-    let mut pattern = String::with_capacity(text.len());
-    for c in text.chars() {
-        if matches!(c, '*' | '?' | '[' | ']' | '\\' | '^' | '-') {
-            pattern.push('\\');
-        }
-        pattern.push(c);
-    }
-    pattern
 }
 
 #[cfg(test)]

@@ -309,6 +309,43 @@ pub(crate) fn is_extra_key(key: &str) -> bool {
         || is_timeout()
 }
 
+/// Returns prefixes of the keys that change when an object is acquired, released or waited for, for all objects whose
+/// keys start with `start`. No prefix starts with another.
+pub(crate) fn changing_prefixes(start: &str) -> Vec<String> {
+    let mut all = vec![start.to_owned(), format!("{QUEUE}:{start}")];
+    if !start.contains('{') {
+        // The braces of the queue of a name without a hash tag of its own.
+        all.push(format!("{QUEUE}:{{{start}"));
+    }
+    all.sort_unstable();
+    let mut prefixes: Vec<String> = Vec::new();
+    for prefix in all {
+        // Sorted, so a prefix directly follows those that it starts with, or others that start with them.
+        if !prefixes.last().is_some_and(|last| prefix.starts_with(last)) {
+            prefixes.push(prefix);
+        }
+    }
+    prefixes
+}
+
+/// Returns the key of the object that may have changed with this key: itself, or that of the object to which a queue
+/// belongs. The second one shares its queue, if there is one (`a` and `{a}`).
+pub(crate) fn changed_objects(key: &str) -> Option<(&str, Option<&str>)> {
+    let queue_of = key
+        .strip_prefix(QUEUE)
+        .and_then(|rest| rest.strip_prefix(':'));
+    let Some(name) = queue_of else {
+        return (!is_extra_key(key)).then_some((key, None));
+    };
+    let inside = name
+        .strip_prefix('{')
+        .and_then(|rest| rest.strip_suffix('}'));
+    match inside.filter(|inside| !inside.contains(['{', '}'])) {
+        Some(inside) => Some((inside, Some(name))),
+        None => Some((name, None)),
+    }
+}
+
 /// Objects are equal if their keys are, except for the two sides of a read-write lock: they share a key,
 /// and one owner may hold both.
 impl PartialEq for ObjectKeys {
@@ -479,6 +516,42 @@ mod tests {
         assert_eq!(permits.object.channel(), "redisson_sc:{a}");
         let latch = ObjectKeys::new(KeyLayout::Latch, "", "{a}b");
         assert_eq!(latch.channel(), "redisson_countdownlatch__channel__{{a}b}");
+    }
+
+    #[test]
+    fn changes_of_queues_are_changes_of_their_locks() {
+        assert_eq!(changed_objects("a"), Some(("a", None)));
+        let queue = FairKeys::new("", "a").queue;
+        assert_eq!(changed_objects(&queue), Some(("a", Some("{a}"))));
+        assert_eq!(FairKeys::new("", "{a}").queue, queue);
+        let queue = FairKeys::new("", "{a}:b").queue;
+        assert_eq!(changed_objects(&queue), Some(("{a}:b", None)));
+        assert_eq!(changed_objects(&FencedKeys::new("", "a").token), None);
+
+        for (start, name) in [
+            ("", "a"),
+            ("a", "ab"),
+            ("{", "{a}"),
+            ("{a}:", "{a}:b"),
+            ("redisson", "redisson"),
+        ] {
+            let prefixes = changing_prefixes(start);
+            let keys = FairKeys::new("", name);
+            for key in [keys.object.key(), &keys.queue] {
+                let matching = prefixes.iter().filter(|prefix| key.starts_with(*prefix));
+                assert_eq!(matching.count(), 1, "{key} {prefixes:?}");
+            }
+            // Otherwise the server refuses them.
+            let overlaps = |one: &String| {
+                prefixes
+                    .iter()
+                    .filter(|other| other.starts_with(one))
+                    .count()
+                    > 1
+            };
+            assert!(!prefixes.iter().any(overlaps), "{prefixes:?}");
+        }
+        assert_eq!(changing_prefixes(""), [""]);
     }
 
     #[test]

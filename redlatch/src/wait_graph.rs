@@ -172,7 +172,8 @@ async fn read(session: &Session, all: &AllClients, keys: BTreeSet<String>) -> Re
     let is_readable = |key: &String| session.store.slot(key).is_none() || !spans_slots(key);
     let keys: Vec<String> = keys.into_iter().filter(is_readable).collect();
     for page in keys.chunks(PAGE) {
-        for (key, state) in inspect_keys(session, page.to_vec()).await? {
+        for (key, seen) in inspect_keys(&session.store, page.iter().cloned()).await? {
+            let state = seen.ok().flatten();
             let entries = registered.get(&*key).map_or(&[][..], Vec::as_slice);
             if let Some(name) = key.strip_prefix(&session.prefix) {
                 graph.waits.extend(waits(name, state, entries));

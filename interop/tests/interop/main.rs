@@ -12,6 +12,7 @@
 mod contention;
 mod crashes;
 mod dumps;
+mod events;
 mod fair;
 mod fenced;
 mod kinds;

@@ -18,3 +18,4 @@ mod support;
 mod terminal;
 mod tokens;
 mod usage;
+mod watch;

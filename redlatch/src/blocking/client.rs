@@ -1,6 +1,10 @@
 //! The client for threads.
 
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
+
+use futures_core::Stream;
 
 use super::forward::forward;
 use super::handles::{
@@ -9,7 +13,7 @@ use super::handles::{
 };
 use super::{Blocking, Worker};
 use crate::error::{Error, Result};
-use crate::inspect::{Listed, ObjectState, WaitGraph, WaitingOwner};
+use crate::inspect::{Event, Listed, ObjectState, WaitGraph, WaitingOwner};
 use crate::{ClientBuilder, ClientStatus, Embedded, Owner, OwnerId};
 
 /// A connection to a store, for threads: [`crate::Client`].
@@ -75,10 +79,12 @@ impl Client {
 
     /// Lists the objects whose names match a pattern: [`crate::Client::list`].
     pub fn list(&self, pattern: &str) -> Listing {
-        Listing {
-            inner: Some(self.inner.list(pattern)),
-            worker: self.worker.clone(),
-        }
+        Listing(Polled::new(self.inner.list(pattern), &self.worker))
+    }
+
+    /// Returns the events of the objects whose names match a pattern: [`crate::Client::watch`].
+    pub fn watch(&self, pattern: &str) -> Watch {
+        Watch(Polled::new(self.inner.watch(pattern), &self.worker))
     }
 
     /// Blocks until no background work is left: [`crate::Client::flush`].
@@ -147,29 +153,72 @@ impl crate::Client {
 /// # Ok(()) }
 /// ```
 #[derive(Debug)]
-pub struct Listing {
-    /// `None` after an error of the client's thread.
-    inner: Option<crate::inspect::Listing>,
-    worker: Arc<Worker>,
-}
+pub struct Listing(Polled<crate::inspect::Listing>);
 
 impl Iterator for Listing {
     type Item = Result<Listed>;
 
     fn next(&mut self) -> Option<Result<Listed>> {
-        // Before the listing is moved: a later call may continue it.
+        self.0.next()
+    }
+}
+
+/// Events of the objects whose names match a pattern: [`crate::inspect::Watch`], as an iterator, which blocks until there
+/// is an event and never ends. Only the end of the process stops a thread that waits for one.
+///
+/// ```
+/// # fn main() -> redlatch::Result<()> {
+/// let client = redlatch::blocking::Client::embedded()?;
+/// let _guard = client.lock("orders:42").lock().block()?;
+/// for event in client.watch("orders:*").take(2) {
+///     println!("{:?}", event?);
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct Watch(Polled<crate::inspect::Watch>);
+
+impl Iterator for Watch {
+    type Item = Result<Event>;
+
+    fn next(&mut self) -> Option<Result<Event>> {
+        self.0.next()
+    }
+}
+
+/// A stream that the client's thread polls.
+#[derive(Debug)]
+struct Polled<S> {
+    /// `None` after an error of the client's thread.
+    inner: Option<S>,
+    worker: Arc<Worker>,
+}
+
+impl<S> Polled<S> {
+    fn new(inner: S, worker: &Arc<Worker>) -> Polled<S> {
+        Polled {
+            inner: Some(inner),
+            worker: worker.clone(),
+        }
+    }
+
+    fn next<T: Send + 'static>(&mut self) -> Option<Result<T>>
+    where
+        S: Stream<Item = Result<T>> + Unpin + Send + 'static,
+    {
+        // Before the stream is moved: a later call may continue it.
         if let Err(error) = self.worker.check() {
             return Some(Err(error));
         }
-        let mut listing = self.inner.take()?;
-        let page = async move {
-            let next = listing.next().await;
-            (next, listing)
+        let mut stream = self.inner.take()?;
+        let polled = async move {
+            let next = poll_fn(|cx| Pin::new(&mut stream).poll_next(cx)).await;
+            (next, stream)
         };
-        match self.worker.run(page) {
-            Ok((next, listing)) => {
-                self.inner = Some(listing);
-                next.transpose()
+        match self.worker.run(polled) {
+            Ok((next, stream)) => {
+                self.inner = Some(stream);
+                next
             }
             Err(error) => Some(Err(error)),
         }

@@ -41,7 +41,7 @@ mod request;
 mod tests;
 mod worker;
 
-pub use client::{Client, Listing};
+pub use client::{Client, Listing, Watch};
 pub use handles::{
     CountDownLatch, ExpirableSemaphore, FairLock, FencedLock, Lock, Member, MultiLock, ReadLock,
     ReadWriteLock, RedLock, Semaphore, SpinLock, WriteLock,

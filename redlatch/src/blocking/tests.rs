@@ -27,8 +27,8 @@ const ONLY_BLOCKING: &[(&str, &str)] = &[
 ];
 
 /// Types with async methods that the blocking API does not wrap: `Client::with` takes the builder,
-/// `Listing` is an iterator there, and threads need no scope.
-const NOT_WRAPPED: &[&str] = &["ClientBuilder", "Listing", "Owner"];
+/// `Listing` and `Watch` are iterators there, and threads need no scope.
+const NOT_WRAPPED: &[&str] = &["ClientBuilder", "Listing", "Owner", "Watch"];
 
 #[test]
 fn both_apis_have_the_same_methods() {

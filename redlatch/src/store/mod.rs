@@ -7,10 +7,12 @@ use tokio::sync::OwnedSemaphorePermit;
 
 pub(crate) use self::answer::{Answer, Confirmation};
 pub(crate) use self::attempt_limiter::AttemptPermit;
+pub(crate) use self::changes::Changes;
 pub(crate) use self::delivery::{Delivery, Route};
 pub(crate) use self::nodes::{NodeId, ServerId, Suspects};
 pub(crate) use self::progress::{ContactSource, LastContact, Progress};
 pub use self::redis::ReplicaSync;
+pub(crate) use self::redis::Reporters;
 pub(crate) use self::scan::{Cursor, ScanType};
 pub(crate) use self::subscriber::{SharedSubscriber, Subscriber};
 use crate::error::{Error, Result};
@@ -18,6 +20,7 @@ use crate::step::Step;
 
 mod answer;
 mod attempt_limiter;
+mod changes;
 mod delivery;
 pub(crate) mod embedded;
 mod nodes;
@@ -210,6 +213,30 @@ impl Store {
                 // The hashes contain all keys: there are few.
                 ScanType::Strings => (Vec::new(), None),
             }),
+        }
+    }
+
+    /// Makes the store report changed keys to `changes` from now on, for as long as `changes` and `reporters` exist.
+    /// Also starts the reports again after they have ended.
+    pub(crate) async fn start_reports(
+        &self,
+        changes: &Arc<Changes>,
+        reporters: &Reporters,
+    ) -> Result<()> {
+        match self {
+            Store::Redis(redis) => redis.start_reports(changes, reporters).await,
+            Store::Embedded(embedded) => {
+                embedded.start_reports(changes);
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns whether a server that has become a master does not report changes yet.
+    pub(crate) fn lacks_reporters(&self, reporters: &Reporters) -> bool {
+        match self {
+            Store::Redis(redis) => redis.lacks_reporters(reporters),
+            Store::Embedded(_) => false,
         }
     }
 }

@@ -17,6 +17,11 @@ pub(crate) trait Subscriber: Send + Sync {
     fn metrics(&self) -> Metrics {
         Metrics::default()
     }
+
+    /// A key has changed, or any: reported only on a connection of a [`Reporters`](super::redis::Reporters).
+    fn on_changed(&self, key: Option<&str>) {
+        let _ = key;
+    }
 }
 
 /// Shared by the store and the wait queues. It exists before the store, so it misses no message.

@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::future::IntoFuture as _;
 
-use redlatch::inspect::ObjectState;
+use redlatch::inspect::{Event, ObjectState};
 use redlatch::{Client, Error, MultiLock};
 use redlatch_testkit::{
     Ca, Cluster, ClusterPlan, LOOPBACK, SentinelPlan, Sentinels, Server, TlsPlan, unique,
@@ -213,6 +213,11 @@ async fn operator_can_inspect_but_not_change() {
         seen += 1;
     }
     assert_eq!(seen, 6);
+    let mut watch = operator.watch(&format!("{PREFIX}*"));
+    for _ in 0..seen {
+        let event = within_limit("an event", watch.next()).await.unwrap();
+        assert!(matches!(event, Event::Changed { .. }), "{event:?}");
+    }
     let key = format!("{PREFIX}{name}");
     assert!(operator.inspect(&key).await.unwrap().is_some());
     assert_eq!(denied(secured.server.plain()), [""; 0]);

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use redlatch::Error;
 use redlatch::blocking::{Client, current_thread};
+use redlatch::inspect::{Change, Event};
 use redlatch_testkit::{shared, unique};
 
 use crate::common::{LONG, on_every_store, retry_if_late_blocking};
@@ -297,6 +298,23 @@ fn objects_are_inspected_and_listed() {
         let listed: Vec<_> = client.list(&name).map(Result::unwrap).collect();
         assert!(!listed.is_empty());
         assert!(listed.iter().all(|found| found.name == name));
+    });
+}
+
+#[test]
+fn events_are_an_iterator() {
+    on_every_store(|client| {
+        let client = client();
+        let name = unique("events");
+        let mut events = client.watch(&name).map(Result::unwrap);
+        assert_eq!(events.next(), Some(Event::Synchronized));
+        let guard = client.lock(&name).lock().block().unwrap();
+        let acquired = events.next();
+        assert!(
+            matches!(&acquired, Some(Event::Changed { change: Change::Acquired(by), .. })
+                if by.owner() == Some(&client.owner_id(guard.owner()))),
+            "{acquired:?}"
+        );
     });
 }
 

@@ -621,6 +621,7 @@ fn everything_is_send_and_sync() {
     both::<redlatch::Guard>();
     both::<redlatch::Embedded>();
     both::<redlatch::inspect::Listing>();
+    both::<redlatch::inspect::Watch>();
     both::<Error>();
     fn spawned<T: Send + 'static>(_: T) {}
     let lock = Client::embedded().lock("a");

@@ -51,3 +51,4 @@ mod topology;
 mod virtual_time;
 mod wait_limits;
 mod waiting;
+mod watch;

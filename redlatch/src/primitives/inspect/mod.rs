@@ -15,8 +15,13 @@ use crate::lease::Expiry;
 use crate::name::{CandidateKeys, ObjectKeys};
 use crate::owner::OwnerId;
 use crate::session::Session;
+use crate::store::Store;
 
+#[cfg(test)]
 pub(crate) use rules::InspectNames;
+#[cfg(not(test))]
+use rules::InspectNames;
+pub(crate) use rules::Inspected;
 
 /// The kind and state of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,6 +86,27 @@ pub struct HeldPermit {
     pub remaining: Expiry,
 }
 
+/// Returns what is under these keys, in no order. In a cluster it sends one script per slot, all concurrently.
+pub(crate) async fn inspect_keys(
+    store: &Store,
+    keys: impl Iterator<Item = String>,
+) -> Result<Vec<(String, Inspected)>> {
+    let mut slots: BTreeMap<Option<u16>, Vec<CandidateKeys>> = BTreeMap::new();
+    for key in keys {
+        let names = slots.entry(store.slot(&key)).or_default();
+        names.push(CandidateKeys::new(key));
+    }
+    let inspections = slots.into_values().map(|names| async move {
+        let seen = store
+            .run_idempotent(&InspectNames { names: &names })
+            .await?;
+        let keys = names.into_iter().map(|name| name.key);
+        Ok::<_, Error>(keys.zip(seen).collect::<Vec<_>>())
+    });
+    let inspected: Result<Vec<_>> = join_all(inspections).await.into_iter().collect();
+    Ok(inspected?.into_iter().flatten().collect())
+}
+
 /// Returns the kind and state of an object; `None` if its key does not exist.
 pub(crate) async fn inspect(session: &Session, object: &ObjectKeys) -> Result<Option<ObjectState>> {
     let names = [CandidateKeys::new(object.key().to_owned())];
@@ -100,30 +126,6 @@ pub(crate) async fn inspect(session: &Session, object: &ObjectKeys) -> Result<Op
         }),
         None => Ok(None),
     }
-}
-
-/// Returns the objects under some keys. A key of other data has none.
-pub(crate) async fn inspect_keys(
-    session: &Session,
-    keys: Vec<String>,
-) -> Result<Vec<(String, Option<ObjectState>)>> {
-    let store = &session.store;
-    let mut inspected = Vec::new();
-    // Sends one script per cluster slot, all concurrently.
-    let mut slots: BTreeMap<Option<u16>, Vec<CandidateKeys>> = BTreeMap::new();
-    for key in keys {
-        let names = slots.entry(store.slot(&key)).or_default();
-        names.push(CandidateKeys::new(key));
-    }
-    let inspections = slots
-        .values()
-        .map(|names| async move { store.run_idempotent(&InspectNames { names }).await });
-    let inspections = join_all(inspections).await;
-    for (names, states) in slots.into_values().zip(inspections) {
-        let states = states?.into_iter().map(|state| state.ok().flatten());
-        inspected.extend(names.into_iter().map(|name| name.key).zip(states));
-    }
-    Ok(inspected)
 }
 
 /// Adds what the registry of clients says about the holders and waiters of some objects, given with their keys.

@@ -1,20 +1,20 @@
 //! The embedded store: runs the rules in process.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::error::Result;
-use crate::keyspace::{Keyspace, Message};
-use crate::step::Step;
-use crate::store::{Answer, Progress, SharedSubscriber};
+use crate::glob;
+use crate::keyspace::{Entry, Keyspace, Message};
+use crate::step::{Keys, Step};
+use crate::store::{Answer, Changes, Progress, SharedSubscriber};
 use crate::sync::Mutex;
 
 #[cfg(test)]
 pub(crate) mod failure_injection;
-mod glob;
 
 /// A store without a server: the same steps, keys and messages, in this process.
 ///
@@ -38,6 +38,8 @@ struct Shared {
     /// By channel and connection id.
     subscribers: HashMap<String, HashMap<u64, SharedSubscriber>>,
     last_connection_id: u64,
+    /// The watches to which changed keys are reported.
+    watches: Vec<Weak<Changes>>,
     #[cfg(test)]
     injected: failure_injection::InjectedFailures,
 }
@@ -49,6 +51,7 @@ impl Embedded {
             keyspace: Keyspace::new(Instant::now()),
             subscribers: HashMap::new(),
             last_connection_id: 0,
+            watches: Vec::new(),
             #[cfg(test)]
             injected: failure_injection::InjectedFailures::default(),
         })))
@@ -144,7 +147,9 @@ impl EmbeddedConnection {
         let (reply, deliveries) = {
             let mut shared = self.store.0.lock();
             shared.keyspace.now = sent_at;
+            let before = shared.watched_entries(step.keys());
             let reply = step.apply(&mut shared.keyspace)?;
+            shared.report_changes(before);
             (reply, shared.take_deliveries())
         };
         for (subscriber, message) in deliveries {
@@ -182,6 +187,14 @@ impl EmbeddedConnection {
         }
     }
 
+    pub(crate) fn start_reports(&self, changes: &Arc<Changes>) {
+        let mut shared = self.store.0.lock();
+        let watch = Arc::downgrade(changes);
+        if !shared.watches.iter().any(|other| other.ptr_eq(&watch)) {
+            shared.watches.push(watch);
+        }
+    }
+
     pub(crate) fn keys(&self, pattern: &str) -> Vec<String> {
         let mut shared = self.store.0.lock();
         shared.keyspace.now = Instant::now();
@@ -201,6 +214,26 @@ impl Drop for EmbeddedConnection {
 }
 
 impl Shared {
+    /// Returns what is under these keys, if there is a watch.
+    fn watched_entries<'k>(&mut self, keys: Keys<'k>) -> Vec<(&'k str, Option<Entry>)> {
+        self.watches.retain(|watch| watch.strong_count() > 0);
+        if self.watches.is_empty() {
+            return Vec::new();
+        }
+        let entry = |key| (key, self.keyspace.entry(key).cloned());
+        keys.into_iter().map(entry).collect()
+    }
+
+    /// Reports the keys that have changed since then. Expiry is no change: watches know the time.
+    fn report_changes(&mut self, before: Vec<(&str, Option<Entry>)>) {
+        for (key, entry) in before {
+            if self.keyspace.entry(key) != entry.as_ref() {
+                let watches = self.watches.iter().filter_map(Weak::upgrade);
+                watches.for_each(|watch| watch.add_key(key));
+            }
+        }
+    }
+
     /// Returns the subscribers of the messages just published. They are called after the lock is released,
     /// because they may access the store at once.
     fn take_deliveries(&mut self) -> Vec<(SharedSubscriber, Message)> {

@@ -143,6 +143,11 @@ impl Cluster {
         if self.map.lock().ranges.is_empty() {
             self.refresh_and_wait().await;
         }
+        self.known_masters()
+    }
+
+    /// Returns all nodes that own slots, as far as is known locally, in a stable order.
+    pub(super) fn known_masters(&self) -> Vec<Arc<Node>> {
         let map = self.map.lock();
         let masters = map.masters();
         let nodes = masters.iter().filter_map(|at| map.nodes.get(at));

@@ -171,6 +171,22 @@ impl ReconnectingConnection {
         })
     }
 
+    /// Returns a further connection to the same server, for reports to `subscriber`.
+    pub(super) fn reports_connection(
+        &self,
+        subscriber: SharedSubscriber,
+    ) -> Arc<ReconnectingConnection> {
+        ReconnectingConnection::new(
+            self.config.clone(),
+            self.target.clone(),
+            self.connect_timeout,
+            false,
+            subscriber,
+            SubscriptionMode::Reports,
+            None,
+        )
+    }
+
     /// Records that another server has replaced the earlier one.
     pub(super) fn report_failover(&self) {
         if let Some(run_id_tracker) = &self.shared.run_id_tracker {
@@ -345,7 +361,9 @@ impl ReconnectingConnection {
     ) -> Result<(), RedisError> {
         let mut restored: BTreeSet<String> = match self.shared.subscription_mode {
             SubscriptionMode::Restored => self.shared.channels.lock().clone(),
-            SubscriptionMode::Unrestored | SubscriptionMode::Sharded => BTreeSet::new(),
+            SubscriptionMode::Unrestored
+            | SubscriptionMode::Sharded
+            | SubscriptionMode::Reports => BTreeSet::new(),
         };
         let all: Vec<&String> = restored.iter().collect();
         for channels in all.chunks(CHANNELS_PER_SUBSCRIBE) {
@@ -679,7 +697,9 @@ impl Shared {
             .take_if(|established| established.live.generation == generation);
         if dead.is_some() {
             match self.subscription_mode {
-                SubscriptionMode::Restored => self.subscriber.on_disconnect(),
+                SubscriptionMode::Restored | SubscriptionMode::Reports => {
+                    self.subscriber.on_disconnect();
+                }
                 SubscriptionMode::Unrestored | SubscriptionMode::Sharded => self.end_all_channels(),
             }
         }
@@ -689,7 +709,9 @@ impl Shared {
     /// The same for a connection that the network or the server ended. Logged once, not for each later
     /// failure to connect.
     fn connection_lost(&self, generation: Generation, reason: &dyn std::fmt::Display) {
-        if let Some(dead) = self.detach(generation) {
+        if let Some(dead) = self.detach(generation)
+            && self.subscription_mode != SubscriptionMode::Reports
+        {
             let mut lost = self.lost_at.lock();
             *lost = Some(Instant::now());
             tracing::warn!(address = dead.address, %reason, "the connection to the store was lost");
@@ -764,12 +786,17 @@ fn push_handler(
                 shared.record_subscription_on(generation, channel);
             }
             (PushKind::Invalidate, _) => {
-                if let Some(run_id_tracker) = &shared.run_id_tracker {
-                    let keys = match push.data.first() {
-                        Some(Value::Array(keys)) => Some(keys.as_slice()),
-                        _ => None,
-                    };
-                    run_id_tracker.report_changed(keys);
+                let keys = match push.data.first() {
+                    Some(Value::Array(keys)) => Some(keys.as_slice()),
+                    _ => None,
+                };
+                match (&shared.run_id_tracker, keys) {
+                    (Some(run_id_tracker), keys) => run_id_tracker.report_changed(keys),
+                    (None, Some(keys)) => {
+                        let keys = keys.iter().filter_map(|key| as_text(Some(key)));
+                        keys.for_each(|key| shared.subscriber.on_changed(Some(key)));
+                    }
+                    (None, None) => shared.subscriber.on_changed(None),
                 }
             }
             (PushKind::Disconnection, _) => shared.connection_lost(generation, &"it was closed"),

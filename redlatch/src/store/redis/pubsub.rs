@@ -16,6 +16,9 @@ pub(super) enum SubscriptionMode {
     Unrestored,
     /// Like `Unrestored`, with SSUBSCRIBE.
     Sharded,
+    /// No subscriptions: the connection carries reports of changed keys. Its subscriber learns when it ends, so that is
+    /// not logged.
+    Reports,
 }
 
 impl SubscriptionMode {

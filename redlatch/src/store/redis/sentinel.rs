@@ -88,7 +88,9 @@ impl Sentinels {
     /// Registers a connection, which is invalidated when it leads to a server that is no longer the master.
     pub(super) fn track(&self, connection: &Arc<ReconnectingConnection>) {
         let connection = Arc::downgrade(connection);
-        self.master_connections.lock().push(connection);
+        let mut connections = self.master_connections.lock();
+        connections.retain(|other| other.strong_count() > 0);
+        connections.push(connection);
     }
 
     /// Handles a sign of a failover.

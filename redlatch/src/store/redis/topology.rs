@@ -227,6 +227,27 @@ impl Topology {
         }
     }
 
+    /// Returns the same nodes, as far as they are known locally.
+    pub(super) fn known_masters(&self) -> Vec<Arc<Node>> {
+        match &self.form {
+            Form::Single(node) | Form::Sentinel(node, _) => vec![node.clone()],
+            Form::Cluster(cluster) => cluster.known_masters(),
+        }
+    }
+
+    /// Returns a further connection to a node, for reports. It follows a failover like the node's own.
+    pub(super) fn reports_connection(
+        &self,
+        node: &Node,
+        subscriber: SharedSubscriber,
+    ) -> Arc<ReconnectingConnection> {
+        let connection = node.commands.reports_connection(subscriber);
+        if let Form::Sentinel(_, sentinels) = &self.form {
+            sentinels.track(&connection);
+        }
+        connection
+    }
+
     /// Returns the node that a node has redirected to (MOVED).
     pub(super) async fn handle_moved(&self, key: &str, to: &str) -> Option<Arc<Node>> {
         self.cluster_form()?.handle_moved(slot(key), to).await

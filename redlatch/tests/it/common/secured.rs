@@ -19,6 +19,8 @@ pub(crate) struct Rules {
     pub(crate) app: &'static str,
     /// Additional rules for names with their own hash tag.
     pub(crate) tagged: &'static str,
+    /// Additional rules for reports of changes.
+    pub(crate) reports: &'static str,
     /// Additional rules in a cluster.
     pub(crate) cluster: &'static str,
     /// Rules of a client at sentinels.
@@ -35,10 +37,11 @@ pub(crate) fn rules() -> Rules {
     });
     let rules = rules.map(|rule| rule.strip_prefix("user ").unwrap_or(rule));
     let rules: Vec<&str> = rules.collect();
-    let [app, tagged, cluster, sentinel, operator] = rules.try_into().expect("all rules");
+    let [app, tagged, reports, cluster, sentinel, operator] = rules.try_into().expect("all rules");
     Rules {
         app,
         tagged,
+        reports,
         cluster,
         sentinel,
         operator,
@@ -59,12 +62,17 @@ pub(crate) struct Secured {
 }
 
 impl Secured {
-    /// Returns the shared server, whose user has the rules for both kinds of name.
+    /// Returns the shared server, whose user has the rules for both kinds of name, and for reports.
     pub(crate) fn shared() -> &'static Secured {
         static SHARED: OnceLock<Secured> = OnceLock::new();
         SHARED.get_or_init(|| {
-            let Rules { app, tagged, .. } = rules();
-            Secured::start(&[&format!("{app} {tagged}")])
+            let Rules {
+                app,
+                tagged,
+                reports,
+                ..
+            } = rules();
+            Secured::start(&[&format!("{app} {tagged} {reports}")])
         })
     }
 

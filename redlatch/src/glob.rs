@@ -1,4 +1,4 @@
-//! Glob patterns of SCAN's MATCH, for the embedded store.
+//! Glob patterns, as in SCAN's MATCH.
 
 /// Returns whether `text` matches `pattern`: `*`, `?`, `[a-z]`, `[^a]` and `\` as in Redis.
 ///
@@ -66,6 +66,32 @@ fn match_class(pattern: &[u8], byte: u8) -> Option<usize> {
     (found != negated).then(|| (at + 1).min(pattern.len()))
 }
 
+/// Escapes text to a pattern that matches only itself.
+pub(crate) fn escape(text: &str) -> String {
+    let mut pattern = String::with_capacity(text.len());
+    for c in text.chars() {
+        if matches!(c, '*' | '?' | '[' | ']' | '\\' | '^' | '-') {
+            pattern.push('\\');
+        }
+        pattern.push(c);
+    }
+    pattern
+}
+
+/// Returns the text with which all matching texts start.
+pub(crate) fn literal_prefix(pattern: &str) -> String {
+    let mut prefix = String::new();
+    let mut chars = pattern.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            '*' | '?' | '[' => break,
+            '\\' => prefix.push(chars.next().unwrap_or(c)),
+            literal => prefix.push(literal),
+        }
+    }
+    prefix
+}
+
 #[cfg(test)]
 mod tests {
     #[test]
@@ -98,5 +124,24 @@ mod tests {
     fn pattern_full_of_stars_is_not_exponential() {
         let pattern = "a*".repeat(200) + "b";
         assert!(!super::matches(pattern.as_bytes(), &[b'a'; 2000]));
+    }
+
+    #[test]
+    fn all_matching_texts_start_with_the_literal_prefix() {
+        for (pattern, prefix) in [
+            ("orders:*", "orders:"),
+            ("or?ers", "or"),
+            ("a[bc]", "a"),
+            (r"\*x*", "*x"),
+            (r"a\", r"a\"),
+            ("exact", "exact"),
+            ("*", ""),
+        ] {
+            assert_eq!(super::literal_prefix(pattern), prefix);
+        }
+        let special = r"*?[^a-z]\";
+        let escaped = super::escape(special);
+        assert_eq!(super::literal_prefix(&escaped), special);
+        assert!(super::matches(escaped.as_bytes(), special.as_bytes()));
     }
 }

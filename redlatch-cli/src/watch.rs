@@ -1,0 +1,203 @@
+//! `redlatch watch`: one line for each event.
+
+use std::io;
+
+use redlatch::Client;
+use redlatch::inspect::{Change, Event, HeldBy, ObjectKind};
+use rustix::event::{PollFd, PollFlags, poll};
+use serde::Serialize;
+use tokio::sync::oneshot;
+
+use crate::args::Watch;
+use crate::exit::{self, Failure};
+use crate::signals::Signals;
+use crate::stderr::{note, printable, timestamp, warning};
+use crate::store_args::StoreArgs;
+use crate::{show, store};
+
+/// An event in JSON. The first two fields are present for every event, the others where they apply.
+#[derive(Debug, Default, Serialize)]
+struct Line {
+    time: String,
+    event: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kind: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    owner: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    side: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    permit: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+pub(crate) async fn watch(store_args: &StoreArgs, watch: &Watch) -> Result<u8, Failure> {
+    let mut signals = Signals::catch_ending()?;
+    let mut reader_left = reader_left()?;
+    let work = async {
+        let client = store::connect(store_args, Client::builder()).await?;
+        let mut events = client.watch(&watch.pattern);
+        let mut interrupted = false;
+        loop {
+            let event = events.next().await?;
+            if !watch.json {
+                match &event {
+                    Event::Interrupted { error, .. } => {
+                        interrupted = true;
+                        warning!("changes are not seen at present: {error}");
+                        continue;
+                    }
+                    Event::Synchronized => {
+                        match interrupted {
+                            true => {
+                                note!("watching again; what began and ended meanwhile is missing")
+                            }
+                            false => note!("watching {}", watch.pattern),
+                        }
+                        continue;
+                    }
+                    _ => {}
+                }
+            }
+            let line = Line::new(event);
+            let text = match watch.json {
+                true => show::json_lines(&[line])?,
+                false => line.text(),
+            };
+            if !show::write_if_open(&text)? {
+                return Ok(exit::OK);
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        signal = signals.next_end() => Ok(exit::by_signal(signal.as_raw())),
+        _ = &mut reader_left => Ok(exit::OK),
+        ended = work => ended,
+    }
+}
+
+/// Returns what completes when standard output is a pipe or a terminal that is closed. Without it, a watch would
+/// notice that only when it prints the next event.
+fn reader_left() -> Result<oneshot::Receiver<()>, Failure> {
+    let (sender, receiver) = oneshot::channel();
+    let wait = move || {
+        let stdout = io::stdout();
+        // With no flags it waits only for errors and hang-ups.
+        let mut polled = [PollFd::new(&stdout, PollFlags::empty())];
+        loop {
+            match poll(&mut polled, None) {
+                Ok(0) | Err(rustix::io::Errno::INTR) => {}
+                Ok(_) => break,
+                // It cannot be observed; writing reports errors.
+                Err(_) => std::thread::park(),
+            }
+        }
+        let _ = sender.send(());
+    };
+    let thread = std::thread::Builder::new().name("stdout".into());
+    let spawned = thread.spawn(wait);
+    spawned.map_err(|error| Failure::system("cannot watch standard output", &error))?;
+    Ok(receiver)
+}
+
+impl Line {
+    fn new(event: Event) -> Line {
+        let line = Line {
+            time: timestamp(),
+            ..Line::default()
+        };
+        match event {
+            Event::Changed {
+                name, kind, change, ..
+            } => line.with_change(name, kind, change),
+            Event::Interrupted { error, .. } => Line {
+                event: "interrupted",
+                error: Some(error.to_string()),
+                ..line
+            },
+            Event::Synchronized => Line {
+                event: "synchronized",
+                ..line
+            },
+            _ => Line {
+                event: "unknown",
+                ..line
+            },
+        }
+    }
+
+    fn with_change(self, name: String, kind: ObjectKind, change: Change) -> Line {
+        let line = Line {
+            name: Some(name),
+            kind: Some(kind.to_string()),
+            ..self
+        };
+        let waiter = |event, owner: redlatch::OwnerId, line| Line {
+            event,
+            owner: Some(owner.into()),
+            ..line
+        };
+        match change {
+            Change::Held(by) => line.with_holder("held", &by),
+            Change::Acquired(by) => line.with_holder("acquired", &by),
+            Change::Released(by) => line.with_holder("released", &by),
+            Change::Expired(by) => line.with_holder("expired", &by),
+            Change::Waiting(owner) => waiter("waiting", owner, line),
+            Change::GaveUp(owner) => waiter("gave-up", owner, line),
+            Change::Counted(value) => Line {
+                event: "counted",
+                value: Some(value),
+                ..line
+            },
+            Change::Deleted => Line {
+                event: "deleted",
+                ..line
+            },
+            _ => Line {
+                event: "changed",
+                ..line
+            },
+        }
+    }
+
+    fn with_holder(self, event: &'static str, by: &HeldBy) -> Line {
+        Line {
+            event,
+            owner: by.owner().map(ToString::to_string),
+            side: match by {
+                HeldBy::Reader(_) => Some("read"),
+                HeldBy::Writer(_) => Some("write"),
+                _ => None,
+            },
+            permit: match by {
+                HeldBy::Permit(permit) => Some(permit.to_string()),
+                _ => None,
+            },
+            ..self
+        }
+    }
+
+    /// Returns the event in columns that are separated by two spaces, as in a table. The columns of names and owners
+    /// have no fixed width, because later names are not known.
+    fn text(&self) -> String {
+        let owner = match (&self.owner, self.side) {
+            (Some(owner), Some(side)) => format!("{owner} ({side})"),
+            (Some(owner), None) => owner.clone(),
+            (None, _) => match (&self.permit, self.value) {
+                (Some(permit), _) => format!("permit {permit}"),
+                (None, Some(value)) => format!("({value} left)"),
+                (None, None) => "-".into(),
+            },
+        };
+        let name = self.name.as_deref().map_or("-".into(), printable);
+        let kind = self.kind.as_deref().unwrap_or("-");
+        let owner = printable(&owner);
+        format!("{}  {:8}  {name}  {owner}  {kind}\n", self.time, self.event)
+    }
+}
