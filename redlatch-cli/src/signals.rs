@@ -8,7 +8,7 @@ use std::thread;
 
 use rustix::process::{Signal, kill_process};
 use signal_hook::consts::{
-    SIGABRT, SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGIO, SIGPROF, SIGQUIT, SIGSYS, SIGTERM, SIGTRAP,
+    SIGABRT, SIGALRM, SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGIO, SIGPROF, SIGQUIT, SIGSYS, SIGTERM, SIGTRAP,
     SIGTSTP, SIGTTIN, SIGTTOU, SIGUSR1, SIGUSR2, SIGVTALRM, SIGWINCH, SIGXCPU, SIGXFSZ,
 };
 use signal_hook::iterator::Signals as IncomingSignals;
@@ -63,6 +63,11 @@ impl Signals {
     /// Catches the signals that ask a program to end.
     pub(crate) fn catch_ending() -> Result<Signals, Failure> {
         Signals::catch(ENDING.into_iter(), &[])
+    }
+
+    /// Catches the signals that ask a program to end, and those that stop and continue a job: the terminal is restored in between.
+    pub(crate) fn catch_for_terminal() -> Result<Signals, Failure> {
+        Signals::catch(ENDING.into_iter().chain([SIGTSTP, SIGCONT]), &[])
     }
 
     /// Catches every signal that would end or stop this process without CMD, and SIGCHLD.
