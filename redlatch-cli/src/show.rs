@@ -76,7 +76,11 @@ pub(crate) async fn show(store_args: &StoreArgs, show: &Show) -> Result<u8, Fail
     let sentences = state.iter().flat_map(sentences).collect::<String>();
     let objects = [Object::new(show.name.clone(), state)];
     if quiet {
-        return Ok(if objects[0].held { exit::OK } else { exit::FREE });
+        return Ok(if objects[0].held {
+            exit::OK
+        } else {
+            exit::FREE
+        });
     }
     match show.json {
         true => write(&json_lines(&objects)?),

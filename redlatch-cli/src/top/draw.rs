@@ -23,7 +23,8 @@ const MAX_PAST: usize = 100;
 const MARK: &str = "> ";
 
 const MAX_NAME: usize = 60;
-const MAX_HOLDER: usize = 50;
+/// The length of most ids of owners.
+const MAX_HOLDER: usize = 54;
 const MIN_NOTE: usize = 10;
 
 /// The columns with numbers, from left to right. NAME and HOLDER share the rest.
@@ -272,7 +273,7 @@ fn header(view: &View, canvas: &mut Canvas<'_>, now: SystemTime) -> usize {
     }
     canvas.put(0, 1, canvas.width, &facts.join("  "), Style::new());
     let mut lines = 2;
-    if let Some(outage) = &view.failure {
+    if let Some(outage) = view.outage(now) {
         let [_, since] = utc(outage.since);
         let age = now.duration_since(outage.since).unwrap_or_default();
         let age = duration::rough(Duration::from_secs(age.as_secs()));
@@ -538,9 +539,7 @@ fn holder_line(view: &View, lock: &Lock, holder: &Holder, time: SystemTime) -> S
 
 fn waiter_line(i: usize, waiter: &Waiter, time: SystemTime) -> String {
     let party = &waiter.party;
-    let since = party
-        .age
-        .map_or(String::new(), |age| since_text(age, time));
+    let since = party.age.map_or(String::new(), |age| since_text(age, time));
     let queued = waiter.position.map_or("", |_| ", in the queue");
     let (name, note) = (party.name(), note_text(party));
     format!("  {}. {name}{since}{note}{queued}", i + 1)

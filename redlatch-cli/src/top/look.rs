@@ -25,6 +25,7 @@ pub(super) struct Look {
     pub(super) at: Instant,
     /// The same, by the clock of this machine.
     pub(super) time: SystemTime,
+    pub(super) took: Duration,
 }
 
 /// A lock, or an expirable semaphore.
@@ -241,6 +242,7 @@ impl Look {
             waits_refused: false,
             at,
             time: SystemTime::now(),
+            took: Duration::ZERO,
         }
     }
 
@@ -254,8 +256,7 @@ impl Look {
 
     /// Removes locks that were listed twice, and adds the waits.
     pub(super) fn complete(&mut self, graph: &WaitGraph) {
-        self.locks
-            .sort_by(|lock, other| lock.name.cmp(&other.name));
+        self.locks.sort_by(|lock, other| lock.name.cmp(&other.name));
         self.locks.dedup_by(|lock, other| lock.name == other.name);
         let mut waits: HashMap<&str, Vec<&inspect::WaitingOwner>> = HashMap::new();
         for wait in &graph.waits {
@@ -266,6 +267,7 @@ impl Look {
                 lock.add_waits(waits.into_iter());
             }
         }
+        self.took = self.at.elapsed();
     }
 
     /// Returns the lock of this name. The locks are sorted by name.

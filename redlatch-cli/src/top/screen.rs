@@ -13,6 +13,7 @@ use ratatui::crossterm::terminal::{
     EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
 };
 use ratatui::crossterm::{cursor, execute};
+use ratatui::layout::Rect;
 use rustix::termios::tcgetpgrp;
 
 use super::draw::draw;
@@ -56,7 +57,12 @@ impl Screen {
 
     /// Draws every cell anew with the next `draw`.
     pub(super) fn clear(&mut self) -> Result<(), Failure> {
-        self.0.clear().map_err(failure)
+        // Unlike `Terminal::clear` it does not ask the terminal for the cursor; the thread that reads keys would get the answer.
+        let resized = self.0.size().and_then(|size| {
+            let area = Rect::new(0, 0, size.width, size.height);
+            self.0.resize(area)
+        });
+        resized.map_err(failure)
     }
 
     /// Stops this process, as Ctrl-Z does, until it is in the foreground again.

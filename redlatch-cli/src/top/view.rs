@@ -13,12 +13,16 @@ use super::text::{visible, width};
 /// Limit of the text of a filter.
 const MAX_FILTER: usize = 512;
 
+/// How much later than expected a look may end until the data are called stale.
+const GRACE: Duration = Duration::from_secs(2);
+
 #[derive(Debug)]
 pub(super) struct View {
     /// What is looked at: the store, without secrets, and the pattern of names.
     pub(super) store: String,
     pub(super) pattern: String,
     pub(super) has_colors: bool,
+    interval: Duration,
     /// The look that is shown. `None` before the first one.
     pub(super) look: Option<Look>,
     /// The latest look, while the refresh is paused.
@@ -139,11 +143,11 @@ impl Sort {
 
     pub(super) fn text(self) -> &'static str {
         match self {
-            Sort::Waiters => "most waiters, then oldest hold",
+            Sort::Waiters => "waiters, then age",
             Sort::Wait => "longest wait",
-            Sort::Age => "oldest hold",
+            Sort::Age => "age of the hold",
             Sort::Lease => "lease that ends first",
-            Sort::Turns => "most turns per second",
+            Sort::Turns => "turns per second",
             Sort::Name => "name",
             Sort::Kind => "kind",
             Sort::Holder => "holder",
@@ -159,8 +163,14 @@ impl Sort {
 }
 
 impl View {
-    pub(super) fn new(store: String, pattern: String, has_colors: bool) -> View {
+    pub(super) fn new(
+        store: String,
+        pattern: String,
+        interval: Duration,
+        has_colors: bool,
+    ) -> View {
         View {
+            interval,
             store,
             pattern,
             has_colors,
@@ -203,6 +213,20 @@ impl View {
             (None, None) => now,
         };
         self.failure = Some(Outage { since, message });
+    }
+
+    /// Returns since when the data are stale and why, if they are: after a look that failed, or during one that takes too long.
+    pub(super) fn outage(&self, now: SystemTime) -> Option<Outage> {
+        let late = || {
+            let look = self.newer.as_ref().or(self.look.as_ref())?;
+            let age = now.duration_since(look.time).ok()?;
+            // As long as one look, the pause behind it and the next look may take.
+            (age > self.interval + 3 * look.took + GRACE).then(|| Outage {
+                since: look.time,
+                message: "waiting for the store".into(),
+            })
+        };
+        self.failure.clone().or_else(late)
     }
 
     /// Fits the list to a number of rows on the screen.
@@ -298,8 +322,8 @@ impl View {
         });
         let seen = || {
             let holders = lock.holders.iter();
-            let ages = holders
-                .filter_map(|holder| self.history.seen_for(&lock.name, &holder.party.owner));
+            let ages =
+                holders.filter_map(|holder| self.history.seen_for(&lock.name, &holder.party.owner));
             ages.max().map(|time| Age {
                 time,
                 is_exact: false,

@@ -17,4 +17,5 @@ mod signals;
 mod support;
 mod terminal;
 mod tokens;
+mod top;
 mod usage;
