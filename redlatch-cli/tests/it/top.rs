@@ -22,11 +22,17 @@ impl Terminal {
         let (columns, rows) = (columns.to_string(), rows.to_string());
         let size = ["-x", &columns, "-y", &rows];
         let new = ["-f", "/dev/null", "new-session", "-d"];
-        let mut command = terminal.tmux(&[&new[..], &size, &["bash --norc --noprofile"]].concat());
+        let mut command = terminal.tmux(
+            &[
+                &new[..],
+                &size,
+                &["exec env PS1='prompt: ' bash --norc --noprofile"],
+            ]
+            .concat(),
+        );
         command.env("REDLATCH_URL", server.url());
         command.env("REDLATCH_CONFIG", "/dev/null");
         command.env("B", env!("CARGO_BIN_EXE_redlatch"));
-        command.env("PS1", "prompt: ");
         command.env_remove("NO_COLOR");
         let status = command.status();
         let status = status.unwrap_or_else(|error| {
@@ -87,6 +93,7 @@ impl Terminal {
     /// Asserts that the shell reads lines, and that the terminal echoes them. Returns the exit code of the latest command.
     #[track_caller]
     fn assert_usable(&self) -> String {
+        self.until_screen_is("a prompt", |screen| screen.trim_end().ends_with("prompt:"));
         self.line("echo code $?; stty -a | grep -c -e ' icanon.* echo '; echo $((6 * 7))nd");
         let screen = self.until_screen("42nd");
         assert!(screen.contains("prompt: echo code $?"), "{screen}");
@@ -170,16 +177,17 @@ fn top_restores_the_terminal() {
     let server = Server::start();
     let holder = hold(&server, &[], "kept");
     let terminal = Terminal::start(&server, 40, 10);
-    terminal.line("echo pid=$$; exec -a top-shell bash --norc --noprofile");
-    terminal.line("$B top --no-color & fg");
+    // From the background, it waits for the foreground.
+    terminal.line("$B top --no-color & sleep 0.2; fg");
     terminal.until_screen("> kept");
     terminal.keys(&["C-z"]);
     terminal.until_screen("Stopped");
     assert_ne!(terminal.assert_usable(), "0");
     terminal.line("clear; fg");
     terminal.until_screen("> kept");
-    // Stopped by a signal from elsewhere, which cannot be caught.
-    terminal.keys(&["C-z"]);
+    // This signal cannot be caught. The shell restores the modes, and `fg` shows the view again.
+    kill_process(pid_of_top(&server), Signal::STOP).unwrap();
+    terminal.until_screen("Stopped");
     terminal.line("clear; fg");
     terminal.until_screen("> kept");
     terminal.keys(&["C-c"]);
@@ -190,7 +198,7 @@ fn top_restores_the_terminal() {
         (Signal::HUP, "129"),
         (Signal::INT, "130"),
     ] {
-        terminal.line("clear; $B top & echo pid=$!.; fg");
+        terminal.line("clear; $B top");
         terminal.until_screen("> kept");
         let pid = pid_of_top(&server);
         kill_process(pid, signal).unwrap();
