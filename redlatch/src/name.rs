@@ -451,6 +451,15 @@ mod tests {
         let fenced = FencedKeys::new("", "a");
         assert_eq!(fenced.token, "redisson_lock_token:{a}");
 
+        let client = client_key("c");
+        assert_eq!(client, "redlatch_client:{c}");
+        assert_eq!(client_of_key(&client), Some("c"));
+        assert!(is_extra_key(&client));
+        for (queue, name) in [("{a}", "a"), ("{a}b", "{a}b"), ("a{b}", "a{b}")] {
+            let key = format!("redisson_lock_queue:{queue}");
+            assert_eq!(object_of_queue(&key), Some(name));
+        }
+
         let keys = ReadWriteKeys::new("", "a");
         let prefix = keys.reader_timeouts_prefix("c:1");
         assert_eq!(prefix, "{a}:c:1:rwlock_timeout");

@@ -42,7 +42,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
 use crate::background::Background;
-use crate::client_registry::{Details, REGISTERED_AFTER, Registration, Role};
+use crate::client_registry::{REGISTERED_AFTER, Registration, Role};
 use crate::environment::task;
 use crate::error::{Loss, Result};
 use crate::hold::{Due, Hold, Renewal, RenewalTimes, WatchAction, WatchdogState};
@@ -256,15 +256,12 @@ impl Core {
     /// Registers a hold, if it is time.
     fn register(&self, hold: &Hold) {
         if self.registration.is_on()
-            && let Some((since, note)) = hold.begin_registration(REGISTERED_AFTER)
+            && let Some(since) = hold.begin_registration(REGISTERED_AFTER)
         {
-            let details = Details {
-                since,
-                task: hold.task,
-                note: note.as_deref(),
-            };
+            let request = hold.state().request.clone();
+            let (object, owner) = (&hold.object, hold.owner);
             self.registration
-                .add(Role::Holds, &hold.object, hold.owner, details);
+                .add(Role::Holds, object, owner, since, &request);
         }
     }
 

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::RequestInfo;
 use super::step::ClientHash;
 use crate::environment::ProcessInfo;
 use crate::name::{KeyLayout, ObjectKeys, owner_of, writer_field};
@@ -114,7 +115,7 @@ pub(crate) struct Registered {
 }
 
 /// Returns the text of an entry behind the time.
-pub(super) fn entry_text(object: &ObjectKeys, task: Option<tokio::task::Id>, note: &str) -> String {
+pub(super) fn entry_text(object: &ObjectKeys, request: &RequestInfo) -> String {
     let kind = match object.layout() {
         KeyLayout::Lock => "lock",
         KeyLayout::Spin => "spin",
@@ -126,7 +127,8 @@ pub(super) fn entry_text(object: &ObjectKeys, task: Option<tokio::task::Id>, not
         KeyLayout::Semaphore => "semaphore",
         KeyLayout::Latch => "latch",
     };
-    let task = task.map_or("-".to_owned(), |task| task.to_string());
+    let task = request.task.map_or("-".to_owned(), |task| task.to_string());
+    let note = request.note.as_deref().unwrap_or_default();
     format!(" {kind} {task} {}", shortened(note))
 }
 
@@ -211,5 +213,61 @@ impl ClientHash {
         let millis: i64 = millis.parse().ok()?;
         let age = self.now.saturating_sub(millis).max(0);
         Some(Duration::from_millis(age.unsigned_abs()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_texts_are_cut_at_a_character() {
+        assert_eq!(shortened("short"), "short");
+        assert_eq!(shortened(&"x".repeat(MAX_TEXT)).len(), MAX_TEXT);
+        assert_eq!(shortened(&"x".repeat(MAX_TEXT + 1)).len(), MAX_TEXT);
+        let cut = format!("x{}", "ü".repeat(MAX_TEXT));
+        assert_eq!(shortened(&cut).len(), MAX_TEXT - 1);
+        assert_eq!(shortened(""), "");
+    }
+
+    #[test]
+    fn fields_of_an_owner_are_found_again() {
+        let owner = Owner::new();
+        let id: OwnerId = format!("client-1:{}", owner.number()).into();
+        for layout in [KeyLayout::Lock, KeyLayout::Read, KeyLayout::Write] {
+            let object = ObjectKeys::new(layout, "shop:", "orders:42");
+            for role in [Role::Holds, Role::Waits] {
+                let field = role.field(&object, owner);
+                let writes = layout == KeyLayout::Write;
+                let found = role.field_of(object.key(), &id, writes);
+                assert_eq!(found, Some(("client-1", field.clone())));
+                let fields = [(field, "3 lock - a note".to_owned())];
+                let hash = ClientHash {
+                    now: 5,
+                    fields: [
+                        ("host", "h"),
+                        ("pid", "1"),
+                        ("program", "p"),
+                        ("version", "v"),
+                        ("started", "1"),
+                    ]
+                    .map(|(field, text)| (field.to_owned(), text.to_owned()))
+                    .into_iter()
+                    .chain(fields)
+                    .collect(),
+                };
+                let client = hash.client("client-1").unwrap();
+                let entries = hash.entries(&client);
+                let one = &entries[0];
+                assert_eq!((one.role, &*one.key, &one.owner), (role, object.key(), &id));
+                assert_eq!(one.entry.age, Duration::from_millis(2));
+                assert_eq!(one.entry.note.as_deref(), Some("a note"));
+            }
+        }
+        for foreign in ["", "client", "a b:1", ":1", "{a}:1"] {
+            let owner = foreign.into();
+            let found = Role::Holds.field_of("a", &owner, false);
+            assert_eq!(found, None, "{foreign}");
+        }
     }
 }

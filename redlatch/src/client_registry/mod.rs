@@ -22,7 +22,7 @@ use tokio::time::{Instant, timeout};
 
 use self::step::{Setting, Write};
 use crate::background::Background;
-use crate::environment::{process_info, task};
+use crate::environment::{process_info, task, task_id};
 use crate::error::{Error, Result};
 use crate::lease::Lease;
 use crate::name::{ObjectKeys, client_key};
@@ -136,15 +136,22 @@ impl Registration {
     }
 
     /// Registers a hold or wait that began at `since`.
-    pub(crate) fn add(&self, role: Role, object: &ObjectKeys, owner: Owner, details: Details<'_>) {
+    pub(crate) fn add(
+        &self,
+        role: Role,
+        object: &ObjectKeys,
+        owner: Owner,
+        since: Instant,
+        request: &RequestInfo,
+    ) {
         let shared = &self.0;
         if !self.is_on() {
             return;
         }
         let field = role.field(object, owner);
         let entry = Entry {
-            since: details.since,
-            text: entry::entry_text(object, details.task, details.note.unwrap_or_default()),
+            since,
+            text: entry::entry_text(object, request),
         };
         let state = &mut *shared.state.lock();
         if state.entries.len() < MAX_ENTRIES || state.entries.contains_key(&field) {
@@ -159,10 +166,11 @@ impl Registration {
         &self,
         object: &Arc<ObjectKeys>,
         owner: Owner,
-        details: Details<'_>,
+        since: Instant,
+        request: &RequestInfo,
     ) -> Option<RegisteredWait> {
         self.is_on().then(|| {
-            self.add(Role::Waits, object, owner, details);
+            self.add(Role::Waits, object, owner, since, request);
             RegisteredWait {
                 registration: self.clone(),
                 object: object.clone(),
@@ -200,6 +208,24 @@ impl Registration {
     }
 }
 
+/// The request of a hold or wait.
+#[derive(Debug, Clone)]
+pub(crate) struct RequestInfo {
+    /// The task that made it, if it was one.
+    task: Option<tokio::task::Id>,
+    pub(crate) note: Option<Box<str>>,
+}
+
+impl RequestInfo {
+    /// Creates that of a request of the current task.
+    pub(crate) fn of_task() -> RequestInfo {
+        RequestInfo {
+            task: task_id(),
+            note: None,
+        }
+    }
+}
+
 /// A registered wait. It ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct RegisteredWait {
@@ -213,13 +239,6 @@ impl Drop for RegisteredWait {
         self.registration
             .remove(Role::Waits, &self.object, self.owner);
     }
-}
-
-/// What an entry says about a hold or wait.
-pub(crate) struct Details<'a> {
-    pub(crate) since: Instant,
-    pub(crate) task: Option<tokio::task::Id>,
-    pub(crate) note: Option<&'a str>,
 }
 
 impl Shared {
@@ -347,9 +366,7 @@ impl Shared {
 impl State {
     /// Returns whether the store has all changes, as far as is known.
     fn is_written(&self) -> bool {
-        !self.is_writing
-            && self.unwritten.is_empty()
-            && (self.may_exist == !self.entries.is_empty())
+        !self.is_writing && self.unwritten.is_empty() && self.may_exist != self.entries.is_empty()
     }
 }
 

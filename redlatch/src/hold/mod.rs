@@ -10,7 +10,6 @@ use smallvec::{SmallVec, smallvec};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::environment::task_id;
 use crate::error::{Error, Loss, Result};
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
@@ -191,8 +190,6 @@ pub(crate) struct Hold {
     /// See [`HoldKind::waiter_channel`].
     pub(crate) waiter_channel: Option<Box<str>>,
     pub(crate) kind: Arc<dyn HoldKind>,
-    /// The task that created it, if it was one.
-    pub(crate) task: Option<tokio::task::Id>,
     /// Allows one step at a time: nothing is renewed after its release, and no count is based on one that
     /// is still in flight.
     step_lock: StepLock,
@@ -217,7 +214,6 @@ impl Hold {
             owner,
             field: field.into(),
             kind,
-            task: task_id(),
             step_lock: StepLock::default(),
             first_generation: None,
             state: Mutex::new(HoldState::new(Instant::now())),
@@ -359,16 +355,11 @@ impl Hold {
         self.state_at(|| now).next_watch(times, now)
     }
 
-    /// Returns when the current hold period began, and its note, if it has lasted for this long and is not registered yet.
-    /// Then it counts as registered.
-    pub(crate) fn begin_registration(
-        &self,
-        after: Duration,
-    ) -> Option<(Instant, Option<Box<str>>)> {
+    /// Returns when the current hold period began, if it has lasted for this long and is not registered yet. Then it counts as
+    /// registered.
+    pub(crate) fn begin_registration(&self, after: Duration) -> Option<Instant> {
         let now = Instant::now();
-        let mut state = self.state_at(|| now);
-        let began = state.begin_registration(after, now)?;
-        Some((began, state.note.clone()))
+        self.state_at(|| now).begin_registration(after, now)
     }
 
     /// Accesses the watchdog's state of this hold.

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::client_registry::RequestInfo;
 use crate::error::Loss;
 
 /// When a hold is due. The number orders holds that are due at the same instant, so that all runs of a
@@ -201,8 +202,8 @@ pub(crate) struct HoldState {
     renewed: u32,
     /// When the hold period began; of a hold without guards, when it was created.
     began: Instant,
-    /// The note of the latest request that has one.
-    pub(crate) note: Option<Box<str>>,
+    /// What the registry of clients says about the request.
+    pub(crate) request: RequestInfo,
     /// Time until which the store keeps the hold, as far as is known: never later than its real end.
     pub(crate) end: Instant,
     /// The longest lease that an acquisition in this hold period still had when it was answered.
@@ -262,7 +263,7 @@ impl HoldState {
             granted_in: HoldPeriod(0),
             renewed: 0,
             began: now,
-            note: None,
+            request: RequestInfo::of_task(),
             end: now,
             longest: Duration::ZERO,
             loss: None,
@@ -333,7 +334,7 @@ impl HoldState {
         }
         let hand_over = self.hand_over_limit.hand_over(now)?;
         self.hold_period = HoldPeriod::begin();
-        (self.began, self.note) = (now, None);
+        self.began = now;
         Some(hand_over)
     }
 
@@ -932,6 +933,38 @@ mod tests {
         state.add_guard(now + SECOND, true, now).unwrap();
         let (due, watch) = state.next_watch(times, now).unwrap();
         assert!(due < now + SECOND && watch == WatchAction::Renew);
+    }
+
+    #[test]
+    fn hold_period_is_registered_once() {
+        let times = RenewalTimes {
+            registered_after: Some(SECOND),
+            ..TIMES
+        };
+        let (mut state, now) = held(false);
+        let due = Some((now + SECOND, WatchAction::Register));
+        assert_eq!(state.next_watch(times, now), due);
+        let early = now + SECOND - MILLI;
+        assert_eq!(state.begin_registration(SECOND, early), None);
+        let begun = state.begin_registration(SECOND, now + SECOND);
+        assert_eq!(begun, Some(now));
+        assert_eq!(state.begin_registration(SECOND, now + 2 * SECOND), None);
+        let end = Some((state.end, WatchAction::Expire));
+        assert_eq!(state.next_watch(times, now), end);
+        state.remove_guard(false);
+        state.watchdog.registered = false;
+        assert_eq!(state.begin_registration(SECOND, now + 2 * SECOND), None);
+    }
+
+    /// The time of the next holder counts from then on.
+    #[test]
+    fn handed_over_hold_is_registered_later() {
+        let (mut state, now) = transferable();
+        let later = now + 5 * MILLI;
+        assert!(state.hand_over(LEASE, later).is_some());
+        assert_eq!(state.begin_registration(SECOND, now + SECOND), None);
+        let begun = state.begin_registration(SECOND, later + SECOND);
+        assert_eq!(begun, Some(later));
     }
 
     #[test]

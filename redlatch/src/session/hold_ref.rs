@@ -7,7 +7,7 @@ use super::Session;
 use super::registry::RegisteredHold;
 use tokio::time::Instant;
 
-use crate::client_registry::{Details, RegisteredWait};
+use crate::client_registry::RegisteredWait;
 use crate::error::{Error, Result};
 use crate::hold::{Hold, HoldKind, HoldPeriod};
 use crate::name::ObjectKeys;
@@ -223,13 +223,8 @@ impl HoldRef {
     ) -> impl FnOnce(Instant) -> Option<RegisteredWait> + Send + 'static {
         let (registration, hold) = (self.session.registration.clone(), self.hold.clone());
         move |since| {
-            let note = hold.state().note.clone();
-            let details = Details {
-                since,
-                task: hold.task,
-                note: note.as_deref(),
-            };
-            registration.add_wait(&hold.object, hold.owner, details)
+            let request = hold.state().request.clone();
+            registration.add_wait(&hold.object, hold.owner, since, &request)
         }
     }
 

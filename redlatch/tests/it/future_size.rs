@@ -34,7 +34,6 @@ async fn requests_are_small_futures() {
         ("try_lock", boxed_size(lock.try_lock())),
     ];
     for (request, size) in lock_sizes {
-        println!("SIZE {request} {size}");
         assert!(size <= LOCK_REQUEST, "{request}: {size} bytes");
     }
     let sizes = [

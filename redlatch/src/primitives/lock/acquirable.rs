@@ -96,7 +96,7 @@ impl Options {
     /// Sets the note of a hold, if there is one.
     pub(crate) fn set_note(&self, hold: &Hold) {
         if let Some(note) = self.rare.as_ref().and_then(|rare| rare.note.as_ref()) {
-            hold.state().note = Some(note.clone());
+            hold.state().request.note = Some(note.clone());
         }
     }
 

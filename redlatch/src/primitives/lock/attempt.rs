@@ -310,10 +310,10 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
         }
         let hold_ref = offer.downcast::<HandedOver>().ok()?.take(self.share())?;
         let excludes = kind.excludes_waiters();
-        let note = self.requested.hold_ref.hold.state().note.take();
+        let request = self.requested.hold_ref.hold.state().request.clone();
         let end = {
             let mut state = hold_ref.hold.state();
-            state.note = note;
+            state.request = request;
             excludes.then_some(state.end)
         };
         self.handed_over = Some(hold_ref);
