@@ -616,7 +616,7 @@ pub(crate) enum TokenCommand {
 ///
 /// HOLDER, AGE, WAITERS and WAIT come from the registry of clients: holds and waits of longer than a second, by clients of
 /// redlatch. Another holder is shown by the id of its owner, and its AGE is how long this view has seen it. Other waiters are
-/// only those in the queues of fair locks. Semaphores and latches are not shown, except for those of `run --permits` in use.
+/// only those in the queues of fair locks. A lock that becomes free is shown for ten more looks. Semaphores and latches are not shown, except for those of `run --permits` in use.
 ///
 /// TURNS/S is how often the lock was acquired, on average of the last ten looks. For fenced locks it is exact, because their
 /// tokens count acquisitions. For other locks it counts the holders that a look found and the look before did not, so holds

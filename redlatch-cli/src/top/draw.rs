@@ -244,14 +244,16 @@ fn header(view: &View, canvas: &mut Canvas<'_>, now: SystemTime) -> usize {
     let time_at = canvas.width.saturating_sub(width(&time));
     let counts = view.look.as_ref().map_or(String::new(), |look| {
         let waiters: usize = look.locks.iter().map(|lock| lock.waiter_count).sum();
-        let locks = counted(look.locks.len() + look.omitted, "lock");
+        let locks = counted(look.held(), "lock");
         format!("{locks}, {}", counted(waiters, "waiter"))
     });
     let pattern = match &*view.pattern {
-        "*" => String::new(),
-        pattern => format!("  {pattern}"),
+        "*" => "",
+        pattern => pattern,
     };
-    let title = format!("redlatch top  {counts}{pattern}  {}", view.store);
+    let parts = ["redlatch top", &counts, pattern, &view.store];
+    let title = parts.into_iter().filter(|part| !part.is_empty());
+    let title = title.collect::<Vec<_>>().join("  ");
     canvas.put(0, 0, time_at, &title, bold);
     canvas.put(time_at, 0, width(&time), &time, Style::new());
 
@@ -453,6 +455,9 @@ fn details_lines(view: &View, name: &str, columns: usize) -> Vec<TextLine> {
         .map_or(String::new(), |token| format!(", token {token}"));
     match lock {
         None => add(true, format!("{name}: free")),
+        Some(lock) if lock.holder_count == 0 => {
+            add(true, format!("{name}: {}{token}, free", lock.kind));
+        }
         Some(lock) => add(true, format!("{name}: {}{token}", lock.kind)),
     }
     if let Some(turns) = view.history.turns(name) {
@@ -581,7 +586,7 @@ Keys:
   q, Ctrl-C  quit
 
 Columns:
-  HOLDER   the client that holds the lock; the id of the owner if its client is not registered
+  HOLDER   the client that holds the lock; the id of the owner if its client is not registered; (free) for ten looks after it
   AGE      how long the lock has been held
   WAITERS  waiters in the queue of a fair lock, and those that have waited for longer than a second
   WAIT     the longest wait

@@ -7,13 +7,16 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::look::{Look, Party};
+use super::look::{Lock, Look, Party};
 
 /// Turns per second are an average over this many looks.
 const LOOKS: usize = 10;
 
 /// How many looks a lock is remembered that does not exist.
 const FORGET_AFTER: u32 = 60;
+
+/// How many looks a lock is shown that does not exist. Otherwise a lock that is held often, but for short times, would come and go.
+const FREE_FOR: u32 = 10;
 
 /// Limit of past holds, over all locks. The oldest are forgotten.
 const MAX_PAST: usize = 10_000;
@@ -29,6 +32,7 @@ pub(super) struct History {
 /// What is known of a lock since the view started.
 #[derive(Debug, Default)]
 struct Seen {
+    kind: String,
     holders: Vec<SeenHolder>,
     token: Option<u64>,
     /// Turns in the latest looks, the latest one last.
@@ -80,6 +84,7 @@ impl History {
                 continue;
             };
             seen.missing = 0;
+            seen.kind.clone_from(&lock.kind);
             let is_known = |party: &Party, seen: &Seen| {
                 let mut holders = seen.holders.iter();
                 holders.any(|one| one.party.owner == party.owner)
@@ -108,6 +113,18 @@ impl History {
             }
         }
         self.locks.retain(|_, seen| seen.missing < FORGET_AFTER);
+    }
+
+    /// Returns the locks that the latest look did not find, but one of those before it.
+    pub(super) fn free_locks(&self) -> impl Iterator<Item = Lock> {
+        let recent = |seen: &Seen| (1..=FREE_FOR).contains(&seen.missing);
+        let free = self.locks.iter().filter(move |(_, seen)| recent(seen));
+        free.map(|(name, seen)| Lock {
+            name: name.clone(),
+            kind: seen.kind.clone(),
+            token: seen.token,
+            ..Lock::default()
+        })
     }
 
     /// Returns how often the lock was acquired lately. `None` before the second look at it.

@@ -270,6 +270,22 @@ impl Look {
         self.took = self.at.elapsed();
     }
 
+    /// Adds locks that were held until recently.
+    pub(super) fn add_free(&mut self, locks: impl Iterator<Item = Lock>) {
+        // Beyond the limit, a lock may be missing although it is held.
+        if self.omitted == 0 {
+            let space = MAX_LOCKS.saturating_sub(self.locks.len());
+            self.locks.extend(locks.take(space));
+            self.locks.sort_by(|lock, other| lock.name.cmp(&other.name));
+        }
+    }
+
+    /// Returns the number of locks that are held, with those beyond the limit.
+    pub(super) fn held(&self) -> usize {
+        let held = self.locks.iter().filter(|lock| lock.holder_count > 0);
+        held.count() + self.omitted
+    }
+
     /// Returns the lock of this name. The locks are sorted by name.
     pub(super) fn lock(&self, name: &str) -> Option<&Lock> {
         let at = self.locks.binary_search_by(|lock| (*lock.name).cmp(name));

@@ -193,9 +193,10 @@ impl View {
     }
 
     /// Shows a look, unless the refresh is paused.
-    pub(super) fn on_look(&mut self, look: Look) {
+    pub(super) fn on_look(&mut self, mut look: Look) {
         self.failure = None;
         self.history.add(&look);
+        look.add_free(self.history.free_locks());
         if self.is_paused && self.look.is_some() {
             self.newer = Some(look);
         } else {

@@ -165,7 +165,7 @@ fn top_lists_filters_and_unlocks() {
     holder.finish().expect(74);
     waiter.finish().expect(0);
     terminal.until_screen("\"reindex 42\"");
-    terminal.until_screen("nightly: free");
+    terminal.until_screen("nightly: lock, free");
 
     terminal.keys(&["q"]);
     assert_eq!(terminal.assert_usable(), "0");
