@@ -429,6 +429,7 @@ pub(crate) struct Why {
     pub(crate) json: bool,
 
     /// The name
+    #[arg(value_hint = ValueHint::Other)]
     pub(crate) name: String,
 }
 
