@@ -66,6 +66,7 @@ pub(crate) enum Command {
     Unlock(Unlock),
     Latch(Latch),
     Token(Token),
+    Top(Top),
     Exporter(Exporter),
     Completions(Completions),
 }
@@ -429,6 +430,7 @@ pub(crate) struct Why {
     pub(crate) json: bool,
 
     /// The name
+    #[arg(value_hint = ValueHint::Other)]
     pub(crate) name: String,
 }
 
@@ -646,6 +648,54 @@ pub(crate) enum TokenCommand {
     /// Delete the token of a lock that is free; the next acquisition gets 1
     #[command(override_usage = "redlatch token [OPTIONS] <NAME> delete")]
     Delete,
+}
+
+/// Show the locks in the terminal, refreshed each second.
+///
+/// For each lock: its holder, for how long it has been held, how many owners wait and for how long, and the time until its
+/// lease ends. The keys sort, filter, show the details of a lock with its waiters, and unlock by force; ? lists them.
+///
+/// HOLDER, AGE, WAITERS and WAIT come from the registry of clients: holds and waits of longer than a second, by clients of
+/// redlatch. Another holder is shown by the id of its owner, and its AGE is how long this view has seen it. Other waiters are
+/// only those in the queues of fair locks. A lock that becomes free is shown for ten more looks. Semaphores and latches are not shown, except for those of `run --permits` in use.
+///
+/// TURNS/S is how often the lock was acquired, on average of the last ten looks. For fenced locks it is exact, because their
+/// tokens count acquisitions. For other locks it counts the holders that a look found and the look before did not, so holds
+/// that began and ended between two looks are missing. A + means at least.
+///
+/// It continues through an outage of the store, and shows since when its data are stale. In the details, `u` unlocks like
+/// `redlatch unlock --force`, but only if no other owner holds the lock in the meantime.
+///
+/// Log events are written only if standard error is not the terminal.
+#[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "redlatch top [OPTIONS] [PATTERN]",
+    after_help = "\
+Examples:
+  redlatch top
+  redlatch top 'orders:*'
+
+Exit codes: 0 left with q; 2 wrong usage, or standard output is no terminal;
+71 the terminal cannot be used; 128+n ended by signal n, also by Ctrl-C."
+)]
+pub(crate) struct Top {
+    /// Only names that match this glob pattern: *, ?, [a-z], \ to escape the next character
+    #[arg(default_value = "*", value_hint = ValueHint::Other)]
+    pub(crate) pattern: String,
+
+    /// The time between two looks at the store; a look that takes longer is followed by a pause as long
+    #[arg(
+        long,
+        value_name = "DUR",
+        default_value = "1s",
+        value_parser = duration::parse,
+        allow_hyphen_values = true
+    )]
+    pub(crate) interval: Duration,
+
+    /// Use no colors, as with the variable NO_COLOR
+    #[arg(long)]
+    pub(crate) no_color: bool,
 }
 
 /// Serve metrics of all locks and semaphores to Prometheus.

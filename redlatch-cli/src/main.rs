@@ -23,10 +23,12 @@ mod store;
 mod store_args;
 mod terminal;
 mod token;
+mod top;
 mod watch;
 mod why;
 
 use std::ffi::OsString;
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
@@ -65,7 +67,10 @@ fn main() -> ExitCode {
     };
     args.output.log_format = args.output.log_format.or(config.log_format);
     stderr::set_output(args.output);
-    stderr::start_log();
+    // The view fills the terminal. Log events would be written across it.
+    if !(matches!(args.command, Command::Top(_)) && std::io::stderr().is_terminal()) {
+        stderr::start_log();
+    }
     if url_origin == Some(ValueSource::CommandLine) {
         store_args::warn_if_url_has_password(args.store_args.url());
     }
@@ -114,6 +119,7 @@ fn dispatch(args: Args) -> Result<u8, Failure> {
             Command::Unlock(unlock) => show::unlock(&args.store_args, &unlock).await,
             Command::Latch(latch) => latch::latch(&args.store_args, &latch).await,
             Command::Token(token) => token::token(&args.store_args, &token).await,
+            Command::Top(top) => top::top(args.store_args, top).await,
             Command::Exporter(exporter) => exporter::exporter(&args.store_args, &exporter).await,
             Command::Completions(completions) => completions::completions(&completions),
         }

@@ -63,7 +63,7 @@ pub(crate) fn text(entry: &RegistryEntry) -> String {
 }
 
 /// Returns the date and the time of the day.
-fn utc(time: SystemTime) -> [String; 2] {
+pub(crate) fn utc(time: SystemTime) -> [String; 2] {
     let seconds = time
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default()

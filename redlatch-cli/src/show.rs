@@ -145,8 +145,26 @@ pub(crate) async fn unlock(store_args: &StoreArgs, unlock: &Unlock) -> Result<u8
     let name = &unlock.name;
     store::check_name(name).await?;
     let client = store::connect(store_args, Client::builder()).await?;
+    write(&format!("{}\n", force_unlock(&client, name, None).await?))
+}
+
+/// Unlocks a lock by force, whatever its kind. Returns what it did, as a sentence. With `confirmed`, does nothing if an owner
+/// holds the lock that is not one of those.
+pub(crate) async fn force_unlock(
+    client: &Client,
+    name: &str,
+    confirmed: Option<&[String]>,
+) -> Result<String, Failure> {
     let shown = printable(name);
-    let unlocked = match client.inspect(name).await? {
+    let state = client.inspect(name).await?;
+    let holders = state.iter().flat_map(ObjectState::holders);
+    let is_confirmed = |holder: &Holder| {
+        confirmed.is_none_or(|owners| owners.iter().any(|owner| *owner == holder.owner.as_str()))
+    };
+    if !holders.into_iter().all(is_confirmed) {
+        return Ok(format!("{shown}: not unlocked: another owner holds it now"));
+    }
+    let unlocked = match state {
         None => false,
         // The next waiter has been notified; if it does not respond, others skip it. Nothing to do.
         Some(ObjectState::Lock {
@@ -158,7 +176,7 @@ pub(crate) async fn unlock(store_args: &StoreArgs, unlock: &Unlock) -> Result<u8
                 1 => "1 waits".to_owned(),
                 n => format!("{n} wait"),
             };
-            return write(&format!("{shown}: not held; {waiting} for it\n"));
+            return Ok(format!("{shown}: not held; {waiting} for it"));
         }
         // Its waiters are notified one by one, each on its own channel.
         Some(state) if state.kind() == ObjectKind::FairLock => {
@@ -188,7 +206,7 @@ pub(crate) async fn unlock(store_args: &StoreArgs, unlock: &Unlock) -> Result<u8
         true => "unlocked",
         false => "was not locked",
     };
-    write(&format!("{shown}: {what}\n"))
+    Ok(format!("{shown}: {what}"))
 }
 
 impl Object {

@@ -4,13 +4,16 @@
 //! No signal that can be caught may end or stop `redlatch` without CMD. Otherwise CMD would
 //! continue after the lease expires, at the same time as the next holder.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::thread;
 
 use rustix::process::{Signal, kill_process};
 use signal_hook::consts::{
-    SIGABRT, SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGIO, SIGPROF, SIGQUIT, SIGSYS, SIGTERM, SIGTRAP,
-    SIGTSTP, SIGTTIN, SIGTTOU, SIGUSR1, SIGUSR2, SIGVTALRM, SIGWINCH, SIGXCPU, SIGXFSZ,
+    SIGABRT, SIGALRM, SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGIO, SIGPROF, SIGQUIT, SIGSYS, SIGTERM,
+    SIGTRAP, SIGTSTP, SIGTTIN, SIGTTOU, SIGUSR1, SIGUSR2, SIGVTALRM, SIGWINCH, SIGXCPU, SIGXFSZ,
 };
+use signal_hook::flag;
 use signal_hook::iterator::Signals as IncomingSignals;
 use tokio::sync::mpsc;
 
@@ -63,6 +66,18 @@ impl Signals {
     /// Catches the signals that ask a program to end.
     pub(crate) fn catch_ending() -> Result<Signals, Failure> {
         Signals::catch(ENDING.into_iter(), &[])
+    }
+
+    /// Catches the signals that ask a program to end, and those that stop and continue a job: the terminal is restored in between.
+    pub(crate) fn catch_for_terminal() -> Result<Signals, Failure> {
+        // A second signal ends a process that cannot react to the first one, because it is stuck in writing to a terminal.
+        let is_ending = Arc::new(AtomicBool::new(false));
+        for number in [SIGTERM, SIGHUP] {
+            flag::register_conditional_default(number, is_ending.clone())
+                .and_then(|_| flag::register(number, is_ending.clone()))
+                .map_err(|error| Failure::system("cannot watch for signals", &error))?;
+        }
+        Signals::catch(ENDING.into_iter().chain([SIGTSTP, SIGCONT]), &[])
     }
 
     /// Catches every signal that would end or stop this process without CMD, and SIGCHLD.

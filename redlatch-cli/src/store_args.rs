@@ -14,7 +14,7 @@ use crate::exit::Failure;
 use crate::stderr::{printable, warning};
 
 /// Options for the store's address, login, TLS and timeouts. No option takes a password.
-#[derive(Debug, Default, clap::Args)]
+#[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Store")]
 pub(crate) struct StoreArgs {
     /// The store: `redis://[user@]host[:port][/db]`, with TLS `rediss://…`; `redis+unix:///path`;
@@ -101,7 +101,7 @@ pub(crate) struct StoreArgs {
 }
 
 /// The place of a URL in a configuration file.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct UrlSource {
     pub(crate) path: PathBuf,
     pub(crate) line: usize,

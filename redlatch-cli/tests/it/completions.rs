@@ -51,7 +51,7 @@ fn bash_completes_commands_and_options() {
         finish(command).expect(0).stdout
     };
     assert_eq!(complete(&["redlatch", "sh"]), "show\n");
-    assert_eq!(complete(&["redlatch", "run", "--no"]), "--no-wait\n");
+    assert_eq!(complete(&["redlatch", "run", "--no-"]), "--no-wait\n");
     assert_eq!(complete(&["redlatch", "__"]), "\n");
     assert_eq!(complete(&["redlatch", "--log-format", "j"]), "json\n");
 }

@@ -17,5 +17,6 @@ mod signals;
 mod support;
 mod terminal;
 mod tokens;
+mod top;
 mod usage;
 mod watch;
