@@ -6,10 +6,10 @@ use super::Kind;
 use crate::error::{Loss, Result};
 
 #[derive(Clone, Default)]
-pub(crate) struct Metrics;
+pub(crate) struct Metrics(());
 
 #[derive(Clone, Default)]
-pub(crate) struct KindMetrics;
+pub(crate) struct KindMetrics(());
 
 #[derive(Clone, Copy)]
 pub(crate) struct Timer;
@@ -22,7 +22,7 @@ pub(crate) struct SubscriptionCount;
 
 impl Metrics {
     pub(crate) fn of(&self, _: Kind, _: Option<&str>) -> KindMetrics {
-        KindMetrics
+        KindMetrics::default()
     }
 
     pub(crate) fn renewal_ended(&self, _: Timer, _: bool) {}

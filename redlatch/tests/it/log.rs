@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use redlatch::{Client, Embedded, Error};
 use redlatch_testkit::{Log, Proxy, Server};
 use tracing::dispatcher::{self, Dispatch};
+use tracing_subscriber::fmt::format::FmtSpan;
 
 use crate::common::{
     self, LONG, SHORT, WATCHDOG, retry_if_late, retry_transient, until, wait_until_discarded,
@@ -320,6 +321,33 @@ async fn long_wait_names_the_holder() {
     assert!(waited.unwrap().is_none());
     // Including the one of this client's own holder.
     assert_eq!(log.lines(&words).len(), 3);
+}
+
+/// Exchanges are in spans with the fields that OpenTelemetry names, behind that of the acquisition.
+#[tokio::test]
+async fn exchanges_are_spans_of_a_database_client() {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::TRACE)
+        .with_span_events(FmtSpan::CLOSE)
+        .with_ansi(false)
+        .with_writer(move || writer.clone())
+        .finish();
+    let _guard = dispatcher::set_default(&Dispatch::new(subscriber));
+    let client = Client::connect(&redlatch_testkit::shared().url()).await;
+    let name = redlatch_testkit::unique("traced");
+    let lock = client.unwrap().lock(&name);
+    lock.lock().await.unwrap().unlock().await.unwrap();
+    let fields = [
+        "close",
+        r#"otel.kind="client" otel.name="EVALSHA" db.system.name="redis" db.operation.name="EVALSHA""#,
+        &format!(r#"db.operation.parameter.key="{name}""#),
+    ];
+    let spans = log.lines(&fields);
+    assert!(spans.len() >= 2, "{}", log.text());
+    assert!(spans[0].contains("acquire{lock="), "{spans:?}");
+    assert!(!spans[1].contains("error.type"), "{spans:?}");
 }
 
 /// A log event: level, message and fields.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use redis::{Arg, Cmd, Value};
 use tokio::time::{Instant, timeout};
+use tracing::Instrument as _;
 
 use super::batch::{QueuedStep, SentStep, Turn};
 use super::connection::{
@@ -222,8 +223,45 @@ impl<'a> CommandRequest<'a> {
         ))
     }
 
-    /// Makes one exchange with this node. An attempt keeps its permit until the caller takes it back.
+    /// Makes one exchange with this node, in a span if that is enabled. Its fields follow the conventions of OpenTelemetry for
+    /// database clients.
     async fn send_to(&self, node: &Node, importing: bool) -> Result<RawAnswer, ExchangeError> {
+        let span = tracing::trace_span!(
+            "exchange",
+            otel.kind = "client",
+            otel.name = self.operation(),
+            db.system.name = "redis",
+            db.operation.name = self.operation(),
+            db.operation.parameter.key = self.key,
+            error.type = tracing::field::Empty,
+        );
+        if span.is_disabled() {
+            return self.exchange_with(node, importing).await;
+        }
+        let exchange = self.exchange_with(node, importing);
+        let answered = Box::pin(exchange.instrument(span.clone())).await;
+        if let Err(error) = &answered {
+            span.record("error.type", error.kind());
+        }
+        answered
+    }
+
+    /// Returns the name of the command.
+    fn operation(&self) -> &str {
+        let name = self.cmd.args_iter().next();
+        let name = name.and_then(|arg| match arg {
+            Arg::Simple(name) => std::str::from_utf8(name).ok(),
+            _ => None,
+        });
+        name.unwrap_or_default()
+    }
+
+    /// Makes one exchange with this node. An attempt keeps its permit until the caller takes it back.
+    async fn exchange_with(
+        &self,
+        node: &Node,
+        importing: bool,
+    ) -> Result<RawAnswer, ExchangeError> {
         let connection = match self.delivery.route {
             Route::Commands => &node.commands,
             Route::Acquisitions | Route::AcquisitionsOf(_) => &node.attempts,

@@ -29,6 +29,21 @@ pub(super) enum ExchangeError {
     Permanent(Error),
 }
 
+impl ExchangeError {
+    /// Returns the kind of the error, for spans.
+    pub(super) fn kind(&self) -> &'static str {
+        match self {
+            ExchangeError::NotExecuted(_) => "not_executed",
+            ExchangeError::Busy(_) => "busy",
+            ExchangeError::Unanswered(_) => "unanswered",
+            ExchangeError::Moved(_) => "moved",
+            ExchangeError::Ask(_) => "ask",
+            ExchangeError::NotMaster(_) => "not_master",
+            ExchangeError::Permanent(_) => "permanent",
+        }
+    }
+}
+
 /// Returns the code of an error. Before 7.0 an error inside of a script arrives wrapped in another. One
 /// that the script has caught follows the script line where it happened: `…: -READONLY …`.
 fn inner_code<'a>(code: &'a str, message: &'a str) -> &'a str {
