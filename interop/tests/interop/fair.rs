@@ -77,6 +77,7 @@ both_ways! {
     fn deadlock_over_both_is_found(pair: &Pair) {
         let (first, second) = (unique("first"), unique("second"));
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
+        let owners = [a.owner(), b.owner()];
         assert!(a.run_bool(&format!("lock fair {first} -1 {LEASE}")));
         assert!(b.run_bool(&format!("lock fair {second} -1 {LEASE}")));
         let (a_waits, b_waits) = (start_waiter(pair.server, a, &second), start_waiter(pair.server, b, &first));
@@ -87,7 +88,8 @@ both_ways! {
         let mut cycle: Vec<_> =
             found.next().expect("a deadlock").iter().map(|wait| (&*wait.name, wait.owner.to_string())).collect();
         cycle.sort_unstable();
-        assert_eq!(cycle, [(&*first, b.owner()), (&*second, a.owner())]);
+        let [a_owner, b_owner] = owners;
+        assert_eq!(cycle, [(&*first, b_owner), (&*second, a_owner)]);
         assert!(found.next().is_none());
         // A forced release of one lock ends it.
         assert!(client.fair_lock(&first).force_unlock().expect("released"));
