@@ -5,15 +5,17 @@ use std::net::TcpStream;
 
 use openmetrics_parser::OpenMetricsValue;
 use openmetrics_parser::openmetrics::parse_openmetrics;
-use redlatch_testkit::{Server, unique};
+use redlatch_testkit::{Sentinels, Server, unique};
 use rustix::process::Signal;
 
 use crate::support::*;
 
 /// Starts an exporter on a free port. Returns its address, too.
-fn start(server: &Server, args: &[&str]) -> (Running, String) {
+fn start(url: &str, args: &[&str]) -> (Running, String) {
     let listen = ["exporter", "--listen", "127.0.0.1:0", "--interval", "20ms"];
-    let exporter = Running::start(redlatch(server, &[&listen, args].concat()));
+    let mut command = clean_command(&[&listen, args].concat());
+    command.env("REDLATCH_URL", url);
+    let exporter = Running::start(command);
     let stderr = exporter.until_stderr("/metrics\n");
     let (_, rest) = stderr.split_once("http://").unwrap();
     let (address, _) = rest.split_once('/').unwrap();
@@ -56,7 +58,7 @@ fn exporter_counts_holders_and_waiters() {
     let waiter = Running::start(redlatch(&server, &["run", "--fair", "a", "--", "true"]));
     let name = "say \"hi\\";
     let other = hold(&server, &[], name);
-    let (exporter, address) = start(&server, &["--names"]);
+    let (exporter, address) = start(&server.url(), &["--names"]);
     let fair = [("kind", "fair lock")];
     until("the waiter is counted", || {
         value(&address, "redlatch_waiters", &fair) == Some(1.0)
@@ -94,7 +96,7 @@ fn exporter_counts_holders_and_waiters() {
 #[test]
 fn exporter_serves_nothing_else_and_survives_a_restart() {
     let mut server = Server::start();
-    let (exporter, address) = start(&server, &[&unique("none*")]);
+    let (exporter, address) = start(&server.url(), &[&unique("none*")]);
     assert!(request(&address, "GET /").starts_with("HTTP/1.1 404"));
     assert!(request(&address, "GET /metrics/../etc").starts_with("HTTP/1.1 404"));
     assert!(request(&address, "POST /metrics").starts_with("HTTP/1.1 405"));
@@ -110,6 +112,29 @@ fn exporter_serves_nothing_else_and_survives_a_restart() {
     until("the store answers again", || up() == Some(1.0));
     exporter.until_stderr("no metrics: ");
     exporter.until_stderr("the store answers again");
+}
+
+/// It serves what the new master has.
+#[test]
+fn exporter_follows_a_failover() {
+    let mut sentinels = Sentinels::start();
+    let (_exporter, address) = start(&sentinels.url(), &["--names"]);
+    let name = unique("exported");
+    let mut command = clean_command(&["run", "--response-timeout", "1m", &name, "--", "cat"]);
+    command.env("REDLATCH_URL", sentinels.url());
+    let holder = Running::start(command);
+    let holders = || value(&address, "redlatch_object_holders", &[("name", &name)]);
+    until("the holder is counted", || holders() == Some(1.0));
+    let master = sentinels.master();
+    sentinels.kill(master);
+    sentinels.await_new_master(master);
+    until("the holder is counted at the new master", || {
+        value(&address, "redlatch_exporter_up", &[]) == Some(1.0) && holders() == Some(1.0)
+    });
+    holder.release();
+    until("it is free", || {
+        value(&address, "redlatch_exporter_up", &[]) == Some(1.0) && holders().is_none()
+    });
 }
 
 #[test]
