@@ -25,7 +25,7 @@ use crate::background::Background;
 use crate::environment::{process_info, task, task_id};
 use crate::error::{Error, Result};
 use crate::lease::Lease;
-use crate::name::{ObjectKeys, client_key};
+use crate::name::{KeyLayout, ObjectKeys, client_key};
 use crate::owner::{ClientId, Owner};
 use crate::store::{Delivery, Store};
 use crate::sync::{Mutex, wait_for};
@@ -51,8 +51,11 @@ const BATCH_WINDOW: Duration = Duration::from_millis(50);
 /// Limit of entries in one step, so that no script blocks the server.
 const MAX_STEP_ENTRIES: usize = 100;
 
-/// Limit of entries of a client, so that readers need not read more. Further holds and waits are not registered.
-pub(crate) const MAX_ENTRIES: usize = 1000;
+/// Limit of holds of a client, and of its waits, so that readers need not read more. Further ones are not registered.
+const MAX_PER_ROLE: usize = 500;
+
+/// Limit of entries of a client.
+const MAX_ENTRIES: usize = 2 * MAX_PER_ROLE;
 
 /// What one client registers about itself.
 #[derive(Clone)]
@@ -87,6 +90,8 @@ struct Shared {
 struct State {
     /// By field.
     entries: BTreeMap<String, Entry>,
+    /// Number of these that are waits.
+    waits: usize,
     /// The fields that may differ in the store.
     unwritten: BTreeSet<String>,
     /// Whether the hash may exist in the store.
@@ -135,7 +140,7 @@ impl Registration {
         self.0.is_on.load(Ordering::Relaxed)
     }
 
-    /// Registers a hold or wait that began at `since`.
+    /// Registers a hold or wait that began at `since`. Returns whether it is registered.
     pub(crate) fn add(
         &self,
         role: Role,
@@ -143,10 +148,11 @@ impl Registration {
         owner: Owner,
         since: Instant,
         request: &RequestInfo,
-    ) {
+    ) -> bool {
         let shared = &self.0;
-        if !self.is_on() {
-            return;
+        // A holder of permits is not known from the store, so its entry would never be looked up.
+        if !self.is_on() || (role == Role::Holds && object.layout() == KeyLayout::Permits) {
+            return false;
         }
         let field = role.field(object, owner);
         let entry = Entry {
@@ -154,14 +160,18 @@ impl Registration {
             text: entry::entry_text(object, request),
         };
         let state = &mut *shared.state.lock();
-        if state.entries.len() < MAX_ENTRIES || state.entries.contains_key(&field) {
+        let registered = state.entries.contains_key(&field) || state.has_room(role);
+        if registered {
             state.unwritten.insert(field.clone());
-            state.entries.insert(field, entry);
+            if state.entries.insert(field, entry).is_none() && role == Role::Waits {
+                state.waits += 1;
+            }
             shared.notify_task(state);
         }
+        registered
     }
 
-    /// Registers a wait for an object. `None` if the client does not use the registry.
+    /// Registers a wait for an object. `None` if it is not registered.
     pub(crate) fn add_wait(
         &self,
         object: &Arc<ObjectKeys>,
@@ -169,13 +179,11 @@ impl Registration {
         since: Instant,
         request: &RequestInfo,
     ) -> Option<RegisteredWait> {
-        self.is_on().then(|| {
-            self.add(Role::Waits, object, owner, since, request);
-            RegisteredWait {
-                registration: self.clone(),
-                object: object.clone(),
-                owner,
-            }
+        let registered = self.add(Role::Waits, object, owner, since, request);
+        registered.then(|| RegisteredWait {
+            registration: self.clone(),
+            object: object.clone(),
+            owner,
         })
     }
 
@@ -187,6 +195,7 @@ impl Registration {
         let field = role.field(object, owner);
         let state = &mut *self.0.state.lock();
         if state.entries.remove(&field).is_some() {
+            state.waits -= usize::from(role == Role::Waits);
             state.unwritten.insert(field);
             self.0.notify_task(state);
         }
@@ -232,6 +241,14 @@ pub(crate) struct RegisteredWait {
     registration: Registration,
     object: Arc<ObjectKeys>,
     owner: Owner,
+}
+
+impl RegisteredWait {
+    /// Returns whether the client may register more waits.
+    pub(crate) fn has_room_for_more(&self) -> bool {
+        let registration = &self.registration;
+        registration.is_on() && registration.0.state.lock().has_room(Role::Waits)
+    }
 }
 
 impl Drop for RegisteredWait {
@@ -344,7 +361,7 @@ impl Shared {
         }
         if let Some(error) = refusal {
             self.switch_off(&error);
-            (state.entries, state.unwritten) = Default::default();
+            (state.entries, state.unwritten, state.waits) = Default::default();
         }
         let is_on = self.is_on.load(Ordering::Relaxed);
         let continues = is_on && !(state.entries.is_empty() && state.is_written());
@@ -364,6 +381,15 @@ impl Shared {
 }
 
 impl State {
+    /// Returns whether there are fewer holds or waits than the limit.
+    fn has_room(&self, role: Role) -> bool {
+        let others = match role {
+            Role::Holds => self.entries.len() - self.waits,
+            Role::Waits => self.waits,
+        };
+        others < MAX_PER_ROLE
+    }
+
     /// Returns whether the store has all changes, as far as is known.
     fn is_written(&self) -> bool {
         !self.is_writing && self.unwritten.is_empty() && self.may_exist != self.entries.is_empty()

@@ -1,5 +1,9 @@
 //! Holds and waits in the registry, on a stopped clock.
 
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
@@ -271,4 +275,76 @@ async fn lost_hold_and_deleted_registry_disappear_and_come_back() {
     let holds = fields.keys().filter(|field| field.starts_with("hold:"));
     assert_eq!(holds.count(), 1, "{fields:?}");
     kept.unlock().await.unwrap();
+}
+
+/// Starts a task that awaits the request and counts how often it is polled.
+fn polled<R: IntoFuture<IntoFuture: Send>>(request: R) -> Arc<AtomicUsize>
+where
+    R: Send + 'static,
+    R::Output: Send,
+{
+    let polls = Arc::new(AtomicUsize::new(0));
+    let counted = polls.clone();
+    tokio::spawn(async move {
+        let mut request = pin!(request.into_future());
+        poll_fn(|cx| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            request.as_mut().poll(cx)
+        })
+        .await
+    });
+    polls
+}
+
+#[tokio::test(start_paused = true)]
+async fn registry_polls_no_waiter_that_cannot_be_registered() {
+    for is_on in [true, false] {
+        let store = Embedded::new();
+        let [client, peer] = [(); 2].map(|()| connect(&store, Client::builder().registry(is_on)));
+        let _held = peer.lock("a").lock().await.unwrap();
+        let semaphore = client.semaphore("s");
+        semaphore.try_set_permits(1).await.unwrap();
+        let _permit = semaphore.acquire().await.unwrap();
+        let mut locks = Vec::new();
+        let mut permits = Vec::new();
+        for _ in 0..3 {
+            locks.push(polled(client.lock("a").lock()));
+            permits.push(polled(semaphore.acquire()));
+            sleep(SECOND / 10).await;
+        }
+        sleep(3 * SECOND).await;
+        let all = locks.iter().chain(&permits);
+        all.for_each(|polls| polls.store(0, Ordering::Relaxed));
+        sleep(10 * SECOND).await;
+        let polls = |of: &[Arc<AtomicUsize>]| -> Vec<_> {
+            of.iter().map(|one| one.load(Ordering::Relaxed)).collect()
+        };
+        assert_eq!(polls(&permits), [0; 3]);
+        // The first waiter checks whether there are others to register.
+        let first = if is_on { 10 } else { 0 };
+        assert_eq!(polls(&locks), [first, 0, 0]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn waits_leave_room_for_holds() {
+    let (store, [client, peer]) = clients();
+    let _held = peer.lock("a").lock().await.unwrap();
+    let permits = client.expirable_semaphore("p");
+    permits.try_set_permits(1).await.unwrap();
+    let waiters: Vec<_> = (0..600).map(|_| polled(client.lock("a").lock())).collect();
+    sleep(4 * SECOND).await;
+    assert_eq!(waits(&peer).await.len(), 500);
+    waiters
+        .iter()
+        .for_each(|polls| polls.store(0, Ordering::Relaxed));
+    let _permit = permits.acquire().await.unwrap();
+    let _hold = client.lock("b").lock().await.unwrap();
+    sleep(2 * SECOND).await;
+    assert!(holder(&peer, "b").await.is_some());
+    let polls = waiters.iter().map(|polls| polls.load(Ordering::Relaxed));
+    assert!(polls.sum::<usize>() <= 2, "the registry is full");
+    let fields = store.texts(&client_key(client.id()));
+    let holds = fields.keys().filter(|field| field.starts_with("hold:"));
+    assert_eq!(holds.count(), 1, "holders of permits are not looked up");
 }
