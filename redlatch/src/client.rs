@@ -164,7 +164,8 @@ impl Client {
     /// Returns which owners wait for which objects, and which owners hold those, over all clients: as [`Client::waiters`], for
     /// all names with the client's prefix. [`WaitGraph::deadlocks`] finds owners that wait for each other.
     ///
-    /// The store is read in several steps while locks change hands. So a deadlock should be found twice before it counts.
+    /// The store is read in several steps while locks change hands. So a deadlock should be found twice before it counts:
+    /// [`WaitGraph::retain_unchanged`]. Objects that the server does not let this client read are missing.
     ///
     /// # Errors
     ///

@@ -147,7 +147,8 @@ async fn deadlock_of_tasks_is_found() {
     let behind = waiting(peer.lock("a").lock());
     sleep(3 * SECOND).await;
     let graph = client.wait_graph().await.unwrap();
-    let deadlocks = graph.deadlocks();
+    assert!(graph.deadlocks().is_empty(), "the owners differ");
+    let deadlocks = graph.possible_deadlocks();
     let names = |cycle: &Vec<&WaitingOwner>| -> Vec<_> {
         cycle.iter().map(|one| one.name.clone()).collect()
     };
@@ -163,7 +164,8 @@ async fn deadlock_of_tasks_is_found() {
     }
     one.abort();
     sleep(SECOND / 10).await;
-    assert!(client.wait_graph().await.unwrap().deadlocks().is_empty());
+    let graph = client.wait_graph().await.unwrap();
+    assert!(graph.possible_deadlocks().is_empty());
     behind.await.unwrap().unlock().await.unwrap();
     other.await.unwrap();
 }
@@ -347,4 +349,94 @@ async fn waits_leave_room_for_holds() {
     let fields = store.texts(&client_key(client.id()));
     let holds = fields.keys().filter(|field| field.starts_with("hold:"));
     assert_eq!(holds.count(), 1, "holders of permits are not looked up");
+}
+
+/// It passes its guards to other tasks, and waits for what these hold.
+#[tokio::test(start_paused = true)]
+async fn dispatcher_is_no_deadlock() {
+    let (_, [client, peer]) = clients();
+    let dispatcher = tokio::spawn(async move {
+        for _ in 0..2 {
+            let guard = client.lock("a").lock().await.unwrap();
+            tokio::spawn(async move {
+                sleep(10 * SECOND).await;
+                drop(guard);
+            });
+        }
+    });
+    sleep(5 * SECOND).await;
+    let graph = peer.wait_graph().await.unwrap();
+    assert_eq!(graph.waits.len(), 1);
+    assert!(graph.deadlocks().is_empty() && graph.possible_deadlocks().is_empty());
+    dispatcher.await.unwrap();
+}
+
+/// Outside of tasks, the owners of a client do not belong together.
+#[test]
+fn owners_outside_of_tasks_are_independent() {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let (_, [client, peer]) = clients();
+        let acquire_both = async |names: [&'static str; 2]| {
+            let _first = client.lock(names[0]).lock().await.unwrap();
+            sleep(SECOND / 10).await;
+            let second = client.lock(names[1]).try_lock().wait(5 * SECOND);
+            second.await.unwrap().is_some()
+        };
+        let check = async {
+            sleep(3 * SECOND).await;
+            let graph = peer.wait_graph().await.unwrap();
+            assert_eq!(graph.waits.len(), 2);
+            assert!(graph.possible_deadlocks().is_empty());
+        };
+        tokio::join!(acquire_both(["a", "b"]), acquire_both(["b", "a"]), check);
+    });
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_what_is_unchanged_is_a_deadlock() {
+    let (_, [client, peer]) = clients();
+    let (me, they) = (Owner::new(), Owner::new());
+    let _a = client.lock("a").lock().owner(me).await.unwrap();
+    let _b = peer.lock("b").lock().owner(they).await.unwrap();
+    let wait = |client: &Client, name, owner| {
+        let request = client.lock(name).lock().owner(owner);
+        tokio::spawn(async move { request.await.map(drop) })
+    };
+    let one = wait(&client, "b", me);
+    let other = wait(&peer, "a", they);
+    sleep(3 * SECOND).await;
+    let earlier = client.wait_graph().await.unwrap();
+    let again = async |expected: usize| {
+        let mut graph = client.wait_graph().await.unwrap();
+        assert_eq!(graph.deadlocks().len(), 1);
+        graph.retain_unchanged(&earlier);
+        assert_eq!(graph.deadlocks().len(), expected);
+    };
+    sleep(SECOND).await;
+    again(1).await;
+    // The same owners in another wait.
+    other.abort();
+    let other = wait(&peer, "a", they);
+    sleep(3 * SECOND).await;
+    again(0).await;
+    for task in [one, other] {
+        task.abort();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn waits_of_other_prefixes_are_not_inspected() {
+    let store = Embedded::new();
+    let prefixes = ["app:", ""];
+    let [client, peer] = prefixes.map(|prefix| connect(&store, Client::builder().prefix(prefix)));
+    let mut held = Vec::new();
+    for name in ["app:a", "app:", "b", "app"] {
+        held.push(peer.lock(name).lock().await.unwrap());
+        waiting(peer.lock(name).lock());
+    }
+    sleep(3 * SECOND).await;
+    assert_eq!(waits(&peer).await.len(), 4);
+    assert_eq!(waits(&client).await, [("a".to_owned(), String::new())]);
 }
