@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::task::JoinHandle;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::inspect::{ObjectState, RegistryEntry, WaitingOwner};
 use crate::name::client_key;
@@ -439,4 +439,47 @@ async fn waits_of_other_prefixes_are_not_inspected() {
     sleep(3 * SECOND).await;
     assert_eq!(waits(&peer).await.len(), 4);
     assert_eq!(waits(&client).await, [("a".to_owned(), String::new())]);
+}
+
+#[test]
+fn entries_outlive_the_runtime_of_the_task() {
+    let [first, second] = [(); 2].map(|()| {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        runtime.enable_all().start_paused(true).build().unwrap()
+    });
+    let (_, [client, peer]) = first.block_on(async { clients() });
+    let _guard = first.block_on(async {
+        let guard = client.lock("a").lock().await.unwrap();
+        sleep(2 * SECOND).await;
+        guard
+    });
+    second.block_on(async {
+        let _other = client.lock("b").lock().await.unwrap();
+        // As if an answer were awaited.
+        client.session.registration.0.state.lock().is_writing = true;
+        let begun = Instant::now();
+        let flush = client.flush();
+        let end = async { std::thread::spawn(move || drop(first)).join().unwrap() };
+        tokio::join!(flush, end);
+        assert!(begun.elapsed() < SECOND);
+        sleep(100 * SECOND).await;
+        assert!(holder(&peer, "a").await.is_some());
+    });
+}
+
+#[tokio::test(start_paused = true)]
+async fn refusal_pauses_the_registry() {
+    let (store, [client, peer]) = clients();
+    let key = client_key(client.id());
+    // The key has another type.
+    let foreign = peer.semaphore(&key);
+    foreign.try_set_permits(1).await.unwrap();
+    let _guard = client.lock("a").lock().await.unwrap();
+    sleep(3 * SECOND).await;
+    assert_eq!(holder(&peer, "a").await, None);
+    store.remove(&key);
+    sleep(60 * SECOND).await;
+    assert_eq!(holder(&peer, "a").await, None);
+    sleep(180 * SECOND).await;
+    assert!(holder(&peer, "a").await.is_some());
 }
