@@ -437,11 +437,12 @@ pub(crate) struct Why {
 /// Find owners that wait for each other.
 ///
 /// Looks for cycles over all clients: each owner of a cycle waits for a lock that the next one holds. Knows the waits of
-/// more than a second that clients of redlatch have registered, and the queues of fair locks, also those of Redisson. The
-/// owners of one task of a client count as one. Each `redlatch run` is an owner of its own, even inside of another.
+/// more than a second that clients of redlatch have registered, and the queues of fair locks, also those of Redisson. Each
+/// `redlatch run` is an owner of its own, even inside of another. A cycle that exists only if the owners of one task count as
+/// one is shown as a possible deadlock.
 ///
-/// A deadlock counts if it is there twice, a moment apart. With --json prints one object per deadlock, with waits: each with
-/// name, waiter and holders.
+/// A deadlock counts if it is there twice, a moment apart. With --json prints one object per deadlock, with possible, and
+/// waits: each with name, waiter and holders.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "redlatch deadlocks [OPTIONS]",
@@ -449,7 +450,7 @@ pub(crate) struct Why {
 Example:
   redlatch deadlocks || alert
 
-Exit codes: 0 there is none; 1 found; 2 wrong usage; 69 the store cannot be reached."
+Exit codes: 0 there is none, or only possible ones; 1 found; 2 wrong usage; 69 the store cannot be reached."
 )]
 pub(crate) struct Deadlocks {
     /// Print one JSON object per deadlock

@@ -47,6 +47,8 @@ struct Wait {
 /// A deadlock in JSON.
 #[derive(Debug, Serialize)]
 struct Deadlock {
+    /// Whether it is one only if the owners of each task belong together.
+    possible: bool,
     waits: Vec<Wait>,
 }
 
@@ -126,12 +128,13 @@ fn waiter_text(wait: &WaitingOwner) -> String {
 pub(crate) async fn deadlocks(store_args: &StoreArgs, args: &Deadlocks) -> Result<u8, Failure> {
     let client = store::connect(store_args, Client::builder()).await?;
     let mut graph = client.wait_graph().await?;
-    if !graph.deadlocks().is_empty() {
-        // The store was read in several steps. A deadlock is still there a moment later.
+    let count = graph.waits.len();
+    if !(graph.deadlocks().is_empty() && graph.possible_deadlocks().is_empty()) {
         tokio::time::sleep(CONFIRM_AFTER).await;
-        graph = client.wait_graph().await?;
+        let earlier = std::mem::replace(&mut graph, client.wait_graph().await?);
+        graph.retain_unchanged(&earlier);
     }
-    let deadlocks = graph.deadlocks();
+    let (deadlocks, possible) = (graph.deadlocks(), graph.possible_deadlocks());
     let text = match args.json {
         true => {
             let wait = |wait: &&WaitingOwner| Wait {
@@ -139,21 +142,28 @@ pub(crate) async fn deadlocks(store_args: &StoreArgs, args: &Deadlocks) -> Resul
                 waiter: Party::waiter(wait),
                 holders: wait.holders.iter().map(Party::holder).collect(),
             };
-            let deadlock = |waits: &Vec<&WaitingOwner>| Deadlock {
+            let deadlock = |(waits, possible): (&Vec<&WaitingOwner>, bool)| Deadlock {
+                possible,
                 waits: waits.iter().map(wait).collect(),
             };
-            show::json_lines(&deadlocks.iter().map(deadlock).collect::<Vec<_>>())?
+            let certain = deadlocks.iter().map(|waits| (waits, false));
+            let all = certain.chain(possible.iter().map(|waits| (waits, true)));
+            show::json_lines(&all.map(deadlock).collect::<Vec<_>>())?
         }
-        false if deadlocks.is_empty() => {
+        false if deadlocks.is_empty() && possible.is_empty() => {
             let unreadable = match graph.unreadable {
                 0 => String::new(),
                 some => format!(", {some} unreadable clients"),
             };
-            format!("no deadlock; {} waits{unreadable}\n", graph.waits.len())
+            format!("no deadlock; {count} waits{unreadable}\n")
         }
         false => {
-            let all = deadlocks.iter().enumerate();
-            all.map(|(i, waits)| deadlock_text(i + 1, waits)).collect()
+            let texts = |kind, cycles: &[Vec<&WaitingOwner>]| -> String {
+                let all = cycles.iter().enumerate();
+                all.map(|(i, waits)| deadlock_text(kind, i + 1, waits))
+                    .collect()
+            };
+            texts("deadlock", &deadlocks) + &texts("possible deadlock", &possible)
         }
     };
     show::write(&text)?;
@@ -163,8 +173,8 @@ pub(crate) async fn deadlocks(store_args: &StoreArgs, args: &Deadlocks) -> Resul
     })
 }
 
-fn deadlock_text(number: usize, waits: &[&WaitingOwner]) -> String {
-    let mut text = format!("deadlock {number}:\n");
+fn deadlock_text(kind: &str, number: usize, waits: &[&WaitingOwner]) -> String {
+    let mut text = format!("{kind} {number}:\n");
     for wait in waits {
         let holders: Vec<_> = wait.holders.iter().map(holder_text).collect();
         text.push_str(&format!(

@@ -52,7 +52,7 @@ use crate::watch::Watch;
 /// runtimes fail with [`Error::ResponseTimeout`]. Drive it, drop it, or create one client for each runtime.
 #[derive(Clone)]
 pub struct Client {
-    session: Arc<Session>,
+    pub(crate) session: Arc<Session>,
 }
 
 impl Client {
@@ -171,7 +171,8 @@ impl Client {
     /// Returns which owners wait for which objects, and which owners hold those, over all clients: as [`Client::waiters`], for
     /// all names with the client's prefix. [`WaitGraph::deadlocks`] finds owners that wait for each other.
     ///
-    /// The store is read in several steps while locks change hands. So a deadlock should be found twice before it counts.
+    /// The store is read in several steps while locks change hands. So a deadlock should be found twice before it counts:
+    /// [`WaitGraph::retain_unchanged`]. Objects that the server does not let this client read are missing.
     ///
     /// # Errors
     ///
@@ -439,12 +440,13 @@ impl ClientBuilder {
     ///
     /// It writes the name of the machine and of the program, the process id, the version of this library, the
     /// [label](ClientBuilder::label), and for each such hold and wait the name of the object, the owner, and the
-    /// [note](crate::Acquire::note), up to 1000. The key is `redlatch_client:{<client id>}`, without a prefix. It expires with the
+    /// [note](crate::Acquire::note), up to 500 holds and 500 waits. The key is `redlatch_client:{<client id>}`, without a prefix. It expires with the
     /// watchdog's lease if the process ends, and does not exist while there is no such hold or wait. Not registered are
     /// requests for semaphores and latches, which have no owner.
     ///
-    /// No lock depends on it. Errors are only logged; if the server or its ACL refuses, the client works as with `false`: it
-    /// neither writes the registry nor reads it.
+    /// No lock depends on it. Errors are only logged: after a refusal the client pauses for minutes, and if the ACL denies it,
+    /// it writes nothing any more. Entries that it may not read are missing. With `false` it neither writes the registry nor
+    /// reads it.
     pub fn registry(mut self, enabled: bool) -> ClientBuilder {
         self.registry = enabled;
         self

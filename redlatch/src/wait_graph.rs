@@ -1,13 +1,14 @@
 //! Which owners wait for which locks, and which owners hold those: from the registry of clients, and from the queues of fair locks.
 //!
-//! A *deadlock* is a cycle: each wait of it is for an object that is held by the owner or the task of the next wait. Owners alone
-//! would not show it, because each acquisition of an async program has an owner of its own.
+//! A *deadlock* is a cycle: each wait of it is for an object that is held by the owner of the next wait. In async programs each
+//! acquisition has an owner of its own. A cycle in which a wait is for an object that the *task* of the next wait has acquired is
+//! a possible deadlock only: the task may have passed the guard on, or it may wait for several locks at the same time.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::client_registry::{AllClients, Registered, RegistryEntry, Role};
-use crate::error::Result;
-use crate::name::{FAIR_QUEUE_PATTERN, ObjectKeys, object_of_queue, spans_slots};
+use crate::error::{Error, Result};
+use crate::name::{FAIR_QUEUE_PATTERN, KeyLayout, ObjectKeys, object_of_queue, spans_slots};
 use crate::owner::OwnerId;
 use crate::primitives::inspect::{ObjectState, inspect_keys};
 use crate::primitives::lock::Holder;
@@ -43,59 +44,97 @@ pub struct WaitGraph {
     pub unreadable: usize,
 }
 
-/// An owner, or a task of a client, which acts with several owners.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Actor<'a> {
-    Owner(&'a str),
-    Task(&'a str, Option<&'a str>),
-}
+/// A task of a client, which acts with several owners: the ids of both.
+type Task<'a> = (&'a str, &'a str);
 
-/// Returns the actors as which an owner is known.
-fn actors<'a>(
-    owner: &'a OwnerId,
-    registered: Option<&'a RegistryEntry>,
-) -> impl Iterator<Item = Actor<'a>> {
-    let task = registered.map(|entry| Actor::Task(&entry.client.id, entry.task.as_deref()));
-    [Actor::Owner(owner.as_str())].into_iter().chain(task)
+fn task_of(registered: Option<&RegistryEntry>) -> Option<Task<'_>> {
+    let entry = registered?;
+    Some((&entry.client.id, entry.task.as_deref()?))
 }
 
 impl WaitGraph {
     /// Returns the deadlocks: cycles in which each owner waits for a lock that the next one holds, and the last one for a lock
     /// of the first. Each wait is in one of them at most.
     ///
-    /// The owners of one task count as one, and so do those of a client outside of tasks (`Runtime::block_on`). A task that
-    /// waits for several locks at the same time (`join!`, `select!`) may therefore be reported although it can continue.
+    /// An owner is a thread in `blocking` and in Redisson, and otherwise the one of the request
+    /// ([`Acquire::owner`](crate::Acquire::owner)). See also [`WaitGraph::possible_deadlocks`].
     pub fn deadlocks(&self) -> Vec<Vec<&WaitingOwner>> {
-        let mut waits_of: BTreeMap<Actor<'_>, Vec<usize>> = BTreeMap::new();
+        self.resolve(self.cycles(false, BTreeSet::new()))
+    }
+
+    /// Returns the cycles that are deadlocks if the owners of a task belong together: at least one wait is for a lock that the
+    /// task of the next wait has acquired, with another owner. Does not contain the waits of [`WaitGraph::deadlocks`].
+    ///
+    /// Without [`Acquire::owner`](crate::Acquire::owner), each acquisition of an async program has an owner of its own, so a
+    /// deadlock of its tasks is found here. But a task that passes its guards to other tasks, or waits for several locks at
+    /// the same time (`join!`, `select!`), may be in such a cycle and yet continue.
+    pub fn possible_deadlocks(&self) -> Vec<Vec<&WaitingOwner>> {
+        let certain = self.cycles(false, BTreeSet::new()).concat();
+        self.resolve(self.cycles(true, certain.into_iter().collect()))
+    }
+
+    fn resolve(&self, cycles: Vec<Vec<usize>>) -> Vec<Vec<&WaitingOwner>> {
+        let waits = |cycle: Vec<usize>| cycle.into_iter().filter_map(|i| self.waits.get(i));
+        cycles
+            .into_iter()
+            .map(|cycle| waits(cycle).collect())
+            .collect()
+    }
+
+    /// Returns the cycles as indices of their waits, without those of some waits. If `by_task`, a task counts as the holder of
+    /// what it has acquired.
+    fn cycles(&self, by_task: bool, mut reported: BTreeSet<usize>) -> Vec<Vec<usize>> {
+        let mut by_owner: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+        let mut of_task: BTreeMap<Task<'_>, Vec<usize>> = BTreeMap::new();
         for (i, wait) in self.waits.iter().enumerate() {
-            for actor in actors(&wait.owner, wait.registered.as_ref()) {
-                waits_of.entry(actor).or_default().push(i);
+            by_owner.entry(wait.owner.as_str()).or_default().push(i);
+            let task = task_of(wait.registered.as_ref()).filter(|_| by_task);
+            if let Some(task) = task {
+                of_task.entry(task).or_default().push(i);
             }
         }
-        let next = |wait: &WaitingOwner| -> BTreeSet<usize> {
-            let holders = wait.holders.iter();
-            let actors = holders.flat_map(|one| actors(&one.owner, one.registered.as_ref()));
-            let waits = actors.filter_map(|actor| waits_of.get(&actor));
-            waits.flatten().copied().collect()
+        let next = |(i, wait): (usize, &WaitingOwner)| -> BTreeSet<usize> {
+            let waits = wait.holders.iter().flat_map(|holder| {
+                let task = task_of(holder.registered.as_ref());
+                let of_task = task.and_then(|task| of_task.get(&task));
+                [by_owner.get(holder.owner.as_str()), of_task]
+            });
+            // A wait for what its own owner or task holds is no cycle.
+            let waits = waits.flatten().flatten().copied();
+            waits.filter(|to| *to != i).collect()
         };
-        let next: Vec<_> = self.waits.iter().map(next).collect();
-        let mut reported = BTreeSet::new();
-        let mut deadlocks = Vec::new();
+        let next: Vec<_> = self.waits.iter().enumerate().map(next).collect();
+        let mut cycles = Vec::new();
         for start in 0..next.len() {
             if reported.contains(&start) {
                 continue;
             }
             if let Some(cycle) = shortest_cycle(start, &next, &reported) {
                 reported.extend(cycle.iter().copied());
-                deadlocks.push(
-                    cycle
-                        .into_iter()
-                        .filter_map(|i| self.waits.get(i))
-                        .collect(),
-                );
+                cycles.push(cycle);
             }
         }
-        deadlocks
+        cycles
+    }
+
+    /// Keeps the waits and holders that are also in an earlier graph, with the same owner and since the same time. The store is
+    /// read in several steps while locks change hands, so only a cycle that remains is a deadlock.
+    pub fn retain_unchanged(&mut self, earlier: &WaitGraph) {
+        let since =
+            |registered: &Option<RegistryEntry>| registered.as_ref().map(|one| one.since_ms);
+        let is_same = |one: &Holder, other: &Holder| {
+            one.owner == other.owner && since(&one.registered) == since(&other.registered)
+        };
+        let key = |wait: &WaitingOwner| (wait.name.clone(), wait.owner.clone());
+        let earlier: BTreeMap<_, _> = earlier.waits.iter().map(|wait| (key(wait), wait)).collect();
+        self.waits.retain_mut(|wait| {
+            let Some(before) = earlier.get(&key(wait)) else {
+                return false;
+            };
+            let is_held = |one: &Holder| before.holders.iter().any(|other| is_same(one, other));
+            wait.holders.retain(is_held);
+            since(&wait.registered) == since(&before.registered)
+        });
     }
 }
 
@@ -168,11 +207,31 @@ async fn read(session: &Session, all: &AllClients, keys: BTreeSet<String>) -> Re
         unreadable: all.unreadable,
         ..WaitGraph::default()
     };
-    // In a cluster no script could read all keys of a name that spans slots.
-    let is_readable = |key: &String| session.store.slot(key).is_none() || !spans_slots(key);
+    let is_readable = |key: &String| {
+        let name = key.strip_prefix(&session.prefix);
+        let is_name = |name: &str| {
+            let object = ObjectKeys::new(KeyLayout::Lock, &session.prefix, name);
+            !name.is_empty() && object.check().is_ok()
+        };
+        // In a cluster no script could read all keys of a name that spans slots.
+        name.is_some_and(is_name) && (session.store.slot(key).is_none() || !spans_slots(key))
+    };
     let keys: Vec<String> = keys.into_iter().filter(is_readable).collect();
     for page in keys.chunks(PAGE) {
-        for (key, seen) in inspect_keys(&session.store, page.iter().cloned()).await? {
+        let inspect = |keys: &[String]| inspect_keys(&session.store, keys.to_vec().into_iter());
+        let mut inspected = inspect(page).await;
+        if inspected.as_ref().is_err_and(is_refusal) {
+            // Perhaps of one key only: those of other applications are skipped.
+            let mut permitted = Vec::new();
+            for key in page {
+                match inspect(std::slice::from_ref(key)).await {
+                    Err(error) if is_refusal(&error) => {}
+                    found => permitted.extend(found?),
+                }
+            }
+            inspected = Ok(permitted);
+        }
+        for (key, seen) in inspected? {
             let state = seen.ok().flatten();
             let entries = registered.get(&*key).map_or(&[][..], Vec::as_slice);
             if let Some(name) = key.strip_prefix(&session.prefix) {
@@ -182,6 +241,14 @@ async fn read(session: &Session, all: &AllClients, keys: BTreeSet<String>) -> Re
     }
     graph.waits.sort_by(|one, other| one.name.cmp(&other.name));
     Ok(graph)
+}
+
+/// Returns whether the client may not read a key.
+fn is_refusal(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::NotPermitted { .. } | Error::InvalidName { .. }
+    )
 }
 
 /// Returns the waits for an object, in order.

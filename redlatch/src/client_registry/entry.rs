@@ -65,6 +65,8 @@ pub struct RegistryEntry {
     pub note: Option<String>,
     /// Number of the task that requested it, in its process.
     pub(crate) task: Option<String>,
+    /// Since when it has lasted, by the clock of the store in milliseconds.
+    pub(crate) since_ms: i64,
 }
 
 /// Whether a client holds an object or waits for it.
@@ -178,12 +180,13 @@ impl ClientHash {
     /// Returns a hold or wait of the client. `None` if there is none, or it is not readable.
     pub(super) fn entry(&self, client: &Arc<ClientInfo>, field: &str) -> Option<RegistryEntry> {
         let mut parts = self.fields.get(field)?.splitn(4, ' ');
-        let (age, kind) = (self.age(parts.next()?)?, parts.next()?);
+        let (since, kind) = (parts.next()?, parts.next()?);
         let (task, note) = (parts.next()?, parts.next()?);
         let some = |text: &str| Some(shortened(text).to_owned());
         Some(RegistryEntry {
             client: client.clone(),
-            age,
+            age: self.age(since)?,
+            since_ms: since.parse().ok()?,
             kind: shortened(kind).to_owned(),
             note: some(note).filter(|note| !note.is_empty()),
             task: some(task).filter(|task| task != "-"),

@@ -8,24 +8,25 @@
 //! 3. The step returns the number of fields. If it is another one than expected (the hash has expired, or was deleted or changed), the
 //!    task replaces the hash.
 //! 4. When the last entry has ended, the task deletes the hash and ends. If the process dies, the hash expires.
-//! 5. An outage makes the task wait until the next renewal, and then replace the hash. After any other error (no permission, no
-//!    memory) the client registers nothing any more.
+//! 5. An outage makes the task wait until the next renewal, and then replace the hash. After any other error (no memory) it
+//!    pauses for minutes ([`PAUSE_AFTER_REFUSAL`]). Without permission the client registers nothing any more.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use self::step::{Setting, Write};
 use crate::background::Background;
 use crate::environment::{process_info, task, task_id};
 use crate::error::{Error, Result};
 use crate::lease::Lease;
-use crate::name::{ObjectKeys, client_key};
+use crate::name::{KeyLayout, ObjectKeys, client_key};
 use crate::owner::{ClientId, Owner};
 use crate::store::{Delivery, Store};
 use crate::sync::{Mutex, wait_for};
@@ -48,11 +49,17 @@ pub(crate) const REGISTERED_AFTER: Duration = Duration::from_secs(1);
 /// How long changes are collected before they are written.
 const BATCH_WINDOW: Duration = Duration::from_millis(50);
 
+/// How long nothing is written after the store has refused it.
+const PAUSE_AFTER_REFUSAL: Duration = Duration::from_secs(180);
+
 /// Limit of entries in one step, so that no script blocks the server.
 const MAX_STEP_ENTRIES: usize = 100;
 
-/// Limit of entries of a client, so that readers need not read more. Further holds and waits are not registered.
-pub(crate) const MAX_ENTRIES: usize = 1000;
+/// Limit of holds of a client, and of its waits, so that readers need not read more. Further ones are not registered.
+const MAX_PER_ROLE: usize = 500;
+
+/// Limit of entries of a client.
+const MAX_ENTRIES: usize = 2 * MAX_PER_ROLE;
 
 /// What one client registers about itself.
 #[derive(Clone)]
@@ -73,7 +80,10 @@ struct Shared {
     /// Weak: the task does not keep the connections of a dropped client open.
     store: Weak<Store>,
     background: Background,
+    /// Whether the client writes to the registry.
     is_on: AtomicBool,
+    /// Whether the client reads the registry.
+    is_read: bool,
     state: Mutex<State>,
     /// Notified when there is something to write.
     changed: Notify,
@@ -87,6 +97,8 @@ struct Shared {
 struct State {
     /// By field.
     entries: BTreeMap<String, Entry>,
+    /// Number of these that are waits.
+    waits: usize,
     /// The fields that may differ in the store.
     unwritten: BTreeSet<String>,
     /// Whether the hash may exist in the store.
@@ -123,6 +135,7 @@ impl Registration {
             store: Arc::downgrade(store),
             background,
             is_on: is_on.into(),
+            is_read: is_on,
             state: Mutex::default(),
             changed: Notify::new(),
             urgent: Notify::new(),
@@ -130,12 +143,12 @@ impl Registration {
         }))
     }
 
-    /// Returns whether the client uses the registry.
+    /// Returns whether the client writes to the registry.
     pub(crate) fn is_on(&self) -> bool {
         self.0.is_on.load(Ordering::Relaxed)
     }
 
-    /// Registers a hold or wait that began at `since`.
+    /// Registers a hold or wait that began at `since`. Returns whether it is registered.
     pub(crate) fn add(
         &self,
         role: Role,
@@ -143,10 +156,11 @@ impl Registration {
         owner: Owner,
         since: Instant,
         request: &RequestInfo,
-    ) {
+    ) -> bool {
         let shared = &self.0;
-        if !self.is_on() {
-            return;
+        // A holder of permits is not known from the store, so its entry would never be looked up.
+        if !self.is_on() || (role == Role::Holds && object.layout() == KeyLayout::Permits) {
+            return false;
         }
         let field = role.field(object, owner);
         let entry = Entry {
@@ -154,14 +168,18 @@ impl Registration {
             text: entry::entry_text(object, request),
         };
         let state = &mut *shared.state.lock();
-        if state.entries.len() < MAX_ENTRIES || state.entries.contains_key(&field) {
+        let registered = state.entries.contains_key(&field) || state.has_room(role);
+        if registered {
             state.unwritten.insert(field.clone());
-            state.entries.insert(field, entry);
+            if state.entries.insert(field, entry).is_none() && role == Role::Waits {
+                state.waits += 1;
+            }
             shared.notify_task(state);
         }
+        registered
     }
 
-    /// Registers a wait for an object. `None` if the client does not use the registry.
+    /// Registers a wait for an object. `None` if it is not registered.
     pub(crate) fn add_wait(
         &self,
         object: &Arc<ObjectKeys>,
@@ -169,13 +187,11 @@ impl Registration {
         since: Instant,
         request: &RequestInfo,
     ) -> Option<RegisteredWait> {
-        self.is_on().then(|| {
-            self.add(Role::Waits, object, owner, since, request);
-            RegisteredWait {
-                registration: self.clone(),
-                object: object.clone(),
-                owner,
-            }
+        let registered = self.add(Role::Waits, object, owner, since, request);
+        registered.then(|| RegisteredWait {
+            registration: self.clone(),
+            object: object.clone(),
+            owner,
         })
     }
 
@@ -187,6 +203,7 @@ impl Registration {
         let field = role.field(object, owner);
         let state = &mut *self.0.state.lock();
         if state.entries.remove(&field).is_some() {
+            state.waits -= usize::from(role == Role::Waits);
             state.unwritten.insert(field);
             self.0.notify_task(state);
         }
@@ -204,7 +221,9 @@ impl Registration {
             shared.urgent.notify_one();
             None
         };
-        wait_for(&shared.written, is_flushed).await;
+        // The runtime of the task may not be driven.
+        let written = wait_for(&shared.written, is_flushed);
+        let _ = timeout(shared.ttl.renewal_interval(), written).await;
     }
 }
 
@@ -234,6 +253,14 @@ pub(crate) struct RegisteredWait {
     owner: Owner,
 }
 
+impl RegisteredWait {
+    /// Returns whether the client may register more waits.
+    pub(crate) fn has_room_for_more(&self) -> bool {
+        let registration = &self.registration;
+        registration.is_on() && registration.0.state.lock().has_room(Role::Waits)
+    }
+}
+
 impl Drop for RegisteredWait {
     fn drop(&mut self) {
         self.registration
@@ -248,10 +275,13 @@ impl Shared {
         if state.task.as_ref().is_some_and(runs) {
             self.changed.notify_one();
         } else if let Some(runtime) = self.background.runtime() {
-            let running = runtime.spawn(task(run_task(self.clone())));
-            state.task = Some(running.abort_handle());
-            state.is_writing = false;
+            self.start_task(state, &runtime);
         }
+    }
+
+    fn start_task(self: &Arc<Shared>, state: &mut State, runtime: &Handle) {
+        let running = runtime.spawn(task(run_task(self.clone())));
+        state.task = Some(running.abort_handle());
     }
 
     /// Writes all changes.
@@ -333,8 +363,8 @@ impl Shared {
         texts.chain([started]).collect()
     }
 
-    /// Handles the end of an attempt to write. Returns whether the task has more to do.
-    fn written(&self, result: Result<()>) -> bool {
+    /// Handles the end of an attempt to write.
+    fn written(&self, result: Result<()>) -> Next {
         let state = &mut *self.state.lock();
         (state.is_writing, state.failed) = (false, result.is_err());
         let refusal = result.err().filter(|error| !error.is_transient());
@@ -342,17 +372,22 @@ impl Shared {
             // What the store has is unknown. Its time to live limits how long.
             state.is_known = false;
         }
-        if let Some(error) = refusal {
+        let is_refused = refusal.is_some();
+        if let Some(error @ Error::NotPermitted { .. }) = refusal {
             self.switch_off(&error);
-            (state.entries, state.unwritten) = Default::default();
+            (state.entries, state.unwritten, state.waits) = Default::default();
         }
         let is_on = self.is_on.load(Ordering::Relaxed);
-        let continues = is_on && !(state.entries.is_empty() && state.is_written());
-        if !continues {
+        let is_done = !is_on || (state.entries.is_empty() && state.is_written());
+        if is_done {
             state.task = None;
         }
         self.written.notify_waiters();
-        continues
+        match (is_done, is_refused) {
+            (true, _) => Next::End,
+            (false, true) => Next::Pause,
+            (false, false) => Next::Renew,
+        }
     }
 
     /// Registers nothing from now on.
@@ -364,14 +399,35 @@ impl Shared {
 }
 
 impl State {
+    /// Returns whether there are fewer holds or waits than the limit.
+    fn has_room(&self, role: Role) -> bool {
+        let others = match role {
+            Role::Holds => self.entries.len() - self.waits,
+            Role::Waits => self.waits,
+        };
+        others < MAX_PER_ROLE
+    }
+
     /// Returns whether the store has all changes, as far as is known.
     fn is_written(&self) -> bool {
         !self.is_writing && self.unwritten.is_empty() && self.may_exist != self.entries.is_empty()
     }
 }
 
+/// What the task does after an attempt to write.
+enum Next {
+    Renew,
+    Pause,
+    End,
+}
+
 /// The task, which runs while there are entries.
 async fn run_task(shared: Arc<Shared>) {
+    let mut restart = RestartOnDrop {
+        shared: shared.clone(),
+        runtime: Handle::current().id(),
+        ended: false,
+    };
     loop {
         let _ = timeout(BATCH_WINDOW, shared.urgent.notified()).await;
         let Some(store) = shared.store.upgrade() else {
@@ -379,9 +435,42 @@ async fn run_task(shared: Arc<Shared>) {
         };
         let result = shared.write(&store).await;
         drop(store);
-        if !shared.written(result) {
+        match shared.written(result) {
+            Next::Renew => {
+                let _ = timeout(shared.ttl.renewal_interval(), shared.changed.notified()).await;
+            }
+            Next::Pause => sleep(PAUSE_AFTER_REFUSAL).await,
+            Next::End => break,
+        }
+    }
+    restart.ended = true;
+}
+
+/// Continues in another runtime if the task is dropped because its runtime ends.
+struct RestartOnDrop {
+    shared: Arc<Shared>,
+    runtime: tokio::runtime::Id,
+    /// The task has ended by itself. If it is needed again, another one has already been started.
+    ended: bool,
+}
+
+impl Drop for RestartOnDrop {
+    fn drop(&mut self) {
+        if self.ended {
             return;
         }
-        let _ = timeout(shared.ttl.renewal_interval(), shared.changed.notified()).await;
+        let shared = &self.shared;
+        let state = &mut *shared.state.lock();
+        // What was in flight may have been written or not.
+        (state.is_writing, state.failed, state.is_known) = (false, true, false);
+        state.task = None;
+        if !state.entries.is_empty()
+            && shared.store.strong_count() > 0
+            && let Some(runtime) = shared.background.latest_runtime()
+            && runtime.id() != self.runtime
+        {
+            shared.start_task(state, &runtime);
+        }
+        shared.written.notify_waiters();
     }
 }

@@ -1,20 +1,20 @@
 //! Reads what other clients have registered. Entries that are not readable are missing in the result, and an error is only
-//! logged.
+//! logged, unless nothing can be read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::entry::{CLIENT_FIELDS, Registered, RegistryEntry, Role};
 use super::step::{ClientHash, Read};
 use super::{ClientInfo, Registration};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::join::join_all;
 use crate::name::{CLIENT_PATTERN, client_key, client_of_key};
 use crate::owner::{ClientId, OwnerId};
 use crate::store::{Cursor, ScanType, Store};
 
 /// How many hashes are read at the same time.
-const CONCURRENT_READS: usize = 100;
+const CONCURRENT_READS: usize = 8;
 
 /// Limit of fields that are read with one step.
 const MAX_STEP_FIELDS: usize = 100;
@@ -44,7 +44,7 @@ impl Registration {
         sought: &[Sought<'_>],
     ) -> Vec<Option<RegistryEntry>> {
         let mut found: Vec<_> = sought.iter().map(|_| None).collect();
-        if !self.is_on() {
+        if !self.0.is_read {
             return found;
         }
         let mut clients: BTreeMap<&str, Vec<(usize, String)>> = BTreeMap::new();
@@ -77,7 +77,7 @@ impl Registration {
                 self.read(store, client_key(client), fields.collect())
             });
             for ((client, fields), hash) in some.iter().zip(join_all(hashes).await) {
-                let Some(hash) = hash else { continue };
+                let Ok(Some(hash)) = hash else { continue };
                 let Some(info) = hash.client(client) else {
                     continue;
                 };
@@ -91,44 +91,50 @@ impl Registration {
         found
     }
 
-    /// Returns everything in the registry, page by page with SCAN.
+    /// Returns everything in the registry, page by page with SCAN. Fails if no hash could be read.
     pub(crate) async fn read_all(&self, store: &Store) -> Result<AllClients> {
         let mut all = AllClients::default();
-        let mut read: BTreeMap<String, ()> = BTreeMap::new();
+        let mut read: BTreeSet<String> = BTreeSet::new();
+        let (mut has_read, mut failure) = (false, None);
         let mut cursor = Some(Cursor::default());
-        while let (Some(at), true) = (cursor, self.is_on()) {
+        while let (Some(at), true) = (cursor, self.0.is_read) {
             let (keys, next) = store.scan(CLIENT_PATTERN, ScanType::Hashes, at).await?;
             cursor = next;
             // A key may be in two pages.
-            let is_new = |key: &String| read.insert(key.clone(), ()).is_none();
+            let is_new = |key: &String| read.insert(key.clone());
             let keys: Vec<_> = keys.into_iter().filter(is_new).collect();
             for some in keys.chunks(CONCURRENT_READS) {
                 let hashes = some
                     .iter()
                     .map(|key| self.read(store, key.clone(), Vec::new()));
                 for (key, hash) in some.iter().zip(join_all(hashes).await) {
-                    match hash.and_then(|hash| parse(key, &hash)) {
+                    has_read |= hash.is_ok();
+                    match hash.map(|hash| parse(key, &hash?)).unwrap_or_else(|error| {
+                        failure = Some(error);
+                        None
+                    }) {
                         Some(entries) => all.entries.extend(entries),
                         None => all.unreadable += 1,
                     }
                 }
             }
         }
-        Ok(all)
+        match failure.filter(|_| !has_read) {
+            Some(error) => Err(error),
+            None => Ok(all),
+        }
     }
 
-    async fn read(&self, store: &Store, key: String, fields: Vec<String>) -> Option<ClientHash> {
-        match store.run_idempotent(&Read { key, fields }).await {
-            Ok(hash) => hash,
-            Err(error) => {
-                if matches!(error, Error::NotPermitted { .. }) {
-                    self.0.switch_off(&error);
-                } else {
-                    tracing::debug!(%error, "the registry of clients could not be read");
-                }
-                None
-            }
-        }
+    async fn read(
+        &self,
+        store: &Store,
+        key: String,
+        fields: Vec<String>,
+    ) -> Result<Option<ClientHash>> {
+        let hash = store.run_idempotent(&Read { key, fields }).await;
+        hash.inspect_err(
+            |error| tracing::debug!(%error, "the registry of clients could not be read"),
+        )
     }
 }
 

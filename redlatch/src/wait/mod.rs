@@ -24,7 +24,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::client_registry::{REGISTERED_AFTER, RegisteredWait};
 use crate::error::{Error, Result};
@@ -204,20 +204,20 @@ async fn wait_in_queue<A: Attempt>(waiter: &mut Waiter, attempt: &mut A) -> Resu
         let (since, report, register) = (Instant::now(), attempt.reporter(), attempt.registrar());
         let mut waiting = pin!(wait_as_first(waiter, turn, attempt));
         let long_wait = async {
-            sleep_until(waiter.joined() + REGISTERED_AFTER).await;
-            waiter.register(register);
-            let mut report = Some(report);
-            loop {
-                waiter.remind_others();
-                let next = Instant::now() + REGISTERED_AFTER;
-                match report.take_if(|_| next > since + LONG_WAIT) {
-                    Some(report) => {
-                        sleep_until(since + LONG_WAIT).await;
-                        report(since).await;
-                    }
-                    None => sleep_until(next).await,
+            let remind = async {
+                sleep_until(waiter.joined() + REGISTERED_AFTER).await;
+                waiter.register(register);
+                while waiter.is_registered() {
+                    waiter.remind_others();
+                    sleep(REGISTERED_AFTER).await;
                 }
-            }
+            };
+            let report = async {
+                sleep_until(since + LONG_WAIT).await;
+                report(since).await;
+            };
+            tokio::join!(remind, report);
+            std::future::pending().await
         };
         tokio::select! {
             biased;

@@ -15,6 +15,7 @@
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Deref;
+use std::pin::pin;
 use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Duration;
@@ -106,13 +107,45 @@ struct ObjectQueues {
     created: Instant,
     /// One queue for each [`QueueKind`].
     queues: [WaitQueue; 2],
-    /// The registered waits.
-    registered: Mutex<Vec<Option<RegisteredWait>>>,
+    registered: Mutex<RegisteredWaits>,
     /// Since when the store cannot be reached, and why.
     outage: Mutex<Option<(Instant, Error)>>,
     /// Notified when the store could not be reached, to fail all waiters for the object, and to remind them that they may have
     /// waited long.
     failed: Notify,
+}
+
+/// The registered waits for an object. (Each waiter has only an index, so that it is small.)
+#[derive(Debug, Default)]
+struct RegisteredWaits {
+    waits: Vec<Option<RegisteredWait>>,
+    /// The indices without a wait.
+    free: Vec<u16>,
+}
+
+impl RegisteredWaits {
+    /// Adds a wait. Returns its index plus one; 0 if there are too many.
+    fn add(&mut self, wait: RegisteredWait) -> u16 {
+        if self.free.is_empty() {
+            let Ok(index) = u16::try_from(self.waits.len() + 1) else {
+                return 0;
+            };
+            self.waits.push(None);
+            self.free.push(index - 1);
+        }
+        let index = self.free.pop().unwrap_or_default();
+        self.waits[usize::from(index)] = Some(wait);
+        index + 1
+    }
+
+    fn take(&mut self, index: u16) -> Option<RegisteredWait> {
+        self.free.push(index);
+        self.waits.get_mut(usize::from(index))?.take()
+    }
+
+    fn len(&self) -> usize {
+        self.waits.len() - self.free.len()
+    }
 }
 
 /// The contacts of one queue with the store.
@@ -220,8 +253,8 @@ pub(super) struct Waiter {
     takes_offers: bool,
     /// Id of its claim; 0: it has none.
     claim_id: u64,
-    /// When it has joined the queue, in milliseconds since the queues of the object were created. (Smaller than an `Instant`:
-    /// each waiter has one.)
+    /// When it has joined the queue, in milliseconds since the queues of the object were created, modulo 2^32. (Smaller than
+    /// an `Instant`: each waiter has one.)
     joined_ms: u32,
     /// Index of its wait in [`ObjectQueues::registered`], plus one; 0: the wait is not registered.
     registered: AtomicU16,
@@ -527,7 +560,7 @@ impl WaitQueues {
         let waiter = Waiter {
             queues: self.clone(),
             subscription: entry.subscription.clone(),
-            joined_ms: u32::try_from(object.created.elapsed().as_millis()).unwrap_or(u32::MAX),
+            joined_ms: object.age_ms() as u32,
             object,
             kind,
             takes_offers: false,
@@ -775,6 +808,11 @@ impl ContactState {
 }
 
 impl ObjectQueues {
+    /// Returns how many milliseconds ago the queues were created.
+    fn age_ms(&self) -> u64 {
+        self.created.elapsed().as_millis() as u64
+    }
+
     fn queue(&self, kind: QueueKind) -> &WaitQueue {
         let [exclusive, shared] = &self.queues;
         match kind {
@@ -855,56 +893,65 @@ impl Waiter {
         self.object.failed.notify_waiters();
     }
 
-    /// Reminds the waiters behind this one that they may have waited long. Not in an outage: they would fail.
+    /// Reminds the waiters behind this one that they may have waited long, if any could register its wait. Not in an outage:
+    /// they would fail.
     pub(super) fn remind_others(&self) {
-        if self.object.outage.lock().is_none() {
-            self.object.failed.notify_waiters();
+        let object = &self.object;
+        let is_useful = {
+            let registered = object.registered.lock();
+            let waiters = |queue: &WaitQueue| queue.contact.lock().waiters;
+            let has_room = |wait: &RegisteredWait| wait.has_room_for_more();
+            registered
+                .waits
+                .iter()
+                .flatten()
+                .next()
+                .is_some_and(has_room)
+                && registered.len() < object.queues.iter().map(waiters).sum()
+        };
+        if is_useful && object.outage.lock().is_none() {
+            object.failed.notify_waiters();
         }
     }
 
     /// Waits until [`Waiter::fail_all`] is called after the first poll. Returns since when the store cannot be reached, and
     /// why. Registers the wait when the first waiter reminds this one.
     pub(super) async fn failed(&self, attempt: &impl Attempt) -> (Instant, Error) {
+        let mut notified = pin!(self.object.failed.notified());
         loop {
-            self.object.failed.notified().await;
-            match self.object.outage.lock().clone() {
+            notified.as_mut().await;
+            // Before the outage is read, so that no failure is missed.
+            notified.set(self.object.failed.notified());
+            let outage = self.object.outage.lock().clone();
+            match outage {
                 Some(outage) => return outage,
-                None => self.register(attempt.registrar()),
+                None => self.register(|since| attempt.registrar()(since)),
             }
         }
     }
 
     /// Returns when this waiter has joined the queue.
     pub(super) fn joined(&self) -> Instant {
-        self.object.created + Duration::from_millis(self.joined_ms.into())
+        let now_ms = self.object.age_ms();
+        let waited_ms = (now_ms as u32).wrapping_sub(self.joined_ms);
+        self.object.created + Duration::from_millis(now_ms - u64::from(waited_ms))
+    }
+
+    /// Returns whether the wait is registered.
+    pub(super) fn is_registered(&self) -> bool {
+        self.registered.load(Ordering::Relaxed) > 0
     }
 
     /// Registers the wait, if it has lasted long and is not registered yet.
     pub(super) fn register(&self, register: impl FnOnce(Instant) -> Option<RegisteredWait>) {
-        let (joined, place) = (self.joined(), self.registered.load(Ordering::Relaxed));
-        if place == 0
+        let joined = self.joined();
+        if !self.is_registered()
             && joined.elapsed() >= REGISTERED_AFTER
             && let Some(wait) = register(joined)
         {
-            let mut registered = self.object.registered.lock();
-            let free = registered.iter().position(Option::is_none);
-            let index = free.unwrap_or(registered.len());
-            // More do not fit into the registry of the client.
-            let Ok(place) = u16::try_from(index + 1) else {
-                return;
-            };
-            if free.is_none() {
-                registered.push(None);
-            }
-            registered[index] = Some(wait);
+            let place = self.object.registered.lock().add(wait);
             self.registered.store(place, Ordering::Relaxed);
         }
-    }
-
-    /// Takes the registered wait.
-    fn take_registered(&mut self) -> Option<RegisteredWait> {
-        let index = usize::from(*self.registered.get_mut()).checked_sub(1)?;
-        self.object.registered.lock().get_mut(index)?.take()
     }
 
     /// Waits until all earlier waiters have had their turns and no subscription of the channel is being
@@ -1040,7 +1087,10 @@ impl Drop for Waiter {
     fn drop(&mut self) {
         // Dropped after the locks: these refer to holds.
         let (mut _unclaimed, mut _claim) = (VecDeque::new(), None);
-        drop(self.take_registered());
+        if let Some(index) = self.registered.get_mut().checked_sub(1) {
+            let registered = self.object.registered.lock().take(index);
+            drop(registered);
+        }
         let mut channels = self.queues.channels.entries.lock();
         let Some(entry) = channels.get_mut(&self.subscription.channel) else {
             return;
@@ -1117,6 +1167,18 @@ mod tests {
         let store = crate::store::embedded::Embedded::new().connect(channels.clone());
         let store = Arc::new(Store::Embedded(store));
         WaitQueues::new(channels, store, Background::default(), LINGER)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn time_of_joining_is_known_after_months() {
+        let queues = queues();
+        let _first = queues.join("c", "object", QueueKind::Exclusive);
+        tokio::time::advance(Duration::from_secs(100 * 24 * 3600)).await;
+        let before = Instant::now();
+        let waiter = queues.join("c", "object", QueueKind::Exclusive);
+        assert!(before - waiter.joined() < Duration::from_millis(1));
+        tokio::time::advance(Duration::from_secs(7)).await;
+        assert!(before - waiter.joined() < Duration::from_millis(1));
     }
 
     /// Returns whether a waiter is woken at once.

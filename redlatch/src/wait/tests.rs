@@ -37,6 +37,8 @@ struct Scripted {
     doubts: usize,
     /// After how many seconds of waiting the holder was reported.
     reports: Arc<Mutex<Vec<u64>>>,
+    /// Called instead of registering the wait.
+    on_register: Option<Arc<dyn Fn() + Send + Sync>>,
     queues: WaitQueues,
 }
 
@@ -77,6 +79,7 @@ fn scripted(queues: &WaitQueues, answers: impl IntoIterator<Item = Answer>) -> S
         is_overtaken: false,
         doubts: 0,
         reports: Arc::default(),
+        on_register: None,
         queues: queues.clone(),
     }
 }
@@ -152,6 +155,14 @@ impl Attempt for Scripted {
         let reports = self.reports.clone();
         move |since| {
             Box::pin(async move { reports.lock().unwrap().push(since.elapsed().as_secs()) })
+        }
+    }
+
+    fn registrar(&self) -> impl FnOnce(Instant) -> Option<RegisteredWait> + Send + 'static {
+        let on_register = self.on_register.clone();
+        move |_| {
+            on_register?();
+            None
         }
     }
 
@@ -903,4 +914,24 @@ async fn error_that_is_no_outage_ends_request_in_outage() {
     let answers = [outage(), refused(), Ok(Outcome::Done(1))];
     let (failed, _) = within(WaitLimit::Endless, Some(10 * SECOND), answers).await;
     assert!(matches!(failed, Err(Error::AlreadyHeld { .. })));
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiter_misses_no_failure_while_it_registers() {
+    let queues = queues();
+    let [first, second] = [(); 2].map(|()| queues.join("channel", "object", QueueKind::Exclusive));
+    sleep(2).await;
+    let first = Arc::new(first);
+    let failing = first.clone();
+    let mut attempt = scripted(&queues, []);
+    attempt.on_register = Some(Arc::new(move || {
+        let (since, error) = (Instant::now(), outage().unwrap_err());
+        failing.request_ended(Some(LastContact::Failed { since, error }));
+        failing.fail_all();
+    }));
+    let failed = tokio::time::timeout(SECOND, second.failed(&attempt));
+    // Without an outage that is a reminder.
+    let remind = async { first.fail_all() };
+    let (failed, ()) = tokio::join!(failed, remind);
+    assert!(failed.is_ok());
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redlatch::inspect::{RegistryEntry, WaitingOwner};
-use redlatch::{Client, blocking};
+use redlatch::{Client, Error, blocking};
 use redlatch_testkit::{Server, unique};
 
 use crate::common::secured::{PREFIX, Rules, Secured, rules};
@@ -175,6 +175,35 @@ async fn client_without_permission_registers_nothing() {
     again.unlock().await.unwrap();
     client.flush().await;
     assert_eq!(denied(), 1, "it asks once");
+    // Another client has registered itself.
+    let key = "redlatch_client:{other}";
+    let _: i64 = secured.server.plain().command(&["HSET", key, "host", "h"]);
+    let graph = client.wait_graph().await;
+    assert!(
+        matches!(graph, Err(Error::NotPermitted { .. })),
+        "{graph:?}"
+    );
+}
+
+/// With the narrower rule that docs/security.md names.
+#[tokio::test]
+async fn refused_entry_of_another_client_is_only_missing() {
+    let Rules { app, .. } = rules();
+    let own = app.replacen(" ~", " ~redlatch_client:{app* ~", 1);
+    let secured = Secured::start(&[&own]);
+    let id = unique("app");
+    let client = secured.client(Client::builder().client_id(&id), "").await;
+    let name = unique("foreign");
+    let server = secured.server.plain();
+    let foreign = format!("{PREFIX}{name}");
+    let _: i64 = server.command(&["HSET", &foreign, "other:1", "1"]);
+    let _: i64 = server.command(&["HSET", "redlatch_client:{other}", "host", "h"]);
+    assert_eq!(holder(&client, &name).await, None);
+    let held = unique("held");
+    let _guard = client.lock(&held).lock().await.unwrap();
+    until_registered(&client, &held).await;
+    let graph = client.wait_graph().await.unwrap();
+    assert_eq!((graph.waits.len(), graph.unreadable), (0, 1));
 }
 
 /// With the rule that docs/security.md names.
