@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use redlatch::Client;
 use redlatch::inspect::{Holder, WaitingOwner};
+use redlatch::{Client, Error};
 use serde::Serialize;
 
 use crate::args::{Deadlocks, Why};
@@ -33,7 +33,8 @@ struct Party {
 struct Explained {
     #[serde(flatten)]
     object: Object,
-    waiters: Vec<Party>,
+    /// `None`: the user may not read them.
+    waiters: Option<Vec<Party>>,
 }
 
 /// A wait of a deadlock in JSON.
@@ -77,11 +78,15 @@ pub(crate) async fn why(store_args: &StoreArgs, why: &Why) -> Result<u8, Failure
     store::check_name(name).await?;
     let client = store::connect(store_args, Client::builder()).await?;
     let state = client.inspect(name).await?;
-    let waiters = client.waiters(name).await?;
+    let waiters = match client.waiters(name).await {
+        // The holder is known anyway.
+        Err(Error::NotPermitted { .. }) => None,
+        waiters => Some(waiters?),
+    };
     if why.json {
         let explained = Explained {
             object: Object::new(name.clone(), state),
-            waiters: waiters.iter().map(Party::waiter).collect(),
+            waiters: waiters.map(|waiters| waiters.iter().map(Party::waiter).collect()),
         };
         return show::write(&show::json_lines(&[explained])?);
     }
@@ -97,12 +102,13 @@ pub(crate) async fn why(store_args: &StoreArgs, why: &Why) -> Result<u8, Failure
     for holder in holders {
         text.push_str(&format!("held by {}\n", holder_text(holder)));
     }
-    match waiters.len() {
-        0 => text.push_str("no waiters known\n"),
-        1 => text.push_str("1 waiter:\n"),
-        many => text.push_str(&format!("{many} waiters:\n")),
+    match waiters.as_ref().map(Vec::len) {
+        None => text.push_str("no permission to read the waiters\n"),
+        Some(0) => text.push_str("no waiters known\n"),
+        Some(1) => text.push_str("1 waiter:\n"),
+        Some(many) => text.push_str(&format!("{many} waiters:\n")),
     }
-    for (i, wait) in waiters.iter().enumerate() {
+    for (i, wait) in waiters.iter().flatten().enumerate() {
         let queued = wait.position.map_or("", |_| ", in the queue");
         text.push_str(&format!("  {}. {}{queued}\n", i + 1, waiter_text(wait)));
     }

@@ -436,7 +436,7 @@ impl ClientBuilder {
     }
 
     /// Sets whether the client registers in the store what it has held or waited for longer than a second, so that
-    /// [`Client::inspect`] and `redlatch show` can tell who that is. Default: true.
+    /// [`Client::inspect`] and `redlatch show` can name the process of a holder. Default: true.
     ///
     /// It writes the name of the machine and of the program, the process id, the version of this library, the
     /// [label](ClientBuilder::label), and for each such hold and wait the name of the object, the owner, and the

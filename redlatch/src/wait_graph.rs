@@ -257,8 +257,9 @@ fn waits(
     state: Option<ObjectState>,
     entries: &[&Registered],
 ) -> impl Iterator<Item = WaitingOwner> {
-    let find = |role: Role, owner: &OwnerId| {
-        let is_sought = |one: &&&Registered| one.role == role && one.owner == *owner;
+    let find = |role: Role, owner: &OwnerId, writes: bool| {
+        let is_sought =
+            |one: &&&Registered| one.role == role && one.owner == *owner && one.writes == writes;
         let found = entries.iter().find(is_sought);
         found.map(|found| found.entry.clone())
     };
@@ -267,8 +268,17 @@ fn waits(
         .flat_map(ObjectState::holders)
         .cloned()
         .collect();
-    for holder in &mut holders {
-        holder.registered = find(Role::Holds, &holder.owner);
+    let has_writer = matches!(
+        state,
+        Some(ObjectState::ReadWriteLock {
+            writer: Some(_),
+            ..
+        })
+    );
+    // The writer comes first.
+    let writes = |i: usize| i == 0 && has_writer;
+    for (i, holder) in holders.iter_mut().enumerate() {
+        holder.registered = find(Role::Holds, &holder.owner, writes(i));
     }
     let queue = match state {
         Some(ObjectState::Lock { queue, .. }) => queue,
@@ -285,17 +295,19 @@ fn waits(
         .into_iter()
         .enumerate()
         .map(|(i, waiter)| {
-            let registered = find(Role::Waits, &waiter.owner);
+            let registered = find(Role::Waits, &waiter.owner, false);
             wait(waiter.owner, Some(i + 1), registered)
         })
         .collect();
-    let is_known = |owner: &OwnerId| {
-        // It may have acquired the object since it was registered.
-        waits.iter().any(|one| one.owner == *owner) || holders.iter().any(|one| one.owner == *owner)
+    let is_known = |one: &Registered| {
+        // It may have acquired the object since it was registered. A reader may wait for the write lock.
+        let mut holders = holders.iter().enumerate();
+        waits.iter().any(|wait| wait.owner == one.owner)
+            || holders.any(|(i, holder)| holder.owner == one.owner && writes(i) == one.writes)
     };
     let others = entries.iter().filter(|one| one.role == Role::Waits);
     let mut others: Vec<_> = others
-        .filter(|one| !is_known(&one.owner))
+        .filter(|one| !is_known(one))
         .map(|one| wait(one.owner.clone(), None, Some(one.entry.clone())))
         .collect();
     let age = |one: &WaitingOwner| one.registered.as_ref().map(|entry| entry.age);

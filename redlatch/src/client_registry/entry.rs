@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::RequestInfo;
 use super::step::ClientHash;
 use crate::environment::ProcessInfo;
-use crate::name::{KeyLayout, ObjectKeys, owner_of, writer_field};
+use crate::name::{KeyLayout, ObjectKeys, is_writer_field, owner_of, writer_field};
 use crate::owner::{ClientId, Owner, OwnerId};
 
 /// Largest size of a text that is written: label, program, host and note.
@@ -113,6 +113,8 @@ pub(crate) struct Registered {
     pub(crate) role: Role,
     pub(crate) key: String,
     pub(crate) owner: OwnerId,
+    /// Whether it is about a write lock.
+    pub(crate) writes: bool,
     pub(crate) entry: RegistryEntry,
 }
 
@@ -205,6 +207,7 @@ impl ClientHash {
                 role,
                 key: key.to_owned(),
                 owner: format!("{}:{number}", client.id).into(),
+                writes: is_writer_field(object),
                 entry: self.entry(client, field)?,
             })
         };

@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use self::step::{Setting, Write};
 use crate::background::Background;
-use crate::environment::{process_info, task, task_id};
+use crate::environment::{ProcessInfo, process_info, task, task_id};
 use crate::error::{Error, Result};
 use crate::lease::Lease;
 use crate::name::{KeyLayout, ObjectKeys, client_key};
@@ -114,6 +114,8 @@ struct State {
 
 struct Entry {
     since: Instant,
+    /// Number of waits of the owner for the object.
+    waits: usize,
     /// What the value contains behind the time.
     text: String,
 }
@@ -165,9 +167,16 @@ impl Registration {
         let field = role.field(object, owner);
         let entry = Entry {
             since,
+            waits: 1,
             text: entry::entry_text(object, request),
         };
         let state = &mut *shared.state.lock();
+        if role == Role::Waits
+            && let Some(earlier) = state.entries.get_mut(&field)
+        {
+            earlier.waits += 1;
+            return true;
+        }
         let registered = state.entries.contains_key(&field) || state.has_room(role);
         if registered {
             state.unwritten.insert(field.clone());
@@ -202,7 +211,11 @@ impl Registration {
         }
         let field = role.field(object, owner);
         let state = &mut *self.0.state.lock();
-        if state.entries.remove(&field).is_some() {
+        if let Some(entry) = state.entries.get_mut(&field)
+            && entry.waits > 1
+        {
+            entry.waits -= 1;
+        } else if state.entries.remove(&field).is_some() {
             state.waits -= usize::from(role == Role::Waits);
             state.unwritten.insert(field);
             self.0.notify_task(state);
@@ -285,9 +298,9 @@ impl Shared {
     }
 
     /// Writes all changes.
-    async fn write(&self, store: &Store) -> Result<()> {
+    async fn write(&self, store: &Store, process: &ProcessInfo) -> Result<()> {
         let mut is_first = true;
-        while let Some(step) = self.next_step(is_first) {
+        while let Some(step) = self.next_step(process, is_first) {
             is_first = false;
             let within = self.ttl.renewal_interval();
             let answer = store.run_once(&step, Delivery::IMMEDIATE, within).await?;
@@ -310,7 +323,7 @@ impl Shared {
     }
 
     /// Returns the next step that makes the hash what it should be; the first one renews the hash in any case.
-    fn next_step(&self, is_first: bool) -> Option<Write<'_>> {
+    fn next_step(&self, process: &ProcessInfo, is_first: bool) -> Option<Write<'_>> {
         let state = &mut *self.state.lock();
         state.is_writing = true;
         let mut step = Write {
@@ -327,7 +340,7 @@ impl Shared {
         }
         if step.replace {
             state.unwritten = state.entries.keys().cloned().collect();
-            step.set = self.client_settings();
+            step.set = self.client_settings(process);
             (state.may_exist, state.is_known) = (true, true);
         }
         for _ in 0..MAX_STEP_ENTRIES {
@@ -347,7 +360,7 @@ impl Shared {
         (writes || is_first).then_some(step)
     }
 
-    fn client_settings(&self) -> Vec<Setting> {
+    fn client_settings(&self, process: &ProcessInfo) -> Vec<Setting> {
         let started = Setting {
             field: "started".into(),
             age: Some(self.created.elapsed()),
@@ -358,8 +371,7 @@ impl Shared {
             age: None,
             text,
         };
-        let process = process_info();
-        let texts = entry::client_texts(&process, self.label.as_deref()).map(text);
+        let texts = entry::client_texts(process, self.label.as_deref()).map(text);
         texts.chain([started]).collect()
     }
 
@@ -428,12 +440,13 @@ async fn run_task(shared: Arc<Shared>) {
         runtime: Handle::current().id(),
         ended: false,
     };
+    let process = process_info();
     loop {
         let _ = timeout(BATCH_WINDOW, shared.urgent.notified()).await;
         let Some(store) = shared.store.upgrade() else {
             return;
         };
-        let result = shared.write(&store).await;
+        let result = shared.write(&store, &process).await;
         drop(store);
         match shared.written(result) {
             Next::Renew => {

@@ -9,8 +9,9 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
+use super::{RequestInfo, Role};
 use crate::inspect::{ObjectState, RegistryEntry, WaitingOwner};
-use crate::name::client_key;
+use crate::name::{KeyLayout, ObjectKeys, client_key};
 use crate::{Acquire, Client, ClientBuilder, Embedded, Guard, Lock, MultiLock, Owner};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -482,4 +483,43 @@ async fn refusal_pauses_the_registry() {
     assert_eq!(holder(&peer, "a").await, None);
     sleep(180 * SECOND).await;
     assert!(holder(&peer, "a").await.is_some());
+}
+
+/// Two readers, each of which waits to write until the other one has finished.
+#[tokio::test(start_paused = true)]
+async fn deadlock_of_readers_that_wait_to_write_is_found() {
+    let (_, clients) = clients();
+    let mut held = Vec::new();
+    let owners = [(); 2].map(|()| Owner::new());
+    for (client, owner) in clients.iter().zip(owners) {
+        let lock = client.read_write_lock("a").read().lock().owner(owner);
+        held.push(lock.await.unwrap());
+    }
+    for (client, owner) in clients.iter().zip(owners) {
+        let object = ObjectKeys::new(KeyLayout::Write, "", "a");
+        let registration = &client.session.registration;
+        let request = RequestInfo::of_task();
+        registration.add(Role::Waits, &object, owner, Instant::now(), &request);
+    }
+    sleep(2 * SECOND).await;
+    let graph = clients[0].wait_graph().await.unwrap();
+    assert_eq!(
+        graph.deadlocks().iter().map(Vec::len).collect::<Vec<_>>(),
+        [2]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn wait_is_registered_until_the_last_of_its_owner_ends() {
+    let (_, [client, peer]) = clients();
+    let _held = peer.lock("a").lock().await.unwrap();
+    let owner = Owner::new();
+    let tasks = [(); 2].map(|()| waiting(client.lock("a").lock().owner(owner)));
+    sleep(3 * SECOND).await;
+    for (task, left) in tasks.iter().zip([1, 0]) {
+        assert_eq!(waits(&peer).await.len(), 1);
+        task.abort();
+        sleep(SECOND / 2).await;
+        assert_eq!(waits(&peer).await.len(), left);
+    }
 }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::Session;
-use super::registry::RegisteredHold;
 use tokio::time::Instant;
 
+use super::Session;
+use super::registry::RegisteredHold;
 use crate::client_registry::RegisteredWait;
 use crate::error::{Error, Result};
 use crate::hold::{Hold, HoldKind, HoldPeriod};
