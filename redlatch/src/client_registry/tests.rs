@@ -281,10 +281,9 @@ async fn lost_hold_and_deleted_registry_disappear_and_come_back() {
 }
 
 /// Starts a task that awaits the request and counts how often it is polled.
-fn polled<R: IntoFuture<IntoFuture: Send>>(request: R) -> Arc<AtomicUsize>
+fn polled<R>(request: R) -> Arc<AtomicUsize>
 where
-    R: Send + 'static,
-    R::Output: Send,
+    R: IntoFuture<IntoFuture: Send, Output: Send> + Send + 'static,
 {
     let polls = Arc::new(AtomicUsize::new(0));
     let counted = polls.clone();
