@@ -141,7 +141,7 @@ impl StoreArgs {
         self.url.as_deref().unwrap_or(DEFAULT_URL)
     }
 
-    /// Sets what is not set yet as in `lower`.
+    /// Fills missing settings from `lower`.
     ///
     /// Values that belong together are not mixed: a login in the URL excludes user and password of
     /// `lower`, and a client certificate its key.

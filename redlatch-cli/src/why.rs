@@ -1,4 +1,4 @@
-//! `redlatch why` and `redlatch deadlocks`: who holds a lock, and who waits.
+//! `redlatch why` and `redlatch deadlocks`: the holders of a lock, its waiters, and cycles of waits.
 
 use std::time::Duration;
 

@@ -186,7 +186,7 @@ impl Keyspace {
         self.live_entry(key).is_some()
     }
 
-    /// Returns what is under `key`, if it exists.
+    /// Returns the value of `key`, if it exists.
     pub(crate) fn entry(&mut self, key: &str) -> Option<&Entry> {
         self.live_entry(key).map(|entry| &*entry)
     }

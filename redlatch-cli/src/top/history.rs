@@ -1,4 +1,4 @@
-//! What has changed between the looks: turns per second, and holders of before.
+//! Changes between looks: turns per second, and earlier holders.
 //!
 //! Each look is compared with the one before. An owner that holds a lock, and did not hold it then, is a turn. Holds that began and
 //! ended between two looks are not seen, except for fenced locks, whose token counts all of them. An owner that holds a lock no more
@@ -29,7 +29,7 @@ pub(super) struct History {
     looks: VecDeque<Instant>,
 }
 
-/// What is known of a lock since the view started.
+/// The history of a lock since the view started.
 #[derive(Debug, Default)]
 struct Seen {
     kind: String,
@@ -165,7 +165,7 @@ impl Seen {
         }
     }
 
-    /// Sets who holds the lock now, and returns who no longer does.
+    /// Sets the current holders of the lock, and returns the earlier ones that no longer hold it.
     fn replace_holders(&mut self, now: Vec<Party>, look: &Look) -> Vec<SeenHolder> {
         let mut before = std::mem::take(&mut self.holders);
         for mut party in now {

@@ -221,7 +221,7 @@ impl Lock {
         })
     }
 
-    /// Returns who holds it, in a few words.
+    /// Returns the holders in a few words.
     pub(super) fn holder_text(&self) -> String {
         if let Some((held, total)) = self.permits {
             return format!("({held} of {total} permits)");

@@ -79,7 +79,7 @@ impl Screen {
         while !is_foreground() && signals::can_stop() {
             signals::stop();
         }
-        // What the shell has set is what is restored later.
+        // The settings of the shell are restored later.
         let _ = disable_raw_mode();
         change().map_err(failure)?;
         self.clear()

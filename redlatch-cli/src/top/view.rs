@@ -18,7 +18,7 @@ const GRACE: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub(super) struct View {
-    /// What is looked at: the store, without secrets, and the pattern of names.
+    /// The source of the looks: the store, without secrets, and the pattern of names.
     pub(super) store: String,
     pub(super) pattern: String,
     pub(super) has_colors: bool,

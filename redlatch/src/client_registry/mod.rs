@@ -474,7 +474,7 @@ impl Drop for RestartOnDrop {
         }
         let shared = &self.shared;
         let state = &mut *shared.state.lock();
-        // What was in flight may have been written or not.
+        // A step in flight may have been applied or not.
         (state.is_writing, state.failed, state.is_known) = (false, true, false);
         state.task = None;
         if !state.entries.is_empty()

@@ -142,7 +142,7 @@ impl Metrics {
         }
     }
 
-    /// Records the release of what has passed on so often, without a release, since it was acquired.
+    /// Records the release of a hold that has passed on this many times since it was acquired.
     pub(crate) fn chain_ended(&self, turns: u32) {
         if turns > 0 {
             self.record(|handles| handles.hand_over_turns.record(turns));

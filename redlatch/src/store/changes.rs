@@ -22,7 +22,7 @@ pub(crate) struct Changes {
     added: Notify,
 }
 
-/// What was reported since the last look.
+/// The changes that were reported since the last look.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Reported {
     /// The changed keys, and when the first change of each was reported.
@@ -75,7 +75,7 @@ impl Changes {
         wait_for(&self.added, is_pending).await;
     }
 
-    /// Returns what was reported since the last call.
+    /// Returns the changes that were reported since the last call.
     pub(crate) fn take(&self) -> Reported {
         std::mem::take(&mut *self.pending.lock())
     }

@@ -18,7 +18,7 @@ pub enum Event {
         name: String,
         /// Kind of the object; if it does not exist any more, the last known one.
         kind: ObjectKind,
-        /// What has changed.
+        /// The change.
         change: Change,
     },
     /// The store does not report changes at present. The watch tries to restore that until it succeeds.
@@ -55,7 +55,7 @@ pub enum Change {
     Deleted,
 }
 
-/// What holds an object.
+/// The holder of an object.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum HeldBy {

@@ -1,4 +1,4 @@
-//! The registry of clients on real servers: who holds and waits, and that nothing depends on it.
+//! The registry of clients on real servers: holders and waiters are registered, and no lock depends on it.
 
 use std::time::Duration;
 
@@ -289,6 +289,6 @@ async fn foreign_data_in_the_registry_is_ignored() {
         names.push(found.name);
     }
     assert_eq!(names, [name]);
-    // The client refuses to write there, and goes on.
+    // The client refuses to write there, and continues.
     guard.unlock().await.unwrap();
 }

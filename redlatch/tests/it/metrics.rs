@@ -18,7 +18,7 @@ use crate::common::{until, within_limit};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What was recorded, by name and attributes, as in `a{kind=lock,outcome=acquired}`.
+/// Recorded values, by name and attributes, as in `a{kind=lock,outcome=acquired}`.
 #[derive(Debug, Clone, Default)]
 struct Recorded(Arc<Mutex<BTreeMap<String, Vec<f64>>>>);
 

@@ -86,7 +86,7 @@ pub struct HeldPermit {
     pub remaining: Expiry,
 }
 
-/// Returns what is under these keys, in no order. In a cluster it sends one script per slot, all concurrently.
+/// Inspects the objects with these keys, and returns them in no order. In a cluster it sends one script per slot, all concurrently.
 pub(crate) async fn inspect_keys(
     store: &Store,
     keys: impl Iterator<Item = String>,

@@ -214,7 +214,7 @@ impl Drop for EmbeddedConnection {
 }
 
 impl Shared {
-    /// Returns what is under these keys, if there is a watch.
+    /// Returns the values of these keys, if there is a watch.
     fn watched_entries<'k>(&mut self, keys: Keys<'k>) -> Vec<(&'k str, Option<Entry>)> {
         self.watches.retain(|watch| watch.strong_count() > 0);
         if self.watches.is_empty() {
