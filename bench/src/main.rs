@@ -21,6 +21,7 @@ mod processes;
 mod ratio;
 mod resident_memory;
 mod samples;
+mod visibility;
 mod waiting;
 mod wake;
 
@@ -35,8 +36,9 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// All benchmarks, in the order in which they run.
-const BENCHMARKS: [&str; 10] = [
+const BENCHMARKS: [&str; 11] = [
     pairs::NAME,
+    visibility::NAME,
     contended::NAME,
     cost::NAME,
     wake::NAME,
@@ -94,6 +96,9 @@ async fn bench(options: &Options) -> Result<()> {
     let mut rows: Vec<Value> = Vec::new();
     if options.wants(pairs::NAME) {
         rows.extend(pairs::measure(&server, options).await?);
+    }
+    if options.wants(visibility::NAME) {
+        rows.extend(visibility::measure(&server, options).await?);
     }
     if options.wants(contended::NAME) {
         rows.push(contended::measure(&server, options).await?);

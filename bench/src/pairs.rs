@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redlatch::Client;
 use redlatch_testkit::Server;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::Result;
 use crate::bare::{self, Bare, ScriptPair};
@@ -32,16 +32,13 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Vec<Va
         let ours = || our_round(&client, tasks, options.round);
         let bare = || bare_round(&connection, &scripts, tasks, options.round);
         let compared = compare(ours, bare, options.rounds).await?;
-        println!("  {tasks:5} {}", compared.table_row(GOAL));
-        let mut row = compared.json(GOAL);
-        row["name"] = json!(NAME);
-        row["tasks"] = json!(tasks);
-        rows.push(row);
+        rows.push(compared.report(NAME, tasks, GOAL));
     }
     Ok(rows)
 }
 
-async fn our_round(client: &Client, tasks: usize, time: Duration) -> Result<f64> {
+/// Returns the pairs per second of these tasks, each with a name of its own.
+pub(crate) async fn our_round(client: &Client, tasks: usize, time: Duration) -> Result<f64> {
     rate(tasks, time, |number, stop| {
         let lock = client.lock(&format!("bench:{number}"));
         async move {

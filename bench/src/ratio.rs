@@ -21,6 +21,15 @@ pub(crate) struct Comparison {
 }
 
 impl Comparison {
+    /// Prints the row of a table for this number of tasks, and returns it for the file.
+    pub(crate) fn report(&self, name: &str, tasks: usize, goal: f64) -> Value {
+        println!("  {tasks:5} {}", self.table_row(goal));
+        let mut row = self.json(goal);
+        row["name"] = json!(name);
+        row["tasks"] = json!(tasks);
+        row
+    }
+
     pub(crate) fn table_row(&self, goal: f64) -> String {
         let Comparison {
             ours,

@@ -3,7 +3,7 @@
 
 use redlatch::Client;
 use redlatch_testkit::Server;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::Result;
 use crate::options::Options;
@@ -15,7 +15,9 @@ pub(crate) const NAME: &str = "visibility_pairs";
 const GOAL: f64 = 0.98;
 
 pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Vec<Value>> {
-    println!("\n{NAME}: lock + unlock per second on free names, with client tracking and the registry of");
+    println!(
+        "\n{NAME}: lock + unlock per second on free names, with client tracking and the registry of"
+    );
     println!("clients, compared with a client that has neither.");
     println!("  tasks       on/s      off/s   ratio  (quartiles)     goal {GOAL:.2}");
     let url = server.url();
@@ -26,11 +28,7 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Vec<Va
     for tasks in [1, 16, 128] {
         let round = |client| move || our_round(client, tasks, options.round);
         let compared = compare(round(&on), round(&off), options.rounds).await?;
-        println!("  {tasks:5} {}", compared.table_row(GOAL));
-        let mut row = compared.json(GOAL);
-        row["name"] = json!(NAME);
-        row["tasks"] = json!(tasks);
-        rows.push(row);
+        rows.push(compared.report(NAME, tasks, GOAL));
     }
     Ok(rows)
 }
