@@ -218,13 +218,13 @@ async fn read(session: &Session, all: &AllClients, keys: BTreeSet<String>) -> Re
     };
     let keys: Vec<String> = keys.into_iter().filter(is_readable).collect();
     for page in keys.chunks(PAGE) {
-        let inspect = |keys: &[String]| inspect_keys(&session.store, keys.to_vec().into_iter());
-        let mut inspected = inspect(page).await;
+        let inspect = |keys: Vec<String>| inspect_keys(&session.store, keys.into_iter());
+        let mut inspected = inspect(page.to_vec()).await;
         if inspected.as_ref().is_err_and(is_refusal) {
             // Perhaps of one key only: those of other applications are skipped.
             let mut permitted = Vec::new();
             for key in page {
-                match inspect(std::slice::from_ref(key)).await {
+                match inspect(vec![key.clone()]).await {
                     Err(error) if is_refusal(&error) => {}
                     found => permitted.extend(found?),
                 }
