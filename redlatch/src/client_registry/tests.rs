@@ -51,6 +51,24 @@ async fn hold_is_registered_after_a_second_until_it_is_released() {
     assert_eq!(store.keys(), [""; 0]);
 }
 
+/// The note belongs to a request, although the owner's hold still exists while its release is in flight.
+#[tokio::test(start_paused = true)]
+async fn note_of_earlier_hold_is_forgotten() {
+    let store = Embedded::new();
+    let client = connect(&store, Client::builder());
+    let (lock, me) = (client.lock("a"), Owner::new());
+    drop(lock.lock().owner(me).note("earlier").await.unwrap());
+    let guard = lock.lock().owner(me).await.unwrap();
+    sleep(SECOND * 2).await;
+    assert_eq!(holder(&client, "a").await.unwrap().note, None);
+    drop(lock.lock().owner(me).note("later").await.unwrap());
+    let again = lock.lock().owner(me).await.unwrap();
+    client.flush().await;
+    let note = guard.hold_ref().hold.state().request.note.clone();
+    assert_eq!(note.as_deref(), Some("later"), "a re-entry keeps it");
+    drop((guard, again));
+}
+
 fn clients() -> (Embedded, [Client; 2]) {
     let store = Embedded::new();
     let clients = [(); 2].map(|()| connect(&store, Client::builder()));

@@ -93,10 +93,16 @@ impl Options {
         self.rare.as_ref()?.reenters.as_ref()
     }
 
-    /// Sets the note of a hold, if there is one.
+    /// Sets the note of a hold. Without one, an owner that re-enters keeps the note of its hold.
     pub(crate) fn set_note(&self, hold: &Hold) {
-        if let Some(note) = self.rare.as_ref().and_then(|rare| rare.note.as_ref()) {
-            hold.state().request.note = Some(note.clone());
+        let note = self.rare.as_ref().and_then(|rare| rare.note.as_ref());
+        if note.is_none() && self.owner().is_none() {
+            // A new hold, without a note.
+            return;
+        }
+        let mut state = hold.state();
+        if note.is_some() || state.count == 0 {
+            state.request.note = note.cloned();
         }
     }
 
