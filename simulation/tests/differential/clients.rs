@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redis::{Parser, Value};
-use redlatch::{Client, MultiLock, Owner, Result};
+use redlatch::{Client, Error, MultiLock, Owner, Result};
 
 use crate::pair::ServerPair;
 use crate::state;
@@ -255,19 +255,32 @@ impl Clients {
         Ok(())
     }
 
-    /// Two owners of one client take turns until a release has acquired the lock for the other.
+    /// Two owners of one client take turns until a release has acquired the lock for the other, and two anonymous ones until
+    /// the client has checked the hold that passes from one to the other.
     async fn transfers(&self) -> Result<()> {
         let lock = self.one.lock("name");
-        let turns = async || {
-            let me = Owner::new();
+        let turns = async |owner: Option<Owner>| {
             for _ in 0..10 {
-                lock.lock().owner(me).await?.unlock().await?;
+                let request = lock.lock();
+                let guard = match owner {
+                    Some(owner) => request.owner(owner).await?,
+                    None => request.await?,
+                };
+                // So that the other one waits when it is released, and passes on for longer than 5 ms.
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                guard.unlock().await?;
             }
             Ok(())
         };
-        let is_transfer = |script: &String| script.ends_with("transfer.lua");
-        while missing(&self.bridge.recorded()).iter().any(is_transfer) {
-            tokio::try_join!(turns(), turns())?;
+        let is_missing = |name: &str| {
+            let missing = missing(&self.bridge.recorded());
+            missing.iter().any(|script| script.ends_with(name))
+        };
+        while is_missing("transfer.lua") {
+            tokio::try_join!(turns(Some(Owner::new())), turns(Some(Owner::new())))?;
+        }
+        while is_missing("check_hand_over.lua") {
+            tokio::try_join!(turns(None), turns(None))?;
         }
         Ok(())
     }
@@ -351,8 +364,22 @@ impl Clients {
         guard.unlock().await
     }
 
-    /// Holds one object of every kind until each has been renewed.
+    /// Holds one object of every kind until each has been renewed, and one until it is in the registry of clients.
     async fn renewals(&self) -> Result<()> {
+        let registered = self.one.lock("registered").lock().await?;
+        while !missing(&self.bridge.recorded()).is_empty() {
+            self.hold_all_until_one_is_lost().await?;
+        }
+        registered.unlock().await?;
+        // Also their entries in the registry of clients, which contain times.
+        self.renewing.flush().await;
+        self.one.flush().await;
+        Ok(())
+    }
+
+    /// Holds one object of every kind until all scripts have been sent. On a busy machine one of them may be lost before it is
+    /// renewed.
+    async fn hold_all_until_one_is_lost(&self) -> Result<()> {
         let client = &self.renewing;
         let lock = client.lock("name").lock().await?;
         let fair = client.fair_lock("fair").lock().await?;
@@ -362,14 +389,32 @@ impl Clients {
         let semaphore = client.expirable_semaphore("leased");
         semaphore.set_permits(2).await?;
         let permit = semaphore.acquire().await?;
-        until(|| async { missing(&self.bridge.recorded()).is_empty() }).await;
-        lock.unlock().await?;
-        fair.unlock().await?;
-        reader.unlock().await?;
-        writer.unlock().await?;
-        permit.release().await?;
-        // Also its entry in the registry of clients, which contains times.
-        client.flush().await;
+        let all_sent = async {
+            while !missing(&self.bridge.recorded()).is_empty() {
+                // Reading all scripts takes long, and the client works in the same thread.
+                tokio::time::sleep(SHORT / 10).await;
+            }
+        };
+        tokio::select! {
+            () = all_sent => {}
+            () = lock.lost() => {}
+            () = fair.lost() => {}
+            () = reader.lost() => {}
+            () = writer.lost() => {}
+            () = permit.lost() => {}
+        }
+        for released in [
+            lock.unlock().await,
+            fair.unlock().await,
+            reader.unlock().await,
+            writer.unlock().await,
+            permit.release().await,
+        ] {
+            match released {
+                Err(error) if !matches!(error, Error::Lost { .. }) => return Err(error),
+                _ => {}
+            }
+        }
         Ok(())
     }
 }
