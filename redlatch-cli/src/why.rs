@@ -14,7 +14,7 @@ use crate::stderr::printable;
 use crate::store;
 use crate::store_args::StoreArgs;
 
-/// How much later a deadlock is looked for again.
+/// Time between the two reads that must both show a deadlock.
 const CONFIRM_AFTER: Duration = Duration::from_millis(200);
 
 /// A holder or a waiter in JSON.

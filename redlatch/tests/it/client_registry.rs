@@ -227,7 +227,7 @@ async fn documented_rule_allows_the_registry() {
 }
 
 #[tokio::test]
-async fn server_without_memory_switches_the_registry_off() {
+async fn server_without_memory_pauses_the_registry() {
     let server = Server::start();
     let client = client(&server).await;
     let name = unique("full");
