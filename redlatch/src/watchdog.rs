@@ -32,7 +32,6 @@
 //! each new connection, all holds of the node are checked, at most once per [`SWEEP_PAUSE`].
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::mem::take;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -42,7 +41,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
 use crate::background::Background;
-use crate::client_registry::{REGISTERED_AFTER, Registration, Role};
+use crate::client_registry::{EntryNumber, REGISTERED_AFTER, Registration, Role};
 use crate::environment::task;
 use crate::error::{Loss, Result};
 use crate::hold::{Due, Hold, Renewal, RenewalTimes, WatchAction, WatchdogState};
@@ -192,12 +191,15 @@ impl Schedule {
         self.due.first_key_value().map(|((due, _), _)| *due)
     }
 
-    /// Removes a hold. Returns whether it was registered.
-    fn remove(&mut self, hold: &Hold) -> bool {
-        let unwatch = |state: &mut WatchdogState| (state.due.take(), take(&mut state.registered));
-        let (due, registered) = hold.watchdog_state(unwatch);
+    /// Removes a hold. Returns its entry in the registry.
+    fn remove(&mut self, hold: &Hold) -> Option<EntryNumber> {
+        let unwatch = |state: &mut WatchdogState| {
+            state.registered = false;
+            (state.due.take(), state.entry.take())
+        };
+        let (due, entry) = hold.watchdog_state(unwatch);
         due.inspect(|due| drop(self.due.remove(due)));
-        registered
+        entry
     }
 
     fn insert(&mut self, hold: &Arc<Hold>, due: Instant) {
@@ -247,9 +249,9 @@ impl Core {
 
     /// Stops watching a hold that has ended.
     fn remove(&self, schedule: &mut Schedule, hold: &Hold) {
-        if schedule.remove(hold) {
+        if let Some(entry) = schedule.remove(hold) {
             self.registration
-                .remove(Role::Holds, &hold.object, hold.owner);
+                .remove_hold(&hold.object, hold.owner, entry);
         }
     }
 
@@ -260,8 +262,9 @@ impl Core {
         {
             let request = hold.state().request.clone();
             let (object, owner) = (&hold.object, hold.owner);
-            self.registration
-                .add(Role::Holds, object, owner, since, &request);
+            let registration = &self.registration;
+            let entry = registration.add(Role::Holds, object, owner, since, &request);
+            hold.watchdog_state(|state| state.entry = entry);
         }
     }
 

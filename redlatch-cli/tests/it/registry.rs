@@ -1,9 +1,12 @@
 //! Tests of what the command tells about holders and waiters that have registered: `show`, `ls`, `why`, `deadlocks` and the messages
 //! of `run`.
 
+use std::sync::Arc;
+
 use redlatch::Owner;
 use redlatch_testkit::{Server, unique};
 use serde_json::Value;
+use tokio::sync::Barrier;
 
 use crate::support::*;
 
@@ -144,4 +147,40 @@ fn deadlock_is_found() {
         first.abort();
         second.abort();
     });
+}
+
+/// Each acquisition of the tasks has an owner of its own, so it is not certain that they wait for each other.
+#[tokio::test]
+async fn possible_deadlock_of_tasks_is_printed() {
+    let server = Server::start();
+    let client = redlatch::Client::builder().label("app");
+    let client = client.connect(&server.url()).await.unwrap();
+    let both_hold = Arc::new(Barrier::new(2));
+    let tasks = [["a", "b"], ["b", "a"]].map(|names| {
+        let [first, second] = names.map(|name| client.lock(name));
+        let both_hold = both_hold.clone();
+        tokio::spawn(async move {
+            let _first = first.lock().await.unwrap();
+            both_hold.wait().await;
+            second.lock().await.map(drop)
+        })
+    });
+    let checked = tokio::task::spawn_blocking(move || {
+        let found = || stdout(&server, &["deadlocks"], 0);
+        until("it is found", || found().starts_with("possible"));
+        let text = found();
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!((lines.len(), lines[0]), (3, "possible deadlock 1:"));
+        for line in &lines[1..] {
+            assert!(
+                line.starts_with("  app@") && line.contains(", held by app@"),
+                "{text}"
+            );
+        }
+        let found = json(&server, &["deadlocks", "--json"], 0);
+        assert_eq!(found["possible"], true);
+        assert_eq!(found["waits"].as_array().unwrap().len(), 2);
+    });
+    checked.await.unwrap();
+    tasks.iter().for_each(|task| task.abort());
 }

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use redlatch_testkit::{Server, shared};
+use redlatch_testkit::{Sentinels, Server, shared, unique};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::*;
@@ -15,7 +15,7 @@ struct Terminal {
 
 impl Terminal {
     /// Starts a shell in a terminal of this size. Its variable `B` is the command.
-    fn start(server: &Server, columns: u16, rows: u16) -> Terminal {
+    fn start(url: &str, columns: u16, rows: u16) -> Terminal {
         let terminal = Terminal {
             dir: TempDir::new(),
         };
@@ -30,7 +30,7 @@ impl Terminal {
             ]
             .concat(),
         );
-        command.env("REDLATCH_URL", server.url());
+        command.env("REDLATCH_URL", url);
         command.env("REDLATCH_CONFIG", "/dev/null");
         command.env("B", env!("CARGO_BIN_EXE_redlatch"));
         command.env_remove("NO_COLOR");
@@ -125,7 +125,7 @@ fn top_lists_filters_and_unlocks() {
     let waiter = Running::start(redlatch(&server, &args));
     let wide = "日本\u{1b}[31m語";
     let other = hold(&server, &["--fenced"], wide);
-    let terminal = Terminal::start(&server, 80, 24);
+    let terminal = Terminal::start(&server.url(), 80, 24);
     terminal.line("$B top");
     let screen = terminal.until_screen_is("all locks with their clients", |screen| {
         let line = screen.lines().find(|line| line.contains("nightly"));
@@ -176,7 +176,7 @@ fn top_lists_filters_and_unlocks() {
 fn top_restores_the_terminal() {
     let server = Server::start();
     let holder = hold(&server, &[], "kept");
-    let terminal = Terminal::start(&server, 40, 10);
+    let terminal = Terminal::start(&server.url(), 40, 10);
     // From the background, it waits for the foreground.
     terminal.line("$B top --no-color & sleep 0.2; fg");
     terminal.until_screen("> kept");
@@ -232,7 +232,7 @@ fn top_survives_an_outage() {
         "0195e3a2-4a4b-7c1d-9f3e-1234567890ab:1",
         "1",
     ]);
-    let terminal = Terminal::start(&server, 80, 24);
+    let terminal = Terminal::start(&server.url(), 80, 24);
     terminal.line("$B top");
     terminal.until_screen("> before");
     server.kill();
@@ -251,6 +251,38 @@ fn top_survives_an_outage() {
     terminal.until_screen_is("current data", |screen| {
         screen.contains(" after ") && !screen.contains("STALE")
     });
+    terminal.keys(&["q"]);
+    assert_eq!(terminal.assert_usable(), "0");
+}
+
+/// It shows what the new master has.
+#[test]
+fn top_follows_a_failover() {
+    let mut sentinels = Sentinels::start();
+    let url = sentinels.url();
+    let hold = |name: &str| {
+        let args = ["run", "--response-timeout", "1m", name, "--", "cat"];
+        let mut command = clean_command(&args);
+        command.env("REDLATCH_URL", &url);
+        Running::start(command)
+    };
+    let [before, after] = ["before", "after"].map(unique);
+    let first = hold(&before);
+    let terminal = Terminal::start(&url, 80, 24);
+    terminal.line("$B top");
+    terminal.until_screen(&before);
+    let master = sentinels.master();
+    sentinels.kill(master);
+    sentinels.await_new_master(master);
+    let second = hold(&after);
+    terminal.until_screen_is("both locks at the new master", |screen| {
+        screen.contains(&before) && screen.contains(&after) && !screen.contains("STALE")
+    });
+    first.release();
+    terminal.until_screen_is("only the second lock", |screen| {
+        !screen.contains(&before) && screen.contains(&after) && !screen.contains("STALE")
+    });
+    second.release();
     terminal.keys(&["q"]);
     assert_eq!(terminal.assert_usable(), "0");
 }

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::step::{ClientHash, MAX_BYTES, Read, Setting, Write};
+use super::step::{ClientHash, INSTANCE, MAX_BYTES, Read, Setting, Write};
 use crate::primitives::differential::{
     Comparable, TIME_UNIT, aged, assert_equivalent, lease, time,
 };
@@ -14,6 +14,7 @@ enum Move {
     Write {
         ttl: u32,
         replace: bool,
+        instance: u8,
         removed: Vec<u8>,
         /// Field, age and size of the text.
         set: Vec<(u8, Option<u32>, u8)>,
@@ -31,9 +32,9 @@ fn moves() -> impl Strategy<Value = Move> {
     let fields = || prop::collection::vec(0..4u8, 0..3);
     let setting = (0..4u8, prop::option::of(0..3u32), 0..3u8);
     let set = prop::collection::vec(setting, 0..3);
-    let write = (1..4u32, any::<bool>(), fields(), set);
+    let write = (1..4u32, any::<bool>(), 0..2u8, fields(), set);
     prop_oneof![
-        5 => write.prop_map(|(ttl, replace, removed, set)| Move::Write { ttl, replace, removed, set }),
+        5 => write.prop_map(|(ttl, replace, instance, removed, set)| Move::Write { ttl, replace, instance, removed, set }),
         3 => fields().prop_map(|fields| Move::Read { fields }),
         1 => Just(Move::Foreign),
         2 => (1..3u32).prop_map(|time| Move::Advance { time }),
@@ -51,9 +52,11 @@ fn lua_and_rules_agree() {
         Move::Write {
             ttl,
             replace,
+            instance,
             removed,
             set,
         } => {
+            let instance = instance.to_string();
             let setting = |(n, age, size): &(u8, Option<u32>, u8)| Setting {
                 field: match age {
                     Some(_) => field(*n),
@@ -62,12 +65,21 @@ fn lua_and_rules_agree() {
                 age: age.map(|age| TIME_UNIT * age),
                 text: [" lock - ", "", &"x".repeat(MAX_BYTES + 1)][usize::from(*size)].to_owned(),
             };
+            let mut set: Vec<_> = set.iter().map(setting).collect();
+            if *replace && !set.is_empty() {
+                set.push(Setting {
+                    field: INSTANCE.to_owned(),
+                    age: None,
+                    text: instance.clone(),
+                });
+            }
             let step = Write {
                 key: KEY,
                 ttl: lease(*ttl),
                 replace: *replace,
+                instance: &instance,
                 removed: removed.iter().copied().map(field).collect(),
-                set: set.iter().map(setting).collect(),
+                set,
             };
             let _ = harness.step(&step).await;
         }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::RequestInfo;
-use super::step::ClientHash;
+use super::step::{ClientHash, INSTANCE};
 use crate::environment::ProcessInfo;
 use crate::name::{KeyLayout, ObjectKeys, is_writer_field, owner_of, writer_field};
 use crate::owner::{ClientId, Owner, OwnerId};
@@ -17,8 +17,9 @@ use crate::owner::{ClientId, Owner, OwnerId};
 const MAX_TEXT: usize = 256;
 
 /// The fields about the client itself.
-pub(super) const CLIENT_FIELDS: [&str; 6] =
-    ["host", "pid", "program", "version", "label", "started"];
+pub(super) const CLIENT_FIELDS: [&str; 7] = [
+    "host", "pid", "program", "version", "label", "started", INSTANCE,
+];
 
 /// A client, as it has registered itself in the store: see
 /// [`ClientBuilder::registry`](crate::ClientBuilder::registry).

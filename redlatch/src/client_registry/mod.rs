@@ -5,13 +5,14 @@
 //!    changes a map in memory.
 //! 2. The first entry starts a task. It collects changes for [`BATCH_WINDOW`], and writes them with one step. The hash has the
 //!    watchdog's lease as its time to live, which the task renews each time a third of it has passed.
-//! 3. The step returns the number of fields. If it is another one than expected (the hash has expired, or was deleted or changed), the
-//!    task replaces the hash.
+//! 3. The step returns the number of fields. If it is another one than expected (the hash has expired, was deleted or changed, or is that
+//!    of another client with the same id), the task replaces the hash.
 //! 4. When the last entry has ended, the task deletes the hash and ends. If the process dies, the hash expires.
 //! 5. An outage makes the task wait until the next renewal, and then replace the hash. After any other error (no memory) it
 //!    pauses for minutes ([`PAUSE_AFTER_REFUSAL`]). Without permission the client registers nothing any more.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -21,7 +22,7 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use self::step::{Setting, Write};
+use self::step::{INSTANCE, Setting, Write};
 use crate::background::Background;
 use crate::environment::{ProcessInfo, process_info, task, task_id};
 use crate::error::{Error, Result};
@@ -73,6 +74,8 @@ impl std::fmt::Debug for Registration {
 
 struct Shared {
     key: String,
+    /// Distinguishes this client from others with the same id.
+    instance: String,
     /// Text that the user has chosen for the client.
     label: Option<String>,
     created: Instant,
@@ -99,6 +102,8 @@ struct State {
     entries: BTreeMap<String, Entry>,
     /// Number of these that are waits.
     waits: usize,
+    /// Number of the latest entry.
+    latest: u32,
     /// The fields that may differ in the store.
     unwritten: BTreeSet<String>,
     /// Whether the hash may exist in the store.
@@ -112,7 +117,11 @@ struct State {
     task: Option<AbortHandle>,
 }
 
+/// Number of an entry, which distinguishes the holds of one owner.
+pub(crate) type EntryNumber = NonZeroU32;
+
 struct Entry {
+    number: EntryNumber,
     since: Instant,
     /// Number of waits of the owner for the object.
     waits: usize,
@@ -131,6 +140,7 @@ impl Registration {
     ) -> Registration {
         Registration(Arc::new(Shared {
             key: client_key(id.as_str()),
+            instance: ClientId::random().as_str().to_owned(),
             label,
             created: Instant::now(),
             ttl,
@@ -150,7 +160,8 @@ impl Registration {
         self.0.is_on.load(Ordering::Relaxed)
     }
 
-    /// Registers a hold or wait that began at `since`. Returns whether it is registered.
+    /// Registers a hold or wait that began at `since`, or replaces its entry. Returns the number of the entry; `None` if it is
+    /// not registered.
     pub(crate) fn add(
         &self,
         role: Role,
@@ -158,34 +169,36 @@ impl Registration {
         owner: Owner,
         since: Instant,
         request: &RequestInfo,
-    ) -> bool {
+    ) -> Option<EntryNumber> {
         let shared = &self.0;
         // A holder of permits is not known from the store, so its entry would never be looked up.
         if !self.is_on() || (role == Role::Holds && object.layout() == KeyLayout::Permits) {
-            return false;
+            return None;
         }
         let field = role.field(object, owner);
+        let text = entry::entry_text(object, request);
+        let state = &mut *shared.state.lock();
+        if let Some(earlier) = state.entries.get_mut(&field) {
+            if role == Role::Waits {
+                earlier.waits += 1;
+                return Some(earlier.number);
+            }
+        } else if !state.has_room(role) {
+            return None;
+        }
+        state.latest = state.latest.wrapping_add(1);
+        let number = EntryNumber::new(state.latest).unwrap_or(EntryNumber::MAX);
+        state.unwritten.insert(field.clone());
         let entry = Entry {
+            number,
             since,
             waits: 1,
-            text: entry::entry_text(object, request),
+            text,
         };
-        let state = &mut *shared.state.lock();
-        if role == Role::Waits
-            && let Some(earlier) = state.entries.get_mut(&field)
-        {
-            earlier.waits += 1;
-            return true;
-        }
-        let registered = state.entries.contains_key(&field) || state.has_room(role);
-        if registered {
-            state.unwritten.insert(field.clone());
-            if state.entries.insert(field, entry).is_none() && role == Role::Waits {
-                state.waits += 1;
-            }
-            shared.notify_task(state);
-        }
-        registered
+        state.entries.insert(field, entry);
+        state.waits += usize::from(role == Role::Waits);
+        shared.notify_task(state);
+        Some(number)
     }
 
     /// Registers a wait for an object. `None` if it is not registered.
@@ -197,25 +210,42 @@ impl Registration {
         request: &RequestInfo,
     ) -> Option<RegisteredWait> {
         let registered = self.add(Role::Waits, object, owner, since, request);
-        registered.then(|| RegisteredWait {
+        registered.map(|_| RegisteredWait {
             registration: self.clone(),
             object: object.clone(),
             owner,
         })
     }
 
-    /// Removes a hold or wait that has ended.
-    pub(crate) fn remove(&self, role: Role, object: &ObjectKeys, owner: Owner) {
+    /// Removes a hold that has ended, unless a later hold of the owner has replaced its entry.
+    pub(crate) fn remove_hold(&self, object: &ObjectKeys, owner: Owner, number: EntryNumber) {
+        let has_ended = |entry: &mut Entry| entry.number == number;
+        self.remove(Role::Holds, object, owner, has_ended);
+    }
+
+    fn remove_wait(&self, object: &ObjectKeys, owner: Owner) {
+        let has_ended = |entry: &mut Entry| {
+            entry.waits -= 1;
+            entry.waits == 0
+        };
+        self.remove(Role::Waits, object, owner, has_ended);
+    }
+
+    /// Removes the entry of an owner, if it has ended.
+    fn remove(
+        &self,
+        role: Role,
+        object: &ObjectKeys,
+        owner: Owner,
+        has_ended: impl FnOnce(&mut Entry) -> bool,
+    ) {
         if !self.is_on() {
             return;
         }
         let field = role.field(object, owner);
         let state = &mut *self.0.state.lock();
-        if let Some(entry) = state.entries.get_mut(&field)
-            && entry.waits > 1
-        {
-            entry.waits -= 1;
-        } else if state.entries.remove(&field).is_some() {
+        if state.entries.get_mut(&field).is_some_and(has_ended) {
+            state.entries.remove(&field);
             state.waits -= usize::from(role == Role::Waits);
             state.unwritten.insert(field);
             self.0.notify_task(state);
@@ -276,8 +306,7 @@ impl RegisteredWait {
 
 impl Drop for RegisteredWait {
     fn drop(&mut self) {
-        self.registration
-            .remove(Role::Waits, &self.object, self.owner);
+        self.registration.remove_wait(&self.object, self.owner);
     }
 }
 
@@ -330,6 +359,7 @@ impl Shared {
             key: &self.key,
             ttl: self.ttl,
             replace: !state.is_known || state.entries.is_empty(),
+            instance: &self.instance,
             removed: Vec::new(),
             set: Vec::new(),
         };
@@ -372,7 +402,8 @@ impl Shared {
             text,
         };
         let texts = entry::client_texts(process, self.label.as_deref()).map(text);
-        texts.chain([started]).collect()
+        let instance = text((INSTANCE, self.instance.clone()));
+        texts.chain([started, instance]).collect()
     }
 
     /// Handles the end of an attempt to write.

@@ -15,6 +15,9 @@ pub(super) const MAX_FIELDS: usize = super::MAX_ENTRIES + 100;
 /// Largest size of a field or value that is read: a name, an owner and a kind, or a note, and some for later versions.
 pub(super) const MAX_BYTES: usize = 1024;
 
+/// The field with the instance of the client.
+pub(super) const INSTANCE: &str = "instance";
+
 /// The fields of a hash.
 type Fields = BTreeMap<String, String>;
 
@@ -32,8 +35,10 @@ pub(crate) struct Setting {
 pub(crate) struct Write<'a> {
     pub(super) key: &'a str,
     pub(super) ttl: Lease,
-    /// Whether the hash is replaced. Otherwise it is changed if it exists.
+    /// Whether the hash is replaced. Otherwise it is changed if it is that of `instance`.
     pub(super) replace: bool,
+    /// The instance of the client.
+    pub(super) instance: &'a str,
     pub(super) removed: Vec<String>,
     pub(super) set: Vec<Setting>,
 }
@@ -53,6 +58,7 @@ impl Step for Write<'_> {
     fn args(&self, args: &mut dyn Args) {
         args.number(self.ttl.millis());
         args.number(self.replace.into());
+        args.text(self.instance);
         args.number(i64::try_from(self.removed.len()).unwrap_or(0));
         self.removed.iter().for_each(|field| args.text(field));
         for Setting { field, age, text } in &self.set {
@@ -70,10 +76,11 @@ impl Step for Write<'_> {
     }
 
     fn apply(&self, keyspace: &mut Keyspace) -> Result<i64> {
-        let exists = keyspace.find::<Fields>(self.key)?.is_some();
+        let found = keyspace.find::<Fields>(self.key)?;
+        let instance = found.and_then(|found| found.value.get(INSTANCE).cloned());
         if self.replace {
             keyspace.remove(self.key);
-        } else if !exists {
+        } else if instance.as_deref() != Some(self.instance) {
             return Ok(0);
         }
         let now = keyspace.now_ms();

@@ -10,6 +10,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use super::{RequestInfo, Role};
+use crate::error::Loss;
 use crate::inspect::{ObjectState, RegistryEntry, WaitingOwner};
 use crate::name::{KeyLayout, ObjectKeys, client_key};
 use crate::{Acquire, Client, ClientBuilder, Embedded, Guard, Lock, MultiLock, Owner};
@@ -67,6 +68,66 @@ async fn note_of_earlier_hold_is_forgotten() {
     let note = guard.hold_ref().hold.state().request.note.clone();
     assert_eq!(note.as_deref(), Some("later"), "a re-entry keeps it");
     drop((guard, again));
+}
+
+#[tokio::test(start_paused = true)]
+async fn note_of_reentry_replaces_the_registered_one() {
+    let (store, [client, peer]) = clients();
+    let guard = client.lock("a").lock().note("first").await.unwrap();
+    sleep(SECOND * 2).await;
+    let again = client
+        .lock("a")
+        .lock()
+        .owner(guard.owner())
+        .note("second")
+        .await
+        .unwrap();
+    sleep(SECOND / 10).await;
+    let entry = holder(&peer, "a").await.unwrap();
+    assert_eq!(entry.note.as_deref(), Some("second"));
+    assert_eq!(entry.age, SECOND * 21 / 10);
+    for guard in [again, guard] {
+        guard.unlock().await.unwrap();
+    }
+    client.flush().await;
+    assert_eq!(store.keys(), [""; 0]);
+}
+
+/// The watchdog notices only when the first hold is due that it is lost.
+#[tokio::test(start_paused = true)]
+async fn entry_of_later_hold_outlives_a_lost_one_of_its_owner() {
+    let (_, [client, peer]) = clients();
+    let (lock, me) = (client.lock("a"), Owner::new());
+    let lost = lock.lock().owner(me).await.unwrap();
+    sleep(SECOND * 2).await;
+    lost.hold_ref().hold.mark_lost(Loss::NotHeld);
+    let later = lock.lock().owner(me).note("later").await.unwrap();
+    sleep(SECOND * 2).await;
+    for _ in 0..15 {
+        sleep(SECOND * 2).await;
+        let entry = holder(&peer, "a").await.unwrap();
+        assert_eq!(entry.note.as_deref(), Some("later"));
+    }
+    drop((lost, later));
+}
+
+/// Each of them replaces the entries of the other one when it renews its own.
+#[tokio::test(start_paused = true)]
+async fn clients_with_the_same_id_do_not_renew_each_others_entries() {
+    let store = Embedded::new();
+    let settings = |label| Client::builder().client_id("app").label(label);
+    let [first, second] = ["first", "second"].map(|label| connect(&store, settings(label)));
+    let _a = first.lock("a").lock().await.unwrap();
+    sleep(SECOND * 2).await;
+    let _b = second.lock("b").lock().await.unwrap();
+    let mut registered = Vec::new();
+    for seconds in [2, 8, 2] {
+        sleep(SECOND * seconds).await;
+        let label = async |name| Some(holder(&first, name).await?.client.label.clone());
+        registered.push((label("a").await.flatten(), label("b").await.flatten()));
+    }
+    let [a, b] = ["first", "second"].map(|label| Some(label.to_owned()));
+    assert_eq!(registered, [(None, b.clone()), (a, None), (None, b)]);
 }
 
 fn clients() -> (Embedded, [Client; 2]) {

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::client_registry::RequestInfo;
+use crate::client_registry::{EntryNumber, RequestInfo};
 use crate::error::Loss;
 
 /// When a hold is due. The number orders holds that are due at the same instant, so that all runs of a
@@ -40,8 +40,10 @@ pub(crate) struct WatchdogState {
     pub(crate) tracked: bool,
     /// When the server has reported the latest change that was not ignored.
     pub(crate) reported_at: Option<Instant>,
-    /// Whether the registry of clients has this hold period.
+    /// Whether the registry of clients has this hold period and its note.
     pub(crate) registered: bool,
+    /// Its entry there.
+    pub(crate) entry: Option<EntryNumber>,
 }
 
 /// When the watchdog renews holds.
@@ -512,6 +514,14 @@ impl HoldState {
     /// Marks the hold as lost if its lease has ended. Returns whether it did so.
     pub(super) fn expire(&mut self, now: Instant) -> bool {
         now >= self.end && self.mark_lost(Loss::LeaseEnded)
+    }
+
+    /// Sets the note of the request, which the registry gets again. Without one, an owner that re-enters keeps its note.
+    pub(crate) fn set_note(&mut self, note: Option<Box<str>>) {
+        if note.is_some() || self.count == 0 {
+            self.request.note = note;
+            self.watchdog.registered = false;
+        }
     }
 
     /// Returns when the current hold period began, if it is to be registered now; then it counts as registered.

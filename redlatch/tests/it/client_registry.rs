@@ -92,6 +92,7 @@ async fn nothing_remains_after_release() {
         "program",
         "version",
         "started",
+        "instance",
         &format!("hold:{name}:{number}"),
     ];
     assert_eq!(fields, expected);
@@ -171,7 +172,11 @@ async fn client_without_permission_registers_nothing() {
     assert!(guard.is_valid());
     guard.unlock().await.unwrap();
     let again = client.lock(&name).lock().await.unwrap();
-    tokio::time::sleep(Duration::from_millis(1500)).await;
+    // By then, the entry of the lock would have been written.
+    let permitted = self::client(secured.server.plain()).await;
+    let later = unique("later");
+    let _held = permitted.lock(&later).lock().await.unwrap();
+    until_registered(&permitted, &later).await;
     again.unlock().await.unwrap();
     client.flush().await;
     assert_eq!(denied(), 2, "it writes once, and was asked to read once");
@@ -206,6 +211,37 @@ async fn refused_entry_of_another_client_is_only_missing() {
     assert_eq!((graph.waits.len(), graph.unreadable), (0, 1));
 }
 
+/// Both names are inspected by one script, which the server refuses as a whole.
+#[tokio::test]
+async fn wait_for_a_name_that_may_not_be_read_hides_no_other() {
+    let Rules { app, .. } = rules();
+    let with_registry = app.replacen(" ~", " ~redlatch_client:* ~", 1);
+    let secured = Secured::start(&[&with_registry]);
+    let other = self::client(secured.server.plain()).await;
+    let [permitted, foreign] = [format!("{PREFIX}{}", unique("own")), unique("foreign")];
+    let mut held = Vec::new();
+    for name in [&permitted, &foreign] {
+        let lock = other.lock(name);
+        held.push(lock.lock().await.unwrap());
+        tokio::spawn(async move { lock.lock().await.map(drop) });
+    }
+    let names = async |client: &Client| {
+        let graph = client.wait_graph().await.unwrap();
+        graph
+            .waits
+            .into_iter()
+            .map(|wait| wait.name)
+            .collect::<Vec<_>>()
+    };
+    until("both waits are registered", || async {
+        names(&other).await.len() == 2
+    })
+    .await;
+    let client = secured.settings_of(&with_registry, Client::builder());
+    let client = client.connect(&secured.server.url()).await.unwrap();
+    assert_eq!(names(&client).await, [permitted]);
+}
+
 /// With the rule that docs/security.md names.
 #[tokio::test]
 async fn documented_rule_allows_the_registry() {
@@ -233,9 +269,17 @@ async fn server_without_memory_pauses_the_registry() {
     let name = unique("full");
     let guard = client.lock(&name).lock().await.unwrap();
     let _: String = server.command(&["CONFIG", "SET", "maxmemory", "1"]);
-    tokio::time::sleep(Duration::from_millis(1500)).await;
+    until("the server has refused", || async {
+        let errors: String = server.command(&["INFO", "errorstats"]);
+        errors.contains("errorstat_OOM")
+    })
+    .await;
     let _: String = server.command(&["CONFIG", "SET", "maxmemory", "0"]);
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    // Without the pause, the first entry would have been written by then.
+    let peer = self::client(&server).await;
+    let later = unique("later");
+    let _held = peer.lock(&later).lock().await.unwrap();
+    until_registered(&peer, &later).await;
     assert!(guard.is_valid());
     let exists: bool = server.command(&["EXISTS", &client_key(&client)]);
     assert!(!exists);

@@ -93,17 +93,14 @@ impl Options {
         self.rare.as_ref()?.reenters.as_ref()
     }
 
-    /// Sets the note of a hold. Without one, an owner that re-enters keeps the note of its hold.
+    /// Sets the note of a hold, if the request has one or does not re-enter.
     pub(crate) fn set_note(&self, hold: &Hold) {
         let note = self.rare.as_ref().and_then(|rare| rare.note.as_ref());
         if note.is_none() && self.owner().is_none() {
             // A new hold, without a note.
             return;
         }
-        let mut state = hold.state();
-        if note.is_some() || state.count == 0 {
-            state.request.note = note.cloned();
-        }
+        hold.state().set_note(note.cloned());
     }
 
     /// Returns the owner that the caller named, or the owner of the scope.
