@@ -9,14 +9,15 @@
 //! 4. While a change is not acknowledged, the store may keep another count than this client. Before
 //!    the next acquisition, a release must then be answered. If an attempt may still be in flight, the
 //!    release is sent behind it.
-//! 5. A hold is lost once, for the first reason. [`HoldState::expire`] notices one reason, the end of its
-//!    lease.
+//! 5. A hold is lost once, for the first reason. [`HoldState::expire`] notices two reasons, the end of its
+//!    lease and of a limit. The second is a change, too: the store has to release the hold.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::limits::{HoldLimits, RunningLimits};
 use crate::client_registry::RequestInfo;
 use crate::error::Loss;
 
@@ -42,6 +43,8 @@ pub(crate) struct WatchdogState {
     pub(crate) reported_at: Option<Instant>,
     /// Whether the registry of clients has this hold period.
     pub(crate) registered: bool,
+    /// Whether it was lost at a limit, and no release has begun since.
+    pub(crate) overdue: bool,
 }
 
 /// When the watchdog renews holds.
@@ -65,8 +68,10 @@ pub(crate) enum WatchAction {
     RenewOnTime,
     /// Only registers it.
     Register,
-    /// Only reports the end of its lease.
+    /// Only reports the end of its lease or of a limit.
     Expire,
+    /// Releases it, because it was lost at a limit.
+    Release,
 }
 
 /// Identifies the time from an owner's first acquisition of an object to its last release. Hold periods of
@@ -200,6 +205,8 @@ pub(crate) struct HoldState {
     pub(crate) granted_in: HoldPeriod,
     /// Number of guards that require renewal of the lease.
     renewed: u32,
+    /// The limits of this hold period. Boxed: few holds have any.
+    limits: Option<Box<RunningLimits>>,
     /// When the hold period began; of a hold without guards, when it was created.
     began: Instant,
     /// What the registry of clients says about the request.
@@ -262,6 +269,7 @@ impl HoldState {
             hold_period: HoldPeriod(0),
             granted_in: HoldPeriod(0),
             renewed: 0,
+            limits: None,
             began: now,
             request: RequestInfo::of_task(),
             end: now,
@@ -302,6 +310,7 @@ impl HoldState {
                 self.hold_period = HoldPeriod::begin();
                 self.granted_in = self.hold_period;
                 (self.watchdog.tracked, self.watchdog.reported_at) = (false, None);
+                self.limits = None;
                 self.began = now;
                 (self.end, self.longest) = (end, lease);
                 self.hand_over_limit = HandOverLimit::new(now);
@@ -310,6 +319,31 @@ impl HoldState {
         self.count += 1;
         self.renewed += u32::from(renewed);
         Ok(())
+    }
+
+    /// Starts the limits of a request that has just added a guard or taken one over.
+    pub(super) fn start_limits(&mut self, limits: &HoldLimits, now: Instant) {
+        let running = self.limits.get_or_insert_default();
+        running.add(limits, now);
+    }
+
+    /// Records that the holder still works.
+    pub(super) fn feed(&mut self, now: Instant) {
+        if let Some(limits) = &mut self.limits {
+            limits.feed(now);
+        }
+    }
+
+    /// Returns the limits of this hold period.
+    pub(crate) fn limits(&self) -> Option<HoldLimits> {
+        Some(self.limits.as_ref()?.lengths())
+    }
+
+    /// Returns when the hold is lost unless it is renewed, fed or released, and how.
+    pub(super) fn next_loss(&self) -> (Instant, Loss) {
+        let lease = (self.end, Loss::LeaseEnded);
+        let limit = self.limits.as_ref().and_then(|limits| limits.first_end());
+        limit.filter(|(end, _)| *end <= self.end).unwrap_or(lease)
     }
 
     /// Removes a guard. Returns the number of this change.
@@ -334,6 +368,7 @@ impl HoldState {
         }
         let hand_over = self.hand_over_limit.hand_over(now)?;
         self.hold_period = HoldPeriod::begin();
+        self.limits = None;
         self.began = now;
         Some(hand_over)
     }
@@ -453,6 +488,7 @@ impl HoldState {
     /// Records that a release is about to be sent: a grant before it is not valid any more.
     pub(crate) fn begin_release(&mut self) {
         self.expected_grant = None;
+        self.watchdog.overdue = false;
     }
 
     /// Returns when the hold ends that the store has granted to the attempt with this number. `None` if that is not the
@@ -475,12 +511,15 @@ impl HoldState {
         }
     }
 
-    /// Returns how long the store keeps the hold at least, without a renewal.
-    pub(super) fn valid_for(&self, now: Instant) -> Duration {
-        match self.loss {
-            None if self.count > 0 => self.end.saturating_duration_since(now),
-            _ => Duration::ZERO,
+    /// Returns how long the hold is valid at least, without a renewal, if its lease may end by `clock_drift` earlier in the
+    /// store than here.
+    pub(super) fn valid_for(&self, clock_drift: Duration, now: Instant) -> Duration {
+        if self.hold_period().is_none() {
+            return Duration::ZERO;
         }
+        let left = |end: Instant| end.saturating_duration_since(now);
+        let lease = left(self.end).saturating_sub(clock_drift);
+        lease.min(left(self.next_loss().0))
     }
 
     /// Returns the owner's hold period, if it holds the object now.
@@ -498,6 +537,8 @@ impl HoldState {
         let newly_lost = self.hold_period().is_some();
         if newly_lost {
             self.loss = Some(loss);
+            self.watchdog.overdue = loss.is_at_limit();
+            self.changes += u64::from(loss.is_at_limit());
         }
         newly_lost
     }
@@ -509,9 +550,10 @@ impl HoldState {
         is_same.then(|| self.mark_lost(loss))
     }
 
-    /// Marks the hold as lost if its lease has ended. Returns whether it did so.
+    /// Marks the hold as lost if its lease or a limit has ended. Returns whether it did so.
     pub(super) fn expire(&mut self, now: Instant) -> bool {
-        now >= self.end && self.mark_lost(Loss::LeaseEnded)
+        let (end, loss) = self.next_loss();
+        now >= end && self.mark_lost(loss)
     }
 
     /// Returns when the current hold period began, if it is to be registered now; then it counts as registered.
@@ -529,8 +571,12 @@ impl HoldState {
         times: RenewalTimes,
         now: Instant,
     ) -> Option<(Instant, WatchAction)> {
+        if self.watchdog.overdue {
+            return Some((now, WatchAction::Release));
+        }
         self.hold_period()?;
-        let expiry = (self.end, WatchAction::Expire);
+        let (end, _) = self.next_loss();
+        let expiry = (end, WatchAction::Expire);
         let is_renewed = self.renewed > 0;
         let WatchdogState {
             renewing,
@@ -544,8 +590,8 @@ impl HoldState {
             return Some(expiry);
         }
         Some(match not_before {
-            // After a failure: when the pause is over, or at the end of the lease if that is earlier.
-            Some(again) if is_renewed || suspect => (again.min(self.end), WatchAction::RenewOnTime),
+            // After a failure: when the pause is over, or at the end of the lease or of a limit if that is earlier.
+            Some(again) if is_renewed || suspect => (again.min(end), WatchAction::RenewOnTime),
             None if suspect => (now, WatchAction::Renew),
             _ => {
                 let due = self.end.checked_sub(times.margin).unwrap_or(now);
@@ -636,7 +682,7 @@ mod tests {
         assert!(!state.mark_lost(Loss::LeaseEnded), "the first reason stays");
         assert_eq!(state.loss, Some(Loss::NotHeld));
         assert_eq!(state.hold_period(), None);
-        assert_eq!(state.valid_for(now), Duration::ZERO);
+        assert_eq!(state.valid_for(Duration::ZERO, now), Duration::ZERO);
         assert!(!state.is_renewed());
         let again = state.add_guard(now + 20 * SECOND, true, now);
         assert_eq!((again, state.count), (Err(Loss::NotHeld), 1));
@@ -668,7 +714,10 @@ mod tests {
         let (mut state, now) = held(false);
         state.remove_guard(false);
         assert!(!state.mark_lost(Loss::NotHeld) && !state.expire(now + 10 * SECOND));
-        assert_eq!((state.loss, state.valid_for(now)), (None, Duration::ZERO));
+        assert_eq!(
+            (state.loss, state.valid_for(Duration::ZERO, now)),
+            (None, Duration::ZERO)
+        );
     }
 
     #[test]
@@ -676,7 +725,10 @@ mod tests {
         let (mut state, now) = held(false);
         let millis = Duration::from_millis(1);
         assert!(!state.expire(now + 10 * SECOND - millis));
-        assert_eq!(state.valid_for(now + 10 * SECOND - millis), millis);
+        assert_eq!(
+            state.valid_for(Duration::ZERO, now + 10 * SECOND - millis),
+            millis
+        );
         assert!(state.expire(now + 10 * SECOND));
         assert_eq!(state.loss, Some(Loss::LeaseEnded));
         assert!(!state.expire(now + 11 * SECOND), "noticed before");

@@ -721,6 +721,7 @@ fn request(hold_ref: &HoldRef, terms: Terms) -> RequestedHold<'_> {
     RequestedHold {
         hold_ref,
         terms,
+        limits: None,
         request_number: 7,
     }
 }

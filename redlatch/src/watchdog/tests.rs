@@ -72,7 +72,8 @@ impl Watched {
             steps: Mutex::default(),
         });
         let hold = Arc::new(differential::hold(1, kind.clone()));
-        hold.add_guard(Instant::now() + lease, renewed).unwrap();
+        hold.add_guard(Instant::now() + lease, renewed, None)
+            .unwrap();
         Watched { hold, kind }
     }
 
@@ -309,7 +310,7 @@ async fn hold_changed_after_batching_is_not_renewed() {
     lost.hold.mark_lost(Loss::NotHeld);
     fixed
         .hold
-        .add_guard(Instant::now() + SECOND, false)
+        .add_guard(Instant::now() + SECOND, false, None)
         .unwrap();
     fixed.hold.state().remove_guard(true);
     renew(watchdog.store.clone(), batches.pop().unwrap()).await;
