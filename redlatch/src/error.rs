@@ -276,14 +276,12 @@ pub enum Loss {
     NotHeld,
     /// It was held until the limit of [`Acquire::at_most`](crate::Acquire::at_most). The client releases it in the
     /// background.
-    #[non_exhaustive]
     HeldTooLong {
         /// How long it was allowed to be held.
         limit: Duration,
     },
     /// Its holder did not call [`Guard::feed`](crate::Guard::feed) as often as
     /// [`Acquire::fed_every`](crate::Acquire::fed_every) requires. The client releases it in the background.
-    #[non_exhaustive]
     NotFed {
         /// How often it had to be fed.
         limit: Duration,

@@ -96,3 +96,89 @@ impl RunningLimits {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn limits(at_most: u32, fed_every: u32) -> HoldLimits {
+        let seconds = |seconds| (seconds > 0).then_some(seconds * SECOND);
+        HoldLimits {
+            at_most: seconds(at_most),
+            fed_every: seconds(fed_every),
+        }
+    }
+
+    fn too_long(seconds: u32) -> Loss {
+        let limit = seconds * SECOND;
+        Loss::HeldTooLong { limit }
+    }
+
+    fn not_fed(seconds: u32) -> Loss {
+        let limit = seconds * SECOND;
+        Loss::NotFed { limit }
+    }
+
+    #[test]
+    fn first_end_of_both_limits_counts() {
+        let now = Instant::now();
+        let mut running = RunningLimits::default();
+        assert_eq!(running.first_end(), None);
+        running.add(&limits(10, 4), now);
+        assert_eq!(running.first_end(), Some((now + 4 * SECOND, not_fed(4))));
+        running.feed(now + 3 * SECOND);
+        assert_eq!(running.first_end(), Some((now + 7 * SECOND, not_fed(4))));
+        running.feed(now + 7 * SECOND);
+        assert_eq!(running.first_end(), Some((now + 10 * SECOND, too_long(10))));
+    }
+
+    #[test]
+    fn feeding_needs_interval() {
+        let now = Instant::now();
+        let mut running = RunningLimits::default();
+        running.add(&limits(10, 0), now);
+        running.feed(now + SECOND);
+        assert_eq!(running.first_end(), Some((now + 10 * SECOND, too_long(10))));
+    }
+
+    #[test]
+    fn later_guard_only_shortens_limits() {
+        let now = Instant::now();
+        let mut running = RunningLimits::default();
+        running.add(&limits(10, 10), now);
+        running.add(&limits(9, 20), now + 2 * SECOND);
+        assert_eq!(
+            running.at_most.map(|limit| limit.end),
+            Some(now + 10 * SECOND)
+        );
+        assert_eq!(
+            running.fed_every.map(|limit| limit.end),
+            Some(now + 10 * SECOND)
+        );
+        running.add(&limits(5, 5), now + 3 * SECOND);
+        let end = now + 8 * SECOND;
+        assert_eq!(running.at_most.map(|limit| limit.end), Some(end));
+        assert_eq!(running.fed_every.map(|limit| limit.end), Some(end));
+        // Its end was later, but from the next time on, its interval counts.
+        running.add(&limits(0, 2), now + 7 * SECOND);
+        assert_eq!(running.fed_every.map(|limit| limit.end), Some(end));
+        running.feed(now + 7 * SECOND);
+        assert_eq!(running.first_end(), Some((end, too_long(5))));
+        assert_eq!(
+            running.fed_every.map(|limit| limit.length),
+            Some(2 * SECOND)
+        );
+    }
+
+    #[test]
+    fn zero_is_refused() {
+        let zero = HoldLimits {
+            at_most: Some(Duration::ZERO),
+            fed_every: None,
+        };
+        assert!(zero.check().is_err());
+        assert!(limits(1, 1).check().is_ok() && HoldLimits::default().check().is_ok());
+    }
+}

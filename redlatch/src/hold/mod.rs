@@ -273,6 +273,12 @@ impl Hold {
         self.state().loss
     }
 
+    /// Fails if the hold was lost.
+    pub(crate) fn check_not_lost(&self) -> Result<()> {
+        let loss = self.loss();
+        loss.map_or(Ok(()), |loss| Err(self.lost_error(loss)))
+    }
+
     /// Returns how long the hold is valid at least, without a renewal.
     pub(crate) fn valid_for(&self) -> Duration {
         self.valid_despite(Duration::ZERO)

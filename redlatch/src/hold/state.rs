@@ -245,7 +245,7 @@ pub(crate) struct HoldSnapshot {
     pub(crate) changes: u64,
     /// Number of guards after these changes.
     pub(crate) count: u32,
-    pub(crate) loss: Option<Loss>,
+    pub(crate) is_lost: bool,
     pub(crate) superseded: bool,
     pub(crate) is_renewed: bool,
     pub(crate) has_unacknowledged_changes: bool,
@@ -258,7 +258,7 @@ impl HoldSnapshot {
     /// Returns whether a full release may acquire the object for another owner: the store has this hold, if any, and no
     /// earlier step of it is in flight.
     pub(crate) fn allows_transfer(&self) -> bool {
-        self.loss.is_none() && !self.maybe_released && !self.has_attempt_in_flight
+        !self.is_lost && !self.maybe_released && !self.has_attempt_in_flight
     }
 }
 
@@ -382,7 +382,7 @@ impl HoldState {
         HoldSnapshot {
             changes: self.changes,
             count: self.count,
-            loss: self.loss,
+            is_lost: self.loss.is_some(),
             superseded: self.superseded,
             is_renewed: self.is_renewed(),
             has_unacknowledged_changes: self.has_unacknowledged_changes(),
@@ -672,6 +672,86 @@ mod tests {
         state.add_guard(now + SECOND, false, now).unwrap();
         assert_eq!((state.end, state.longest), (now + SECOND, SECOND));
         assert!(state.hold_period() > first && state.hold_period() > latest);
+    }
+
+    fn limited(at_most: Duration) -> HoldLimits {
+        HoldLimits {
+            at_most: Some(at_most),
+            fed_every: None,
+        }
+    }
+
+    #[test]
+    fn earlier_end_of_lease_and_limit_counts() {
+        for (limit, loss) in [
+            (11 * SECOND, Loss::LeaseEnded),
+            (10 * SECOND, Loss::HeldTooLong { limit: 10 * SECOND }),
+            (9 * SECOND, Loss::HeldTooLong { limit: 9 * SECOND }),
+        ] {
+            let (mut state, now) = held(true);
+            state.start_limits(&limited(limit), now);
+            let end = now + limit.min(10 * SECOND);
+            assert_eq!(state.next_loss(), (end, loss));
+            assert_eq!(state.valid_for(Duration::ZERO, now), end - now);
+            // The clock of the store does not decide when a limit ends.
+            let drift = limit.min(9 * SECOND);
+            assert_eq!(state.valid_for(SECOND, now), drift);
+            assert!(!state.expire(end - MILLI) && state.expire(end));
+            assert_eq!(state.loss, Some(loss));
+        }
+    }
+
+    /// The store still has the hold, unless its lease has ended.
+    #[test]
+    fn loss_at_limit_must_be_released() {
+        let (mut state, now) = held(true);
+        state.start_limits(&limited(SECOND), now);
+        assert_eq!(
+            state.next_watch(TIMES, now),
+            Some((now + SECOND, WatchAction::Expire))
+        );
+        let later = now + 2 * SECOND;
+        assert!(!state.needs_settling() && state.expire(later));
+        assert!(state.needs_settling());
+        assert_eq!(
+            state.next_watch(TIMES, later),
+            Some((later, WatchAction::Release))
+        );
+        state.begin_release();
+        assert_eq!(state.next_watch(TIMES, later), None);
+        state.release_acknowledged(state.changes, false);
+        assert!(!state.needs_settling());
+        let (mut expired, now) = held(true);
+        assert!(expired.expire(now + 10 * SECOND) && !expired.needs_settling());
+        assert_eq!(expired.next_watch(TIMES, now), None);
+    }
+
+    #[test]
+    fn failed_renewal_is_not_retried_after_limit() {
+        let (mut state, now) = held(true);
+        state.start_limits(&limited(SECOND), now);
+        state.watchdog.not_before = Some(now + 2 * SECOND);
+        let end = Some((now + SECOND, WatchAction::RenewOnTime));
+        assert_eq!(state.next_watch(TIMES, now), end);
+        state.watchdog.renewing = true;
+        let end = Some((now + SECOND, WatchAction::Expire));
+        assert_eq!(state.next_watch(TIMES, now), end);
+    }
+
+    /// Also by a hand-over, which begins one.
+    #[test]
+    fn limits_end_with_hold_period() {
+        let (mut state, now) = transferable();
+        state.start_limits(&limited(SECOND), now);
+        let later = now + 2 * MILLI;
+        assert!(state.hand_over(LEASE, later).is_some());
+        assert_eq!(state.next_loss(), (now + LEASE, Loss::LeaseEnded));
+        state.start_limits(&limited(SECOND), later);
+        assert_eq!(state.next_loss().0, later + SECOND);
+        state.remove_guard(true);
+        assert!(!state.expire(later + SECOND), "it is released");
+        state.add_guard(now + LEASE, true, later).unwrap();
+        assert_eq!(state.next_loss(), (now + LEASE, Loss::LeaseEnded));
     }
 
     #[test]

@@ -186,8 +186,8 @@ impl RequestedHold<'_> {
     fn settled_count(&self) -> Option<Result<u32>> {
         let hold = &self.hold_ref.hold;
         let snapshot = hold.snapshot();
-        if let Some(loss) = snapshot.loss {
-            return Some(Err(hold.lost_error(loss)));
+        if let Err(lost) = hold.check_not_lost() {
+            return Some(Err(lost));
         }
         let is_settled = !snapshot.has_unacknowledged_changes;
         is_settled.then(|| match snapshot.count {

@@ -137,6 +137,7 @@ impl<K: LockKind> Lock<K> {
             };
             let handed_over = request.handed_over.take();
             drop(request);
+            let handed_over = handed_over.and_then(|handed_over| handed_over.into_hold_ref());
             let hold_ref = handed_over.unwrap_or(hold_ref);
             let _span = span.as_ref().map(|span| span.enter());
             match grant {
@@ -166,7 +167,7 @@ struct LockRequest<'a, K: LockKind> {
     /// Number of attempts so far.
     tries: u32,
     /// The hold that another request of this client has handed over.
-    handed_over: Option<HoldRef>,
+    handed_over: Option<Box<HandedOver>>,
 }
 
 impl<K: LockKind> Request for LockRequest<'_, K> {
@@ -316,15 +317,15 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
             return None;
         }
         let offer = offer.downcast::<HandedOver>().ok()?;
-        let hold_ref = offer.take(self.share(), self.requested.limits)?;
+        let handed_over = offer.accept(self.share(), self.requested.limits)?;
         let excludes = kind.excludes_waiters();
         let request = self.requested.hold_ref.hold.state().request.clone();
         let end = {
-            let mut state = hold_ref.hold.state();
+            let mut state = handed_over.hold()?.state();
             state.request = request;
             excludes.then_some(state.end)
         };
-        self.handed_over = Some(hold_ref);
+        self.handed_over = Some(handed_over);
         Some((grant, end))
     }
 

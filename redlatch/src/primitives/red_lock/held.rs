@@ -67,7 +67,8 @@ impl Majority {
         }
         // The hold may have been acquired for longer, before or since: clocks have had that long to drift.
         let valid = |(hold, lease): &(Arc<Hold>, Duration)| {
-            hold.valid_despite(clock_drift(hold.state().longest.max(*lease)))
+            let longest = hold.state().longest.max(*lease);
+            hold.valid_despite(clock_drift(longest))
         };
         let mut each: Vec<_> = self.holds.iter().map(valid).collect();
         each.sort_unstable_by(|one, other| other.cmp(one));
