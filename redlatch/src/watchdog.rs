@@ -397,7 +397,7 @@ impl Core {
             };
             if taken {
                 hold.watchdog_state(|state| state.renewing = true);
-                later.push((hold.clone(), hold.next_loss()));
+                later.push((hold.clone(), hold.next_end()));
                 let node = store.node(hold.object.key());
                 let node_queue = schedule.nodes.entry(node).or_default();
                 node_queue.ready.push_back(hold);

@@ -395,7 +395,7 @@ impl Hold {
     }
 
     /// Returns when the hold is lost unless it is renewed, fed or released.
-    pub(crate) fn next_loss(&self) -> Instant {
+    pub(crate) fn next_end(&self) -> Instant {
         self.state().next_loss().0
     }
 

@@ -136,7 +136,7 @@ impl Session {
         }
     }
 
-    /// Shares the session, and has the watchdog release through it what was lost at a limit.
+    /// Shares the session, through which the watchdog releases holds that were lost at a limit.
     pub(crate) fn share(self) -> Arc<Session> {
         let session = Arc::new(self);
         let weak = Arc::downgrade(&session);

@@ -869,7 +869,6 @@ async fn release_at_limit_is_retried_in_outage() {
         hanging.lost().await;
         assert_eq!(begun.elapsed().as_secs(), 10);
         tokio::time::sleep(2 * SECOND).await;
-        // Without injected failures from here on. What was sent before is not repeated later.
         let is_released = fails < 100;
         if is_released {
             assert!(!peer.lock("a").is_locked().await.unwrap());

@@ -364,7 +364,7 @@ async fn run_drops_work_at_limit() {
     }
 }
 
-/// The lease of the holder ends long after the test. So the other client can only acquire what was released.
+/// The lease of the holder ends long after the test, so the other client acquires the lock only after its release.
 async fn hanging_holder_is_replaced_at_limit(store: TestStore) {
     let [holder, other] = [
         store.client_without_retries().await,

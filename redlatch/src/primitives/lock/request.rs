@@ -250,12 +250,12 @@ impl<R: HasLease> Acquire<R> {
         self
     }
 
-    /// Holds it only while the holder calls [`Guard::feed`] at least so often, counted from its acquisition. So a task that
-    /// hangs does not keep it forever, however long the work may take.
+    /// Holds it only while the holder calls [`Guard::feed`] at least once in this time, counted from the acquisition. So a task that
+    /// hangs does not keep it forever, however long the work takes.
     ///
-    /// If the holder does not, it is lost for the reason [`Loss::NotFed`](crate::Loss::NotFed), as
-    /// [`at_most`](Acquire::at_most) describes, which also applies to re-entries and the interval: the shortest applies to
-    /// all guards of an owner's hold, and any of them can feed it.
+    /// If the holder does not, it is lost for the reason [`Loss::NotFed`](crate::Loss::NotFed), and released as at the
+    /// limit of [`at_most`](Acquire::at_most). The interval belongs to the hold of the owner: the shortest one applies to all of its
+    /// guards, and any of them can feed it. Work that feeds it needs the guard: [`Guard::run`] instead of [`Acquire::run`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
