@@ -503,6 +503,25 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn end_of_limit_is_reported_on_time_unless_fed() {
+        let (hold, begun) = (Arc::new(held(true)), Instant::now());
+        hold.start_limits(&HoldLimits {
+            at_most: None,
+            fed_every: Some(2 * SECOND),
+        });
+        let feed = async {
+            tokio::time::sleep(SECOND).await;
+            hold.feed();
+        };
+        tokio::join!(hold.lost(), feed);
+        assert_eq!(begun.elapsed(), 3 * SECOND);
+        let reason = Loss::NotFed { limit: 2 * SECOND };
+        assert_eq!(hold.loss(), Some(reason));
+        hold.feed();
+        assert!(hold.valid_for().is_zero());
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn released_hold_is_never_lost() {
         let hold = Arc::new(held(false));
         hold.state().remove_guard(false);

@@ -146,13 +146,16 @@ async fn hold_is_renewed_after_each_third_of_its_lease() {
     assert_eq!(one.hold.loss(), Some(Loss::LeaseEnded));
 }
 
-/// Adds a guard with a limit to a new hold.
-fn limited(at_most: Duration) -> Watched {
-    let one = Watched::renewed();
-    one.hold.start_limits(&HoldLimits {
-        at_most: Some(at_most),
+fn at_most(limit: Duration) -> HoldLimits {
+    HoldLimits {
+        at_most: Some(limit),
         fed_every: None,
-    });
+    }
+}
+
+fn limited(limit: Duration) -> Watched {
+    let one = Watched::renewed();
+    one.hold.start_limits(&at_most(limit));
     one
 }
 
@@ -463,6 +466,25 @@ async fn at_most_eight_batches_in_flight_per_node() {
     drop((first, next));
     assert_eq!(watchdog.core.schedule.lock().nodes[&None].batches, 0);
     drop(holds);
+}
+
+/// The batch that would renew it ends later.
+#[tokio::test(start_paused = true)]
+async fn limit_of_hold_with_renewal_in_flight_is_noticed_once() {
+    let watchdog = watchdog();
+    let one = schedule_holds(&watchdog, [1]).remove(0);
+    one.hold.start_limits(&at_most(SECOND));
+    let (sizes, mut in_flight) = batches(&watchdog);
+    assert_eq!(sizes, [1]);
+    let limit = Instant::now() + SECOND;
+    assert_eq!(watchdog.core.schedule.lock().first_due(), Some(limit));
+    tokio::time::advance(SECOND).await;
+    assert_eq!(batches(&watchdog).0.len(), 0);
+    assert_eq!(watchdog.core.schedule.lock().overdue.len(), 1);
+    renew(watchdog.store.clone(), in_flight.remove(0)).await;
+    assert_eq!((one.steps(), batches(&watchdog).0), (vec![], vec![]));
+    let overdue = watchdog.core.schedule.lock().overdue.len();
+    assert_eq!((watchdog.len(), overdue), (0, 1));
 }
 
 #[tokio::test(start_paused = true)]
