@@ -114,8 +114,9 @@ impl InternalCommand {
 ///
 /// With or without a terminal, the lock is released only after CMD has ended and, if a signal ended it,
 /// after the last of its child processes has ended, too. If the lock is lost while they run (its lease
-/// ended because the store could not be reached in time, or it was unlocked by force), redlatch ends them
-/// with SIGTERM, and with SIGKILL after --kill-after. On Linux, daemons that CMD has started count as child
+/// ended because the store could not be reached in time, it was unlocked by force, or the time of --lease or
+/// --at-most has passed), redlatch ends them with SIGTERM, and with SIGKILL after --kill-after. Others can
+/// acquire the lock meanwhile. On Linux, daemons that CMD has started count as child
 /// processes; elsewhere, only processes in CMD's process group do.
 ///
 /// If CMD ends without a signal, processes that it leaves behind continue without the lock. A signal ended
@@ -179,6 +180,17 @@ pub(crate) struct Run {
         conflicts_with = "watchdog"
     )]
     pub(crate) lease: Option<Duration>,
+
+    /// Hold the lock at most this long, although the watchdog renews it; CMD is ended when the time has passed.
+    /// So a CMD that hangs does not keep the lock forever, and a machine that dies keeps it for one lease only
+    #[arg(
+        long,
+        value_name = "DUR",
+        value_parser = duration::parse,
+        allow_hyphen_values = true,
+        conflicts_with = "lease"
+    )]
+    pub(crate) at_most: Option<Duration>,
 
     /// The lease that the watchdog renews: how long others wait if this machine dies
     /// [default: 30s, at least 100ms]
@@ -318,6 +330,7 @@ Examples:
   redlatch run nightly-backup -- ./backup.sh
   redlatch run -n nightly-backup -- ./backup.sh       # or skip it
   redlatch run --wait 30s -E 0 deploy:web -- sh -c 'make && make install'
+  redlatch run --at-most 2h import -- ./import.sh     # ended if it takes longer
   redlatch run --permits 3 thumbnails -- ./render.sh  # at most three
   redlatch run account:1 account:2 -- ./transfer.sh   # both or none";
 

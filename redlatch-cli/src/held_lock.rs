@@ -145,8 +145,9 @@ impl HeldLock {
             lost = self.lost() => Some(lost),
             is_held = is_held => match is_held {
                 false => Some(Loss::NotHeld),
-                // The lease may have ended while waiting for the answer.
-                true => (!self.guard.is_valid()).then_some(Loss::LeaseEnded),
+                true if self.guard.is_valid() => None,
+                // The lease or the limit has ended while waiting for the answer.
+                true => Some(self.lost().await),
             },
         }
     }
@@ -196,6 +197,10 @@ async fn request<R: HasLease>(
     if let Some(lease) = run.lease {
         lock_request = lock_request.lease(lease);
         try_request = try_request.lease(lease);
+    }
+    if let Some(limit) = run.at_most {
+        lock_request = lock_request.at_most(limit);
+        try_request = try_request.at_most(limit);
     }
     match limits.wait() {
         Some(wait) => try_request.wait(wait).await,
@@ -269,6 +274,9 @@ async fn acquire_permit(
             if let Some(lease) = run.lease {
                 try_request = try_request.lease(lease);
             }
+            if let Some(limit) = run.at_most {
+                try_request = try_request.at_most(limit);
+            }
             if !run.no_wait {
                 let left =
                     deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
@@ -313,17 +321,7 @@ async fn acquire_multi_lock(
     } else {
         MultiLock::new(names.map(|name| client.lock(name)))
     };
-    let (mut lock_request, mut try_request) = (locks.lock(), locks.try_lock());
-    (lock_request, try_request) = (lock_request.note(run.note()), try_request.note(run.note()));
-    if let Some(lease) = run.lease {
-        lock_request = lock_request.lease(lease);
-        try_request = try_request.lease(lease);
-    }
-    let guard = match limits.wait() {
-        Some(wait) => try_request.wait(wait).await?,
-        None if run.no_wait => try_request.await?,
-        None => Some(lock_request.await?),
-    };
+    let guard = request(locks.lock(), locks.try_lock(), limits, run).await?;
     Ok(guard.map(|guard| HeldLock {
         owner: client.owner_id(guard.owner()).into(),
         names: run.names.join(" "),

@@ -166,12 +166,16 @@ pub(crate) async fn validate_request(run: &Run) -> Result<(), Failure> {
     for name in &run.names {
         let lock = client.lock(name);
         let guard = lock.lock().await?;
-        let requested = match run.lease {
-            // The guard above holds the lock, so this checks the lease without acquiring. With an
-            // acquisition, a short lease could end now and be reported as lost.
-            Some(lease) => lock.try_lock().lease(lease).await.map(drop),
-            None => Ok(()),
-        };
+        // The guard above holds the lock, so this checks the options without acquiring. With an
+        // acquisition, a short lease could end now and be reported as lost.
+        let mut request = lock.try_lock();
+        if let Some(lease) = run.lease {
+            request = request.lease(lease);
+        }
+        if let Some(limit) = run.at_most {
+            request = request.at_most(limit);
+        }
+        let requested = request.await.map(drop);
         // A dropped guard is released in the background, and a warning is logged if this process ends first.
         guard.unlock().await?;
         requested?;

@@ -674,7 +674,7 @@ impl ClientBuilder {
         session.hands_over = self.local_hand_over;
         session.accepts_grants = self.fair_grants;
         Client {
-            session: Arc::new(session),
+            session: session.share(),
         }
     }
 }

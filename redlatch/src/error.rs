@@ -46,11 +46,11 @@ pub enum Error {
         reason: &'static str,
     },
 
-    /// A setting of the client builder has an unusable value.
+    /// A setting of the client builder, of a handle or of a request has an unusable value.
     #[error("invalid value for the setting `{setting}`: {reason}")]
     #[non_exhaustive]
     InvalidSetting {
-        /// Name of the builder method that sets it.
+        /// Name of the method that sets it.
         setting: &'static str,
         /// Why the value is refused.
         reason: String,
@@ -274,14 +274,37 @@ pub enum Loss {
     /// The store reports that the owner does not hold the lock: it was force-unlocked, its key was deleted,
     /// or the store lost its data.
     NotHeld,
+    /// It was held until the limit of [`Acquire::at_most`](crate::Acquire::at_most). The client releases it in the
+    /// background.
+    HeldTooLong {
+        /// How long it was allowed to be held.
+        limit: Duration,
+    },
+    /// Its holder did not call [`Guard::feed`](crate::Guard::feed) as often as
+    /// [`Acquire::fed_every`](crate::Acquire::fed_every) requires. The client releases it in the background.
+    NotFed {
+        /// How often it had to be fed.
+        limit: Duration,
+    },
+}
+
+impl Loss {
+    /// Returns whether it was lost at a limit of the client, so that the store still has the hold.
+    pub(crate) fn is_at_limit(self) -> bool {
+        matches!(self, Loss::HeldTooLong { .. } | Loss::NotFed { .. })
+    }
 }
 
 impl std::fmt::Display for Loss {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Loss::LeaseEnded => "its lease ended before it was renewed or released",
-            Loss::NotHeld => "the store reports that its owner no longer holds it",
-        })
+        match self {
+            Loss::LeaseEnded => f.write_str("its lease ended before it was renewed or released"),
+            Loss::NotHeld => f.write_str("the store reports that its owner no longer holds it"),
+            Loss::HeldTooLong { limit } => {
+                write!(f, "it was held longer than its limit of {limit:?}")
+            }
+            Loss::NotFed { limit } => write!(f, "its holder did not feed it for {limit:?}"),
+        }
     }
 }
 

@@ -21,6 +21,9 @@
 //! not grow. A hold that is being released is skipped and checked after a pause. Missing holds cause at
 //! most one sweep per [`SWEEP_PAUSE`] and node.
 //!
+//! A hold with a [limit](crate::hold::HoldLimits) is looked at when that ends, too. It is lost then, is not renewed any more, and
+//! is released in the background, behind a renewal in flight.
+//!
 //! A hold that is a second old ([`REGISTERED_AFTER`]) is added to the [registry of clients](Registration), and removed when it is no
 //! longer watched.
 //!
@@ -32,7 +35,8 @@
 //! each new connection, all holds of the node are checked, at most once per [`SWEEP_PAUSE`].
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, Weak};
+use std::mem::take;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -88,6 +92,8 @@ struct Core {
     wake_sooner: Notify,
     suspects: Arc<Suspects>,
     registration: Registration,
+    /// See [`Watchdog::release_overdue_with`].
+    release: OnceLock<Box<dyn Fn(&Arc<Hold>) + Send + Sync>>,
 }
 
 #[derive(Default)]
@@ -95,6 +101,8 @@ struct Schedule {
     due: BTreeMap<Due, Arc<Hold>>,
     /// Number of insertions so far.
     insertions: u64,
+    /// Holds that were lost at a limit, to release now.
+    overdue: Vec<Arc<Hold>>,
     /// By node; `None` while the owner of a slot is unknown, and for the embedded store.
     nodes: BTreeMap<Option<NodeId>, NodeQueue>,
     task: Option<AbortHandle>,
@@ -135,9 +143,18 @@ impl Watchdog {
                 wake_sooner: Notify::new(),
                 suspects: store.suspects(),
                 registration,
+                release: OnceLock::new(),
             }),
             store,
         }
+    }
+
+    /// Sets how to release, in the background, a hold that was lost at a limit.
+    pub(crate) fn release_overdue_with(
+        &self,
+        release: impl Fn(&Arc<Hold>) + Send + Sync + 'static,
+    ) {
+        let _ = self.core.release.set(Box::new(release));
     }
 
     /// Returns the lease to which the watchdog renews holds.
@@ -375,10 +392,16 @@ impl Core {
                 WatchAction::Renew => due <= soon,
                 WatchAction::RenewOnTime => due <= now,
                 WatchAction::Register | WatchAction::Expire => false,
+                WatchAction::Release => {
+                    hold.watchdog_state(|state| state.overdue = false);
+                    self.remove(schedule, &hold);
+                    schedule.overdue.push(hold);
+                    continue;
+                }
             };
             if taken {
                 hold.watchdog_state(|state| state.renewing = true);
-                later.push((hold.clone(), hold.state().end));
+                later.push((hold.clone(), hold.next_end()));
                 let node = store.node(hold.object.key());
                 let node_queue = schedule.nodes.entry(node).or_default();
                 node_queue.ready.push_back(hold);
@@ -388,6 +411,15 @@ impl Core {
         }
         for (hold, due) in later {
             schedule.insert(&hold, due);
+        }
+    }
+
+    /// Releases holds that were lost at a limit, in the background.
+    fn release_overdue(&self) {
+        let overdue = take(&mut self.schedule.lock().overdue);
+        // Outside of the mutex: this may drop the last reference to the client, and with it the watchdog.
+        if let Some(release) = self.release.get() {
+            overdue.iter().for_each(release);
         }
     }
 
@@ -558,6 +590,7 @@ async fn run_task(core: Arc<Core>) {
             for batch in core.take_due(&store) {
                 renewals.spawn(task(renew(store.clone(), batch)));
             }
+            core.release_overdue();
         }
         let Some(wake) = core.plan_wake(renewals.len()) else {
             break;

@@ -49,6 +49,32 @@ fn end_of_fixed_lease_ends_cmd() {
     assert_ends_lost(holder, &[cmd]);
 }
 
+/// Long before its lease ends. Another run acquires the lock, although CMD does not end by itself.
+#[test]
+fn cmd_that_takes_too_long_is_ended() {
+    let (one, other) = (unique("too-long"), unique("too-long"));
+    for names in [&[&*one][..], &[&*one, &*other]] {
+        let options = ["--watchdog", "1h", "--at-most", "1s"];
+        let mut args = [&["run"], &options[..], names].concat();
+        args.extend(["--", "sh", "-c", "echo $$; exec cat"]);
+        let holder = Running::start(redlatch(shared(), &args));
+        let cmd = holder.cmd_pid();
+        let next = finish(redlatch(shared(), &["run", &one, "--", "true"])).expect(0);
+        assert_eq!(next.stdout, "");
+        let finished = holder.finish().expect(74);
+        let reason = "lost: it was held longer than its limit of 1s; ending CMD";
+        assert!(finished.stderr.contains(reason), "{finished:#?}");
+        assert!(is_dead(cmd));
+    }
+}
+
+#[test]
+fn cmd_that_ends_in_time_is_not_ended() {
+    let name = unique("in-time");
+    let holder = hold(shared(), &["--at-most", "1h"], &name);
+    holder.release();
+}
+
 #[test]
 fn cmd_is_ended_with_the_lease_if_the_store_is_unreachable() {
     let proxy = Proxy::to(shared().port());

@@ -40,6 +40,11 @@ fn wrong_options_of_run_are_rejected() {
         (&["--kill-after", "x", "n", "--", "true"], "300ms"),
         (&["--lease", "0s", "n", "--", "true"], "lease"),
         (&["--lease", "999999h", "n", "--", "true"], "lease"),
+        (&["--at-most", "0s", "n", "--", "true"], "at_most"),
+        (
+            &["--lease", "1s", "--at-most", "1s", "n", "--", "true"],
+            "--at-most",
+        ),
         (&["--watchdog", "0s", "n", "--", "true"], "watchdog"),
         (&["--watchdog", "99ms", "n", "--", "true"], "100 ms"),
         (&["--watchdog", "999999h", "n", "--", "true"], "watchdog"),

@@ -153,6 +153,8 @@ forward! { [<R: Acquirable> Acquire<R>] "crate::Acquire" {
 
 forward! { [<R: HasLease> Acquire<R>] "crate::Acquire" {
     set lease(lease: Duration);
+    set at_most(limit: Duration);
+    set fed_every(interval: Duration);
     set note(note: impl Into<String>);
 } }
 
@@ -167,6 +169,8 @@ forward! { [<R: Acquirable> TryAcquire<R>] "crate::TryAcquire" {
 
 forward! { [<R: HasLease> TryAcquire<R>] "crate::TryAcquire" {
     set lease(lease: Duration);
+    set at_most(limit: Duration);
+    set fed_every(interval: Duration);
     set note(note: impl Into<String>);
 } }
 
@@ -244,6 +248,7 @@ impl<R: Acquirable + HasLease> Guard<R> {
 forward! { [<R: Acquirable + HasLease> Guard<R>] "crate::Guard" {
     get is_valid() -> bool;
     get valid_for() -> Duration;
+    get feed() -> Result<()>;
 } }
 
 forward! { [<R: Acquirable + HasOwner> Guard<R>] "crate::Guard" {

@@ -20,8 +20,10 @@ use crate::runtime::sleep_until;
 use crate::step::{BoxedStep, Script};
 use crate::sync::{Mutex, wait_for};
 
+mod limits;
 mod state;
 
+pub(crate) use limits::HoldLimits;
 pub(crate) use state::{
     Due, HandOver, HandOverLimit, HoldPeriod, HoldSnapshot, HoldState, RenewalTimes, WatchAction,
     WatchdogState,
@@ -224,12 +226,33 @@ impl Hold {
 
     /// Adds a guard after the store has granted the hold until `end`. Fails if that has passed already; the
     /// count is then unchanged.
-    pub(crate) fn add_guard(&self, end: Instant, renewed: bool) -> Result<()> {
+    pub(crate) fn add_guard(
+        &self,
+        end: Instant,
+        renewed: bool,
+        limits: Option<&HoldLimits>,
+    ) -> Result<()> {
         let now = Instant::now();
-        let added = self.state_at(|| now).add_guard(end, renewed, now);
-        added.map_err(|loss| self.lost_error(loss))?;
+        {
+            let mut state = self.state_at(|| now);
+            let added = state.add_guard(end, renewed, now);
+            added.map_err(|loss| self.lost_error(loss))?;
+            limits.inspect(|limits| state.start_limits(limits, now));
+        }
         self.changed.notify_waiters();
         Ok(())
+    }
+
+    /// Starts the limits of a request that takes over the guard.
+    pub(crate) fn start_limits(&self, limits: &HoldLimits) {
+        let now = Instant::now();
+        self.state_at(|| now).start_limits(limits, now);
+    }
+
+    /// Records that the holder still works. Without effect if the hold is lost.
+    pub(crate) fn feed(&self) {
+        let now = Instant::now();
+        self.state_at(|| now).feed(now);
     }
 
     /// Makes this the next generation after `lost`, a lost hold of the same owner. They take turns with their steps.
@@ -250,10 +273,26 @@ impl Hold {
         self.state().loss
     }
 
-    /// Returns how long the store keeps the hold at least, without a renewal.
+    /// Fails if the hold was lost.
+    pub(crate) fn check_not_lost(&self) -> Result<()> {
+        let loss = self.loss();
+        loss.map_or(Ok(()), |loss| Err(self.lost_error(loss)))
+    }
+
+    /// Returns how long the hold is valid at least, without a renewal.
     pub(crate) fn valid_for(&self) -> Duration {
+        self.valid_despite(Duration::ZERO)
+    }
+
+    /// The same, if the lease may end by `clock_drift` earlier in the store than here.
+    pub(crate) fn valid_despite(&self, clock_drift: Duration) -> Duration {
         let now = Instant::now();
-        self.state_at(|| now).valid_for(now)
+        self.state_at(|| now).valid_for(clock_drift, now)
+    }
+
+    /// Returns whether both are generations of one owner's hold, and take turns with their steps.
+    pub(crate) fn takes_turns_with(&self, other: &Hold) -> bool {
+        std::ptr::eq(self.step_lock(), other.step_lock())
     }
 
     /// Marks the hold as lost and notifies once; the first reason is kept. Returns whether it was held
@@ -294,7 +333,7 @@ impl Hold {
                     _ if state.latest_period() != period => None,
                     (Some(_), _) => return,
                     (None, 0) => None,
-                    (None, _) => Some(state.end),
+                    (None, _) => Some(state.next_loss().0),
                 }
             };
             match end {
@@ -355,6 +394,11 @@ impl Hold {
         self.state_at(|| now).next_watch(times, now)
     }
 
+    /// Returns when the hold is lost unless it is renewed, fed or released.
+    pub(crate) fn next_end(&self) -> Instant {
+        self.state().next_loss().0
+    }
+
     /// Returns when the current hold period began, if it has lasted for this long and is not registered yet. Then it counts as
     /// registered.
     pub(crate) fn begin_registration(&self, after: Duration) -> Option<Instant> {
@@ -371,7 +415,7 @@ impl Hold {
         self.state().snapshot()
     }
 
-    /// Locks the current state. A lease that has ended is noticed at each access. Other methods of the hold must not
+    /// Locks the current state. A lease or limit that has ended is noticed at each access. Other methods of the hold must not
     /// be called while it is locked.
     pub(crate) fn state(&self) -> MutexGuard<'_, HoldState> {
         self.state_at(Instant::now)
@@ -380,8 +424,11 @@ impl Hold {
     /// The same, with a clock that is read only if there is something to lose.
     fn state_at(&self, now: impl FnOnce() -> Instant) -> MutexGuard<'_, HoldState> {
         let mut state = self.state.lock();
-        if state.hold_period().is_some() && state.expire(now()) {
-            self.notify_loss(Loss::LeaseEnded);
+        if state.hold_period().is_some()
+            && state.expire(now())
+            && let Some(loss) = state.loss
+        {
+            self.notify_loss(loss);
         }
         state
     }
@@ -409,7 +456,7 @@ mod tests {
 
     fn held(renewed: bool) -> Hold {
         let hold = hold();
-        hold.add_guard(Instant::now() + 10 * SECOND, renewed)
+        hold.add_guard(Instant::now() + 10 * SECOND, renewed, None)
             .unwrap();
         hold
     }
@@ -429,7 +476,9 @@ mod tests {
         assert_eq!(hold.state().longest, 10 * SECOND);
         tokio::time::advance(8 * SECOND).await;
         assert_eq!(hold.loss(), Some(Loss::LeaseEnded));
-        let late = hold.add_guard(Instant::now() + SECOND, false).unwrap_err();
+        let late = hold
+            .add_guard(Instant::now() + SECOND, false, None)
+            .unwrap_err();
         let reason = Loss::LeaseEnded;
         assert!(matches!(late, Error::Lost { name, reason: r } if name == "name" && r == reason));
         assert_eq!(hold.state().count, 1);
@@ -454,6 +503,25 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn end_of_limit_is_reported_on_time_unless_fed() {
+        let (hold, begun) = (Arc::new(held(true)), Instant::now());
+        hold.start_limits(&HoldLimits {
+            at_most: None,
+            fed_every: Some(2 * SECOND),
+        });
+        let feed = async {
+            tokio::time::sleep(SECOND).await;
+            hold.feed();
+        };
+        tokio::join!(hold.lost(), feed);
+        assert_eq!(begun.elapsed(), 3 * SECOND);
+        let reason = Loss::NotFed { limit: 2 * SECOND };
+        assert_eq!(hold.loss(), Some(reason));
+        hold.feed();
+        assert!(hold.valid_for().is_zero());
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn released_hold_is_never_lost() {
         let hold = Arc::new(held(false));
         hold.state().remove_guard(false);
@@ -471,7 +539,8 @@ mod tests {
         hold.state().remove_guard(false);
         let acquire = async {
             tokio::task::yield_now().await;
-            hold.add_guard(Instant::now() + SECOND, false).unwrap();
+            hold.add_guard(Instant::now() + SECOND, false, None)
+                .unwrap();
         };
         let both = async { tokio::join!(hold.held_after(first), acquire) };
         tokio::time::timeout(SECOND, both).await.unwrap();

@@ -9,14 +9,15 @@
 //! 4. While a change is not acknowledged, the store may keep another count than this client. Before
 //!    the next acquisition, a release must then be answered. If an attempt may still be in flight, the
 //!    release is sent behind it.
-//! 5. A hold is lost once, for the first reason. [`HoldState::expire`] notices one reason, the end of its
-//!    lease.
+//! 5. A hold is lost once, for the first reason. [`HoldState::expire`] notices two reasons, the end of its
+//!    lease and of a limit. The second is a change, too: the store has to release the hold.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::limits::{HoldLimits, RunningLimits};
 use crate::client_registry::{EntryNumber, RequestInfo};
 use crate::error::Loss;
 
@@ -44,6 +45,8 @@ pub(crate) struct WatchdogState {
     pub(crate) registered: bool,
     /// Its entry there.
     pub(crate) entry: Option<EntryNumber>,
+    /// Whether it was lost at a limit, and no release has begun since.
+    pub(crate) overdue: bool,
 }
 
 /// When the watchdog renews holds.
@@ -67,8 +70,10 @@ pub(crate) enum WatchAction {
     RenewOnTime,
     /// Only registers it.
     Register,
-    /// Only reports the end of its lease.
+    /// Only reports the end of its lease or of a limit.
     Expire,
+    /// Releases it, because it was lost at a limit.
+    Release,
 }
 
 /// Identifies the time from an owner's first acquisition of an object to its last release. Hold periods of
@@ -202,6 +207,8 @@ pub(crate) struct HoldState {
     pub(crate) granted_in: HoldPeriod,
     /// Number of guards that require renewal of the lease.
     renewed: u32,
+    /// The limits of this hold period. Boxed: few holds have any.
+    limits: Option<Box<RunningLimits>>,
     /// When the hold period began; of a hold without guards, when it was created.
     began: Instant,
     /// What the registry of clients says about the request.
@@ -240,7 +247,7 @@ pub(crate) struct HoldSnapshot {
     pub(crate) changes: u64,
     /// Number of guards after these changes.
     pub(crate) count: u32,
-    pub(crate) loss: Option<Loss>,
+    pub(crate) is_lost: bool,
     pub(crate) superseded: bool,
     pub(crate) is_renewed: bool,
     pub(crate) has_unacknowledged_changes: bool,
@@ -253,7 +260,7 @@ impl HoldSnapshot {
     /// Returns whether a full release may acquire the object for another owner: the store has this hold, if any, and no
     /// earlier step of it is in flight.
     pub(crate) fn allows_transfer(&self) -> bool {
-        self.loss.is_none() && !self.maybe_released && !self.has_attempt_in_flight
+        !self.is_lost && !self.maybe_released && !self.has_attempt_in_flight
     }
 }
 
@@ -264,6 +271,7 @@ impl HoldState {
             hold_period: HoldPeriod(0),
             granted_in: HoldPeriod(0),
             renewed: 0,
+            limits: None,
             began: now,
             request: RequestInfo::of_task(),
             end: now,
@@ -304,6 +312,7 @@ impl HoldState {
                 self.hold_period = HoldPeriod::begin();
                 self.granted_in = self.hold_period;
                 (self.watchdog.tracked, self.watchdog.reported_at) = (false, None);
+                self.limits = None;
                 self.began = now;
                 (self.end, self.longest) = (end, lease);
                 self.hand_over_limit = HandOverLimit::new(now);
@@ -312,6 +321,31 @@ impl HoldState {
         self.count += 1;
         self.renewed += u32::from(renewed);
         Ok(())
+    }
+
+    /// Starts the limits of a request that has just added a guard or taken one over.
+    pub(super) fn start_limits(&mut self, limits: &HoldLimits, now: Instant) {
+        let running = self.limits.get_or_insert_default();
+        running.add(limits, now);
+    }
+
+    /// Records that the holder still works.
+    pub(super) fn feed(&mut self, now: Instant) {
+        if let Some(limits) = &mut self.limits {
+            limits.feed(now);
+        }
+    }
+
+    /// Returns the limits of this hold period.
+    pub(crate) fn limits(&self) -> Option<HoldLimits> {
+        Some(self.limits.as_ref()?.lengths())
+    }
+
+    /// Returns when the hold is lost unless it is renewed, fed or released, and how.
+    pub(super) fn next_loss(&self) -> (Instant, Loss) {
+        let lease = (self.end, Loss::LeaseEnded);
+        let limit = self.limits.as_ref().and_then(|limits| limits.first_end());
+        limit.filter(|(end, _)| *end <= self.end).unwrap_or(lease)
     }
 
     /// Removes a guard. Returns the number of this change.
@@ -336,6 +370,7 @@ impl HoldState {
         }
         let hand_over = self.hand_over_limit.hand_over(now)?;
         self.hold_period = HoldPeriod::begin();
+        self.limits = None;
         self.began = now;
         Some(hand_over)
     }
@@ -349,7 +384,7 @@ impl HoldState {
         HoldSnapshot {
             changes: self.changes,
             count: self.count,
-            loss: self.loss,
+            is_lost: self.loss.is_some(),
             superseded: self.superseded,
             is_renewed: self.is_renewed(),
             has_unacknowledged_changes: self.has_unacknowledged_changes(),
@@ -455,6 +490,7 @@ impl HoldState {
     /// Records that a release is about to be sent: a grant before it is not valid any more.
     pub(crate) fn begin_release(&mut self) {
         self.expected_grant = None;
+        self.watchdog.overdue = false;
     }
 
     /// Returns when the hold ends that the store has granted to the attempt with this number. `None` if that is not the
@@ -477,12 +513,15 @@ impl HoldState {
         }
     }
 
-    /// Returns how long the store keeps the hold at least, without a renewal.
-    pub(super) fn valid_for(&self, now: Instant) -> Duration {
-        match self.loss {
-            None if self.count > 0 => self.end.saturating_duration_since(now),
-            _ => Duration::ZERO,
+    /// Returns how long the hold is valid at least, without a renewal, if its lease may end by `clock_drift` earlier in the
+    /// store than here.
+    pub(super) fn valid_for(&self, clock_drift: Duration, now: Instant) -> Duration {
+        if self.hold_period().is_none() {
+            return Duration::ZERO;
         }
+        let left = |end: Instant| end.saturating_duration_since(now);
+        let lease = left(self.end).saturating_sub(clock_drift);
+        lease.min(left(self.next_loss().0))
     }
 
     /// Returns the owner's hold period, if it holds the object now.
@@ -500,6 +539,8 @@ impl HoldState {
         let newly_lost = self.hold_period().is_some();
         if newly_lost {
             self.loss = Some(loss);
+            self.watchdog.overdue = loss.is_at_limit();
+            self.changes += u64::from(loss.is_at_limit());
         }
         newly_lost
     }
@@ -511,9 +552,10 @@ impl HoldState {
         is_same.then(|| self.mark_lost(loss))
     }
 
-    /// Marks the hold as lost if its lease has ended. Returns whether it did so.
+    /// Marks the hold as lost if its lease or a limit has ended. Returns whether it did so.
     pub(super) fn expire(&mut self, now: Instant) -> bool {
-        now >= self.end && self.mark_lost(Loss::LeaseEnded)
+        let (end, loss) = self.next_loss();
+        now >= end && self.mark_lost(loss)
     }
 
     /// Sets the note of the request, which the registry gets again. Without one, an owner that re-enters keeps its note.
@@ -539,8 +581,12 @@ impl HoldState {
         times: RenewalTimes,
         now: Instant,
     ) -> Option<(Instant, WatchAction)> {
+        if self.watchdog.overdue {
+            return Some((now, WatchAction::Release));
+        }
         self.hold_period()?;
-        let expiry = (self.end, WatchAction::Expire);
+        let (end, _) = self.next_loss();
+        let expiry = (end, WatchAction::Expire);
         let is_renewed = self.renewed > 0;
         let WatchdogState {
             renewing,
@@ -554,8 +600,8 @@ impl HoldState {
             return Some(expiry);
         }
         Some(match not_before {
-            // After a failure: when the pause is over, or at the end of the lease if that is earlier.
-            Some(again) if is_renewed || suspect => (again.min(self.end), WatchAction::RenewOnTime),
+            // After a failure: when the pause is over, or at the end of the lease or of a limit if that is earlier.
+            Some(again) if is_renewed || suspect => (again.min(end), WatchAction::RenewOnTime),
             None if suspect => (now, WatchAction::Renew),
             _ => {
                 let due = self.end.checked_sub(times.margin).unwrap_or(now);
@@ -638,6 +684,86 @@ mod tests {
         assert!(state.hold_period() > first && state.hold_period() > latest);
     }
 
+    fn limited(at_most: Duration) -> HoldLimits {
+        HoldLimits {
+            at_most: Some(at_most),
+            fed_every: None,
+        }
+    }
+
+    #[test]
+    fn earlier_end_of_lease_and_limit_counts() {
+        for (limit, loss) in [
+            (11 * SECOND, Loss::LeaseEnded),
+            (10 * SECOND, Loss::HeldTooLong { limit: 10 * SECOND }),
+            (9 * SECOND, Loss::HeldTooLong { limit: 9 * SECOND }),
+        ] {
+            let (mut state, now) = held(true);
+            state.start_limits(&limited(limit), now);
+            let end = now + limit.min(10 * SECOND);
+            assert_eq!(state.next_loss(), (end, loss));
+            assert_eq!(state.valid_for(Duration::ZERO, now), end - now);
+            // The clock of the store does not decide when a limit ends.
+            let drift = limit.min(9 * SECOND);
+            assert_eq!(state.valid_for(SECOND, now), drift);
+            assert!(!state.expire(end - MILLI) && state.expire(end));
+            assert_eq!(state.loss, Some(loss));
+        }
+    }
+
+    /// The store still has the hold, unless its lease has ended.
+    #[test]
+    fn loss_at_limit_must_be_released() {
+        let (mut state, now) = held(true);
+        state.start_limits(&limited(SECOND), now);
+        assert_eq!(
+            state.next_watch(TIMES, now),
+            Some((now + SECOND, WatchAction::Expire))
+        );
+        let later = now + 2 * SECOND;
+        assert!(!state.needs_settling() && state.expire(later));
+        assert!(state.needs_settling());
+        assert_eq!(
+            state.next_watch(TIMES, later),
+            Some((later, WatchAction::Release))
+        );
+        state.begin_release();
+        assert_eq!(state.next_watch(TIMES, later), None);
+        state.release_acknowledged(state.changes, false);
+        assert!(!state.needs_settling());
+        let (mut expired, now) = held(true);
+        assert!(expired.expire(now + 10 * SECOND) && !expired.needs_settling());
+        assert_eq!(expired.next_watch(TIMES, now), None);
+    }
+
+    #[test]
+    fn failed_renewal_is_not_retried_after_limit() {
+        let (mut state, now) = held(true);
+        state.start_limits(&limited(SECOND), now);
+        state.watchdog.not_before = Some(now + 2 * SECOND);
+        let end = Some((now + SECOND, WatchAction::RenewOnTime));
+        assert_eq!(state.next_watch(TIMES, now), end);
+        state.watchdog.renewing = true;
+        let end = Some((now + SECOND, WatchAction::Expire));
+        assert_eq!(state.next_watch(TIMES, now), end);
+    }
+
+    /// Also by a hand-over, which begins one.
+    #[test]
+    fn limits_end_with_hold_period() {
+        let (mut state, now) = transferable();
+        state.start_limits(&limited(SECOND), now);
+        let later = now + 2 * MILLI;
+        assert!(state.hand_over(LEASE, later).is_some());
+        assert_eq!(state.next_loss(), (now + LEASE, Loss::LeaseEnded));
+        state.start_limits(&limited(SECOND), later);
+        assert_eq!(state.next_loss().0, later + SECOND);
+        state.remove_guard(true);
+        assert!(!state.expire(later + SECOND), "it is released");
+        state.add_guard(now + LEASE, true, later).unwrap();
+        assert_eq!(state.next_loss(), (now + LEASE, Loss::LeaseEnded));
+    }
+
     #[test]
     fn lost_hold_accepts_no_guard() {
         let (mut state, now) = held(true);
@@ -646,7 +772,7 @@ mod tests {
         assert!(!state.mark_lost(Loss::LeaseEnded), "the first reason stays");
         assert_eq!(state.loss, Some(Loss::NotHeld));
         assert_eq!(state.hold_period(), None);
-        assert_eq!(state.valid_for(now), Duration::ZERO);
+        assert_eq!(state.valid_for(Duration::ZERO, now), Duration::ZERO);
         assert!(!state.is_renewed());
         let again = state.add_guard(now + 20 * SECOND, true, now);
         assert_eq!((again, state.count), (Err(Loss::NotHeld), 1));
@@ -678,7 +804,10 @@ mod tests {
         let (mut state, now) = held(false);
         state.remove_guard(false);
         assert!(!state.mark_lost(Loss::NotHeld) && !state.expire(now + 10 * SECOND));
-        assert_eq!((state.loss, state.valid_for(now)), (None, Duration::ZERO));
+        assert_eq!(
+            (state.loss, state.valid_for(Duration::ZERO, now)),
+            (None, Duration::ZERO)
+        );
     }
 
     #[test]
@@ -686,7 +815,10 @@ mod tests {
         let (mut state, now) = held(false);
         let millis = Duration::from_millis(1);
         assert!(!state.expire(now + 10 * SECOND - millis));
-        assert_eq!(state.valid_for(now + 10 * SECOND - millis), millis);
+        assert_eq!(
+            state.valid_for(Duration::ZERO, now + 10 * SECOND - millis),
+            millis
+        );
         assert!(state.expire(now + 10 * SECOND));
         assert_eq!(state.loss, Some(Loss::LeaseEnded));
         assert!(!state.expire(now + 11 * SECOND), "noticed before");

@@ -83,6 +83,8 @@ struct KindHandles {
     held: Gauge,
     lease_ended: Counter,
     not_held: Counter,
+    held_too_long: Counter,
+    not_fed: Counter,
 }
 
 impl Metrics {
@@ -283,6 +285,8 @@ impl KindHandles {
             held: gauge!("redlatch.lock.held", labels(None)),
             lease_ended: lost("lease_ended"),
             not_held: lost("not_held"),
+            held_too_long: lost("held_too_long"),
+            not_fed: lost("not_fed"),
         }
     }
 }
@@ -316,6 +320,8 @@ impl KindMetrics {
             match loss {
                 Loss::LeaseEnded => handles.lease_ended.increment(1),
                 Loss::NotHeld => handles.not_held.increment(1),
+                Loss::HeldTooLong { .. } => handles.held_too_long.increment(1),
+                Loss::NotFed { .. } => handles.not_fed.increment(1),
             }
         }
     }

@@ -108,8 +108,8 @@ impl Session {
                     confirm(confirmation, progress, &unsettled).await?;
                 }
                 for (i, requested) in holds.iter().enumerate() {
-                    let (hold_ref, terms) = (requested.hold_ref, requested.terms);
-                    if let Err(error) = hold_ref.hold.add_guard(end(terms), terms.renewed) {
+                    let terms = requested.terms;
+                    if let Err(error) = requested.add_guard(end(terms)) {
                         // Too late for this one, so for all. Dropping `unsettled` releases them.
                         for earlier in holds.iter().take(i) {
                             earlier.hold_ref.remove_guard(earlier.terms);
@@ -153,6 +153,12 @@ impl RequestedHold<'_> {
         )
     }
 
+    /// Adds a guard after the store has granted the hold until `end`: see [`Hold::add_guard`].
+    pub(super) fn add_guard(&self, end: Instant) -> Result<()> {
+        let hold = &self.hold_ref.hold;
+        hold.add_guard(end, self.terms.renewed, self.limits)
+    }
+
     /// Accepts the hold that the store granted to this attempt, if it is the owner's latest and the message has its
     /// number. Returns when the hold ends unless it is renewed. `None`: the next attempt finds the hold, if there is one.
     pub(crate) async fn accept_grant(&self, message: i64) -> Option<Instant> {
@@ -165,7 +171,7 @@ impl RequestedHold<'_> {
         if end.saturating_duration_since(Instant::now()) < self.terms.lease.duration() / 3 {
             return None;
         }
-        hold.add_guard(end, self.terms.renewed).ok()?;
+        self.add_guard(end).ok()?;
         {
             // In the store the lease starts later, with the grant.
             let mut state = hold.state();
@@ -180,8 +186,8 @@ impl RequestedHold<'_> {
     fn settled_count(&self) -> Option<Result<u32>> {
         let hold = &self.hold_ref.hold;
         let snapshot = hold.snapshot();
-        if let Some(loss) = snapshot.loss {
-            return Some(Err(hold.lost_error(loss)));
+        if let Err(lost) = hold.check_not_lost() {
+            return Some(Err(lost));
         }
         let is_settled = !snapshot.has_unacknowledged_changes;
         is_settled.then(|| match snapshot.count {

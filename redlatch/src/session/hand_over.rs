@@ -38,7 +38,7 @@ use tokio::time::Instant;
 
 use super::{HoldRef, Terms};
 use crate::error::{Loss, Result};
-use crate::hold::{HandOver, HandOverLimit, Hold, Share};
+use crate::hold::{HandOver, HandOverLimit, Hold, HoldLimits, Share};
 use crate::keyspace::{Holds, Keyspace};
 use crate::name::ObjectKeys;
 use crate::step::{Args, Keys, Script, ScriptReply, Step, script};
@@ -98,17 +98,31 @@ impl HandedOver {
         })
     }
 
-    /// Returns the hold, unless it has been lost or is another share of the object.
-    pub(crate) fn take(mut self, share: Share) -> Option<HoldRef> {
-        let is_usable =
-            |hold: &Hold| hold.kind.share() == share && hold.state().hold_period().is_some();
-        let hold_ref = self
-            .hold_ref
-            .take_if(|hold_ref| is_usable(&hold_ref.hold))?;
+    /// Accepts the hold, with the limits of the request, unless it has been lost or is another share of the object.
+    pub(crate) fn accept(
+        self: Box<Self>,
+        share: Share,
+        limits: Option<&HoldLimits>,
+    ) -> Option<Box<HandedOver>> {
+        let HoldRef { session, hold, .. } = self.hold_ref.as_ref()?;
+        if hold.kind.share() != share || hold.state().hold_period().is_none() {
+            return None;
+        }
+        limits.inspect(|limits| hold.start_limits(limits));
         // The watchdog's task may have ended with the runtime of an earlier guard.
-        hold_ref.session.watchdog.watch(&hold_ref.hold);
-        tracing::debug!(lock = hold_ref.hold.object.name(), owner = %hold_ref.hold.field, "handed over");
-        Some(hold_ref)
+        session.watchdog.watch(hold);
+        tracing::debug!(lock = hold.object.name(), owner = %hold.field, "handed over");
+        Some(self)
+    }
+
+    /// Returns the hold.
+    pub(crate) fn hold(&self) -> Option<&Arc<Hold>> {
+        Some(&self.hold_ref.as_ref()?.hold)
+    }
+
+    /// Passes the hold to a guard.
+    pub(crate) fn into_hold_ref(mut self) -> Option<HoldRef> {
+        self.hold_ref.take()
     }
 }
 

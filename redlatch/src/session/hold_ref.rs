@@ -61,6 +61,19 @@ impl Session {
         })
     }
 
+    /// Returns a reference to any generation of a hold, if the client still refers to one of them.
+    ///
+    /// The feared interleaving: all references have been dropped, and the same owner has acquired the object again, with
+    /// a hold of its own. A release of the old hold would then remove the new one, and would not take turns with it.
+    pub(super) fn any_ref(self: &Arc<Self>, hold: &Arc<Hold>) -> Option<HoldRef> {
+        let mut holds = self.holds.lock();
+        let entry = holds.get_mut(&(hold.owner, hold.object.clone()))?;
+        entry.hold.takes_turns_with(hold).then(|| {
+            entry.refs += 1;
+            HoldRef::new(self.clone(), hold.clone())
+        })
+    }
+
     /// Returns the latest generation of the hold of `owner` on `object`.
     pub(super) fn latest_hold(&self, owner: Owner, object: &Arc<ObjectKeys>) -> Option<Arc<Hold>> {
         let holds = self.holds.lock();

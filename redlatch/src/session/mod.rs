@@ -13,6 +13,7 @@
 //! 5. [`HoldRef::settle`] sends the hold count of this client to the store; 0 releases the hold. Unlocking,
 //!    dropping a guard, dropping an attempt and failing all settle in this way.
 //! 6. Settling in the background retries until the lease must have ended ([`SETTLE_GRACE`]).
+//! 7. A hold that is lost at a limit is settled in the background, too, while its guards still exist.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +23,7 @@ use tokio::sync::Notify;
 use crate::background::Background;
 use crate::client_registry::Registration;
 use crate::error::Result;
-use crate::hold::Hold;
+use crate::hold::{Hold, HoldLimits};
 use crate::lease::{Expiry, Lease};
 use crate::metrics::Metrics;
 use crate::owner::ClientId;
@@ -87,6 +88,8 @@ pub(crate) struct Terms {
 pub(crate) struct RequestedHold<'a> {
     pub(crate) hold_ref: &'a HoldRef,
     pub(crate) terms: Terms,
+    /// The limits of the request, if it has any.
+    pub(crate) limits: Option<&'a HoldLimits>,
     /// Number of the attempt, if a step of another owner may grant it the object; else 0.
     pub(crate) request_number: i64,
 }
@@ -131,6 +134,19 @@ impl Session {
             holds: Mutex::default(),
             sibling_acquired: Notify::new(),
         }
+    }
+
+    /// Shares the session, through which the watchdog releases holds that were lost at a limit.
+    pub(crate) fn share(self) -> Arc<Session> {
+        let session = Arc::new(self);
+        let weak = Arc::downgrade(&session);
+        session.watchdog.release_overdue_with(move |hold| {
+            if let Some(hold_ref) = weak.upgrade().and_then(|session| session.any_ref(hold)) {
+                let longest = hold.state().longest;
+                hold_ref.settle_detached(longest, None);
+            }
+        });
+        session
     }
 
     pub(crate) fn metrics(&self) -> &Metrics {

@@ -43,10 +43,10 @@ impl HoldRef {
     /// Settles for a caller that has the turn. `up_to_change`: the latest change that must be settled.
     pub(super) async fn settle_in_turn(&self, up_to_change: u64) -> Result<bool> {
         let snapshot = self.hold.snapshot();
-        let Some(loss) = snapshot.loss.filter(|_| snapshot.superseded) else {
+        if !snapshot.superseded {
             return self.settle_hold(&self.hold, &snapshot, up_to_change).await;
-        };
-        // The store's state of this owner now belongs to the latest generation. Its request may have been
+        }
+        // It was lost. The store's state of this owner now belongs to the latest generation. Its request may have been
         // canceled before it released what this generation left there.
         if let Some(latest) = self.session.latest_hold(self.hold.owner, &self.hold.object)
             && let snapshot = latest.snapshot()
@@ -56,7 +56,7 @@ impl HoldRef {
             // Boxed: seldom needed.
             Box::pin(self.settle_hold(&latest, &snapshot, up_to_change)).await?;
         }
-        Err(self.hold.lost_error(loss))
+        self.hold.check_not_lost().map(|()| false)
     }
 
     /// Settles the latest generation of the hold.
@@ -67,10 +67,10 @@ impl HoldRef {
         up_to_change: u64,
     ) -> Result<bool> {
         let session = &self.session;
-        let keep = match now.loss {
-            None => now.count,
-            // An attempt whose answer came too late may have acquired the object in the store.
-            Some(_) => 0,
+        let keep = match now.is_lost {
+            false => now.count,
+            // The store may still have it: a limit was reached, or the answer to an attempt came too late.
+            true => 0,
         };
         if keep == 0 {
             session.watchdog.unwatch(hold);
@@ -143,13 +143,13 @@ impl HoldRef {
             session.waiting.wake(channel);
         }
         let held = reply || keep == 0 && (repeated || now.maybe_released);
-        let fully_released = keep == 0 && held && now.loss.is_none();
+        let fully_released = keep == 0 && held && !now.is_lost;
         hold.state()
             .release_acknowledged(now.changes, fully_released);
-        match now.loss {
-            Some(loss) => Err(hold.lost_error(loss)),
-            None => Ok(held),
+        if now.is_lost {
+            hold.check_not_lost()?;
         }
+        Ok(held)
     }
 
     /// Settles in the background. Retries until the lease in the store must have ended.

@@ -721,6 +721,7 @@ fn request(hold_ref: &HoldRef, terms: Terms) -> RequestedHold<'_> {
     RequestedHold {
         hold_ref,
         terms,
+        limits: None,
         request_number: 7,
     }
 }
@@ -811,4 +812,89 @@ async fn grant_is_accepted_while_third_of_lease_is_left() {
         assert_eq!(end.is_some(), is_accepted, "{passed}");
         assert_eq!(hold_ref.hold.state().count, u32::from(is_accepted));
     }
+}
+
+/// A guard that is lost at its limit of ten seconds, and the error that says so.
+async fn limited(client: &Client, owner: Owner) -> Guard {
+    let request = client.lock("a").lock().owner(owner);
+    request.at_most(10 * SECOND).await.unwrap()
+}
+
+/// A release of the lost hold that comes late, after the same owner has acquired the lock again.
+#[tokio::test(start_paused = true)]
+async fn release_at_limit_keeps_later_hold_of_owner() {
+    let (client, me) = (Client::embedded(), Owner::new());
+    let hanging = limited(&client, me).await;
+    let session = session(&hanging).clone();
+    let lost = hanging.hold_ref().hold.clone();
+    hanging.lost().await;
+    let again = client.lock("a").lock().owner(me).await.unwrap();
+    let late = session.any_ref(&lost).unwrap();
+    assert!(matches!(late.settle().await, Err(Error::Lost { .. })));
+    drop(late);
+    assert!(again.is_valid() && client.lock("a").is_held_by(me).await.unwrap());
+    // The guard of the lost hold keeps its registry entry; without one, another hold does not take turns with it.
+    drop(again);
+    drop(hanging);
+    client.flush().await;
+    let again = client.lock("a").lock().owner(me).await.unwrap();
+    assert!(session.any_ref(&lost).is_none());
+    assert!(session.any_ref(&again.hold_ref().hold).is_some());
+}
+
+/// The attempt holds the turn, so the release comes behind it.
+#[tokio::test(start_paused = true)]
+async fn release_at_limit_waits_for_step_in_flight() {
+    let (client, me) = (Client::embedded(), Owner::new());
+    let hanging = limited(&client, me).await;
+    let turn = hanging.hold_ref().hold.turn().await.unwrap();
+    hanging.lost().await;
+    tokio::time::sleep(SECOND).await;
+    assert!(client.lock("a").is_locked().await.unwrap());
+    drop(turn);
+    client.flush().await;
+    assert!(!client.lock("a").is_locked().await.unwrap());
+}
+
+/// The store cannot be reached at the limit: the release is retried, and the lease is not renewed any more.
+#[tokio::test(start_paused = true)]
+async fn release_at_limit_is_retried_in_outage() {
+    for fails in [3, 1000] {
+        let (store, client) = client();
+        let peer = Client::builder().connect_embedded(&store).unwrap();
+        let hanging = limited(&client, Owner::new()).await;
+        let begun = Instant::now();
+        tokio::time::sleep(9 * SECOND).await;
+        store.fail(vec![NotSent; fails]);
+        hanging.lost().await;
+        assert_eq!(begun.elapsed().as_secs(), 10);
+        tokio::time::sleep(2 * SECOND).await;
+        let is_released = fails < 100;
+        if is_released {
+            assert!(!peer.lock("a").is_locked().await.unwrap());
+        } else {
+            let left = 60 * SECOND;
+            tokio::time::sleep(left).await;
+            store.recover();
+            assert!(!peer.lock("a").is_locked().await.unwrap(), "it was renewed");
+        }
+        assert_eq!(client.status().holds, 0);
+    }
+}
+
+/// It has not been sent when the limit is reached.
+#[tokio::test(start_paused = true)]
+async fn partial_release_that_waits_at_limit_becomes_full_release() {
+    let (client, me) = (Client::embedded(), Owner::new());
+    let outer = limited(&client, me).await;
+    let inner = outer.reenter().await.unwrap();
+    let turn = outer.hold_ref().hold.turn().await.unwrap();
+    let releasing = tokio::spawn(inner.unlock());
+    tokio::time::sleep(10 * SECOND).await;
+    assert!(!outer.is_valid());
+    drop(turn);
+    assert!(matches!(releasing.await.unwrap(), Err(Error::Lost { .. })));
+    client.flush().await;
+    assert!(!client.lock("a").is_locked().await.unwrap());
+    assert_eq!(client.status().holds, 0);
 }

@@ -169,7 +169,7 @@ impl TransferredHold {
         if !hold.state().accept_transfer(self.change) {
             return None;
         }
-        hold.add_guard(self.end, requested.terms.renewed).ok()?;
+        requested.add_guard(self.end).ok()?;
         hold.state().hand_over_limit = self.limit;
         self.hold_ref = None;
         session.guard_added(hold);

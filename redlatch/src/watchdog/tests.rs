@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use smallvec::SmallVec;
 
 use super::*;
-use crate::hold::{HoldKind, ReleaseParams};
+use crate::hold::{HoldKind, HoldLimits, ReleaseParams};
 use crate::metrics::Kind;
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::owner::ClientId;
@@ -72,7 +72,8 @@ impl Watched {
             steps: Mutex::default(),
         });
         let hold = Arc::new(differential::hold(1, kind.clone()));
-        hold.add_guard(Instant::now() + lease, renewed).unwrap();
+        hold.add_guard(Instant::now() + lease, renewed, None)
+            .unwrap();
         Watched { hold, kind }
     }
 
@@ -143,6 +144,69 @@ async fn hold_is_renewed_after_each_third_of_its_lease() {
     sleep(35 * SECOND).await;
     assert_eq!(one.steps(), []);
     assert_eq!(one.hold.loss(), Some(Loss::LeaseEnded));
+}
+
+fn at_most(limit: Duration) -> HoldLimits {
+    HoldLimits {
+        at_most: Some(limit),
+        fed_every: None,
+    }
+}
+
+fn limited(limit: Duration) -> Watched {
+    let one = Watched::renewed();
+    one.hold.start_limits(&at_most(limit));
+    one
+}
+
+/// Records which holds are released, and after how many seconds.
+fn record_releases(watchdog: &Watchdog) -> Arc<Mutex<Vec<(u64, Loss)>>> {
+    let released = Arc::new(Mutex::new(Vec::new()));
+    let (recorded, begun) = (released.clone(), Instant::now());
+    watchdog.release_overdue_with(move |hold| {
+        let after = begun.elapsed().as_secs();
+        recorded.lock().push((after, hold.loss().unwrap()));
+    });
+    released
+}
+
+/// Whether the watchdog notices the loss itself, or its holder does. The loss comes before the release.
+#[tokio::test(start_paused = true)]
+async fn hold_is_released_once_at_limit_and_not_renewed_any_more() {
+    for is_noticed_by_holder in [false, true] {
+        let (watchdog, limit) = (watchdog(), 25 * SECOND);
+        let released = record_releases(&watchdog);
+        let (one, unlimited) = (limited(limit), Watched::renewed());
+        watchdog.watch(&one.hold);
+        watchdog.watch(&unlimited.hold);
+        if is_noticed_by_holder {
+            sleep(24 * SECOND).await;
+            tokio::time::advance(SECOND).await;
+            assert!(one.hold.valid_for().is_zero());
+            watchdog.watch(&one.hold);
+        }
+        one.hold.lost().await;
+        sleep(35 * SECOND).await;
+        assert_eq!(one.steps(), [(10, true), (20, true)]);
+        assert_eq!(*released.lock(), [(25, Loss::HeldTooLong { limit })]);
+        assert!(watchdog.len() == 1 && unlimited.hold.valid_for() >= 19 * SECOND);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn released_hold_is_not_released_at_limit() {
+    let watchdog = watchdog();
+    let released = record_releases(&watchdog);
+    let [one, other] = [limited(SECOND), limited(SECOND)];
+    watchdog.watch(&one.hold);
+    watchdog.watch(&other.hold);
+    one.hold.state().remove_guard(true);
+    watchdog.unwatch(&one.hold);
+    // A release of its guard begins before the watchdog looks at it.
+    other.hold.mark_lost(Loss::HeldTooLong { limit: SECOND });
+    other.hold.state().begin_release();
+    sleep(60 * SECOND).await;
+    assert_eq!((watchdog.len(), released.lock().len()), (0, 0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -309,7 +373,7 @@ async fn hold_changed_after_batching_is_not_renewed() {
     lost.hold.mark_lost(Loss::NotHeld);
     fixed
         .hold
-        .add_guard(Instant::now() + SECOND, false)
+        .add_guard(Instant::now() + SECOND, false, None)
         .unwrap();
     fixed.hold.state().remove_guard(true);
     renew(watchdog.store.clone(), batches.pop().unwrap()).await;
@@ -402,6 +466,25 @@ async fn at_most_eight_batches_in_flight_per_node() {
     drop((first, next));
     assert_eq!(watchdog.core.schedule.lock().nodes[&None].batches, 0);
     drop(holds);
+}
+
+/// The batch that would renew it ends later.
+#[tokio::test(start_paused = true)]
+async fn limit_of_hold_with_renewal_in_flight_is_noticed_once() {
+    let watchdog = watchdog();
+    let one = schedule_holds(&watchdog, [1]).remove(0);
+    one.hold.start_limits(&at_most(SECOND));
+    let (sizes, mut in_flight) = batches(&watchdog);
+    assert_eq!(sizes, [1]);
+    let limit = Instant::now() + SECOND;
+    assert_eq!(watchdog.core.schedule.lock().first_due(), Some(limit));
+    tokio::time::advance(SECOND).await;
+    assert_eq!(batches(&watchdog).0.len(), 0);
+    assert_eq!(watchdog.core.schedule.lock().overdue.len(), 1);
+    renew(watchdog.store.clone(), in_flight.remove(0)).await;
+    assert_eq!((one.steps(), batches(&watchdog).0), (vec![], vec![]));
+    let overdue = watchdog.core.schedule.lock().overdue.len();
+    assert_eq!((watchdog.len(), overdue), (0, 1));
 }
 
 #[tokio::test(start_paused = true)]

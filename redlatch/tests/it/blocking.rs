@@ -376,3 +376,24 @@ fn shared_client_of_a_single_threaded_runtime_works_from_other_threads() {
     let none = redlatch::Client::embedded().blocking();
     assert!(matches!(none, Err(Error::NoRuntime)));
 }
+
+#[test]
+fn hanging_thread_loses_lock_at_limit() {
+    on_every_store(|client| {
+        let (holder, other) = (client(), client());
+        let name = unique("limit");
+        let limit = Duration::from_millis(200);
+        let guard = holder.lock(&name).lock().at_most(limit).block().unwrap();
+        let begun = Instant::now();
+        let next = thread::scope(|scope| {
+            let waiting = scope.spawn(|| other.lock(&name).lock().run(|next| next.is_valid()));
+            waiting.join().unwrap()
+        });
+        // Its lease ends 30 s after the acquisition.
+        assert!(next.unwrap() && begun.elapsed() < Duration::from_secs(30));
+        assert!(guard.lost(LONG).unwrap());
+        assert!(matches!(guard.feed(), Err(Error::Lost { .. })));
+        let fed = other.lock(&name).try_lock().fed_every(LONG).block();
+        fed.unwrap().unwrap().feed().unwrap();
+    });
+}

@@ -26,6 +26,7 @@ mod fencing_tokens;
 mod frozen_node;
 mod future_size;
 mod hold_generations;
+mod hold_limits;
 mod local_queues;
 mod lock_kinds;
 mod log;

@@ -193,6 +193,15 @@ async fn guards_are_measured_by_outcome() {
     guard.lost().await;
     assert_eq!((lost("lease_ended"), lost("not_held")), (1.0, 1.0));
     drop(guard);
+    let limited = lock.lock().at_most(2 * SECOND).fed_every(SECOND);
+    let guard = limited.await.unwrap();
+    sleep(SECOND / 2).await;
+    guard.feed().unwrap();
+    guard.lost().await;
+    drop(guard);
+    client.flush().await;
+    lock.lock().at_most(SECOND).await.unwrap().lost().await;
+    assert_eq!((lost("held_too_long"), lost("not_fed")), (1.0, 1.0));
     assert_eq!(recorded.value("redlatch.lock.held{kind=lock}"), 0.0);
 }
 

@@ -211,7 +211,7 @@ impl CountDownLatch {
     pub fn try_wait(&self) -> TryWait {
         TryWait {
             latch: self.clone(),
-            options: Options::at_most(Duration::ZERO),
+            options: Options::waiting_at_most(Duration::ZERO),
         }
     }
 

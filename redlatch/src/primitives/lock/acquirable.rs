@@ -5,7 +5,7 @@ use std::future::{Future, pending};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::hold::Hold;
+use crate::hold::{Hold, HoldLimits};
 use crate::lease::{Expiry, Lease, WaitLimit};
 use crate::metrics::KindMetrics;
 use crate::owner::Owner;
@@ -67,13 +67,14 @@ pub(crate) struct Options {
 pub(crate) struct RareOptions {
     /// See [`Acquire::note`](super::Acquire::note).
     pub(super) note: Option<Box<str>>,
+    pub(super) limits: Option<HoldLimits>,
     /// The hold to re-enter, if the request comes from a guard.
     pub(super) reenters: Option<HoldRef>,
 }
 
 impl Options {
     /// Returns the options of a request that waits at most `wait`.
-    pub(crate) fn at_most(wait: Duration) -> Options {
+    pub(crate) fn waiting_at_most(wait: Duration) -> Options {
         Options {
             wait: Some(wait),
             ..Options::default()
@@ -88,9 +89,20 @@ impl Options {
         self.rare.get_or_insert_default()
     }
 
+    pub(super) fn limits_mut(&mut self) -> &mut HoldLimits {
+        self.rare_mut().limits.get_or_insert_default()
+    }
+
     /// Returns the hold to re-enter, if the request comes from a guard.
     pub(super) fn reenters(&self) -> Option<&HoldRef> {
         self.rare.as_ref()?.reenters.as_ref()
+    }
+
+    /// Returns the limits of the hold, if the request sets any.
+    pub(crate) fn hold_limits(&self) -> Result<Option<&HoldLimits>> {
+        let limits = self.rare.as_ref().and_then(|rare| rare.limits.as_ref());
+        limits.map_or(Ok(()), HoldLimits::check)?;
+        Ok(limits)
     }
 
     /// Sets the note of a hold, if the request has one or does not re-enter.
@@ -136,6 +148,9 @@ pub(crate) trait Held: Debug + Send + Sync + 'static {
 pub(crate) trait HeldForLease: Held {
     /// Returns how long it is certainly held without a renewal. Zero if it was lost.
     fn valid_for(&self) -> Duration;
+
+    /// Records that the holder still works.
+    fn feed(&self);
 
     /// Returns the owner that holds it.
     fn owner(&self) -> Owner;

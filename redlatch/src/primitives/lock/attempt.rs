@@ -11,7 +11,7 @@ use super::{AcquireOnce, AcquireParams, HeldLock, Lock, LockKind, Options};
 use crate::client_registry::RegisteredWait;
 use crate::environment::random;
 use crate::error::{Error, Result};
-use crate::hold::{HoldPeriod, Share};
+use crate::hold::{HoldLimits, HoldPeriod, Share};
 use crate::join::Boxed;
 use crate::metrics::KindMetrics;
 use crate::owner::Owner;
@@ -35,10 +35,12 @@ impl<K: LockKind> AcquireOnce for Lock<K> {
         kind.check()?;
         let mut terms = session.terms(options.lease()?, self.reentrant);
         let limits = options.limits(session.outage_limit);
+        let hold_limits = options.hold_limits()?;
         // Boxed: most requests have an owner of their own and should not carry these futures.
         if let Some(hold_ref) = options.reenters() {
             options.set_note(&hold_ref.hold);
-            let acquiring = self.acquire_hold(HoldRef::clone(hold_ref), terms, limits, true);
+            let hold_ref = HoldRef::clone(hold_ref);
+            let acquiring = self.acquire_hold(hold_ref, terms, limits, hold_limits, true);
             return Box::pin(acquiring).await;
         }
         if let Some(owner) = options.owner().filter(|_| K::OWNED) {
@@ -46,7 +48,8 @@ impl<K: LockKind> AcquireOnce for Lock<K> {
         }
         terms.transferable = session.hands_over && terms.renewed && kind.handed_over().is_some();
         let hold_ref = self.hold_ref_for(Owner::new(), options)?;
-        self.acquire_hold(hold_ref, terms, limits, false).await
+        self.acquire_hold(hold_ref, terms, limits, hold_limits, false)
+            .await
     }
 
     fn waiting_at_most(self, wait: Duration) -> Lock<K> {
@@ -76,7 +79,9 @@ impl<K: LockKind> Lock<K> {
         loop {
             let hold_ref = self.hold_ref_for(owner, options)?;
             let hold = hold_ref.hold.clone();
-            match self.acquire_hold(hold_ref, terms, limits, true).await {
+            let hold_limits = options.hold_limits()?;
+            let acquiring = self.acquire_hold(hold_ref, terms, limits, hold_limits, true);
+            match acquiring.await {
                 // The owner's previous hold was lost meanwhile: start again with a new one.
                 Err(Error::Lost { .. }) if hold.loss().is_some() => {}
                 done => return done,
@@ -94,6 +99,7 @@ impl<K: LockKind> Lock<K> {
         hold_ref: HoldRef,
         terms: Terms,
         limits: Limits,
+        hold_limits: Option<&HoldLimits>,
         owner_is_named: bool,
     ) -> impl Future<Output = Result<Option<HeldLock<K>>>> + Send {
         async move {
@@ -110,6 +116,7 @@ impl<K: LockKind> Lock<K> {
                 requested: RequestedHold {
                     hold_ref: &hold_ref,
                     terms: terms.waiting(waiter_ttl.filter(|_| limits.waits())),
+                    limits: hold_limits,
                     request_number: 0,
                 },
                 progress: &progress,
@@ -130,6 +137,7 @@ impl<K: LockKind> Lock<K> {
             };
             let handed_over = request.handed_over.take();
             drop(request);
+            let handed_over = handed_over.and_then(|handed_over| handed_over.into_hold_ref());
             let hold_ref = handed_over.unwrap_or(hold_ref);
             let _span = span.as_ref().map(|span| span.enter());
             match grant {
@@ -159,7 +167,7 @@ struct LockRequest<'a, K: LockKind> {
     /// Number of attempts so far.
     tries: u32,
     /// The hold that another request of this client has handed over.
-    handed_over: Option<HoldRef>,
+    handed_over: Option<Box<HandedOver>>,
 }
 
 impl<K: LockKind> Request for LockRequest<'_, K> {
@@ -308,15 +316,16 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
             // It joined the queue after the offer.
             return None;
         }
-        let hold_ref = offer.downcast::<HandedOver>().ok()?.take(self.share())?;
+        let offer = offer.downcast::<HandedOver>().ok()?;
+        let handed_over = offer.accept(self.share(), self.requested.limits)?;
         let excludes = kind.excludes_waiters();
         let request = self.requested.hold_ref.hold.state().request.clone();
         let end = {
-            let mut state = hold_ref.hold.state();
+            let mut state = handed_over.hold()?.state();
             state.request = request;
             excludes.then_some(state.end)
         };
-        self.handed_over = Some(hold_ref);
+        self.handed_over = Some(handed_over);
         Some((grant, end))
     }
 

@@ -67,6 +67,17 @@ impl<R: HasLease> Guard<R> {
         self.held.release().await
     }
 
+    /// Records that the holder still works, and restarts the interval of [`Acquire::fed_every`](super::Acquire::fed_every). Costs
+    /// no round trip. Without such an interval, it only checks whether it is still held.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`]: it was lost before, also because it was fed too late. Feeding it changes nothing then.
+    pub fn feed(&self) -> Result<()> {
+        self.held.feed();
+        self.held.loss().map_or(Ok(()), Err)
+    }
+
     /// Returns whether it is certainly still held: no loss was reported, and the lease, counted
     /// from before the request was sent, has not ended. Once `false`, it stays `false`. A multi-lock
     /// is valid while all members are held; a RedLock while a majority is, even if their clocks run
@@ -87,8 +98,8 @@ impl<R: HasLease> Guard<R> {
         self.held.valid_for()
     }
 
-    /// Completes when it is lost: the store reported it, or the lease ended without a successful
-    /// renewal. Never completes if it is released first.
+    /// Completes when it is lost: the store reported it, the lease ended without a successful
+    /// renewal, or a limit of the request ([`Acquire::at_most`](super::Acquire::at_most)) was reached. Never completes if it is released first.
     ///
     /// # Cancel safety
     ///

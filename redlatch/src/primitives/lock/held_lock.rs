@@ -50,6 +50,10 @@ impl<K: LockKind> HeldForLease for HeldLock<K> {
         self.guard.hold().valid_for()
     }
 
+    fn feed(&self) {
+        self.guard.hold().feed();
+    }
+
     fn owner(&self) -> Owner {
         let hold = self.guard.hold();
         hold.state().owner_is_known = true;

@@ -55,7 +55,7 @@ impl HoldGuard {
         }
         self.remove();
         // Reported immediately; the drop of `self` settles what the store may still keep.
-        self.loss().map_or(Ok(()), Err)?;
+        self.hold().check_not_lost()?;
         let settled = self.hold_ref.settle().await;
         self.settled = matches!(
             settled,
@@ -74,7 +74,7 @@ impl HoldGuard {
     /// Leaves the hold to its lease: it is no longer renewed and never released. Returns an error
     /// if it was lost.
     pub(crate) fn detach(mut self) -> Result<()> {
-        self.loss().map_or(Ok(()), Err)?;
+        self.hold().check_not_lost()?;
         self.remove();
         let hold = self.hold();
         self.hold_ref.session.watchdog.unwatch(hold);
@@ -87,8 +87,7 @@ impl HoldGuard {
 
     /// Returns the error, if the hold was lost.
     pub(crate) fn loss(&self) -> Option<Error> {
-        let hold = self.hold();
-        hold.loss().map(|loss| hold.lost_error(loss))
+        self.hold().check_not_lost().err()
     }
 
     /// Hands the hold over to a waiting request of this client, if it may be.

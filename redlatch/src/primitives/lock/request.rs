@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::{Acquirable, Guard, HasLease, HasOwner, Lock, Options};
 use crate::error::Result;
+use crate::hold::Hold;
 use crate::join::Boxed;
 use crate::lease::Expiry;
 use crate::owner::Owner;
@@ -21,7 +22,7 @@ use crate::session::HoldRef;
 ///
 /// # Errors
 ///
-/// [`InvalidName`], [`InvalidLease`], [`InvalidCount`] and [`InvalidMembers`] for what they say;
+/// [`InvalidName`], [`InvalidLease`], [`InvalidCount`], [`InvalidSetting`] and [`InvalidMembers`] for what they say;
 /// [`WrongKind`], [`AlreadyHeld`], [`Unavailable`], [`ResponseTimeout`], [`NoRuntime`]; [`Lost`]:
 /// the answer arrived after the granted lease had ended, or the hold to re-enter was lost.
 ///
@@ -36,6 +37,7 @@ use crate::session::HoldRef;
 /// [`InvalidName`]: crate::Error::InvalidName
 /// [`InvalidLease`]: crate::Error::InvalidLease
 /// [`InvalidCount`]: crate::Error::InvalidCount
+/// [`InvalidSetting`]: crate::Error::InvalidSetting
 /// [`InvalidMembers`]: crate::Error::InvalidMembers
 /// [`WrongKind`]: crate::Error::WrongKind
 /// [`AlreadyHeld`]: crate::Error::AlreadyHeld
@@ -143,7 +145,7 @@ impl<R: Acquirable> Acquire<R> {
 
 impl<R: Acquirable> TryAcquire<R> {
     pub(crate) fn new(target: R) -> TryAcquire<R> {
-        let options = Options::at_most(Duration::ZERO);
+        let options = Options::waiting_at_most(Duration::ZERO);
         TryAcquire {
             request: Acquire { target, options },
         }
@@ -215,6 +217,73 @@ impl<R: HasLease> Acquire<R> {
 }
 
 impl<R: HasLease> Acquire<R> {
+    /// Holds it at most this long, counted from its acquisition, although the watchdog renews it. So a task that hangs does not
+    /// keep it forever, and a process that dies still keeps it for one lease only.
+    ///
+    /// At the limit it is lost, for the reason [`Loss::HeldTooLong`](crate::Loss::HeldTooLong):
+    /// [`Guard::lost`] completes, [`Guard::is_valid`] is false, and [`Acquire::run`] drops its work. Only then the client
+    /// releases it in the background, so other owners acquire it at once, even while the guard still exists. If the store
+    /// cannot be reached, its lease ends, because it is not renewed any more.
+    ///
+    /// The limit belongs to the hold of the owner: if an owner re-enters it, the earliest limit applies to all of its guards, until
+    /// the last of them is released. The read side of a write lock ([`Guard::reenter_read`], [`Guard::downgrade`]) has
+    /// the same limit, which starts anew. With a fixed [`lease`](Acquire::lease), the earlier end of both applies. Each of several
+    /// locks counts from its own acquisition. A time that the clock cannot represent means no limit; zero is an
+    /// [`InvalidSetting`](crate::Error::InvalidSetting).
+    ///
+    /// Redisson has no such limit: its watchdog renews for as long as the process runs.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> redlatch::Result<()> {
+    /// # let client = redlatch::Client::embedded();
+    /// use std::time::Duration;
+    ///
+    /// let lock = client.lock("a");
+    /// let hanging = lock.lock().at_most(Duration::from_secs(7200)).await?;
+    /// let next = lock.lock().await?; // after two hours
+    /// assert!(!hanging.is_valid() && next.is_valid());
+    /// # Ok(()) }
+    /// ```
+    pub fn at_most(mut self, limit: Duration) -> Acquire<R> {
+        self.options.limits_mut().at_most = Some(limit);
+        self
+    }
+
+    /// Holds it only while the holder calls [`Guard::feed`] at least once in this time, counted from the acquisition. So a task that
+    /// hangs does not keep it forever, however long the work takes.
+    ///
+    /// If the holder does not, it is lost for the reason [`Loss::NotFed`](crate::Loss::NotFed), and released as at the
+    /// limit of [`at_most`](Acquire::at_most). The interval belongs to the hold of the owner: the shortest one applies to all of its
+    /// guards, and any of them can feed it. Work that feeds it needs the guard: [`Guard::run`] instead of [`Acquire::run`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> redlatch::Result<()> {
+    /// # let client = redlatch::Client::embedded();
+    /// use std::time::Duration;
+    ///
+    /// let guard = client.lock("a").lock().fed_every(Duration::from_secs(60)).await?;
+    /// for _row in 0..1000 {
+    ///     tokio::time::sleep(Duration::from_secs(50)).await;
+    ///     guard.feed()?;
+    /// }
+    /// guard.unlock().await
+    /// # }
+    /// ```
+    pub fn fed_every(mut self, interval: Duration) -> Acquire<R> {
+        self.options.limits_mut().fed_every = Some(interval);
+        self
+    }
+
+    /// Sets the limits that another hold has now.
+    pub(crate) fn limited_as(mut self, hold: &Hold) -> Acquire<R> {
+        if let Some(limits) = hold.state().limits() {
+            *self.options.limits_mut() = limits;
+        }
+        self
+    }
+
     /// Adds a text for people, such as `reindex 42`, up to 256 bytes. If the hold or the wait for it lasts longer than a
     /// second, the text is in the [registry](crate::ClientBuilder::registry), where
     /// [`Client::inspect`](crate::Client::inspect) and `redlatch show` find it. If an owner re-enters a lock, the latest note
@@ -226,6 +295,24 @@ impl<R: HasLease> Acquire<R> {
 }
 
 impl<R: HasLease> TryAcquire<R> {
+    /// As [`Acquire::at_most`].
+    pub fn at_most(mut self, limit: Duration) -> TryAcquire<R> {
+        self.request = self.request.at_most(limit);
+        self
+    }
+
+    /// As [`Acquire::fed_every`].
+    pub fn fed_every(mut self, interval: Duration) -> TryAcquire<R> {
+        self.request = self.request.fed_every(interval);
+        self
+    }
+
+    /// As [`Acquire::limited_as`].
+    pub(crate) fn limited_as(mut self, hold: &Hold) -> TryAcquire<R> {
+        self.request = self.request.limited_as(hold);
+        self
+    }
+
     /// As [`Acquire::note`].
     pub fn note(mut self, note: impl Into<String>) -> TryAcquire<R> {
         self.request = self.request.note(note);

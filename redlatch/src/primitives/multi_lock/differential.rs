@@ -128,7 +128,7 @@ async fn acquire_all(
     let holds: Vec<_> = kinds.iter().map(|kind| kind.hold(owner)).collect();
     for hold in &holds {
         let end = Instant::now() + lease(before).duration();
-        hold.add_guard(end, false).unwrap();
+        hold.add_guard(end, false, None).unwrap();
     }
     let locks = kinds.iter().zip(&holds).zip(all);
     let parts = locks.map(|((kind, hold), &(_, count))| Part {

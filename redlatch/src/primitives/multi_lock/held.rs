@@ -59,6 +59,10 @@ impl HeldForLease for HeldLocks {
         each.min().unwrap_or(Duration::ZERO)
     }
 
+    fn feed(&self) {
+        self.holds().for_each(|hold| hold.feed());
+    }
+
     fn owner(&self) -> Owner {
         self.owner
     }

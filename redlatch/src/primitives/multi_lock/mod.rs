@@ -166,6 +166,7 @@ impl AcquireOnce for MultiLock {
 
     async fn acquire_once(&self, options: &Options) -> Result<Option<HeldLocks>> {
         let (lease, named) = (options.lease()?, options.owner());
+        let hold_limits = options.hold_limits()?;
         let members = in_global_order(&self.members)?;
         let Some(first) = members.first() else {
             return Ok(None);
@@ -189,7 +190,8 @@ impl AcquireOnce for MultiLock {
             );
             let progress = Progress::default();
             let acquired = async {
-                let mut request = MultiLockRequest::new(&members, &hold_refs, lease, &progress);
+                let mut request =
+                    MultiLockRequest::new(&members, &hold_refs, lease, hold_limits, &progress);
                 waiting.within(&limits, &progress, &mut request).await
             };
             match acquired.instrument(span).await {

@@ -224,7 +224,8 @@ impl Guard<WriteLock> {
             write_hold,
         };
         let side = self.read_side(Some(required));
-        side.lock().owner(self.owner())
+        let reading = side.lock().owner(self.owner());
+        reading.limited_as(&self.hold_ref().hold)
     }
 
     /// Releases the write side and keeps reading, with no other writer in between. Other owners may
@@ -260,7 +261,8 @@ impl Guard<WriteLock> {
         if let Some(loss) = hold.loss() {
             return Err(hold.lost_error(loss));
         }
-        let mut reading = self.read_side(None).try_lock().owner(self.owner());
+        let reading = self.read_side(None).try_lock().owner(self.owner());
+        let mut reading = reading.limited_as(&hold);
         if !self.terms().renewed {
             reading = reading.lease(self.terms().lease.duration());
         }

@@ -67,8 +67,8 @@ impl Majority {
         }
         // The hold may have been acquired for longer, before or since: clocks have had that long to drift.
         let valid = |(hold, lease): &(Arc<Hold>, Duration)| {
-            let clock_drift = clock_drift(hold.state().longest.max(*lease));
-            hold.valid_for().saturating_sub(clock_drift)
+            let longest = hold.state().longest.max(*lease);
+            hold.valid_despite(clock_drift(longest))
         };
         let mut each: Vec<_> = self.holds.iter().map(valid).collect();
         each.sort_unstable_by(|one, other| other.cmp(one));
@@ -120,12 +120,10 @@ impl Majority {
         if self.state.load(Ordering::SeqCst) != LOST {
             return None;
         }
-        let is_missing = |hold: &Hold| hold.loss() == Some(Loss::NotHeld);
-        let reason = if self.holds.iter().any(|(hold, _)| is_missing(hold)) {
-            Loss::NotHeld
-        } else {
-            Loss::LeaseEnded
-        };
+        let losses = || self.holds.iter().filter_map(|(hold, _)| hold.loss());
+        let is_missing = losses().find(|loss| *loss == Loss::NotHeld);
+        let reason = is_missing.or_else(|| losses().find(|loss| loss.is_at_limit()));
+        let reason = reason.unwrap_or(Loss::LeaseEnded);
         let (hold, _) = self.holds.first()?;
         Some(hold.lost_error(reason))
     }
@@ -174,6 +172,11 @@ impl Held for HeldMajority {
 impl HeldForLease for HeldMajority {
     fn valid_for(&self) -> Duration {
         self.majority.valid_for()
+    }
+
+    fn feed(&self) {
+        let holds = self.majority.holds.iter();
+        holds.for_each(|(hold, _)| hold.feed());
     }
 
     fn owner(&self) -> Owner {

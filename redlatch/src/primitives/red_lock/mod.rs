@@ -245,6 +245,7 @@ impl AcquireOnce for RedLock {
         for member in &members {
             member.session().background.remember_runtime()?;
         }
+        options.hold_limits()?;
         let shortest = shortest_lease(&members, lease);
         if shortest <= clock_drift(shortest) {
             return Err(Error::InvalidSetting {

@@ -80,6 +80,7 @@ impl RedLockRequest<'_> {
             holds.push((member, hold_ref));
         }
         let (lease, member_timeout) = (self.lease, self.member_timeout);
+        let limits = self.options.hold_limits()?;
         let attempts = holds.into_iter().map(|(member, hold_ref)| async move {
             let terms = member.terms(lease);
             let step = |hold, count| {
@@ -97,6 +98,7 @@ impl RedLockRequest<'_> {
             let requested = RequestedHold {
                 hold_ref: &hold_ref,
                 terms,
+                limits,
                 request_number: 0,
             };
             let outcome =

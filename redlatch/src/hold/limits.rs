@@ -1,0 +1,184 @@
+//! The limits of a hold that the watchdog renews: how long it may last, and how often its holder must feed it.
+//!
+//! 1. A request may set limits. They start when the request adds its guard, and belong to the hold period.
+//! 2. If several guards of a hold have limits, the earliest end and the shortest interval apply to all of them, until the
+//!    last guard is released.
+//! 3. At the first end that passes, the hold is lost, although the store still has it. It is released only then, so no
+//!    other owner acquires the object while the hold counts as valid.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::error::{Error, Loss, Result};
+
+/// The limits that a request sets for its hold.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct HoldLimits {
+    /// How long the hold may last.
+    pub(crate) at_most: Option<Duration>,
+    /// How often the holder must feed the hold.
+    pub(crate) fed_every: Option<Duration>,
+}
+
+impl HoldLimits {
+    /// Fails if a limit is zero: the hold would be lost as soon as it is acquired.
+    pub(crate) fn check(&self) -> Result<()> {
+        for (setting, limit) in [("at_most", self.at_most), ("fed_every", self.fed_every)] {
+            if limit == Some(Duration::ZERO) {
+                return Err(Error::InvalidSetting {
+                    setting,
+                    reason: "the limit is zero; use a longer one".into(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A limit, and when it ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Limit {
+    length: Duration,
+    end: Instant,
+}
+
+impl Limit {
+    /// Starts a limit. `None`: there is none, or the clock cannot represent its end.
+    fn start(length: Option<Duration>, now: Instant) -> Option<Limit> {
+        let length = length?;
+        let end = now.checked_add(length)?;
+        Some(Limit { length, end })
+    }
+}
+
+/// The limits of a hold period.
+#[derive(Debug, Default)]
+pub(super) struct RunningLimits {
+    at_most: Option<Limit>,
+    fed_every: Option<Limit>,
+}
+
+impl RunningLimits {
+    /// Starts the limits of another guard.
+    pub(super) fn add(&mut self, limits: &HoldLimits, now: Instant) {
+        let at_most = Limit::start(limits.at_most, now);
+        let both = self.at_most.into_iter().chain(at_most);
+        self.at_most = both.min_by_key(|limit| limit.end);
+        let fed_every = Limit::start(limits.fed_every, now);
+        let both = self.fed_every.into_iter().chain(fed_every);
+        self.fed_every = both.reduce(|one, other| Limit {
+            length: one.length.min(other.length),
+            end: one.end.min(other.end),
+        });
+    }
+
+    /// Restarts the interval in which the holder must feed the hold.
+    pub(super) fn feed(&mut self, now: Instant) {
+        if let Some(interval) = &self.fed_every {
+            self.fed_every = Limit::start(Some(interval.length), now);
+        }
+    }
+
+    /// Returns the first end, and how the hold is lost then.
+    pub(super) fn first_end(&self) -> Option<(Instant, Loss)> {
+        let at_most = |Limit { length, end }| (end, Loss::HeldTooLong { limit: length });
+        let fed_every = |Limit { length, end }| (end, Loss::NotFed { limit: length });
+        let ends = [self.at_most.map(at_most), self.fed_every.map(fed_every)];
+        ends.into_iter().flatten().min_by_key(|(end, _)| *end)
+    }
+
+    /// Returns the limits without their ends.
+    pub(super) fn lengths(&self) -> HoldLimits {
+        HoldLimits {
+            at_most: self.at_most.map(|limit| limit.length),
+            fed_every: self.fed_every.map(|limit| limit.length),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn limits(at_most: u32, fed_every: u32) -> HoldLimits {
+        let seconds = |seconds| (seconds > 0).then_some(seconds * SECOND);
+        HoldLimits {
+            at_most: seconds(at_most),
+            fed_every: seconds(fed_every),
+        }
+    }
+
+    fn too_long(seconds: u32) -> Loss {
+        let limit = seconds * SECOND;
+        Loss::HeldTooLong { limit }
+    }
+
+    fn not_fed(seconds: u32) -> Loss {
+        let limit = seconds * SECOND;
+        Loss::NotFed { limit }
+    }
+
+    #[test]
+    fn first_end_of_both_limits_counts() {
+        let now = Instant::now();
+        let mut running = RunningLimits::default();
+        assert_eq!(running.first_end(), None);
+        running.add(&limits(10, 4), now);
+        assert_eq!(running.first_end(), Some((now + 4 * SECOND, not_fed(4))));
+        running.feed(now + 3 * SECOND);
+        assert_eq!(running.first_end(), Some((now + 7 * SECOND, not_fed(4))));
+        running.feed(now + 7 * SECOND);
+        assert_eq!(running.first_end(), Some((now + 10 * SECOND, too_long(10))));
+    }
+
+    #[test]
+    fn feeding_needs_interval() {
+        let now = Instant::now();
+        let mut running = RunningLimits::default();
+        running.add(&limits(10, 0), now);
+        running.feed(now + SECOND);
+        assert_eq!(running.first_end(), Some((now + 10 * SECOND, too_long(10))));
+    }
+
+    #[test]
+    fn later_guard_only_shortens_limits() {
+        let now = Instant::now();
+        let mut running = RunningLimits::default();
+        running.add(&limits(10, 10), now);
+        running.add(&limits(9, 20), now + 2 * SECOND);
+        assert_eq!(
+            running.at_most.map(|limit| limit.end),
+            Some(now + 10 * SECOND)
+        );
+        assert_eq!(
+            running.fed_every.map(|limit| limit.end),
+            Some(now + 10 * SECOND)
+        );
+        running.add(&limits(5, 5), now + 3 * SECOND);
+        let end = now + 8 * SECOND;
+        assert_eq!(running.at_most.map(|limit| limit.end), Some(end));
+        assert_eq!(running.fed_every.map(|limit| limit.end), Some(end));
+        // Its end was later, but from the next time on, its interval counts.
+        running.add(&limits(0, 2), now + 7 * SECOND);
+        assert_eq!(running.fed_every.map(|limit| limit.end), Some(end));
+        running.feed(now + 7 * SECOND);
+        assert_eq!(running.first_end(), Some((end, too_long(5))));
+        assert_eq!(
+            running.fed_every.map(|limit| limit.length),
+            Some(2 * SECOND)
+        );
+    }
+
+    #[test]
+    fn zero_is_refused() {
+        let zero = HoldLimits {
+            at_most: Some(Duration::ZERO),
+            fed_every: None,
+        };
+        assert!(zero.check().is_err());
+        assert!(limits(1, 1).check().is_ok() && HoldLimits::default().check().is_ok());
+    }
+}
