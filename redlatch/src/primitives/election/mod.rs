@@ -302,24 +302,33 @@ impl Leadership {
     ///
     /// # Cancel safety
     ///
-    /// If it is dropped, observers may see either value. It never replaces the value of a later call.
-    pub async fn proclaim(&self, value: impl AsRef<str>) -> Result<()> {
+    /// If it is dropped, observers may see either value. It never replaces the value of a later call. The order of the
+    /// calls counts, not the order in which they are awaited.
+    pub fn proclaim(
+        &self,
+        value: impl Into<String>,
+    ) -> impl Future<Output = Result<()>> + Send + 'static {
         let kind = self.guard.handle().kind;
-        let hold_ref = self.guard.hold_ref();
-        if let Some(loss) = hold_ref.hold.loss() {
-            return Err(hold_ref.hold.lost_error(loss));
+        let hold_ref = self.guard.hold_ref().clone();
+        let revision = self.revision.fetch_add(1, Ordering::Relaxed) + 1;
+        let value = value.into();
+        async move {
+            let hold = &hold_ref.hold;
+            if let Some(loss) = hold.loss() {
+                return Err(hold.lost_error(loss));
+            }
+            let step = Proclaim {
+                keys: &kind.keys,
+                leader: &hold.field,
+                revision,
+                value: &value,
+            };
+            if hold_ref.session.store.run_idempotent(&step).await? {
+                return Ok(());
+            }
+            hold_ref.session.watchdog.report_missing(hold);
+            Err(hold.lost_error(Loss::NotHeld))
         }
-        let step = Proclaim {
-            keys: &kind.keys,
-            leader: &hold_ref.hold.field,
-            revision: self.revision.fetch_add(1, Ordering::Relaxed) + 1,
-            value: value.as_ref(),
-        };
-        if hold_ref.session.store.run_idempotent(&step).await? {
-            return Ok(());
-        }
-        hold_ref.session.watchdog.report_missing(&hold_ref.hold);
-        Err(hold_ref.hold.lost_error(Loss::NotHeld))
     }
 
     /// Ends the leadership, and waits until the store has confirmed it. The next candidate leads.
