@@ -122,7 +122,7 @@ async fn campaign(election: &Election, elect: &Elect) -> redlatch::Result<Leader
     campaign.outage_limit(elect.outage_limit).await
 }
 
-/// What is answered over HTTP.
+/// The state behind the HTTP responses.
 #[derive(Clone)]
 struct Status(Arc<Mutex<State>>);
 

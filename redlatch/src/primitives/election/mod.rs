@@ -13,7 +13,7 @@
 //!   writes. A value that is delayed on a broken connection has a smaller revision than those sent after it.
 //! - *No leader is reported whose lock is gone.* `Read` checks the lock. The term alone says nothing.
 //! - *The last report of an observer is the final state.* Each call reads the term behind a subscription. Each change publishes
-//!   on that channel, a broken connection counts as a message, and the end of a lease, which nobody publishes, is known.
+//!   on that channel, a broken connection counts as a message, and the end of a lease, which no step publishes, is known.
 
 #[cfg(test)]
 mod differential;

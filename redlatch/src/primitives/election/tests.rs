@@ -266,7 +266,7 @@ async fn leader_resigns_to_a_candidate_before_the_others() {
     for waiter in &queue {
         assert!(waiter.remaining.duration().unwrap() >= LEASE, "{waiter:?}");
     }
-    // A candidate that does not wait is nobody's successor.
+    // A candidate that does not wait is no successor: the order stays as it is.
     third.resign_to(&third_id).await.unwrap();
     assert_eq!(led(second).await.epoch(), 3);
     assert_eq!(led(fourth).await.epoch(), 4);
