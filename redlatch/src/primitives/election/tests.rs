@@ -306,3 +306,15 @@ async fn invalid_name_is_reported() {
     invalid(election.observe().next().await.map(drop).unwrap_err());
     invalid(election.candidates().await.map(drop).unwrap_err());
 }
+
+/// The latest term is still its own, but the lock is not.
+#[tokio::test(start_paused = true)]
+async fn former_leader_cannot_proclaim_while_there_is_no_leader() {
+    let store = Embedded::new();
+    let client = Client::builder().connect_embedded(&store).unwrap();
+    let former = client.election("e").campaign("one").await.unwrap();
+    assert!(client.fair_lock("e").force_unlock().await.unwrap());
+    let error = former.proclaim("late").await.unwrap_err();
+    assert!(matches!(error, Error::Lost { .. }), "{error}");
+    assert_eq!(store.texts("redlatch_election:{e}")["value"], "one");
+}
