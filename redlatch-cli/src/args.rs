@@ -10,7 +10,7 @@ use clap::{Parser, Subcommand, ValueEnum, ValueHint, value_parser};
 
 use crate::stderr::{LogFormat, Output};
 use crate::store_args::StoreArgs;
-use crate::{duration, exporter};
+use crate::{duration, http};
 
 /// Distributed locks on Redis and Valkey, from the command line.
 ///
@@ -58,6 +58,7 @@ pub(crate) struct Args {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Run(Run),
+    Elect(Elect),
     Show(Show),
     Ls(Ls),
     Why(Why),
@@ -192,6 +193,122 @@ pub(crate) struct Run {
     )]
     pub(crate) at_most: Option<Duration>,
 
+    /// The exit code when another owner holds the lock, 0 to 255
+    #[arg(
+        short = 'E',
+        long,
+        value_name = "N",
+        value_parser = value_parser!(u8),
+        allow_hyphen_values = true,
+        default_value_t = crate::exit::NOT_ACQUIRED
+    )]
+    pub(crate) conflict_exit_code: u8,
+
+    /// The lock's name: 1 to 512 bytes, without line breaks. With several names, all
+    /// locks are held or none
+    #[arg(required = true, value_name = "NAME", value_hint = ValueHint::Other)]
+    pub(crate) names: Vec<String>,
+
+    #[command(flatten)]
+    pub(crate) cmd: Cmd,
+}
+
+impl Run {
+    /// How long an outage of the store may last while `redlatch` waits; `None`: without a limit. With
+    /// --no-wait it does not wait.
+    pub(crate) fn outage_limit(&self) -> Option<Duration> {
+        match self.no_wait {
+            true => Some(Duration::ZERO),
+            false => self.outage_limit,
+        }
+    }
+}
+
+/// Run CMD as long as this process is the leader of the election NAME, or print who leads.
+///
+/// Waits until it is elected, and runs CMD. Of all processes that run `redlatch elect NAME`, one leads at a time; the others
+/// wait for their turn in the order in which they started. When CMD ends, the next one leads, and redlatch exits with CMD's
+/// exit code. A leader whose machine dies is succeeded when its lease ends (--watchdog).
+///
+/// If the leadership is lost while CMD runs (its lease ended because the store could not be reached in time, or the lock was
+/// unlocked by force), redlatch ends CMD and its children with SIGTERM, and with SIGKILL after --kill-after. Then it waits to be
+/// elected again, and runs CMD again. If it was asked to end meanwhile (SIGINT, SIGTERM, SIGHUP, SIGQUIT), it exits instead.
+///
+/// CMD gets the variables REDLATCH_EPOCH, a number that is greater than those of all earlier leaders, for a resource that
+/// rejects late writes; REDLATCH_LOCK (the name) and REDLATCH_OWNER (the id of this candidate). What `redlatch run` says
+/// about passwords, signals, Ctrl-Z, child processes and terminals holds here, too.
+///
+/// With --observe it is no candidate: it prints the current leader and each change, until it is ended. A line is time (UTC),
+/// epoch, id and value; without a leader `-  -  -`. With --json, it prints an object per line: time, epoch, leader and value,
+/// which are null without a leader.
+///
+/// With --http it answers GET /leader with 200 if this process leads and 503 if it does not, and a JSON object: name, leads,
+/// and of the current leader epoch, leader and value. GET /healthz is 200 while the store answers, and 503 during an outage.
+///
+/// In the store an election is the fair lock of the same name, so `redlatch show NAME` shows leader and candidates.
+#[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "redlatch elect [OPTIONS] <NAME> -- <CMD>...\n       redlatch elect --observe [--json] <NAME>",
+    mut_arg("command", |command| command.required(false).required_unless_present("observe")),
+    after_help = ELECT_EXAMPLES,
+    after_long_help = format!("{ELECT_EXAMPLES}\n\n{ELECT_CODES}")
+)]
+pub(crate) struct Elect {
+    /// What observers see of this leader, such as its address [default: the name of this machine]
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) value: Option<String>,
+
+    /// Answer GET /leader and GET /healthz on this address; anyone who reaches it can read the leader
+    #[arg(long, value_name = "ADDR", value_parser = http::parse_address)]
+    pub(crate) http: Option<SocketAddr>,
+
+    /// Print the leader and its changes instead
+    #[arg(
+        long,
+        conflicts_with_all = ["value", "http", "outage_limit", "watchdog", "kill_after", "note", "keep_passwords", "command"]
+    )]
+    pub(crate) observe: bool,
+
+    /// With --observe: print one JSON object per line
+    // Also conflicts: clap does not require what conflicts with an argument that is there.
+    #[arg(long, requires = "observe", conflicts_with = "command")]
+    pub(crate) json: bool,
+
+    /// Fail if the store cannot be reached for this long while redlatch waits, including at the start
+    /// [default: wait through any outage]
+    #[arg(long, value_name = "DUR", value_parser = duration::parse, allow_hyphen_values = true)]
+    pub(crate) outage_limit: Option<Duration>,
+
+    /// The election's name: 1 to 512 bytes, without line breaks
+    #[arg(value_hint = ValueHint::Other)]
+    pub(crate) name: String,
+
+    #[command(flatten)]
+    pub(crate) cmd: Cmd,
+}
+
+const ELECT_EXAMPLES: &str = "\
+Examples:
+  redlatch elect scheduler -- ./scheduler
+  redlatch elect scheduler --value 10.0.0.7:8080 --http 127.0.0.1:4040 -- ./scheduler
+  redlatch elect scheduler --observe --json | jq -r .value";
+
+const ELECT_CODES: &str = "\
+Exit codes:
+  CMD's own; 128+n if signal n ended CMD, or ended the wait; with --observe 0 when the reader of a pipe ends
+    2  wrong usage: options, durations, the name, the URL, the configuration file
+   65  NAME is an object of another kind
+   69  the store cannot be reached or refused the client (credentials, version),
+       or too few replicas acknowledged the lock in time
+   70  a bug in redlatch
+   71  the system refused an operation, such as starting another process
+   74  the leadership was lost, and a signal had asked redlatch to end
+  126  CMD was found but cannot be executed
+  127  CMD was not found";
+
+/// CMD, and how it runs.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Cmd {
     /// The lease that the watchdog renews: how long others wait if this machine dies
     /// [default: 30s, at least 100ms]
     #[arg(long, value_name = "DUR", value_parser = duration::parse, allow_hyphen_values = true)]
@@ -208,17 +325,6 @@ pub(crate) struct Run {
     )]
     pub(crate) kill_after: Duration,
 
-    /// The exit code when another owner holds the lock, 0 to 255
-    #[arg(
-        short = 'E',
-        long,
-        value_name = "N",
-        value_parser = value_parser!(u8),
-        allow_hyphen_values = true,
-        default_value_t = crate::exit::NOT_ACQUIRED
-    )]
-    pub(crate) conflict_exit_code: u8,
-
     /// How this run is called when others ask who holds the lock (`redlatch show`) [default: the name of CMD]
     #[arg(long, env = "REDLATCH_LABEL", value_name = "TEXT")]
     pub(crate) label: Option<String>,
@@ -232,11 +338,6 @@ pub(crate) struct Run {
     #[arg(long, help_heading = "Store")]
     pub(crate) keep_passwords: bool,
 
-    /// The lock's name: 1 to 512 bytes, without line breaks. With several names, all
-    /// locks are held or none
-    #[arg(required = true, value_name = "NAME", value_hint = ValueHint::Other)]
-    pub(crate) names: Vec<String>,
-
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "CMD", value_hint = ValueHint::CommandName)]
     pub(crate) command: Vec<OsString>,
@@ -245,7 +346,7 @@ pub(crate) struct Run {
 /// How many words of CMD are its note.
 const NOTE_WORDS: usize = 4;
 
-impl Run {
+impl Cmd {
     /// Returns the label of the client: by default the name of CMD.
     pub(crate) fn label(&self) -> String {
         let cmd = self.command.first().map(Path::new);
@@ -261,15 +362,6 @@ impl Run {
             |word: &Cow<'_, str>| !word.starts_with('-') && !word.contains(['=', '@', '\n']);
         let words: Vec<_> = words.take(NOTE_WORDS).take_while(is_plain).collect();
         self.note.clone().unwrap_or_else(|| words.join(" "))
-    }
-
-    /// How long an outage of the store may last while `redlatch` waits; `None`: without a limit. With
-    /// --no-wait it does not wait.
-    pub(crate) fn outage_limit(&self) -> Option<Duration> {
-        match self.no_wait {
-            true => Some(Duration::ZERO),
-            false => self.outage_limit,
-        }
     }
 }
 
@@ -739,7 +831,7 @@ pub(crate) struct Exporter {
         long,
         value_name = "ADDR",
         default_value = "127.0.0.1:9187",
-        value_parser = exporter::parse_address
+        value_parser = http::parse_address
     )]
     pub(crate) listen: SocketAddr,
 

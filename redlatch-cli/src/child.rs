@@ -20,7 +20,7 @@ use rustix::process::{
 };
 use tokio::time::{Instant, sleep};
 
-use crate::args::Run;
+use crate::args::Cmd;
 use crate::exit::by_signal;
 use crate::held_lock::HeldLock;
 use crate::process_tree::{self, State};
@@ -67,13 +67,13 @@ pub(crate) enum ChildEvent {
 
 impl Child {
     /// Starts CMD on the calling thread. On Linux, CMD is killed when that thread ends.
-    pub(crate) fn start(run: &Run, held_lock: &HeldLock) -> io::Result<Child> {
+    pub(crate) fn start(cmd: &Cmd, held_lock: &HeldLock) -> io::Result<Child> {
         let terminal = Terminal::open();
         let in_foreground = terminal
             .as_ref()
             .is_some_and(Terminal::starts_cmd_in_foreground);
-        let mut command = exec_command(&run.command, in_foreground);
-        if !run.keep_passwords {
+        let mut command = exec_command(&cmd.command, in_foreground);
+        if !cmd.keep_passwords {
             for (variable, value) in store_args::env_changes_for_cmd() {
                 match value {
                     Some(value) => command.env(variable, value),
@@ -168,6 +168,11 @@ impl Child {
             Caught::Other(signal) => self.send(signal),
             Caught::Stop | Caught::Child => {}
         }
+    }
+
+    /// Returns whether a signal that asks CMD to end was forwarded to it.
+    pub(crate) fn end_requested(&self) -> bool {
+        self.end_requested
     }
 
     /// Sends `signal` to CMD's group. Errors are ignored: processes of another user cannot be

@@ -5,56 +5,36 @@
 //! 2. Each scrape gets the result of the latest look. After a look that failed there is none, only `redlatch_exporter_up 0`.
 
 use std::collections::BTreeMap;
-use std::convert::Infallible;
 use std::fmt;
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{ALLOW, CONTENT_TYPE};
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper::{Request, Response, StatusCode};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 use redlatch::inspect::{Listed, ObjectState};
 use redlatch::{Client, Expiry};
-use tokio::net::TcpListener;
-use tokio::task::JoinSet;
 
 use crate::args::Exporter;
 use crate::exit::{self, Failure};
 use crate::signals::Signals;
 use crate::stderr::{note, warning};
-use crate::store;
 use crate::store_args::StoreArgs;
+use crate::{http, store};
 
 /// Limit of names with series of their own. Further ones are only counted.
 const MAX_NAMES: usize = 1000;
-
-/// Limit of open connections. A scrape is short, and Prometheus uses one connection.
-const MAX_CONNECTIONS: usize = 64;
-
-/// Time limit for the headers of a request, so that idle connections end.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The format that `prometheus-client` writes.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 pub(crate) async fn exporter(store_args: &StoreArgs, exporter: &Exporter) -> Result<u8, Failure> {
     let mut signals = Signals::catch_ending()?;
-    let address = exporter.listen;
-    let listener = TcpListener::bind(address)
-        .await
-        .map_err(|error| Failure::system(&format!("cannot listen on {address}"), &error))?;
-    let bound = listener
-        .local_addr()
-        .map_err(|error| Failure::system("cannot read the own address", &error))?;
+    let (listener, bound) = http::listen(exporter.listen).await?;
     note!("serving http://{bound}/metrics");
     let latest = Latest::default();
     let registry = Arc::new({
@@ -62,11 +42,12 @@ pub(crate) async fn exporter(store_args: &StoreArgs, exporter: &Exporter) -> Res
         registry.register_collector(Box::new(latest.clone()));
         registry
     });
+    let serving = http::serve(listener, move |request| respond(request, &registry));
     tokio::select! {
         biased;
         signal = signals.next_end() => Ok(exit::by_signal(signal.as_raw())),
         failure = look_repeatedly(store_args, exporter, &latest) => Err(failure),
-        never = serve(listener, registry) => match never {},
+        never = serving => match never {},
     }
 }
 
@@ -335,73 +316,21 @@ impl Gauges<'_, '_> {
 }
 
 /// Answers scrapes.
-async fn serve(listener: TcpListener, registry: Arc<Registry>) -> Infallible {
-    let mut connections = JoinSet::new();
-    loop {
-        while connections.len() >= MAX_CONNECTIONS {
-            connections.join_next().await;
-        }
-        let stream = tokio::select! {
-            Some(_) = connections.join_next() => continue,
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => stream,
-                // Too many open files, for example. It may pass.
-                Err(_) => {
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                    continue;
-                }
-            },
-        };
-        let registry = registry.clone();
-        connections.spawn(async move {
-            let service = service_fn(move |request| {
-                let response = respond(&request, &registry);
-                async move { Ok::<_, Infallible>(response) }
-            });
-            // An error concerns only this client.
-            let _ = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(HEADER_TIMEOUT)
-                .keep_alive(true)
-                .serve_connection(TokioIo::new(stream), service)
-                .await;
-        });
-    }
-}
-
 fn respond(request: &Request<Incoming>, registry: &Registry) -> Response<Full<Bytes>> {
-    let status = |status: StatusCode, text: &'static str| {
-        let mut response = Response::new(Full::from(text));
-        *response.status_mut() = status;
-        response
-    };
     if request.uri().path() != "/metrics" {
-        return status(StatusCode::NOT_FOUND, "the metrics are at /metrics\n");
-    }
-    if request.method() != Method::GET && request.method() != Method::HEAD {
-        let mut response = status(StatusCode::METHOD_NOT_ALLOWED, "use GET\n");
-        response
-            .headers_mut()
-            .insert(ALLOW, "GET, HEAD".parse().expect("a valid header"));
-        return response;
+        return http::response(
+            StatusCode::NOT_FOUND,
+            http::TEXT,
+            "the metrics are at /metrics\n",
+        );
     }
     let mut body = String::new();
     match text::encode(&mut body, registry) {
-        Ok(()) => {
-            let mut response = Response::new(Full::from(body));
-            let content_type = OPEN_METRICS.parse().expect("a valid header");
-            response.headers_mut().insert(CONTENT_TYPE, content_type);
-            response
-        }
-        Err(_) => status(
+        Ok(()) => http::response(StatusCode::OK, OPEN_METRICS, body),
+        Err(_) => http::response(
             StatusCode::INTERNAL_SERVER_ERROR,
+            http::TEXT,
             "the metrics cannot be written\n",
         ),
     }
-}
-
-/// Returns the address to listen on: only this machine unless the user names another.
-pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, String> {
-    let parsed = text.parse();
-    parsed.map_err(|_| "use an address and a port, such as 127.0.0.1:9187 or [::1]:9187".to_owned())
 }

@@ -3,12 +3,14 @@
 use std::convert::Infallible;
 use std::future::{Future, pending};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use redlatch::inspect::ObjectState;
 use redlatch::kind::OwnedKind;
 use redlatch::{
-    Acquire, Client, Error, FairLock, Guard, HasLease, Lock, Loss, MultiLock, PermitId, TryAcquire,
+    Acquire, Client, Error, FairLock, Guard, HasLease, Leadership, Lock, Loss, MultiLock, PermitId,
+    TryAcquire,
 };
 use tokio::time::Instant;
 
@@ -21,11 +23,11 @@ const DEFAULT_WATCHDOG_LEASE: Duration = Duration::from_secs(30);
 
 pub(crate) struct HeldLock {
     guard: Box<dyn AnyGuard>,
-    /// The names, separated by spaces.
-    names: String,
+    names: Vec<String>,
     /// The owner as the store records it, or the permit's id.
     owner: String,
-    token: Option<u64>,
+    /// Its fencing token, and the variable of CMD for it.
+    token: Option<(&'static str, u64)>,
 }
 
 type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
@@ -56,6 +58,29 @@ impl<R: HasLease> AnyGuard for Guard<R> {
     }
 }
 
+impl AnyGuard for Arc<Leadership> {
+    fn lost(&self) -> BoxFuture<'_, Error> {
+        Box::pin(async {
+            let Err(lost) = self.run(pending::<Infallible>()).await;
+            lost
+        })
+    }
+
+    fn is_valid(&self) -> bool {
+        Leadership::is_valid(self)
+    }
+
+    fn unlock(self: Box<Self>) -> BoxFuture<'static, redlatch::Result<()>> {
+        Box::pin(async {
+            match Arc::into_inner(*self) {
+                Some(leadership) => leadership.resign().await,
+                // Dropped elsewhere, which resigns.
+                None => Ok(()),
+            }
+        })
+    }
+}
+
 impl HeldLock {
     /// Waits for the lock or permit that `run` requests. Returns `None` if it was not acquired within
     /// the wait limit, or immediately with `--no-wait`.
@@ -75,7 +100,7 @@ impl HeldLock {
             let guard = acquire_guard(client.fenced_lock(name), limits, run).await?;
             return Ok(guard.map(|guard| {
                 let token = guard.token();
-                HeldLock::from_guard(guard, run, Some(token))
+                HeldLock::from_guard(guard, run, Some(("REDLATCH_FENCING_TOKEN", token)))
             }));
         }
         if kind.fair {
@@ -93,24 +118,43 @@ impl HeldLock {
         acquire_lock(client.lock(name), limits, run).await
     }
 
-    fn from_guard<K: OwnedKind>(guard: Guard<Lock<K>>, run: &Run, token: Option<u64>) -> HeldLock {
+    fn from_guard<K: OwnedKind>(
+        guard: Guard<Lock<K>>,
+        run: &Run,
+        token: Option<(&'static str, u64)>,
+    ) -> HeldLock {
         HeldLock {
             owner: guard.owner_id().into(),
-            names: run.names.join(" "),
+            names: run.names.clone(),
             guard: Box::new(guard),
             token,
         }
     }
 
+    /// Returns what the leader of an election holds. Releasing it resigns.
+    pub(crate) fn from_leadership(name: &str, leadership: Arc<Leadership>) -> HeldLock {
+        HeldLock {
+            owner: leadership.owner_id().to_string(),
+            names: vec![name.to_owned()],
+            token: Some(("REDLATCH_EPOCH", leadership.epoch())),
+            guard: Box::new(leadership),
+        }
+    }
+
+    /// Returns the names, separated by spaces.
+    pub(crate) fn names(&self) -> String {
+        self.names.join(" ")
+    }
+
     /// Returns the environment variables for CMD.
     pub(crate) fn environment(&self) -> impl Iterator<Item = (&'static str, String)> {
-        let token = self.token.map(|token| token.to_string());
+        let token = self.token;
         [
-            ("REDLATCH_LOCK", self.names.clone()),
+            ("REDLATCH_LOCK", self.names()),
             ("REDLATCH_OWNER", self.owner.clone()),
         ]
         .into_iter()
-        .chain(token.map(|token| ("REDLATCH_FENCING_TOKEN", token)))
+        .chain(token.map(|(variable, token)| (variable, token.to_string())))
     }
 
     /// Completes when the hold is lost; returns the reason.
@@ -129,9 +173,9 @@ impl HeldLock {
     /// Returns how the lock was lost, if it was lost while this process was stopped. Queries the store:
     /// after a forced unlock another owner may hold the lock although the local lease has not ended. If
     /// the store does not answer, the local lease decides.
-    pub(crate) async fn check_loss(&self, client: &Client, names: &[String]) -> Option<Loss> {
+    pub(crate) async fn check_loss(&self, client: &Client) -> Option<Loss> {
         let is_held = async {
-            for name in names {
+            for name in &self.names {
                 match client.inspect(name).await {
                     Ok(Some(state)) if self.is_held_in(&state) => {}
                     Ok(_) => return false,
@@ -193,7 +237,10 @@ async fn request<R: HasLease>(
     limits: &WaitLimits,
     run: &Run,
 ) -> redlatch::Result<Option<Guard<R>>> {
-    (lock_request, try_request) = (lock_request.note(run.note()), try_request.note(run.note()));
+    (lock_request, try_request) = (
+        lock_request.note(run.cmd.note()),
+        try_request.note(run.cmd.note()),
+    );
     if let Some(lease) = run.lease {
         lock_request = lock_request.lease(lease);
         try_request = try_request.lease(lease);
@@ -217,7 +264,7 @@ fn fair_lock(client: &Client, name: &str, run: &Run) -> FairLock {
 
 /// Returns the lease that the watchdog renews.
 fn watchdog_lease(run: &Run) -> Duration {
-    run.watchdog.unwrap_or(DEFAULT_WATCHDOG_LEASE)
+    run.cmd.watchdog.unwrap_or(DEFAULT_WATCHDOG_LEASE)
 }
 
 /// Sets the number of permits if the semaphore has none. If it has another number, changes that number
@@ -270,7 +317,7 @@ async fn acquire_permit(
         // If a slice ends during an outage, `try_acquire` fails, although the outage limit has not
         // passed. So it is retried.
         let acquiring = limits.retry_through_outage(name, async || {
-            let mut try_request = semaphore.try_acquire().note(run.note());
+            let mut try_request = semaphore.try_acquire().note(run.cmd.note());
             if let Some(lease) = run.lease {
                 try_request = try_request.lease(lease);
             }
@@ -296,7 +343,7 @@ async fn acquire_permit(
     Ok(guard.map(|guard| HeldLock {
         // One permit was requested, so there is one id.
         owner: guard.ids().iter().map(PermitId::to_string).collect(),
-        names: name.to_owned(),
+        names: vec![name.to_owned()],
         guard: Box::new(guard),
         token: None,
     }))
@@ -324,7 +371,7 @@ async fn acquire_multi_lock(
     let guard = request(locks.lock(), locks.try_lock(), limits, run).await?;
     Ok(guard.map(|guard| HeldLock {
         owner: client.owner_id(guard.owner()).into(),
-        names: run.names.join(" "),
+        names: run.names.clone(),
         guard: Box::new(guard),
         token: None,
     }))

@@ -6,10 +6,12 @@ mod child;
 mod completions;
 mod config;
 mod duration;
+mod elect;
 mod exec;
 mod exit;
 mod exporter;
 mod held_lock;
+mod http;
 mod latch;
 #[cfg(feature = "man")]
 mod man;
@@ -35,7 +37,7 @@ use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser as _, ValueEnum as _};
 
-use crate::args::{Args, Command, InternalCommand};
+use crate::args::{Args, Command, Elect, InternalCommand, Run};
 use crate::config::Config;
 use crate::exit::Failure;
 use crate::stderr::{LogFormat, Output, stderr};
@@ -76,8 +78,8 @@ fn main() -> ExitCode {
     }
     config.print_warnings();
     args.store_args.fill_from(config.store_args);
-    if let Command::Run(run) = &mut args.command {
-        run.label = run.label.take().or(config.label);
+    if let Command::Run(Run { cmd, .. }) | Command::Elect(Elect { cmd, .. }) = &mut args.command {
+        cmd.label = cmd.label.take().or(config.label);
     }
     exit_code(dispatch(args))
 }
@@ -111,6 +113,7 @@ fn dispatch(args: Args) -> Result<u8, Failure> {
     let code = runtime.block_on(async {
         match args.command {
             Command::Run(run) => run::run(&args.store_args, run).await,
+            Command::Elect(elect) => elect::elect(&args.store_args, elect).await,
             Command::Show(show) => show::show(&args.store_args, &show).await,
             Command::Ls(ls) => show::ls(&args.store_args, &ls).await,
             Command::Why(why) => why::why(&args.store_args, &why).await,

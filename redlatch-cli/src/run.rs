@@ -19,7 +19,7 @@ use redlatch::{Client, Error, Expiry, Loss};
 use rustix::process::WaitStatus;
 use tokio::time::{Instant, timeout_at};
 
-use crate::args::Run;
+use crate::args::{Cmd, Run};
 use crate::child::{Child, ChildEvent, exit_code};
 use crate::exit::{self, Failure};
 use crate::held_lock::{self, HeldLock};
@@ -41,10 +41,11 @@ pub(crate) async fn run(store_args: &StoreArgs, mut run: Run) -> Result<u8, Fail
     let mut named = HashSet::new();
     run.names.retain(|name| named.insert(name.clone()));
     let limits = WaitLimits::new(run.outage_limit(), run.wait);
+    let settings = store::settings(&run.cmd).outage_limit(run.outage_limit());
     let client = tokio::select! {
         biased;
         signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
-        client = store::connect_within(store_args, store::settings(&run), &limits) => client?,
+        client = store::connect_within(store_args, settings, &limits) => client?,
     };
     let code = run_under_lock(&client, &limits, &run, &mut signals).await;
     // Settles an interrupted acquisition, or a release without an answer.
@@ -62,43 +63,66 @@ async fn run_under_lock(
         biased;
         signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
         held_lock = acquire(client, limits, run) => held_lock?,
-        never = report_waiting(client, run) => match never {},
+        never = report_waiting(client, &run.names) => match never {},
     };
-    let names = run.names.join(" ");
     let Some(held_lock) = held_lock else {
         report_conflict(client, run).await;
         return Ok(run.conflict_exit_code);
     };
-    detail!("{names}: acquired by {}", held_lock.owner());
-    let mut child = Child::start(run, &held_lock)
+    detail!("{}: acquired by {}", held_lock.names(), held_lock.owner());
+    match run_cmd(client, held_lock, &run.cmd, signals).await? {
+        CmdEnd::Ended(code) => Ok(code),
+        CmdEnd::Lost { .. } => Ok(exit::LOST),
+    }
+}
+
+/// How CMD has ended.
+pub(crate) enum CmdEnd {
+    /// By itself or by a signal, with this exit code. The lock has been released.
+    Ended(u8),
+    /// The lock was lost, so CMD and its children were ended. `end_requested`: a signal has asked for that, too.
+    Lost { end_requested: bool },
+}
+
+/// Runs CMD while the lock is held, and then releases it.
+pub(crate) async fn run_cmd(
+    client: &Client,
+    held_lock: HeldLock,
+    cmd: &Cmd,
+    signals: &mut Signals,
+) -> Result<CmdEnd, Failure> {
+    let names = held_lock.names();
+    let mut child = Child::start(cmd, &held_lock)
         .map_err(|error| Failure::system("cannot start a process", &error))?;
-    match supervise(&mut child, &held_lock, client, run, signals).await {
+    match supervise(&mut child, &held_lock, client, cmd, signals).await {
         Ok(RunOutcome::CmdEnded(status)) => match held_lock.unlock().await {
             Ok(()) => {
                 detail!("{names}: released");
                 child.resend_key_signal();
-                return Ok(exit_code(status));
+                return Ok(CmdEnd::Ended(exit_code(status)));
             }
             Err(error @ (Error::Lost { .. } | Error::WrongKind { .. })) => stderr!("{error}"),
             Err(error) => {
                 stderr!("{names}: not released: {error}");
                 stderr!("{names}: it is free when its lease ends");
                 child.resend_key_signal();
-                return Ok(exit_code(status));
+                return Ok(CmdEnd::Ended(exit_code(status)));
             }
         },
         Ok(RunOutcome::Lost(loss)) => {
-            let kill_after = duration::short(run.kill_after);
+            let kill_after = duration::short(cmd.kill_after);
             stderr!("{names}: lost: {loss}; ending CMD: SIGTERM now, SIGKILL after {kill_after}");
         }
         Err(error) => {
-            child.end(true, true, run.kill_after, signals).await;
+            child.end(true, true, cmd.kill_after, signals).await;
             return Err(Failure::system("cannot wait for CMD", &error));
         }
     }
     // Even if CMD itself has ended: its children still rely on the lock.
-    child.end(true, false, run.kill_after, signals).await;
-    Ok(exit::LOST)
+    child.end(true, false, cmd.kill_after, signals).await;
+    Ok(CmdEnd::Lost {
+        end_requested: child.end_requested(),
+    })
 }
 
 async fn acquire(
@@ -131,11 +155,11 @@ async fn acquire(
 }
 
 /// If the wait takes long, reports once which lock is awaited and which owner holds it.
-async fn report_waiting(client: &Client, run: &Run) -> Infallible {
+pub(crate) async fn report_waiting(client: &Client, names: &[String]) -> Infallible {
     if !stderr::output().verbose {
         tokio::time::sleep(REPORT_DELAY).await;
     }
-    for name in &run.names {
+    for name in names {
         if let Some(holder_text) = holder_text(client, name).await {
             note!("waiting for {}, {holder_text}", printable(name));
         }
@@ -227,7 +251,7 @@ async fn supervise(
     child: &mut Child,
     held_lock: &HeldLock,
     client: &Client,
-    run: &Run,
+    cmd: &Cmd,
     signals: &mut Signals,
 ) -> std::io::Result<RunOutcome> {
     let status = loop {
@@ -247,7 +271,7 @@ async fn supervise(
                 Caught::Stop if signals::can_stop() => {
                     child.stop_all();
                     signals::stop();
-                    if let Some(loss) = held_lock.check_loss(client, &run.names).await {
+                    if let Some(loss) = held_lock.check_loss(client).await {
                         return Ok(RunOutcome::Lost(loss));
                     }
                     child.continue_all();
@@ -265,21 +289,21 @@ async fn supervise(
     tokio::select! {
         biased;
         lost = held_lock.lost() => return Ok(RunOutcome::Lost(lost)),
-        () = child.end(send_term, true, run.kill_after, signals) => {}
-        never = report_remaining(run, count_remaining) => match never {},
+        () = child.end(send_term, true, cmd.kill_after, signals) => {}
+        never = report_remaining(held_lock.names(), cmd, count_remaining) => match never {},
     }
     Ok(RunOutcome::CmdEnded(status))
 }
 
 /// Reports once that processes outlive CMD.
-async fn report_remaining(run: &Run, count: impl FnOnce() -> usize) -> Infallible {
+async fn report_remaining(names: String, cmd: &Cmd, count: impl FnOnce() -> usize) -> Infallible {
     tokio::time::sleep(REPORT_DELAY).await;
-    let names = printable(&run.names.join(" "));
+    let names = printable(&names);
     note!(
         "{names}: CMD has ended, but {} of its child processes have not; the lock is held until they \
          end (SIGKILL {} after CMD)",
         count(),
-        duration::short(run.kill_after)
+        duration::short(cmd.kill_after)
     );
     std::future::pending().await
 }

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use redlatch::inspect::{ObjectKind, ObjectState};
 use redlatch::{Client, ClientBuilder, Error};
 
-use crate::args::Run;
+use crate::args::{Cmd, Run};
 use crate::duration;
 use crate::exit::Failure;
 use crate::stderr::{note, printable};
@@ -142,12 +142,10 @@ impl WaitLimits {
     }
 }
 
-/// Returns the settings of the client that `run` requests.
-pub(crate) fn settings(run: &Run) -> ClientBuilder {
-    let settings = Client::builder()
-        .outage_limit(run.outage_limit())
-        .label(run.label());
-    match run.watchdog {
+/// Returns the settings of the client that runs CMD.
+pub(crate) fn settings(cmd: &Cmd) -> ClientBuilder {
+    let settings = Client::builder().label(cmd.label());
+    match cmd.watchdog {
         Some(lease) => settings.watchdog_lease(lease),
         None => settings,
     }
@@ -156,7 +154,7 @@ pub(crate) fn settings(run: &Run) -> ClientBuilder {
 /// Requests the lock in a temporary embedded store first: the library reports an invalid name,
 /// lease or setting before any server is contacted, and also without a server.
 pub(crate) async fn validate_request(run: &Run) -> Result<(), Failure> {
-    let client = settings(run).connect_embedded(&redlatch::Embedded::new())?;
+    let client = settings(&run.cmd).connect_embedded(&redlatch::Embedded::new())?;
     if run.names.len() > 1 && (run.kind.fenced || run.kind.permits.is_some()) {
         return Err(Failure::usage(
             "--fenced and --permits work with one NAME; for several names, set the order of the \

@@ -84,7 +84,7 @@ pub(crate) async fn watch(store_args: &StoreArgs, watch: &Watch) -> Result<u8, F
 
 /// Returns what completes when standard output is a pipe or a terminal that is closed. Without it, a watch would
 /// notice that only when it prints the next event.
-fn reader_left() -> Result<oneshot::Receiver<()>, Failure> {
+pub(crate) fn reader_left() -> Result<oneshot::Receiver<()>, Failure> {
     let (sender, receiver) = oneshot::channel();
     let wait = move || {
         let stdout = io::stdout();

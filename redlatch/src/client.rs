@@ -16,6 +16,7 @@ use crate::metrics::NameAttribute;
 use crate::name::{KeyLayout, ObjectKeys, invalid_character};
 use crate::owner::{ClientId, Owner, OwnerId};
 use crate::primitives::count_down_latch::CountDownLatch;
+use crate::primitives::election::Election;
 use crate::primitives::expirable_semaphore::ExpirableSemaphore;
 use crate::primitives::fair_lock::{Fair, FairLock};
 use crate::primitives::fenced_lock::{Fenced, FencedLock};
@@ -96,6 +97,11 @@ impl Client {
     /// Returns a handle of the [`CountDownLatch`] `name`.
     pub fn count_down_latch(&self, name: &str) -> CountDownLatch {
         CountDownLatch::new(self.session.clone(), name)
+    }
+
+    /// Returns a handle of the [`Election`] `name`.
+    pub fn election(&self, name: &str) -> Election {
+        Election::new(self.session.clone(), name)
     }
 
     /// Returns a handle of the [`FairLock`] `name`.

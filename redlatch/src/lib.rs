@@ -43,6 +43,7 @@ pub use error::{Error, ErrorSource, Loss, Result};
 pub use lease::{Expiry, MAX_LEASE};
 pub use owner::{Owner, OwnerId};
 pub use primitives::count_down_latch::{CountDownLatch, TryWait, Wait};
+pub use primitives::election::{Campaign, Election, Leader, Leadership, Observer};
 pub use primitives::expirable_semaphore::{ExpirableSemaphore, PermitGuard, PermitId};
 pub use primitives::fair_lock::FairLock;
 pub use primitives::fenced_lock::{FencedLock, MAX_TOKEN};

@@ -19,6 +19,7 @@ const TIMEOUTS: &str = "redisson_lock_timeout";
 const WRITERS: &str = "redlatch_rwlock_writers";
 const ABSENT: &str = "redlatch_lock_absent";
 const ANNOUNCED: &str = "redlatch_lock_announced";
+const ELECTION: &str = "redlatch_election";
 /// Suffix of the deadlines of permits.
 const DEADLINES: &str = "timeout";
 /// Prefix of the channel of a latch.
@@ -179,6 +180,24 @@ impl FairKeys {
     }
 }
 
+/// The keys of an election: those of a fair lock, and its latest term (redlatch's own, not in Redisson).
+#[derive(Debug)]
+pub(crate) struct ElectionKeys {
+    pub(crate) fair: Arc<FairKeys>,
+    /// Epoch, leader and value of the latest term. Never expires, so that epochs only grow.
+    pub(crate) term: String,
+}
+
+impl ElectionKeys {
+    pub(crate) fn new(prefix: &str, name: &str) -> ElectionKeys {
+        let fair = FairKeys::new(prefix, name);
+        ElectionKeys {
+            term: prefixed(ELECTION, &fair.object.key),
+            fair: fair.into(),
+        }
+    }
+}
+
 /// The keys of a fenced lock.
 #[derive(Debug)]
 pub(crate) struct FencedKeys {
@@ -301,6 +320,7 @@ pub(crate) fn is_extra_key(key: &str) -> bool {
         WRITERS,
         ABSENT,
         ANNOUNCED,
+        ELECTION,
         CLIENT,
         UNLOCK_LATCH,
     ]

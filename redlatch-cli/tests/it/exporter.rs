@@ -1,8 +1,5 @@
 //! `redlatch exporter`: what it serves, read with the parser of OpenMetrics.
 
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
-
 use openmetrics_parser::OpenMetricsValue;
 use openmetrics_parser::openmetrics::parse_openmetrics;
 use redlatch_testkit::{Sentinels, Server, unique};
@@ -20,16 +17,6 @@ fn start(url: &str, args: &[&str]) -> (Running, String) {
     let (_, rest) = stderr.split_once("http://").unwrap();
     let (address, _) = rest.split_once('/').unwrap();
     (exporter, address.to_owned())
-}
-
-/// Sends a request and returns the response.
-fn request(address: &str, method_and_path: &str) -> String {
-    let mut stream = TcpStream::connect(address).unwrap();
-    let request = format!("{method_and_path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).unwrap();
-    let mut response = String::new();
-    stream.read_to_string(&mut response).unwrap();
-    response
 }
 
 /// Returns the value of a series in the metrics, which must be well-formed.

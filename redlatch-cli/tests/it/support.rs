@@ -1,6 +1,7 @@
 //! Starting the command, waiting for conditions, and ending started processes.
 
-use std::io::Read;
+use std::io::{Read, Write as _};
+use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -98,6 +99,16 @@ pub(crate) fn waiters(server: &Server, name: &str) -> i64 {
 pub(crate) fn subscribers(server: &Server, channel: &str) -> i64 {
     let (_, subscribers): (String, i64) = server.command(&["PUBSUB", "NUMSUB", channel]);
     subscribers
+}
+
+/// Sends an HTTP request and returns the response.
+pub(crate) fn request(address: &str, method_and_path: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    let request = format!("{method_and_path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    response
 }
 
 /// Returns whether a process has ended, even if its exit code has not been collected.
@@ -217,6 +228,11 @@ impl Running {
             stderr: CapturedOutput::of(child.stderr.take()),
             child,
         }
+    }
+
+    /// Returns the standard output so far.
+    pub(crate) fn stdout(&self) -> String {
+        self.stdout.so_far()
     }
 
     /// Waits for a text on standard output. Returns the output so far.

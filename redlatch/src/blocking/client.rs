@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use futures_core::Stream;
 
+use super::election::Election;
 use super::forward::forward;
 use super::handles::{
     CountDownLatch, ExpirableSemaphore, FairLock, FencedLock, Lock, ReadWriteLock, Semaphore,
@@ -98,6 +99,7 @@ forward! { [Client] "crate::Client" {
     new lock(name: &str) -> Lock;
     new expirable_semaphore(name: &str) -> ExpirableSemaphore;
     new count_down_latch(name: &str) -> CountDownLatch;
+    new election(name: &str) -> Election;
     new fair_lock(name: &str) -> FairLock;
     new fenced_lock(name: &str) -> FencedLock;
     new read_write_lock(name: &str) -> ReadWriteLock;
@@ -188,21 +190,21 @@ impl Iterator for Watch {
 
 /// A stream that the client's thread polls.
 #[derive(Debug)]
-struct Polled<S> {
+pub(super) struct Polled<S> {
     /// `None` after an error of the client's thread.
     inner: Option<S>,
     worker: Arc<Worker>,
 }
 
 impl<S> Polled<S> {
-    fn new(inner: S, worker: &Arc<Worker>) -> Polled<S> {
+    pub(super) fn new(inner: S, worker: &Arc<Worker>) -> Polled<S> {
         Polled {
             inner: Some(inner),
             worker: worker.clone(),
         }
     }
 
-    fn next<T: Send + 'static>(&mut self) -> Option<Result<T>>
+    pub(super) fn next<T: Send + 'static>(&mut self) -> Option<Result<T>>
     where
         S: Stream<Item = Result<T>> + Unpin + Send + 'static,
     {

@@ -34,6 +34,7 @@ use std::sync::Arc;
 use crate::Owner;
 
 mod client;
+mod election;
 mod forward;
 mod handles;
 mod request;
@@ -42,6 +43,7 @@ mod tests;
 mod worker;
 
 pub use client::{Client, Listing, Watch};
+pub use election::{Campaign, Election, Leadership, Observer};
 pub use handles::{
     CountDownLatch, ExpirableSemaphore, FairLock, FencedLock, Lock, Member, MultiLock, ReadLock,
     ReadWriteLock, RedLock, Semaphore, SpinLock, WriteLock,

@@ -7,13 +7,18 @@ use std::path::Path;
 type Methods = BTreeMap<String, BTreeSet<String>>;
 
 /// What only the async API has: `Client::with` replaces the builder, and a function cannot be stopped as a future can
-/// (`Guard::run`).
-const ONLY_ASYNC: &[(&str, &str)] = &[("Client", "builder"), ("Guard", "run")];
+/// (`Guard::run`, `Leadership::run`).
+const ONLY_ASYNC: &[(&str, &str)] = &[
+    ("Client", "builder"),
+    ("Guard", "run"),
+    ("Leadership", "run"),
+];
 
 /// What only the blocking API has: what replaces `.await` and the builder, and the thread as the owner.
 /// (`crate::Client::blocking` is a method of the async client. It is listed because its source is in this folder.)
 const ONLY_BLOCKING: &[(&str, &str)] = &[
     ("Acquire", "block"),
+    ("Campaign", "block"),
     ("Client", "blocking"),
     ("Client", "with"),
     ("Client", "with_embedded"),
@@ -27,8 +32,8 @@ const ONLY_BLOCKING: &[(&str, &str)] = &[
 ];
 
 /// Types with async methods that the blocking API does not wrap: `Client::with` takes the builder,
-/// `Listing` and `Watch` are iterators there, and threads need no scope.
-const NOT_WRAPPED: &[&str] = &["ClientBuilder", "Listing", "Owner", "Watch"];
+/// `Listing`, `Observer` and `Watch` are iterators there, and threads need no scope.
+const NOT_WRAPPED: &[&str] = &["ClientBuilder", "Listing", "Observer", "Owner", "Watch"];
 
 #[test]
 fn both_apis_have_the_same_methods() {

@@ -23,6 +23,7 @@ impl Kind {
         match self {
             Kind::Lock => "lock",
             Kind::FairLock => "fair_lock",
+            Kind::Election => "election",
             Kind::FencedLock => "fenced_lock",
             Kind::SpinLock => "spin_lock",
             Kind::ReadLock => "read_lock",

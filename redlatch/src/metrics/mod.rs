@@ -18,6 +18,7 @@ pub(crate) use enabled::{
 pub(crate) enum Kind {
     Lock,
     FairLock,
+    Election,
     FencedLock,
     SpinLock,
     ReadLock,

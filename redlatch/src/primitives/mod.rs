@@ -6,6 +6,7 @@ pub(crate) mod lock;
 
 pub(crate) mod count_down_latch;
 pub(crate) mod counter;
+pub(crate) mod election;
 pub(crate) mod expirable_semaphore;
 pub(crate) mod fair_lock;
 pub(crate) mod fenced_lock;

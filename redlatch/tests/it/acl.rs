@@ -81,6 +81,33 @@ async fn everything(client: &Client, other: &Client) {
         .await
         .unwrap();
 
+    let election = client.election(&name("election"));
+    let leadership = election.campaign("leader").await.unwrap();
+    let campaigns = ["second", "third"].map(|value| election.campaign(value));
+    let third = campaigns[1].owner_id().clone();
+    let [second, next] = campaigns.map(|campaign| tokio::spawn(campaign.into_future()));
+    until("both wait", || async {
+        election.candidates().await.unwrap().len() == 2
+    })
+    .await;
+    // The order in which they have joined is unknown.
+    let last = election.candidates().await.unwrap().remove(1).owner;
+    leadership.proclaim("ready").await.unwrap();
+    leadership.resign_to(&last).await.unwrap();
+    until("there is a leader", || async {
+        let leader = other.election(election.name()).leader().await.unwrap();
+        leader.is_some_and(|leader| leader.owner == last)
+    })
+    .await;
+    let (first, then) = match last == third {
+        true => (next, second),
+        false => (second, next),
+    };
+    for waiting in [first, then] {
+        let leadership = within_limit("its turn", waiting).await.unwrap();
+        leadership.unwrap().resign().await.unwrap();
+    }
+
     let fenced = client.fenced_lock(&name("fenced"));
     fenced.lock().await.unwrap().unlock().await.unwrap();
     client.inspect(fenced.name()).await.unwrap();

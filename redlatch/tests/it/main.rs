@@ -18,6 +18,7 @@ mod cluster;
 mod cluster_moving;
 mod conformance;
 mod count_down_latch;
+mod election;
 mod examples;
 mod expirable_semaphore;
 mod fair_lock;

@@ -109,6 +109,7 @@ pub(crate) fn run_everything() -> (Vec<Command>, Arc<Mutex<ServerPair>>) {
             clients.locks().await,
             clients.transfers().await,
             clients.fair_locks().await,
+            clients.elections().await,
             clients.fenced_locks().await,
             clients.read_write_locks().await,
             clients.semaphores().await,
@@ -213,6 +214,30 @@ impl Clients {
         one.and(two).and(three)?;
         let _held = lock.lock().await?;
         assert!(other.force_unlock().await?);
+        Ok(())
+    }
+
+    async fn elections(&self) -> Result<()> {
+        let election = self.one.election("election");
+        let leadership = election.campaign("first").await?;
+        leadership.proclaim("ready").await?;
+        let campaign = self.other.election("election").campaign("second");
+        let second = campaign.owner_id().clone();
+        let waiting = async { campaign.await?.resign().await };
+        let resigning = async {
+            until(|| async {
+                election
+                    .candidates()
+                    .await
+                    .is_ok_and(|queue| queue.len() == 1)
+            })
+            .await;
+            leadership.resign_to(&second).await
+        };
+        let (waited, resigned) = tokio::join!(waiting, resigning);
+        waited.and(resigned)?;
+        let leader = election.leader().await?;
+        assert!(leader.is_none_or(|leader| leader.epoch == 2));
         Ok(())
     }
 

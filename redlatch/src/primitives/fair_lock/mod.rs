@@ -13,6 +13,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub(super) use self::queue::FairQueue;
 use self::rules::{Acquire, Force, Release};
 use crate::error::{Error, Result};
 use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal};
@@ -79,8 +80,12 @@ pub struct Fair {
 
 impl Fair {
     pub(crate) fn new(prefix: &str, name: &str) -> Fair {
+        Fair::from_keys(Arc::new(FairKeys::new(prefix, name)))
+    }
+
+    pub(crate) fn from_keys(keys: Arc<FairKeys>) -> Fair {
         Fair {
-            keys: Arc::new(FairKeys::new(prefix, name)),
+            keys,
             wait_time: Duration::from_secs(300),
             grace_period: Duration::from_secs(5),
         }
@@ -90,6 +95,16 @@ impl Fair {
 impl OwnedKind for Fair {}
 
 impl Fair {
+    /// Returns the kind with these times, for tests of other kinds that use its steps.
+    #[cfg(test)]
+    pub(in crate::primitives) fn with_times(self, wait_time: Duration, grace: Duration) -> Fair {
+        Fair {
+            wait_time,
+            grace_period: grace,
+            ..self
+        }
+    }
+
     /// Converts a time setting for the scripts. `check` rejects settings out of range before a script
     /// runs, so clamping only avoids an error here. The fallback is never reached.
     fn clamped_lease(setting: Duration) -> Lease {

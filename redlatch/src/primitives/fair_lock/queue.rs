@@ -35,17 +35,20 @@ const RECONNECT_GRACE: i64 = 1000;
 ///
 /// The timeout of the head is the end of the lease plus its own wait time; that of each further waiter
 /// is its own wait time later than the one before it.
-pub(super) struct FairQueue<'a> {
+pub(in crate::primitives) struct FairQueue<'a> {
     pub(super) keyspace: &'a mut Keyspace,
     keys: &'a FairKeys,
 }
 
 impl<'a> FairQueue<'a> {
-    pub(super) fn new(keyspace: &'a mut Keyspace, keys: &'a FairKeys) -> FairQueue<'a> {
+    pub(in crate::primitives) fn new(
+        keyspace: &'a mut Keyspace,
+        keys: &'a FairKeys,
+    ) -> FairQueue<'a> {
         FairQueue { keyspace, keys }
     }
 
-    pub(super) fn now_ms(&mut self) -> i64 {
+    pub(in crate::primitives) fn now_ms(&mut self) -> i64 {
         self.keyspace.now_ms()
     }
 
@@ -59,7 +62,7 @@ impl<'a> FairQueue<'a> {
         Ok(queue.map(|queue| queue.value))
     }
 
-    pub(super) fn owner_at(&mut self, position: usize) -> Result<Option<String>> {
+    pub(in crate::primitives) fn owner_at(&mut self, position: usize) -> Result<Option<String>> {
         let owners = self.owners()?;
         Ok(owners.and_then(|owners| owners.get(position).cloned()))
     }
@@ -68,7 +71,7 @@ impl<'a> FairQueue<'a> {
         Ok(self.owners()?.and_then(|owners| owners.back().cloned()))
     }
 
-    pub(super) fn position_of(&mut self, owner: &str) -> Result<Option<usize>> {
+    pub(in crate::primitives) fn position_of(&mut self, owner: &str) -> Result<Option<usize>> {
         let owners = self.owners()?;
         Ok(owners.and_then(|owners| owners.iter().position(|waiting| waiting == owner)))
     }
@@ -97,7 +100,7 @@ impl<'a> FairQueue<'a> {
         Ok(())
     }
 
-    pub(super) fn timeout_of(&mut self, owner: &str) -> Result<Option<i64>> {
+    pub(in crate::primitives) fn timeout_of(&mut self, owner: &str) -> Result<Option<i64>> {
         self.timestamp_of(&self.keys.timeouts, owner)
     }
 
@@ -114,7 +117,14 @@ impl<'a> FairQueue<'a> {
         Ok(position)
     }
 
-    pub(super) fn remove(&mut self, position: usize) -> Result<()> {
+    /// Makes an owner that is not in the queue its head.
+    pub(in crate::primitives) fn push_front(&mut self, owner: &str, timeout: i64) -> Result<()> {
+        let owners: &mut VecDeque<_> = self.keyspace.find_or_create(&self.keys.queue)?;
+        owners.push_front(owner.to_owned());
+        self.set_timeout(owner, timeout)
+    }
+
+    pub(in crate::primitives) fn remove(&mut self, position: usize) -> Result<()> {
         let removed = self.owners()?.and_then(|owners| owners.remove(position));
         if let Some(removed) = removed {
             self.remove_timestamp(&self.keys.timeouts, &removed)?;
@@ -205,7 +215,7 @@ impl<'a> FairQueue<'a> {
     }
 
     /// Shifts the timeouts of all waiters from a position in the queue on.
-    pub(super) fn shift(&mut self, position: usize, by: i64) -> Result<()> {
+    pub(in crate::primitives) fn shift(&mut self, position: usize, by: i64) -> Result<()> {
         let owners = self.owners()?;
         let owners: Vec<_> = owners.map_or_else(Vec::new, |owners| {
             owners.iter().skip(position).cloned().collect()

@@ -1,0 +1,281 @@
+//! `redlatch elect`: runs CMD as long as this process leads, or prints who leads.
+//!
+//! 1. Campaigns, like `redlatch run` waits for a lock.
+//! 2. When it leads, runs CMD as `run` does ([`run_cmd`]). If CMD ends, resigns, and exits with CMD's code.
+//! 3. If the leadership is lost, CMD and its children have been ended. Campaigns again, unless a signal has asked to end.
+//!
+//! With --http, an observer keeps the current leader for the responses. Whether this process leads is asked of the
+//! leadership itself, at each request.
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::{Request, Response, StatusCode};
+use redlatch::{Client, Election, Embedded, Leader, Leadership, Observer};
+use serde::Serialize;
+
+use crate::args::Elect;
+use crate::exit::{self, Failure};
+use crate::held_lock::HeldLock;
+use crate::run::{CmdEnd, report_waiting, run_cmd};
+use crate::signals::Signals;
+use crate::stderr::{note, printable, timestamp, warning};
+use crate::store::WaitLimits;
+use crate::store_args::StoreArgs;
+use crate::watch::reader_left;
+use crate::{http, show, store};
+
+/// The pause before the leader is read again during an outage.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+
+pub(crate) async fn elect(store_args: &StoreArgs, elect: Elect) -> Result<u8, Failure> {
+    // The library reports an invalid name or setting before any server is contacted.
+    let checking = store::settings(&elect.cmd).connect_embedded(&Embedded::new())?;
+    checking.election(&elect.name).leader().await?;
+    match elect.observe {
+        true => observe(store_args, &elect).await,
+        false => lead(store_args, &elect).await,
+    }
+}
+
+async fn lead(store_args: &StoreArgs, elect: &Elect) -> Result<u8, Failure> {
+    let mut signals = Signals::catch_all()?;
+    let listening = match elect.http {
+        Some(address) => Some(http::listen(address).await?),
+        None => None,
+    };
+    let limits = WaitLimits::new(elect.outage_limit, None);
+    let connecting = store::connect_within(store_args, store::settings(&elect.cmd), &limits);
+    let client = tokio::select! {
+        biased;
+        signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
+        client = connecting => client?,
+    };
+    let status = Status::new(&elect.name);
+    let serving = async {
+        let Some((listener, bound)) = listening else {
+            return pending().await;
+        };
+        note!("serving http://{bound}/leader");
+        let observer = client.election(&elect.name).observe();
+        let respond = {
+            let status = status.clone();
+            move |request: &Request<Incoming>| status.respond(request)
+        };
+        tokio::select! {
+            never = http::serve(listener, respond) => never,
+            never = status.follow(observer) => never,
+        }
+    };
+    let code = tokio::select! {
+        code = campaign_and_run(&client, elect, &status, &mut signals) => code,
+        never = serving => match never {},
+    };
+    // Settles an interrupted campaign, or a resignation without an answer.
+    store::flush(&client).await;
+    code
+}
+
+async fn campaign_and_run(
+    client: &Client,
+    elect: &Elect,
+    status: &Status,
+    signals: &mut Signals,
+) -> Result<u8, Failure> {
+    let names = [elect.name.clone()];
+    let name = printable(&elect.name);
+    let election = client.election(&elect.name);
+    loop {
+        let leadership = tokio::select! {
+            biased;
+            signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
+            leadership = campaign(&election, elect) => leadership,
+            never = report_waiting(client, &names) => match never {},
+        };
+        let leadership = match leadership {
+            Ok(leadership) => Arc::new(leadership),
+            Err(error) => return Err(store::explain_error(client, &names, "lock", error).await),
+        };
+        note!("{name}: elected, epoch {}", leadership.epoch());
+        status.lock().leadership = Arc::downgrade(&leadership);
+        let held = HeldLock::from_leadership(&elect.name, leadership);
+        match run_cmd(client, held, &elect.cmd, signals).await? {
+            CmdEnd::Ended(code) => return Ok(code),
+            CmdEnd::Lost {
+                end_requested: true,
+            } => return Ok(exit::LOST),
+            CmdEnd::Lost { .. } => note!("{name}: waiting to be elected again"),
+        }
+    }
+}
+
+async fn campaign(election: &Election, elect: &Elect) -> redlatch::Result<Leadership> {
+    let value = elect.value.clone().unwrap_or_else(|| {
+        let system = rustix::system::uname();
+        system.nodename().to_string_lossy().into_owned()
+    });
+    let campaign = election.campaign(value).note(elect.cmd.note());
+    campaign.outage_limit(elect.outage_limit).await
+}
+
+/// The state behind the HTTP responses.
+#[derive(Clone)]
+struct Status(Arc<Mutex<State>>);
+
+struct State {
+    name: String,
+    /// The leadership of this process, while it has one.
+    leadership: Weak<Leadership>,
+    /// The current leader, or why it is unknown.
+    leader: Result<Option<Leader>, String>,
+}
+
+/// The response to GET /leader.
+#[derive(Serialize)]
+struct Answer<'a> {
+    name: &'a str,
+    /// Whether this process leads.
+    leads: bool,
+    #[serde(flatten)]
+    leader: Fields<'a>,
+}
+
+/// A leader in JSON.
+#[derive(Serialize)]
+struct Fields<'a> {
+    epoch: Option<u64>,
+    leader: Option<&'a str>,
+    value: Option<&'a str>,
+}
+
+impl<'a> Fields<'a> {
+    fn new(leader: Option<&'a Leader>) -> Fields<'a> {
+        Fields {
+            epoch: leader.map(|leader| leader.epoch),
+            leader: leader.map(|leader| leader.owner.as_str()),
+            value: leader.map(|leader| &*leader.value),
+        }
+    }
+}
+
+impl Status {
+    fn new(name: &str) -> Status {
+        Status(Arc::new(Mutex::new(State {
+            name: name.to_owned(),
+            leadership: Weak::new(),
+            leader: Err("the leader has not been read yet".to_owned()),
+        })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps the current leader up to date.
+    async fn follow(&self, mut observer: Observer) -> Infallible {
+        loop {
+            let report = observer.next().await;
+            let failed = report.is_err();
+            self.lock().leader = report.map_err(|error| error.to_string());
+            if failed {
+                tokio::time::sleep(RETRY_PAUSE).await;
+            }
+        }
+    }
+
+    fn respond(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+        let state = self.lock();
+        match request.uri().path() {
+            "/leader" => {
+                let leadership = state.leadership.upgrade();
+                let leads = leadership.is_some_and(|leadership| leadership.is_valid());
+                let answer = Answer {
+                    name: &state.name,
+                    leads,
+                    leader: Fields::new(state.leader.as_ref().ok().and_then(Option::as_ref)),
+                };
+                let status = match leads {
+                    true => StatusCode::OK,
+                    false => StatusCode::SERVICE_UNAVAILABLE,
+                };
+                let body = serde_json::to_string(&answer).unwrap_or_default() + "\n";
+                http::response(status, "application/json", body)
+            }
+            "/healthz" => match &state.leader {
+                Ok(_) => http::response(StatusCode::OK, http::TEXT, "ok\n"),
+                Err(error) => {
+                    let body = format!("{error}\n");
+                    http::response(StatusCode::SERVICE_UNAVAILABLE, http::TEXT, body)
+                }
+            },
+            _ => http::response(
+                StatusCode::NOT_FOUND,
+                http::TEXT,
+                "use /leader or /healthz\n",
+            ),
+        }
+    }
+}
+
+/// A line of `--observe --json`.
+#[derive(Serialize)]
+struct Line<'a> {
+    time: String,
+    #[serde(flatten)]
+    leader: Fields<'a>,
+}
+
+async fn observe(store_args: &StoreArgs, elect: &Elect) -> Result<u8, Failure> {
+    let mut signals = Signals::catch_ending()?;
+    let mut reader_left = reader_left()?;
+    let work = async {
+        let client = store::connect(store_args, Client::builder()).await?;
+        let mut observer = client.election(&elect.name).observe();
+        let mut interrupted = false;
+        loop {
+            let report = match observer.next().await {
+                Err(error) if error.is_transient() => {
+                    if !std::mem::replace(&mut interrupted, true) {
+                        warning!("changes are not seen at present: {error}");
+                    }
+                    tokio::time::sleep(RETRY_PAUSE).await;
+                    continue;
+                }
+                report => report?,
+            };
+            interrupted = false;
+            let line = Line {
+                time: timestamp(),
+                leader: Fields::new(report.as_ref()),
+            };
+            let text = match elect.json {
+                true => show::json_lines(&[line])?,
+                false => text(&line),
+            };
+            if !show::write_if_open(&text)? {
+                return Ok(exit::OK);
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        signal = signals.next_end() => Ok(exit::by_signal(signal.as_raw())),
+        _ = &mut reader_left => Ok(exit::OK),
+        ended = work => ended,
+    }
+}
+
+fn text(line: &Line<'_>) -> String {
+    let Fields {
+        epoch,
+        leader,
+        value,
+    } = &line.leader;
+    let epoch = epoch.map_or("-".to_owned(), |epoch| epoch.to_string());
+    let [leader, value] = [leader, value].map(|text| printable(text.unwrap_or("-")));
+    format!("{}  {epoch}  {leader}  {value}\n", line.time)
+}

@@ -1,0 +1,233 @@
+//! `redlatch elect`: CMD runs in one process at a time, and again after a lost leadership; observers and HTTP show the leader.
+
+use redlatch_testkit::{Proxy, shared, unique};
+use rustix::process::Signal;
+
+use crate::support::*;
+
+/// A CMD that prints its epoch and its process id, and ends with 7 when its standard input ends.
+const LEADS: &str = "echo $REDLATCH_EPOCH $$; cat; exit 7";
+
+/// Starts a candidate. Its CMD is the shell script [`LEADS`].
+fn candidate(options: &[&str], name: &str) -> Running {
+    let args = [&["elect"], options, &[name, "--", "sh", "-c", LEADS]].concat();
+    Running::start(redlatch(shared(), &args))
+}
+
+/// Starts a candidate, and waits until it is in the queue.
+fn waiting_candidate(options: &[&str], name: &str) -> Running {
+    let queue = format!("redisson_lock_queue:{{{name}}}");
+    let length = || shared().command::<i64>(&["LLEN", &queue]);
+    let before = length();
+    let candidate = candidate(options, name);
+    until("it waits for its turn", || length() > before);
+    candidate
+}
+
+/// Waits until its CMD runs for the n-th time. Returns the epoch and the process id.
+fn until_led(leader: &Running, nth: usize) -> (u64, u32) {
+    let mut line = String::new();
+    until("it leads", || {
+        let stdout = leader.stdout();
+        let lines: Vec<_> = stdout.split_inclusive('\n').collect();
+        line = lines.get(nth - 1).map_or("", |line| *line).to_owned();
+        line.ends_with('\n')
+    });
+    let (epoch, pid) = line.trim_end().split_once(' ').unwrap();
+    (epoch.parse().unwrap(), pid.parse().unwrap())
+}
+
+#[test]
+fn candidates_lead_one_after_the_other() {
+    let name = unique("elect");
+    let first = candidate(&[], &name);
+    assert_eq!(until_led(&first, 1).0, 1);
+    let second = waiting_candidate(&[], &name);
+    assert_eq!(second.stdout(), "");
+    let mut first = first;
+    first.close_stdin();
+    first.finish().expect(7);
+    assert_eq!(until_led(&second, 1).0, 2);
+    let third = waiting_candidate(&["--watchdog", "1h"], &name);
+    let mut second = second;
+    second.close_stdin();
+    second.finish().expect(7);
+    assert_eq!(until_led(&third, 1).0, 3);
+    let mut third = third;
+    third.close_stdin();
+    third.finish().expect(7);
+    assert!(!is_held(shared(), &name));
+}
+
+#[test]
+fn killed_leader_is_succeeded_when_its_lease_ends() {
+    let name = unique("elect");
+    let first = candidate(&["--watchdog", "1s"], &name);
+    let (epoch, cmd) = until_led(&first, 1);
+    let second = waiting_candidate(&[], &name);
+    first.signal(Signal::KILL);
+    assert_eq!(until_led(&second, 1).0, epoch + 1);
+    until("its CMD has ended", || is_dead(cmd));
+}
+
+#[test]
+fn lost_leadership_ends_cmd_and_the_process_campaigns_again() {
+    let name = unique("elect");
+    let mut leader = candidate(&["--watchdog", "6s"], &name);
+    let (epoch, cmd) = until_led(&leader, 1);
+    finish(redlatch(shared(), &["unlock", "--force", &name])).expect(0);
+    let (next_epoch, next_cmd) = until_led(&leader, 2);
+    assert!(next_epoch > epoch);
+    assert_ne!(next_cmd, cmd);
+    assert!(is_dead(cmd));
+    leader.close_stdin();
+    let finished = leader.finish().expect(7);
+    assert!(
+        finished.stderr.contains("waiting to be elected again"),
+        "{finished:?}"
+    );
+}
+
+/// CMD ignores the signal. When the leadership is lost, the process does not campaign again.
+#[test]
+fn process_that_was_asked_to_end_does_not_campaign_again() {
+    let name = unique("elect");
+    let script = format!("trap 'echo asked' TERM; echo $REDLATCH_EPOCH $$; {IDLE_SCRIPT}");
+    let args = ["elect", "--watchdog", "6s", "--kill-after", "0s"];
+    let args = [&args[..], &[&name, "--", "bash", "-c", &script]].concat();
+    let leader = Running::start(redlatch(shared(), &args));
+    let (_, cmd) = until_led(&leader, 1);
+    leader.signal(Signal::TERM);
+    leader.until_stdout("asked\n");
+    finish(redlatch(shared(), &["unlock", "--force", &name])).expect(0);
+    leader.finish().expect(74);
+    assert!(is_dead(cmd));
+}
+
+#[test]
+fn signal_ends_a_waiting_candidate() {
+    let name = unique("elect");
+    let mut leader = candidate(&[], &name);
+    until_led(&leader, 1);
+    let waiting = waiting_candidate(&[], &name);
+    waiting.signal(Signal::TERM);
+    let finished = waiting.finish().expect(143);
+    assert_eq!(finished.stdout, "");
+    leader.close_stdin();
+    leader.finish().expect(7);
+}
+
+#[test]
+fn observer_prints_each_change() {
+    let name = unique("elect");
+    let observers = [&["--observe", "--json"][..], &["--observe"]].map(|options| {
+        let args = [&["elect"], options, &[&name]].concat();
+        Running::start(redlatch(shared(), &args))
+    });
+    let [json, text] = &observers;
+    json.until_stdout("\"epoch\":null,\"leader\":null,\"value\":null}\n");
+    text.until_stdout("  -  -  -\n");
+    let mut leader = candidate(&["--value", "10.0.0.7:8080"], &name);
+    until_led(&leader, 1);
+    let owner = owner(shared(), &name);
+    json.until_stdout(&format!(
+        "\"epoch\":1,\"leader\":\"{owner}\",\"value\":\"10.0.0.7:8080\"}}\n"
+    ));
+    text.until_stdout(&format!("  1  {owner}  10.0.0.7:8080\n"));
+    leader.close_stdin();
+    leader.finish().expect(7);
+    for observer in observers {
+        until("the vacancy is printed", || {
+            let lines: Vec<_> = observer.stdout().lines().map(str::to_owned).collect();
+            lines.len() == 3 && (lines[2].contains("null") || lines[2].ends_with("-  -  -"))
+        });
+        observer.signal(Signal::INT);
+        observer.finish().expect(130);
+    }
+}
+
+/// Starts a candidate that answers HTTP. Returns its address, too.
+fn serving_candidate(url: &str, name: &str) -> (Running, String) {
+    let options = ["--http", "127.0.0.1:0", "--value", name, "--watchdog", "2s"];
+    let args = [&["elect"], &options[..], &[name, "--", "sh", "-c", LEADS]].concat();
+    let mut command = clean_command(&args);
+    command.env("REDLATCH_URL", url);
+    let candidate = Running::start(command);
+    let stderr = candidate.until_stderr("/leader\n");
+    let (_, rest) = stderr.split_once("http://").unwrap();
+    let (address, _) = rest.split_once('/').unwrap();
+    (candidate, address.to_owned())
+}
+
+#[test]
+fn http_tells_which_process_leads() {
+    let name = unique("elect");
+    let proxy = Proxy::to(shared().port());
+    let (leader, leader_address) = serving_candidate(&proxy.url(), &name);
+    let (epoch, cmd) = until_led(&leader, 1);
+    let (follower, follower_address) = serving_candidate(&shared().url(), &name);
+    let is = |address: &str, path: &str, status: &str, body: &str| {
+        let response = request(address, &format!("GET {path}"));
+        response.starts_with(&format!("HTTP/1.1 {status} ")) && response.contains(body)
+    };
+    let owner = owner(shared(), &name);
+    let fields = format!("\"epoch\":{epoch},\"leader\":\"{owner}\",\"value\":\"{name}\"}}\n");
+    let leads = format!("{{\"name\":\"{name}\",\"leads\":true,{fields}");
+    let follows = format!("{{\"name\":\"{name}\",\"leads\":false,{fields}");
+    until("the leader says so", || {
+        is(&leader_address, "/leader", "200", &leads)
+    });
+    until("the other one names it", || {
+        is(&follower_address, "/leader", "503", &follows)
+    });
+    for address in [&leader_address, &follower_address] {
+        assert!(is(address, "/healthz", "200", "ok\n"));
+        assert!(is(address, "/", "404", ""));
+        assert!(request(address, "POST /leader").starts_with("HTTP/1.1 405 "));
+    }
+    // Cut off, the leader must not answer 200 any longer than its lease.
+    proxy.stall(true);
+    until("the other one leads", || {
+        is(&follower_address, "/leader", "200", "")
+    });
+    assert!(is(&leader_address, "/leader", "503", "\"leads\":false"));
+    until("the outage is noticed", || {
+        is(&leader_address, "/healthz", "503", "")
+    });
+    until("CMD has ended", || is_dead(cmd));
+    proxy.stall(false);
+    until("the store answers again", || {
+        is(&leader_address, "/healthz", "200", "ok\n")
+    });
+    drop((leader, follower));
+}
+
+#[test]
+fn wrong_usage_is_explained() {
+    let wrong = [
+        (&["elect", "a"][..], "CMD"),
+        (&["elect", "--observe", "a", "--", "true"], "--observe"),
+        (&["elect", "--json", "a"], "--observe"),
+        (&["elect", "--json", "a", "--", "true"], "--json"),
+        (
+            &["elect", "--observe", "--watchdog", "6s", "a"],
+            "--watchdog",
+        ),
+        (&["elect", "--http", "4040", "a", "--", "true"], "127.0.0.1"),
+        (&["elect", "", "--", "true"], "empty"),
+        (&["elect", "--watchdog", "1ms", "a", "--", "true"], "100 ms"),
+    ];
+    for (args, reason) in wrong {
+        finish(redlatch(shared(), args))
+            .expect(2)
+            .assert_stderr(reason);
+    }
+}
+
+#[test]
+fn object_of_another_kind_is_refused() {
+    let name = unique("elect");
+    shared().command::<()>(&["SET", &name, "text"]);
+    let finished = finish(redlatch(shared(), &["elect", &name, "--", "true"]));
+    assert_eq!(finished.expect(65).stdout, "");
+}

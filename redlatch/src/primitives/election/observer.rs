@@ -1,0 +1,190 @@
+//! Observes the leader of an election.
+//!
+//! 1. A call reads the current leader. If it differs from the last report, that is the next one.
+//! 2. Otherwise it waits like a waiter for a lock: it subscribes to the lock's channel, and reads again after each message,
+//!    after a broken connection, and when the leader's lease ends. Without a leader it also reads once in a watchdog lease.
+//!
+//! The wait queues let only the first waiter of an object read. Each observer counts as waiting for an object of its own,
+//! because observers have seen different leaders.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use futures_core::Stream;
+
+use super::rules::Read;
+use super::{Election, Leader};
+use crate::error::Result;
+use crate::lease::{Expiry, WaitLimit};
+use crate::owner::Owner;
+use crate::pending_request::PendingRequest;
+use crate::step::Outcome;
+use crate::store::{Delivery, Progress};
+use crate::wait::{Attempt, Limits, QueueKind, Request};
+
+/// The leader of an election and its changes, as a [`Stream`] that never ends: [`Election::observe`].
+///
+/// The current leader comes first, or `None` if there is none; then each other leader, value or vacancy (`None`) that the
+/// observer finds. Leaders and values that follow each other faster than it reads are left out, so its epochs only grow,
+/// with gaps. The latest state is never left out: it is reported within a round trip of its change; the end of a leader
+/// that died, when its lease ends.
+///
+/// It reports what the store knows. A leader that has been reported may have ended since.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+/// # let client = redlatch::Client::embedded();
+/// let mut observer = client.election("scheduler").observe();
+/// let leadership = client.election("scheduler").campaign("starting").await?;
+/// assert_eq!(observer.next().await?.expect("a leader").value, "starting");
+/// leadership.proclaim("ready").await?;
+/// assert_eq!(observer.next().await?.expect("a leader").value, "ready");
+/// # Ok(()) }
+/// ```
+pub struct Observer {
+    election: Election,
+    /// The last report; `None`: there was none.
+    reported: Option<Option<Leader>>,
+    /// What it waits for, as the wait queues see it.
+    object: String,
+    request: PendingRequest<Result<Option<Leader>>>,
+}
+
+impl Observer {
+    pub(super) fn new(election: Election) -> Observer {
+        Observer {
+            object: format!("{}:{}", election.keys.term, Owner::new().number()),
+            election,
+            reported: None,
+            request: PendingRequest::default(),
+        }
+    }
+
+    /// Waits until the leader differs from the last one that this observer has returned. The first call returns the current
+    /// one at once. `None`: there is no leader.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidName`](crate::Error::InvalidName), [`Error::WrongKind`](crate::Error::WrongKind),
+    /// [`Error::NoRuntime`](crate::Error::NoRuntime). [`Error::Unavailable`](crate::Error::Unavailable),
+    /// [`Error::ResponseTimeout`](crate::Error::ResponseTimeout): an outage of the store has lasted longer than
+    /// [`ClientBuilder::outage_limit`](crate::ClientBuilder::outage_limit). The next call continues.
+    ///
+    /// # Cancel safety
+    ///
+    /// Loses nothing if it is dropped.
+    pub async fn next(&mut self) -> Result<Option<Leader>> {
+        poll_fn(|cx| self.poll_leader(cx)).await
+    }
+
+    fn poll_leader(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Leader>>> {
+        let request = || {
+            let (election, object) = (self.election.clone(), self.object.clone());
+            let reported = self.reported.clone();
+            Box::pin(async move { next_leader(&election, &object, &reported).await }) as _
+        };
+        let leader = ready!(self.request.poll(cx, request))?;
+        self.reported = Some(leader.clone());
+        Poll::Ready(Ok(leader))
+    }
+}
+
+impl Stream for Observer {
+    type Item = Result<Option<Leader>>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.poll_leader(cx).map(Some)
+    }
+}
+
+impl std::fmt::Debug for Observer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Observer")
+            .field("election", &self.election)
+            .field("reported", &self.reported)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Waits until the leader differs from `reported`.
+async fn next_leader(
+    election: &Election,
+    object: &str,
+    reported: &Option<Option<Leader>>,
+) -> Result<Option<Leader>> {
+    let session = &election.session;
+    session.background.remember_runtime()?;
+    election.keys.fair.object.check()?;
+    let limits = Limits::new(WaitLimit::Endless, session.outage_limit);
+    let progress = Progress::default();
+    let mut waiter = Waiter {
+        election,
+        object,
+        reported,
+        progress: &progress,
+    };
+    let waiting = session.waiting.within(&limits, &progress, &mut waiter);
+    // Without a wait limit it never returns `None`.
+    Ok(waiting.await?.flatten())
+}
+
+/// One call of an observer, for the client's wait queues.
+struct Waiter<'a> {
+    election: &'a Election,
+    object: &'a str,
+    reported: &'a Option<Option<Leader>>,
+    progress: &'a Progress,
+}
+
+impl Request for Waiter<'_> {
+    type Acquired = Option<Leader>;
+
+    async fn acquire(&mut self, waits: bool) -> Result<Option<Option<Leader>>> {
+        self.election.session.waiting.acquire(self, waits).await
+    }
+}
+
+impl Attempt for Waiter<'_> {
+    type Grant = Option<Leader>;
+
+    fn channel(&self) -> &str {
+        self.election.keys.fair.object.channel()
+    }
+
+    fn object(&self) -> &str {
+        self.object
+    }
+
+    fn queue_kind(&self) -> QueueKind {
+        QueueKind::Shared
+    }
+
+    async fn send(&mut self, subscribe: bool) -> Result<Outcome<Option<Leader>>> {
+        let session = &self.election.session;
+        let step = Read {
+            keys: &self.election.keys,
+        };
+        let channel = subscribe.then(|| self.channel());
+        let (store, delivery) = (&session.store, Delivery::QUEUED_INSPECTION);
+        let answer = store.run(&step, channel, delivery, self.progress).await?;
+        let (leader, left) = match answer.reply {
+            Some((leader, left)) => (Some(leader), left),
+            None => (None, Expiry::In(session.watchdog.lease().duration())),
+        };
+        Ok(match self.reported.as_ref() == Some(&leader) {
+            true => Outcome::Wait(left),
+            false => Outcome::Done(leader),
+        })
+    }
+
+    fn progress(&self) -> &Progress {
+        self.progress
+    }
+
+    /// A report excludes no other waiter.
+    fn excludes_waiters_for(&self) -> Option<Duration> {
+        None
+    }
+}

@@ -1,0 +1,332 @@
+//! The election's steps: those of the fair lock, with a term.
+//!
+//! State: the fair lock's keys, and the latest term, a hash that never expires: its epoch, leader, value, and the revision
+//! of that value.
+//!
+//! * Acquire: as the fair lock. If the candidate acquires the lock, a term begins: the epoch is incremented, and the
+//!   candidate is its leader. A repetition after a lost answer finds the term and returns its epoch.
+//! * Proclaim: changes the value, if the owner holds the lock and leads the latest term.
+//! * Read: the leader is that of the latest term, if it still holds the lock. Otherwise there is none.
+//! * Release: as the fair lock, after moving a successor to the head of the queue. The turn of the next candidate, which may
+//!   hang, counts from the release, not from the end of the lease.
+//!
+//! Each change publishes on the lock's channel, where the fair lock publishes when its queue is empty. The lock and the
+//! term change in one step, so an owner that holds the lock by [`Acquire`] leads the latest term.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use smallvec::smallvec;
+
+use super::Leader;
+use crate::error::Result;
+use crate::hold::{Hold, ReleaseParams};
+use crate::keyspace::{Holds, Keyspace};
+use crate::lease::{Expiry, Lease};
+use crate::name::ElectionKeys;
+use crate::primitives::fair_lock::FairQueue;
+use crate::primitives::reentrant::rules::{wait_outcome, wrong_kind};
+use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script};
+
+/// Greatest epoch plus one: Lua numbers, which count it, are exact up to 2^53.
+const EPOCH_LIMIT: u64 = 1_000_000_000_000_000;
+
+const INVALID_EPOCH: &str = "its epoch is no number that can be counted up";
+
+/// The fields of the latest term.
+type Term = BTreeMap<String, String>;
+
+/// Returns the keys of steps on the term: the lock, which its leader has to hold, and the term.
+fn term_keys(keys: &ElectionKeys) -> Keys<'_> {
+    smallvec![keys.fair.object.key(), &*keys.term]
+}
+
+fn read_term(keyspace: &mut Keyspace, keys: &ElectionKeys) -> Result<Term> {
+    let found = keyspace.find::<Term>(&keys.term)?;
+    Ok(found.map_or_else(Term::new, |found| found.value.clone()))
+}
+
+fn write_term<const N: usize>(
+    keyspace: &mut Keyspace,
+    keys: &ElectionKeys,
+    fields: [(&str, String); N],
+) -> Result<()> {
+    let term: &mut Term = keyspace.find_or_create(&keys.term)?;
+    term.extend(fields.map(|(field, text)| (field.to_owned(), text)));
+    keyspace.publish(keys.fair.object.channel(), 0);
+    Ok(())
+}
+
+fn holds_lock(keyspace: &mut Keyspace, keys: &ElectionKeys, owner: &str) -> Result<bool> {
+    let holds = keyspace.find::<Holds>(keys.fair.object.key())?;
+    Ok(holds.is_some_and(|holds| holds.value.counts.contains_key(owner)))
+}
+
+fn parse_epoch(keys: &ElectionKeys, text: &str) -> Result<u64> {
+    let epoch = text
+        .parse()
+        .ok()
+        .filter(|epoch| (1..EPOCH_LIMIT).contains(epoch));
+    let epoch = epoch.filter(|epoch: &u64| epoch.to_string() == text);
+    epoch.ok_or_else(|| wrong_kind(&keys.fair.object, INVALID_EPOCH))
+}
+
+/// Acquires the election's lock for a candidate whose turn it is, and begins its term.
+pub(super) struct Acquire<'a, L> {
+    /// The fair lock's step.
+    pub(super) lock: L,
+    pub(super) hold: &'a Hold,
+    pub(super) keys: &'a ElectionKeys,
+    pub(super) value: &'a str,
+}
+
+impl<L: Step<Reply = Outcome>> Step for Acquire<'_, L> {
+    /// The epoch.
+    type Reply = Outcome<u64>;
+
+    fn script(&self) -> &'static Script {
+        static SCRIPT: Script = Script::new(concat!(
+            include_str!("../fair_lock/queue.lua"),
+            "local function acquire_lock()\n",
+            include_str!("../fair_lock/acquire.lua"),
+            "end\n",
+            include_str!("acquire.lua"),
+        ));
+        &SCRIPT
+    }
+
+    fn keys(&self) -> Keys<'_> {
+        let mut keys = self.lock.keys();
+        keys.push(&self.keys.term);
+        keys
+    }
+
+    fn args(&self, args: &mut dyn Args) {
+        self.lock.args(args);
+        args.text(self.value);
+    }
+
+    fn decode(&self, reply: ScriptReply) -> Result<Outcome<u64>> {
+        if let ScriptReply::Integer(left) = reply {
+            return wait_outcome(&self.hold.object, Expiry::from_millis(left));
+        }
+        let [epoch] = reply.array()?;
+        parse_epoch(self.keys, &epoch.text()?).map(Outcome::Done)
+    }
+
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<Outcome<u64>> {
+        let candidate = &*self.hold.field;
+        let term = read_term(keyspace, self.keys)?;
+        let epoch = term.get("epoch");
+        let epoch = epoch.map_or(Ok(0), |epoch| parse_epoch(self.keys, epoch))?;
+        let held = holds_lock(keyspace, self.keys, candidate)?;
+        if let Outcome::Wait(left) = self.lock.apply(keyspace)? {
+            return Ok(Outcome::Wait(left));
+        }
+        if held && term.get("leader").is_some_and(|leader| leader == candidate) {
+            return Ok(Outcome::Done(epoch));
+        }
+        let fields = [
+            ("epoch", (epoch + 1).to_string()),
+            ("leader", candidate.to_owned()),
+            ("value", self.value.to_owned()),
+            ("revision", "0".to_owned()),
+        ];
+        write_term(keyspace, self.keys, fields)?;
+        Ok(Outcome::Done(epoch + 1))
+    }
+}
+
+/// Releases the election's lock, and wakes observers.
+pub(super) struct Release<'a, L> {
+    /// The fair lock's step.
+    pub(super) lock: L,
+    pub(super) params: ReleaseParams<'a>,
+    pub(super) keys: &'a ElectionKeys,
+    /// The candidate that becomes the head of the queue, if it waits.
+    pub(super) successor: Option<&'a str>,
+    /// How long the next candidate keeps its turn at most.
+    pub(super) turn: Lease,
+}
+
+impl<L: Step<Reply = bool>> Step for Release<'_, L> {
+    /// Whether the owner held the lock.
+    type Reply = bool;
+
+    fn script(&self) -> &'static Script {
+        static SCRIPT: Script = Script::new(concat!(
+            include_str!("../fair_lock/queue.lua"),
+            "local function release_lock()\n",
+            include_str!("../fair_lock/release.lua"),
+            "end\n",
+            include_str!("release.lua"),
+        ));
+        &SCRIPT
+    }
+
+    fn keys(&self) -> Keys<'_> {
+        self.lock.keys()
+    }
+
+    fn args(&self, args: &mut dyn Args) {
+        self.lock.args(args);
+        args.text(self.successor.unwrap_or_default());
+        args.number(self.turn.millis());
+    }
+
+    fn decode(&self, reply: ScriptReply) -> Result<bool> {
+        reply.flag()
+    }
+
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<bool> {
+        let ReleaseParams { hold, keep, .. } = self.params;
+        let fair = &self.keys.fair;
+        if keep == 0
+            && let Some(successor) = self.successor
+            && holds_lock(keyspace, self.keys, &hold.field)?
+        {
+            let left = keyspace.remaining(fair.object.key());
+            let left = left.and_then(Expiry::duration).unwrap_or_default();
+            move_to_head(&mut FairQueue::new(keyspace, fair), successor, left)?;
+        }
+        let released = self.lock.apply(keyspace)?;
+        if !released || keep > 0 {
+            return Ok(released);
+        }
+        let mut queue = FairQueue::new(keyspace, fair);
+        if let Some(head) = queue.owner_at(0)? {
+            let turn_end = queue.now_ms().saturating_add(self.turn.millis());
+            let late = queue.timeout_of(&head)?.unwrap_or(0) - turn_end;
+            if late > 0 {
+                queue.shift(0, -late)?;
+            }
+            keyspace.publish(fair.object.channel(), 0);
+        }
+        Ok(true)
+    }
+}
+
+/// Moves a candidate to the head of the queue, if it waits. `left`: the remaining lease.
+fn move_to_head(queue: &mut FairQueue<'_>, candidate: &str, left: Duration) -> Result<()> {
+    let position = queue.position_of(candidate)?;
+    let Some((position, before)) = position.and_then(|at| Some((at, at.checked_sub(1)?))) else {
+        return Ok(());
+    };
+    let earlier_timeout = match queue.owner_at(before)? {
+        Some(earlier) => queue.timeout_of(&earlier)?,
+        None => None,
+    };
+    let (Some(timeout), Some(earlier_timeout)) = (queue.timeout_of(candidate)?, earlier_timeout)
+    else {
+        // The timeouts were lost: the order stays as it is.
+        return Ok(());
+    };
+    let wait = timeout - earlier_timeout;
+    queue.remove(position)?;
+    queue.shift(0, wait)?;
+    queue.shift(position, -wait)?;
+    let left = i64::try_from(left.as_millis()).unwrap_or(i64::MAX);
+    let timeout = queue.now_ms().saturating_add(left).saturating_add(wait);
+    queue.push_front(candidate, timeout)
+}
+
+/// Changes the value of the leader's term.
+pub(super) struct Proclaim<'a> {
+    pub(super) keys: &'a ElectionKeys,
+    pub(super) leader: &'a str,
+    /// Number of the value in this term, from 1: a value that arrives after a later one is ignored.
+    pub(super) revision: i64,
+    pub(super) value: &'a str,
+}
+
+impl Step for Proclaim<'_> {
+    /// Whether the owner leads.
+    type Reply = bool;
+
+    fn script(&self) -> &'static Script {
+        script!("proclaim.lua")
+    }
+
+    fn keys(&self) -> Keys<'_> {
+        term_keys(self.keys)
+    }
+
+    fn args(&self, args: &mut dyn Args) {
+        args.text(self.leader);
+        args.number(self.revision);
+        args.text(self.value);
+        args.text(self.keys.fair.object.channel());
+    }
+
+    fn decode(&self, reply: ScriptReply) -> Result<bool> {
+        reply.flag()
+    }
+
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<bool> {
+        let term = read_term(keyspace, self.keys)?;
+        if !holds_lock(keyspace, self.keys, self.leader)?
+            || term
+                .get("leader")
+                .is_none_or(|leader| leader != self.leader)
+        {
+            return Ok(false);
+        }
+        let latest = term.get("revision").and_then(|text| text.parse().ok());
+        if latest.unwrap_or(0) < self.revision {
+            let fields = [
+                ("value", self.value.to_owned()),
+                ("revision", self.revision.to_string()),
+            ];
+            write_term(keyspace, self.keys, fields)?;
+        }
+        Ok(true)
+    }
+}
+
+/// Returns the current leader and the remaining time of its lease.
+pub(super) struct Read<'a> {
+    pub(super) keys: &'a ElectionKeys,
+}
+
+impl Step for Read<'_> {
+    type Reply = Option<(Leader, Expiry)>;
+
+    fn script(&self) -> &'static Script {
+        script!("read.lua")
+    }
+
+    fn keys(&self) -> Keys<'_> {
+        term_keys(self.keys)
+    }
+
+    fn decode(&self, reply: ScriptReply) -> Result<Option<(Leader, Expiry)>> {
+        if reply == ScriptReply::Nil {
+            return Ok(None);
+        }
+        let [epoch, leader, value, left] = reply.array()?;
+        let leader = Leader {
+            epoch: parse_epoch(self.keys, &epoch.text()?)?,
+            owner: leader.text()?.into(),
+            value: value.text()?,
+        };
+        Ok(Some((leader, Expiry::from_millis(left.integer()?))))
+    }
+
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<Option<(Leader, Expiry)>> {
+        let term = read_term(keyspace, self.keys)?;
+        let [epoch, leader, value] = ["epoch", "leader", "value"].map(|field| term.get(field));
+        let (Some(epoch), Some(leader), Some(value)) = (epoch, leader, value) else {
+            return Ok(None);
+        };
+        if !holds_lock(keyspace, self.keys, leader)? {
+            return Ok(None);
+        }
+        let leader = Leader {
+            epoch: parse_epoch(self.keys, epoch)?,
+            owner: leader.as_str().into(),
+            value: value.clone(),
+        };
+        let left = keyspace.remaining(self.keys.fair.object.key());
+        Ok(left.map(|left| (leader, left)))
+    }
+}

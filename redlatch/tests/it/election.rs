@@ -1,0 +1,366 @@
+//! Elections on every store, over broken connections, and with processes that are killed, stopped and cut off.
+
+use std::future::IntoFuture;
+use std::io::{BufRead, BufReader, Write as _};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use redlatch::{Client, Election, Error, Leader, Leadership, Observer};
+use redlatch_testkit::{Proxy, Server, unique};
+use tokio::task::JoinHandle;
+
+use crate::common::{
+    LONG, TestStore, client, retry_transient, until, with_lost_answer, within_limit,
+};
+
+on_every_store! {
+    candidates_succeed_each_other_and_observers_see_the_final_state,
+    leader_resigns_to_a_candidate,
+    lost_leadership_is_noticed_and_its_value_is_refused,
+}
+
+/// Campaigns in a task, and waits until the candidate is in the queue.
+async fn candidate(election: &Election, value: &str) -> JoinHandle<redlatch::Result<Leadership>> {
+    let campaign = election.campaign(value);
+    let owner = campaign.owner_id().clone();
+    let waiting = tokio::spawn(campaign.into_future());
+    until("a candidate waits", || async {
+        let candidates = election.candidates().await.unwrap();
+        candidates.iter().any(|waiter| waiter.owner == owner)
+    })
+    .await;
+    waiting
+}
+
+async fn led(waiting: JoinHandle<redlatch::Result<Leadership>>) -> Leadership {
+    let led = within_limit("the candidate leads", waiting).await;
+    led.unwrap().unwrap()
+}
+
+/// Returns the reports of an observer up to the first for which `is_last` holds.
+async fn reports_until(
+    observer: &mut Observer,
+    is_last: impl Fn(&Option<Leader>) -> bool,
+) -> Vec<Option<(u64, String)>> {
+    let mut reports = Vec::new();
+    loop {
+        let report = within_limit("a report", observer.next()).await.unwrap();
+        let is_last = is_last(&report);
+        reports.push(report.map(|leader| (leader.epoch, leader.value)));
+        if is_last {
+            return reports;
+        }
+    }
+}
+
+async fn candidates_succeed_each_other_and_observers_see_the_final_state(store: TestStore) {
+    // Only messages can be in time.
+    let one = store.client_without_retries().await;
+    let (two, observing) = (
+        store.client_without_retries().await,
+        store.client_without_retries().await,
+    );
+    let name = unique("election");
+    let mut observer = observing.election(&name).observe();
+    assert_eq!(observer.next().await.unwrap(), None);
+
+    let first = one.election(&name).campaign("first").await.unwrap();
+    let second = candidate(&two.election(&name), "second").await;
+    first.proclaim("first, ready").await.unwrap();
+    let is_ready = |report: &Option<Leader>| {
+        report
+            .as_ref()
+            .is_some_and(|leader| leader.value == "first, ready")
+    };
+    let reports = reports_until(&mut observer, is_ready).await;
+    assert!(
+        reports
+            .iter()
+            .flatten()
+            .all(|(epoch, _)| *epoch == first.epoch())
+    );
+
+    let before = first.epoch();
+    first.resign().await.unwrap();
+    let second = led(second).await;
+    assert_eq!(second.epoch(), before + 1);
+    let leader = one.election(&name).leader().await.unwrap().unwrap();
+    assert_eq!((leader.epoch, &*leader.value), (before + 1, "second"));
+    assert_eq!(&leader.owner, second.owner_id());
+    let is_second = |report: &Option<Leader>| {
+        report
+            .as_ref()
+            .is_some_and(|leader| leader.value == "second")
+    };
+    reports_until(&mut observer, is_second).await;
+
+    second.resign().await.unwrap();
+    reports_until(&mut observer, Option::is_none).await;
+    assert_eq!(observing.election(&name).leader().await.unwrap(), None);
+}
+
+async fn leader_resigns_to_a_candidate(store: TestStore) {
+    let client = store.client_without_retries().await;
+    let election = client.election(&unique("election"));
+    let leadership = election.campaign("leader").await.unwrap();
+    let second = candidate(&election, "second").await;
+    let third = candidate(&election, "third").await;
+    let queue = election.candidates().await.unwrap();
+    leadership.resign_to(&queue[1].owner).await.unwrap();
+    let third = led(third).await;
+    assert_eq!(third.owner_id(), &queue[1].owner);
+    assert!(!second.is_finished());
+    third.resign().await.unwrap();
+    led(second).await.resign().await.unwrap();
+}
+
+async fn lost_leadership_is_noticed_and_its_value_is_refused(store: TestStore) {
+    let (one, two) = (store.client().await, store.client().await);
+    let name = unique("election");
+    let former = one.election(&name).campaign("one").await.unwrap();
+    assert!(one.fair_lock(&name).force_unlock().await.unwrap());
+    let leader = two.election(&name).campaign("two").await.unwrap();
+    assert!(leader.epoch() > former.epoch());
+    let refused = former.proclaim("late").await;
+    assert!(matches!(refused, Err(Error::Lost { .. })), "{refused:?}");
+    within_limit("the loss", former.lost()).await;
+    let seen = two.election(&name).leader().await.unwrap().unwrap();
+    assert_eq!(seen.value, "two");
+    leader.resign().await.unwrap();
+}
+
+/// The answer to the acquisition is lost. Its repetition finds the term, so the epoch is counted once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn repeated_acquisition_counts_one_epoch() {
+    let server = Server::start();
+    let proxy = Arc::new(Proxy::to(server.port()));
+    let settings = Client::builder().response_timeout(LONG);
+    let candidate = settings.connect(&proxy.url()).await.unwrap();
+    let election = candidate.election("e");
+    election.campaign("").await.unwrap().resign().await.unwrap();
+    let campaign = election.campaign("again").into_future();
+    let leadership = with_lost_answer(&proxy, campaign).await.unwrap();
+    assert_eq!(leadership.epoch(), 2);
+    let epoch: String = server.command(&["HGET", "redlatch_election:{e}", "epoch"]);
+    assert_eq!(epoch, "2");
+}
+
+/// The message is lost with the connection of the observer: it reads again after it has reconnected.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn observer_misses_no_last_state_when_its_connection_breaks() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let settings = Client::builder()
+        .response_timeout(LONG)
+        .watchdog_lease(10 * LONG);
+    let observing = settings.connect(&proxy.url()).await.unwrap();
+    let mut observer = observing.election("e").observe();
+    assert_eq!(observer.next().await.unwrap(), None);
+    let next = tokio::spawn(async move { observer.next().await });
+    until("subscribed", || async {
+        let channel = "redisson_lock__channel:{e}";
+        let (_, subscribers): (String, i64) = server.command(&["PUBSUB", "NUMSUB", channel]);
+        subscribers == 1
+    })
+    .await;
+    proxy.refuse(true);
+    proxy.cut();
+    let leading = client(&server).await;
+    let leadership = leading.election("e").campaign("leader").await.unwrap();
+    proxy.refuse(false);
+    let report = within_limit("a report", next).await.unwrap().unwrap();
+    assert_eq!(report.unwrap().epoch, leadership.epoch());
+}
+
+/// Another program has overwritten the term: the election fails, and the lock stays free.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn term_of_another_program_is_an_error() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let election = client.election("e");
+    for broken in [&["SET"][..], &["HSET", "epoch"]] {
+        let (command, field) = broken.split_first().unwrap();
+        let key = "redlatch_election:{e}";
+        let _: i64 = server.command(&["DEL", key]);
+        let command = [&[*command, key], field, &["many"]].concat();
+        let _: redis::Value = server.command(&command);
+        let refused = election.campaign("").await.map(drop);
+        assert!(
+            matches!(refused, Err(Error::WrongKind { .. })),
+            "{refused:?}"
+        );
+        client.flush().await;
+        assert_eq!(server.command::<i64>(&["EXISTS", "e"]), 0);
+    }
+}
+
+/// Set for the process that campaigns: the URL to connect to.
+const CAMPAIGNS: &str = "REDLATCH_TEST_CAMPAIGNS_AT";
+
+/// The lease of these processes.
+const LEASE: Duration = Duration::from_secs(1);
+
+/// How often each fault is injected.
+const ROUNDS: usize = 3;
+
+/// A time at which a leadership was valid, and its epoch.
+type Sighting = (SystemTime, u64);
+
+/// A process that campaigns again and again through a proxy of its own. While it leads it records that.
+struct Candidate {
+    child: Child,
+    _stdin: ChildStdin,
+    proxy: Proxy,
+    value: String,
+}
+
+impl Candidate {
+    fn start(server: &Server, sightings: &Arc<Mutex<Vec<Sighting>>>) -> Candidate {
+        let proxy = Proxy::to(server.port());
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "--nocapture", "--test-threads=1"])
+            .arg("election::at_most_one_process_leads_and_epochs_grow")
+            .env(CAMPAIGNS, proxy.url())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let sightings = sightings.clone();
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                // The test harness also writes to standard output.
+                let sighting = line.split_once("sighting ").and_then(|(_, sighting)| {
+                    // A line may be cut when the process is killed; its end is a full stop.
+                    let (epoch, nanos) = sighting.strip_suffix('.')?.split_once(' ')?;
+                    let nanos = Duration::from_nanos(nanos.parse().ok()?);
+                    Some((SystemTime::UNIX_EPOCH + nanos, epoch.parse().ok()?))
+                });
+                sightings.lock().unwrap().extend(sighting);
+            }
+        });
+        Candidate {
+            _stdin: child.stdin.take().unwrap(),
+            value: child.id().to_string(),
+            child,
+            proxy,
+        }
+    }
+
+    fn signal(&self, signal: &str) {
+        let sent = Command::new("kill").args([signal, &self.value]).status();
+        assert!(sent.unwrap().success());
+    }
+}
+
+impl Drop for Candidate {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs in that process, until its standard input ends.
+async fn campaign(url: &str) {
+    std::thread::spawn(|| {
+        let _ = std::io::stdin().lines().count();
+        std::process::exit(0);
+    });
+    let settings = || {
+        let settings = Client::builder().watchdog_lease(LEASE);
+        settings.outage_limit(None).connect(url)
+    };
+    let client = retry_transient(settings).await;
+    let election = client.election("e");
+    loop {
+        let Ok(leadership) = election.campaign(std::process::id().to_string()).await else {
+            continue;
+        };
+        loop {
+            // Before it is known to be valid, so it was valid then.
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+            if !leadership.is_valid() {
+                break;
+            }
+            let nanos = now.unwrap().as_nanos();
+            let line = format!("sighting {} {nanos}.\n", leadership.epoch());
+            std::io::stdout().write_all(line.as_bytes()).unwrap();
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+/// Invariants: two leaderships are never valid at the same time, epochs only grow, and an observer ends with the final state.
+/// Five processes campaign; the leader is killed, stopped for longer than its lease, or cut off from the server.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn at_most_one_process_leads_and_epochs_grow() {
+    if let Ok(url) = std::env::var(CAMPAIGNS) {
+        return campaign(&url).await;
+    }
+    let server = Server::start();
+    let sightings = Arc::default();
+    let mut candidates: Vec<_> = (0..5)
+        .map(|_| Candidate::start(&server, &sightings))
+        .collect();
+    let watching = client(&server).await;
+    let election = watching.election("e");
+    let latest = Arc::new(Mutex::new(None));
+    let observing = tokio::spawn({
+        let (mut observer, latest) = (election.observe(), latest.clone());
+        async move {
+            let mut epoch = 0;
+            loop {
+                let report = observer.next().await.unwrap();
+                if let Some(leader) = &report {
+                    assert!(epoch <= leader.epoch, "{epoch} before {leader:?}");
+                    epoch = leader.epoch;
+                }
+                *latest.lock().unwrap() = report;
+            }
+        }
+    });
+    let leader_after = async |epoch: u64| -> Leader {
+        let mut leader = None;
+        until("there is another leader", || {
+            leader = latest.lock().unwrap().clone();
+            let found = leader
+                .as_ref()
+                .is_some_and(|leader: &Leader| leader.epoch > epoch);
+            std::future::ready(found)
+        })
+        .await;
+        leader.unwrap()
+    };
+    let mut leader = leader_after(0).await;
+    for fault in ["kill", "stop", "cut off"].repeat(ROUNDS) {
+        let is_leader = |candidate: &Candidate| candidate.value == leader.value;
+        let at = candidates.iter().position(is_leader).unwrap();
+        match fault {
+            "kill" => candidates[at] = Candidate::start(&server, &sightings),
+            "stop" => candidates[at].signal("-STOP"),
+            _ => candidates[at].proxy.stall(true),
+        }
+        leader = leader_after(leader.epoch).await;
+        match fault {
+            "stop" => candidates[at].signal("-CONT"),
+            "cut off" => candidates[at].proxy.stall(false),
+            _ => {}
+        }
+    }
+    drop(candidates);
+    until("the observer sees that there is no leader", || {
+        std::future::ready(latest.lock().unwrap().is_none())
+    })
+    .await;
+    assert_eq!(election.leader().await.unwrap(), None);
+    assert!(!observing.is_finished());
+    observing.abort();
+
+    let mut sightings: Vec<Sighting> = std::mem::take(&mut *sightings.lock().unwrap());
+    sightings.sort_unstable();
+    assert!(sightings.len() > 10 * ROUNDS, "{sightings:?}");
+    for pair in sightings.windows(2) {
+        assert!(pair[0].1 <= pair[1].1, "two valid leaderships: {pair:?}");
+    }
+}
