@@ -46,6 +46,7 @@ pub use primitives::count_down_latch::{CountDownLatch, TryWait, Wait};
 pub use primitives::expirable_semaphore::{ExpirableSemaphore, PermitGuard, PermitId};
 pub use primitives::fair_lock::FairLock;
 pub use primitives::fenced_lock::{FencedLock, MAX_TOKEN};
+pub use primitives::group_lock::{GroupLock, GroupValue};
 pub use primitives::lock::{Acquirable, Acquire, Guard, HasLease, HasOwner, Lock, TryAcquire};
 pub use primitives::lock_set::Member;
 pub use primitives::multi_lock::{MultiGuard, MultiLock};
@@ -62,6 +63,7 @@ pub mod kind {
     pub use crate::primitives::expirable_semaphore::Permits;
     pub use crate::primitives::fair_lock::Fair;
     pub use crate::primitives::fenced_lock::Fenced;
+    pub use crate::primitives::group_lock::Group;
     pub use crate::primitives::lock::{LockKind, OwnedKind, Reentrant};
     pub use crate::primitives::read_write_lock::{Read, Write};
     pub use crate::primitives::spin_lock::Spin;

@@ -25,6 +25,7 @@ impl Kind {
             Kind::FairLock => "fair_lock",
             Kind::FencedLock => "fenced_lock",
             Kind::SpinLock => "spin_lock",
+            Kind::GroupLock => "group_lock",
             Kind::ReadLock => "read_lock",
             Kind::WriteLock => "write_lock",
             Kind::MultiLock => "multi_lock",

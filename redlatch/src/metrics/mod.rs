@@ -20,6 +20,7 @@ pub(crate) enum Kind {
     FairLock,
     FencedLock,
     SpinLock,
+    GroupLock,
     ReadLock,
     WriteLock,
     MultiLock,
