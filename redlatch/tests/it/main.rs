@@ -25,6 +25,7 @@ mod fenced_lock;
 mod fencing_tokens;
 mod frozen_node;
 mod future_size;
+mod group_lock;
 mod hold_generations;
 mod local_queues;
 mod lock_kinds;
