@@ -182,7 +182,7 @@ async fn fields_are_those_of_redisson() {
     let again = guard.reenter().await.unwrap();
     let owner = guard.owner_id();
     let held = fields(&server, "group");
-    let [(value, named), (count_field, count), (end_field, end)] = &held[..] else {
+    let [(value, named), (end_field, end), (count_field, count)] = &held[..] else {
         panic!("{held:?}");
     };
     assert_eq!(
