@@ -15,7 +15,7 @@ mod dumps;
 mod events;
 mod fair;
 mod fenced;
-mod group_locks;
+mod group_values;
 mod kinds;
 mod latches;
 mod lock_groups;
