@@ -21,6 +21,7 @@ on_every_store! {
     values_wait_in_queues_of_their_own,
     forced_unlock_releases_one_value,
     prefix_belongs_to_the_group,
+    group_is_not_shown_as_another_object,
 }
 
 async fn overlapping_sets_exclude_each_other(store: TestStore) {
@@ -110,6 +111,25 @@ async fn prefix_belongs_to_the_group(store: TestStore) {
     let name = unique("group");
     let _held = prefixed.group_lock(&name, "a").lock().await.unwrap();
     assert!(!plain.group_lock(&name, "a").is_locked().await.unwrap());
+}
+
+async fn group_is_not_shown_as_another_object(store: TestStore) {
+    let client = store.client().await;
+    let name = unique("group");
+    let guard = client.group_lock(&name, "a").lock().await.unwrap();
+    let shown = client.inspect(&name).await;
+    assert!(matches!(shown, Err(Error::WrongKind { .. })), "{shown:?}");
+    let mut listing = client.list(&name);
+    assert_eq!(listing.next().await.unwrap(), None);
+    assert!(client.lock(&name).force_unlock().await.is_err());
+    assert!(
+        client
+            .group_lock(&name, "a")
+            .is_held_by(guard.owner())
+            .await
+            .unwrap()
+    );
+    guard.unlock().await.unwrap();
 }
 
 /// The watchdog renews all holds in a group: of several owners, and through several handles. Redisson renews those of the

@@ -38,8 +38,8 @@ local function keep_key(key, left, lease)
     end
 end
 
--- Wakes the waiters for all values. On `0` Redisson wakes one thread of each client, which may wait for
--- another value; on `1` all its sleeping threads, but not one that is only about to sleep: for that, `0` is stored.
+-- Wakes the waiters for all values. On `0` a Redisson client wakes one thread, which may wait for another value.
+-- On `1` it wakes all threads that sleep, but not a thread that is about to sleep: for that thread it stores the `0`.
 local function wake(channel)
     redis.call('PUBLISH', channel, '1')
     redis.call('PUBLISH', channel, '0')

@@ -38,6 +38,9 @@ use crate::step::{BoxedStep, Outcome, Step};
 /// the group. Where many clients wait for different values, [`Client::lock`] with a name
 /// for each value costs the server less.
 ///
+/// [`Client::inspect`], listings and [`Client::watch`] do not show the values of a group, because the hash
+/// contains only hashes of them. [`Lock::holder`] and the other methods of each value do.
+///
 /// The ends of holds are dates in the hash. redlatch uses the server's clock. Redisson uses the clock of
 /// each client, so the clocks of Java machines must be synchronized: a Java client whose clock is
 /// ahead acquires a value before its holder's lease has ended, and the holds of one whose clock is behind

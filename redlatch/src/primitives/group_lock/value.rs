@@ -34,7 +34,7 @@ const INTEGER: u8 = 2;
 const STRING: u8 = 3;
 const LONG: u8 = 9;
 
-/// Flag of the first byte of a text that has a length, and of the last byte of one that has none.
+/// Flag of the first byte of a text with a length, and of the last byte of a text without a length.
 const FLAG: u8 = 0x80;
 
 /// The longest text without a length.
