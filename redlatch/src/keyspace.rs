@@ -10,6 +10,8 @@ use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::lease::Expiry;
+#[cfg(test)]
+use crate::name::GROUP_END;
 
 /// The keys of one embedded store and their expiry.
 #[derive(Debug)]
@@ -221,6 +223,13 @@ impl Keyspace {
         self.timestamp(self.now)
     }
 
+    /// Returns the current timestamp, rounded up to whole milliseconds.
+    pub(crate) fn now_ms_rounded_up(&mut self) -> i64 {
+        // The first call defines where timestamps begin, so it must be made with the original time.
+        self.now_ms();
+        self.timestamp(self.now + Duration::from_nanos(999_999))
+    }
+
     /// Converts a time to a timestamp: whole milliseconds since an origin of this keyspace.
     pub(crate) fn timestamp(&mut self, at: Instant) -> i64 {
         let origin = *self.origin.get_or_insert(at);
@@ -311,6 +320,16 @@ impl Keyspace {
                 Value::Timestamps(timestamps) => {
                     for (member, timestamp) in timestamps {
                         (member, (timestamp - now_timestamp).max(-past)).hash(hasher);
+                    }
+                }
+                Value::Texts(texts) => {
+                    for (field, text) in texts {
+                        match text.parse::<i64>() {
+                            Ok(end) if field.ends_with(GROUP_END) => {
+                                (field, (end - now_timestamp).max(-past)).hash(hasher);
+                            }
+                            _ => (field, text).hash(hasher),
+                        }
                     }
                 }
                 value => value.hash(hasher),

@@ -47,6 +47,7 @@ pub use primitives::election::{Campaign, Election, Leader, Leadership, Observer}
 pub use primitives::expirable_semaphore::{ExpirableSemaphore, PermitGuard, PermitId};
 pub use primitives::fair_lock::FairLock;
 pub use primitives::fenced_lock::{FencedLock, MAX_TOKEN};
+pub use primitives::group_lock::{GroupLock, GroupValue};
 pub use primitives::lock::{Acquirable, Acquire, Guard, HasLease, HasOwner, Lock, TryAcquire};
 pub use primitives::lock_set::Member;
 pub use primitives::multi_lock::{MultiGuard, MultiLock};
@@ -63,6 +64,7 @@ pub mod kind {
     pub use crate::primitives::expirable_semaphore::Permits;
     pub use crate::primitives::fair_lock::Fair;
     pub use crate::primitives::fenced_lock::Fenced;
+    pub use crate::primitives::group_lock::Group;
     pub use crate::primitives::lock::{LockKind, OwnedKind, Reentrant};
     pub use crate::primitives::read_write_lock::{Read, Write};
     pub use crate::primitives::spin_lock::Spin;

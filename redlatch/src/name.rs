@@ -20,6 +20,9 @@ const WRITERS: &str = "redlatch_rwlock_writers";
 const ABSENT: &str = "redlatch_lock_absent";
 const ANNOUNCED: &str = "redlatch_lock_announced";
 const ELECTION: &str = "redlatch_election";
+/// Suffixes of the fields of an owner in a group of locks.
+pub(crate) const GROUP_END: &str = ":expire_time";
+const GROUP_COUNT: &str = ":lock_count";
 /// Suffix of the deadlines of permits.
 const DEADLINES: &str = "timeout";
 /// Prefix of the channel of a latch.
@@ -30,7 +33,7 @@ const CLIENT: &str = "redlatch_client";
 const UNLOCK_LATCH: &str = "redisson_unlock_latch";
 
 /// The key and the channel of one object in the store. Some kinds have further keys: see [`FairKeys`],
-/// [`FencedKeys`], [`ReadWriteKeys`] and [`PermitKeys`].
+/// [`FencedKeys`], [`GroupKeys`], [`ReadWriteKeys`] and [`PermitKeys`].
 #[derive(Debug)]
 pub(crate) struct ObjectKeys {
     name: String,
@@ -40,7 +43,9 @@ pub(crate) struct ObjectKeys {
     /// Why the name is invalid, if it is. Every operation reports it, because creating a handle cannot
     /// fail.
     invalid: Option<&'static str>,
-    /// Hash of the key. Cached because an object is looked up at every lock and unlock.
+    /// What distinguishes the object from the others with this key and layout: see [`GroupKeys`].
+    identity: Option<String>,
+    /// Hash of the identity. Cached because an object is looked up at every lock and unlock.
     hash: u64,
 }
 
@@ -59,6 +64,8 @@ pub(crate) enum KeyLayout {
     Read,
     /// `RedissonWriteLock`: the same hash with other fields.
     Write,
+    /// One value of `RedissonFasterMultiLock`: fields of a hash that all values of a group share.
+    Group,
     /// `RedissonSemaphore`: a number.
     Semaphore,
     /// `RedissonPermitExpirableSemaphore`: a number and the deadlines of the permits.
@@ -71,9 +78,11 @@ impl ObjectKeys {
     pub(crate) fn new(layout: KeyLayout, prefix: &str, name: &str) -> ObjectKeys {
         let key = format!("{prefix}{name}");
         let channel = match layout {
-            KeyLayout::Lock | KeyLayout::Spin | KeyLayout::Fenced | KeyLayout::Fair => {
-                prefixed("redisson_lock__channel", &key)
-            }
+            KeyLayout::Lock
+            | KeyLayout::Spin
+            | KeyLayout::Fenced
+            | KeyLayout::Fair
+            | KeyLayout::Group => prefixed("redisson_lock__channel", &key),
             KeyLayout::Read | KeyLayout::Write => prefixed("redisson_rwlock", &key),
             KeyLayout::Semaphore | KeyLayout::Permits => prefixed("redisson_sc", &key),
             // The only layout that adds braces even to a name with its own hash tag.
@@ -81,7 +90,8 @@ impl ObjectKeys {
         };
         ObjectKeys {
             invalid: invalid_reason(&key, name),
-            hash: BuildHasherDefault::<DefaultHasher>::default().hash_one(&key),
+            identity: None,
+            hash: hash_of(&key),
             name: name.to_owned(),
             channel,
             layout,
@@ -106,6 +116,11 @@ impl ObjectKeys {
 
     pub(crate) fn key(&self) -> &str {
         &self.key
+    }
+
+    /// Returns what names the object within a client: its key, unless several objects share the key.
+    pub(crate) fn identity(&self) -> &str {
+        self.identity.as_deref().unwrap_or(&self.key)
     }
 
     pub(crate) fn channel(&self) -> &str {
@@ -213,6 +228,40 @@ impl FencedKeys {
             token: prefixed(TOKEN, &object.key),
             object: object.into(),
         }
+    }
+}
+
+/// The key of a group of locks, and the field of one of its values. A holder of the value has two further fields.
+#[derive(Debug)]
+pub(crate) struct GroupKeys {
+    pub(crate) object: Arc<ObjectKeys>,
+    /// The field that names the owner of the value.
+    pub(crate) value: Box<str>,
+}
+
+impl GroupKeys {
+    /// `value` is the field of the value, `shown` the value for people.
+    pub(crate) fn new(prefix: &str, group: &str, value: &str, shown: &str) -> GroupKeys {
+        let mut object = ObjectKeys::new(KeyLayout::Group, prefix, group);
+        // Equals no other key, because no name has a NUL.
+        let identity = [&object.key, "\0", value].concat();
+        object.name = format!("{group}[{shown}]");
+        object.hash = hash_of(&identity);
+        object.identity = Some(identity);
+        GroupKeys {
+            object: object.into(),
+            value: value.into(),
+        }
+    }
+
+    /// Returns the field with the end of an owner's hold, in epoch ms.
+    pub(crate) fn end_field(&self, owner: &str) -> String {
+        [&self.value, ":", owner, GROUP_END].concat()
+    }
+
+    /// Returns the field with an owner's hold count.
+    pub(crate) fn count_field(&self, owner: &str) -> String {
+        [&self.value, ":", owner, GROUP_COUNT].concat()
     }
 }
 
@@ -366,12 +415,12 @@ pub(crate) fn changed_objects(key: &str) -> Option<(&str, Option<&str>)> {
     }
 }
 
-/// Objects are equal if their keys are, except for the two sides of a read-write lock: they share a key,
-/// and one owner may hold both.
+/// Objects are equal if their keys are, except for the two sides of a read-write lock and the values of a group: they
+/// share a key, and one owner may hold several of them.
 impl PartialEq for ObjectKeys {
     fn eq(&self, other: &ObjectKeys) -> bool {
         let writes = |object: &ObjectKeys| object.layout == KeyLayout::Write;
-        self.key == other.key && writes(self) == writes(other)
+        self.identity() == other.identity() && writes(self) == writes(other)
     }
 }
 
@@ -428,6 +477,10 @@ fn suffixed(name: &str, suffix: &str) -> String {
     } else {
         format!("{{{name}}}:{suffix}")
     }
+}
+
+fn hash_of(identity: &str) -> u64 {
+    BuildHasherDefault::<DefaultHasher>::default().hash_one(identity)
 }
 
 fn invalid_reason(key: &str, name: &str) -> Option<&'static str> {

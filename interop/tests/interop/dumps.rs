@@ -119,6 +119,39 @@ fn fenced() {
 }
 
 #[test]
+fn group() {
+    // Redisson 3.16.8 does not have it.
+    compare_except_3_16(
+        "
+        1 lock group NAME:x,y -1 LEASE
+        2 lock group NAME:y,z 0 LEASE
+        2 lock group NAME:z 0 300000
+        1 lock group NAME:y,z 0 LEASE
+        1 lock group NAME:x,y -1 LEASE
+        # No value is released, so no waiter is woken.
+        1 unlock group NAME:x,y
+            Redisson: redisson_lock__channel:{NAME} receives 0
+        # Threads of one client may wait for different values; `0` wakes one of them, `1` all that sleep.
+        2 unlock group NAME:z
+            Redisson: redisson_lock__channel:{NAME} receives 0
+            redlatch: redisson_lock__channel:{NAME} receives 1, 0
+        2 lock group NAME:y -1 LEASE | waits | subscribed
+        # Each value is released by itself.
+        1 unlock group NAME:x,y | then 2
+            Redisson: redisson_lock__channel:{NAME} receives 0
+            redlatch: redisson_lock__channel:{NAME} receives 1, 0, 1, 0
+        2 force-unlock group NAME:y
+            Redisson: redisson_lock__channel:{NAME} receives 0
+            redlatch: redisson_lock__channel:{NAME} receives 1, 0
+        # Its hold is gone, perhaps by DEL or with the data: the waiters may not have been woken.
+        2 unlock group NAME:y
+            Redisson: redisson_lock__channel:{NAME} receives 0
+            redlatch: redisson_lock__channel:{NAME} receives 1, 0
+    ",
+    );
+}
+
+#[test]
 fn fair() {
     compare(
         "

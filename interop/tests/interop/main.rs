@@ -15,6 +15,7 @@ mod dumps;
 mod events;
 mod fair;
 mod fenced;
+mod group_values;
 mod kinds;
 mod latches;
 mod lock_groups;

@@ -356,7 +356,13 @@ impl Run {
                 "hash" => {
                     let fields: Vec<(Vec<u8>, Vec<u8>)> = server.command(&["HGETALL", &key]);
                     for (field, value) in fields {
-                        recorded.push(format!("{named} {} = {}", shown(&field), shown(&value)));
+                        let (field, value) = (shown(&field), shown(&value));
+                        recorded.push(match value.parse::<i64>() {
+                            Ok(date) if field.ends_with(":expire_time") => {
+                                format!("{named} {field} {}", in_ms(date - now(server)))
+                            }
+                            _ => format!("{named} {field} = {value}"),
+                        });
                     }
                 }
                 "list" => {

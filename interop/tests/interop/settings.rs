@@ -9,7 +9,7 @@ use crate::peers::{LEASE, until_subscribed};
 both_ways! {
     // Redisson 3.16.8 does not put a prefix before the names of read-write locks.
     @not_3_16
-    fn a_prefix_is_a_name_mapper_and_the_codec_does_not_matter(pair: &Pair) {
+    fn a_prefix_is_a_name_mapper_and_both_have_the_same_codec(pair: &Pair) {
         let [a, b] = pair.start(&["prefix=app:", "codec=string"]);
         let name = unique("prefixed");
         let (holder, waiter) = (a.worker(1), b.worker(1));
@@ -20,6 +20,11 @@ both_ways! {
             let other = if kind == "read" { "write" } else { kind };
             assert!(!is_acquired(&waiter.run(&format!("lock {other} {name}-{kind} 0 -1"))), "{kind}");
         }
+        // The field of a value depends on the codec.
+        assert!(holder.run_bool(&format!("lock group {name}-group:x,y -1 {LEASE}")));
+        let key: String = pair.server.command(&["TYPE", &format!("app:{name}-group")]);
+        assert_eq!(key, "hash");
+        assert!(!waiter.run_bool(&format!("lock group {name}-group:y,z 0 -1")));
         // The channel is that of the whole name.
         let waiting = waiter.send(&format!("lock lock {name}-lock -1 {LEASE}"));
         until_subscribed(pair.server, &format!("redisson_lock__channel:{{app:{name}-lock}}"), 1);

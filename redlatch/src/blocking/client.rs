@@ -9,13 +9,13 @@ use futures_core::Stream;
 use super::election::Election;
 use super::forward::forward;
 use super::handles::{
-    CountDownLatch, ExpirableSemaphore, FairLock, FencedLock, Lock, ReadWriteLock, Semaphore,
-    SpinLock,
+    CountDownLatch, ExpirableSemaphore, FairLock, FencedLock, GroupLock, Lock, MultiLock,
+    ReadWriteLock, Semaphore, SpinLock,
 };
 use super::{Blocking, Worker};
 use crate::error::{Error, Result};
 use crate::inspect::{Event, Listed, ObjectState, WaitGraph, WaitingOwner};
-use crate::{ClientBuilder, ClientStatus, Embedded, Owner, OwnerId};
+use crate::{ClientBuilder, ClientStatus, Embedded, GroupValue, Owner, OwnerId};
 
 /// A connection to a store, for threads: [`crate::Client`].
 ///
@@ -102,6 +102,11 @@ forward! { [Client] "crate::Client" {
     new election(name: &str) -> Election;
     new fair_lock(name: &str) -> FairLock;
     new fenced_lock(name: &str) -> FencedLock;
+    new group_lock(group: &str, value: impl Into<GroupValue>) -> GroupLock;
+    new multi_lock(
+        group: &str,
+        values: impl IntoIterator<Item = impl Into<GroupValue>>
+    ) -> MultiLock;
     new read_write_lock(name: &str) -> ReadWriteLock;
     new semaphore(name: &str) -> Semaphore;
     new spin_lock(name: &str) -> SpinLock;

@@ -22,6 +22,9 @@ pub type FencedLock = Blocking<crate::FencedLock>;
 /// A handle of a spin lock: [`crate::SpinLock`].
 pub type SpinLock = Blocking<crate::SpinLock>;
 
+/// A handle of the lock of one value of a group: [`crate::GroupLock`].
+pub type GroupLock = Blocking<crate::GroupLock>;
+
 /// The read side of a read-write lock: [`crate::ReadLock`].
 pub type ReadLock = Blocking<crate::ReadLock>;
 

@@ -45,8 +45,8 @@ mod worker;
 pub use client::{Client, Listing, Watch};
 pub use election::{Campaign, Election, Leadership, Observer};
 pub use handles::{
-    CountDownLatch, ExpirableSemaphore, FairLock, FencedLock, Lock, Member, MultiLock, ReadLock,
-    ReadWriteLock, RedLock, Semaphore, SpinLock, WriteLock,
+    CountDownLatch, ExpirableSemaphore, FairLock, FencedLock, GroupLock, Lock, Member, MultiLock,
+    ReadLock, ReadWriteLock, RedLock, Semaphore, SpinLock, WriteLock,
 };
 pub use request::{
     Acquirable, Acquire, Guard, MultiGuard, PermitGuard, RedGuard, SemaphorePermits, TryAcquire,

@@ -60,7 +60,7 @@ pub struct RegistryEntry {
     pub client: Arc<ClientInfo>,
     /// How long it has lasted, by the clock of the store.
     pub age: Duration,
-    /// Kind of the object: `lock`, `fair`, `fenced`, `spin`, `read`, `write` or `permits`.
+    /// Kind of the object: `lock`, `fair`, `fenced`, `spin`, `read`, `write`, `group` or `permits`.
     pub kind: String,
     /// The note of the request: [`Acquire::note`](crate::Acquire::note).
     pub note: Option<String>,
@@ -128,6 +128,7 @@ pub(super) fn entry_text(object: &ObjectKeys, request: &RequestInfo) -> String {
         KeyLayout::Fair => "fair",
         KeyLayout::Read => "read",
         KeyLayout::Write => "write",
+        KeyLayout::Group => "group",
         KeyLayout::Permits => "permits",
         KeyLayout::Semaphore => "semaphore",
         KeyLayout::Latch => "latch",

@@ -171,8 +171,9 @@ impl Registration {
         request: &RequestInfo,
     ) -> Option<EntryNumber> {
         let shared = &self.0;
-        // A holder of permits is not known from the store, so its entry would never be looked up.
-        if !self.is_on() || (role == Role::Holds && object.layout() == KeyLayout::Permits) {
+        // Inspection does not show the holders of permits and of a group, so their entries would never be looked up.
+        let is_hidden = matches!(object.layout(), KeyLayout::Permits | KeyLayout::Group);
+        if !self.is_on() || (role == Role::Holds && is_hidden) {
             return None;
         }
         let field = role.field(object, owner);

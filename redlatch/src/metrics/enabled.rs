@@ -26,6 +26,7 @@ impl Kind {
             Kind::Election => "election",
             Kind::FencedLock => "fenced_lock",
             Kind::SpinLock => "spin_lock",
+            Kind::GroupLock => "group_lock",
             Kind::ReadLock => "read_lock",
             Kind::WriteLock => "write_lock",
             Kind::MultiLock => "multi_lock",

@@ -21,6 +21,7 @@ pub(crate) enum Kind {
     Election,
     FencedLock,
     SpinLock,
+    GroupLock,
     ReadLock,
     WriteLock,
     MultiLock,

@@ -10,6 +10,7 @@ pub(crate) mod election;
 pub(crate) mod expirable_semaphore;
 pub(crate) mod fair_lock;
 pub(crate) mod fenced_lock;
+pub(crate) mod group_lock;
 pub(crate) mod inspect;
 pub(crate) mod lock_set;
 pub(crate) mod multi_lock;

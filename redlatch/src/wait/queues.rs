@@ -619,7 +619,7 @@ fn queues_of<'a>(
     channels: &'a BTreeMap<Arc<str>, ChannelEntry>,
     object: &ObjectKeys,
 ) -> Option<&'a Arc<ObjectQueues>> {
-    channels.get(object.channel())?.find(object.key())
+    channels.get(object.channel())?.find(object.identity())
 }
 
 impl ChannelMap {

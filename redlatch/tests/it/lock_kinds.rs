@@ -97,6 +97,7 @@ kinds! {
     spin: |client, name| client.spin_lock(name),
     fenced: |client, name| client.fenced_lock(name),
     fair: |client, name| client.fair_lock(name),
+    group: |client, name| client.group_lock(name, "value"),
     write: |client, name| client.read_write_lock(name).write(),
 }
 

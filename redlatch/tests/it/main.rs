@@ -26,6 +26,7 @@ mod fenced_lock;
 mod fencing_tokens;
 mod frozen_node;
 mod future_size;
+mod group_lock;
 mod hold_generations;
 mod hold_limits;
 mod local_queues;

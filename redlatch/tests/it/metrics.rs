@@ -263,6 +263,7 @@ async fn metrics_have_kind_and_chosen_names() {
     let _permit = expirable.acquire().await.unwrap();
     let _fair = client.fair_lock("orders:42").lock().await.unwrap();
     let _spin = client.spin_lock("spin").lock().await.unwrap();
+    let _value = client.group_lock("group", "a").lock().await.unwrap();
     let _fenced = client.fenced_lock("fenced").lock().await.unwrap();
     let both = client.read_write_lock("rw");
     let owner = Owner::new();
@@ -275,6 +276,7 @@ async fn metrics_have_kind_and_chosen_names() {
         ("kind=fair_lock,name=orders", 1.0),
         ("kind=fenced_lock", 1.0),
         ("kind=spin_lock", 1.0),
+        ("kind=group_lock", 1.0),
         ("kind=write_lock", 1.0),
         ("kind=read_lock", 1.0),
         // The members of the multi-lock.

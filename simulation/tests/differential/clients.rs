@@ -116,6 +116,7 @@ pub(crate) fn run_everything() -> (Vec<Command>, Arc<Mutex<ServerPair>>) {
             clients.expirable_semaphores().await,
             clients.latches().await,
             clients.multi_locks().await,
+            clients.group_locks().await,
             clients.renewals().await,
         ] {
             step.expect("the client can use the simulated server");
@@ -389,6 +390,20 @@ impl Clients {
         guard.unlock().await
     }
 
+    async fn group_locks(&self) -> Result<()> {
+        let both = self.one.multi_lock("group", ["a", "b"]);
+        let guard = both.lock().lease(LONG).await?;
+        let others = self.other.multi_lock("group", ["c", "b"]);
+        assert!(others.try_lock().await?.is_none());
+        let value = self.other.group_lock("group", "b");
+        assert_eq!(value.holders().await?.len(), 1);
+        assert!(value.force_unlock().await?);
+        match guard.unlock().await {
+            Err(Error::Lost { .. }) => Ok(()),
+            other => other,
+        }
+    }
+
     /// Holds one object of every kind until each has been renewed, and one until it is in the registry of clients.
     async fn renewals(&self) -> Result<()> {
         let registered = self.one.lock("registered").lock().await?;
@@ -414,6 +429,7 @@ impl Clients {
         let semaphore = client.expirable_semaphore("leased");
         semaphore.set_permits(2).await?;
         let permit = semaphore.acquire().await?;
+        let value = client.group_lock("group", "a").lock().await?;
         let all_sent = async {
             while !missing(&self.bridge.recorded()).is_empty() {
                 // Reading all scripts takes long, and the client works in the same thread.
@@ -427,6 +443,7 @@ impl Clients {
             () = reader.lost() => {}
             () = writer.lost() => {}
             () = permit.lost() => {}
+            () = value.lost() => {}
         }
         for released in [
             lock.unlock().await,
@@ -434,6 +451,7 @@ impl Clients {
             reader.unlock().await,
             writer.unlock().await,
             permit.release().await,
+            value.unlock().await,
         ] {
             match released {
                 Err(error) if !matches!(error, Error::Lost { .. }) => return Err(error),

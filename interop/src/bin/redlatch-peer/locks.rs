@@ -128,6 +128,19 @@ pub(crate) fn handle(servers: &Servers, kind: &str, name: &str) -> Result<Arc<dy
             _ => Arc::new(RedLock::new(members?).member_timeout(Duration::from_secs(1))),
         });
     }
+    if kind == "group" {
+        let (group, values) = name.split_once(':').ok_or("a group is GROUP:VALUE")?;
+        let values: Vec<_> = values
+            .split(',')
+            .map(|value| servers.group_value(value))
+            .collect();
+        let client = servers.client(0)?;
+        return Ok(match &values[..] {
+            // It supports all commands.
+            [value] => Arc::new(client.group_lock(group, value.clone())),
+            _ => Arc::new(client.multi_lock(group, values)),
+        });
+    }
     lock_of_kind(servers, kind, name, 0, ToHandle)
 }
 
@@ -206,6 +219,7 @@ impl GuardValue for redlatch::kind::Fair {}
 impl GuardValue for redlatch::kind::Read {}
 impl GuardValue for redlatch::kind::Write {}
 impl GuardValue for redlatch::kind::Spin {}
+impl GuardValue for redlatch::kind::Group {}
 impl GuardValue for redlatch::kind::Fenced {
     fn value(guard: &Guard<Lock<Self>>) -> Value {
         guard.token().into()

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redlatch::Client;
+use redlatch::{Client, GroupValue};
 
 use crate::Result;
 
@@ -11,12 +11,21 @@ pub(crate) struct Servers {
     counters: String,
     clients: Vec<Client>,
     pub(crate) fair_wait: Option<Duration>,
+    string_codec: bool,
 }
 
 impl Servers {
     pub(crate) fn client(&self, server: usize) -> Result<&Client> {
         let client = self.clients.get(server);
         client.ok_or_else(|| format!("there is no server {server}").into())
+    }
+
+    /// Returns a value of a group of locks, as Redisson encodes a text with the peer's codec.
+    pub(crate) fn group_value(&self, text: &str) -> GroupValue {
+        match self.string_codec {
+            true => GroupValue::from_encoded(text),
+            false => text.into(),
+        }
     }
 
     /// Opens a connection to the server with the numbers that locks protect. Without timeouts: on a busy
@@ -34,6 +43,7 @@ impl Servers {
 pub(crate) async fn connect(args: impl Iterator<Item = String>) -> Result<Servers> {
     let mut builder = Client::builder();
     let (mut urls, mut fair_wait, mut counters) = (Vec::new(), None, None);
+    let mut string_codec = false;
     for arg in args {
         match arg.split_once('=') {
             Some(("watchdog", ms)) => builder = builder.watchdog_lease(millis(ms)?),
@@ -41,8 +51,9 @@ pub(crate) async fn connect(args: impl Iterator<Item = String>) -> Result<Server
             Some(("prefix", prefix)) => builder = builder.prefix(prefix),
             Some(("hand-over", "off")) => builder = builder.local_hand_over(false),
             Some(("counters", url)) => counters = Some(url.to_owned()),
-            // redlatch has no codec, and uses replicas neither for reads nor for subscriptions.
-            Some(("codec" | "replicas", _)) => {}
+            Some(("codec", "string")) => string_codec = true,
+            // redlatch uses replicas neither for reads nor for subscriptions.
+            Some(("replicas", _)) => {}
             _ if arg.contains("://") => urls.push(arg),
             _ => return Err(format!("unknown argument {arg:?}").into()),
         }
@@ -58,6 +69,7 @@ pub(crate) async fn connect(args: impl Iterator<Item = String>) -> Result<Server
         counters: counters.unwrap_or(first),
         clients,
         fair_wait,
+        string_codec,
     })
 }
 

@@ -16,7 +16,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use smallvec::smallvec;
 
@@ -95,7 +94,7 @@ impl<'a> SemaphoreState<'a> {
     fn load(keyspace: &'a mut Keyspace, keys: &'a PermitKeys) -> Result<SemaphoreState<'a>> {
         let now = keyspace.now_ms();
         let mut state = SemaphoreState {
-            now_rounded_up: rounded_up(keyspace),
+            now_rounded_up: keyspace.now_ms_rounded_up(),
             available: read_number(keyspace, keys.object.key())?,
             keyspace,
             keys,
@@ -166,13 +165,6 @@ impl<'a> SemaphoreState<'a> {
             split_ids(ids).filter(|id| held.contains_key(*id)).count()
         }))
     }
-}
-
-/// Returns the timestamp, rounded up to whole milliseconds.
-fn rounded_up(keyspace: &mut Keyspace) -> i64 {
-    // The first call defines where timestamps begin, so it must be made with the original time.
-    keyspace.now_ms();
-    keyspace.timestamp(keyspace.now + Duration::from_nanos(999_999))
 }
 
 /// Returns the end of a lease that begins now.
@@ -309,7 +301,7 @@ pub(super) fn renew(
     lease: Option<Lease>,
 ) -> Result<bool> {
     let now = keyspace.now_ms();
-    let now_rounded_up = rounded_up(keyspace);
+    let now_rounded_up = keyspace.now_ms_rounded_up();
     let Some(held) = keyspace.find::<Timestamps>(&keys.deadlines)? else {
         return Ok(false);
     };

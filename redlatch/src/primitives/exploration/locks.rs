@@ -57,7 +57,8 @@ impl Party {
     }
 
     fn excludes(&self, other: &Party) -> bool {
-        self.owner != other.owner && (self.exclusive || other.exclusive)
+        let is_same = self.hold.object.identity() == other.hold.object.identity();
+        is_same && self.owner != other.owner && (self.exclusive || other.exclusive)
     }
 }
 

@@ -250,7 +250,7 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
     }
 
     fn object(&self) -> &str {
-        self.requested.hold_ref.hold.object.key()
+        self.requested.hold_ref.hold.object.identity()
     }
 
     fn queue_kind(&self) -> QueueKind {

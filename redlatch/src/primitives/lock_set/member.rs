@@ -133,7 +133,7 @@ impl Member {
     fn excludes(&self, other: &Member) -> bool {
         let shared = |member: &Member| member.0.queue_kind() == QueueKind::Shared;
         !Arc::ptr_eq(self.session(), other.session())
-            && self.0.object().key() == other.0.object().key()
+            && self.0.object().identity() == other.0.object().identity()
             && !(shared(self) && shared(other))
             && self.session().store.address() == other.session().store.address()
     }

@@ -147,7 +147,7 @@ impl<'a> MultiLockRequest<'a> {
     fn first_queued_member(&self) -> Option<usize> {
         self.members.iter().position(|one| {
             let waiting = &one.member.session().waiting;
-            let object = one.hold_ref.hold.object.key();
+            let object = one.hold_ref.hold.object.identity();
             waiting.has_queue(one.channel(), object) && one.hold_ref.hold_period().is_none()
         })
     }
@@ -402,7 +402,7 @@ impl Attempt for MultiLockRequest<'_> {
 
     fn object(&self) -> &str {
         self.blocking_member()
-            .map_or("", |one| one.hold_ref.hold.object.key())
+            .map_or("", |one| one.hold_ref.hold.object.identity())
     }
 
     fn queue_kind(&self) -> QueueKind {

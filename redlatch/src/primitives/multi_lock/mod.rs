@@ -215,7 +215,7 @@ fn in_global_order(members: &[Member]) -> Result<Vec<Member>> {
         let object = member.0.object();
         let later = object.layout() != KeyLayout::Write;
         let address = member.session().store.address();
-        (member.slot(), object.key().to_owned(), later, address)
+        (member.slot(), object.identity().to_owned(), later, address)
     });
     Ok(all)
 }

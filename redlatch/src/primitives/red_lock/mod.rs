@@ -205,7 +205,7 @@ fn queue_name(members: &[Member]) -> String {
     for member in members {
         let (object, address) = (member.0.object(), member.session().store.address());
         // The key's length makes the name unambiguous.
-        let key = object.key();
+        let key = object.identity();
         let _ = write!(name, " {:?} {} {key} {address}", object.layout(), key.len());
     }
     name

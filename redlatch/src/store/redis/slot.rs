@@ -76,7 +76,11 @@ mod tests {
                 all.extend([keys.reader_timeouts_prefix("c:1") + ":1", keys.writers]);
             }
             KeyLayout::Permits => all.push(PermitKeys::new(prefix, name).deadlines),
-            KeyLayout::Lock | KeyLayout::Spin | KeyLayout::Semaphore | KeyLayout::Latch => {}
+            KeyLayout::Lock
+            | KeyLayout::Spin
+            | KeyLayout::Group
+            | KeyLayout::Semaphore
+            | KeyLayout::Latch => {}
         }
         all.extend(CandidateKeys::new(key).keys().map(str::to_owned));
         all
@@ -99,6 +103,7 @@ mod tests {
                 KeyLayout::Fair,
                 KeyLayout::Read,
                 KeyLayout::Write,
+                KeyLayout::Group,
                 KeyLayout::Semaphore,
                 KeyLayout::Permits,
                 KeyLayout::Latch,

@@ -27,6 +27,10 @@ final class Newer {
         }
     }
 
+    static RLock group(RedissonClient client, String group, List<String> values) {
+        throw missing("getMultiLock(String, Collection)");
+    }
+
     static RLock fenced(RedissonClient client, String name) {
         throw missing("RFencedLock");
     }

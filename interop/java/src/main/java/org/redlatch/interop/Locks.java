@@ -70,6 +70,7 @@ final class Locks {
         return switch (kind) {
             case "multi" -> servers.first().getMultiLock(members(servers, name));
             case "red" -> servers.first().getRedLock(members(servers, name));
+            case "group" -> group(servers.first(), name);
             default -> ofKind(servers.first(), kind, name);
         };
     }
@@ -87,6 +88,12 @@ final class Locks {
             String name = member.substring(colon + 1, namesServer ? at : member.length());
             return ofKind(servers.client(server), member.substring(0, colon), name);
         }).toArray(RLock[]::new);
+    }
+
+    /** Parses {@code GROUP:VALUE}, with further values after commas. */
+    private static RLock group(RedissonClient client, String name) {
+        String[] parts = name.split(":", 2);
+        return Newer.group(client, parts[0], List.of(parts[1].split(",")));
     }
 
     private static RLock ofKind(RedissonClient client, String kind, String name) {

@@ -28,6 +28,10 @@ final class Newer {
         config.setFairLockWaitTimeout(ms);
     }
 
+    static RLock group(RedissonClient client, String group, List<String> values) {
+        return client.getMultiLock(group, List.copyOf(values));
+    }
+
     static RLock fenced(RedissonClient client, String name) {
         return client.getFencedLock(name);
     }

@@ -1,0 +1,339 @@
+//! Tests of the locks of a group's values. The behavior that they share with other locks is tested in lock_kinds.rs, and
+//! what Redisson and redlatch share in interop/.
+
+use std::future::IntoFuture;
+use std::time::Duration;
+
+use redlatch::{Client, Embedded, Error, GroupValue, Loss, Owner};
+use redlatch_testkit::{Server, unique};
+use tokio::time::sleep;
+
+use crate::common::{LONG, TestStore, assert_lost, client, until, within_limit};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// The field of the value `a`, computed by Redisson 4.7.0 with its default codec.
+const FIELD_OF_A: &str = "Jon6GCcO+0QSJkhre5wXYA";
+
+on_every_store! {
+    overlapping_sets_exclude_each_other,
+    owner_holds_values_through_several_handles,
+    values_wait_in_queues_of_their_own,
+    forced_unlock_releases_one_value,
+    prefix_belongs_to_the_group,
+    group_is_not_shown_as_another_object,
+}
+
+async fn overlapping_sets_exclude_each_other(store: TestStore) {
+    let (one, two) = (store.client().await, store.client().await);
+    let name = unique("group");
+    let guard = one.multi_lock(&name, ["a", "b"]).lock().await.unwrap();
+    let others = two.multi_lock(&name, ["b", "c"]);
+    assert!(others.try_lock().await.unwrap().is_none());
+    let last = two.group_lock(&name, "c");
+    assert!(
+        !last.is_locked().await.unwrap(),
+        "a refused set holds no value"
+    );
+    let waiting = tokio::spawn(others.lock().into_future());
+    until("it waits", || async { two.status().subscriptions == 1 }).await;
+    guard.unlock().await.unwrap();
+    let guard = within_limit("woken", waiting).await.unwrap().unwrap();
+    assert!(last.is_locked().await.unwrap());
+    assert!(!one.group_lock(&name, "a").is_locked().await.unwrap());
+    guard.unlock().await.unwrap();
+    assert!(!last.is_locked().await.unwrap());
+    for client in [one, two] {
+        client.flush().await;
+        assert_eq!((client.status().holds, client.status().background), (0, 0));
+    }
+}
+
+async fn owner_holds_values_through_several_handles(store: TestStore) {
+    let (client, me) = (store.client().await, Owner::new());
+    let name = unique("group");
+    let count = async |value: &str| {
+        let lock = client.group_lock(&name, value);
+        lock.hold_count(me).await.unwrap()
+    };
+    let one = client.multi_lock(&name, ["a", "b"]);
+    let one = one.lock().owner(me).await.unwrap();
+    let two = client.multi_lock(&name, ["b", "c", "b"]);
+    let two = two.lock().owner(me).await.unwrap();
+    assert_eq!(
+        [count("a").await, count("b").await, count("c").await],
+        [1, 2, 1]
+    );
+    assert_eq!(
+        two.names().count(),
+        2,
+        "a value that is named twice is acquired once"
+    );
+    one.unlock().await.unwrap();
+    assert_eq!(
+        [count("a").await, count("b").await, count("c").await],
+        [0, 1, 1]
+    );
+    two.unlock().await.unwrap();
+    assert_eq!([count("b").await, count("c").await], [0, 0]);
+}
+
+/// A waiter for one value does not delay a request for another one, not even of an owner for whose release it waits.
+async fn values_wait_in_queues_of_their_own(store: TestStore) {
+    let (client, me) = (store.client().await, Owner::new());
+    let name = unique("group");
+    let [a, b] = ["a", "b"].map(|value| client.group_lock(&name, value));
+    let held = a.lock().owner(me).await.unwrap();
+    let waiting = tokio::spawn(a.lock().into_future());
+    until("it waits", || async { client.status().subscriptions == 1 }).await;
+    let second = within_limit("another value", b.lock().owner(me).into_future());
+    let second = second.await.unwrap();
+    held.unlock().await.unwrap();
+    let next = within_limit("woken", waiting).await.unwrap().unwrap();
+    next.unlock().await.unwrap();
+    second.unlock().await.unwrap();
+}
+
+async fn forced_unlock_releases_one_value(store: TestStore) {
+    let client = store.client().await;
+    let name = unique("group");
+    let [a, b] = ["a", "b"].map(|value| client.group_lock(&name, value));
+    let (lost, kept) = (a.lock().await.unwrap(), b.lock().await.unwrap());
+    assert!(a.force_unlock().await.unwrap());
+    assert!(!a.force_unlock().await.unwrap());
+    assert_lost(&lost.unlock().await.unwrap_err(), Loss::NotHeld);
+    assert!(b.is_held_by(kept.owner()).await.unwrap());
+    kept.unlock().await.unwrap();
+}
+
+async fn prefix_belongs_to_the_group(store: TestStore) {
+    let (plain, prefixed) = (store.client().await, store.client_with_prefix("p:").await);
+    let name = unique("group");
+    let _held = prefixed.group_lock(&name, "a").lock().await.unwrap();
+    assert!(!plain.group_lock(&name, "a").is_locked().await.unwrap());
+}
+
+async fn group_is_not_shown_as_another_object(store: TestStore) {
+    let client = store.client().await;
+    let name = unique("group");
+    let guard = client.group_lock(&name, "a").lock().await.unwrap();
+    let shown = client.inspect(&name).await;
+    assert!(matches!(shown, Err(Error::WrongKind { .. })), "{shown:?}");
+    let mut listing = client.list(&name);
+    assert_eq!(listing.next().await.unwrap(), None);
+    assert!(client.lock(&name).force_unlock().await.is_err());
+    assert!(
+        client
+            .group_lock(&name, "a")
+            .is_held_by(guard.owner())
+            .await
+            .unwrap()
+    );
+    guard.unlock().await.unwrap();
+}
+
+/// The watchdog renews all holds in a group: of several owners, and through several handles. Redisson renews those of the
+/// first thread only.
+#[tokio::test(start_paused = true)]
+async fn all_holds_of_a_group_are_renewed_for_hours() {
+    let store = Embedded::new();
+    let [one, two] = [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
+    let guards = [
+        one.multi_lock("group", ["a", "b"]).lock().await.unwrap(),
+        one.multi_lock("group", ["c", "d"]).lock().await.unwrap(),
+        two.multi_lock("group", ["e"]).lock().await.unwrap(),
+    ];
+    sleep(3 * 3600 * SECOND).await;
+    for value in ["a", "b", "c", "d", "e"] {
+        let lock = two.group_lock("group", value);
+        assert!(lock.is_locked().await.unwrap(), "{value}");
+    }
+    for guard in guards {
+        assert!(guard.is_valid());
+        guard.unlock().await.unwrap();
+    }
+}
+
+/// The hold of a dead client ends with its lease, although another value keeps the hash of the group alive.
+#[tokio::test(start_paused = true)]
+async fn value_of_a_dead_client_is_free_after_its_lease() {
+    let store = Embedded::new();
+    let [dead, alive] = [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
+    let _kept = alive.group_lock("group", "b").lock().await.unwrap();
+    let held = dead
+        .group_lock("group", "a")
+        .lock()
+        .lease(10 * SECOND)
+        .await
+        .unwrap();
+    let begun = tokio::time::Instant::now();
+    let next = alive.group_lock("group", "a").lock().await.unwrap();
+    let took = begun.elapsed();
+    assert!(took >= 10 * SECOND && took < 11 * SECOND, "{took:?}");
+    assert_lost(&held.unlock().await.unwrap_err(), Loss::LeaseEnded);
+    dead.flush().await;
+    assert!(next.is_valid());
+    assert!(
+        alive
+            .group_lock("group", "a")
+            .is_held_by(next.owner())
+            .await
+            .unwrap()
+    );
+}
+
+/// Returns the fields of a hash, in order.
+fn fields(server: &Server, key: &str) -> Vec<(String, String)> {
+    let mut fields: Vec<(String, String)> = server.command(&["HGETALL", key]);
+    fields.sort();
+    fields
+}
+
+#[tokio::test]
+async fn fields_are_those_of_redisson() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let guard = client
+        .group_lock("group", "a")
+        .lock()
+        .lease(LONG)
+        .await
+        .unwrap();
+    let again = guard.reenter().await.unwrap();
+    let owner = guard.owner_id();
+    let held = fields(&server, "group");
+    let [(value, named), (end_field, end), (count_field, count)] = &held[..] else {
+        panic!("{held:?}");
+    };
+    assert_eq!(
+        (value.as_str(), named.as_str()),
+        (FIELD_OF_A, owner.as_str())
+    );
+    let field = |suffix| format!("{FIELD_OF_A}:{owner}:{suffix}");
+    assert_eq!((count_field, count.as_str()), (&field("lock_count"), "2"));
+    assert_eq!(end_field, &field("expire_time"));
+    let (seconds, _): (u64, u64) = server.command(&["TIME"]);
+    let left = end.parse::<u64>().unwrap() / 1000 - seconds;
+    assert!((20..=60).contains(&left), "{left}");
+    again.unlock().await.unwrap();
+    guard.unlock().await.unwrap();
+    assert_eq!(fields(&server, "group"), []);
+}
+
+/// A client in Java died. Its fields are removed with its hold, because a late release there would read only these.
+#[tokio::test]
+async fn fields_of_an_ended_hold_are_removed() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let set = |field: &str, text: &str| {
+        let _: i64 = server.command(&["HSET", "group", field, text]);
+    };
+    set(FIELD_OF_A, "java:1");
+    set(&format!("{FIELD_OF_A}:java:1:expire_time"), "1700000000000");
+    set(&format!("{FIELD_OF_A}:java:1:lock_count"), "1");
+    let lock = client.group_lock("group", "a");
+    assert!(!lock.is_locked().await.unwrap());
+    let guard = lock
+        .try_lock()
+        .lease(LONG)
+        .await
+        .unwrap()
+        .expect("it is free");
+    let owner = guard.owner_id();
+    let names: Vec<_> = fields(&server, "group")
+        .into_iter()
+        .map(|(name, _)| name)
+        .collect();
+    assert!(names.iter().all(|name| !name.contains("java")), "{names:?}");
+    // Java acquires the value when this lease has ended, and leaves these fields behind.
+    set(FIELD_OF_A, "java:1");
+    set(&format!("{FIELD_OF_A}:java:1:expire_time"), "4000000000000");
+    set(&format!("{FIELD_OF_A}:java:1:lock_count"), "1");
+    assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
+    let left = fields(&server, "group");
+    assert!(
+        left.iter().all(|(name, _)| !name.contains(owner.as_str())),
+        "{left:?}"
+    );
+    assert_eq!(left.len(), 3, "{left:?}");
+    assert!(lock.try_lock().await.unwrap().is_none());
+}
+
+/// One script acquires all values, and one renews them.
+#[tokio::test]
+async fn one_script_acquires_all_values() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let all = client.multi_lock("group", (0..50).map(|value| format!("value-{value}")));
+    // Loads the scripts.
+    all.lock().await.unwrap().unlock().await.unwrap();
+    let before = server.calls("evalsha:");
+    let guard = all.lock().await.unwrap();
+    assert_eq!(server.calls("evalsha:"), before + 1);
+    assert_eq!(fields(&server, "group").len(), 150);
+    guard.unlock().await.unwrap();
+    assert_eq!(fields(&server, "group"), []);
+}
+
+/// Neither a group nor a lock of another kind changes the other.
+#[tokio::test]
+async fn lock_of_another_kind_is_refused() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let group = client.multi_lock("name", ["a", "b"]);
+    let guard = client.lock("name").lock().await.unwrap();
+    let before = fields(&server, "name");
+    let refused = group.try_lock().await;
+    assert!(
+        matches!(refused, Err(Error::WrongKind { .. })),
+        "{refused:?}"
+    );
+    assert_eq!(fields(&server, "name"), before);
+    guard.unlock().await.unwrap();
+    let reader = client.read_write_lock("name").read().lock().await.unwrap();
+    let refused = group.try_lock().await;
+    assert!(
+        matches!(refused, Err(Error::WrongKind { .. })),
+        "{refused:?}"
+    );
+    reader.unlock().await.unwrap();
+    let guard = group.lock().await.unwrap();
+    assert!(client.lock("name").try_lock().await.unwrap().is_none());
+    guard.unlock().await.unwrap();
+    assert!(client.lock("name").try_lock().await.unwrap().is_some());
+}
+
+/// A value that expired with all data is free for other owners, and its waiters are woken when the holder notices.
+#[tokio::test]
+async fn deleted_group_is_reported_and_wakes_waiters() {
+    let server = Server::start();
+    let (one, two) = (client(&server).await, client(&server).await);
+    let guard = one.multi_lock("group", ["a", "b"]).lock().await.unwrap();
+    let waiting = tokio::spawn(two.group_lock("group", "b").lock().into_future());
+    until("it waits", || async { two.status().subscriptions == 1 }).await;
+    let _: i64 = server.command(&["DEL", "group"]);
+    assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
+    drop(within_limit("woken", waiting).await.unwrap().unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn values_of_different_types_and_codecs_are_different() {
+    let client = Client::embedded();
+    let values = || {
+        [
+            GroupValue::from("1"),
+            GroupValue::from(1i32),
+            GroupValue::from(1i64),
+            GroupValue::from_encoded("1"),
+        ]
+    };
+    let mut guards = Vec::new();
+    for value in values() {
+        let lock = client.group_lock("group", value);
+        guards.push(lock.try_lock().await.unwrap().expect("another value"));
+    }
+    for value in values() {
+        let lock = client.group_lock("group", value);
+        assert!(lock.try_lock().await.unwrap().is_none());
+    }
+}
