@@ -80,6 +80,9 @@ pub(crate) struct Watchdog {
     store: Arc<Store>,
 }
 
+/// Releases a hold in the background.
+type ReleaseHold = Box<dyn Fn(&Arc<Hold>) + Send + Sync>;
+
 /// What the watchdog shares with its task.
 struct Core {
     lease: Lease,
@@ -93,7 +96,7 @@ struct Core {
     suspects: Arc<Suspects>,
     registration: Registration,
     /// See [`Watchdog::release_overdue_with`].
-    release: OnceLock<Box<dyn Fn(&Arc<Hold>) + Send + Sync>>,
+    release: OnceLock<ReleaseHold>,
 }
 
 #[derive(Default)]
