@@ -81,7 +81,8 @@ pub mod inspect {
     pub use crate::watch::{Change, Event, HeldBy, Watch};
 }
 
-/// Runs the examples of the README as doc tests.
+/// Runs the examples of the README and of the guide as doc tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
-struct Readme;
+#[doc = include_str!("../../docs/cookbook.md")]
+struct Guide;
