@@ -167,7 +167,13 @@ fn print_usage_error(error: clap::Error) -> ExitCode {
         stderr::usage_text(&message);
     }
     if lacks_cmd {
-        stderr::usage_text("CMD comes after --: redlatch run NAME -- CMD\n");
+        let command = match message.contains("redlatch elect") {
+            true => "elect",
+            false => "run",
+        };
+        stderr::usage_text(&format!(
+            "CMD comes after --: redlatch {command} NAME -- CMD\n"
+        ));
     }
     code.into()
 }

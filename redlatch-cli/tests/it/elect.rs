@@ -205,7 +205,7 @@ fn http_tells_which_process_leads() {
 #[test]
 fn wrong_usage_is_explained() {
     let wrong = [
-        (&["elect", "a"][..], "CMD"),
+        (&["elect", "a"][..], "redlatch elect NAME -- CMD"),
         (&["elect", "--observe", "a", "--", "true"], "--observe"),
         (&["elect", "--json", "a"], "--observe"),
         (&["elect", "--json", "a", "--", "true"], "--json"),
