@@ -46,7 +46,9 @@ pub use primitives::count_down_latch::{CountDownLatch, TryWait, Wait};
 pub use primitives::expirable_semaphore::{ExpirableSemaphore, PermitGuard, PermitId};
 pub use primitives::fair_lock::FairLock;
 pub use primitives::fenced_lock::{FencedLock, MAX_TOKEN};
-pub use primitives::lock::{Acquirable, Acquire, Guard, HasLease, HasOwner, Lock, TryAcquire};
+pub use primitives::lock::{
+    Acquirable, Acquire, Guard, HasLease, HasMinimum, HasOwner, Lock, TryAcquire,
+};
 pub use primitives::lock_set::Member;
 pub use primitives::multi_lock::{MultiGuard, MultiLock};
 pub use primitives::read_write_lock::{ReadLock, ReadWriteLock, WriteLock};

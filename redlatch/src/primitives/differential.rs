@@ -26,7 +26,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::hold::{Hold, HoldKind, ReleaseParams, TransferParams, Transferred};
+use crate::hold::{Hold, HoldKind, ReleaseParams, RetainParams, TransferParams, Transferred};
 use crate::keyspace::{DumpedValue, Keyspace, Message};
 use crate::lease::{Expiry, Lease};
 use crate::metrics::KindMetrics;
@@ -335,6 +335,17 @@ impl Differential {
     ) -> Result<bool> {
         let lease = (lease_multiple > 0).then(|| lease(lease_multiple));
         let step = hold.kind.release(ReleaseParams { hold, keep, lease });
+        self.step(&step).await
+    }
+
+    /// Ends a hold, and keeps the object from all owners.
+    pub(crate) async fn retain(&mut self, hold: &Hold, lease_multiple: u32) -> Result<bool> {
+        let params = RetainParams {
+            hold,
+            keeper: "client:99",
+            lease: lease(lease_multiple),
+        };
+        let step = hold.kind.retain(params).expect("a step");
         self.step(&step).await
     }
 

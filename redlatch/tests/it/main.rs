@@ -8,6 +8,7 @@ mod common;
 
 mod acl;
 mod addresses;
+mod at_least;
 mod bad_input;
 mod blocking;
 mod blocking_multi_lock;
