@@ -51,6 +51,7 @@ pub use primitives::lock::{
 };
 pub use primitives::lock_set::Member;
 pub use primitives::multi_lock::{MultiGuard, MultiLock};
+pub use primitives::once::{AlreadyRan, Once, OnceRun, Slot};
 pub use primitives::read_write_lock::{ReadLock, ReadWriteLock, WriteLock};
 pub use primitives::red_lock::{RedGuard, RedLock};
 pub use primitives::semaphore::{Semaphore, SemaphorePermits, TrySetPermits};

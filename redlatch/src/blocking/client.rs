@@ -11,10 +11,11 @@ use super::handles::{
     CountDownLatch, ExpirableSemaphore, FairLock, FencedLock, Lock, ReadWriteLock, Semaphore,
     SpinLock,
 };
+use super::once::Once;
 use super::{Blocking, Worker};
 use crate::error::{Error, Result};
 use crate::inspect::{Event, Listed, ObjectState, WaitGraph, WaitingOwner};
-use crate::{ClientBuilder, ClientStatus, Embedded, Owner, OwnerId};
+use crate::{ClientBuilder, ClientStatus, Embedded, Owner, OwnerId, Slot};
 
 /// A connection to a store, for threads: [`crate::Client`].
 ///
@@ -101,6 +102,7 @@ forward! { [Client] "crate::Client" {
     new fair_lock(name: &str) -> FairLock;
     new fenced_lock(name: &str) -> FencedLock;
     new read_write_lock(name: &str) -> ReadWriteLock;
+    new once(name: &str, slot: impl Into<Slot>) -> Once;
     new semaphore(name: &str) -> Semaphore;
     new spin_lock(name: &str) -> SpinLock;
     get id() -> &str;

@@ -36,6 +36,7 @@ use crate::Owner;
 mod client;
 mod forward;
 mod handles;
+mod once;
 mod request;
 #[cfg(test)]
 mod tests;
@@ -46,6 +47,7 @@ pub use handles::{
     CountDownLatch, ExpirableSemaphore, FairLock, FencedLock, Lock, Member, MultiLock, ReadLock,
     ReadWriteLock, RedLock, Semaphore, SpinLock, WriteLock,
 };
+pub use once::{Once, OnceRun};
 pub use request::{
     Acquirable, Acquire, Guard, MultiGuard, PermitGuard, RedGuard, SemaphorePermits, TryAcquire,
     TrySetPermits, TryWait, Wait,

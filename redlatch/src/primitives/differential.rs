@@ -371,7 +371,7 @@ impl Differential {
                 if redis.call('TYPE', key).ok == 'hash' then
                     for _, field in ipairs(redis.call('HKEYS', key)) do
                         local time, text = string.match(redis.call('HGET', key, field), '^(%-?%d+)(.*)$')
-                        if time and string.find(field, '^hold:') then
+                        if time and (string.find(field, '^hold:') or field == 'began' or field == 'ended') then
                             redis.call('HSET', key, field, string.format('%d', time - ARGV[1]) .. text)
                         end
                     end
@@ -523,12 +523,13 @@ impl Differential {
     }
 }
 
-/// Returns the value of a field of the registry of clients with an age instead of its time. Other values are unchanged.
+/// Returns the value of a field of the registry of clients, or of the record of a run, with an age instead of its time. Other
+/// values are unchanged.
 pub(crate) fn aged(field: &str, value: &str, now: i64) -> String {
     let end = value.find(|c: char| c != '-' && !c.is_ascii_digit());
     let (time, text) = value.split_at(end.unwrap_or(value.len()));
     match time.parse::<i64>() {
-        Ok(time) if field.starts_with("hold:") => {
+        Ok(time) if field.starts_with("hold:") || matches!(field, "began" | "ended") => {
             format!("{} {text}", timestamp_in_units(now - time))
         }
         _ => value.to_owned(),
