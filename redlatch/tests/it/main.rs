@@ -34,6 +34,7 @@ mod losses;
 mod many_callers;
 mod metrics;
 mod multi_lock;
+mod once;
 mod owners;
 mod permit_hand_over;
 mod read_write_lock;
