@@ -13,6 +13,7 @@ mod held_lock;
 mod latch;
 #[cfg(feature = "man")]
 mod man;
+mod once;
 mod process_tree;
 mod registered;
 mod run;

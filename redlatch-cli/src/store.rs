@@ -163,6 +163,14 @@ pub(crate) async fn validate_request(run: &Run) -> Result<(), Failure> {
              locks by running redlatch inside redlatch",
         ));
     }
+    if run.names.len() > 1 && (run.at_least.is_some() || run.once(&client).is_some()) {
+        return Err(Failure::usage(
+            "--at-least, --once-per and --slot work with one NAME",
+        ));
+    }
+    if let Some(once) = run.once(&client) {
+        once.earlier_run().await?;
+    }
     for name in &run.names {
         let lock = client.lock(name);
         let guard = lock.lock().await?;
@@ -172,9 +180,13 @@ pub(crate) async fn validate_request(run: &Run) -> Result<(), Failure> {
             Some(lease) => lock.try_lock().lease(lease).await.map(drop),
             None => Ok(()),
         };
+        let kept = match run.at_least {
+            Some(at_least) => lock.try_lock().at_least(at_least).await.map(drop),
+            None => Ok(()),
+        };
         // A dropped guard is released in the background, and a warning is logged if this process ends first.
         guard.unlock().await?;
-        requested?;
+        requested.and(kept)?;
     }
     Ok(())
 }
