@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum, ValueHint, value_parser};
+use redlatch::{Client, Once, Slot};
 
 use crate::stderr::{LogFormat, Output};
 use crate::store_args::StoreArgs;
@@ -193,6 +194,39 @@ pub(crate) struct Run {
     )]
     pub(crate) at_most: Option<Duration>,
 
+    /// Keep the lock for at least this long since it was acquired, also after CMD has ended. So a short CMD runs
+    /// once although the clocks of the machines that start it differ; use it with -n. Not for several NAMEs
+    #[arg(
+        long,
+        value_name = "DUR",
+        value_parser = duration::parse,
+        allow_hyphen_values = true,
+        conflicts_with_all = ["read", "write", "permits", "once_per", "slot"]
+    )]
+    pub(crate) at_least: Option<Duration>,
+
+    /// Run CMD at most once in each period of this length, on all machines: `1h` is each full hour of
+    /// the server's clock (UTC). It is not repeated in that period if it fails or its machine dies. A later
+    /// caller exits with 73 and prints which machine ran it. Not for several NAMEs
+    #[arg(
+        long,
+        value_name = "DUR",
+        value_parser = duration::parse,
+        allow_hyphen_values = true,
+        conflicts_with = "slot",
+        help_heading = "Run once"
+    )]
+    pub(crate) once_per: Option<Duration>,
+
+    /// Run CMD at most once for this text, such as the planned time 2026-11-22T02:00, within seven days
+    #[arg(
+        long,
+        value_name = "TEXT",
+        allow_hyphen_values = true,
+        help_heading = "Run once"
+    )]
+    pub(crate) slot: Option<String>,
+
     /// The exit code when another owner holds the lock, 0 to 255
     #[arg(
         short = 'E',
@@ -214,6 +248,16 @@ pub(crate) struct Run {
 }
 
 impl Run {
+    /// Returns the job that runs once for each slot, if it is one.
+    pub(crate) fn once(&self, client: &Client) -> Option<Once> {
+        let slot = match (&self.slot, self.once_per) {
+            (Some(text), _) => Slot::from(&**text),
+            (None, length) => Slot::per(length?),
+        };
+        // Several names are refused before.
+        self.names.first().map(|name| client.once(name, slot))
+    }
+
     /// How long an outage of the store may last while `redlatch` waits; `None`: without a limit. With
     /// --no-wait it does not wait.
     pub(crate) fn outage_limit(&self) -> Option<Duration> {
@@ -423,6 +467,8 @@ Examples:
   redlatch run -n nightly-backup -- ./backup.sh       # or skip it
   redlatch run --wait 30s -E 0 deploy:web -- sh -c 'make && make install'
   redlatch run --at-most 2h import -- ./import.sh     # ended if it takes longer
+  redlatch run -n --at-least 50s cleanup -- ./cleanup.sh     # from cron, on all machines
+  redlatch run --once-per 1h report -- ./report.sh           # once an hour in the whole fleet
   redlatch run --permits 3 thumbnails -- ./render.sh  # at most three
   redlatch run account:1 account:2 -- ./transfer.sh   # both or none";
 
@@ -435,6 +481,7 @@ Exit codes:
        or too few replicas acknowledged the lock in time
    70  a bug in redlatch
    71  the system refused an operation, such as starting another process
+   73  --once-per, --slot: CMD has run already
    74  the lock was lost while CMD or its children ran; they were ended
    75  another owner holds the lock (or N of -E)
   126  CMD was found but cannot be executed

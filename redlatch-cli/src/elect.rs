@@ -103,7 +103,7 @@ async fn campaign_and_run(
         note!("{name}: elected, epoch {}", leadership.epoch());
         status.lock().leadership = Arc::downgrade(&leadership);
         let held = HeldLock::from_leadership(&elect.name, leadership);
-        match run_cmd(client, held, &elect.cmd, signals).await? {
+        match run_cmd(client, held, None, &elect.cmd, signals).await? {
             CmdEnd::Ended(code) => return Ok(code),
             CmdEnd::Lost {
                 end_requested: true,

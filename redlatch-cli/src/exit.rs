@@ -19,6 +19,8 @@ pub(crate) const UNAVAILABLE: u8 = 69;
 pub(crate) const SOFTWARE: u8 = 70;
 /// EX_OSERR: the operating system refused something.
 pub(crate) const SYSTEM: u8 = 71;
+/// EX_CANTCREAT: the slot of --once-per or --slot has had its run.
+pub(crate) const ALREADY_RAN: u8 = 73;
 /// EX_IOERR: the lock was lost while CMD ran.
 pub(crate) const LOST: u8 = 74;
 /// EX_TEMPFAIL: another owner holds the lock.

@@ -9,8 +9,8 @@ use std::time::Duration;
 use redlatch::inspect::ObjectState;
 use redlatch::kind::OwnedKind;
 use redlatch::{
-    Acquire, Client, Error, FairLock, Guard, HasLease, Leadership, Lock, Loss, MultiLock, PermitId,
-    TryAcquire,
+    Acquire, Client, Error, FairLock, Guard, HasLease, HasMinimum, Leadership, Lock, Loss,
+    MultiLock, PermitId, TryAcquire,
 };
 use tokio::time::Instant;
 
@@ -97,25 +97,28 @@ impl HeldLock {
             return acquire_permit(client, name, permits, limits, run).await;
         }
         if kind.fenced {
-            let guard = acquire_guard(client.fenced_lock(name), limits, run).await?;
+            let requests = kept(&client.fenced_lock(name), run);
+            let guard = request(requests, limits, run).await?;
             return Ok(guard.map(|guard| {
                 let token = guard.token();
                 HeldLock::from_guard(guard, run, Some(("REDLATCH_FENCING_TOKEN", token)))
             }));
         }
         if kind.fair {
-            return acquire_lock(fair_lock(client, name, run), limits, run).await;
+            return acquire_lock(kept(&fair_lock(client, name, run), run), limits, run).await;
         }
         if kind.read {
-            return acquire_lock(client.read_write_lock(name).read(), limits, run).await;
+            let lock = client.read_write_lock(name).read();
+            return acquire_lock((lock.lock(), lock.try_lock()), limits, run).await;
         }
         if kind.write {
-            return acquire_lock(client.read_write_lock(name).write(), limits, run).await;
+            let lock = client.read_write_lock(name).write();
+            return acquire_lock((lock.lock(), lock.try_lock()), limits, run).await;
         }
         if kind.spin {
-            return acquire_lock(client.spin_lock(name), limits, run).await;
+            return acquire_lock(kept(&client.spin_lock(name), run), limits, run).await;
         }
-        acquire_lock(client.lock(name), limits, run).await
+        acquire_lock(kept(&client.lock(name), run), limits, run).await
     }
 
     fn from_guard<K: OwnedKind>(
@@ -213,27 +216,33 @@ impl HeldLock {
     }
 }
 
+/// A request that waits without a limit, and one that does not. One of them is made.
+type Requests<R> = (Acquire<R>, TryAcquire<R>);
+
+/// Returns the requests for a lock that is kept for the time that `run` specifies.
+fn kept<K: OwnedKind>(lock: &Lock<K>, run: &Run) -> Requests<Lock<K>>
+where
+    Lock<K>: HasMinimum,
+{
+    let (lock_request, try_request) = (lock.lock(), lock.try_lock());
+    match run.at_least {
+        Some(time) => (lock_request.at_least(time), try_request.at_least(time)),
+        None => (lock_request, try_request),
+    }
+}
+
 async fn acquire_lock<K: OwnedKind>(
-    lock: Lock<K>,
+    requests: Requests<Lock<K>>,
     limits: &WaitLimits,
     run: &Run,
 ) -> redlatch::Result<Option<HeldLock>> {
-    let guard = acquire_guard(lock, limits, run).await?;
+    let guard = request(requests, limits, run).await?;
     Ok(guard.map(|guard| HeldLock::from_guard(guard, run, None)))
-}
-
-async fn acquire_guard<K: OwnedKind>(
-    lock: Lock<K>,
-    limits: &WaitLimits,
-    run: &Run,
-) -> redlatch::Result<Option<Guard<Lock<K>>>> {
-    request(lock.lock(), lock.try_lock(), limits, run).await
 }
 
 /// Requests the lock with or without waiting, as `run` specifies.
 async fn request<R: HasLease>(
-    mut lock_request: Acquire<R>,
-    mut try_request: TryAcquire<R>,
+    (mut lock_request, mut try_request): Requests<R>,
     limits: &WaitLimits,
     run: &Run,
 ) -> redlatch::Result<Option<Guard<R>>> {
@@ -368,7 +377,7 @@ async fn acquire_multi_lock(
     } else {
         MultiLock::new(names.map(|name| client.lock(name)))
     };
-    let guard = request(locks.lock(), locks.try_lock(), limits, run).await?;
+    let guard = request((locks.lock(), locks.try_lock()), limits, run).await?;
     Ok(guard.map(|guard| HeldLock {
         owner: client.owner_id(guard.owner()).into(),
         names: run.names.clone(),

@@ -15,6 +15,7 @@ mod http;
 mod latch;
 #[cfg(feature = "man")]
 mod man;
+mod once;
 mod process_tree;
 mod registered;
 mod run;

@@ -15,7 +15,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use redlatch::inspect::ObjectState;
-use redlatch::{Client, Error, Expiry, Loss};
+use redlatch::{Client, Error, Expiry, Loss, OnceRun};
 use rustix::process::WaitStatus;
 use tokio::time::{Instant, timeout_at};
 
@@ -29,7 +29,7 @@ use crate::signals::{self, Caught, Signals};
 use crate::stderr::{self, detail, note, printable, stderr};
 use crate::store::WaitLimits;
 use crate::store_args::StoreArgs;
-use crate::{duration, store};
+use crate::{duration, once, store};
 
 /// How long `run` waits before it prints a message. A lock that is free soon needs none.
 const REPORT_DELAY: Duration = Duration::from_secs(1);
@@ -59,6 +59,15 @@ async fn run_under_lock(
     run: &Run,
     signals: &mut Signals,
 ) -> Result<u8, Failure> {
+    let earlier = tokio::select! {
+        biased;
+        signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
+        earlier = once::earlier_run(client, limits, run) => earlier?,
+    };
+    if let Some(earlier) = earlier {
+        once::report(run, &earlier);
+        return Ok(exit::ALREADY_RAN);
+    }
     let held_lock = tokio::select! {
         biased;
         signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
@@ -70,7 +79,19 @@ async fn run_under_lock(
         return Ok(run.conflict_exit_code);
     };
     detail!("{}: acquired by {}", held_lock.names(), held_lock.owner());
-    match run_cmd(client, held_lock, &run.cmd, signals).await? {
+    let begun = tokio::select! {
+        biased;
+        signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
+        begun = once::begin(client, run) => begun?,
+    };
+    let once_run = match begun {
+        Ok(once_run) => once_run,
+        Err(earlier) => {
+            once::report(run, &earlier);
+            return Ok(exit::ALREADY_RAN);
+        }
+    };
+    match run_cmd(client, held_lock, once_run, &run.cmd, signals).await? {
         CmdEnd::Ended(code) => Ok(code),
         CmdEnd::Lost { .. } => Ok(exit::LOST),
     }
@@ -84,42 +105,49 @@ pub(crate) enum CmdEnd {
     Lost { end_requested: bool },
 }
 
-/// Runs CMD while the lock is held, and then releases it.
+/// Runs CMD while the lock is held, and then releases it. `once_run`: where its outcome is recorded.
 pub(crate) async fn run_cmd(
     client: &Client,
     held_lock: HeldLock,
+    once_run: Option<OnceRun>,
     cmd: &Cmd,
     signals: &mut Signals,
 ) -> Result<CmdEnd, Failure> {
     let names = held_lock.names();
     let mut child = Child::start(cmd, &held_lock)
         .map_err(|error| Failure::system("cannot start a process", &error))?;
-    match supervise(&mut child, &held_lock, client, cmd, signals).await {
-        Ok(RunOutcome::CmdEnded(status)) => match held_lock.unlock().await {
-            Ok(()) => {
-                detail!("{names}: released");
-                child.resend_key_signal();
-                return Ok(CmdEnd::Ended(exit_code(status)));
+    let unfinished = match supervise(&mut child, &held_lock, client, cmd, signals).await {
+        Ok(RunOutcome::CmdEnded(status)) => {
+            once::finish(once_run, &names, once::outcome(status)).await;
+            match held_lock.unlock().await {
+                Ok(()) => {
+                    detail!("{names}: released");
+                    child.resend_key_signal();
+                    return Ok(CmdEnd::Ended(exit_code(status)));
+                }
+                Err(error @ (Error::Lost { .. } | Error::WrongKind { .. })) => stderr!("{error}"),
+                Err(error) => {
+                    stderr!("{names}: not released: {error}");
+                    stderr!("{names}: it is free when its lease ends");
+                    child.resend_key_signal();
+                    return Ok(CmdEnd::Ended(exit_code(status)));
+                }
             }
-            Err(error @ (Error::Lost { .. } | Error::WrongKind { .. })) => stderr!("{error}"),
-            Err(error) => {
-                stderr!("{names}: not released: {error}");
-                stderr!("{names}: it is free when its lease ends");
-                child.resend_key_signal();
-                return Ok(CmdEnd::Ended(exit_code(status)));
-            }
-        },
+            None
+        }
         Ok(RunOutcome::Lost(loss)) => {
             let kill_after = duration::short(cmd.kill_after);
             stderr!("{names}: lost: {loss}; ending CMD: SIGTERM now, SIGKILL after {kill_after}");
+            once_run
         }
         Err(error) => {
             child.end(true, true, cmd.kill_after, signals).await;
             return Err(Failure::system("cannot wait for CMD", &error));
         }
-    }
+    };
     // Even if CMD itself has ended: its children still rely on the lock.
     child.end(true, false, cmd.kill_after, signals).await;
+    once::finish(unfinished, &names, "lost the lock".into()).await;
     Ok(CmdEnd::Lost {
         end_requested: child.end_requested(),
     })

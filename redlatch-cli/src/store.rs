@@ -161,10 +161,18 @@ pub(crate) async fn validate_request(run: &Run) -> Result<(), Failure> {
              locks by running redlatch inside redlatch",
         ));
     }
+    if run.names.len() > 1 && (run.at_least.is_some() || run.once(&client).is_some()) {
+        return Err(Failure::usage(
+            "--at-least, --once-per and --slot work with one NAME",
+        ));
+    }
+    if let Some(once) = run.once(&client) {
+        once.earlier_run().await?;
+    }
     for name in &run.names {
         let lock = client.lock(name);
         let guard = lock.lock().await?;
-        // The guard above holds the lock, so this checks the options without acquiring. With an
+        // The guard above holds the lock, so these check the options without acquiring. With an
         // acquisition, a short lease could end now and be reported as lost.
         let mut request = lock.try_lock();
         if let Some(lease) = run.lease {
@@ -172,6 +180,9 @@ pub(crate) async fn validate_request(run: &Run) -> Result<(), Failure> {
         }
         if let Some(limit) = run.at_most {
             request = request.at_most(limit);
+        }
+        if let Some(at_least) = run.at_least {
+            request = request.at_least(at_least);
         }
         let requested = request.await.map(drop);
         // A dropped guard is released in the background, and a warning is logged if this process ends first.

@@ -22,6 +22,7 @@ use crate::primitives::fair_lock::{Fair, FairLock};
 use crate::primitives::fenced_lock::{Fenced, FencedLock};
 use crate::primitives::inspect::{ObjectState, inspect};
 use crate::primitives::lock::{Lock, Reentrant};
+use crate::primitives::once::{Once, Slot};
 use crate::primitives::read_write_lock::ReadWriteLock;
 use crate::primitives::semaphore::Semaphore;
 use crate::primitives::spin_lock::{Spin, SpinLock};
@@ -117,6 +118,12 @@ impl Client {
     /// Returns a handle of the [`ReadWriteLock`] `name`.
     pub fn read_write_lock(&self, name: &str) -> ReadWriteLock {
         ReadWriteLock::new(self.session.clone(), name)
+    }
+
+    /// Returns a handle of the job `name`, which runs at most once for each [`Slot`]. `slot` may be a text. Sends nothing. Invalid
+    /// names and slots are reported by every operation on the handle.
+    pub fn once(&self, name: &str, slot: impl Into<Slot>) -> Once {
+        Once::new(self.session.clone(), name, slot.into())
     }
 
     /// Returns a handle of the [`Semaphore`] `name`.

@@ -48,9 +48,12 @@ pub use primitives::expirable_semaphore::{ExpirableSemaphore, PermitGuard, Permi
 pub use primitives::fair_lock::FairLock;
 pub use primitives::fenced_lock::{FencedLock, MAX_TOKEN};
 pub use primitives::group_lock::{GroupLock, GroupValue};
-pub use primitives::lock::{Acquirable, Acquire, Guard, HasLease, HasOwner, Lock, TryAcquire};
+pub use primitives::lock::{
+    Acquirable, Acquire, Guard, HasLease, HasMinimum, HasOwner, Lock, TryAcquire,
+};
 pub use primitives::lock_set::Member;
 pub use primitives::multi_lock::{MultiGuard, MultiLock};
+pub use primitives::once::{AlreadyRan, Once, OnceRun, Slot};
 pub use primitives::read_write_lock::{ReadLock, ReadWriteLock, WriteLock};
 pub use primitives::red_lock::{RedGuard, RedLock};
 pub use primitives::semaphore::{Semaphore, SemaphorePermits, TrySetPermits};

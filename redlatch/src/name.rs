@@ -27,6 +27,8 @@ const GROUP_COUNT: &str = ":lock_count";
 const DEADLINES: &str = "timeout";
 /// Prefix of the channel of a latch.
 const LATCH_CHANNEL: &str = "redisson_countdownlatch__channel__";
+/// Prefix of the records of runs.
+const ONCE: &str = "redlatch_once";
 /// Prefix of the hash of a client.
 const CLIENT: &str = "redlatch_client";
 /// Prefix of keys that only Redisson writes: the results of unlocking that it keeps.
@@ -313,6 +315,26 @@ impl PermitKeys {
     }
 }
 
+/// The key of the runs of a job (redlatch's own, not in Redisson).
+#[derive(Debug)]
+pub(crate) struct OnceKeys {
+    /// The name, and a lock with this name, which the job does not use itself.
+    pub(crate) object: ObjectKeys,
+    /// The record of the latest run, or of the run of a slot with a name.
+    pub(crate) record: String,
+}
+
+impl OnceKeys {
+    pub(crate) fn new(prefix: &str, name: &str, slot: Option<&str>) -> OnceKeys {
+        let object = ObjectKeys::new(KeyLayout::Lock, prefix, name);
+        let mut record = prefixed(ONCE, &object.key);
+        if let Some(slot) = slot {
+            record = [&record, ":", slot].concat();
+        }
+        OnceKeys { object, record }
+    }
+}
+
 /// All keys that could belong to a name whose kind is unknown.
 pub(crate) struct CandidateKeys {
     pub(crate) key: String,
@@ -370,6 +392,7 @@ pub(crate) fn is_extra_key(key: &str) -> bool {
         ABSENT,
         ANNOUNCED,
         ELECTION,
+        ONCE,
         CLIENT,
         UNLOCK_LATCH,
     ]

@@ -10,6 +10,7 @@ mod inspect;
 mod json_log;
 mod kinds;
 mod loss;
+mod once;
 mod outages;
 mod passwords;
 mod process_trees;

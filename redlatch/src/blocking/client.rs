@@ -12,10 +12,11 @@ use super::handles::{
     CountDownLatch, ExpirableSemaphore, FairLock, FencedLock, GroupLock, Lock, MultiLock,
     ReadWriteLock, Semaphore, SpinLock,
 };
+use super::once::Once;
 use super::{Blocking, Worker};
 use crate::error::{Error, Result};
 use crate::inspect::{Event, Listed, ObjectState, WaitGraph, WaitingOwner};
-use crate::{ClientBuilder, ClientStatus, Embedded, GroupValue, Owner, OwnerId};
+use crate::{ClientBuilder, ClientStatus, Embedded, GroupValue, Owner, OwnerId, Slot};
 
 /// A connection to a store, for threads: [`crate::Client`].
 ///
@@ -108,6 +109,7 @@ forward! { [Client] "crate::Client" {
         values: impl IntoIterator<Item = impl Into<GroupValue>>
     ) -> MultiLock;
     new read_write_lock(name: &str) -> ReadWriteLock;
+    new once(name: &str, slot: impl Into<Slot>) -> Once;
     new semaphore(name: &str) -> Semaphore;
     new spin_lock(name: &str) -> SpinLock;
     get id() -> &str;

@@ -37,6 +37,7 @@ mod client;
 mod election;
 mod forward;
 mod handles;
+mod once;
 mod request;
 #[cfg(test)]
 mod tests;
@@ -48,6 +49,7 @@ pub use handles::{
     CountDownLatch, ExpirableSemaphore, FairLock, FencedLock, GroupLock, Lock, Member, MultiLock,
     ReadLock, ReadWriteLock, RedLock, Semaphore, SpinLock, WriteLock,
 };
+pub use once::{Once, OnceRun};
 pub use request::{
     Acquirable, Acquire, Guard, MultiGuard, PermitGuard, RedGuard, SemaphorePermits, TryAcquire,
     TrySetPermits, TryWait, Wait,

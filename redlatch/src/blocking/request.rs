@@ -10,7 +10,7 @@ use super::{Blocking, FencedLock, Worker, current_thread};
 use crate::error::{Error, Result};
 use crate::kind::{OwnedKind, Permits};
 use crate::primitives::lock::Held;
-use crate::{HasLease, HasOwner, Owner, OwnerId, PermitId};
+use crate::{HasLease, HasMinimum, HasOwner, Owner, OwnerId, PermitId};
 
 /// Acquires a lock, several locks as one, or permits: [`crate::Acquire`]. The owner is the thread that
 /// calls [`Acquire::block`].
@@ -162,6 +162,10 @@ forward! { [<R: HasOwner> Acquire<R>] "crate::Acquire" {
     set owner(owner: Owner);
 } }
 
+forward! { [<R: HasMinimum> Acquire<R>] "crate::Acquire" {
+    set at_least(at_least: Duration);
+} }
+
 forward! { [<R: Acquirable> TryAcquire<R>] "crate::TryAcquire" {
     set wait(wait: Duration);
     set outage_limit(limit: impl Into<Option<Duration>>);
@@ -176,6 +180,10 @@ forward! { [<R: HasLease> TryAcquire<R>] "crate::TryAcquire" {
 
 forward! { [<R: HasOwner> TryAcquire<R>] "crate::TryAcquire" {
     set owner(owner: Owner);
+} }
+
+forward! { [<R: HasMinimum> TryAcquire<R>] "crate::TryAcquire" {
+    set at_least(at_least: Duration);
 } }
 
 forward! { [Wait] "crate::Wait" {

@@ -13,7 +13,7 @@ use crate::environment::ProcessInfo;
 use crate::name::{KeyLayout, ObjectKeys, is_writer_field, owner_of, writer_field};
 use crate::owner::{ClientId, Owner, OwnerId};
 
-/// Largest size of a text that is written: label, program, host and note.
+/// Largest size of a text that is written: label, program, host, note and outcome of a run.
 const MAX_TEXT: usize = 256;
 
 /// The fields about the client itself.
@@ -156,7 +156,7 @@ pub(super) fn client_texts(
 }
 
 /// Returns the beginning of a text that is too long.
-fn shortened(text: &str) -> &str {
+pub(crate) fn shortened(text: &str) -> &str {
     let is_end = |at: &usize| text.is_char_boundary(*at);
     let end = (0..=MAX_TEXT.min(text.len())).rev().find(is_end);
     &text[..end.unwrap_or(0)]

@@ -41,7 +41,7 @@ mod step;
 mod tests;
 
 pub use entry::{ClientInfo, RegistryEntry};
-pub(crate) use entry::{Registered, Role};
+pub(crate) use entry::{Registered, Role, shortened};
 pub(crate) use read::{AllClients, Sought};
 
 /// How long a hold or wait lasts until it is registered, so that shorter ones cost nothing.
@@ -153,6 +153,11 @@ impl Registration {
             urgent: Notify::new(),
             written: Notify::new(),
         }))
+    }
+
+    /// Returns the label of the client, if it has one.
+    pub(crate) fn label(&self) -> Option<&str> {
+        self.0.label.as_deref()
     }
 
     /// Returns whether the client writes to the registry.

@@ -79,6 +79,12 @@ pub(crate) trait HoldKind: Send + Sync {
         None
     }
 
+    /// Ends a hold, but keeps the object from all owners for a time, in one step. Replies whether the owner held it.
+    fn retain<'a>(&'a self, params: RetainParams<'a>) -> Option<BoxedStep<'a, bool>> {
+        let _ = params;
+        None
+    }
+
     /// Returns whether a full release frees the object, or a part that others can acquire, and publishes that.
     fn release_frees(&self) -> bool {
         true
@@ -111,6 +117,16 @@ pub(crate) struct ReleaseParams<'a> {
     pub(crate) keep: u32,
     /// The new lease; `None` leaves it unchanged.
     pub(crate) lease: Option<Lease>,
+}
+
+/// The arguments of a release before the object may be free.
+#[derive(Clone, Copy)]
+pub(crate) struct RetainParams<'a> {
+    pub(crate) hold: &'a Hold,
+    /// The owner of the same client, as the store knows it, that gets the hold. No request has it.
+    pub(crate) keeper: &'a str,
+    /// Time until the object is free.
+    pub(crate) lease: Lease,
 }
 
 /// The arguments of a transfer to another owner of the same client.

@@ -20,6 +20,7 @@ use tokio::time::Instant;
 use super::limits::{HoldLimits, RunningLimits};
 use crate::client_registry::{EntryNumber, RequestInfo};
 use crate::error::Loss;
+use crate::lease::Lease;
 
 /// When a hold is due. The number orders holds that are due at the same instant, so that all runs of a
 /// program use the same order.
@@ -218,6 +219,8 @@ pub(crate) struct HoldState {
     /// The longest lease that an acquisition in this hold period still had when it was answered.
     pub(crate) longest: Duration,
     pub(crate) loss: Option<Loss>,
+    /// When a release may free the object, if not immediately.
+    retained_until: Option<Instant>,
     /// Number of the latest change.
     pub(crate) changes: u64,
     /// Latest change that the store has acknowledged.
@@ -277,6 +280,7 @@ impl HoldState {
             end: now,
             longest: Duration::ZERO,
             loss: None,
+            retained_until: None,
             // In the other numbers, 0 means none.
             changes: 1,
             acknowledged: 1,
@@ -315,6 +319,7 @@ impl HoldState {
                 self.limits = None;
                 self.began = now;
                 (self.end, self.longest) = (end, lease);
+                self.retained_until = None;
                 self.hand_over_limit = HandOverLimit::new(now);
             }
         }
@@ -356,15 +361,28 @@ impl HoldState {
         self.changes
     }
 
+    /// Records that a release must not free the object for this long. Of several times the latest end counts.
+    pub(crate) fn retain_for(&mut self, at_least: Lease, now: Instant) {
+        self.retained_until = self.retained_until.max(Some(now + at_least.duration()));
+    }
+
+    /// Returns for how long a release must not free the object. `None`: it may.
+    pub(crate) fn retained_for(&self, now: Instant) -> Option<Lease> {
+        let until = self.retained_until.filter(|&until| until > now)?;
+        Some(Lease::from_remaining(until - now))
+    }
+
     /// Begins the hold period of another request, which takes over the only guard. `None` if the hold must be
-    /// released instead: a caller knows its owner, it is not renewed, less than half of the lease is left, the
-    /// store may have lost it or have another count, or other clients wait.
+    /// released instead: a caller knows its owner, it is not renewed, it is retained, less than half of the lease is left,
+    /// the store may have lost it or have another count, or other clients wait.
     pub(crate) fn hand_over(&mut self, lease: Duration, now: Instant) -> Option<HandOver> {
         let is_settled = self.acknowledged == self.changes && self.open_attempt == 0;
         let is_doubtful = self.watchdog.suspect || self.watchdog.not_before.is_some();
         let has_one_guard = self.count == 1 && self.renewed == 1 && self.loss.is_none();
         let remaining = self.end.saturating_duration_since(now);
-        let is_refused = self.owner_is_known || is_doubtful || !is_settled || !has_one_guard;
+        let is_retained = self.retained_for(now).is_some();
+        let is_refused =
+            self.owner_is_known || is_retained || is_doubtful || !is_settled || !has_one_guard;
         if is_refused || remaining < lease / 2 {
             return None;
         }

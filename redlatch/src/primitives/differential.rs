@@ -26,7 +26,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::hold::{Hold, HoldKind, ReleaseParams, TransferParams, Transferred};
+use crate::hold::{Hold, HoldKind, ReleaseParams, RetainParams, TransferParams, Transferred};
 use crate::keyspace::{DumpedValue, Keyspace, Message};
 use crate::lease::{Expiry, Lease};
 use crate::metrics::KindMetrics;
@@ -338,6 +338,17 @@ impl Differential {
         self.step(&step).await
     }
 
+    /// Ends a hold, and keeps the object from all owners.
+    pub(crate) async fn retain(&mut self, hold: &Hold, lease_multiple: u32) -> Result<bool> {
+        let params = RetainParams {
+            hold,
+            keeper: "client:99",
+            lease: lease(lease_multiple),
+        };
+        let step = hold.kind.retain(params).expect("a step");
+        self.step(&step).await
+    }
+
     /// Checks that inspecting the object `name` gives the same result on both sides.
     async fn inspect(&mut self) {
         let names = [CandidateKeys::new("name".into())];
@@ -360,7 +371,8 @@ impl Differential {
                 if redis.call('TYPE', key).ok == 'hash' then
                     for _, field in ipairs(redis.call('HKEYS', key)) do
                         local time, text = string.match(redis.call('HGET', key, field), '^(%-?%d+)(.*)$')
-                        if time and (string.find(field, '^hold:') or string.find(field, ':expire_time$')) then
+                        if time and (string.find(field, '^hold:') or string.find(field, ':expire_time$')
+                            or field == 'began' or field == 'ended') then
                             redis.call('HSET', key, field, string.format('%d', time - ARGV[1]) .. text)
                         end
                     end
@@ -512,13 +524,18 @@ impl Differential {
     }
 }
 
-/// Returns the value of a field of the registry of clients, or of a hold in a group, with an age instead of its time. Other
+/// Returns the value of a field of the registry of clients, of a hold in a group, or of the record of a run, with an age instead of
+/// its time. Other
 /// values are unchanged.
 pub(crate) fn aged(field: &str, value: &str, now: i64) -> String {
     let end = value.find(|c: char| c != '-' && !c.is_ascii_digit());
     let (time, text) = value.split_at(end.unwrap_or(value.len()));
     match time.parse::<i64>() {
-        Ok(time) if field.starts_with("hold:") || field.ends_with(GROUP_END) => {
+        Ok(time)
+            if field.starts_with("hold:")
+                || field.ends_with(GROUP_END)
+                || matches!(field, "began" | "ended") =>
+        {
             format!("{} {text}", timestamp_in_units(now - time))
         }
         _ => value.to_owned(),

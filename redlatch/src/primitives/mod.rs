@@ -14,6 +14,7 @@ pub(crate) mod group_lock;
 pub(crate) mod inspect;
 pub(crate) mod lock_set;
 pub(crate) mod multi_lock;
+pub(crate) mod once;
 pub(crate) mod read_write_lock;
 pub(crate) mod red_lock;
 pub(crate) mod reentrant;

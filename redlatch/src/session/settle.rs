@@ -9,8 +9,9 @@ use tokio::time::Instant;
 use super::hold_ref::MOVED;
 use super::{HoldRef, Terms};
 use crate::error::{Error, Loss, Result};
-use crate::hold::{Hold, HoldSnapshot, ReleaseParams};
+use crate::hold::{Hold, HoldSnapshot, ReleaseParams, RetainParams};
 use crate::lease::Lease;
+use crate::owner::Owner;
 use crate::store::{AttemptPermit, Delivery, Progress, Route};
 
 /// How long after the end of a lease a release is retried.
@@ -79,7 +80,10 @@ impl HoldRef {
                 return Ok(true);
             }
         }
+        let retained = hold.state().retained_for(Instant::now());
+        let retained = retained.filter(|_| keep == 0);
         if keep == 0
+            && retained.is_none()
             && now.allows_transfer()
             && let Some(claimed) = self.claim_waiter(hold)
             // Boxed: most releases find no waiter.
@@ -88,7 +92,17 @@ impl HoldRef {
             return Ok(held);
         }
         let lease = now.is_renewed.then(|| session.watchdog.lease());
-        let step = hold.kind.release(ReleaseParams { hold, keep, lease });
+        let keeper = retained.map(|_| hold.object.field(session.id.owner_id(Owner::new()).into()));
+        let retaining = retained.zip(keeper.as_deref());
+        let retaining = retaining.map(|(lease, keeper)| RetainParams {
+            hold,
+            keeper,
+            lease,
+        });
+        let step = match retaining.and_then(|params| hold.kind.retain(params)) {
+            Some(step) => step,
+            None => hold.kind.release(ReleaseParams { hold, keep, lease }),
+        };
         let store = &session.store;
         let delivery = Delivery::on(match now.has_attempt_in_flight {
             true => Route::Acquisitions,
@@ -96,7 +110,7 @@ impl HoldRef {
         });
         let release = PendingRelease::new(hold, keep);
         hold.state().begin_release();
-        let frees = keep == 0 && hold.kind.release_frees();
+        let frees = keep == 0 && retained.is_none() && hold.kind.release_frees();
         if keep == 0 {
             let turns = hold.state().hand_over_limit.turns();
             session.metrics().chain_ended(turns);

@@ -134,6 +134,8 @@ async fn everything(client: &Client, other: &Client) {
     read.unlock().await.unwrap();
     lock.write().force_unlock().await.unwrap();
 
+    let once = client.once(&name("once"), "a slot");
+    assert!(once.run(async {}).await.unwrap().is_ok());
     let semaphore = client.semaphore(&name("semaphore"));
     assert!(semaphore.try_set_permits(2).await.unwrap());
     semaphore.acquire().await.unwrap().release().await.unwrap();

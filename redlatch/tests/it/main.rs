@@ -8,6 +8,7 @@ mod common;
 
 mod acl;
 mod addresses;
+mod at_least;
 mod bad_input;
 mod blocking;
 mod blocking_multi_lock;
@@ -36,6 +37,7 @@ mod losses;
 mod many_callers;
 mod metrics;
 mod multi_lock;
+mod once;
 mod owners;
 mod permit_hand_over;
 mod read_write_lock;

@@ -27,6 +27,10 @@ enum Move {
         keep: u32,
         lease: u32,
     },
+    Retain {
+        owner: u8,
+        lease: u32,
+    },
     Renew {
         owner: u8,
         lease: u32,
@@ -86,6 +90,7 @@ fn moves() -> impl Strategy<Value = Move> {
         10 => args.prop_map(Move::AcquireAsHead),
         20 => (owner.clone(), 0..3u32, 0..4u32)
             .prop_map(|(owner, keep, lease)| Move::Release { owner, keep, lease }),
+        5 => (owner.clone(), lease.clone()).prop_map(|(owner, lease)| Move::Retain { owner, lease }),
         3 => (owner, lease).prop_map(|(owner, lease)| Move::Renew { owner, lease: lease - 1 }),
         5 => (1..10u32).prop_map(|time| Move::Advance { time }),
         1 => Just(Move::Force),
@@ -222,6 +227,12 @@ fn lua_and_rules_agree() {
                     _ => {}
                 }
             }
+            Move::Retain { owner, lease: n } => {
+                let retained = harness.retain(&hold_of(*owner), *n).await;
+                if let (Ok(true), 1..) = (retained, queue.len()) {
+                    record("a released lock was kept from waiters");
+                }
+            }
             Move::Renew { owner, lease: n } => {
                 harness.renew(&hold_of(*owner), *n).await;
             }
@@ -262,6 +273,7 @@ fn lua_and_rules_agree() {
         "a waiter behind the head gave up",
         "the lock was released while waiters were queued",
         "a release granted the lock",
+        "a released lock was kept from waiters",
         "one waiter timed out",
         "several waiters timed out",
     ] {

@@ -16,14 +16,15 @@ use std::time::Duration;
 pub(super) use self::queue::FairQueue;
 use self::rules::{Acquire, Force, Release};
 use crate::error::{Error, Result};
-use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal};
+use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal, RetainParams};
 use crate::keyspace::Keyspace;
 use crate::lease::{Lease, MAX_LEASE};
 use crate::metrics::Kind;
 use crate::name::{FairKeys, ObjectKeys};
 use crate::owner::Owner;
 use crate::primitives::inspect::{ObjectState, Waiter, inspect};
-use crate::primitives::lock::{AcquireParams, Lock, OwnedKind, Rules};
+use crate::primitives::lock::{AcquireParams, HasMinimum, Lock, OwnedKind, Rules};
+use crate::primitives::reentrant::retain::Retain;
 use crate::step::{BoxedStep, Outcome, Step};
 
 /// A lock that is acquired in the order of the requests, across all clients, in Rust and Java
@@ -93,6 +94,7 @@ impl Fair {
 }
 
 impl OwnedKind for Fair {}
+impl HasMinimum for Lock<Fair> {}
 
 impl Fair {
     /// Returns the kind with these times, for tests of other kinds that use its steps.
@@ -254,6 +256,18 @@ impl HoldKind for Fair {
             params,
             grace: self.grace(),
         })
+    }
+
+    fn retain<'a>(&'a self, params: RetainParams<'a>) -> Option<BoxedStep<'a, bool>> {
+        Some(Box::new(Retain {
+            params,
+            script: rules::retain_script(),
+            channel: self.keys.object.channel(),
+            wake: |keyspace: &mut Keyspace| {
+                let woken = FairQueue::new(keyspace, &self.keys).wake_next(false);
+                woken.map(drop)
+            },
+        }))
     }
 }
 

@@ -337,16 +337,28 @@ impl Step for Release<'_> {
     }
 }
 
+/// A script of the re-entrant lock that wakes the next waiter of the queue.
+macro_rules! waking_script {
+    ($path:literal) => {{
+        static SCRIPT: Script = Script::new(concat!(
+            // A local, because `wake.lua` assigns to it.
+            "local KEYS = KEYS\n",
+            include_str!("queue.lua"),
+            include_str!("wake.lua"),
+            include_str!($path),
+        ));
+        &SCRIPT
+    }};
+}
+
 /// Returns the script that renews the leases of many locks.
 pub(super) fn renew_script() -> &'static Script {
-    static SCRIPT: Script = Script::new(concat!(
-        // A local, because `wake.lua` assigns to it.
-        "local KEYS = KEYS\n",
-        include_str!("queue.lua"),
-        include_str!("wake.lua"),
-        include_str!("../reentrant/renew.lua"),
-    ));
-    &SCRIPT
+    waking_script!("../reentrant/renew.lua")
+}
+
+/// Returns the script that ends a hold, and keeps the lock from all owners for a time.
+pub(super) fn retain_script() -> &'static Script {
+    waking_script!("../reentrant/retain.lua")
 }
 
 /// Renews one lock, as the script does. If the lock was deleted, wakes the next waiter instead.

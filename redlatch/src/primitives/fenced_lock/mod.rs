@@ -14,7 +14,7 @@ use self::rules::{Acquire, AdvanceToken, DeleteToken, ReadToken};
 use crate::error::{Error, Result};
 use crate::metrics::Kind;
 use crate::name::{FencedKeys, ObjectKeys};
-use crate::primitives::lock::{AcquireParams, Guard, Lock, OwnedKind, Rules};
+use crate::primitives::lock::{AcquireParams, Guard, HasMinimum, Lock, OwnedKind, Rules};
 use crate::primitives::reentrant::ReentrantHolds;
 use crate::step::{Outcome, Step};
 
@@ -102,6 +102,7 @@ pub struct Fenced {
 pub const MAX_TOKEN: u64 = i64::MAX.unsigned_abs() - 1;
 
 impl OwnedKind for Fenced {}
+impl HasMinimum for Lock<Fenced> {}
 
 impl Fenced {
     pub(crate) fn new(prefix: &str, name: &str) -> Fenced {

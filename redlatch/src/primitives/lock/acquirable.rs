@@ -27,6 +27,10 @@ pub trait HasLease: Acquirable + AcquireOnce<Held: HeldForLease> {}
 /// A target whose holder is an [`Owner`] and can acquire it again: locks, multi-locks and RedLocks, but no permits.
 pub trait HasOwner: HasLease {}
 
+/// A target that can be kept from all owners for a time after its release
+/// ([`Acquire::at_least`](super::Acquire::at_least)): plain, fair, fenced and spin locks.
+pub trait HasMinimum: HasOwner {}
+
 /// Acquires what a request is for.
 pub(crate) trait AcquireOnce: Clone + Send + Sync + 'static {
     /// What a successful request holds.
@@ -70,6 +74,8 @@ pub(crate) struct RareOptions {
     pub(super) limits: Option<HoldLimits>,
     /// The hold to re-enter, if the request comes from a guard.
     pub(super) reenters: Option<HoldRef>,
+    /// See [`Acquire::at_least`](super::Acquire::at_least).
+    pub(super) at_least: Option<Duration>,
 }
 
 impl Options {
@@ -83,6 +89,18 @@ impl Options {
 
     pub(crate) fn lease(&self) -> Result<Option<Lease>> {
         self.lease.map(Lease::new).transpose()
+    }
+
+    /// Returns for how long a release must not free what this request acquires, if it is limited.
+    pub(super) fn at_least(&self) -> Result<Option<Lease>> {
+        let at_least = self.rare.as_ref().and_then(|rare| rare.at_least);
+        let checked = |time| {
+            Lease::new(time).map_err(|_| Error::InvalidSetting {
+                setting: "at_least",
+                reason: format!("{time:?} is out of range; use 1 ms to ten years"),
+            })
+        };
+        at_least.map(checked).transpose()
     }
 
     pub(super) fn rare_mut(&mut self) -> &mut RareOptions {

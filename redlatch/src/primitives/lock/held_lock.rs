@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::{Acquire, Guard, Held, HeldForLease, HoldGuard, Lock, LockKind, OwnedKind};
 use crate::error::{Error, Result};
+use crate::hold::Hold;
 use crate::name::owner_of;
 use crate::owner::{Owner, OwnerId};
 use crate::session::{HoldRef, Terms};
@@ -22,6 +23,10 @@ impl<K: LockKind> HeldLock<K> {
     pub(super) fn new(hold_ref: HoldRef, terms: Terms, kind: Arc<K>, grant: K::Grant) -> Self {
         let guard = HoldGuard::new(hold_ref, terms);
         HeldLock { guard, kind, grant }
+    }
+
+    pub(super) fn hold(&self) -> &Arc<Hold> {
+        self.guard.hold()
     }
 }
 

@@ -35,7 +35,7 @@ mod hold_guard;
 mod report;
 mod request;
 
-pub use acquirable::{Acquirable, HasLease, HasOwner};
+pub use acquirable::{Acquirable, HasLease, HasMinimum, HasOwner};
 pub(crate) use acquirable::{AcquireOnce, Held, HeldForLease, Options};
 pub use guard::Guard;
 use held_lock::HeldLock;

@@ -7,7 +7,7 @@
 use std::future::{Future, IntoFuture};
 use std::time::Duration;
 
-use super::{Acquirable, Guard, HasLease, HasOwner, Lock, Options};
+use super::{Acquirable, Guard, HasLease, HasMinimum, HasOwner, Lock, Options};
 use crate::error::Result;
 use crate::hold::Hold;
 use crate::join::Boxed;
@@ -350,6 +350,52 @@ impl<R: HasOwner> TryAcquire<R> {
     /// As [`Acquire::owner`].
     pub fn owner(mut self, owner: Owner) -> TryAcquire<R> {
         self.request = self.request.owner(owner);
+        self
+    }
+}
+
+impl<R: HasMinimum> Acquire<R> {
+    /// Keeps the lock from all owners until this time has passed since the acquisition, even if it is released earlier
+    /// (ShedLock: `lockAtLeastFor`). So a job that takes 10 ms runs once, although the clocks of the machines that start it
+    /// differ by seconds. 1 ms to [`MAX_LEASE`](crate::MAX_LEASE), truncated to whole milliseconds; other values fail with
+    /// [`Error::InvalidSetting`](crate::Error::InvalidSetting). Redisson has nothing like it; its clients see a held lock.
+    ///
+    /// A release (also by a drop, or at the end of [`run`](Acquire::run)) then ends the hold of its owner immediately: there is no
+    /// guard, and the watchdog does not renew it. In the same step the store sets the end of the lease to the rest of this
+    /// time. Until then an owner that no request has holds the lock, of the same client: no other owner can acquire
+    /// it, nor can this one again. It does not pass on to waiters of the same client; waiters acquire it at the end of the
+    /// time. The process may end meanwhile. [`Lock::force_unlock`] frees it earlier.
+    ///
+    /// If the process dies before the release, or the store cannot be reached, the lease decides when the lock is free: it
+    /// may be before or after this time. If an owner has several guards, the latest of their times counts, when the last
+    /// guard is released.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> redlatch::Result<()> {
+    /// # let client = redlatch::Client::embedded();
+    /// use std::time::Duration;
+    ///
+    /// let lock = client.lock("nightly-report");
+    /// let minute = Duration::from_secs(60);
+    /// let report = async { "sent" };
+    /// assert_eq!(lock.try_lock().at_least(minute).run(report).await?, Some("sent"));
+    /// assert!(lock.try_lock().await?.is_none());
+    ///
+    /// tokio::time::sleep(minute).await;
+    /// assert!(lock.try_lock().await?.is_some());
+    /// # Ok(()) }
+    /// ```
+    pub fn at_least(mut self, at_least: Duration) -> Acquire<R> {
+        self.options.rare_mut().at_least = Some(at_least);
+        self
+    }
+}
+
+impl<R: HasMinimum> TryAcquire<R> {
+    /// As [`Acquire::at_least`].
+    pub fn at_least(mut self, at_least: Duration) -> TryAcquire<R> {
+        self.request = self.request.at_least(at_least);
         self
     }
 }

@@ -4,6 +4,7 @@
 mod differential;
 #[cfg(test)]
 mod exploration;
+pub(crate) mod retain;
 pub(crate) mod rules;
 pub(crate) mod transfer;
 
@@ -11,17 +12,21 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use self::retain::Retain;
 use self::transfer::Transfer;
 use crate::error::Result;
-use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal, TransferParams, Transferred};
+use crate::hold::{
+    Hold, HoldKind, ReleaseParams, Renewal, RetainParams, TransferParams, Transferred,
+};
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
 use crate::metrics::Kind;
 use crate::name::{KeyLayout, ObjectKeys};
-use crate::primitives::lock::{AcquireParams, OwnedKind, Reentrant, Rules};
+use crate::primitives::lock::{AcquireParams, HasMinimum, Lock, OwnedKind, Reentrant, Rules};
 use crate::step::{BoxedStep, Outcome, Step};
 
 impl OwnedKind for Reentrant {}
+impl HasMinimum for Lock<Reentrant> {}
 
 impl Reentrant {
     pub(crate) fn new(prefix: &str, name: &str) -> Reentrant {
@@ -104,6 +109,23 @@ impl<K: ReentrantHolds> HoldKind for K {
             of_writer,
         };
         K::TRANSFERS.then(|| Box::new(step) as BoxedStep<'a, _>)
+    }
+
+    fn retain<'a>(&'a self, params: RetainParams<'a>) -> Option<BoxedStep<'a, bool>> {
+        let object = &params.hold.object;
+        Some(Box::new(Retain {
+            params,
+            script: retain::script(),
+            channel: if K::WAKES_WAITERS {
+                object.channel()
+            } else {
+                ""
+            },
+            wake: |keyspace: &mut Keyspace| {
+                keyspace.publish(object.channel(), 0);
+                Ok(())
+            },
+        }))
     }
 
     fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<BoxedStep<'a, bool>> {

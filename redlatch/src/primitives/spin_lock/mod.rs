@@ -8,7 +8,7 @@ use crate::backoff::Backoff;
 use crate::hold::Hold;
 use crate::metrics::Kind;
 use crate::name::{KeyLayout, ObjectKeys};
-use crate::primitives::lock::{AcquireParams, Lock, OwnedKind, Rules};
+use crate::primitives::lock::{AcquireParams, HasMinimum, Lock, OwnedKind, Rules};
 use crate::primitives::reentrant::{ReentrantHolds, rules};
 use crate::step::{Outcome, Step};
 
@@ -51,6 +51,7 @@ pub struct Spin {
 }
 
 impl OwnedKind for Spin {}
+impl HasMinimum for Lock<Spin> {}
 
 impl Lock<Spin> {
     /// Sets the pause between attempts. Default [`Backoff::default`].

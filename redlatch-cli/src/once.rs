@@ -1,0 +1,78 @@
+//! `redlatch run --once-per` and `--slot`: CMD runs at most once for each slot, in the whole fleet.
+//!
+//! 1. Before it waits for the lock, `run` checks whether the slot has had its run already.
+//! 2. When it holds the lock, it begins the run in the store, which decides. Then CMD starts.
+//! 3. When CMD has ended, it records how, and only then releases the lock. So whoever waited for it reads the outcome.
+
+use std::time::{Duration, SystemTime};
+
+use redlatch::{AlreadyRan, Client, OnceRun};
+use rustix::process::WaitStatus;
+
+use crate::args::Run;
+use crate::child::exit_code;
+use crate::exit::Failure;
+use crate::registered::utc;
+use crate::stderr::{note, printable, warning};
+use crate::store::WaitLimits;
+
+/// Returns the run that the slot has had already. `None`: it has had none, or `run` has no slot.
+pub(crate) async fn earlier_run(
+    client: &Client,
+    limits: &WaitLimits,
+    run: &Run,
+) -> Result<Option<AlreadyRan>, Failure> {
+    let Some(once) = run.once(client) else {
+        return Ok(None);
+    };
+    let looking = limits.retry_through_outage(once.name(), async || once.earlier_run().await);
+    Ok(looking.await?)
+}
+
+/// Begins the run of the slot, if `run` has one. The inner error is the run that the slot has had already.
+pub(crate) async fn begin(
+    client: &Client,
+    run: &Run,
+) -> Result<Result<Option<OnceRun>, AlreadyRan>, Failure> {
+    match run.once(client) {
+        Some(once) => Ok(once.begin().await?.map(Some)),
+        None => Ok(Ok(None)),
+    }
+}
+
+/// Records how CMD has ended. If the store cannot be reached, that is only reported: the slot counts as used.
+pub(crate) async fn finish(once_run: Option<OnceRun>, name: &str, outcome: String) {
+    if let Some(once_run) = once_run
+        && let Err(error) = once_run.finish(outcome).await
+    {
+        warning!("{name}: how CMD ended was not recorded: {error}");
+    }
+}
+
+/// Returns how CMD has ended.
+pub(crate) fn outcome(status: WaitStatus) -> String {
+    match status.terminating_signal() {
+        Some(signal) => format!("signal {signal}"),
+        None => format!("exit code {}", exit_code(status)),
+    }
+}
+
+/// Prints which machine has run CMD, and when and how.
+pub(crate) fn report(run: &Run, earlier: &AlreadyRan) {
+    let name = printable(&run.names.join(" "));
+    note!("{name}: {}", text(earlier, SystemTime::now()));
+}
+
+fn text(earlier: &AlreadyRan, now: SystemTime) -> String {
+    let [date, time] = utc(earlier.at);
+    let age = now.duration_since(earlier.at).unwrap_or_default();
+    let date = match age < Duration::from_secs(24 * 60 * 60) {
+        true => String::new(),
+        false => format!("{date} "),
+    };
+    let host = printable(&earlier.host);
+    match &earlier.outcome {
+        Some(outcome) => format!("ran on {host} at {date}{time} UTC, {}", printable(outcome)),
+        None => format!("started on {host} at {date}{time} UTC, not finished"),
+    }
+}

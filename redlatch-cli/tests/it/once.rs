@@ -1,0 +1,192 @@
+//! Tests of `redlatch run --at-least`, `--once-per` and `--slot`.
+
+use redlatch_testkit::{Server, shared, unique};
+use rustix::process::Signal;
+
+use crate::support::*;
+
+/// A day that ends neither today nor tomorrow.
+const LONG_SLOT: &str = "3650d";
+
+/// Starts `redlatch run` with a CMD that appends a line to a file.
+fn start(server: &Server, options: &[&str], name: &str, script: &str) -> Running {
+    let args = [&["run"], options, &[name, "--", "sh", "-c", script]].concat();
+    Running::start(redlatch(server, &args))
+}
+
+fn lines(path: &str) -> usize {
+    std::fs::read_to_string(path).map_or(0, |text| text.lines().count())
+}
+
+/// Asserts that this is the line about an earlier run, and nothing else.
+#[track_caller]
+fn assert_reported(stderr: &str, name: &str, end: &str) {
+    let line = stderr.strip_prefix(&format!("redlatch: {name}: ran on "));
+    let line = line.and_then(|line| line.strip_suffix(&format!(" UTC, {end}\n")));
+    let Some((host, time)) = line.and_then(|line| line.split_once(" at ")) else {
+        panic!("{stderr:?}");
+    };
+    assert!(!host.is_empty() && !host.contains('\n'), "{stderr:?}");
+    let is_time = |time: &str| {
+        let parts: Vec<_> = time.split(':').map(str::parse::<u8>).collect();
+        matches!(&parts[..], [Ok(..24), Ok(..60), Ok(..60)])
+    };
+    assert!(is_time(time), "{stderr:?}");
+}
+
+/// Some of them wait for the lock while CMD runs, others come later: in both cases they do not repeat it.
+#[test]
+fn one_of_many_processes_runs_cmd_in_slot() {
+    for options in [["--once-per", LONG_SLOT], ["--slot", "2026-11-22T02:00"]] {
+        let (temp_dir, name) = (TempDir::new(), unique("once"));
+        let ran = temp_dir.path("ran");
+        let script = format!("echo ran >> {ran}; exit 3");
+        let all: Vec<_> = (0..8)
+            .map(|_| start(shared(), &options, &name, &script))
+            .collect();
+        let mut codes: Vec<_> = all
+            .into_iter()
+            .map(|running| {
+                let finished = running.finish();
+                match finished.code {
+                    Some(3) => assert_eq!(finished.stderr, ""),
+                    _ if finished.stderr.contains("not finished") => {}
+                    _ => assert_reported(&finished.stderr, &name, "exit code 3"),
+                }
+                finished.code.unwrap()
+            })
+            .collect();
+        codes.sort_unstable();
+        assert_eq!(codes, [3, 73, 73, 73, 73, 73, 73, 73]);
+        assert_eq!(lines(&ran), 1);
+        let late = start(shared(), &options, &name, &script)
+            .finish()
+            .expect(73);
+        assert_reported(&late.stderr, &name, "exit code 3");
+        assert!(!is_held(shared(), &name));
+    }
+}
+
+#[test]
+fn another_slot_runs_again() {
+    let name = unique("slots");
+    for slot in ["1", "2"] {
+        let options = ["--slot", slot];
+        start(shared(), &options, &name, "true").finish().expect(0);
+        start(shared(), &options, &name, "true").finish().expect(73);
+    }
+    // Each period of a millisecond is another one.
+    let options = ["--once-per", "1ms"];
+    start(shared(), &options, &name, "true").finish().expect(0);
+    start(shared(), &options, &name, "true").finish().expect(0);
+}
+
+/// The slot is not repeated, although the lock is free again when its lease has ended.
+#[test]
+fn killed_process_is_not_repeated() {
+    let (temp_dir, name) = (TempDir::new(), unique("killed"));
+    let ran = temp_dir.path("ran");
+    let options = ["--slot", "02:00", "--watchdog", "1s"];
+    let script = format!("echo ran >> {ran}; echo started; {IDLE_SCRIPT}");
+    let killed = start(shared(), &options, &name, &script);
+    killed.until_stdout("started");
+    killed.signal(Signal::KILL);
+    until("the lease ends", || !is_held(shared(), &name));
+    let later = start(shared(), &options, &name, &script)
+        .finish()
+        .expect(73);
+    let expected = format!("redlatch: {name}: started on ");
+    assert!(later.stderr.starts_with(&expected), "{}", later.stderr);
+    assert!(
+        later.stderr.ends_with(" UTC, not finished\n"),
+        "{}",
+        later.stderr
+    );
+    assert_eq!(lines(&ran), 1);
+}
+
+#[test]
+fn outcome_of_signaled_and_lost_cmd_is_recorded() {
+    let name = unique("outcome");
+    let options = ["--slot", "1"];
+    start(shared(), &options, &name, "kill -KILL $$")
+        .finish()
+        .expect(137);
+    let later = start(shared(), &options, &name, "true").finish().expect(73);
+    assert_reported(&later.stderr, &name, "signal 9");
+
+    let options = ["--slot", "2", "--watchdog", "1s"];
+    let script = format!("echo started; {IDLE_SCRIPT}");
+    let losing = start(shared(), &options, &name, &script);
+    losing.until_stdout("started");
+    finish(redlatch(shared(), &["unlock", "--force", &name])).expect(0);
+    losing.finish().expect(74);
+    let later = start(shared(), &options, &name, "true").finish().expect(73);
+    assert_reported(&later.stderr, &name, "lost the lock");
+}
+
+/// The store cannot be reached: CMD does not start, and its slot is free afterwards.
+#[test]
+fn cmd_does_not_start_during_outage() {
+    let mut server = Server::start();
+    server.kill();
+    let options = ["-n", "--slot", "1"];
+    let finished = start(&server, &options, "a", "echo ran")
+        .finish()
+        .expect(69);
+    assert_eq!(finished.stdout, "");
+    // Without -n it waits.
+    let waiting = start(&server, &["--slot", "1"], "a", "echo ran");
+    waiting.until_stderr("waiting for the store");
+    server.restart();
+    assert_eq!(waiting.finish().expect(0).stdout, "ran\n");
+}
+
+#[test]
+fn lock_is_kept_after_short_cmd() {
+    let (temp_dir, name) = (TempDir::new(), unique("kept"));
+    let ran = temp_dir.path("ran");
+    for (i, kind) in [None, Some("--fair"), Some("--fenced"), Some("--spin")]
+        .into_iter()
+        .enumerate()
+    {
+        let name = format!("{name}:{i}");
+        let options: Vec<_> = ["-n", "--at-least", "60s"]
+            .into_iter()
+            .chain(kind)
+            .collect();
+        let script = format!("echo ran >> {ran}");
+        start(shared(), &options, &name, &script).finish().expect(0);
+        start(shared(), &options, &name, &script)
+            .finish()
+            .expect(75);
+        start(shared(), &["-n"], &name, &script).finish().expect(75);
+        assert_eq!(lines(&ran), i + 1);
+        let left: i64 = shared().command(&["PTTL", &name]);
+        assert!(left > 30_000 && left <= 60_000, "{left}");
+        finish(redlatch(shared(), &["unlock", "--force", &name])).expect(0);
+    }
+}
+
+#[test]
+fn options_that_do_not_fit_are_usage_errors() {
+    for (options, message) in [
+        (&["--at-least", "5s", "--read"][..], "cannot be used with"),
+        (
+            &["--at-least", "5s", "--permits", "2"],
+            "cannot be used with",
+        ),
+        (&["--at-least", "5s", "--slot", "1"], "cannot be used with"),
+        (&["--once-per", "1h", "--slot", "1"], "cannot be used with"),
+        (&["--at-least", "0"], "at_least"),
+        (&["--once-per", "0"], "slot"),
+        (&["--slot", ""], "slot"),
+        (&["--slot", "1", "second"], "work with one NAME"),
+        (&["--at-least", "5s", "second"], "work with one NAME"),
+    ] {
+        let finished = start(shared(), options, &unique("usage"), "true")
+            .finish()
+            .expect(2);
+        assert!(finished.stderr.contains(message), "{finished:?}");
+    }
+}

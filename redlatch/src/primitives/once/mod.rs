@@ -1,0 +1,390 @@
+//! Jobs that run at most once for each slot, in the whole fleet. Redisson has nothing like it.
+
+#[cfg(test)]
+mod differential;
+mod rules;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use self::rules::{Begin, Begun, Finish, Record};
+use crate::client_registry::shortened;
+use crate::environment::{process_info, random};
+use crate::error::{Error, Result};
+use crate::lease::Lease;
+use crate::name::{MAX_NAME_BYTES, OnceKeys};
+use crate::session::Session;
+use crate::store::{Delivery, Progress, Store};
+
+/// How long a record remains by default.
+const REMEMBERED_FOR: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
+/// The outcome of a run that was dropped before it was finished.
+const DROPPED: &str = "dropped";
+/// The outcome of [`Once::run`].
+const FINISHED: &str = "finished";
+
+/// What a job may run once for: a length of time, or a text such as a planned time.
+///
+/// ```
+/// # use std::time::Duration;
+/// use redlatch::Slot;
+///
+/// let hourly = Slot::per(Duration::from_secs(3600)); // each full hour of the server's clock (UTC)
+/// let planned = Slot::from("2026-11-22T02:00");
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Slot(SlotKind);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum SlotKind {
+    Per(Duration),
+    Named(String),
+}
+
+impl Slot {
+    /// Slots of this length by the clock of the server: slot n begins n times this length after 1970-01-01T00:00:00Z. So those of a
+    /// day begin at midnight UTC. 1 ms to [`MAX_LEASE`](crate::MAX_LEASE), truncated to whole milliseconds. The clocks of the
+    /// clients do not matter. (In an embedded store the first slot begins when the store is first used.)
+    pub fn per(length: Duration) -> Slot {
+        Slot(SlotKind::Per(length))
+    }
+}
+
+/// The slot with this name: 1 to 512 bytes. All processes must compute the same text, for example from the planned time.
+impl From<&str> for Slot {
+    fn from(name: &str) -> Slot {
+        Slot(SlotKind::Named(name.to_owned()))
+    }
+}
+
+/// As from a `&str`.
+impl From<String> for Slot {
+    fn from(name: String) -> Slot {
+        Slot(SlotKind::Named(name))
+    }
+}
+
+/// A job that runs at most once for each slot, in all processes: [`Client::once`](crate::Client::once).
+///
+/// One script of the server checks whether the slot has had a run, and records this one, before the work starts. So the slot is never
+/// repeated: not by machines whose clocks differ, not if the work takes a millisecond, and not if the process dies in
+/// the middle. Work that must be repeated until it has succeeded needs a lock and a state of its own instead.
+///
+/// This is no lock: the run of one slot may last until those of the next ones. Use it while holding a lock of the
+/// same name to prevent that, as `redlatch run --once-per` does.
+///
+/// The record contains the machine and process, the times and the outcome. It remains for
+/// [seven days](Once::remembered_for). A store that loses it (a restart without persistence, a failover to a replica
+/// that missed it) allows the slot once more. [`ReplicaSync`](crate::ReplicaSync) applies to the beginning of a run
+/// as to an acquisition.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+/// let client = redlatch::Client::embedded(); // or Client::connect("redis://127.0.0.1").await?
+/// let once = client.once("nightly-report", "2026-11-22T02:00");
+/// match once.begin().await? {
+///     Ok(run) => {
+///         // … the work …
+///         run.finish("42 pages").await?;
+///     }
+///     Err(earlier) => println!("{} began it", earlier.by),
+/// }
+/// let earlier = once.begin().await?.unwrap_err();
+/// assert_eq!(earlier.outcome.as_deref(), Some("42 pages"));
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Once {
+    session: Arc<Session>,
+    keys: Arc<OnceKeys>,
+    slot: SlotKind,
+    remembered_for: Duration,
+}
+
+/// The only run of a slot, which has begun: [`Once::begin`]. If it is dropped, the outcome `dropped` is recorded in the background.
+#[must_use = "the slot cannot have another run"]
+pub struct OnceRun {
+    session: Arc<Session>,
+    keys: Arc<OnceKeys>,
+    id: String,
+    is_finished: bool,
+}
+
+/// The run that a slot has had already, or that lasts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct AlreadyRan {
+    /// Name of the machine that ran it.
+    pub host: String,
+    /// The process: `label@host (pid 4711)`, with the name of the program if its client has no
+    /// [label](crate::ClientBuilder::label).
+    pub by: String,
+    /// When it began, by the clock of the server.
+    pub at: SystemTime,
+    /// How long it took. `None`: it has not finished. It lasts, its process has died, or the store could not be reached.
+    pub took: Option<Duration>,
+    /// How it ended: the text of [`OnceRun::finish`], or `finished` ([`Once::run`]) or `dropped`.
+    pub outcome: Option<String>,
+}
+
+impl Once {
+    pub(crate) fn new(session: Arc<Session>, name: &str, slot: Slot) -> Once {
+        let named = match &slot.0 {
+            SlotKind::Named(name) => Some(&**name),
+            SlotKind::Per(_) => None,
+        };
+        Once {
+            keys: Arc::new(OnceKeys::new(&session.prefix, name, named)),
+            session,
+            slot: slot.0,
+            remembered_for: REMEMBERED_FOR,
+        }
+    }
+
+    /// Sets how long the record of a run remains, from its beginning; default seven days. 1 ms to ten years. That of a slot with a
+    /// length remains for the length of a slot in addition. A process that asks for a slot with a name later than that runs it once
+    /// more, so this must be longer than the longest delay of any machine.
+    #[must_use]
+    pub fn remembered_for(mut self, time: Duration) -> Once {
+        self.remembered_for = time;
+        self
+    }
+
+    /// Returns the name.
+    pub fn name(&self) -> &str {
+        self.keys.object.name()
+    }
+
+    /// Begins the run of the current slot. If the slot has one already, returns that, as the inner error.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidName`](Error::InvalidName), and [`InvalidSetting`](Error::InvalidSetting) for a slot or
+    /// time that cannot be used. Otherwise as [`Lock::is_locked`](crate::Lock::is_locked), and
+    /// [`NotReplicated`](Error::NotReplicated). After an error of the connection or of the replicas it is unknown whether the
+    /// slot counts as used. Then a later call may return a run of this process that never started.
+    ///
+    /// # Cancel safety
+    ///
+    /// If this future is dropped, it continues in the background. If the run has begun, it ends with the outcome `dropped`: the slot
+    /// counts as used.
+    pub async fn begin(&self) -> Result<Result<OnceRun, AlreadyRan>> {
+        let once = self.clone();
+        let beginning = async move { once.begin_unless_dropped().await };
+        self.session.run_to_completion(beginning).await
+    }
+
+    async fn begin_unless_dropped(&self) -> Result<Result<OnceRun, AlreadyRan>> {
+        let process = process_info();
+        let program = self
+            .session
+            .registration
+            .label()
+            .unwrap_or(&process.program);
+        let by = format!("{program}@{} (pid {})", process.host, process.pid);
+        let id = format!("{}:{}", self.session.id.as_str(), random());
+        let step = Begin {
+            run: Some(&id),
+            host: shortened(&process.host),
+            by: shortened(&by),
+            ..self.look()?
+        };
+        let progress = Progress::default();
+        let delivery = Delivery::acquisition(false);
+        let answer = self
+            .session
+            .store
+            .run(&step, None, delivery, &progress)
+            .await?;
+        if let Some(earlier) = self.already_ran(answer.reply) {
+            return Ok(Err(earlier));
+        }
+        let run = OnceRun {
+            session: self.session.clone(),
+            keys: self.keys.clone(),
+            id,
+            is_finished: false,
+        };
+        if let Some(confirmation) = answer.confirmation {
+            // If it fails, dropping the run records that.
+            confirmation.confirmed(&progress).await?;
+        }
+        Ok(Ok(run))
+    }
+
+    /// Runs `work` unless the current slot has had a run, which is returned as the inner error.
+    ///
+    /// # Errors
+    ///
+    /// As [`Once::begin`]; `work` was then not started. If only the outcome could not be recorded, that is no error.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, it drops `work`, and the outcome is `dropped`. The slot counts as used.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+    /// # let client = redlatch::Client::embedded();
+    /// use std::time::Duration;
+    ///
+    /// let hour = redlatch::Slot::per(Duration::from_secs(3600));
+    /// let once = client.once("nightly-report", hour);
+    /// assert_eq!(once.run(async { 6 * 7 }).await?, Ok(42));
+    /// assert!(once.run(async { 6 * 7 }).await?.is_err());
+    /// # Ok(()) }
+    /// ```
+    pub async fn run<F: Future>(&self, work: F) -> Result<Result<F::Output, AlreadyRan>> {
+        let run = match self.begin().await? {
+            Ok(run) => run,
+            Err(earlier) => return Ok(Err(earlier)),
+        };
+        let output = work.await;
+        run.finish_or_log().await;
+        Ok(Ok(output))
+    }
+
+    /// Returns the run that the current slot has had, without beginning one. `None`: it has had none.
+    ///
+    /// # Errors
+    ///
+    /// As [`Once::begin`].
+    pub async fn earlier_run(&self) -> Result<Option<AlreadyRan>> {
+        let reply = self.session.store.run_idempotent(&self.look()?).await?;
+        Ok(self.already_ran(reply))
+    }
+
+    /// Returns the step that only looks.
+    fn look(&self) -> Result<Begin<'_>> {
+        self.keys.object.check()?;
+        let invalid = |setting, time| Error::InvalidSetting {
+            setting,
+            reason: format!("{time:?} is out of range; use 1 ms to ten years"),
+        };
+        let slot = match &self.slot {
+            SlotKind::Per(length) => {
+                let length_of = Lease::new(*length).map_err(|_| invalid("slot", *length));
+                Some(length_of?)
+            }
+            SlotKind::Named(name) if name.is_empty() || name.len() > MAX_NAME_BYTES => {
+                return Err(Error::InvalidSetting {
+                    setting: "slot",
+                    reason: format!("it has {} bytes; use 1 to {MAX_NAME_BYTES}", name.len()),
+                });
+            }
+            SlotKind::Named(_) => None,
+        };
+        let remembered = Lease::new(self.remembered_for);
+        let remembered = remembered.map_err(|_| invalid("remembered_for", self.remembered_for))?;
+        let length = slot.map(Lease::duration).unwrap_or_default();
+        Ok(Begin {
+            keys: &self.keys,
+            run: None,
+            slot,
+            time_to_live: Lease::from_remaining(remembered.duration() + length),
+            host: "",
+            by: "",
+        })
+    }
+
+    fn already_ran(&self, reply: Begun) -> Option<AlreadyRan> {
+        let Begun::Record(record) = reply else {
+            return None;
+        };
+        let Record { began, ended, .. } = record;
+        let at = match &*self.session.store {
+            Store::Redis(_) => SystemTime::UNIX_EPOCH.checked_add(millis(began)),
+            // Its times do not count from 1970.
+            Store::Embedded(_) => SystemTime::now().checked_sub(millis(record.now - began)),
+        };
+        Some(AlreadyRan {
+            host: shortened(&record.host).to_owned(),
+            by: shortened(&record.by).to_owned(),
+            at: at.unwrap_or(SystemTime::UNIX_EPOCH),
+            took: ended.map(|ended| millis(ended - began)),
+            outcome: ended.map(|_| shortened(&record.outcome).to_owned()),
+        })
+    }
+}
+
+impl OnceRun {
+    /// Records how the run has ended: a text for people of up to 256 bytes, such as `exit code 0`; longer ones are cut. Returns
+    /// whether the record is still that of this run: it may have expired, and in the next slot of the same length there may be another.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lock::is_locked`](crate::Lock::is_locked). The slot counts as used in any case.
+    ///
+    /// # Cancel safety
+    ///
+    /// If this future is dropped, it continues in the background.
+    pub async fn finish(mut self, outcome: impl Into<String>) -> Result<bool> {
+        self.is_finished = true;
+        let finishing = self.finish_step(outcome.into());
+        self.session.run_to_completion(finishing).await
+    }
+
+    /// Records that the work of [`Once::run`] is done. If that fails, logs it.
+    pub(crate) async fn finish_or_log(self) {
+        let keys = self.keys.clone();
+        if let Err(error) = self.finish(FINISHED).await {
+            let once = keys.object.name();
+            tracing::warn!(once, %error, "the outcome of a run was not recorded");
+        }
+    }
+
+    fn finish_step(&self, outcome: String) -> impl Future<Output = Result<bool>> + Send + use<> {
+        let (store, keys, run) = (
+            self.session.store.clone(),
+            self.keys.clone(),
+            self.id.clone(),
+        );
+        async move {
+            let step = Finish {
+                keys: &keys,
+                run: &run,
+                outcome: shortened(&outcome),
+            };
+            store.run_idempotent(&step).await
+        }
+    }
+}
+
+impl Drop for OnceRun {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            let finishing = self.finish_step(DROPPED.to_owned());
+            let keys = self.keys.clone();
+            self.session.background.spawn(async move {
+                if let Err(error) = finishing.await {
+                    let once = keys.object.name();
+                    tracing::warn!(once, %error, "the outcome of a run was not recorded");
+                }
+            });
+        }
+    }
+}
+
+impl std::fmt::Debug for Once {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Once")
+            .field("name", &self.name())
+            .field("slot", &self.slot)
+            .finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for OnceRun {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OnceRun")
+            .field("name", &self.keys.object.name())
+            .field("id", &self.id)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Converts milliseconds of the store. Another program may have written any number.
+fn millis(millis: i64) -> Duration {
+    Duration::from_millis(u64::try_from(millis).unwrap_or(0))
+}

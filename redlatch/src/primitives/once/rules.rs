@@ -1,0 +1,187 @@
+//! The steps of a job that runs once for each slot.
+//!
+//! State: a hash, the *record* of the latest run: its id, which process it is, when it began, and when and how it ended. Times are
+//! those of the store. A slot with a name has a record of its own. Slots of a length share one: a run is of the current
+//! slot if it began in it.
+//!
+//! * Begin: if the current slot has no run, replace the record by one of this run, without an end. Else reply the record.
+//! * Finish: set the end and the outcome, if the record is that of this run.
+//!
+//! Invariant: at most one run begins in each slot, while the record exists. The interleaving to fear is a process that dies, or
+//! an answer that is lost, between the step and the work: another process must not repeat the slot, because the work may have been
+//! done. So the record is written before the work, and nothing removes it but its expiry. A step that is sent twice finds its own id.
+
+use std::collections::BTreeMap;
+
+use smallvec::smallvec;
+
+use crate::error::Result;
+use crate::keyspace::Keyspace;
+use crate::lease::Lease;
+use crate::name::{ObjectKeys, OnceKeys};
+use crate::primitives::reentrant::rules::wrong_kind;
+use crate::step::{Args, Keys, Script, ScriptReply, Step, script};
+
+/// The fields of a record.
+type Fields = BTreeMap<String, String>;
+
+/// Begins the run of a slot unless it has a run already.
+pub(super) struct Begin<'a> {
+    pub(super) keys: &'a OnceKeys,
+    /// The id of the run; `None`: only looks.
+    pub(super) run: Option<&'a str>,
+    /// The length of a slot; `None`: the key is that of one slot.
+    pub(super) slot: Option<Lease>,
+    pub(super) time_to_live: Lease,
+    pub(super) host: &'a str,
+    pub(super) by: &'a str,
+}
+
+/// The reply to [`Begin`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Begun {
+    Begun,
+    /// The slot has no run, and none was requested.
+    Vacant,
+    Record(Record),
+}
+
+/// What the store has about a run. Times are in milliseconds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Record {
+    pub(super) now: i64,
+    pub(super) host: String,
+    pub(super) by: String,
+    pub(super) began: i64,
+    pub(super) ended: Option<i64>,
+    pub(super) outcome: String,
+}
+
+impl Step for Begin<'_> {
+    type Reply = Begun;
+
+    fn script(&self) -> &'static Script {
+        script!("begin.lua")
+    }
+
+    fn keys(&self) -> Keys<'_> {
+        smallvec![&*self.keys.record]
+    }
+
+    fn args(&self, args: &mut dyn Args) {
+        args.text(self.run.unwrap_or_default());
+        args.number(self.slot.map_or(0, Lease::millis));
+        args.number(self.time_to_live.millis());
+        args.text(self.host);
+        args.text(self.by);
+    }
+
+    fn decode(&self, reply: ScriptReply) -> Result<Begun> {
+        match reply {
+            ScriptReply::Integer(-1) => Err(not_a_record(&self.keys.object)),
+            ScriptReply::Integer(0) => Ok(Begun::Vacant),
+            ScriptReply::Integer(_) => Ok(Begun::Begun),
+            other => {
+                let [now, host, by, began, ended, outcome] = other.array()?;
+                Ok(Begun::Record(Record {
+                    now: now.integer()?,
+                    host: host.text()?,
+                    by: by.text()?,
+                    began: began.integer()?,
+                    ended: ended.text()?.parse().ok(),
+                    outcome: outcome.text()?,
+                }))
+            }
+        }
+    }
+
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<Begun> {
+        let now = keyspace.now_ms();
+        let key = &*self.keys.record;
+        if let Some(found) = keyspace.find::<Fields>(key)? {
+            let text = |field| found.value.get(field).cloned();
+            let began = text("began").and_then(|began| began.parse::<i64>().ok());
+            let Some((run, began)) = text("run").zip(began) else {
+                return Err(not_a_record(&self.keys.object));
+            };
+            if self.run == Some(&*run) {
+                return Ok(Begun::Begun);
+            }
+            let is_of_slot = self.slot.is_none_or(|slot| {
+                now.div_euclid(slot.millis()) <= began.div_euclid(slot.millis())
+            });
+            if is_of_slot {
+                return Ok(Begun::Record(Record {
+                    now,
+                    host: text("host").unwrap_or_default(),
+                    by: text("by").unwrap_or_default(),
+                    began,
+                    ended: text("ended").and_then(|ended| ended.parse().ok()),
+                    outcome: text("outcome").unwrap_or_default(),
+                }));
+            }
+        }
+        let Some(run) = self.run else {
+            return Ok(Begun::Vacant);
+        };
+        let fields = [
+            ("run", run),
+            ("host", self.host),
+            ("by", self.by),
+            ("began", &now.to_string()),
+        ];
+        let fields = fields.map(|(field, text)| (field.to_owned(), text.to_owned()));
+        let time_to_live = Some(self.time_to_live.duration());
+        keyspace.set(key, Fields::from(fields), time_to_live);
+        Ok(Begun::Begun)
+    }
+}
+
+/// Records the outcome of a run.
+pub(super) struct Finish<'a> {
+    pub(super) keys: &'a OnceKeys,
+    pub(super) run: &'a str,
+    pub(super) outcome: &'a str,
+}
+
+impl Step for Finish<'_> {
+    /// Whether the record is that of this run.
+    type Reply = bool;
+
+    fn script(&self) -> &'static Script {
+        script!("finish.lua")
+    }
+
+    fn keys(&self) -> Keys<'_> {
+        smallvec![&*self.keys.record]
+    }
+
+    fn args(&self, args: &mut dyn Args) {
+        args.text(self.run);
+        args.text(self.outcome);
+    }
+
+    fn decode(&self, reply: ScriptReply) -> Result<bool> {
+        reply.flag()
+    }
+
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<bool> {
+        let now = keyspace.now_ms();
+        let Some(found) = keyspace.find::<Fields>(&self.keys.record)? else {
+            return Ok(false);
+        };
+        if found.value.get("run").is_none_or(|run| run != self.run) {
+            return Ok(false);
+        }
+        if !found.value.contains_key("ended") {
+            let outcome = self.outcome.to_owned();
+            found.value.insert("ended".to_owned(), now.to_string());
+            found.value.insert("outcome".to_owned(), outcome);
+        }
+        Ok(true)
+    }
+}
+
+fn not_a_record(object: &ObjectKeys) -> crate::Error {
+    wrong_kind(object, "the key of its runs is a hash of another kind")
+}
