@@ -40,6 +40,9 @@ lint:
 
 docs:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --all-features --locked
+	@for page in $$(ls docs | grep '\.md$$' | grep -v SUMMARY); do \
+		grep -qF "($$page)" docs/SUMMARY.md || { echo "docs/$$page is missing in docs/SUMMARY.md"; exit 1; }; \
+	done
 
 # The tests send signals that this process may have been started to ignore (with nohup).
 DEFAULT_SIGNALS := $(shell env --default-signal true 2>/dev/null && echo env --default-signal)
