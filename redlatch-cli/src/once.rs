@@ -2,7 +2,7 @@
 //!
 //! 1. Before it waits for the lock, `run` checks whether the slot has had its run already.
 //! 2. When it holds the lock, it begins the run in the store, which decides. Then CMD starts.
-//! 3. When CMD has ended, it records how, and only then releases the lock. So whoever waited for it reads the outcome.
+//! 3. When CMD has ended, it records how, and only then releases the lock. So a process that waited for the lock reads the outcome.
 
 use std::time::{Duration, SystemTime};
 

@@ -120,11 +120,10 @@ pub(crate) struct ReleaseParams<'a> {
 }
 
 /// The arguments of a release before the object may be free.
-#[derive(Clone, Copy)]
 pub(crate) struct RetainParams<'a> {
     pub(crate) hold: &'a Hold,
     /// The owner of the same client, as the store knows it, that gets the hold. No request has it.
-    pub(crate) keeper: &'a str,
+    pub(crate) keeper: String,
     /// Time until the object is free.
     pub(crate) lease: Lease,
 }

@@ -342,7 +342,7 @@ impl Differential {
     pub(crate) async fn retain(&mut self, hold: &Hold, lease_multiple: u32) -> Result<bool> {
         let params = RetainParams {
             hold,
-            keeper: "client:99",
+            keeper: "client:99".to_owned(),
             lease: lease(lease_multiple),
         };
         let step = hold.kind.retain(params).expect("a step");

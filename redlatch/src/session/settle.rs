@@ -12,6 +12,7 @@ use crate::error::{Error, Loss, Result};
 use crate::hold::{Hold, HoldSnapshot, ReleaseParams, RetainParams};
 use crate::lease::Lease;
 use crate::owner::Owner;
+use crate::step::BoxedStep;
 use crate::store::{AttemptPermit, Delivery, Progress, Route};
 
 /// How long after the end of a lease a release is retried.
@@ -80,10 +81,8 @@ impl HoldRef {
                 return Ok(true);
             }
         }
-        let retained = hold.state().retained_for(Instant::now());
-        let retained = retained.filter(|_| keep == 0);
         if keep == 0
-            && retained.is_none()
+            && hold.state().retained_for(Instant::now()).is_none()
             && now.allows_transfer()
             && let Some(claimed) = self.claim_waiter(hold)
             // Boxed: most releases find no waiter.
@@ -92,17 +91,7 @@ impl HoldRef {
             return Ok(held);
         }
         let lease = now.is_renewed.then(|| session.watchdog.lease());
-        let keeper = retained.map(|_| hold.object.field(session.id.owner_id(Owner::new()).into()));
-        let retaining = retained.zip(keeper.as_deref());
-        let retaining = retaining.map(|(lease, keeper)| RetainParams {
-            hold,
-            keeper,
-            lease,
-        });
-        let step = match retaining.and_then(|params| hold.kind.retain(params)) {
-            Some(step) => step,
-            None => hold.kind.release(ReleaseParams { hold, keep, lease }),
-        };
+        let (step, frees) = self.release_step(hold, keep, lease);
         let store = &session.store;
         let delivery = Delivery::on(match now.has_attempt_in_flight {
             true => Route::Acquisitions,
@@ -110,7 +99,6 @@ impl HoldRef {
         });
         let release = PendingRelease::new(hold, keep);
         hold.state().begin_release();
-        let frees = keep == 0 && retained.is_none() && hold.kind.release_frees();
         if keep == 0 {
             let turns = hold.state().hand_over_limit.turns();
             session.metrics().chain_ended(turns);
@@ -132,6 +120,32 @@ impl HoldRef {
             session.watchdog.watch(hold);
         }
         Ok(held)
+    }
+
+    /// Returns the step that sets the hold count in the store, and whether it frees the object. Not within the future,
+    /// which would store what this needs.
+    fn release_step<'a>(
+        &self,
+        hold: &'a Hold,
+        keep: u32,
+        lease: Option<Lease>,
+    ) -> (BoxedStep<'a, bool>, bool) {
+        let retained = hold.state().retained_for(Instant::now());
+        let retaining = retained.filter(|_| keep == 0).and_then(|lease| {
+            let owner = self.session.id.owner_id(Owner::new());
+            hold.kind.retain(RetainParams {
+                hold,
+                keeper: hold.object.field(owner.into()),
+                lease,
+            })
+        });
+        match retaining {
+            Some(step) => (step, false),
+            None => {
+                let step = hold.kind.release(ReleaseParams { hold, keep, lease });
+                (step, keep == 0 && hold.kind.release_frees())
+            }
+        }
     }
 
     /// Handles the answer to a release: `reply` is whether the owner held the object. Returns whether it did, or had

@@ -102,11 +102,13 @@ async fn runs_of_slots_with_a_length_follow_clock_of_store(store: TestStore) {
             let once = client.once(&name, Slot::per(length));
             while Instant::now() < deadline {
                 if let Ok(run) = once.begin().await.unwrap() {
-                    // The record is that of this run, or a later one.
-                    if let Some(record) = once.earlier_run().await.unwrap() {
+                    let record = once.earlier_run().await.unwrap();
+                    // Otherwise the record is that of a later run.
+                    if run.finish("done").await.unwrap()
+                        && let Some(record) = record
+                    {
                         begun.lock().unwrap().push(record.at);
                     }
-                    run.finish("done").await.unwrap();
                 }
             }
         }));

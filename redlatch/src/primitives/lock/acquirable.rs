@@ -151,6 +151,11 @@ pub(crate) trait Held: Debug + Send + Sync + 'static {
     /// continues in the background.
     fn release(self) -> impl Future<Output = Result<()>> + Send;
 
+    /// Records that its release must not free it for this long. Only locks with [`HasMinimum`] can have such a time.
+    fn retain_for(&self, at_least: Lease) {
+        let _ = at_least;
+    }
+
     /// Returns the error, if it was lost. By default it has no lease and cannot be lost.
     fn loss(&self) -> Option<Error> {
         None

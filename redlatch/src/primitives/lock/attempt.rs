@@ -36,27 +36,20 @@ impl<K: LockKind> AcquireOnce for Lock<K> {
         let mut terms = session.terms(options.lease()?, self.reentrant);
         let limits = options.limits(session.outage_limit);
         let hold_limits = options.hold_limits()?;
-        let at_least = options.at_least()?;
         // Boxed: most requests have an owner of their own and should not carry these futures.
-        let acquired = if let Some(hold_ref) = options.reenters() {
+        if let Some(hold_ref) = options.reenters() {
             options.set_note(&hold_ref.hold);
             let hold_ref = HoldRef::clone(hold_ref);
             let acquiring = self.acquire_hold(hold_ref, terms, limits, hold_limits, true);
-            Box::pin(acquiring).await?
-        } else if let Some(owner) = options.owner().filter(|_| K::OWNED) {
-            Box::pin(self.acquire_for(owner, terms, limits, options)).await?
-        } else {
-            terms.transferable =
-                session.hands_over && terms.renewed && kind.handed_over().is_some();
-            let hold_ref = self.hold_ref_for(Owner::new(), options)?;
-            self.acquire_hold(hold_ref, terms, limits, hold_limits, false)
-                .await?
-        };
-        // Before this future can be dropped: the guard counts already, so no release comes before this.
-        if let Some((held, at_least)) = acquired.as_ref().zip(at_least) {
-            held.hold().state().retain_for(at_least, Instant::now());
+            return Box::pin(acquiring).await;
         }
-        Ok(acquired)
+        if let Some(owner) = options.owner().filter(|_| K::OWNED) {
+            return Box::pin(self.acquire_for(owner, terms, limits, options)).await;
+        }
+        terms.transferable = session.hands_over && terms.renewed && kind.handed_over().is_some();
+        let hold_ref = self.hold_ref_for(Owner::new(), options)?;
+        self.acquire_hold(hold_ref, terms, limits, hold_limits, false)
+            .await
     }
 
     fn waiting_at_most(self, wait: Duration) -> Lock<K> {

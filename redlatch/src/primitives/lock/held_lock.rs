@@ -4,9 +4,11 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::{Acquire, Guard, Held, HeldForLease, HoldGuard, Lock, LockKind, OwnedKind};
 use crate::error::{Error, Result};
-use crate::hold::Hold;
+use crate::lease::Lease;
 use crate::name::owner_of;
 use crate::owner::{Owner, OwnerId};
 use crate::session::{HoldRef, Terms};
@@ -24,10 +26,6 @@ impl<K: LockKind> HeldLock<K> {
         let guard = HoldGuard::new(hold_ref, terms);
         HeldLock { guard, kind, grant }
     }
-
-    pub(super) fn hold(&self) -> &Arc<Hold> {
-        self.guard.hold()
-    }
 }
 
 impl<K: LockKind> std::fmt::Debug for HeldLock<K> {
@@ -39,6 +37,11 @@ impl<K: LockKind> std::fmt::Debug for HeldLock<K> {
 impl<K: LockKind> Held for HeldLock<K> {
     fn release(self) -> impl Future<Output = Result<()>> + Send {
         self.guard.release()
+    }
+
+    fn retain_for(&self, at_least: Lease) {
+        let hold = self.guard.hold();
+        hold.state().retain_for(at_least, Instant::now());
     }
 
     fn loss(&self) -> Option<Error> {

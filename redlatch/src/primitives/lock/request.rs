@@ -7,7 +7,7 @@
 use std::future::{Future, IntoFuture};
 use std::time::Duration;
 
-use super::{Acquirable, Guard, HasLease, HasMinimum, HasOwner, Lock, Options};
+use super::{Acquirable, Guard, HasLease, HasMinimum, HasOwner, Held as _, Lock, Options};
 use crate::error::Result;
 use crate::hold::Hold;
 use crate::join::Boxed;
@@ -135,10 +135,18 @@ impl<R: Acquirable> Acquire<R> {
     )]
     fn acquire_once(&self) -> impl Future<Output = Result<Option<Guard<R>>>> + Send {
         async move {
+            self.options.at_least()?;
             let timer = self.target.metrics().request();
             let acquired = self.target.acquire_once(&self.options).await;
             timer.ended(&acquired);
-            Ok(acquired?.map(|held| Guard { held }))
+            let acquired = acquired?;
+            // Before this future can be dropped: `held` counts already, so no release comes before this.
+            if let Some(held) = &acquired
+                && let Some(at_least) = self.options.at_least()?
+            {
+                held.retain_for(at_least);
+            }
+            Ok(acquired.map(|held| Guard { held }))
         }
     }
 }

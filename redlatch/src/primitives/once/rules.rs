@@ -40,7 +40,8 @@ pub(super) struct Begin<'a> {
 /// The reply to [`Begin`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Begun {
-    Begun,
+    /// This run has begun.
+    New,
     /// The slot has no run, and none was requested.
     Vacant,
     Record(Record),
@@ -80,7 +81,7 @@ impl Step for Begin<'_> {
         match reply {
             ScriptReply::Integer(-1) => Err(not_a_record(&self.keys.object)),
             ScriptReply::Integer(0) => Ok(Begun::Vacant),
-            ScriptReply::Integer(_) => Ok(Begun::Begun),
+            ScriptReply::Integer(_) => Ok(Begun::New),
             other => {
                 let [now, host, by, began, ended, outcome] = other.array()?;
                 Ok(Begun::Record(Record {
@@ -105,7 +106,7 @@ impl Step for Begin<'_> {
                 return Err(not_a_record(&self.keys.object));
             };
             if self.run == Some(&*run) {
-                return Ok(Begun::Begun);
+                return Ok(Begun::New);
             }
             let is_of_slot = self.slot.is_none_or(|slot| {
                 now.div_euclid(slot.millis()) <= began.div_euclid(slot.millis())
@@ -133,7 +134,7 @@ impl Step for Begin<'_> {
         let fields = fields.map(|(field, text)| (field.to_owned(), text.to_owned()));
         let time_to_live = Some(self.time_to_live.duration());
         keyspace.set(key, Fields::from(fields), time_to_live);
-        Ok(Begun::Begun)
+        Ok(Begun::New)
     }
 }
 

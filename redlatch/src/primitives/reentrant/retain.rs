@@ -48,7 +48,7 @@ impl<W: Fn(&mut Keyspace) -> Result<()> + Send + Sync> Step for Retain<'_, W> {
     fn args(&self, args: &mut dyn Args) {
         args.text(&self.params.hold.field);
         args.text(self.channel);
-        args.text(self.params.keeper);
+        args.text(&self.params.keeper);
         args.number(self.params.lease.millis());
     }
 
@@ -61,13 +61,13 @@ impl<W: Fn(&mut Keyspace) -> Result<()> + Send + Sync> Step for Retain<'_, W> {
             hold,
             keeper,
             lease,
-        } = self.params;
+        } = &self.params;
         let mut held = false;
         if let Some(mut holds) = keyspace.find::<Holds>(hold.object.key())?
             && holds.value.counts.contains_key(&*hold.field)
         {
             held = true;
-            holds.value.counts = BTreeMap::from([(keeper.to_owned(), 1)]);
+            holds.value.counts = BTreeMap::from([(keeper.clone(), 1)]);
             holds.expire_after(lease.duration());
         }
         if !self.channel.is_empty() && (held || was_deleted(keyspace, held, &hold.object)) {
