@@ -220,7 +220,7 @@ pub(crate) struct HoldState {
     pub(crate) longest: Duration,
     pub(crate) loss: Option<Loss>,
     /// When a release may free the object, if not immediately.
-    retained_until: Option<Instant>,
+    pub(crate) retained_until: Option<Instant>,
     /// Number of the latest change.
     pub(crate) changes: u64,
     /// Latest change that the store has acknowledged.
@@ -506,9 +506,11 @@ impl HoldState {
     }
 
     /// Records that a release is about to be sent: a grant before it is not valid any more.
-    pub(crate) fn begin_release(&mut self) {
+    pub(crate) fn begin_release(&mut self, keep: u32) {
         self.expected_grant = None;
-        self.watchdog.overdue = false;
+        if keep == 0 {
+            self.watchdog.overdue = false;
+        }
     }
 
     /// Returns when the hold ends that the store has granted to the attempt with this number. `None` if that is not the
@@ -525,6 +527,7 @@ impl HoldState {
         earlier.superseded = true;
         self.acknowledged = 0;
         self.longest = earlier.longest;
+        self.retained_until = earlier.retained_until;
         if earlier.open_attempt > 0 {
             // The first release must follow an attempt of the lost hold that may still be in flight.
             self.open_attempt = self.changes;
@@ -745,7 +748,7 @@ mod tests {
             state.next_watch(TIMES, later),
             Some((later, WatchAction::Release))
         );
-        state.begin_release();
+        state.begin_release(0);
         assert_eq!(state.next_watch(TIMES, later), None);
         state.release_acknowledged(state.changes, false);
         assert!(!state.needs_settling());
@@ -953,7 +956,7 @@ mod tests {
         assert_eq!(state.take_expected_grant(7), None);
         for later_step in [
             |state: &mut HoldState| assert!(state.begin_attempt() > 0),
-            HoldState::begin_release,
+            |state: &mut HoldState| state.begin_release(0),
             |state: &mut HoldState| state.expect_grant(0, state.end),
         ] {
             expect(&mut state);

@@ -98,7 +98,7 @@ impl HoldRef {
             false => Route::Commands,
         });
         let release = PendingRelease::new(hold, keep);
-        hold.state().begin_release();
+        hold.state().begin_release(keep);
         if keep == 0 {
             let turns = hold.state().hand_over_limit.turns();
             session.metrics().chain_ended(turns);
@@ -172,8 +172,14 @@ impl HoldRef {
         }
         let held = reply || keep == 0 && (repeated || now.maybe_released);
         let fully_released = keep == 0 && held && !now.is_lost;
-        hold.state()
-            .release_acknowledged(now.changes, fully_released);
+        {
+            let mut state = hold.state();
+            state.release_acknowledged(now.changes, fully_released);
+            if keep == 0 {
+                // It is kept now, or was not held.
+                state.retained_until = None;
+            }
+        }
         if now.is_lost {
             hold.check_not_lost()?;
         }

@@ -103,7 +103,7 @@ impl HoldRef {
             token: 0,
             limit,
         };
-        from.state().begin_release();
+        from.state().begin_release(0);
         waiter.request_started();
         let (store, progress) = (&session.store, &release.progress);
         let answer = store.run(&*step, None, Delivery::IMMEDIATE, progress).await;

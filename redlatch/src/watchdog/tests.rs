@@ -204,7 +204,7 @@ async fn released_hold_is_not_released_at_limit() {
     watchdog.unwatch(&one.hold);
     // A release of its guard begins before the watchdog looks at it.
     other.hold.mark_lost(Loss::HeldTooLong { limit: SECOND });
-    other.hold.state().begin_release();
+    other.hold.state().begin_release(0);
     sleep(60 * SECOND).await;
     assert_eq!((watchdog.len(), released.lock().len()), (0, 0));
 }

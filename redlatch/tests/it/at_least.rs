@@ -133,9 +133,9 @@ async fn free_after(other: &Client, begun: Instant) -> Duration {
 
 #[tokio::test(start_paused = true)]
 async fn lock_is_free_exactly_at_end_of_time() {
-    // Shorter and longer than the lease of the watchdog, and than a fixed lease.
+    // Shorter and longer than the lease of the watchdog; with a fixed lease.
     for at_least in [5 * SECOND, 50 * SECOND] {
-        for lease in [None, Some(20 * SECOND)] {
+        for lease in [None, Some(60 * SECOND)] {
             let [client, other] = clients();
             let begun = Instant::now();
             let mut request = client.lock("a").lock().at_least(at_least);
@@ -238,4 +238,39 @@ async fn invalid_time_is_an_error() {
         assert_eq!(*setting, "at_least");
     }
     assert!(!lock.is_locked().await.unwrap());
+}
+
+/// Its request begins while the release is in flight, so both concern the same hold.
+#[tokio::test(start_paused = true)]
+async fn owner_that_gives_up_leaves_the_queue_of_a_kept_lock() {
+    let client = Client::embedded();
+    let (lock, me) = (client.fair_lock("a"), Owner::new());
+    drop(lock.lock().owner(me).at_least(60 * SECOND).await.unwrap());
+    let refused = lock.try_lock().owner(me).wait(10 * SECOND).await;
+    assert!(refused.unwrap().is_none());
+    client.flush().await;
+    assert_eq!(lock.queue().await.unwrap(), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn lock_that_was_lost_at_its_limit_is_kept_from_its_owner() {
+    let client = Client::embedded();
+    let (lock, me, begun) = (client.lock("a"), Owner::new(), Instant::now());
+    let request = lock.lock().owner(me).at_least(60 * SECOND);
+    let hanging = request.at_most(10 * SECOND).await.unwrap();
+    hanging.lost().await;
+    let again = lock.lock().owner(me).await.unwrap();
+    assert!(begun.elapsed() >= 60 * SECOND);
+    drop((hanging, again));
+}
+
+#[tokio::test]
+async fn lease_that_ends_before_the_minimum_is_refused() {
+    let lock = Client::embedded().lock("a");
+    let request = lock.lock().at_least(60 * SECOND).lease(59 * SECOND);
+    let setting = match request.await {
+        Err(Error::InvalidSetting { setting, .. }) => setting,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(setting, "at_least");
 }

@@ -220,6 +220,30 @@ async fn several_locks_are_fed_together() {
     assert_lost(&red.feed().unwrap_err(), Loss::NotFed { limit });
 }
 
+/// Its owner holds one of the locks already, without a limit.
+#[tokio::test(start_paused = true)]
+async fn failed_request_for_several_locks_limits_no_hold() {
+    let store = Embedded::new();
+    let [client, peer] = [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
+    let owner = Owner::new();
+    let fair = || client.fair_lock("fair");
+    let held = fair().lock().owner(owner).await.unwrap();
+    let _blocking = peer.fair_lock("other").lock().await.unwrap();
+    // A fair lock is acquired by a script of its own.
+    let both = MultiLock::new([fair(), client.fair_lock("other")]);
+    let refused = both.try_lock().owner(owner).at_most(5 * SECOND);
+    assert!(refused.await.unwrap().is_none());
+    let others = [(); 2].map(|()| Client::embedded());
+    let [second, third] = others.each_ref().map(|client| client.fair_lock("fair"));
+    let _taken = [second.lock().await.unwrap(), third.lock().await.unwrap()];
+    let majority = RedLock::new([fair(), second, third]);
+    let refused = majority.try_lock().owner(owner).at_most(5 * SECOND);
+    assert!(refused.await.unwrap().is_none());
+    sleep(100 * SECOND).await;
+    assert!(held.is_valid());
+    held.unlock().await.unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn earliest_limit_applies_to_all_guards_of_owner() {
     let [client, _] = clients();

@@ -100,6 +100,16 @@ impl Options {
                 reason: format!("{time:?} is out of range; use 1 ms to ten years"),
             })
         };
+        if let Some((time, lease)) = at_least.zip(self.lease)
+            && lease < time
+        {
+            return Err(Error::InvalidSetting {
+                setting: "at_least",
+                reason: format!(
+                    "the lock would be free after its lease of {lease:?}; use a longer lease"
+                ),
+            });
+        }
         at_least.map(checked).transpose()
     }
 

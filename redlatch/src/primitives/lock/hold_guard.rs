@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::{Error, Loss, Result};
-use crate::hold::Hold;
+use crate::hold::{Hold, HoldLimits};
 use crate::metrics::GuardTimer;
 use crate::session::{HandedOver, HoldRef, Terms};
 
@@ -83,6 +83,15 @@ impl HoldGuard {
         hold.state().release_acknowledged(changes, false);
         self.settled = true;
         Ok(())
+    }
+
+    /// Starts the limits of the request for several locks that this guard is a part of. Not before, because a request that
+    /// fails must not limit a hold that its owner had.
+    pub(crate) fn start_limits(&self, limits: Option<&HoldLimits>) {
+        if let Some(limits) = limits {
+            self.hold().start_limits(limits);
+            self.hold_ref.session.watchdog.watch(self.hold());
+        }
     }
 
     /// Returns the error, if the hold was lost.

@@ -235,8 +235,8 @@ impl<R: HasLease> Acquire<R> {
     ///
     /// The limit belongs to the hold of the owner: if an owner re-enters it, the earliest limit applies to all of its guards, until
     /// the last of them is released. The read side of a write lock ([`Guard::reenter_read`], [`Guard::downgrade`]) has
-    /// the same limit, which starts anew. With a fixed [`lease`](Acquire::lease), the earlier end of both applies. Each of several
-    /// locks counts from its own acquisition. A time that the clock cannot represent means no limit; zero is an
+    /// the same limit, which starts anew. With a fixed [`lease`](Acquire::lease), the earlier end of both applies. Of several
+    /// locks, it counts from when all of them, or the majority, are held. A time that the clock cannot represent means no limit; zero is an
     /// [`InvalidSetting`](crate::Error::InvalidSetting).
     ///
     /// Redisson has no such limit: its watchdog renews for as long as the process runs.
@@ -374,6 +374,7 @@ impl<R: HasMinimum> Acquire<R> {
     /// it, nor can this one again. It does not pass on to waiters of the same client; waiters acquire it at the end of the
     /// time. The process may end meanwhile. [`Lock::force_unlock`] frees it earlier.
     ///
+    /// A fixed [`lease`](Acquire::lease) that is shorter is an [`InvalidSetting`](crate::Error::InvalidSetting).
     /// If the process dies before the release, or the store cannot be reached, the lease decides when the lock is free: it
     /// may be before or after this time. If an owner has several guards, the latest of their times counts, when the last
     /// guard is released.

@@ -33,7 +33,7 @@ use super::held::{HeldMember, release_all};
 use crate::backoff::Backoff;
 use crate::client_registry::RegisteredWait;
 use crate::error::Result;
-use crate::hold::{HoldLimits, HoldPeriod};
+use crate::hold::HoldPeriod;
 use crate::join::Boxed;
 use crate::lease::{Expiry, Lease};
 use crate::primitives::lock::{AcquireParams, HoldGuard};
@@ -56,7 +56,6 @@ const QUICK_SWITCH: Duration = Duration::from_secs(1);
 /// One acquisition of several locks in progress.
 pub(super) struct MultiLockRequest<'a> {
     members: Vec<RequestedMember<'a>>,
-    hold_limits: Option<&'a HoldLimits>,
     progress: &'a Progress,
     /// Adjacent members that one script acquires.
     batches: Vec<Range<usize>>,
@@ -115,7 +114,6 @@ impl<'a> MultiLockRequest<'a> {
         members: &'a [Member],
         hold_refs: &'a [HoldRef],
         lease: Option<Lease>,
-        hold_limits: Option<&'a HoldLimits>,
         progress: &'a Progress,
     ) -> MultiLockRequest<'a> {
         let both = members.iter().zip(hold_refs);
@@ -127,7 +125,6 @@ impl<'a> MultiLockRequest<'a> {
             })
             .collect();
         MultiLockRequest {
-            hold_limits,
             progress,
             batches: batches(&members),
             members,
@@ -241,7 +238,8 @@ impl<'a> MultiLockRequest<'a> {
             RequestedHold {
                 hold_ref: one.hold_ref,
                 terms: one.terms.waiting(waiter_ttl.filter(|_| is_blocking(i))),
-                limits: self.hold_limits,
+                // They begin when all members are held.
+                limits: None,
                 request_number: 0,
             }
         };

@@ -190,8 +190,7 @@ impl AcquireOnce for MultiLock {
             );
             let progress = Progress::default();
             let acquired = async {
-                let mut request =
-                    MultiLockRequest::new(&members, &hold_refs, lease, hold_limits, &progress);
+                let mut request = MultiLockRequest::new(&members, &hold_refs, lease, &progress);
                 waiting.within(&limits, &progress, &mut request).await
             };
             match acquired.instrument(span).await {
@@ -200,7 +199,12 @@ impl AcquireOnce for MultiLock {
                     if named.is_some() && hold_refs.iter().any(|one| one.hold.loss().is_some()) => {
                 }
                 Err(error) => return Err(error),
-                Ok(members) => return Ok(members.map(|members| HeldLocks { owner, members })),
+                Ok(None) => return Ok(None),
+                Ok(Some(members)) => {
+                    let held = members.iter().map(|member| &member.held);
+                    held.for_each(|held| held.start_limits(hold_limits));
+                    return Ok(Some(HeldLocks { owner, members }));
+                }
             }
         }
     }

@@ -296,13 +296,15 @@ impl Once {
         let at = match &*self.session.store {
             Store::Redis(_) => SystemTime::UNIX_EPOCH.checked_add(millis(began)),
             // Its times do not count from 1970.
-            Store::Embedded(_) => SystemTime::now().checked_sub(millis(record.now - began)),
+            Store::Embedded(_) => {
+                SystemTime::now().checked_sub(millis(record.now.saturating_sub(began)))
+            }
         };
         Some(AlreadyRan {
             host: shortened(&record.host).to_owned(),
             by: shortened(&record.by).to_owned(),
             at: at.unwrap_or(SystemTime::UNIX_EPOCH),
-            took: ended.map(|ended| millis(ended - began)),
+            took: ended.map(|ended| millis(ended.saturating_sub(began))),
             outcome: ended.map(|_| shortened(&record.outcome).to_owned()),
         })
     }

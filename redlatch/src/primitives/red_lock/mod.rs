@@ -245,7 +245,7 @@ impl AcquireOnce for RedLock {
         for member in &members {
             member.session().background.remember_runtime()?;
         }
-        options.hold_limits()?;
+        let hold_limits = options.hold_limits()?;
         let shortest = shortest_lease(&members, lease);
         if shortest <= clock_drift(shortest) {
             return Err(Error::InvalidSetting {
@@ -286,11 +286,15 @@ impl AcquireOnce for RedLock {
         let waiting = &first.session().waiting;
         let acquiring = waiting.within(&limits, &progress, &mut request);
         match acquiring.instrument(span).await? {
-            Some((members, majority)) => Ok(Some(HeldMajority {
-                owner,
-                members,
-                majority,
-            })),
+            Some((members, majority)) => {
+                let held = members.iter();
+                held.for_each(|held| held.start_limits(hold_limits));
+                Ok(Some(HeldMajority {
+                    owner,
+                    members,
+                    majority,
+                }))
+            }
             // `failure` is set if so many members failed in the last round that the others could not form a
             // quorum. Otherwise the lock was refused.
             None => request.failure.map_or(Ok(None), Err),

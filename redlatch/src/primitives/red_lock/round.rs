@@ -80,7 +80,6 @@ impl RedLockRequest<'_> {
             holds.push((member, hold_ref));
         }
         let (lease, member_timeout) = (self.lease, self.member_timeout);
-        let limits = self.options.hold_limits()?;
         let attempts = holds.into_iter().map(|(member, hold_ref)| async move {
             let terms = member.terms(lease);
             let step = |hold, count| {
@@ -98,7 +97,8 @@ impl RedLockRequest<'_> {
             let requested = RequestedHold {
                 hold_ref: &hold_ref,
                 terms,
-                limits,
+                // They begin when a majority is held.
+                limits: None,
                 request_number: 0,
             };
             let outcome =
