@@ -117,6 +117,8 @@ pub(crate) fn run_everything() -> (Vec<Command>, Arc<Mutex<ServerPair>>) {
             clients.latches().await,
             clients.multi_locks().await,
             clients.group_locks().await,
+            clients.kept_locks().await,
+            clients.jobs_that_run_once().await,
             clients.renewals().await,
         ] {
             step.expect("the client can use the simulated server");
@@ -402,6 +404,24 @@ impl Clients {
             Err(Error::Lost { .. }) => Ok(()),
             other => other,
         }
+    }
+
+    async fn kept_locks(&self) -> Result<()> {
+        let (lock, fair) = (self.one.lock("kept"), self.one.fair_lock("kept-fair"));
+        lock.lock().at_least(2 * LONG).await?.unlock().await?;
+        fair.lock().at_least(2 * LONG).await?.unlock().await?;
+        assert!(self.other.lock("kept").try_lock().await?.is_none());
+        assert!(lock.force_unlock().await? && fair.force_unlock().await?);
+        Ok(())
+    }
+
+    async fn jobs_that_run_once(&self) -> Result<()> {
+        let [job, again] = [&self.one, &self.other].map(|client| client.once("job", "slot"));
+        assert!(again.earlier_run().await?.is_none());
+        let run = job.begin().await?.expect("the first run of the slot");
+        assert!(run.finish("done").await?);
+        assert!(again.begin().await?.is_err());
+        Ok(())
     }
 
     /// Holds one object of every kind until each has been renewed, and one until it is in the registry of clients.
