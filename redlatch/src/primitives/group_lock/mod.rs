@@ -33,6 +33,7 @@ use crate::step::{BoxedStep, Outcome, Step};
 /// The values of a group are independent locks that share one hash, so in a cluster they lie in one
 /// slot, and one script acquires several of them. Use it for many short-lived names that are
 /// often locked together, such as the rows of a batch. The hash exists while any of its values is held.
+/// A process that dies leaves the fields of its values there until these are acquired again, or the hash expires.
 ///
 /// All values of a group share one channel: each release wakes the first waiter of each value of
 /// the group. Where many clients wait for different values, [`Client::lock`] with a name

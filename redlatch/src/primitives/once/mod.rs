@@ -46,7 +46,8 @@ enum SlotKind {
 impl Slot {
     /// Slots of this length by the clock of the server: slot n begins n times this length after 1970-01-01T00:00:00Z. So those of a
     /// day begin at midnight UTC. 1 ms to [`MAX_LEASE`](crate::MAX_LEASE), truncated to whole milliseconds. The clocks of the
-    /// clients do not matter. (In an embedded store the first slot begins when the store is first used.)
+    /// clients do not matter. All users of a name must use the same length, because its slots share one
+    /// record. (In an embedded store the first slot begins when the store is first used.)
     pub fn per(length: Duration) -> Slot {
         Slot(SlotKind::Per(length))
     }
