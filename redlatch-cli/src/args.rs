@@ -346,7 +346,7 @@ Exit codes:
        or too few replicas acknowledged the lock in time
    70  a bug in redlatch
    71  the system refused an operation, such as starting another process
-   74  the leadership was lost, and a signal had asked redlatch to end
+   74  the leadership was lost, and CMD had ended or a signal had asked redlatch to end
   126  CMD was found but cannot be executed
   127  CMD was not found";
 

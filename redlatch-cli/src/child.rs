@@ -170,6 +170,12 @@ impl Child {
         }
     }
 
+    /// Returns whether CMD has ended, even if its end was not polled yet.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        let _ = self.poll_event();
+        self.status.is_some()
+    }
+
     /// Returns whether a signal that asks CMD to end was forwarded to it.
     pub(crate) fn end_requested(&self) -> bool {
         self.end_requested

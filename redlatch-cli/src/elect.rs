@@ -2,7 +2,8 @@
 //!
 //! 1. Campaigns, like `redlatch run` waits for a lock.
 //! 2. When it leads, runs CMD as `run` does ([`run_cmd`]). If CMD ends, resigns, and exits with CMD's code.
-//! 3. If the leadership is lost, CMD and its children have been ended. Campaigns again, unless a signal has asked to end.
+//! 3. If the leadership is lost, CMD and its children have been ended. Campaigns again, unless CMD had ended by itself or a
+//!    signal has asked to end.
 //!
 //! With --http, an observer keeps the current leader for the responses. Whether this process leads is asked of the
 //! leadership itself, at each request.
@@ -106,9 +107,10 @@ async fn campaign_and_run(
         match run_cmd(client, held, None, &elect.cmd, signals).await? {
             CmdEnd::Ended(code) => return Ok(code),
             CmdEnd::Lost {
-                end_requested: true,
-            } => return Ok(exit::LOST),
-            CmdEnd::Lost { .. } => note!("{name}: waiting to be elected again"),
+                cmd_ended: false,
+                end_requested: false,
+            } => note!("{name}: waiting to be elected again"),
+            CmdEnd::Lost { .. } => return Ok(exit::LOST),
         }
     }
 }

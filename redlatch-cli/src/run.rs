@@ -101,8 +101,13 @@ async fn run_under_lock(
 pub(crate) enum CmdEnd {
     /// By itself or by a signal, with this exit code. The lock has been released.
     Ended(u8),
-    /// The lock was lost, so CMD and its children were ended. `end_requested`: a signal has asked for that, too.
-    Lost { end_requested: bool },
+    /// The lock was lost, so CMD and its children were ended.
+    Lost {
+        /// CMD had ended before the loss was noticed.
+        cmd_ended: bool,
+        /// A signal has asked CMD to end.
+        end_requested: bool,
+    },
 }
 
 /// Runs CMD while the lock is held, and then releases it. `once_run`: where its outcome is recorded.
@@ -145,10 +150,13 @@ pub(crate) async fn run_cmd(
             return Err(Failure::system("cannot wait for CMD", &error));
         }
     };
+    let cmd_ended = child.has_ended();
     // Even if CMD itself has ended: its children still rely on the lock.
     child.end(true, false, cmd.kill_after, signals).await;
     once::finish(unfinished, &names, "lost the lock".into()).await;
+    child.resend_key_signal();
     Ok(CmdEnd::Lost {
+        cmd_ended,
         end_requested: child.end_requested(),
     })
 }

@@ -88,6 +88,19 @@ fn lost_leadership_ends_cmd_and_the_process_campaigns_again() {
     );
 }
 
+/// Only the release discovers the loss. The code of CMD does not matter: another process may have led meanwhile.
+#[test]
+fn process_whose_cmd_has_ended_does_not_campaign_again() {
+    let name = unique("elect");
+    let mut leader = candidate(&["--watchdog", "1h"], &name);
+    until_led(&leader, 1);
+    finish(redlatch(shared(), &["unlock", "--force", &name])).expect(0);
+    leader.close_stdin();
+    let finished = leader.finish().expect(74);
+    assert_eq!(finished.stdout.lines().count(), 1, "{finished:?}");
+    assert_eq!(finished.stderr.matches("lost").count(), 1, "{finished:?}");
+}
+
 /// CMD ignores the signal. When the leadership is lost, the process does not campaign again.
 #[test]
 fn process_that_was_asked_to_end_does_not_campaign_again() {
