@@ -10,7 +10,7 @@ use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
@@ -19,8 +19,8 @@ use crate::exit::Failure;
 /// Limit of open connections. A request is short, and Prometheus uses one connection.
 const MAX_CONNECTIONS: usize = 64;
 
-/// Time limit for the headers of a request, so that idle connections end.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit for a connection, which serves one request: connections that stay open would exclude others.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(crate) const TEXT: &str = "text/plain; charset=utf-8";
 
@@ -72,12 +72,10 @@ pub(crate) async fn serve(
                 async move { Ok::<_, Infallible>(response) }
             });
             // An error concerns only this client.
-            let _ = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(HEADER_TIMEOUT)
-                .keep_alive(true)
-                .serve_connection(TokioIo::new(stream), service)
-                .await;
+            let serving = http1::Builder::new()
+                .keep_alive(false)
+                .serve_connection(TokioIo::new(stream), service);
+            let _ = tokio::time::timeout(CONNECTION_TIMEOUT, serving).await;
         });
     }
 }
