@@ -16,7 +16,7 @@ use std::time::Duration;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::{Request, Response, StatusCode};
-use redlatch::{Client, Election, Embedded, Leader, Leadership, Observer};
+use redlatch::{Client, Election, Embedded, Leader, Leadership};
 use serde::Serialize;
 
 use crate::args::Elect;
@@ -62,14 +62,14 @@ async fn lead(store_args: &StoreArgs, elect: &Elect) -> Result<u8, Failure> {
             return pending().await;
         };
         note!("serving http://{bound}/leader");
-        let observer = client.election(&elect.name).observe();
+        let election = client.election(&elect.name);
         let respond = {
             let status = status.clone();
             move |request: &Request<Incoming>| status.respond(request)
         };
         tokio::select! {
             never = http::serve(listener, respond) => never,
-            never = status.follow(observer) => never,
+            never = status.follow(&election) => never,
         }
     };
     let code = tokio::select! {
@@ -178,13 +178,16 @@ impl Status {
     }
 
     /// Keeps the current leader up to date.
-    async fn follow(&self, mut observer: Observer) -> Infallible {
+    async fn follow(&self, election: &Election) -> Infallible {
+        let mut observer = election.observe();
         loop {
             let report = observer.next().await;
             let failed = report.is_err();
             self.lock().leader = report.map_err(|error| error.to_string());
             if failed {
                 tokio::time::sleep(RETRY_PAUSE).await;
+                // A new observer also reports a leader that is the same as before the outage.
+                observer = election.observe();
             }
         }
     }
@@ -236,23 +239,29 @@ async fn observe(store_args: &StoreArgs, elect: &Elect) -> Result<u8, Failure> {
     let mut reader_left = reader_left()?;
     let work = async {
         let client = store::connect(store_args, Client::builder()).await?;
-        let mut observer = client.election(&elect.name).observe();
-        let mut interrupted = false;
+        let election = client.election(&elect.name);
+        let mut observer = election.observe();
+        let (mut interrupted, mut printed) = (false, None);
         loop {
-            let report = match observer.next().await {
+            let leader = match observer.next().await {
                 Err(error) if error.is_transient() => {
                     if !std::mem::replace(&mut interrupted, true) {
                         warning!("changes are not seen at present: {error}");
                     }
                     tokio::time::sleep(RETRY_PAUSE).await;
+                    // A new observer also reports a leader that is the same as before: so the outage is over.
+                    observer = election.observe();
                     continue;
                 }
-                report => report?,
+                leader => leader?,
             };
             interrupted = false;
+            if printed.as_ref() == Some(&leader) {
+                continue;
+            }
             let line = Line {
                 time: timestamp(),
-                leader: Fields::new(report.as_ref()),
+                leader: Fields::new(leader.as_ref()),
             };
             let text = match elect.json {
                 true => show::json_lines(&[line])?,
@@ -261,6 +270,7 @@ async fn observe(store_args: &StoreArgs, elect: &Elect) -> Result<u8, Failure> {
             if !show::write_if_open(&text)? {
                 return Ok(exit::OK);
             }
+            printed = Some(leader);
         }
     };
     tokio::select! {

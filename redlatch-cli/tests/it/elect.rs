@@ -1,6 +1,10 @@
 //! `redlatch elect`: CMD runs in one process at a time, and again after a lost leadership; observers and HTTP show the leader.
 
-use redlatch_testkit::{Proxy, shared, unique};
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use redlatch_testkit::{Proxy, Server, shared, unique};
 use rustix::process::Signal;
 
 use crate::support::*;
@@ -159,10 +163,35 @@ fn observer_prints_each_change() {
     }
 }
 
-/// Starts a candidate that answers HTTP. Returns its address, too.
-fn serving_candidate(url: &str, name: &str) -> (Running, String) {
-    let options = ["--http", "127.0.0.1:0", "--value", name, "--watchdog", "2s"];
-    let args = [&["elect"], &options[..], &[name, "--", "sh", "-c", LEADS]].concat();
+/// The leader is the same before and after: its lock is in the file of the server.
+#[test]
+fn observer_warns_of_each_outage_and_prints_only_changes() {
+    let mut server = Server::start_durable();
+    let name = unique("elect");
+    let args = ["elect", "--watchdog", "1h", &name, "--", "cat"];
+    let _leader = Running::start(redlatch(&server, &args));
+    until("it leads", || is_held(&server, &name));
+    let args = ["elect", "--observe", "--response-timeout", "200ms", &name];
+    let observer = Running::start(redlatch(&server, &args));
+    let printed = observer.until_stdout("\n");
+    for outage in 1..=2 {
+        server.kill();
+        until("the outage is reported", || {
+            observer.stderr().matches("not seen at present").count() == outage
+        });
+        server.restart();
+        let channel = format!("redisson_lock__channel:{{{name}}}");
+        until("it observes again", || subscribers(&server, &channel) > 0);
+    }
+    assert_eq!(observer.stdout(), printed);
+    finish(redlatch(&server, &["unlock", "--force", &name])).expect(0);
+    observer.until_stdout("  -  -  -\n");
+}
+
+/// Starts a candidate that answers HTTP, on a free port. Returns its address, too.
+fn serving_candidate(url: &str, options: &[&str], name: &str) -> (Running, String) {
+    let args = [&["elect", "--http", "127.0.0.1:0"], options];
+    let args = [&args.concat()[..], &[name, "--", "sh", "-c", LEADS]].concat();
     let mut command = clean_command(&args);
     command.env("REDLATCH_URL", url);
     let candidate = Running::start(command);
@@ -176,9 +205,10 @@ fn serving_candidate(url: &str, name: &str) -> (Running, String) {
 fn http_tells_which_process_leads() {
     let name = unique("elect");
     let proxy = Proxy::to(shared().port());
-    let (leader, leader_address) = serving_candidate(&proxy.url(), &name);
+    let options = ["--value", &name, "--watchdog", "2s"];
+    let (leader, leader_address) = serving_candidate(&proxy.url(), &options, &name);
     let (epoch, cmd) = until_led(&leader, 1);
-    let (follower, follower_address) = serving_candidate(&shared().url(), &name);
+    let (follower, follower_address) = serving_candidate(&shared().url(), &options, &name);
     let is = |address: &str, path: &str, status: &str, body: &str| {
         let response = request(address, &format!("GET {path}"));
         response.starts_with(&format!("HTTP/1.1 {status} ")) && response.contains(body)
@@ -213,6 +243,53 @@ fn http_tells_which_process_leads() {
         is(&leader_address, "/healthz", "200", "ok\n")
     });
     drop((leader, follower));
+}
+
+/// The leader is the same before and after: the outage is shorter than its lease.
+#[test]
+fn health_recovers_after_an_outage() {
+    let name = unique("elect");
+    let proxy = Proxy::to(shared().port());
+    let options = ["--response-timeout", "200ms"];
+    let (leader, address) = serving_candidate(&proxy.url(), &options, &name);
+    let (_, cmd) = until_led(&leader, 1);
+    let healthy = || request(&address, "GET /healthz").starts_with("HTTP/1.1 200 ");
+    until("the leader has been read", healthy);
+    proxy.refuse(true);
+    proxy.cut();
+    until("the outage is noticed", || !healthy());
+    proxy.refuse(false);
+    until("the store answers again", healthy);
+    assert_eq!(until_led(&leader, 1).1, cmd);
+    assert!(!is_dead(cmd));
+    assert_eq!(leader.stdout().lines().count(), 1);
+}
+
+#[test]
+fn open_connections_do_not_block_others() {
+    let (_candidate, address) = serving_candidate(&shared().url(), &[], &unique("elect"));
+    let connections = (0..64).map(|_| {
+        let mut stream = TcpStream::connect(&address).unwrap();
+        stream
+            .write_all(b"GET /healthz HTTP/1.1\r\nHost: test\r\n\r\n")
+            .unwrap();
+        stream
+    });
+    for mut stream in connections.collect::<Vec<_>>() {
+        stream
+            .set_read_timeout(Some(Duration::from_secs(60)))
+            .unwrap();
+        let mut response = String::new();
+        stream
+            .read_to_string(&mut response)
+            .expect("the server closes it");
+        assert!(response.contains("connection: close"), "{response}");
+    }
+    // The time limit of these connections has to end.
+    let _idle: Vec<_> = (0..64)
+        .map(|_| TcpStream::connect(&address).unwrap())
+        .collect();
+    assert!(request(&address, "GET /healthz").starts_with("HTTP/1.1 "));
 }
 
 #[test]

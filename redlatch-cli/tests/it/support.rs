@@ -235,6 +235,11 @@ impl Running {
         self.stdout.so_far()
     }
 
+    /// Returns the standard error so far.
+    pub(crate) fn stderr(&self) -> String {
+        self.stderr.so_far()
+    }
+
     /// Waits for a text on standard output. Returns the output so far.
     pub(crate) fn until_stdout(&self, what: &str) -> String {
         until(&format!("{what:?} on standard output"), || {
