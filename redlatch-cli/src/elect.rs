@@ -56,7 +56,7 @@ async fn lead(store_args: &StoreArgs, elect: &Elect) -> Result<u8, Failure> {
         signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
         client = connecting => client?,
     };
-    let status = Status::new(&elect.name);
+    let status = Status::new(elect);
     let serving = async {
         let Some((listener, bound)) = listening else {
             return pending().await;
@@ -116,12 +116,16 @@ async fn campaign_and_run(
 }
 
 async fn campaign(election: &Election, elect: &Elect) -> redlatch::Result<Leadership> {
-    let value = elect.value.clone().unwrap_or_else(|| {
+    let campaign = election.campaign(value(elect)).note(elect.cmd.note());
+    campaign.outage_limit(elect.outage_limit).await
+}
+
+/// Returns the value that observers see.
+fn value(elect: &Elect) -> String {
+    elect.value.clone().unwrap_or_else(|| {
         let system = rustix::system::uname();
         system.nodename().to_string_lossy().into_owned()
-    });
-    let campaign = election.campaign(value).note(elect.cmd.note());
-    campaign.outage_limit(elect.outage_limit).await
+    })
 }
 
 /// The state behind the HTTP responses.
@@ -130,6 +134,8 @@ struct Status(Arc<Mutex<State>>);
 
 struct State {
     name: String,
+    /// The value with which this process campaigns.
+    value: String,
     /// The leadership of this process, while it has one.
     leadership: Weak<Leadership>,
     /// The current leader, or why it is unknown.
@@ -164,10 +170,36 @@ impl<'a> Fields<'a> {
     }
 }
 
+impl State {
+    /// `leadership`: that of this process, if it has one.
+    fn answer<'a>(&'a self, leadership: Option<&'a Leadership>) -> Answer<'a> {
+        let observed = self.leader.as_ref().ok().and_then(Option::as_ref);
+        let leadership = leadership.filter(|leadership| leadership.is_valid());
+        let leader = match leadership {
+            // The observer may not have read this term yet.
+            Some(leadership) => {
+                let observed = observed.filter(|leader| leader.epoch == leadership.epoch());
+                Fields {
+                    epoch: Some(leadership.epoch()),
+                    leader: Some(leadership.owner_id().as_str()),
+                    value: Some(observed.map_or(&*self.value, |leader| &leader.value)),
+                }
+            }
+            None => Fields::new(observed),
+        };
+        Answer {
+            name: &self.name,
+            leads: leadership.is_some(),
+            leader,
+        }
+    }
+}
+
 impl Status {
-    fn new(name: &str) -> Status {
+    fn new(elect: &Elect) -> Status {
         Status(Arc::new(Mutex::new(State {
-            name: name.to_owned(),
+            name: elect.name.clone(),
+            value: value(elect),
             leadership: Weak::new(),
             leader: Err("the leader has not been read yet".to_owned()),
         })))
@@ -197,13 +229,8 @@ impl Status {
         match request.uri().path() {
             "/leader" => {
                 let leadership = state.leadership.upgrade();
-                let leads = leadership.is_some_and(|leadership| leadership.is_valid());
-                let answer = Answer {
-                    name: &state.name,
-                    leads,
-                    leader: Fields::new(state.leader.as_ref().ok().and_then(Option::as_ref)),
-                };
-                let status = match leads {
+                let answer = state.answer(leadership.as_deref());
+                let status = match answer.leads {
                     true => StatusCode::OK,
                     false => StatusCode::SERVICE_UNAVAILABLE,
                 };
@@ -290,4 +317,38 @@ fn text(line: &Line<'_>) -> String {
     let epoch = epoch.map_or("-".to_owned(), |epoch| epoch.to_string());
     let [leader, value] = [leader, value].map(|text| printable(text.unwrap_or("-")));
     format!("{}  {epoch}  {leader}  {value}\n", line.time)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Between the start of its term and the next report of its observer, the leader does not name another one.
+    #[tokio::test]
+    async fn leader_names_itself_before_its_observer_has_read_the_term() {
+        let client = Client::embedded();
+        let election = client.election("e");
+        let resigned = election.campaign("former").await.unwrap();
+        let former = election.leader().await.unwrap();
+        resigned.resign().await.unwrap();
+        let leadership = election.campaign("campaigned").await.unwrap();
+        let mut state = State {
+            name: "e".to_owned(),
+            value: "campaigned".to_owned(),
+            leadership: Weak::new(),
+            leader: Ok(None),
+        };
+        let owner = leadership.owner_id().as_str();
+        for leader in [Err("an outage".to_owned()), Ok(None), Ok(former)] {
+            state.leader = leader;
+            let Answer { leads, leader, .. } = state.answer(Some(&leadership));
+            assert!(leads);
+            assert_eq!((leader.epoch, leader.leader), (Some(2), Some(owner)));
+            assert_eq!(leader.value, Some("campaigned"));
+        }
+        leadership.proclaim("proclaimed").await.unwrap();
+        state.leader = Ok(election.leader().await.unwrap());
+        let answer = state.answer(Some(&leadership));
+        assert_eq!(answer.leader.value, Some("proclaimed"));
+    }
 }
