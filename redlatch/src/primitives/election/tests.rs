@@ -185,19 +185,24 @@ async fn observer_reports_each_kind_of_change_at_once() {
 /// The next candidate hangs: the vacancy is published although the queue is not empty.
 #[tokio::test(start_paused = true)]
 async fn observer_reports_a_vacancy_while_candidates_wait() {
-    let [leader, hung, observing] = clients();
-    let mut observer = observing.election("e").observe();
-    let leadership = leader.election("e").campaign("").await.unwrap();
-    let mut campaign = hung.election("e").campaign("hung").into_future();
-    let polled = tokio::time::timeout(Duration::from_millis(1), &mut campaign);
-    assert!(polled.await.is_err());
-    assert!(observer.next().await.unwrap().is_some());
-    let next = tokio::spawn(async move { observer.next().await });
-    tokio::time::sleep(Duration::from_millis(1)).await;
-    let begun = Instant::now();
-    leadership.resign().await.unwrap();
-    assert_eq!(next.await.unwrap().unwrap(), None);
-    assert_eq!(begun.elapsed(), Duration::ZERO);
+    for forced in [false, true] {
+        let [leader, hung, observing] = clients();
+        let mut observer = observing.election("e").observe();
+        let leadership = leader.election("e").campaign("").await.unwrap();
+        let mut campaign = hung.election("e").campaign("hung").into_future();
+        let polled = tokio::time::timeout(Duration::from_millis(1), &mut campaign);
+        assert!(polled.await.is_err());
+        assert!(observer.next().await.unwrap().is_some());
+        let next = tokio::spawn(async move { observer.next().await });
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        let begun = Instant::now();
+        match forced {
+            true => assert!(observing.fair_lock("e").force_unlock().await.unwrap()),
+            false => leadership.resign().await.unwrap(),
+        }
+        assert_eq!(next.await.unwrap().unwrap(), None);
+        assert_eq!(begun.elapsed(), Duration::ZERO, "forced: {forced}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

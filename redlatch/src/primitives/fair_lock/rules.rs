@@ -441,7 +441,12 @@ impl Step for Force<'_> {
         if held {
             let left = remaining_ms(keyspace, &self.keys.object).unwrap_or(0);
             keyspace.remove(self.keys.object.key());
-            FairQueue::new(keyspace, self.keys).wake_after_release(left, self.grace)?;
+            let mut queue = FairQueue::new(keyspace, self.keys);
+            queue.wake_after_release(left, self.grace)?;
+            if !queue.is_empty()? {
+                // Only the head was woken. The lock may be that of an election, whose observers are not in the queue.
+                queue.wake_unqueued();
+            }
         }
         Ok(held)
     }
