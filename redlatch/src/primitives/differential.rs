@@ -78,15 +78,27 @@ pub(crate) fn env_number(name: &str, default: u64) -> u64 {
 /// Runs random histories on a server and a keyspace, and compares both after each move.
 ///
 /// `run_move` applies one move through the methods of [`Differential`].
-pub(crate) fn assert_equivalent<M, F>(moves: impl Strategy<Value = M>, mut run_move: F)
+pub(crate) fn assert_equivalent<M, F>(moves: impl Strategy<Value = M>, run_move: F)
 where
+    M: Debug + Clone,
+    F: AsyncFnMut(&mut Differential, &M),
+{
+    assert_equivalent_histories(prop::collection::vec(moves, 1..25), HISTORIES, run_move);
+}
+
+/// The same with this number of given histories.
+pub(crate) fn assert_equivalent_histories<M, F>(
+    histories: impl Strategy<Value = Vec<M>>,
+    number: u32,
+    mut run_move: F,
+) where
     M: Debug + Clone,
     F: AsyncFnMut(&mut Differential, &M),
 {
     let seed = env_number("REDLATCH_SEED", u64::from(std::process::id()) ^ 0x5eed);
     println!("REDLATCH_SEED={seed}");
     let mut runner = TestRunner::new(ProptestConfig {
-        cases: HISTORIES,
+        cases: number,
         rng_seed: RngSeed::Fixed(seed),
         failure_persistence: None,
         ..ProptestConfig::default()
@@ -98,8 +110,7 @@ where
     let server = Server::start();
     let harness = RefCell::new(runtime.block_on(Differential::new(&server)));
     let run_move = RefCell::new(&mut run_move);
-    let history = prop::collection::vec(moves, 1..25);
-    let outcome = runner.run(&history, |history| {
+    let outcome = runner.run(&histories, |history| {
         let (mut harness, mut run_move) = (harness.borrow_mut(), run_move.borrow_mut());
         runtime.block_on(async {
             harness.reset().await;

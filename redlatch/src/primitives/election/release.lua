@@ -23,6 +23,8 @@ local function move_to_head(candidate)
     end
     local wait = timeout - earlier_timeout
     redis.call('LREM', KEYS[2], 1, candidate)
+    redis.call('ZREM', KEYS[4], candidate)
+    redis.call('HDEL', KEYS[5], candidate)
     shift(0, wait)
     shift(position, -wait)
     redis.call('LPUSH', KEYS[2], candidate)
