@@ -170,7 +170,9 @@ fn fair() {
             redlatch: redisson_lock__channel:{NAME}:OWNER3 receives 0
         2 unlock fair NAME | then 3
             redlatch: redisson_lock__channel:{NAME}:OWNER4 receives 0
+        # The observers of an election are not in the queue.
         3 force-unlock fair NAME | then 4
+            redlatch: redisson_lock__channel:{NAME} receives 0
         # The queue is empty: waiters for the name by another kind of lock are woken.
         4 unlock fair NAME
             redlatch: redisson_lock__channel:{NAME} receives 0
