@@ -1,6 +1,7 @@
 //! The limits of a hold that the watchdog renews: how long it may last, and how often its holder must feed it.
 //!
-//! 1. A request may set limits. They start when the request adds its guard, and belong to the hold period.
+//! 1. A request may set limits. They start when the request adds its guard, or for several locks, when all of them or the
+//!    majority are held. They belong to the hold period.
 //! 2. If several guards of a hold have limits, the earliest end and the shortest interval apply to all of them, until the
 //!    last guard is released.
 //! 3. At the first end that passes, the hold is lost, although the store still has it. It is released only then, so no

@@ -112,7 +112,7 @@ async fn tokens_follow_the_order_of_acquisitions(store: TestStore) {
     }
     let tokens = tokens.lock().unwrap();
     assert_eq!((tokens.len(), tokens[0]), (200, 1));
-    // A token may be missing: on a busy machine a waiter does not accept what was transferred to it, and requests another one.
+    // A token may be missing: on a busy machine a waiter does not accept a transferred hold, and sends another request.
     assert!(tokens.is_sorted_by(|one, next| one < next), "{tokens:?}");
 }
 
