@@ -1,19 +1,26 @@
-//! Many tasks of one process compete for one name.
+//! Many tasks of one process compete for one name, compared with a mutex of that process.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use redlatch::{Client, Lock};
 use redlatch_testkit::Server;
 use serde_json::{Value, json};
+use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
 use crate::options::Options;
+use crate::ratio::{Comparison, compare, rate};
 use crate::samples::{micros, round};
 use crate::{Result, command_stats};
 
 pub(crate) const NAME: &str = "lock_contended";
 
 const TASKS: usize = 16;
+
+/// Of the rate of a `tokio::sync::Mutex`.
+const GOAL: f64 = 0.25;
 
 pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value> {
     println!("\n{NAME}: {TASKS} tasks of one process contend for one name;");
@@ -42,6 +49,9 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value>
          {least} to {most} turns per task",
         longest / mean
     );
+    let compared = compare_with_mutex(lock, options).await?;
+    println!("                               ours/s    mutex/s   ratio  (quartiles)     goal {GOAL:.2}");
+    println!("  tokio::sync::Mutex       {}", compared.table_row(GOAL));
     Ok(json!({
         "name": NAME,
         "tasks": TASKS,
@@ -52,7 +62,40 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value>
         "longest_to_mean": round(longest / mean, 2),
         "turns_least": least,
         "turns_most": most,
+        "tokio_mutex": compared.json(GOAL),
     }))
+}
+
+/// The same tasks, which acquire a mutex of their process in every other round.
+async fn compare_with_mutex(lock: Lock, options: &Options) -> Result<Comparison> {
+    let mutex = Arc::new(Mutex::new(()));
+    let ours = || {
+        rate(TASKS, options.round, |_, stop| {
+            let lock = lock.clone();
+            async move {
+                let mut pairs = 0;
+                while !stop.load(Relaxed) {
+                    lock.lock().await?.unlock().await?;
+                    pairs += 1;
+                }
+                Ok(pairs)
+            }
+        })
+    };
+    let theirs = || {
+        rate(TASKS, options.round, |_, stop| {
+            let mutex = mutex.clone();
+            async move {
+                let mut pairs = 0;
+                while !stop.load(Relaxed) {
+                    drop(mutex.lock().await);
+                    pairs += 1;
+                }
+                Ok(pairs)
+            }
+        })
+    };
+    compare(ours, theirs, options.rounds.div_ceil(4)).await
 }
 
 /// Returns how long each task waited for each of its acquisitions.

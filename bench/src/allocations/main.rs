@@ -4,6 +4,10 @@
 //! thread, so the tasks of the connection are counted, too.
 #![forbid(unsafe_code)]
 
+use std::future::poll_fn;
+use std::task::Poll;
+use std::time::Duration;
+
 use redlatch::{Client, Lock};
 use redlatch_testkit::Server;
 use serde_json::{Value, json};
@@ -18,6 +22,11 @@ const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/bench.json");
 
 const PAIRS: u32 = 10_000;
 
+const WAITING_NAME: &str = "lock_waiting_allocations";
+
+/// Number of waiting requests.
+const WAITING: usize = 10_000;
+
 fn main() -> Result<()> {
     println!(
         "{NAME}: heap allocations of one lock + unlock on a free name, and sizes of the futures."
@@ -31,9 +40,13 @@ fn main() -> Result<()> {
         Ok(text) => serde_json::from_slice(&text)?,
         Err(_) => Vec::new(),
     };
-    rows.retain(|row| row["name"] != NAME);
+    rows.retain(|row| row["name"] != NAME && row["name"] != WAITING_NAME);
     rows.push(measure(&runtime, "server", &client)?);
     rows.push(measure(&runtime, "embedded", &Client::embedded())?);
+    println!("\n{WAITING_NAME}: what a request that waits for a lock keeps on the heap.");
+    println!("  store      allocations     bytes");
+    rows.push(measure_waiting(&runtime, "server", &client)?);
+    rows.push(measure_waiting(&runtime, "embedded", &Client::embedded())?);
     std::fs::write(FILE, format!("{:#}\n", Value::Array(rows)))?;
     println!("\nAdded to {FILE}");
     Ok(())
@@ -67,4 +80,39 @@ async fn pairs(lock: &Lock) -> Result<()> {
         lock.lock().await?.unlock().await?;
     }
     Ok(())
+}
+
+/// Measures what waiting requests for one lock keep on the heap, without the tasks that await them.
+fn measure_waiting(runtime: &Runtime, store: &str, client: &Client) -> Result<Value> {
+    let lock = client.lock("bench:waiting");
+    let guard = runtime.block_on(lock.lock().into_future())?;
+    // The first waiter creates the queue, and subscribes.
+    let mut first = lock.lock().into_future();
+    let until_subscribed = async { tokio::time::timeout(Duration::from_secs(1), &mut first).await };
+    if runtime.block_on(until_subscribed).is_ok() {
+        return Err("the lock was free".into());
+    }
+    let mut requests = Vec::with_capacity(WAITING);
+    let counted = allocation_counter::measure(|| {
+        runtime.block_on(async {
+            for _ in 0..WAITING {
+                let mut request = lock.lock().into_future();
+                let polled = poll_fn(|task| Poll::Ready(request.as_mut().poll(task).is_ready()));
+                polled.await;
+                requests.push(request);
+            }
+        });
+    });
+    drop((requests, first));
+    runtime.block_on(guard.unlock())?;
+    let per_request = |total: i64| (total as f64 / WAITING as f64 * 10.0).round() / 10.0;
+    let allocations = per_request(counted.count_current);
+    let bytes = per_request(counted.bytes_current);
+    println!("  {store:10} {allocations:11} {bytes:9}");
+    Ok(json!({
+        "name": WAITING_NAME,
+        "store": store,
+        "allocations_per_request": allocations,
+        "bytes_per_request": bytes,
+    }))
 }
