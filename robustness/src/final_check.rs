@@ -10,6 +10,7 @@ use tokio::time::{Instant, sleep};
 use crate::Result;
 use crate::checker::FAIR_GRACE_PERIOD;
 use crate::history::PERMITS;
+use crate::names::has_queue;
 use crate::worker::Handle;
 
 /// Acquires and releases each lock once, in a runtime of its own.
@@ -33,7 +34,7 @@ pub async fn check_all_free(
     let begun = Instant::now();
     let mut kept = Vec::new();
     for name in names {
-        let grace = match name.starts_with("fair") {
+        let grace = match has_queue(name) {
             true => FAIR_GRACE_PERIOD,
             false => Duration::ZERO,
         };

@@ -24,6 +24,7 @@ pub mod final_check;
 pub mod history;
 pub mod names;
 mod namespace;
+pub mod observers;
 mod options;
 mod processes;
 pub mod random;

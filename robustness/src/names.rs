@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 /// Kinds with leases. A `multi` is a multi-lock of three kinds, a `red` a RedLock of three locks.
-pub const KINDS: [&str; 8] = [
-    "lock", "fair", "fenced", "rw", "permits", "spin", "multi", "red",
+pub const KINDS: [&str; 9] = [
+    "lock", "fair", "fenced", "rw", "permits", "spin", "multi", "red", "election",
 ];
 
 /// Kinds without leases: what they lose in an outage is lost for good. Only simulated runs use them.
@@ -12,6 +12,11 @@ pub const COUNTERS: [&str; 2] = ["semaphore", "latch"];
 
 /// The kinds that owners shared by tasks, and threads, use, over few names. Only threads use `red`.
 pub const OWNER_KINDS: [&str; 6] = ["fenced", "lock", "rw", "fair", "spin", "red"];
+
+/// Returns whether waiters for a name are served from a queue in the store, which waits for those that died.
+pub(crate) fn has_queue(name: &str) -> bool {
+    name.starts_with("fair") || name.starts_with("election")
+}
 
 /// Returns the names of the locks that are acquired for a name: itself, or the members of a multi-lock or a
 /// RedLock. Two multi-locks share members, with each other and with tasks that use these alone.

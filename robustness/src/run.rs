@@ -15,6 +15,8 @@ use crate::context::Context;
 use crate::deployment::{Deployment, Needs, Topology};
 use crate::final_check::check_all_free_blocking;
 use crate::history::History;
+use crate::names::has_queue;
+use crate::observers::Observers;
 use crate::processes::{Processes, lock};
 use crate::random::Random;
 use crate::resource::Resource;
@@ -79,6 +81,7 @@ pub(crate) fn run(
         random: Random::new(setup.worker.seed),
         schedule: None,
     };
+    let observers = Observers::start(&context.deployment.url(), &context.names())?;
     for _ in 0..setup.processes {
         context.processes.start(&context.worker)?;
     }
@@ -89,7 +92,7 @@ pub(crate) fn run(
     inject(&mut context)?;
     // Time for holders to learn of losses, and for waiters to find free locks.
     sleep(lease / 2);
-    let left = shut_down_and_check(&mut context, lease)?;
+    let left = shut_down_and_check(&mut context, observers, lease)?;
     let mut history = lock(&context.history);
     history.end = now();
     let mut violations = checker::check(&history, setup.losses, &resource.tallies());
@@ -133,11 +136,7 @@ const CLEANUP_LIMIT: Duration = Duration::from_secs(10);
 /// last one's turn has passed.
 fn fair_queue_limit(context: &mut Context) -> Result<Duration> {
     let mut longest = Duration::ZERO;
-    for name in context
-        .names()
-        .iter()
-        .filter(|name| name.starts_with("fair"))
-    {
+    for name in context.names().iter().filter(|name| has_queue(name)) {
         let server = context.server_of(name)?;
         let key = format!("redisson_lock_timeout:{{{name}}}");
         let last: Vec<(String, f64)> =
@@ -152,7 +151,11 @@ fn fair_queue_limit(context: &mut Context) -> Result<Duration> {
 }
 
 /// Ends all workers and checks whether they left anything behind.
-fn shut_down_and_check(context: &mut Context, lease: Duration) -> Result<Vec<Violation>> {
+fn shut_down_and_check(
+    context: &mut Context,
+    observers: Observers,
+    lease: Duration,
+) -> Result<Vec<Violation>> {
     let mut found = Vec::new();
     context.processes.request_shutdown();
     // Holds of dead processes expire with their leases, places in queues when their turns have passed; and then
@@ -188,6 +191,9 @@ fn shut_down_and_check(context: &mut Context, lease: Duration) -> Result<Vec<Vio
             Rule::NotCleanedUp,
             format!("cannot be acquired: {kept}"),
         ));
+    }
+    for (rule, text) in observers.check(&context.deployment.url(), lease + MARGIN)? {
+        found.push(violation(rule, text));
     }
     let deployment = context.deployment.as_ref();
     for key in leftovers(keys, deployment, lease + MARGIN)? {

@@ -10,6 +10,7 @@ use redlatch_robustness::checker::{self, Rule, Violation};
 use redlatch_robustness::clock::{Time, nanos};
 use redlatch_robustness::final_check::{check_all_free, set_permits};
 use redlatch_robustness::history::{Event, EventKind, History};
+use redlatch_robustness::observers::{ObservedElection, check_observers, observe};
 use redlatch_robustness::random::Random;
 use redlatch_robustness::resource::{Records, ResourceClient};
 use redlatch_robustness::worker::{
@@ -78,6 +79,9 @@ pub(crate) struct Run<'a> {
     /// The running processes. A process that replaces another one has its index.
     pub(crate) processes: Vec<Arc<Process>>,
     started: usize,
+    /// The process that observes all elections, and what it has observed.
+    observer: Option<Arc<Process>>,
+    elections: Vec<ObservedElection>,
 }
 
 impl Run<'_> {
@@ -98,8 +102,11 @@ impl Run<'_> {
             shutdown: Arc::default(),
             processes: Vec::new(),
             started: 0,
+            observer: None,
+            elections: Vec::new(),
             network,
         };
+        run.observe_elections();
         for index in 0..plan.processes {
             let process = run.start(index);
             run.processes.push(process);
@@ -152,6 +159,20 @@ impl Run<'_> {
         })
     }
 
+    /// Starts the process that observes the elections, if there are any.
+    fn observe_elections(&mut self) {
+        let names = self.plan.names.iter();
+        for name in names.filter(|name| name.starts_with("election")) {
+            let process = self.observer.get_or_insert_with(|| {
+                self.started += 1;
+                Process::start(self.started - 1, self.plan.seed ^ 3, &self.network)
+            });
+            let (election, observing) = observe(self.deployment.url(), name.clone());
+            process.spawn(observing);
+            self.elections.push(election);
+        }
+    }
+
     /// Starts the process with this index.
     pub(crate) fn start(&mut self, index: usize) -> Arc<Process> {
         let plan = self.plan;
@@ -195,6 +216,9 @@ impl Run<'_> {
             found.push(self.violation(Rule::Hang, text));
         }
         found.extend(self.final_check().await);
+        if let Some(observer) = self.observer.take() {
+            observer.kill();
+        }
         let (lease, network) = (self.plan.lease, self.network.clone());
         let keys = |deployment: &Deployment| {
             let mut keys = deployment.at_masters(Server::keys);
@@ -277,17 +301,24 @@ impl Run<'_> {
             false => self.plan.lease + checker::MARGIN,
         };
         let lease = self.plan.lease;
-        let checking =
-            process.spawn(async move { check_all_free(&url, &names, lease, limit).await });
+        let mut elections = std::mem::take(&mut self.elections);
+        let checking = process.spawn(async move {
+            let kept = check_all_free(&url, &names, lease, limit).await?;
+            let text = |name| (Rule::NotCleanedUp, format!("cannot be acquired: {name}"));
+            let mut failures: Vec<_> = kept.into_iter().map(text).collect();
+            if failures.is_empty() {
+                failures = check_observers(&url, &mut elections, limit).await?;
+            }
+            Ok::<_, redlatch_robustness::Error>(failures)
+        });
         let failures = match checking.await {
             Ok(Ok(failures)) => failures,
-            Ok(Err(error)) => vec![error.to_string()],
-            Err(error) => vec![error.to_string()],
+            Ok(Err(error)) => vec![(Rule::NotCleanedUp, error.to_string())],
+            Err(error) => vec![(Rule::NotCleanedUp, error.to_string())],
         };
-        let text = |name| format!("cannot be acquired: {name}");
-        let failures = failures.into_iter().map(text);
+        let failures = failures.into_iter();
         failures
-            .map(|text| self.violation(Rule::NotCleanedUp, text))
+            .map(|(rule, text)| self.violation(rule, text))
             .collect()
     }
 

@@ -33,11 +33,17 @@ use crate::clock::{Time, nanos};
 use crate::history::{DataLossWindow, History};
 use crate::resource::Tally;
 
-/// Returns whether a key may remain in the store after all releases: fencing tokens and the numbers of free permits.
+/// Returns whether a key may remain in the store after all releases: fencing tokens, the latest terms of elections, and
+/// the numbers of free permits.
 pub fn may_remain(key: &str) -> bool {
-    ["redisson_lock_token:", "permits:", "semaphore:"]
-        .iter()
-        .any(|prefix| key.starts_with(prefix))
+    [
+        "redisson_lock_token:",
+        "redlatch_election:",
+        "permits:",
+        "semaphore:",
+    ]
+    .iter()
+    .any(|prefix| key.starts_with(prefix))
 }
 
 /// Returns all violations, ordered by time.

@@ -36,6 +36,8 @@ pub enum Rule {
     Promptness,
     /// Waiters acquire a fair lock in the order in which they joined its queue.
     Order,
+    /// The last report of an observer is the final state of its election.
+    Observer,
     /// Some sequential order of the operations on a lock explains all answers.
     Linearizability,
     /// Nothing remains in the store or in a client after all releases.

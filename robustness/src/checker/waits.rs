@@ -17,7 +17,7 @@ use super::violation::{Rule, Violation};
 use super::{latches, semaphores};
 use crate::clock::{Time, millis, nanos};
 use crate::history::{History, Mode, PERMITS, Section};
-use crate::names::locks_of;
+use crate::names::{has_queue, locks_of};
 
 /// The sections by name.
 type SectionsByName<'a> = BTreeMap<&'a str, Vec<&'a Section>>;
@@ -45,7 +45,12 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
             .filter(|idle| idle.until - idle.from > limit);
         if let Some(worst) = too_long.max_by_key(|idle| idle.until - idle.from) {
             let time = worst.until - worst.from;
-            let queued = history.lease * departed_waiters(history, &names, name, &worst)
+            // A candidate keeps its turn for at least this long.
+            let turn = match name.starts_with("election") {
+                true => history.lease.max(nanos(FAIR_GRACE_PERIOD)),
+                false => history.lease,
+            };
+            let queued = turn * departed_waiters(history, &names, name, &worst)
                 + restored_queue_grace(history, name, &worst);
             found.push(worst.violation(match time <= limit + queued {
                 true => Rule::Queue,
@@ -118,13 +123,13 @@ fn departed_waiters(
             waited && end <= idle.until && idle.from - end < MAX_QUEUE_LEASES * history.lease
         })
     });
-    Time::try_from(departed.count()).unwrap_or(Time::MAX / history.lease)
+    Time::try_from(departed.count()).unwrap_or(MAX_QUEUE_LEASES)
 }
 
 /// Returns the fair locks that are acquired for a name.
 fn fair_locks(name: &str) -> Vec<String> {
     let mut locks = locks_of(name);
-    locks.retain(|name| name.starts_with("fair"));
+    locks.retain(|name| has_queue(name));
     locks
 }
 

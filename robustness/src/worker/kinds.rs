@@ -6,10 +6,11 @@ use std::time::Duration;
 use redlatch::kind::LockKind;
 use redlatch::{Acquire, Guard, HasLease, ReadWriteLock, TryAcquire};
 use redlatch::{Client, Error, ExpirableSemaphore, FairLock, FencedLock, Lock};
-use redlatch::{CountDownLatch, Member, MultiLock, RedLock, Semaphore, SpinLock};
+use redlatch::{CountDownLatch, Election, Leadership, Member, MultiLock, OwnerId, RedLock};
+use redlatch::{Semaphore, SpinLock};
 use tokio::time::timeout;
 
-use super::section::SectionRunner;
+use super::section::{AsyncGuard, ReleaseMode, SectionRunner};
 use crate::Result;
 use crate::history::{Mode, PERMITS};
 use crate::names::{COUNTERS, KINDS, locks_of};
@@ -24,6 +25,7 @@ pub enum Handle {
     Spin(SpinLock),
     Multi(MultiLock, String),
     Red(RedLock, String),
+    Election(Election, Duration),
     Semaphore(Semaphore, Duration),
     Latch(CountDownLatch, Duration),
 }
@@ -47,6 +49,7 @@ impl Handle {
                 let lock = RedLock::new(members()).member_timeout(lease / 10);
                 Handle::Red(lock, name.to_owned())
             }
+            "election" => Handle::Election(client.election(name), lease),
             "semaphore" => Handle::Semaphore(client.semaphore(name), lease),
             "latch" => Handle::Latch(client.count_down_latch(name), lease),
             other => {
@@ -70,6 +73,12 @@ impl Handle {
             Handle::Spin(lock) => try_once(lock.try_lock()).await,
             // Their members are checked instead.
             Handle::Multi(..) | Handle::Red(..) => Ok(true),
+            Handle::Election(election, lease) => {
+                match timeout(*lease, election.campaign("").into_future()).await {
+                    Ok(leadership) => leadership?.resign().await.map(|()| true),
+                    Err(_) => Ok(false),
+                }
+            }
             // Exactly as many permits as were set.
             Handle::Semaphore(semaphore, _) => {
                 semaphore.try_set_permits(PERMITS).await?;
@@ -131,6 +140,7 @@ impl Handle {
                     .run_section(name, Mode::Exclusive, acquiring, time)
                     .await
             }
+            Handle::Election(election, _) => lead(election, runner, time, random).await,
             Handle::Semaphore(semaphore, lease) => {
                 semaphore.try_set_permits(PERMITS).await?;
                 let request = semaphore.try_acquire().wait(*lease * 4);
@@ -142,6 +152,59 @@ impl Handle {
             Handle::Latch(latch, lease) => use_latch(latch, *lease, runner, random).await,
         }
     }
+}
+
+/// A leadership that ends in favor of another candidate, if there was one.
+struct Term {
+    leadership: Leadership,
+    successor: Option<OwnerId>,
+}
+
+impl AsyncGuard for Term {
+    fn valid_for(&self) -> Duration {
+        self.leadership.valid_for()
+    }
+
+    fn lost(&self) -> impl Future<Output = ()> + Send + 'static {
+        self.leadership.lost()
+    }
+
+    async fn unlock(self) -> Result<(), Error> {
+        match self.successor {
+            Some(successor) => self.leadership.resign_to(&successor).await,
+            None => self.leadership.resign().await,
+        }
+    }
+}
+
+/// Campaigns, leads for this time, and resigns, sometimes to the last candidate.
+async fn lead(
+    election: &Election,
+    runner: &mut SectionRunner,
+    time: Duration,
+    random: &mut Random,
+) -> Result<(), Error> {
+    let campaign = async { election.campaign("first").await.map(Some) };
+    let acquiring = runner.request(election.name(), Mode::Exclusive, campaign);
+    let Some(leadership) = acquiring.await? else {
+        return Ok(());
+    };
+    let epoch = leadership.epoch();
+    let mut term = Term {
+        leadership,
+        successor: None,
+    };
+    runner.report_acquired(Some(epoch), None);
+    runner.watch(&term, time).await;
+    if random.below(3) == 0 {
+        // If it fails, the end of the term is the same.
+        let _ = term.leadership.proclaim("second").await;
+    }
+    if random.below(3) == 0 {
+        let candidates = election.candidates().await.unwrap_or_default();
+        term.successor = candidates.last().map(|last| last.owner.clone());
+    }
+    runner.release(term, Some(epoch), ReleaseMode::Unlock).await
 }
 
 /// The highest count of a latch.

@@ -25,6 +25,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::Result;
 use crate::history::EventKind;
+use crate::names::has_queue;
 use crate::resource::ResourceClient;
 use crate::stall_monitor;
 pub use kinds::Handle;
@@ -153,7 +154,7 @@ impl WorkerTasks {
             // From the last task, so that most fair tasks do not hold their locks for long.
             let is_fair = worker.tasks - task <= worker.fair;
             let handles = worker.names.iter();
-            let handles = handles.filter(|name| is_fair || !name.starts_with("fair"));
+            let handles = handles.filter(|name| is_fair || !has_queue(name));
             let lease = worker.lease();
             let handles = handles.map(|name| Handle::new(&self.clients[client], name, lease));
             let handles = handles.collect::<Result<Vec<_>>>()?;
