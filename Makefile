@@ -3,10 +3,10 @@
 CARGO ?= cargo
 
 .PHONY: help test lint docs unit test-topologies package deb deb-test interop bench bench-redisson bench-peers api api-update stress robustness soak \
-	simulate simulate-mutants mutants explore redis tmux
+	simulate simulate-mutants mutants explore redis tmux faketime
 
 help:
-	@echo "make test     everything: format, lint, docs, all tests (installs redis-server and tmux if permitted)"
+	@echo "make test     everything: format, lint, docs, all tests (installs servers and tools that they need if permitted)"
 	@echo "make test-topologies  only the tests with TLS and ACL, Sentinel and Cluster (part of make test)"
 	@echo "make interop  tests with the real Redisson (part of make test if a JDK and Maven are installed)"
 	@echo "make deb      the Debian package of the command, in target/debian"
@@ -23,15 +23,17 @@ help:
 	@echo "make soak     random faults, with many clients (SECONDS=600 TOPOLOGY=single SEED=…)"
 	@echo "make stress   the concurrency tests in a loop, half of the runs with busy cores (RUNS=200)"
 
-test: redis tmux lint docs unit interop package
+test: redis tmux faketime lint docs unit interop package
 
-# Tests need a real server. On Debian this installs it if it may; else it prints instructions.
+# On Debian these install what tests need if they may; else they print instructions.
 redis:
-	@tools/need-redis
+	@tools/need redis-server redis-server "The tests need a real Redis (or Valkey) server"
 
-# The test of `redlatch top` runs in a real terminal, that of tmux.
 tmux:
-	@tools/need-tmux
+	@tools/need tmux tmux "The test of \`redlatch top\` needs a terminal"
+
+faketime:
+	@tools/need faketime faketime "The test of jobs that run once shifts the clocks of processes"
 
 lint:
 	$(CARGO) fmt --all --check

@@ -50,7 +50,9 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value>
         longest / mean
     );
     let compared = compare_with_mutex(lock, options).await?;
-    println!("                               ours/s    mutex/s   ratio  (quartiles)     goal {GOAL:.2}");
+    println!(
+        "                               ours/s    mutex/s   ratio  (quartiles)     goal {GOAL:.2}"
+    );
     println!("  tokio::sync::Mutex       {}", compared.table_row(GOAL));
     Ok(json!({
         "name": NAME,

@@ -1,5 +1,7 @@
 //! Tests of `redlatch run --at-least`, `--once-per` and `--slot`.
 
+use std::collections::HashSet;
+
 use redlatch_testkit::{Server, shared, unique};
 use rustix::process::Signal;
 
@@ -65,6 +67,48 @@ fn one_of_many_processes_runs_cmd_in_slot() {
         assert_reported(&late.stderr, &name, "exit code 3");
         assert!(!is_held(shared(), &name));
     }
+}
+
+/// Each machine's clock is in another slot, but only the server's counts.
+#[test]
+fn machines_with_shifted_clocks_run_each_slot_once() {
+    let (temp_dir, name) = (TempDir::new(), unique("clocks"));
+    let (ran, days) = (temp_dir.path("ran"), temp_dir.path("days"));
+    // A slot has ten days: the clocks of the first and the last machine are six slots apart.
+    let script = format!(
+        "date +%F >> {days}; \
+         for job in 1 2 3 4 5; do \"$@\" run --once-per 10d {name}-$job -- sh -c \"echo $job >> {ran}\"; done"
+    );
+    let machine = |number: i32| {
+        let command = redlatch(shared(), &[]);
+        let shift = format!("{:+}d", 3 * (number - 10));
+        let program = command.get_program().to_owned();
+        let mut shifted = std::process::Command::new("faketime");
+        shifted.args(["-m", "-f", &shift, "sh", "-c", &script, "machine"]);
+        shifted.arg(program);
+        for (key, value) in command.get_envs() {
+            match value {
+                Some(value) => shifted.env(key, value),
+                None => shifted.env_remove(key),
+            };
+        }
+        shifted.env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        Running::start(shifted)
+    };
+    let machines: Vec<_> = (0..20).map(machine).collect();
+    for machine in machines {
+        let code = machine.finish().code;
+        assert!(matches!(code, Some(0 | 73)), "{code:?}");
+    }
+    let mut jobs: Vec<_> = std::fs::read_to_string(&ran)
+        .unwrap()
+        .lines()
+        .map(str::to_owned)
+        .collect();
+    jobs.sort_unstable();
+    assert_eq!(jobs, ["1", "2", "3", "4", "5"]);
+    let days = std::fs::read_to_string(&days).unwrap();
+    assert_eq!(days.lines().collect::<HashSet<_>>().len(), 20, "{days}");
 }
 
 #[test]
