@@ -3,10 +3,10 @@
 CARGO ?= cargo
 
 .PHONY: help test lint docs unit test-topologies package deb deb-test interop bench bench-redisson bench-peers api api-update stress robustness soak \
-	simulate simulate-mutants mutants explore redis tmux
+	simulate simulate-mutants mutants explore redis tmux postgresql
 
 help:
-	@echo "make test     everything: format, lint, docs, all tests (installs redis-server and tmux if permitted)"
+	@echo "make test     everything: format, lint, docs, all tests (installs redis-server, tmux and PostgreSQL if permitted)"
 	@echo "make test-topologies  only the tests with TLS and ACL, Sentinel and Cluster (part of make test)"
 	@echo "make interop  tests with the real Redisson (part of make test if a JDK and Maven are installed)"
 	@echo "make deb      the Debian package of the command, in target/debian"
@@ -23,7 +23,7 @@ help:
 	@echo "make soak     random faults, with many clients (SECONDS=600 TOPOLOGY=single SEED=…)"
 	@echo "make stress   the concurrency tests in a loop, half of the runs with busy cores (RUNS=200)"
 
-test: redis tmux lint docs unit interop package
+test: redis tmux postgresql lint docs unit interop package
 
 # Tests need a real server. On Debian this installs it if it may; else it prints instructions.
 redis:
@@ -32,6 +32,10 @@ redis:
 # The test of `redlatch top` runs in a real terminal, that of tmux.
 tmux:
 	@tools/need-tmux
+
+# Fencing tokens are checked by a real database.
+postgresql:
+	@tools/need-postgresql
 
 lint:
 	$(CARGO) fmt --all --check
