@@ -1,5 +1,7 @@
 //! A real PostgreSQL server for tests.
 
+use std::path::Path;
+
 use crate::child_guard::ServerProcess;
 use crate::config;
 use crate::ports::free_port;
@@ -10,9 +12,9 @@ use crate::temp_dir::TempDir;
 #[derive(Debug)]
 pub struct Postgres {
     port: u16,
-    _running: ServerProcess,
+    running: ServerProcess,
     /// Declared after the process that writes to it, so that it is removed last.
-    _dir: TempDir,
+    dir: TempDir,
 }
 
 /// Creates the database in the directory `$1`, starts a server on the port `$2`, prints its process id,
@@ -50,14 +52,20 @@ impl Postgres {
             let port = free_port();
             let args = [config::path(dir.path()), port.to_string()];
             if let Some(running) = ServerProcess::launch_with(POSTGRES_SCRIPT, &args) {
-                return Postgres {
-                    port,
-                    _running: running,
-                    _dir: dir,
-                };
+                return Postgres { port, running, dir };
             }
         }
         panic!("PostgreSQL did not start; on Debian: apt-get install postgresql");
+    }
+
+    /// Returns its process id.
+    pub fn pid(&self) -> u32 {
+        self.running.pid()
+    }
+
+    /// Returns the directory of its files.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
     }
 
     /// Returns the URL of the user `postgres`, whose database is `postgres` unless another one is appended (`/name`).
