@@ -10,15 +10,28 @@
 
 use std::error::Error;
 
-use redlatch::Client;
+use redlatch::{Client, FencedLock, Guard};
 use redlatch_fencing::{Outcome, Storage};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 /// Short, because the tests wait until it has ended.
 const LEASE: std::time::Duration = std::time::Duration::from_millis(200);
 
+/// Acquires the lock, once more if the answer came after the end of the lease, as on a busy machine.
+async fn acquire(lock: &FencedLock) -> redlatch::Result<Guard<FencedLock>> {
+    loop {
+        match lock.lock().lease(LEASE).await {
+            Err(redlatch::Error::Lost { .. }) => {}
+            answer => return answer,
+        }
+    }
+}
+
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
+    // Also while it is stopped, it ends with the test.
+    #[cfg(target_os = "linux")]
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [redis, name, storage] = &args[..] else {
         return Err("usage: redlatch-fencing-holder REDIS_URL NAME STORAGE_URL".into());
@@ -30,7 +43,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     while let Some(request) = requests.next_line().await? {
         match (request.as_str(), &guard) {
             ("acquire", _) => {
-                let acquired = lock.lock().lease(LEASE).await?;
+                let acquired = acquire(&lock).await?;
                 println!("{}", acquired.token());
                 guard = Some(acquired);
             }
