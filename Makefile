@@ -3,7 +3,7 @@
 CARGO ?= cargo
 
 .PHONY: help test lint docs unit test-topologies package deb deb-test interop bench bench-redisson bench-peers api api-update stress robustness soak \
-	simulate simulate-mutants mutants explore redis tmux faketime
+	simulate simulate-mutants mutants explore redis tmux faketime postgresql
 
 help:
 	@echo "make test     everything: format, lint, docs, all tests (installs servers and tools that they need if permitted)"
@@ -23,7 +23,7 @@ help:
 	@echo "make soak     random faults, with many clients (SECONDS=600 TOPOLOGY=single SEED=…)"
 	@echo "make stress   the concurrency tests in a loop, half of the runs with busy cores (RUNS=200)"
 
-test: redis tmux faketime lint docs unit interop package
+test: redis tmux faketime postgresql lint docs unit interop package
 
 # On Debian these install what tests need if they may; else they print instructions.
 redis:
@@ -34,6 +34,9 @@ tmux:
 
 faketime:
 	@tools/need faketime faketime "The test of jobs that run once shifts the clocks of processes"
+
+postgresql:
+	@tools/need initdb postgresql "The tests of fencing tokens need a real PostgreSQL server"
 
 lint:
 	$(CARGO) fmt --all --check

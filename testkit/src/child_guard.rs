@@ -35,7 +35,7 @@ impl Drop for ChildGuard {
     }
 }
 
-/// A running `redis-server`. Killed when dropped, and when this process dies.
+/// A running server. Killed when dropped, and when this process dies.
 #[derive(Debug)]
 pub(crate) struct ServerProcess {
     pid: u32,
@@ -54,13 +54,23 @@ kill -9 $! 2>/dev/null
 wait
 "#;
 
-/// The log text of a server that is listening, and of a sentinel.
-const READY: [&str; 2] = ["Ready to accept connections", "Sentinel ID is"];
+/// The log text of a Redis server that is listening, of a sentinel, and of PostgreSQL.
+const READY: [&str; 3] = [
+    "Ready to accept connections",
+    "Sentinel ID is",
+    "database system is ready to accept connections",
+];
 
 impl ServerProcess {
-    /// Returns `None` if the server exited before it was ready, because the port was taken.
+    /// Starts a `redis-server`. Returns `None` if it exited before it was ready, because the port was taken.
     pub(crate) fn launch(args: &[String]) -> Option<ServerProcess> {
-        let mut guard = ChildGuard::start(SERVER_SCRIPT, args);
+        ServerProcess::launch_with(SERVER_SCRIPT, args)
+    }
+
+    /// Starts a server with a script that prints its process id and its log, as [`SERVER_SCRIPT`]
+    /// does. Returns `None` if the server exited before it was ready.
+    pub(crate) fn launch_with(script: &str, args: &[String]) -> Option<ServerProcess> {
+        let mut guard = ChildGuard::start(script, args);
         let mut log = guard.output().lines();
         let mut pid = None;
         for line in log.by_ref().map_while(Result::ok) {

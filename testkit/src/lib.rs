@@ -1,6 +1,6 @@
 //! Infrastructure for the tests and benchmarks of redlatch: real servers that are started and
-//! stopped here (standalone, with sentinels or as a cluster), and a proxy that breaks connections
-//! on demand.
+//! stopped here (Redis standalone, with sentinels or as a cluster, and PostgreSQL), and a proxy that
+//! breaks connections on demand.
 #![forbid(unsafe_code)]
 
 mod addresses;
@@ -12,6 +12,7 @@ mod fake_sentinel;
 mod log;
 mod monitor;
 mod ports;
+mod postgres;
 mod proxy;
 mod sentinels;
 mod server;
@@ -25,6 +26,7 @@ pub use cluster::{Cluster, ClusterPlan, FailoverMode, slot_of};
 pub use fake_sentinel::fake_sentinel;
 pub use log::Log;
 pub use monitor::{Command, Monitor};
+pub use postgres::Postgres;
 pub use proxy::Proxy;
 pub use sentinels::{SentinelPlan, Sentinels};
 pub use server::{Server, shared};

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redlatch_testkit::{Cluster, ClusterPlan, SentinelPlan, Sentinels, Server, TlsPlan};
+use redlatch_testkit::{Cluster, ClusterPlan, Postgres, SentinelPlan, Sentinels, Server, TlsPlan};
 
 #[test]
 fn durable_server_keeps_acknowledged_writes() {
@@ -142,12 +142,15 @@ const TO_BE_KILLED: &str = "REDLATCH_TEST_TO_BE_KILLED";
 
 fn run_until_killed() {
     let sentinels = Sentinels::start();
+    let postgres = Postgres::start();
     let all = sentinels.servers().iter().chain(sentinels.sentinels());
-    let processes = all.map(|server| format!("/proc/{}", server.pid().expect("it runs")));
-    let processes: Vec<_> = processes.collect();
+    let pids = all.map(|server| server.pid().expect("it runs"));
+    let pids = pids.chain([postgres.pid()]);
+    let processes: Vec<_> = pids.map(|pid| format!("/proc/{pid}")).collect();
     println!(
-        "runs: {} {}",
+        "runs: {} {} {}",
         files_of(&sentinels.servers()[0]),
+        postgres.dir().display(),
         processes.join(" ")
     );
     // Ends together with the test that started it, if that test fails early.

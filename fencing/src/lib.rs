@@ -1,0 +1,13 @@
+//! The recipes of `docs/fencing.md`: storages that check fencing tokens. The page shows this code, and the tests run
+//! it against a real Redis and real databases while holders are stopped for longer than their leases.
+//!
+//! All of them write to a ledger, whose entries also record the token of their writer.
+
+pub mod http;
+pub mod postgresql;
+mod release_after;
+pub mod sqlite;
+mod storage;
+
+pub use release_after::release_after;
+pub use storage::{Outcome, Storage, post};

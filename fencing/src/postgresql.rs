@@ -1,0 +1,45 @@
+//! PostgreSQL checks the token: `docs/fencing/postgresql.sql`.
+
+use tokio_postgres::{Client, Error, Transaction};
+
+/// The table and the function that check tokens.
+pub const SCHEMA: &str = include_str!("../../docs/fencing/postgresql.sql");
+
+/// Adds an entry to the ledger, unless a later holder has used the account.
+///
+/// # Errors
+///
+/// If the token is too old ([`is_stale`]), and as [`Client::execute`].
+pub async fn book(
+    database: &mut Client,
+    account: &str,
+    amount: i64,
+    token: u64,
+) -> Result<(), Error> {
+    let transaction = database.transaction().await?;
+    // First, so that all that is read below includes the writes of the holders before.
+    fence(&transaction, account, token).await?;
+    let entry = "INSERT INTO ledger (account, amount, token) VALUES ($1, $2, $3)";
+    let values: [&(dyn tokio_postgres::types::ToSql + Sync); 3] =
+        [&account, &amount, &token.cast_signed()];
+    transaction.execute(entry, &values).await?;
+    transaction.commit().await
+}
+
+/// Records the token of a transaction. Other transactions on the resource wait until this one has ended.
+///
+/// # Errors
+///
+/// If a greater token has been recorded ([`is_stale`]), and as [`Client::execute`].
+pub async fn fence(transaction: &Transaction<'_>, resource: &str, token: u64) -> Result<(), Error> {
+    // A token beyond `i64` becomes a negative number, which is refused. No lock issues one.
+    let token = token.cast_signed();
+    let check = "SELECT redlatch_fence($1, $2)";
+    transaction.execute(check, &[&resource, &token]).await?;
+    Ok(())
+}
+
+/// Returns whether the token was too old. The caller must not retry with it.
+pub fn is_stale(error: &Error) -> bool {
+    error.code().is_some_and(|state| state.code() == "RL001")
+}

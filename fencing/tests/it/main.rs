@@ -1,0 +1,9 @@
+//! Tests of the recipes in `docs/fencing.md`.
+
+mod faults;
+mod http;
+mod page;
+mod postgresql;
+mod release_order;
+mod sqlite;
+mod support;
