@@ -5,6 +5,8 @@ mod args;
 mod child;
 mod completions;
 mod config;
+#[cfg(test)]
+mod documented_commands;
 mod duration;
 mod elect;
 mod exec;
