@@ -67,7 +67,8 @@ fn wrong_command_lines_are_noticed() {
 
 #[test]
 fn words_are_those_of_a_shell() {
-    let line = "if redlatch show 'a b'; then x; fi && redlatch ls \"$(date +%F);c\" | jq # redlatch no";
+    let line =
+        "if redlatch show 'a b'; then x; fi && redlatch ls \"$(date +%F);c\" | jq # redlatch no";
     let expected = [
         vec!["redlatch", "show", "a b"],
         vec!["redlatch", "ls", "$(date +%F);c"],
