@@ -1,0 +1,53 @@
+//! Fuzz targets for everything that parses data from outside: `make fuzz`.
+//!
+//! A target is a function of bytes that must not panic, whatever they are. Without libFuzzer the tests of this crate run each
+//! target on its corpus, so a crash that was found becomes a test when its input is added there.
+//!
+//! A new parser gets a line in [`TARGETS`] and a folder in `corpus/`, with at least one valid input.
+
+pub mod targets;
+
+// The parsers of the command, which is a program and no library. Their paths begin with `crate`, so they are modules here.
+#[path = "../../redlatch-cli/src/args.rs"]
+#[allow(dead_code)]
+mod args;
+#[path = "../../redlatch-cli/src/config.rs"]
+#[allow(dead_code)]
+mod config;
+#[path = "../../redlatch-cli/src/duration.rs"]
+#[allow(dead_code)]
+mod duration;
+#[path = "../../redlatch-cli/src/exit.rs"]
+#[allow(dead_code)]
+mod exit;
+#[path = "../../redlatch-cli/src/http.rs"]
+#[allow(dead_code)]
+mod http;
+#[path = "../../redlatch-cli/src/stderr.rs"]
+#[allow(dead_code, unused_imports, unused_macros)]
+mod stderr;
+#[path = "../../redlatch-cli/src/store.rs"]
+#[allow(dead_code)]
+mod store;
+#[path = "../../redlatch-cli/src/store_args.rs"]
+#[allow(dead_code)]
+mod store_args;
+
+/// The name of a target, which is also its folder in `corpus/`, and its function.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// All targets.
+pub const TARGETS: [Target; 6] = [
+    ("command-line", targets::command_line::run),
+    ("config", targets::config::run),
+    ("permit-id", targets::permit_id::run),
+    ("registry", targets::registry::run),
+    ("replies", targets::replies::run),
+    ("url", targets::url::run),
+];
+
+/// Returns the function of a target.
+pub fn target(name: &str) -> Option<fn(&[u8])> {
+    let found = TARGETS.iter().find(|(known, _)| *known == name);
+    found.map(|(_, run)| *run)
+}

@@ -1,0 +1,9 @@
+//! The targets, and the server that replies with the input.
+
+pub mod command_line;
+pub mod config;
+pub mod permit_id;
+pub mod registry;
+pub mod replies;
+mod server;
+pub mod url;
