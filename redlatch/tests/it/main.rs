@@ -28,6 +28,7 @@ mod fencing_tokens;
 mod frozen_node;
 mod future_size;
 mod group_lock;
+mod guide;
 mod hold_generations;
 mod hold_limits;
 mod local_queues;

@@ -1,0 +1,131 @@
+//! The Rust code in README.md and docs/ that is no whole program: it must be in this file, apart from whitespace, so it compiles. It is
+//! not run, because it connects to servers. Whole programs are doc tests (`Guide` in lib.rs), and those of docs/fencing.md are in
+//! fencing/.
+
+use std::path::Path;
+use std::time::Duration;
+
+use redlatch::{Client, Result, Slot};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+#[expect(dead_code)]
+async fn readme() -> Result<()> {
+    let client = redlatch::Client::connect("redis://127.0.0.1:6379").await?;
+    let guard = client.lock("orders:42").lock().await?; // waits until the lock is free
+    guard.unlock().await?; // or drop(guard)
+    Ok(())
+}
+
+#[expect(dead_code)]
+async fn deployments() -> Result<()> {
+    let client = redlatch::Client::builder()
+        .outage_limit(Duration::from_secs(300)) // None: any outage
+        .watchdog_lease(Duration::from_secs(60))
+        .connect("redis+sentinel://s1,s2,s3/orders")
+        .await?;
+    drop(client);
+    Ok(())
+}
+
+#[expect(dead_code)]
+async fn elections() -> Result<()> {
+    async fn serve() {}
+    let client = redlatch::Client::connect("redis://127.0.0.1:6379").await?;
+    let election = client.election("scheduler");
+    loop {
+        // Waits until this candidate leads. Candidates lead in the order in which they campaigned.
+        let leadership = election.campaign("10.0.0.7:8080").await?;
+        println!("elected, epoch {}", leadership.epoch());
+        // `serve` is dropped as soon as the leadership is lost.
+        match leadership.run(serve()).await {
+            Ok(()) => return leadership.resign().await,
+            Err(lost) => eprintln!("{lost}"),
+        }
+    }
+}
+
+#[expect(dead_code)]
+async fn operating(url: &str) -> Result<()> {
+    let client = redlatch::Client::builder()
+        .label("report")
+        .connect(url)
+        .await?;
+    let guard = client.lock("nightly").lock().note("reindex 42").await?;
+    guard.unlock().await
+}
+
+#[expect(dead_code)]
+async fn run_once(client: Client) -> Result<()> {
+    async fn send_report() {}
+    let once = client.once("report", Slot::per(HOUR)); // or a text: client.once("report", "2026-11-22T02:00")
+    match once.begin().await? {
+        Ok(run) => {
+            send_report().await;
+            run.finish("42 pages").await?;
+        }
+        Err(earlier) => println!("{} began it: {:?}", earlier.by, earlier.outcome),
+    }
+    Ok(())
+}
+
+#[expect(dead_code)]
+async fn security() -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let client = redlatch::Client::builder()
+        .tls_ca_file("/etc/redis/ca.pem") // instead of the system's CAs
+        .tls_client_cert_files("/etc/redis/app.pem", "/etc/redis/app.key") // for tls-auth-clients yes
+        .username("app")
+        .password(std::env::var("APP_REDIS_PASSWORD")?)
+        .connect("rediss://redis.internal:6380")
+        .await?;
+    drop(client);
+    Ok(())
+}
+
+#[expect(dead_code)]
+async fn sharing_with_redisson() -> Result<()> {
+    let client = redlatch::Client::connect("redis://127.0.0.1:6379").await?;
+    let lock = client.lock("orders:42");
+    let guard = lock.lock().await?;
+    // …
+    guard.unlock().await?;
+    Ok(())
+}
+
+#[test]
+fn code_on_all_pages_compiles() {
+    let compiled = without_whitespace(include_str!("guide.rs"));
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let docs = std::fs::read_dir(root.join("docs")).unwrap();
+    let mut pages: Vec<_> = docs.map(|entry| entry.unwrap().path()).collect();
+    pages.retain(|path| path.extension().is_some_and(|extension| extension == "md"));
+    pages.push(root.join("README.md"));
+    let mut checked = 0;
+    for page in pages {
+        let is_doc_tested = page.ends_with("README.md") || page.ends_with("cookbook.md");
+        if page.ends_with("fencing.md") {
+            continue;
+        }
+        let text = std::fs::read_to_string(&page).unwrap();
+        for block in text.split("\n```rust").skip(1) {
+            let (attributes, block) = block.split_once('\n').unwrap();
+            let (code, _) = block.split_once("```").unwrap();
+            // A doc test, unless it is ignored.
+            if is_doc_tested && !attributes.contains("ignore") {
+                continue;
+            }
+            let page = page.display();
+            assert!(
+                compiled.contains(&without_whitespace(code)),
+                "{page}: add this code to {}:\n{code}",
+                file!()
+            );
+            checked += 1;
+        }
+    }
+    assert!(checked > 5, "only {checked} blocks of code were found");
+}
+
+fn without_whitespace(text: &str) -> String {
+    text.split_whitespace().collect()
+}
