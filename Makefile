@@ -3,7 +3,7 @@
 CARGO ?= cargo
 
 .PHONY: help test lint docs unit test-topologies package deb deb-test interop bench bench-redisson bench-peers api api-update stress robustness soak \
-	simulate simulate-mutants mutants explore redis tmux faketime postgresql
+	simulate simulate-mutants mutants explore deny semver book fuzz redis jq tmux faketime postgresql
 
 help:
 	@echo "make test     everything: format, lint, docs, all tests (installs servers and tools that they need if permitted)"
@@ -18,6 +18,10 @@ help:
 	@echo "make simulate runs the real client on a simulated network and server (a minute, SEEDS=… or SEED=…)"
 	@echo "make simulate-mutants  checks that the simulation detects deliberate bugs in the client and scripts (hours)"
 	@echo "make mutants  checks that the unit tests detect a changed expression (MODULE=hold|lease|wait|watchdog|session|rules)"
+	@echo "make fuzz     fuzzes all that parses data from outside, with libFuzzer (SECONDS=60 for each of TARGETS)"
+	@echo "make deny     checks licenses, vulnerabilities and origins of dependencies"
+	@echo "make semver   compares the version with the changes of the public API since the last release"
+	@echo "make book     the guide as a book, in target/book"
 	@echo "make api      compares the public API with redlatch/api.txt; make api-update writes that file"
 	@echo "make explore  checks all sequences of steps on the rules of each primitive (at most STATES=10000000)"
 	@echo "make soak     random faults, with many clients (SECONDS=600 TOPOLOGY=single SEED=…)"
@@ -48,6 +52,7 @@ docs:
 	@for page in $$(ls docs | grep '\.md$$' | grep -v SUMMARY); do \
 		grep -qF "($$page)" docs/SUMMARY.md || { echo "docs/$$page is missing in docs/SUMMARY.md"; exit 1; }; \
 	done
+	@! grep -n '](\.\./' docs/*.md || { echo 'the book has only docs/: link to https://github.com/redlatch/redlatch/blob/main/...'; exit 1; }
 
 # The tests send signals that this process may have been started to ignore (with nohup).
 DEFAULT_SIGNALS := $(shell env --default-signal true 2>/dev/null && echo env --default-signal)
@@ -67,9 +72,28 @@ test-topologies: redis
 interop: redis
 	@tools/interop
 
-# Checks that the library can be published: packs it, unpacks it and checks it there.
-package:
+jq:
+	@tools/need jq jq "The check of the packages reads Cargo's JSON"
+
+# Checks that the crates can be published: their metadata, a dry run, and `cargo check` of the unpacked packages.
+package: jq
 	@tools/package
+
+# Licenses, known vulnerabilities, duplicates and origins of dependencies. CI does not run it: it needs cargo-deny and github.com.
+deny:
+	@tools/deny
+
+# Whether the version is high enough for the changes of the public API since the last release.
+semver:
+	@tools/semver
+
+# The guide as a book, in target/book. Needs mdBook.
+book:
+	@tools/book
+
+# Fuzzes each parser of data from outside for SECONDS=60, TARGETS="url replies" only these.
+fuzz:
+	@tools/fuzz $(if $(filter command% environment,$(origin SECONDS)),$(SECONDS),60) $(TARGETS)
 
 # The Debian package of the command: program, man pages, completions, example of a configuration.
 deb:
