@@ -32,6 +32,7 @@ mod hold_generations;
 mod hold_limits;
 mod local_queues;
 mod lock_kinds;
+mod locked;
 mod log;
 mod losses;
 mod many_callers;
