@@ -95,6 +95,7 @@ fn expand(arguments: TokenStream, function: TokenStream) -> Result<TokenStream> 
                 ::core::result::Result::Err(error) => return #failed,
             };
             #refused
+            // `move`: the arguments that the body uses are dropped before the lock is released.
             match ::redlatch::__private::run_and_release::<_, #output, _>(guard, async move #body).await {
                 ::core::result::Result::Ok(output) => output,
                 ::core::result::Result::Err(error) => #failed,

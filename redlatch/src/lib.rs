@@ -38,6 +38,8 @@ mod watchdog;
 
 #[cfg(feature = "blocking")]
 pub mod blocking;
+#[cfg(feature = "tower")]
+pub mod tower;
 
 pub use backoff::Backoff;
 pub use client::{Client, ClientBuilder, ClientStatus};

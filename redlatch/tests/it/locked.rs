@@ -7,7 +7,7 @@ use std::time::Duration;
 use redlatch::{Client, Error, Loss, Owner, Result, locked};
 use tokio::time::{Instant, sleep};
 
-use crate::common::assert_lost;
+use crate::common::{assert_lost, within_limit};
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
@@ -146,7 +146,8 @@ async fn body_is_dropped_when_the_lock_is_lost() {
     let locks = shop.locks.clone();
     let mut steps = Vec::new();
     let begun = Instant::now();
-    let lost = shop.overrun(&mut steps).await.unwrap_err();
+    let lost = within_limit("lost", shop.overrun(&mut steps)).await;
+    let lost = lost.unwrap_err();
     assert_lost(&lost, Loss::LeaseEnded);
     assert_eq!(begun.elapsed().as_secs(), 10);
     assert_eq!(steps, [0, 1, 2, 3]);
@@ -161,6 +162,28 @@ async fn dropped_call_drops_its_body_and_releases() {
     assert_eq!(shop.running.load(SeqCst), 1, "the body has not started");
     shop.locks.flush().await;
     assert!(!shop.locks.lock("order:1").is_locked().await.unwrap());
+}
+
+/// Records how many locks are held when it is dropped.
+struct Transaction<'a>(&'a Client, &'a AtomicU32);
+
+impl Drop for Transaction<'_> {
+    fn drop(&mut self) {
+        let holds = self.0.status().holds;
+        self.1.store(holds.try_into().unwrap(), SeqCst);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn arguments_are_dropped_before_the_release() {
+    #[locked(client = transaction.0, name = "a")]
+    async fn commit(transaction: Transaction<'_>) -> Result<u32> {
+        let Transaction(_, holds) = &transaction;
+        Ok(holds.load(SeqCst))
+    }
+    let (client, holds) = (Client::embedded(), AtomicU32::new(0));
+    assert_eq!(commit(Transaction(&client, &holds)).await.unwrap(), 0);
+    assert_eq!(holds.load(SeqCst), 1);
 }
 
 #[tokio::test(start_paused = true)]

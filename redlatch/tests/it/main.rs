@@ -54,6 +54,7 @@ mod spin_lock;
 mod tls;
 mod tls_topologies;
 mod topology;
+mod tower;
 mod virtual_time;
 mod wait_limits;
 mod waiting;
