@@ -66,7 +66,7 @@
 ///
 /// Those of [`Acquire`](crate::Acquire); the body was then not started. [`Error::Lost`](crate::Error::Lost) as soon as the lock
 /// is lost: the body is dropped at its current await point, and is never polled after the lease has ended, as with
-/// [`Acquire::run`](crate::Acquire::run). Tasks that the body has spawned go on. If the body returns an error, the lock is
+/// [`Acquire::run`](crate::Acquire::run). Tasks that the body has spawned continue. If the body returns an error, the lock is
 /// released as after any other value.
 ///
 /// # Cancel safety

@@ -86,7 +86,7 @@ pub struct LockLayer<F> {
 /// # Cancel safety
 ///
 /// When the future of a response is dropped (as servers do when the connection breaks), it drops that of the inner service and
-/// releases the lock in the background. Tasks that the inner service has spawned go on.
+/// releases the lock in the background. Tasks that the inner service has spawned continue.
 #[derive(Clone)]
 pub struct LockService<S, F> {
     inner: S,

@@ -20,6 +20,8 @@ use crate::common::{assert_lost, retry_transient, within_limit};
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
 
+/// Returns the name of the lock for a request.
+type NameOf = fn(&Request<()>) -> Option<String>;
 type Handled = Result<Response<String>, &'static str>;
 
 /// What happens while requests are handled.
@@ -91,7 +93,7 @@ fn path(request: &Request<()>) -> Option<String> {
 }
 
 /// Returns a layer with a client of its own.
-fn by_path() -> LockLayer<fn(&Request<()>) -> Option<String>> {
+fn by_path() -> LockLayer<NameOf> {
     LockLayer::new(Client::embedded(), path)
 }
 
