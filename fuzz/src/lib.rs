@@ -1,7 +1,7 @@
 //! Fuzz targets for everything that parses data from outside: `make fuzz`.
 //!
-//! A target is a function of bytes that must not panic, whatever they are. Without libFuzzer the tests of this crate run each
-//! target on its corpus, so a crash that was found becomes a test when its input is added there.
+//! A target is a function that must not panic on any input. The tests of this crate run each target on its corpus, without
+//! libFuzzer. So the input of a crash becomes a test when it is added there.
 //!
 //! A new parser gets a line in [`TARGETS`] and a folder in `corpus/`, with at least one valid input.
 

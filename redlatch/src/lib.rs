@@ -15,6 +15,8 @@ mod join;
 mod keyspace;
 mod lease;
 mod listing;
+#[cfg(feature = "macros")]
+mod locked;
 mod log;
 mod metrics;
 mod name;
@@ -36,11 +38,15 @@ mod watchdog;
 
 #[cfg(feature = "blocking")]
 pub mod blocking;
+#[cfg(feature = "tower")]
+pub mod tower;
 
 pub use backoff::Backoff;
 pub use client::{Client, ClientBuilder, ClientStatus};
 pub use error::{Error, ErrorSource, Loss, Result};
 pub use lease::{Expiry, MAX_LEASE};
+#[cfg(feature = "macros")]
+pub use locked::{__private, locked};
 pub use owner::{Owner, OwnerId};
 pub use primitives::count_down_latch::{CountDownLatch, TryWait, Wait};
 pub use primitives::election::{Campaign, Election, Leader, Leadership, Observer};

@@ -2,7 +2,7 @@
 
 use redlatch::PermitId;
 
-/// Parses a text. What is accepted is written as it was, in lower case.
+/// Parses a text. An accepted id is written as it was read, in lower case.
 pub fn run(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else {
         return;

@@ -7,12 +7,13 @@ use redlatch_testkit::Server;
 use crate::common::example;
 
 /// All examples that run on one server.
-const ON_ONE_SERVER: [&str; 9] = [
+const ON_ONE_SERVER: [&str; 10] = [
     "cache_rebuild",
     "downloads",
     "fair_turns",
     "fenced_writes",
     "fleet_limit",
+    "http_service",
     "leader",
     "quickstart",
     "start_barrier",

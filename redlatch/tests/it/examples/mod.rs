@@ -3,6 +3,7 @@
 mod cleanup;
 mod quickstart;
 
+use std::collections::BTreeSet;
 use std::process::Output;
 use std::time::{Duration, Instant};
 
@@ -144,6 +145,23 @@ fn fenced_writes() {
             last,
             "busy's line is there: without tokens false, with tokens true"
         );
+    });
+}
+
+#[test]
+fn http_service() {
+    run_everywhere("http_service", |out| {
+        let lines: Vec<&str> = out.lines().collect();
+        let expected = [
+            "pay order 7: 409 retry-after: 1",
+            "pay order 7: 200 paid",
+            "refund order 7: 200 refunded",
+            "refund order 7: 200 was refunded before",
+            "order 7 was paid once and refunded once",
+        ];
+        // The responses to the refunds may arrive in the other order.
+        assert_eq!(BTreeSet::from_iter(lines), BTreeSet::from(expected));
+        assert!(out.starts_with(expected[0]), "{out}");
     });
 }
 

@@ -1,0 +1,90 @@
+//! The attribute [`locked`], and the function that its code calls.
+
+/// Runs an async function while it holds a lock.
+///
+/// ```
+/// use redlatch::{Client, Error, Result};
+///
+/// struct Shop {
+///     locks: Client,
+/// }
+///
+/// impl Shop {
+///     #[redlatch::locked(client = self.locks, name = "order:{id}")]
+///     async fn pay(&self, id: u64) -> Result<String> {
+///         Ok(format!("order {id} is paid")) // no other task or process pays or ships it meanwhile
+///     }
+///
+///     #[redlatch::locked(client = self.locks, name = "order:{id}", wait = "2s", or = Ok(false))]
+///     async fn ship(&self, id: u64) -> Result<bool> {
+///         Ok(true)
+///     }
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)] async fn main() -> Result<()> {
+/// let shop = Shop { locks: Client::embedded() };
+/// assert_eq!(shop.pay(7).await?, "order 7 is paid");
+/// assert!(shop.ship(7).await?);
+///
+/// let _other = shop.locks.lock("order:7").lock().await?;
+/// assert!(!shop.ship(7).await?); // after two seconds
+/// # Ok(()) }
+/// ```
+///
+/// # Arguments
+///
+/// All are expressions that may use the arguments of the function, and `self`. They are evaluated in each call.
+///
+/// | argument | value |
+/// |---|---|
+/// | `client` | the [`Client`](crate::Client) |
+/// | `name` | a literal is a format string: `"order:{id}"` contains the value of the argument `id`, and `"{{order}}:{id}"` has a hash tag. Otherwise any expression that implements `AsRef<str>`: `format!("order:{}", order.id)` |
+/// | `kind` (optional) | `fair`, `fenced`, `spin`, or `read` or `write` of a read-write lock; without it the lock is [`Client::lock`](crate::Client::lock) |
+/// | `lease` (optional) | [`Acquire::lease`](crate::Acquire::lease): a [`Duration`](std::time::Duration), or a text such as `"300ms"`, `"2s"`, `"5m"`, `"1h"` |
+/// | `wait` (optional) | [`TryAcquire::wait`](crate::TryAcquire::wait), written in the same way; zero makes one attempt. Without it the function waits without a limit |
+/// | `or` (with `wait`) | what the function returns if another owner still holds the lock when `wait` has passed |
+///
+/// The function must be `async` and return a `Result` whose error type implements `From<redlatch::Error>`:
+///
+/// ```compile_fail,E0277
+/// # use redlatch::Client;
+/// #[redlatch::locked(client = client, name = "report")]
+/// async fn report(client: &Client) -> Result<(), String> {
+///     Ok(())
+/// }
+/// ```
+///
+/// Within a trait that `#[async_trait]` rewrites, functions are no longer `async` when this attribute sees them: call a
+/// locked function from there.
+///
+/// # Re-entry
+///
+/// Each call has an owner of its own. So a locked function that calls another one with the same name waits for itself, unless
+/// both run in the scope of an owner ([`Owner::scope`](crate::Owner::scope)).
+///
+/// # Errors
+///
+/// Those of [`Acquire`](crate::Acquire); the body was then not started. [`Error::Lost`](crate::Error::Lost) as soon as the lock
+/// is lost: the body is dropped at its current await point, and is never polled after the lease has ended, as with
+/// [`Acquire::run`](crate::Acquire::run). Tasks that the body has spawned continue. If the body returns an error, the lock is
+/// released as after any other value.
+///
+/// # Cancel safety
+///
+/// When the future of the function is dropped, it drops the body and releases the lock in the background.
+pub use redlatch_macros::locked;
+
+/// Called by the code that [`locked`] generates; not part of the public interface.
+#[doc(hidden)]
+pub mod __private {
+    use crate::{Acquirable, Guard, Result};
+
+    /// Runs `work` while it is held, and releases it.
+    pub async fn run_and_release<R, T, F>(guard: Guard<R>, work: F) -> Result<T>
+    where
+        R: Acquirable,
+        F: Future<Output = T>,
+    {
+        guard.run_and_release(work).await
+    }
+}

@@ -1,0 +1,252 @@
+//! A layer for HTTP services of [`tower`](https://docs.rs/tower) and [`axum`](https://docs.rs/axum), which holds a lock while
+//! a request is handled.
+//!
+//! 1. The layer's function returns the name of the lock for a request, or `None`: then the request needs no lock.
+//! 2. The service acquires the lock, and only then calls the inner service.
+//! 3. It releases the lock when the inner service has returned its response, and then passes the response on. If the lock is lost before, it drops the
+//!    future of the inner service at its current await point, and never polls it again.
+//! 4. A request for which the lock was not acquired, or whose lock was lost, gets an empty response with one of these status codes:
+//!
+//! | status | `Retry-After` | what happened | the inner service |
+//! |---|---|---|---|
+//! | 409 | yes | another owner holds the lock | was not called |
+//! | 503 | yes | the store or its replicas are down or slow ([`Error::is_transient`]) | was not called |
+//! | 400 | no | the name is invalid ([`Error::InvalidName`]) | was not called |
+//! | 500 | no | the lock was lost ([`Error::Lost`]) | may have done a part of its work, or all of it |
+//! | 500 | no | another error, such as missing permissions | was not called |
+//!
+//! These responses contain the [`Error`], if there is one, in their extensions, so that an outer layer can log it or write a body.
+//!
+//! ```
+//! use std::convert::Infallible;
+//! use http::{Request, Response};
+//! use redlatch::{Client, tower::LockLayer};
+//! # use std::task::{Context, Poll};
+//! # use tower_layer::Layer;
+//! # use tower_service::Service;
+//! # #[derive(Clone)] struct Pay;
+//! # impl Service<Request<()>> for Pay {
+//! #     type Response = Response<String>;
+//! #     type Error = Infallible;
+//! #     type Future = std::future::Ready<Result<Response<String>, Infallible>>;
+//! #     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> { Poll::Ready(Ok(())) }
+//! #     fn call(&mut self, _: Request<()>) -> Self::Future { std::future::ready(Ok(Response::new("paid".into()))) }
+//! # }
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let client = Client::embedded();
+//! // At most one request for a path at a time, in the whole fleet.
+//! let layer = LockLayer::new(client.clone(), |request: &Request<()>| {
+//!     Some(request.uri().path().replace('/', ":"))
+//! });
+//! let mut service = layer.layer(Pay); // with axum: Router::new().route(…).layer(layer)
+//!
+//! let response = service.call(Request::get("/orders/7").body(())?).await?;
+//! assert_eq!((response.status().as_u16(), response.body().as_str()), (200, "paid"));
+//!
+//! let _other = client.lock(":orders:7").lock().await?;
+//! let response = service.call(Request::get("/orders/7").body(())?).await?;
+//! assert_eq!(response.status(), 409);
+//! assert_eq!(response.headers()["retry-after"], "1");
+//! # Ok(()) }
+//! ```
+
+use std::fmt::Debug;
+use std::mem::replace;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::header::RETRY_AFTER;
+use http::{Request, Response, StatusCode};
+use tower_layer::Layer;
+use tower_service::Service;
+
+use crate::join::Boxed;
+use crate::{Client, Error, Lock, TryAcquire};
+
+/// The time in `Retry-After`, unless [`LockLayer::retry_after`] sets another one. A second is the shortest that the header can have.
+const RETRY_AFTER_DEFAULT: Duration = Duration::from_secs(1);
+
+/// Adds a lock to a service: see the [module](self).
+#[derive(Clone)]
+pub struct LockLayer<F> {
+    client: Client,
+    name: F,
+    wait: Duration,
+    lease: Option<Duration>,
+    at_most: Option<Duration>,
+    retry_after: Duration,
+}
+
+/// A service that holds a lock while another service handles a request: see the [module](self).
+///
+/// It is ready when the inner service is. A request that waits for its lock keeps what the inner service has reserved for
+/// it when it became ready, such as a permit of a concurrency limit.
+///
+/// # Cancel safety
+///
+/// When the future of a response is dropped (as servers do when the connection breaks), it drops that of the inner service and
+/// releases the lock in the background. Tasks that the inner service has spawned continue.
+#[derive(Clone)]
+pub struct LockService<S, F> {
+    inner: S,
+    layer: LockLayer<F>,
+}
+
+impl<F> LockLayer<F> {
+    /// Creates a layer. `name` returns the name of the [lock](Client::lock) that a request needs, or `None` if it needs none.
+    ///
+    /// Each request has an owner of its own, so requests with the same name exclude each other. The lock is renewed by the
+    /// watchdog, and covers the future of the inner service: the body of its response may be sent later.
+    pub fn new<B>(client: Client, name: F) -> LockLayer<F>
+    where
+        F: Fn(&Request<B>) -> Option<String>,
+    {
+        LockLayer {
+            client,
+            name,
+            wait: Duration::ZERO,
+            lease: None,
+            at_most: None,
+            retry_after: RETRY_AFTER_DEFAULT,
+        }
+    }
+
+    /// Waits at most this long for the lock: [`TryAcquire::wait`]. Default: zero, one attempt.
+    pub fn wait(mut self, wait: Duration) -> LockLayer<F> {
+        self.wait = wait;
+        self
+    }
+
+    /// Holds the lock for exactly this long unless the request ends earlier: [`Acquire::lease`](crate::Acquire::lease).
+    /// Default: the watchdog renews it.
+    pub fn lease(mut self, lease: Duration) -> LockLayer<F> {
+        self.lease = Some(lease);
+        self
+    }
+
+    /// Holds the lock at most this long, although it is renewed: [`Acquire::at_most`](crate::Acquire::at_most). So a request
+    /// that hangs is dropped at this limit, with status code 500. Default: no limit.
+    pub fn at_most(mut self, limit: Duration) -> LockLayer<F> {
+        self.at_most = Some(limit);
+        self
+    }
+
+    /// Sets the time in the header `Retry-After`, rounded up to whole seconds. Default: 1 s.
+    pub fn retry_after(mut self, time: Duration) -> LockLayer<F> {
+        self.retry_after = time;
+        self
+    }
+
+    /// Returns the request for the lock.
+    fn acquire(&self, name: &str) -> TryAcquire<Lock> {
+        let mut request = self.client.lock(name).try_lock().wait(self.wait);
+        if let Some(lease) = self.lease {
+            request = request.lease(lease);
+        }
+        if let Some(limit) = self.at_most {
+            request = request.at_most(limit);
+        }
+        request
+    }
+}
+
+impl<S, F: Clone> Layer<S> for LockLayer<F> {
+    type Service = LockService<S, F>;
+
+    fn layer(&self, inner: S) -> LockService<S, F> {
+        let layer = self.clone();
+        LockService { inner, layer }
+    }
+}
+
+/// The responses of the service itself are empty, so the type of the body must implement `Default`, as those of axum and
+/// hyper do.
+impl<S, F, B, ResponseBody> Service<Request<B>> for LockService<S, F>
+where
+    S: Service<Request<B>, Response = Response<ResponseBody>> + Clone + Send + 'static,
+    S::Future: Send,
+    S::Error: Send,
+    F: Fn(&Request<B>) -> Option<String>,
+    B: Send + 'static,
+    ResponseBody: Default + Send,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = Boxed<'static, Result<S::Response, S::Error>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        // The service that is ready handles this request. A clone need not be ready.
+        let clone = self.inner.clone();
+        let mut inner = replace(&mut self.inner, clone);
+        let name = (self.layer.name)(&request);
+        let acquire = name.map(|name| self.layer.acquire(&name));
+        let retry_after = self.layer.retry_after;
+        Box::pin(async move {
+            let Some(acquire) = acquire else {
+                return inner.call(request).await;
+            };
+            // `call` is within the work: a service may begin in it, before its future is polled.
+            let handled = acquire.run(async move { inner.call(request).await }).await;
+            match handled {
+                Ok(Some(response)) => response,
+                Ok(None) => Ok(refusal(StatusCode::CONFLICT, retry_after)),
+                Err(error) => {
+                    let mut response = refusal(status_code(&error), retry_after);
+                    response.extensions_mut().insert(error);
+                    Ok(response)
+                }
+            }
+        })
+    }
+}
+
+/// Returns the status code of a response to a request that failed with this error: see the [module](self).
+///
+/// For services that use locks without this layer.
+pub fn status_code(error: &Error) -> StatusCode {
+    match error {
+        transient if transient.is_transient() => StatusCode::SERVICE_UNAVAILABLE,
+        Error::InvalidName { .. } => StatusCode::BAD_REQUEST,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+/// Returns an empty response. With a status code that invites the caller to try again, it says when.
+fn refusal<B: Default>(status: StatusCode, retry_after: Duration) -> Response<B> {
+    let mut response = Response::new(B::default());
+    *response.status_mut() = status;
+    if matches!(
+        status,
+        StatusCode::CONFLICT | StatusCode::SERVICE_UNAVAILABLE
+    ) {
+        let part = u64::from(retry_after.subsec_nanos() > 0);
+        let seconds = retry_after.as_secs().saturating_add(part);
+        response.headers_mut().insert(RETRY_AFTER, seconds.into());
+    }
+    response
+}
+
+impl<F> Debug for LockLayer<F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LockLayer")
+            .field("wait", &self.wait)
+            .field("lease", &self.lease)
+            .field("at_most", &self.at_most)
+            .field("retry_after", &self.retry_after)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S: Debug, F> Debug for LockService<S, F> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LockService")
+            .field("inner", &self.inner)
+            .field("layer", &self.layer)
+            .finish()
+    }
+}
