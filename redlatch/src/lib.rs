@@ -70,6 +70,7 @@ pub mod kind {
     pub use crate::primitives::group_lock::Group;
     pub use crate::primitives::lock::{LockKind, OwnedKind, Reentrant};
     pub use crate::primitives::read_write_lock::{Read, Write};
+    pub use crate::primitives::revocation::Revocable;
     pub use crate::primitives::spin_lock::Spin;
 }
 

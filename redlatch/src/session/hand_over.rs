@@ -98,14 +98,19 @@ impl HandedOver {
         })
     }
 
-    /// Accepts the hold, with the limits of the request, unless it has been lost or is another share of the object.
+    /// Accepts the hold, with the limits of the request, unless it has been lost, its owner was asked to release it, or it is
+    /// another share of the object.
     pub(crate) fn accept(
         self: Box<Self>,
         share: Share,
         limits: Option<&HoldLimits>,
     ) -> Option<Box<HandedOver>> {
         let HoldRef { session, hold, .. } = self.hold_ref.as_ref()?;
-        if hold.kind.share() != share || hold.state().hold_period().is_none() {
+        let is_available = {
+            let state = hold.state();
+            state.hold_period().is_some() && !state.is_asked()
+        };
+        if hold.kind.share() != share || !is_available {
             return None;
         }
         limits.inspect(|limits| hold.start_limits(limits));
@@ -271,7 +276,7 @@ impl Step for CheckHandOver<'_> {
                 let holds = keyspace.find::<Holds>(hold.object.key())?;
                 holds.is_some_and(|holds| holds.value.counts.contains_key(&*hold.field))
             }
-            Some(hold) => hold.kind.renew(keyspace, hold, None)?,
+            Some(hold) => hold.kind.renew(keyspace, hold, None)?.is_held(),
             None => keyspace.exists(self.object.key()),
         };
         let subscribers = keyspace.subscriber_count(self.object.channel());

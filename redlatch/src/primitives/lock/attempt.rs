@@ -79,6 +79,7 @@ impl<K: LockKind> Lock<K> {
         loop {
             let hold_ref = self.hold_ref_for(owner, options)?;
             let hold = hold_ref.hold.clone();
+            hold.state().acquires_again = true;
             let hold_limits = options.hold_limits()?;
             let acquiring = self.acquire_hold(hold_ref, terms, limits, hold_limits, true);
             match acquiring.await {
@@ -259,6 +260,9 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
 
     async fn send(&mut self, subscribe: bool) -> Result<Outcome<K::Grant>> {
         self.requested.request_number = self.next_number();
+        let terms = &mut self.requested.terms;
+        let hold = &self.requested.hold_ref.hold;
+        terms.lease = hold.state().limit_lease(terms.lease, Instant::now());
         self.in_flight = true;
         let outcome = self.attempt(subscribe).await;
         self.in_flight = false;

@@ -25,7 +25,7 @@ pub struct Guard<R: Acquirable = Lock> {
 impl<R: Acquirable> Guard<R> {
     /// Runs `work` while it is held, and releases it. A release that the store does not answer is
     /// not an error; it continues in the background.
-    pub(super) async fn run_and_release<F: Future>(self, work: F) -> Result<F::Output> {
+    pub(crate) async fn run_and_release<F: Future>(self, work: F) -> Result<F::Output> {
         let output = run_while_held(&self.held, work).await?;
         match self.held.release().await {
             Err(lost @ Error::Lost { .. }) => Err(lost),
