@@ -716,14 +716,7 @@ async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>]) {
                 if step.lease.is_some() {
                     core.metrics.renewed(|| hold.valid_for());
                 }
-                hold.renewed(step.lease.map(|lease| {
-                    let lease = reply.limit(lease.duration());
-                    answer.sent_at + lease
-                }));
-                if let Renewed::Asked { limit } = reply {
-                    let granted_in = hold.state().granted_in;
-                    hold.mark_asked(granted_in, limit.map(|left| answer.sent_at + left));
-                }
+                hold.renewed(answer.sent_at, step.lease, reply);
                 tracing::trace!(lock = hold.object.name(), owner = %hold.field, "renewed");
             }
             tracing::debug!(renewed, of = step.holds.len(), "renewed a batch");

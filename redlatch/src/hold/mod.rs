@@ -325,10 +325,19 @@ impl Hold {
         self.state_at(|| now).feed(now);
     }
 
-    /// Handles the answer to a renewal or check, which was sent in the hold's turn. `end`: the end of the lease, if it was renewed
-    /// until then.
-    pub(crate) fn renewed(&self, end: Option<Instant>) {
-        self.state().renewed(end);
+    /// Handles the answer to a renewal or check, which was sent then in the hold's turn. The store has the hold. `lease`: that of the
+    /// renewal.
+    pub(crate) fn renewed(&self, sent_at: Instant, lease: Option<Lease>, reply: Renewed) {
+        let limit = match reply {
+            Renewed::Asked { limit } => limit.map(|left| sent_at + left),
+            Renewed::Held | Renewed::NotHeld => None,
+        };
+        let end = lease.map(|lease| sent_at + lease.duration());
+        self.state().renewed(end, limit);
+        if let Renewed::Asked { .. } = reply {
+            let granted_in = self.state().granted_in;
+            self.mark_asked(granted_in, limit);
+        }
     }
 
     /// Records that the store asks the owner to release what it granted in this hold period, at the latest at `limit`. Without effect

@@ -216,8 +216,8 @@ pub(crate) struct HoldState {
     pub(crate) request: RequestInfo,
     /// Time until which the store keeps the hold, as far as is known: never later than its real end.
     pub(crate) end: Instant,
-    /// What `end` was after the latest step that could report a request to release the hold: its acquisition, a renewal or a
-    /// check. A re-entry only extends the lease.
+    /// What `end` was after the latest step that could report a request to release the hold (its acquisition, a renewal or a
+    /// check), or would have been if the hold was not revoked. The next renewal is due before.
     checked_end: Instant,
     /// Whether the owner was asked to release this hold period.
     asked: bool,
@@ -371,10 +371,12 @@ impl HoldState {
         first.filter(|(end, _)| *end <= self.end).unwrap_or(lease)
     }
 
-    /// Records the answer to a renewal until `end`, or to a check.
-    pub(super) fn renewed(&mut self, end: Option<Instant>) {
-        end.inspect(|end| self.extend(*end));
-        self.checked_end = self.end;
+    /// Records the answer to a renewal until `end`, or until `limit` if that is earlier; or to a check.
+    pub(super) fn renewed(&mut self, end: Option<Instant>, limit: Option<Instant>) {
+        if let Some(end) = end {
+            self.extend(limit.map_or(end, |limit| limit.min(end)));
+        }
+        self.checked_end = end.map_or(self.end, |end| end.max(self.end));
     }
 
     /// Records that the store asks the owner to release what it granted in this hold period, at the latest at `limit`. Of several
