@@ -10,6 +10,10 @@
 -- ARGV[5]  channel
 -- ARGV[6]  the key of the requests to release the lock, from which the owner is removed; absent: it is not
 -- Returns  1: done, 0: the owner does not write
+if ARGV[6] then
+    -- pcall: without permission, or while the slot moves, the request remains until it expires.
+    redis.pcall('ZREM', ARGV[6], ARGV[1])
+end
 local left = redis.call('PTTL', KEYS[1])
 local fields = {}
 if left ~= -2 then
@@ -17,10 +21,6 @@ if left ~= -2 then
     if not is_mode(fields[1]) then
         return redis.error_reply('WRONGKIND not a read-write lock')
     end
-end
-if ARGV[6] then
-    -- pcall: without permission, or while the slot moves, the request remains until it expires.
-    redis.pcall('ZREM', ARGV[6], ARGV[1])
 end
 if not fields[2] then
     if ARGV[2] == '0' and redis.call('ZREM', KEYS[2], ARGV[1]) == 1 then
