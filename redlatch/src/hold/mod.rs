@@ -21,6 +21,7 @@ use crate::step::{BoxedStep, Script, ScriptReply};
 use crate::sync::{Mutex, wait_for};
 
 mod limits;
+pub(crate) mod requests;
 mod state;
 
 pub(crate) use limits::HoldLimits;

@@ -797,6 +797,55 @@ mod tests {
         }
     }
 
+    /// An answer that arrives late is about an earlier hold.
+    #[test]
+    fn only_hold_that_was_asked_is_revoked() {
+        let (mut state, now) = held(true);
+        let first = state.granted_in;
+        assert!(state.mark_asked(first, None) && state.is_asked());
+        assert!(!state.mark_asked(first, Some(now + SECOND)));
+        assert_eq!(state.next_loss(), (now + SECOND, Loss::Revoked));
+        state.remove_guard(true);
+        assert!(!state.mark_asked(first, Some(now)));
+        state.add_guard(now + 10 * SECOND, true, now).unwrap();
+        assert!(!state.is_asked() && !state.mark_asked(first, Some(now)));
+        assert_eq!(state.next_loss(), (now + 10 * SECOND, Loss::LeaseEnded));
+        assert!(!state.is_asked());
+    }
+
+    #[test]
+    fn revoked_hold_is_not_extended_beyond_limit_but_checked_as_before() {
+        let (mut state, now) = held(true);
+        let limit = now + 15 * SECOND;
+        state.mark_asked(state.granted_in, Some(limit));
+        let later = now + 9 * SECOND;
+        state.renewed(Some(later + 10 * SECOND), Some(limit));
+        assert_eq!(state.end, limit);
+        let due = (later + 4 * SECOND, WatchAction::Renew);
+        assert_eq!(state.next_watch(TIMES, later), Some(due));
+        let lease = Lease::new(10 * SECOND).unwrap();
+        assert_eq!(state.limit_lease(lease, later).duration(), 6 * SECOND);
+        assert_eq!(state.limit_lease(lease, now), lease);
+    }
+
+    /// The extension does not report requests to release the hold.
+    #[test]
+    fn re_entry_does_not_postpone_check() {
+        for renewed in [false, true] {
+            let (mut state, now) = held(renewed);
+            state
+                .add_guard(now + 14 * SECOND, renewed, now + 4 * SECOND)
+                .unwrap();
+            let due = match renewed {
+                true => (now + 4 * SECOND, WatchAction::Renew),
+                false => (now + 10 * SECOND, WatchAction::RenewOnTime),
+            };
+            assert_eq!(state.next_watch(TIMES, now), Some(due));
+            state.renewed(None, None);
+            assert!(state.next_watch(TIMES, now).unwrap().0 > due.0);
+        }
+    }
+
     /// The store still has the hold, unless its lease has ended.
     #[test]
     fn loss_at_limit_must_be_released() {

@@ -25,6 +25,7 @@ use smallvec::smallvec;
 
 use super::queue::{FairQueue, MAX_SLEEP};
 use crate::error::Result;
+use crate::hold::requests;
 use crate::hold::{Hold, ReleaseParams, Renewed};
 use crate::keyspace::{Holds, Keyspace};
 use crate::lease::{Expiry, Lease};
@@ -34,7 +35,6 @@ use crate::primitives::reentrant::rules::{
     self as reentrant, is_held, parse_forced, parse_outcome, set_hold_count, try_acquire,
     wait_outcome, was_deleted,
 };
-use crate::primitives::revocation::requests;
 use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script};
 
 /// Returns the keys in the scripts' order: the lock, the queue, the timeouts, the absent waiters, the

@@ -15,8 +15,8 @@ use smallvec::smallvec;
 use super::rules::was_deleted;
 use crate::error::Result;
 use crate::hold::RetainParams;
+use crate::hold::requests;
 use crate::keyspace::{Holds, Keyspace};
-use crate::primitives::revocation::requests;
 use crate::step::{Args, Keys, Script, ScriptReply, Step, script};
 
 /// Ends an owner's hold, and keeps the lock from all owners for a time.

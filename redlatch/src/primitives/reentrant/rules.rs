@@ -22,12 +22,12 @@ use std::time::Duration;
 use smallvec::smallvec;
 
 use crate::error::{Error, Result};
+use crate::hold::requests;
 use crate::hold::{Hold, ReleaseParams, Renewed};
 use crate::keyspace::{Holds, Keyspace};
 use crate::lease::{Expiry, Lease};
 use crate::name::ObjectKeys;
 use crate::primitives::lock::{AcquireParams, Holder};
-use crate::primitives::revocation::requests;
 use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script};
 
 /// Acquires the lock for an owner, or returns how long another owner may still hold it.

@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 
 use crate::error::Result;
+use crate::hold::requests;
 use crate::hold::{Renewed, TransferParams, Transferred};
 use crate::keyspace::{FoundKey, Holds, Keyspace};
 use crate::primitives::fenced_lock::token;
-use crate::primitives::revocation::requests;
 use crate::step::{Args, Keys, Script, ScriptReply, Step, script, unexpected_reply};
 
 /// Passes the lock on to a waiter of the same client, unless other clients wait or ask for it.

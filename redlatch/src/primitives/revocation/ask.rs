@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use smallvec::smallvec;
 
-use super::requests::{NO_LIMIT, Requests};
 use crate::error::Result;
+use crate::hold::requests::{NO_LIMIT, Requests};
 use crate::keyspace::{Holds, Keyspace};
 use crate::lease::Expiry;
 use crate::name::{KeyLayout, ObjectKeys, is_writer_field, owner_of};

@@ -11,6 +11,7 @@ use crate::primitives::differential::{
 };
 use crate::primitives::fair_lock::Fair;
 use crate::primitives::lock::{AcquireParams, Reentrant, Rules};
+use crate::session::CheckHandOver;
 
 #[derive(Debug, Clone)]
 enum Move {
@@ -38,6 +39,9 @@ enum Move {
         owner: u8,
         lease: u32,
     },
+    CheckHandOver {
+        owner: u8,
+    },
     Advance {
         time: u32,
     },
@@ -58,6 +62,7 @@ fn moves() -> impl Strategy<Value = Move> {
             .prop_map(|(owner, lease, again)| Move::Retain { owner, lease, again }),
         2 => TransferMove::any().prop_map(Move::Transfer),
         4 => (0..3u8, 0..5u32).prop_map(|(owner, lease)| Move::Renew { owner, lease }),
+        1 => (0..3u8).prop_map(|owner| Move::CheckHandOver { owner }),
         3 => (1..4u32).prop_map(|time| Move::Advance { time }),
         1 => any::<bool>().prop_map(|of_requests| Move::SetForeign { of_requests }),
     ]
@@ -120,6 +125,12 @@ fn assert_kind_equivalent<K: Rules<Grant = ()> + Clone>(
             }
             Move::Renew { owner, lease: n } => {
                 harness.renew(&of(owner, false), n).await;
+            }
+            Move::CheckHandOver { owner } => {
+                // Other subscribers are those of the harness.
+                harness.subscribe_only([object.channel().to_owned()]).await;
+                let hold = Some(&of(owner, false));
+                let _ = harness.step(&CheckHandOver { object, hold }).await;
             }
             Move::Advance { time: n } => harness.advance(time(n)).await,
             Move::SetForeign { of_requests: true } => harness.set_foreign(&requests, 5).await,

@@ -15,7 +15,6 @@ mod differential;
 mod tests;
 
 mod ask;
-pub(crate) mod requests;
 
 use std::convert::Infallible;
 use std::future::Future;

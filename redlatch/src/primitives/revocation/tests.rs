@@ -255,6 +255,30 @@ async fn asked_hold_is_released_to_all_instead_of_handed_over() {
     }
 }
 
+/// Its client passes the hold on for up to a second. The message of the request is over when the next request was refused, and
+/// no task polls `asked`.
+#[tokio::test(start_paused = true)]
+async fn hand_overs_end_soon_after_request() {
+    let (_, [client, other]) = clients();
+    let contend = |lock: Lock| async move {
+        loop {
+            let guard = lock.lock().await.unwrap();
+            sleep(SECOND / 1000).await;
+            guard.unlock().await.unwrap();
+        }
+    };
+    let contenders = [(); 3].map(|()| tokio::spawn(contend(client.lock("a"))));
+    sleep(SECOND / 10).await;
+    let lock = other.lock("a");
+    for _ in 0..5 {
+        let asked = lock.revoke(LEASE).await.unwrap().expect("it is held");
+        sleep(SECOND / 40).await;
+        let holder = lock.holder().await.unwrap();
+        assert!(holder.is_none_or(|holder| holder.owner != asked));
+    }
+    contenders.iter().for_each(JoinHandle::abort);
+}
+
 /// As above, for a release that would acquire the lock for a named owner of the same client.
 #[tokio::test(start_paused = true)]
 async fn asked_hold_is_released_to_all_instead_of_transferred() {

@@ -7,6 +7,7 @@ use smallvec::smallvec;
 
 use super::{WRITE_RELEASED, find, longest_reader_remaining, longest_remaining, wake_all};
 use crate::error::{Error, Result};
+use crate::hold::requests;
 use crate::hold::{Hold, ReleaseParams, Renewed};
 use crate::keyspace::{Holds, Keyspace, Mode};
 use crate::lease::{Expiry, Lease};
@@ -15,7 +16,6 @@ use crate::primitives::lock::AcquireParams;
 use crate::primitives::reentrant::rules::{
     self as reentrant, NO_EXPIRY, parse_outcome, was_deleted, wrong_kind,
 };
-use crate::primitives::revocation::requests;
 use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script};
 
 /// Acquires the write side for an owner, or returns how long others may still read or write.

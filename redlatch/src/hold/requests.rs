@@ -6,14 +6,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::hold::{Hold, Renewed};
+use super::{Hold, Renewed};
 use crate::keyspace::Keyspace;
 
 /// The requests, by owner.
-pub(super) type Requests = BTreeMap<String, i64>;
+pub(crate) type Requests = BTreeMap<String, i64>;
 
 /// The timestamp of a request without a limit.
-pub(super) const NO_LIMIT: i64 = 1_000_000_000_000_000;
+pub(crate) const NO_LIMIT: i64 = 1_000_000_000_000_000;
 
 /// Returns whether the owner of a hold was asked to release it, for a hold that the store has. A key of another type counts as
 /// no request.
