@@ -662,7 +662,7 @@ pub(crate) struct Watch {
 /// With --force the holder detects the loss at its next renewal; until then it continues, concurrently with the next
 /// holder. Of a read-write lock, it releases the writer or all readers, whichever hold it.
 ///
-/// Prints what was done, and whether the lock was held.
+/// Prints the owner that was asked, or whether the lock was held.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "redlatch unlock [OPTIONS] <NAME>",

@@ -1308,8 +1308,9 @@ mod tests {
 
     #[test]
     fn hold_is_not_handed_over_if_store_or_caller_may_differ() {
-        let refusals: [fn(&mut HoldState); 9] = [
+        let refusals: [fn(&mut HoldState); 10] = [
             |state| state.owner_is_known = true,
+            |state| state.asked = true,
             |state| state.watchdog.suspect = true,
             |state| state.watchdog.not_before = Some(state.end),
             // It has two guards, or none that is renewed.

@@ -68,7 +68,7 @@ fn moves() -> impl Strategy<Value = Move> {
     ]
 }
 
-/// Compares the steps of one kind. `object` names what is asked.
+/// Compares the steps of one kind. `object`: the lock whose holder is asked.
 fn assert_kind_equivalent<K: Rules<Grant = ()> + Clone>(
     object: &ObjectKeys,
     kind: &K,

@@ -196,7 +196,7 @@ impl<K: Revocable> Guard<Lock<K>> {
     /// need permission for the requests, too.
     ///
     /// Requests of the same client pass a lock on among each other without asking the store. For the store they are one
-    /// holder: a request that arrives meanwhile is for the one that has the lock then.
+    /// holder: a request to release that arrives meanwhile is for the guard that holds the lock then.
     ///
     /// # Cancel safety
     ///

@@ -7,6 +7,7 @@ use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::{Error, Loss, Result};
+use crate::session::CheckHandOver;
 use crate::{Client, Embedded, Guard, Lock, Owner};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -255,8 +256,24 @@ async fn asked_hold_is_released_to_all_instead_of_handed_over() {
     }
 }
 
-/// Its client passes the hold on for up to a second. The message of the request is over when the next request was refused, and
-/// no task polls `asked`.
+/// The check beside hand-overs counts a request as a client that waits.
+#[tokio::test(start_paused = true)]
+async fn check_of_hand_over_counts_request() {
+    let (_, [client, other]) = clients();
+    let guard = client.lock("a").lock().await.unwrap();
+    let (session, hold) = (&guard.hold_ref().session, &guard.hold_ref().hold);
+    let check = CheckHandOver {
+        object: &hold.object,
+        hold: Some(hold),
+    };
+    let checked = session.store.run_idempotent(&check).await.unwrap();
+    assert_eq!(checked, (true, 0));
+    other.lock("a").ask().await.unwrap();
+    let checked = session.store.run_idempotent(&check).await.unwrap();
+    assert_eq!(checked, (true, 1));
+}
+
+/// Without a request, its client passes the hold on for up to a second. No task polls `asked`.
 #[tokio::test(start_paused = true)]
 async fn hand_overs_end_soon_after_request() {
     let (_, [client, other]) = clients();
