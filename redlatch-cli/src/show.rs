@@ -184,7 +184,8 @@ async fn ask_holder<K: Revocable>(lock: &Lock<K>, unlock: &Unlock) -> Result<u8,
         return write(&format!("{shown}: was not locked\n"));
     };
     let limit = unlock.revoke.map_or(String::new(), |limit| {
-        format!("; it is not renewed beyond {}", duration::short(limit))
+        // Redisson and earlier versions continue to renew it.
+        format!("; a holder that knows requests loses it after {}", duration::short(limit))
     });
     let asked = format!("{shown}: asked {}{limit}\n", printable(owner.as_str()));
     let written = write(&asked)?;

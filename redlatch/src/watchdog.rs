@@ -179,6 +179,12 @@ impl Watchdog {
         }
     }
 
+    /// Has a hold checked now, because an answer to a step out of its turn says that the store does not have it.
+    pub(crate) fn suspect(&self, hold: &Arc<Hold>) {
+        hold.watchdog_state(|state| state.suspect = true);
+        self.watch(hold);
+    }
+
     /// Stops watching a hold.
     pub(crate) fn unwatch(&self, hold: &Arc<Hold>) {
         self.core.remove(&mut self.core.schedule.lock(), hold);

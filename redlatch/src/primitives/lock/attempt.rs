@@ -187,11 +187,18 @@ impl<K: LockKind> Request for LockRequest<'_, K> {
 impl<K: LockKind> LockRequest<'_, K> {
     /// Makes one attempt to acquire the lock.
     fn attempt(&self, subscribe: bool) -> impl Future<Output = Result<Outcome<K::Grant>>> + Send {
+        let RequestedHold {
+            hold_ref, terms, ..
+        } = self.requested;
         let step = move |hold, count| {
             self.lock.kind.acquire(AcquireParams {
                 hold,
                 count,
-                lease: self.requested.terms.lease,
+                // In the turn of the hold: another acquisition of the owner must not get what is left of this one.
+                lease: hold_ref
+                    .hold
+                    .state()
+                    .limit_lease(terms.lease, Instant::now()),
                 waits: self.waits,
                 request_number: self.requested.request_number,
             })
@@ -260,9 +267,6 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
 
     async fn send(&mut self, subscribe: bool) -> Result<Outcome<K::Grant>> {
         self.requested.request_number = self.next_number();
-        let terms = &mut self.requested.terms;
-        let hold = &self.requested.hold_ref.hold;
-        terms.lease = hold.state().limit_lease(terms.lease, Instant::now());
         self.in_flight = true;
         let outcome = self.attempt(subscribe).await;
         self.in_flight = false;

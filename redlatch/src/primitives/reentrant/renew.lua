@@ -33,7 +33,8 @@ local function limit(i, owner)
         return lease, -1
     end
     local time = redis.call('TIME')
-    local left = math.max(limit - time[1] * 1000 - math.floor(time[2] / 1000), 0)
+    -- PEXPIRE refuses fractions, and the error would keep the other locks from being renewed.
+    local left = math.floor(math.max(limit - time[1] * 1000 - time[2] / 1000, 0))
     return math.min(lease, left), left + 2
 end
 

@@ -23,11 +23,11 @@ use std::time::Duration;
 
 use self::ask::Ask;
 use crate::error::{Error, Result};
-use crate::hold::{Hold, Renewed};
+use crate::hold::{Hold, HoldPeriod, Renewed};
 use crate::join::Boxed;
 use crate::lease::{Expiry, MAX_LEASE, WaitLimit};
 use crate::name::ObjectKeys;
-use crate::owner::{Owner, OwnerId};
+use crate::owner::OwnerId;
 use crate::primitives::fair_lock::Fair;
 use crate::primitives::fenced_lock::Fenced;
 use crate::primitives::lock::{Acquire, Guard, Lock, OwnedKind, Reentrant};
@@ -36,7 +36,7 @@ use crate::primitives::spin_lock::Spin;
 use crate::session::Session;
 use crate::step::Outcome;
 use crate::store::{Delivery, Progress};
-use crate::wait::{Attempt, Limits, QueueKind, Request};
+use crate::wait::{Attempt, Limits, QueueKind, Request, private_object};
 use crate::watchdog::Renew;
 
 /// How often [`Lock::released_by`] looks, because fair and spin locks do not publish each release.
@@ -218,11 +218,12 @@ impl<K: Revocable> Guard<Lock<K>> {
             self.hold_ref().hold.clone(),
         );
         let asked = hold.asked();
+        let period = hold.state().latest_period();
         async move {
             tokio::select! {
                 biased;
                 () = asked => {}
-                never = check_until_asked(&session, &hold) => match never {},
+                never = check_until_asked(&session, &hold, period) => match never {},
             }
         }
     }
@@ -287,14 +288,30 @@ async fn unless<F: Future>(interrupted: impl Future<Output = ()>, work: F) -> Op
     }
 }
 
-/// Checks a hold now and whenever a request may have arrived. The hold records the request.
-async fn check_until_asked(session: &Session, hold: &Arc<Hold>) -> Infallible {
+/// Checks a hold in one hold period. The hold records the request.
+async fn check_until_asked(session: &Session, hold: &Arc<Hold>, period: HoldPeriod) -> Infallible {
+    while hold.state().hold_period() == Some(period) {
+        check_while_held(session, hold, period).await;
+        // The answer that it is missing may be wrong, in a failover.
+        tokio::time::sleep(session.watchdog.lease().renewal_interval()).await;
+    }
+    std::future::pending().await
+}
+
+/// Checks a hold now and whenever a request may have arrived, while the store has it and the hold period lasts.
+async fn check_while_held(session: &Session, hold: &Arc<Hold>, period: HoldPeriod) {
     let limits = Limits::new(WaitLimit::Endless, Some(Expiry::Never));
     let progress = Progress::default();
     let look = |channel| -> Boxed<'_, _> {
         let progress = &progress;
         Box::pin(async move {
-            let granted_in = hold.state().granted_in;
+            let granted_in = {
+                let state = hold.state();
+                if state.hold_period() != Some(period) {
+                    return Ok(Outcome::Done(()));
+                }
+                state.granted_in
+            };
             let step = Renew {
                 script: hold.kind.renewal(hold).script,
                 lease: None,
@@ -305,12 +322,21 @@ async fn check_until_asked(session: &Session, hold: &Arc<Hold>) -> Infallible {
                 .store
                 .run(&step, channel, delivery, progress)
                 .await?;
-            if let Some(Renewed::Asked { limit }) = answer.reply.first() {
-                hold.mark_asked(granted_in, limit.map(|left| answer.sent_at + left));
-                session.watchdog.watch(hold);
+            match answer.reply.first() {
+                Some(Renewed::Asked { limit }) => {
+                    hold.mark_asked(granted_in, limit.map(|left| answer.sent_at + left));
+                    session.watchdog.watch(hold);
+                }
+                // Another look could find the message that this one published because the lock is free. The watchdog checks the
+                // hold in its turn, and reports the loss.
+                Some(Renewed::NotHeld) => {
+                    session.watchdog.suspect(hold);
+                    return Ok(Outcome::Done(()));
+                }
+                Some(Renewed::Held) | None => {}
             }
             let left = session.watchdog.lease().duration();
-            Ok(Outcome::<Infallible>::Wait(Expiry::In(left)))
+            Ok(Outcome::Wait(Expiry::In(left)))
         })
     };
     if session.background.remember_runtime().is_ok() {
@@ -320,7 +346,6 @@ async fn check_until_asked(session: &Session, hold: &Arc<Hold>) -> Infallible {
             tracing::debug!(lock, %error, "requests to release are found by renewals only");
         }
     }
-    std::future::pending().await
 }
 
 /// A look at a lock, behind a subscription to its channel if the argument says so.
@@ -338,8 +363,8 @@ async fn observe<'a, T: Send>(
     let mut observation = Observation {
         session,
         channel: object.channel(),
-        // No waiter for the lock waits behind it: no name has a NUL.
-        object: format!("{}\0{}", object.identity(), Owner::new().number()),
+        // No waiter for the lock waits behind it.
+        object: private_object(object.identity()),
         progress,
         look,
     };

@@ -490,3 +490,69 @@ async fn limit_that_is_too_long_is_refused() {
         })
     ));
 }
+
+/// The check of a hold that is gone must not wake itself.
+#[tokio::test(start_paused = true)]
+async fn asked_neither_completes_nor_spins_after_the_end_of_the_hold() {
+    for is_forced in [false, true] {
+        let (_, [client, other]) = clients();
+        let guard = client.lock("a").lock().await.unwrap();
+        let asked = tokio::spawn(guard.asked());
+        run_others().await;
+        if is_forced {
+            assert!(other.lock("a").force_unlock().await.unwrap());
+            // Found by the check, not by the next renewal.
+            timeout(SECOND, guard.lost()).await.unwrap();
+        } else {
+            guard.unlock().await.unwrap();
+        }
+        // The next holder is asked, not the former one.
+        let next = other.lock("a").lock().await.unwrap();
+        client.lock("a").ask().await.unwrap();
+        timeout(SECOND, next.asked()).await.unwrap();
+        assert!(!asked.is_finished(), "forced: {is_forced}");
+        asked.abort();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_of_asked_leave_no_queue_behind() {
+    let (_, [client, _]) = clients();
+    let guard = client.lock("a").lock().await.unwrap();
+    let waiting = waiter(&client.lock("a"));
+    run_others().await;
+    for _ in 0..10 {
+        assert!(!is_asked(&guard).await);
+    }
+    let session = &guard.hold_ref().session;
+    assert_eq!(
+        session
+            .waiting
+            .objects(guard.hold_ref().hold.object.channel()),
+        1
+    );
+    guard.unlock().await.unwrap();
+    waiting.await.unwrap().1.unlock().await.unwrap();
+}
+
+/// The request waits for its turn while the hold that was revoked ends.
+#[tokio::test(start_paused = true)]
+async fn acquisition_behind_revoked_hold_has_its_whole_lease() {
+    let (_, [client, other]) = clients();
+    let owner = Owner::new();
+    let lock = client.lock("a");
+    let guard = lock.lock().owner(owner).await.unwrap();
+    other.lock("a").revoke(10 * SECOND).await.unwrap();
+    assert!(is_asked(&guard).await);
+    let hold = guard.hold_ref().hold.clone();
+    let turn = hold.turn().await.unwrap();
+    let request = lock.lock().owner(owner).lease(LEASE).into_future();
+    let again = tokio::spawn(request);
+    run_others().await;
+    let releasing = tokio::spawn(guard.unlock());
+    run_others().await;
+    drop(turn);
+    releasing.await.unwrap().unwrap();
+    let again = again.await.unwrap().unwrap();
+    assert_eq!(again.valid_for(), LEASE);
+}
