@@ -649,24 +649,59 @@ pub(crate) struct Watch {
     pub(crate) pattern: String,
 }
 
-/// Release the lock NAME by force, without its holder.
+/// Ask the holder of the lock NAME to release it, or release it by force, without its holder.
 ///
-/// Of a read-write lock, releases the writer or all readers, whichever hold it.
+/// With --ask the holder decides. `redlatch run` ends CMD as at a loss (SIGTERM, and SIGKILL after its --kill-after), and then
+/// releases the lock. Programs decide themselves (`Guard::asked`); Redisson does not know requests, and continues.
 ///
-/// The holder detects the loss at its next renewal; until then it continues, concurrently with the next
-/// holder. Prints whether the lock was held.
+/// With --revoke a holder that does not release the lock in time loses it: its lease is not renewed beyond the limit. The next
+/// owner acquires the lock only after its holder has noticed that, or after the end of its lease. Holders that do not know
+/// requests are not revoked. Both are for plain, --fair, --fenced and --spin locks and for writers, and only for the hold that the
+/// owner has now.
+///
+/// With --force the holder detects the loss at its next renewal; until then it continues, concurrently with the next
+/// holder. Of a read-write lock, it releases the writer or all readers, whichever hold it.
+///
+/// Prints the owner that was asked, or whether the lock was held.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "redlatch unlock [OPTIONS] <NAME>",
     after_help = "\
-Example:
+Examples:
+  redlatch unlock --ask --wait 30s nightly-backup
+  redlatch unlock --revoke 5m --wait 6m nightly-backup
   redlatch unlock --force nightly-backup
 
-Exit codes: 0 also if it was not held; 2 wrong usage, or no --force;
-65 NAME is an object of another kind; 69 the store cannot be reached."
+Exit codes: 0 also if it was not held; 2 wrong usage, or none of --ask, --revoke and --force;
+65 NAME is an object of another kind; 69 the store cannot be reached;
+76 the holder has not released it within --wait."
 )]
 pub(crate) struct Unlock {
-    /// Confirm: the lock belongs to another owner, and there is no other way to unlock it from here
+    /// Ask the holder to release the lock
+    #[arg(long, conflicts_with = "force")]
+    pub(crate) ask: bool,
+
+    /// Ask the holder to release the lock, and let it lose the lock after this time: it is not renewed any more
+    #[arg(
+        long,
+        value_name = "DUR",
+        value_parser = duration::parse,
+        allow_hyphen_values = true,
+        conflicts_with_all = ["ask", "force"]
+    )]
+    pub(crate) revoke: Option<Duration>,
+
+    /// Wait at most this long until the owner that was asked does not hold the lock
+    #[arg(
+        long,
+        value_name = "DUR",
+        value_parser = duration::parse,
+        allow_hyphen_values = true,
+        conflicts_with = "force"
+    )]
+    pub(crate) wait: Option<Duration>,
+
+    /// Confirm: take the lock from its holder, which may still be working
     #[arg(long)]
     pub(crate) force: bool,
 

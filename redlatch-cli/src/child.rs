@@ -176,6 +176,11 @@ impl Child {
         self.status.is_some()
     }
 
+    /// Returns how CMD has ended, if its end was polled.
+    pub(crate) fn status(&self) -> Option<WaitStatus> {
+        self.status
+    }
+
     /// Returns whether a signal that asks CMD to end was forwarded to it.
     pub(crate) fn end_requested(&self) -> bool {
         self.end_requested

@@ -25,6 +25,8 @@ pub(crate) const ALREADY_RAN: u8 = 73;
 pub(crate) const LOST: u8 = 74;
 /// EX_TEMPFAIL: another owner holds the lock.
 pub(crate) const NOT_ACQUIRED: u8 = 75;
+/// EX_PROTOCOL: the holder that was asked to release the lock has not done so in time.
+pub(crate) const NOT_RELEASED: u8 = 76;
 /// As in shells: found, but cannot be executed.
 pub(crate) const CANNOT_EXECUTE: u8 = 126;
 /// As in shells: not found.

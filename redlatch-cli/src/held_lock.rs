@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redlatch::inspect::ObjectState;
-use redlatch::kind::OwnedKind;
+use redlatch::kind::{OwnedKind, Revocable};
 use redlatch::{
     Acquire, Client, Error, FairLock, Guard, HasLease, HasMinimum, Leadership, Lock, Loss,
     MultiLock, PermitId, TryAcquire,
@@ -28,9 +28,11 @@ pub(crate) struct HeldLock {
     owner: String,
     /// Its fencing token, and the variable of CMD for it.
     token: Option<(&'static str, u64)>,
+    /// Completes when another client asks for the lock, if it can.
+    asked: BoxFuture<'static, ()>,
 }
 
-type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
 /// A guard with its type erased.
 trait AnyGuard {
@@ -101,7 +103,7 @@ impl HeldLock {
             let guard = request(requests, limits, run).await?;
             return Ok(guard.map(|guard| {
                 let token = guard.token();
-                HeldLock::from_guard(guard, run, Some(("REDLATCH_FENCING_TOKEN", token)))
+                HeldLock::from_revocable(guard, run, Some(("REDLATCH_FENCING_TOKEN", token)))
             }));
         }
         if kind.fair {
@@ -109,7 +111,8 @@ impl HeldLock {
         }
         if kind.read {
             let lock = client.read_write_lock(name).read();
-            return acquire_lock((lock.lock(), lock.try_lock()), limits, run).await;
+            let guard = request((lock.lock(), lock.try_lock()), limits, run).await?;
+            return Ok(guard.map(|guard| HeldLock::from_guard(guard, run, None)));
         }
         if kind.write {
             let lock = client.read_write_lock(name).write();
@@ -131,6 +134,20 @@ impl HeldLock {
             names: run.names.clone(),
             guard: Box::new(guard),
             token,
+            asked: Box::pin(pending()),
+        }
+    }
+
+    /// The same for a lock whose holder can be asked to release it.
+    fn from_revocable<K: Revocable>(
+        guard: Guard<Lock<K>>,
+        run: &Run,
+        token: Option<(&'static str, u64)>,
+    ) -> HeldLock {
+        let asked = Box::pin(guard.asked());
+        HeldLock {
+            asked,
+            ..HeldLock::from_guard(guard, run, token)
         }
     }
 
@@ -141,6 +158,7 @@ impl HeldLock {
             names: vec![name.to_owned()],
             token: Some(("REDLATCH_EPOCH", leadership.epoch())),
             guard: Box::new(leadership),
+            asked: Box::pin(pending()),
         }
     }
 
@@ -166,6 +184,11 @@ impl HeldLock {
             Error::Lost { reason, .. } => reason,
             _ => Loss::NotHeld,
         }
+    }
+
+    /// Returns a future that completes when another client asks for the lock. Further calls return one that never completes.
+    pub(crate) fn take_asked(&mut self) -> BoxFuture<'static, ()> {
+        std::mem::replace(&mut self.asked, Box::pin(pending()))
     }
 
     /// Returns the owner as the store records it, or the id of the permit.
@@ -231,13 +254,13 @@ where
     }
 }
 
-async fn acquire_lock<K: OwnedKind>(
+async fn acquire_lock<K: Revocable>(
     requests: Requests<Lock<K>>,
     limits: &WaitLimits,
     run: &Run,
 ) -> redlatch::Result<Option<HeldLock>> {
     let guard = request(requests, limits, run).await?;
-    Ok(guard.map(|guard| HeldLock::from_guard(guard, run, None)))
+    Ok(guard.map(|guard| HeldLock::from_revocable(guard, run, None)))
 }
 
 /// Requests the lock with or without waiting, as `run` specifies.
@@ -355,6 +378,7 @@ async fn acquire_permit(
         names: vec![name.to_owned()],
         guard: Box::new(guard),
         token: None,
+        asked: Box::pin(pending()),
     }))
 }
 
@@ -383,5 +407,6 @@ async fn acquire_multi_lock(
         names: run.names.clone(),
         guard: Box::new(guard),
         token: None,
+        asked: Box::pin(pending()),
     }))
 }

@@ -7,7 +7,8 @@
 //!    When it continues, it checks the lock first.
 //! 4. If CMD ends by itself, releases the lock. If a signal ended CMD, first waits for its child
 //!    processes, and kills them after --kill-after.
-//! 5. If the lock is lost meanwhile, or the release finds it lost, ends CMD and its child processes,
+//! 5. If another client asks for the lock, ends CMD and its child processes, and then releases the lock.
+//! 6. If the lock is lost meanwhile, or the release finds it lost, ends CMD and its child processes,
 //!    and exits with [`exit::LOST`].
 
 use std::collections::HashSet;
@@ -22,7 +23,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::args::{Cmd, Run};
 use crate::child::{Child, ChildEvent, exit_code};
 use crate::exit::{self, Failure};
-use crate::held_lock::{self, HeldLock};
+use crate::held_lock::{self, BoxFuture, HeldLock};
 use crate::registered;
 use crate::show::lease_text;
 use crate::signals::{self, Caught, Signals};
@@ -113,7 +114,7 @@ pub(crate) enum CmdEnd {
 /// Runs CMD while the lock is held, and then releases it. `once_run`: where its outcome is recorded.
 pub(crate) async fn run_cmd(
     client: &Client,
-    held_lock: HeldLock,
+    mut held_lock: HeldLock,
     once_run: Option<OnceRun>,
     cmd: &Cmd,
     signals: &mut Signals,
@@ -121,7 +122,8 @@ pub(crate) async fn run_cmd(
     let names = held_lock.names();
     let mut child = Child::start(cmd, &held_lock)
         .map_err(|error| Failure::system("cannot start a process", &error))?;
-    let unfinished = match supervise(&mut child, &held_lock, client, cmd, signals).await {
+    let asked = held_lock.take_asked();
+    let unfinished = match supervise(&mut child, &held_lock, asked, client, cmd, signals).await {
         Ok(RunOutcome::CmdEnded(status)) => {
             once::finish(once_run, &names, once::outcome(status)).await;
             match held_lock.unlock().await {
@@ -278,7 +280,8 @@ enum RunOutcome {
     Lost(Loss),
 }
 
-/// Waits until CMD ends or the lock is lost, whichever is first.
+/// Waits until CMD ends, or the lock is lost, whichever is first. `asked`: completes when another client asks for the lock, which
+/// ends CMD.
 ///
 /// Invariant: while this process holds the lock, or has lost it, it watches every running process
 /// of CMD. It stops only after all of them have stopped, and continues them only after it has
@@ -286,6 +289,7 @@ enum RunOutcome {
 async fn supervise(
     child: &mut Child,
     held_lock: &HeldLock,
+    mut asked: BoxFuture<'static, ()>,
     client: &Client,
     cmd: &Cmd,
     signals: &mut Signals,
@@ -314,6 +318,7 @@ async fn supervise(
                 }
                 caught => child.forward(caught),
             },
+            () = &mut asked => return end_asked(child, held_lock, cmd, signals).await,
         }
     };
     if !child.ended_by_signal(status) {
@@ -328,6 +333,28 @@ async fn supervise(
         () = child.end(send_term, true, cmd.kill_after, signals) => {}
         never = report_remaining(held_lock.names(), cmd, count_remaining) => match never {},
     }
+    Ok(RunOutcome::CmdEnded(status))
+}
+
+/// Ends CMD and its child processes, because another client asks for the lock.
+async fn end_asked(
+    child: &mut Child,
+    held_lock: &HeldLock,
+    cmd: &Cmd,
+    signals: &mut Signals,
+) -> std::io::Result<RunOutcome> {
+    let kill_after = duration::short(cmd.kill_after);
+    stderr!(
+        "{}: asked to release it; ending CMD: SIGTERM now, SIGKILL after {kill_after}",
+        held_lock.names()
+    );
+    tokio::select! {
+        biased;
+        lost = held_lock.lost() => return Ok(RunOutcome::Lost(lost)),
+        () = child.end(true, true, cmd.kill_after, signals) => {}
+    }
+    let status = child.status();
+    let status = status.ok_or_else(|| std::io::Error::other("the end of CMD is unknown"))?;
     Ok(RunOutcome::CmdEnded(status))
 }
 

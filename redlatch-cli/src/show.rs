@@ -5,13 +5,14 @@ use std::io::{self, ErrorKind, Write as _};
 use std::time::Duration;
 
 use redlatch::inspect::{HeldPermit, Holder, ObjectKind, ObjectState, Waiter};
-use redlatch::{Client, Expiry};
+use redlatch::kind::Revocable;
+use redlatch::{Client, Expiry, Lock};
 use serde::Serialize;
 
 use crate::args::{Ls, Show, Unlock};
 use crate::exit::{self, Failure};
 use crate::registered::{self, Registered};
-use crate::stderr::{self, printable};
+use crate::stderr::{self, printable, stderr};
 use crate::store_args::StoreArgs;
 use crate::{duration, store};
 
@@ -135,17 +136,67 @@ pub(crate) async fn ls(store_args: &StoreArgs, ls: &Ls) -> Result<u8, Failure> {
 }
 
 pub(crate) async fn unlock(store_args: &StoreArgs, unlock: &Unlock) -> Result<u8, Failure> {
-    if !unlock.force {
+    let asks = unlock.ask || unlock.revoke.is_some();
+    if !unlock.force && !asks {
         return Err(Failure::usage(
             "unlocking takes the lock from a holder that may still be working, and that continues until it \
              detects the loss, concurrently with the next holder; to confirm, use --force (`redlatch show` \
-             shows the holder)",
+             shows the holder); to let the holder release it, use --ask or --revoke",
         ));
     }
     let name = &unlock.name;
     store::check_name(name).await?;
     let client = store::connect(store_args, Client::builder()).await?;
+    if asks {
+        return ask(&client, unlock).await;
+    }
     write(&format!("{}\n", force_unlock(&client, name, None).await?))
+}
+
+/// Asks the holder of a lock to release it. With --wait, waits until it has.
+async fn ask(client: &Client, unlock: &Unlock) -> Result<u8, Failure> {
+    let name = &unlock.name;
+    match client.inspect(name).await? {
+        Some(ObjectState::ReadWriteLock { writer: None, .. }) => Err(Failure::wrong_kind(format!(
+            "{}: readers cannot be asked: others would take their place",
+            printable(name)
+        ))),
+        Some(ObjectState::ReadWriteLock { .. }) => {
+            ask_holder(&client.read_write_lock(name).write(), unlock).await
+        }
+        // Locks of the other kinds have the same data.
+        Some(ObjectState::Lock { .. }) | None => ask_holder(&client.lock(name), unlock).await,
+        Some(state) => Err(Failure::wrong_kind(format!(
+            "{}: the holder of {} cannot be asked",
+            printable(name),
+            store::with_article(&state.kind().to_string())
+        ))),
+    }
+}
+
+async fn ask_holder<K: Revocable>(lock: &Lock<K>, unlock: &Unlock) -> Result<u8, Failure> {
+    let shown = printable(lock.name());
+    let asked = match unlock.revoke {
+        Some(limit) => lock.revoke(limit).await?,
+        None => lock.ask().await?,
+    };
+    let Some(owner) = asked else {
+        return write(&format!("{shown}: was not locked\n"));
+    };
+    let limit = unlock.revoke.map_or(String::new(), |limit| {
+        // Redisson and earlier versions continue to renew it.
+        format!("; a holder that knows requests loses it after {}", duration::short(limit))
+    });
+    let asked = format!("{shown}: asked {}{limit}\n", printable(owner.as_str()));
+    let written = write(&asked)?;
+    let Some(wait) = unlock.wait else {
+        return Ok(written);
+    };
+    if lock.released_by(owner, wait).await? {
+        return write(&format!("{shown}: released\n"));
+    }
+    stderr!("{shown}: not released within {}", duration::short(wait));
+    Ok(exit::NOT_RELEASED)
 }
 
 /// Unlocks a lock by force, whatever its kind. Returns what it did, as a sentence. With `confirmed`, does nothing if an owner

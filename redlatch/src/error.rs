@@ -286,12 +286,18 @@ pub enum Loss {
         /// How often it had to be fed.
         limit: Duration,
     },
+    /// [`Lock::revoke`](crate::Lock::revoke) has asked its holder to release it, and the limit has passed. The client releases
+    /// it in the background.
+    Revoked,
 }
 
 impl Loss {
-    /// Returns whether it was lost at a limit of the client, so that the store still has the hold.
+    /// Returns whether it was lost at a limit, so that the store still has the hold.
     pub(crate) fn is_at_limit(self) -> bool {
-        matches!(self, Loss::HeldTooLong { .. } | Loss::NotFed { .. })
+        matches!(
+            self,
+            Loss::HeldTooLong { .. } | Loss::NotFed { .. } | Loss::Revoked
+        )
     }
 }
 
@@ -304,6 +310,9 @@ impl std::fmt::Display for Loss {
                 write!(f, "it was held longer than its limit of {limit:?}")
             }
             Loss::NotFed { limit } => write!(f, "its holder did not feed it for {limit:?}"),
+            Loss::Revoked => {
+                f.write_str("it was revoked, and its holder did not release it in time")
+            }
         }
     }
 }

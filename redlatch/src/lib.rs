@@ -76,6 +76,7 @@ pub mod kind {
     pub use crate::primitives::group_lock::Group;
     pub use crate::primitives::lock::{LockKind, OwnedKind, Reentrant};
     pub use crate::primitives::read_write_lock::{Read, Write};
+    pub use crate::primitives::revocation::Revocable;
     pub use crate::primitives::spin_lock::Spin;
 }
 
@@ -94,4 +95,5 @@ pub mod inspect {
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 #[doc = include_str!("../../docs/cookbook.md")]
+#[doc = include_str!("../../docs/revocation.md")]
 struct Guide;

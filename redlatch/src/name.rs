@@ -19,6 +19,7 @@ const TIMEOUTS: &str = "redisson_lock_timeout";
 const WRITERS: &str = "redlatch_rwlock_writers";
 const ABSENT: &str = "redlatch_lock_absent";
 const ANNOUNCED: &str = "redlatch_lock_announced";
+const ASKED: &str = "redlatch_lock_asked";
 const ELECTION: &str = "redlatch_election";
 /// Suffixes of the fields of an owner in a group of locks.
 pub(crate) const GROUP_END: &str = ":expire_time";
@@ -138,6 +139,11 @@ impl ObjectKeys {
 
     pub(crate) fn layout(&self) -> KeyLayout {
         self.layout
+    }
+
+    /// Returns the key of the requests to release a lock (redlatch's own, not in Redisson). Not stored, because few steps need it.
+    pub(crate) fn requests_key(&self) -> String {
+        prefixed(ASKED, &self.key)
     }
 
     /// Returns the hash field for `owner`, given as `<client id>:<number>`.
@@ -391,6 +397,7 @@ pub(crate) fn is_extra_key(key: &str) -> bool {
         WRITERS,
         ABSENT,
         ANNOUNCED,
+        ASKED,
         ELECTION,
         ONCE,
         CLIENT,
@@ -569,6 +576,10 @@ mod tests {
         assert_eq!(prefixed.name(), "a");
         assert_eq!(prefixed.key(), "shop:a");
         assert_eq!(prefixed.channel(), "redisson_lock__channel:{shop:a}");
+
+        assert_eq!(plain.requests_key(), "redlatch_lock_asked:{orders:42}");
+        assert_eq!(tagged.requests_key(), "redlatch_lock_asked:{orders}:42");
+        assert!(is_extra_key(&plain.requests_key()));
 
         let spin = ObjectKeys::new(KeyLayout::Spin, "", "a");
         assert_eq!((spin.key(), spin.channel()), ("a", lock("", "a").channel()));

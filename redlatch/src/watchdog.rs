@@ -48,7 +48,7 @@ use crate::background::Background;
 use crate::client_registry::{EntryNumber, REGISTERED_AFTER, Registration, Role};
 use crate::environment::task;
 use crate::error::{Loss, Result};
-use crate::hold::{Due, Hold, Renewal, RenewalTimes, WatchAction, WatchdogState};
+use crate::hold::{Due, Hold, Renewal, RenewalTimes, Renewed, WatchAction, WatchdogState};
 use crate::join::join_all;
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
@@ -177,6 +177,12 @@ impl Watchdog {
         } else if let Some(runtime) = self.core.background.runtime() {
             self.core.start_task(schedule, &runtime);
         }
+    }
+
+    /// Has a hold checked now, because an answer to a step out of its turn says that the store does not have it.
+    pub(crate) fn suspect(&self, hold: &Arc<Hold>) {
+        hold.watchdog_state(|state| state.suspect = true);
+        self.watch(hold);
     }
 
     /// Stops watching a hold.
@@ -703,22 +709,21 @@ async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>]) {
     }
     match renewing {
         Ok(answer) => {
-            let end = step.lease.map(|lease| answer.sent_at + lease.duration());
             let mut renewed = 0;
-            for (hold, held) in step.holds.iter().zip(answer.reply) {
+            for (hold, reply) in step.holds.iter().zip(answer.reply) {
                 hold.watchdog_state(|state| {
                     (state.not_before, state.tracked) = (None, delivery.tracked);
                 });
-                if held {
-                    renewed += 1;
-                    if let Some(end) = end {
-                        core.metrics.renewed(|| hold.valid_for());
-                        hold.state().extend(end);
-                    }
-                    tracing::trace!(lock = hold.object.name(), owner = %hold.field, "renewed");
-                } else {
+                if !reply.is_held() {
                     hold.mark_lost(Loss::NotHeld);
+                    continue;
                 }
+                renewed += 1;
+                if step.lease.is_some() {
+                    core.metrics.renewed(|| hold.valid_for());
+                }
+                hold.renewed(answer.sent_at, step.lease, reply);
+                tracing::trace!(lock = hold.object.name(), owner = %hold.field, "renewed");
             }
             tracing::debug!(renewed, of = step.holds.len(), "renewed a batch");
             if renewed < step.holds.len() {
@@ -751,7 +756,7 @@ pub(crate) struct Renew<'a> {
 
 impl Step for Renew<'_> {
     /// For each hold, whether it was renewed.
-    type Reply = Vec<bool>;
+    type Reply = Vec<Renewed>;
 
     fn script(&self) -> &'static Script {
         self.script
@@ -771,20 +776,19 @@ impl Step for Renew<'_> {
         }
     }
 
-    fn decode(&self, reply: ScriptReply) -> Result<Vec<bool>> {
+    fn decode(&self, reply: ScriptReply) -> Result<Vec<Renewed>> {
         let renewed = reply.list()?;
         if renewed.len() != self.holds.len() {
             return Err(unexpected_reply(&renewed));
         }
-        let is_renewed = |one| one == ScriptReply::Integer(1);
-        Ok(renewed.into_iter().map(is_renewed).collect())
+        renewed.into_iter().map(Renewed::parse).collect()
     }
 
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<Vec<bool>> {
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<Vec<Renewed>> {
         let renew = |hold: &&Hold| {
             // One key of another type must not prevent the others from being renewed.
             let renewed = hold.kind.renew(keyspace, hold, self.lease);
-            renewed.unwrap_or(false)
+            renewed.unwrap_or(Renewed::NotHeld)
         };
         Ok(self.holds.iter().map(renew).collect())
     }

@@ -15,6 +15,7 @@ mod outages;
 mod passwords;
 mod process_trees;
 mod registry;
+mod revocation;
 mod signals;
 mod support;
 mod terminal;

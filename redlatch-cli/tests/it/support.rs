@@ -90,9 +90,10 @@ pub(crate) fn owner(server: &Server, name: &str) -> String {
     owners.into_iter().next().unwrap_or_default()
 }
 
-/// Returns the number of waiters for a lock.
+/// Returns the number of waiters for a lock that `redlatch run` holds. The holder subscribes, too: another client may ask for the
+/// lock.
 pub(crate) fn waiters(server: &Server, name: &str) -> i64 {
-    subscribers(server, &format!("redisson_lock__channel:{{{name}}}"))
+    subscribers(server, &format!("redisson_lock__channel:{{{name}}}")) - 1
 }
 
 /// Returns the number of connections that are subscribed to a channel.

@@ -39,6 +39,7 @@ mod forward;
 mod handles;
 mod once;
 mod request;
+mod revocation;
 #[cfg(test)]
 mod tests;
 mod worker;

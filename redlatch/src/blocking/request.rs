@@ -62,8 +62,8 @@ impl Acquirable for crate::Semaphore {
 /// another.
 #[must_use = "it is released as soon as the guard is dropped"]
 pub struct Guard<R: Acquirable = crate::Lock> {
-    inner: crate::Guard<R>,
-    worker: Arc<Worker>,
+    pub(super) inner: crate::Guard<R>,
+    pub(super) worker: Arc<Worker>,
     thread: PhantomData<R::Thread>,
 }
 

@@ -7,10 +7,12 @@ use std::path::Path;
 type Methods = BTreeMap<String, BTreeSet<String>>;
 
 /// What only the async API has: `Client::with` replaces the builder, and a function cannot be stopped as a future can
-/// (`Guard::run`, `Leadership::run`).
+/// (`Guard::run`, `Guard::run_until_asked`, `Leadership::run`).
 const ONLY_ASYNC: &[(&str, &str)] = &[
+    ("Acquire", "run_until_asked"),
     ("Client", "builder"),
     ("Guard", "run"),
+    ("Guard", "run_until_asked"),
     ("Leadership", "run"),
 ];
 

@@ -17,10 +17,11 @@ use crate::metrics::{Kind, KindMetrics};
 use crate::name::ObjectKeys;
 use crate::owner::Owner;
 use crate::runtime::sleep_until;
-use crate::step::{BoxedStep, Script};
+use crate::step::{BoxedStep, Script, ScriptReply};
 use crate::sync::{Mutex, wait_for};
 
 mod limits;
+pub(crate) mod requests;
 mod state;
 
 pub(crate) use limits::HoldLimits;
@@ -60,9 +61,8 @@ pub(crate) trait HoldKind: Send + Sync {
     /// Returns how a server renews a hold.
     fn renewal<'a>(&'a self, hold: &'a Hold) -> Renewal<'a>;
 
-    /// The rule for the same. Returns whether the hold was renewed. Without a lease nothing changes, and it
-    /// returns whether the hold exists.
-    fn renew(&self, keyspace: &mut Keyspace, hold: &Hold, lease: Option<Lease>) -> Result<bool>;
+    /// The rule for the same. Without a lease nothing changes, and it returns whether the hold exists.
+    fn renew(&self, keyspace: &mut Keyspace, hold: &Hold, lease: Option<Lease>) -> Result<Renewed>;
 
     /// Sets the hold count in the store. 0 releases the hold, and removes anything that its owner left in the
     /// store while it waited. Replies whether the owner held it.
@@ -119,6 +119,13 @@ pub(crate) struct ReleaseParams<'a> {
     pub(crate) lease: Option<Lease>,
 }
 
+impl ReleaseParams<'_> {
+    /// Returns the key of the requests from which this has to remove the owner: see [`Hold::requests_key`].
+    pub(crate) fn requests_key(&self) -> Option<String> {
+        self.hold.requests_key().filter(|_| self.keep == 0)
+    }
+}
+
 /// The arguments of a release before the object may be free.
 pub(crate) struct RetainParams<'a> {
     pub(crate) hold: &'a Hold,
@@ -151,10 +158,59 @@ pub(crate) enum Transferred {
     NotHeld,
 }
 
+/// Result of the renewal, or of the check, of one hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Renewed {
+    /// The owner does not hold the object.
+    NotHeld,
+    /// The owner holds the object.
+    Held,
+    /// The owner holds the object, and was asked to release it. With a limit, the lease was extended until then at most.
+    Asked {
+        /// Time until the hold is not renewed any more.
+        limit: Option<Duration>,
+    },
+}
+
+impl Renewed {
+    pub(crate) fn is_held(self) -> bool {
+        self != Renewed::NotHeld
+    }
+
+    /// Returns the lease that a renewal with `lease` gives: less if the hold was revoked.
+    pub(crate) fn limit(self, lease: Duration) -> Duration {
+        match self {
+            Renewed::Asked { limit: Some(limit) } => lease.min(limit),
+            _ => lease,
+        }
+    }
+
+    /// Parses the reply of a script: 0 not held, 1 held, -1 asked without a limit, else the milliseconds until the limit
+    /// plus 2.
+    pub(crate) fn parse(reply: ScriptReply) -> Result<Renewed> {
+        Ok(match reply.integer()? {
+            0 => Renewed::NotHeld,
+            1 => Renewed::Held,
+            left => Renewed::Asked {
+                limit: u64::try_from(left - 2).ok().map(Duration::from_millis),
+            },
+        })
+    }
+}
+
+impl From<bool> for Renewed {
+    fn from(held: bool) -> Renewed {
+        match held {
+            true => Renewed::Held,
+            false => Renewed::NotHeld,
+        }
+    }
+}
+
 /// How a server renews one hold: with a script that renews many, of all kinds that share it.
 ///
 /// KEYS of the script are the keys of the holds; ARGV are the lease (0: only check) and then the arguments of
-/// each hold. Replies 1 or 0 for each.
+/// each hold. Its reply for each: see [`Renewed::parse`].
 ///
 /// The script also wakes a waiter for each lock that disappeared without a release. Otherwise waiters sleep
 /// until the end of the lease that the store last reported to them.
@@ -268,6 +324,53 @@ impl Hold {
     pub(crate) fn feed(&self) {
         let now = Instant::now();
         self.state_at(|| now).feed(now);
+    }
+
+    /// Handles the answer to a renewal or check, which was sent then in the hold's turn. The store has the hold. `lease`: that of the
+    /// renewal.
+    pub(crate) fn renewed(&self, sent_at: Instant, lease: Option<Lease>, reply: Renewed) {
+        let limit = match reply {
+            Renewed::Asked { limit } => limit.map(|left| sent_at + left),
+            Renewed::Held | Renewed::NotHeld => None,
+        };
+        let end = lease.map(|lease| sent_at + lease.duration());
+        self.state().renewed(end, limit);
+        if let Renewed::Asked { .. } = reply {
+            let granted_in = self.state().granted_in;
+            self.mark_asked(granted_in, limit);
+        }
+    }
+
+    /// Records that the store asks the owner to release what it granted in this hold period, at the latest at `limit`. Without effect
+    /// if it has been released since: a later hold was not asked.
+    pub(crate) fn mark_asked(&self, granted_in: HoldPeriod, limit: Option<Instant>) {
+        let newly_asked = self.state().mark_asked(granted_in, limit);
+        if newly_asked {
+            tracing::info!(lock = self.object.name(), owner = %self.field, "asked to release");
+        }
+        // The limit may be earlier than before.
+        self.changed.notify_waiters();
+    }
+
+    /// Waits until the owner is asked to release the hold in its latest hold period, that of this call. Never returns if it is
+    /// lost, released or handed over first.
+    pub(crate) fn asked(self: &Arc<Hold>) -> impl Future<Output = ()> + Send + 'static + use<> {
+        let hold = self.clone();
+        let period = self.state().latest_period();
+        async move {
+            let is_asked = || {
+                let state = hold.state();
+                (state.hold_period() == Some(period) && state.is_asked()).then_some(())
+            };
+            wait_for(&hold.changed, is_asked).await;
+        }
+    }
+
+    /// Returns the key of the requests from which a release has to remove the owner. `None`: the owner acquires the object no more,
+    /// so a request that remains until it expires affects no hold.
+    pub(crate) fn requests_key(&self) -> Option<String> {
+        let acquires_again = self.state().owner_acquires_again();
+        acquires_again.then(|| self.object.requests_key())
     }
 
     /// Makes this the next generation after `lost`, a lost hold of the same owner. They take turns with their steps.

@@ -216,6 +216,13 @@ pub(crate) struct HoldState {
     pub(crate) request: RequestInfo,
     /// Time until which the store keeps the hold, as far as is known: never later than its real end.
     pub(crate) end: Instant,
+    /// What `end` was after the latest step that could report a request to release the hold (its acquisition, a renewal or a
+    /// check), or would have been if the hold was not revoked. The next renewal is due before.
+    checked_end: Instant,
+    /// Whether the owner was asked to release this hold period.
+    asked: bool,
+    /// When this hold period ends because it was revoked.
+    revoked_at: Option<Instant>,
     /// The longest lease that an acquisition in this hold period still had when it was answered.
     pub(crate) longest: Duration,
     pub(crate) loss: Option<Loss>,
@@ -238,6 +245,9 @@ pub(crate) struct HoldState {
     pub(crate) superseded: bool,
     /// Whether a caller knows the owner, and may acquire for it again.
     pub(crate) owner_is_known: bool,
+    /// Whether a request may acquire the object for this owner after a release: the caller has named the owner, the request
+    /// re-enters the hold, or it settles an earlier attempt first.
+    pub(crate) acquires_again: bool,
     pub(crate) hand_over_limit: HandOverLimit,
     /// The number of the latest step and the end of its lease, if that step is an attempt which was answered that the
     /// object is not available. The store may grant the object to it later.
@@ -253,6 +263,7 @@ pub(crate) struct HoldSnapshot {
     pub(crate) is_lost: bool,
     pub(crate) superseded: bool,
     pub(crate) is_renewed: bool,
+    pub(crate) is_asked: bool,
     pub(crate) has_unacknowledged_changes: bool,
     pub(crate) has_attempt_in_flight: bool,
     pub(crate) maybe_released: bool,
@@ -260,10 +271,10 @@ pub(crate) struct HoldSnapshot {
 }
 
 impl HoldSnapshot {
-    /// Returns whether a full release may acquire the object for another owner: the store has this hold, if any, and no
-    /// earlier step of it is in flight.
+    /// Returns whether a full release may acquire the object for another owner: the store has this hold, if any, no earlier
+    /// step of it is in flight, and no other client asks for the object.
     pub(crate) fn allows_transfer(&self) -> bool {
-        !self.is_lost && !self.maybe_released && !self.has_attempt_in_flight
+        !self.is_lost && !self.is_asked && !self.maybe_released && !self.has_attempt_in_flight
     }
 }
 
@@ -278,6 +289,9 @@ impl HoldState {
             began: now,
             request: RequestInfo::of_task(),
             end: now,
+            checked_end: now,
+            asked: false,
+            revoked_at: None,
             longest: Duration::ZERO,
             loss: None,
             retained_until: None,
@@ -290,6 +304,7 @@ impl HoldState {
             settling_ended: 0,
             superseded: false,
             owner_is_known: false,
+            acquires_again: false,
             hand_over_limit: HandOverLimit::new(now),
             expected_grant: None,
             watchdog: WatchdogState::default(),
@@ -318,7 +333,8 @@ impl HoldState {
                 (self.watchdog.tracked, self.watchdog.reported_at) = (false, None);
                 self.limits = None;
                 self.began = now;
-                (self.end, self.longest) = (end, lease);
+                (self.end, self.checked_end, self.longest) = (end, end, lease);
+                (self.asked, self.revoked_at) = (false, None);
                 self.retained_until = None;
                 self.hand_over_limit = HandOverLimit::new(now);
             }
@@ -350,7 +366,45 @@ impl HoldState {
     pub(super) fn next_loss(&self) -> (Instant, Loss) {
         let lease = (self.end, Loss::LeaseEnded);
         let limit = self.limits.as_ref().and_then(|limits| limits.first_end());
-        limit.filter(|(end, _)| *end <= self.end).unwrap_or(lease)
+        let revoked = self.revoked_at.map(|at| (at, Loss::Revoked));
+        let first = limit.into_iter().chain(revoked).min_by_key(|(end, _)| *end);
+        first.filter(|(end, _)| *end <= self.end).unwrap_or(lease)
+    }
+
+    /// Records the answer to a renewal until `end`, or until `limit` if that is earlier; or to a check.
+    pub(super) fn renewed(&mut self, end: Option<Instant>, limit: Option<Instant>) {
+        if let Some(end) = end {
+            self.extend(limit.map_or(end, |limit| limit.min(end)));
+        }
+        self.checked_end = end.map_or(self.end, |end| end.max(self.end));
+    }
+
+    /// Records that the store asks the owner to release what it granted in this hold period, at the latest at `limit`. Of several
+    /// requests the earliest limit counts. Returns whether the owner was not asked before; false also if the hold has ended.
+    pub(super) fn mark_asked(&mut self, granted_in: HoldPeriod, limit: Option<Instant>) -> bool {
+        if self.hold_period().is_none() || self.granted_in != granted_in {
+            return false;
+        }
+        self.revoked_at = self.revoked_at.into_iter().chain(limit).min();
+        !std::mem::replace(&mut self.asked, true)
+    }
+
+    /// Returns whether the owner was asked to release this hold period.
+    pub(crate) fn is_asked(&self) -> bool {
+        self.asked
+    }
+
+    /// Returns the lease that a re-entry may have: less if the hold was revoked.
+    pub(crate) fn limit_lease(&self, lease: Lease, now: Instant) -> Lease {
+        match self.revoked_at.filter(|_| self.hold_period().is_some()) {
+            Some(at) => lease.min(Lease::from_remaining(at.saturating_duration_since(now))),
+            None => lease,
+        }
+    }
+
+    /// Returns whether the owner may acquire the object again after a release.
+    pub(super) fn owner_acquires_again(&self) -> bool {
+        self.owner_is_known || self.acquires_again
     }
 
     /// Removes a guard. Returns the number of this change.
@@ -373,16 +427,19 @@ impl HoldState {
     }
 
     /// Begins the hold period of another request, which takes over the only guard. `None` if the hold must be
-    /// released instead: a caller knows its owner, it is not renewed, it is retained, less than half of the lease is left,
-    /// the store may have lost it or have another count, or other clients wait.
+    /// released instead: a caller knows its owner, it is not renewed, it is retained, its owner was asked to release it, less than
+    /// half of the lease is left, the store may have lost it or have another count, or other clients wait.
     pub(crate) fn hand_over(&mut self, lease: Duration, now: Instant) -> Option<HandOver> {
         let is_settled = self.acknowledged == self.changes && self.open_attempt == 0;
         let is_doubtful = self.watchdog.suspect || self.watchdog.not_before.is_some();
         let has_one_guard = self.count == 1 && self.renewed == 1 && self.loss.is_none();
         let remaining = self.end.saturating_duration_since(now);
-        let is_retained = self.retained_for(now).is_some();
-        let is_refused =
-            self.owner_is_known || is_retained || is_doubtful || !is_settled || !has_one_guard;
+        let is_needed_elsewhere = self.asked || self.retained_for(now).is_some();
+        let is_refused = self.owner_is_known
+            || is_needed_elsewhere
+            || is_doubtful
+            || !is_settled
+            || !has_one_guard;
         if is_refused || remaining < lease / 2 {
             return None;
         }
@@ -405,6 +462,7 @@ impl HoldState {
             is_lost: self.loss.is_some(),
             superseded: self.superseded,
             is_renewed: self.is_renewed(),
+            is_asked: self.asked,
             has_unacknowledged_changes: self.has_unacknowledged_changes(),
             has_attempt_in_flight: self.has_attempt_in_flight(),
             maybe_released: self.maybe_released,
@@ -625,8 +683,15 @@ impl HoldState {
             Some(again) if is_renewed || suspect => (again.min(end), WatchAction::RenewOnTime),
             None if suspect => (now, WatchAction::Renew),
             _ => {
-                let due = self.end.checked_sub(times.margin).unwrap_or(now);
-                let regular = is_renewed.then_some((due, WatchAction::Renew));
+                // A re-entry postpones neither: it could extend a hold that was revoked again and again.
+                let regular = match is_renewed {
+                    true => {
+                        let due = self.checked_end.checked_sub(times.margin);
+                        Some((due.unwrap_or(now), WatchAction::Renew))
+                    }
+                    false => (self.checked_end < self.end)
+                        .then_some((self.checked_end, WatchAction::RenewOnTime)),
+                };
                 let first_after = times.first_after.filter(|_| !tracked);
                 let first = first_after.map(|after| self.hand_over_limit.granted_at + after);
                 let first = first.map(|due| (due, WatchAction::RenewOnTime));
@@ -729,6 +794,55 @@ mod tests {
             assert_eq!(state.valid_for(SECOND, now), drift);
             assert!(!state.expire(end - MILLI) && state.expire(end));
             assert_eq!(state.loss, Some(loss));
+        }
+    }
+
+    /// An answer that arrives late is about an earlier hold.
+    #[test]
+    fn only_hold_that_was_asked_is_revoked() {
+        let (mut state, now) = held(true);
+        let first = state.granted_in;
+        assert!(state.mark_asked(first, None) && state.is_asked());
+        assert!(!state.mark_asked(first, Some(now + SECOND)));
+        assert_eq!(state.next_loss(), (now + SECOND, Loss::Revoked));
+        state.remove_guard(true);
+        assert!(!state.mark_asked(first, Some(now)));
+        state.add_guard(now + 10 * SECOND, true, now).unwrap();
+        assert!(!state.is_asked() && !state.mark_asked(first, Some(now)));
+        assert_eq!(state.next_loss(), (now + 10 * SECOND, Loss::LeaseEnded));
+        assert!(!state.is_asked());
+    }
+
+    #[test]
+    fn revoked_hold_is_not_extended_beyond_limit_but_checked_as_before() {
+        let (mut state, now) = held(true);
+        let limit = now + 15 * SECOND;
+        state.mark_asked(state.granted_in, Some(limit));
+        let later = now + 9 * SECOND;
+        state.renewed(Some(later + 10 * SECOND), Some(limit));
+        assert_eq!(state.end, limit);
+        let due = (later + 4 * SECOND, WatchAction::Renew);
+        assert_eq!(state.next_watch(TIMES, later), Some(due));
+        let lease = Lease::new(10 * SECOND).unwrap();
+        assert_eq!(state.limit_lease(lease, later).duration(), 6 * SECOND);
+        assert_eq!(state.limit_lease(lease, now), lease);
+    }
+
+    /// The extension does not report requests to release the hold.
+    #[test]
+    fn re_entry_does_not_postpone_check() {
+        for renewed in [false, true] {
+            let (mut state, now) = held(renewed);
+            state
+                .add_guard(now + 14 * SECOND, renewed, now + 4 * SECOND)
+                .unwrap();
+            let due = match renewed {
+                true => (now + 4 * SECOND, WatchAction::Renew),
+                false => (now + 10 * SECOND, WatchAction::RenewOnTime),
+            };
+            assert_eq!(state.next_watch(TIMES, now), Some(due));
+            state.renewed(None, None);
+            assert!(state.next_watch(TIMES, now).unwrap().0 > due.0);
         }
     }
 
@@ -1194,8 +1308,9 @@ mod tests {
 
     #[test]
     fn hold_is_not_handed_over_if_store_or_caller_may_differ() {
-        let refusals: [fn(&mut HoldState); 9] = [
+        let refusals: [fn(&mut HoldState); 10] = [
             |state| state.owner_is_known = true,
+            |state| state.asked = true,
             |state| state.watchdog.suspect = true,
             |state| state.watchdog.not_before = Some(state.end),
             // It has two guards, or none that is renewed.

@@ -87,6 +87,7 @@ struct KindHandles {
     not_held: Counter,
     held_too_long: Counter,
     not_fed: Counter,
+    revoked: Counter,
 }
 
 impl Metrics {
@@ -289,6 +290,7 @@ impl KindHandles {
             not_held: lost("not_held"),
             held_too_long: lost("held_too_long"),
             not_fed: lost("not_fed"),
+            revoked: lost("revoked"),
         }
     }
 }
@@ -324,6 +326,7 @@ impl KindMetrics {
                 Loss::NotHeld => handles.not_held.increment(1),
                 Loss::HeldTooLong { .. } => handles.held_too_long.increment(1),
                 Loss::NotFed { .. } => handles.not_fed.increment(1),
+                Loss::Revoked => handles.revoked.increment(1),
             }
         }
     }

@@ -26,12 +26,14 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::hold::{Hold, HoldKind, ReleaseParams, RetainParams, TransferParams, Transferred};
+use crate::hold::{
+    Hold, HoldKind, ReleaseParams, Renewed, RetainParams, TransferParams, Transferred,
+};
 use crate::keyspace::{DumpedValue, Keyspace, Message};
 use crate::lease::{Expiry, Lease};
 use crate::metrics::KindMetrics;
 use crate::name::{CandidateKeys, GROUP_END};
-use crate::owner::Owner;
+use crate::owner::{Owner, OwnerId};
 use crate::primitives::inspect::InspectNames;
 use crate::primitives::lock::Holder;
 use crate::step::{Outcome, Step};
@@ -318,7 +320,7 @@ impl Differential {
             lease: (lease_multiple > 0).then(|| lease(lease_multiple)),
             holds: vec![hold],
         };
-        self.step(&step).await.unwrap() == [true]
+        self.step(&step).await.unwrap()[0].is_held()
     }
 
     /// Releases a hold down to `keep`. With `lease_multiple` 0, leaves the lease unchanged.
@@ -608,6 +610,23 @@ impl Comparable for Expiry {
     }
 }
 
+impl Comparable for Vec<Renewed> {
+    fn comparable(&self) -> String {
+        let comparable = |renewed: &Renewed| match renewed {
+            Renewed::Asked { limit: Some(limit) } => Expiry::In(*limit).comparable(),
+            renewed => format!("{renewed:?}"),
+        };
+        let all: Vec<_> = self.iter().map(comparable).collect();
+        all.join(", ")
+    }
+}
+
+impl Comparable for Option<OwnerId> {
+    fn comparable(&self) -> String {
+        format!("{self:?}")
+    }
+}
+
 impl Comparable for Option<Expiry> {
     fn comparable(&self) -> String {
         self.map_or("none".into(), |left| left.comparable())
@@ -635,6 +654,5 @@ compare_by_debug!(
     Option<u64>,
     Option<i64>,
     Vec<String>,
-    Vec<u32>,
-    Vec<bool>
+    Vec<u32>
 );

@@ -18,6 +18,7 @@ pub(crate) mod once;
 pub(crate) mod read_write_lock;
 pub(crate) mod red_lock;
 pub(crate) mod reentrant;
+pub(crate) mod revocation;
 pub(crate) mod semaphore;
 pub(crate) mod spin_lock;
 

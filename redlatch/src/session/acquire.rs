@@ -204,7 +204,11 @@ impl RequestedHold<'_> {
     /// A guard may be removed meanwhile. Then the store has a higher count than this client, and the next acquisition
     /// would look like a repetition, with the fencing token of another one. So this is repeated until nothing is left.
     fn settle_changes(&self) -> Boxed<'_, Result<bool>> {
-        let changes = self.hold_ref.hold.state().changes;
+        let changes = {
+            let mut state = self.hold_ref.hold.state();
+            state.acquires_again = true;
+            state.changes
+        };
         Box::pin(self.hold_ref.settle_in_turn(changes))
     }
 }

@@ -4,10 +4,14 @@
 -- ARGV[1]  channel
 -- ARGV[2]  'lock', 'permits' (of an expirable semaphore), or nil: a semaphore
 -- ARGV[3]  owner; or ids, concatenated as 32 hex digits each
--- Returns  whether it is held (a semaphore: whether it exists), 1 or 0, and how many connections subscribe to the channel
-local held = 1
+-- ARGV[4]  of a lock: the requests to release it, a sorted set with the owners that were asked
+-- Returns  whether it is held (a semaphore: whether it exists), 1 or 0, and how many connections subscribe to the channel, plus
+--          one if its owner was asked to release it
+local held, asking = 1, 0
 if ARGV[2] == 'lock' then
     held = redis.call('HEXISTS', KEYS[1], ARGV[3])
+    -- pcall: without permission, or while the slot moves, requests do not count.
+    asking = type(redis.pcall('ZSCORE', ARGV[4], ARGV[3])) == 'string' and 1 or 0
 elseif ARGV[2] then
     local time = redis.call('TIME')
     local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -21,4 +25,4 @@ elseif ARGV[2] then
 else
     held = redis.call('EXISTS', KEYS[1])
 end
-return {held, redis.call('PUBSUB', 'NUMSUB', ARGV[1])[2]}
+return {held, redis.call('PUBSUB', 'NUMSUB', ARGV[1])[2] + asking}

@@ -13,7 +13,7 @@
 //!    taken: the release and the next request ask the store. A message that arrives while the request of the hold is in
 //!    flight is mostly of an earlier release: then the hold may be offered, and the store is asked at once.
 //! 5. Beside the hand-overs, the store is asked regularly whether it still has the hold, and whether another client
-//!    subscribes to the channel of the lock. As soon as one does, or the answer is late, the hold is released, and
+//!    subscribes to the channel of the lock or asks for it. As soon as one does, or the answer is late, the hold is released, and
 //!    the local waiter waits for the message like all others. If others wait, it lets them go first
 //!    ([`WaitQueues::yield_to`](crate::wait::WaitQueues::yield_to)).
 //!
@@ -38,7 +38,7 @@ use tokio::time::Instant;
 
 use super::{HoldRef, Terms};
 use crate::error::{Loss, Result};
-use crate::hold::{HandOver, HandOverLimit, Hold, HoldLimits, Share};
+use crate::hold::{HandOver, HandOverLimit, Hold, HoldLimits, Renewed, Share, requests};
 use crate::keyspace::{Holds, Keyspace};
 use crate::name::ObjectKeys;
 use crate::step::{Args, Keys, Script, ScriptReply, Step, script};
@@ -98,14 +98,19 @@ impl HandedOver {
         })
     }
 
-    /// Accepts the hold, with the limits of the request, unless it has been lost or is another share of the object.
+    /// Accepts the hold, with the limits of the request, unless it has been lost, its owner was asked to release it, or it is
+    /// another share of the object.
     pub(crate) fn accept(
         self: Box<Self>,
         share: Share,
         limits: Option<&HoldLimits>,
     ) -> Option<Box<HandedOver>> {
         let HoldRef { session, hold, .. } = self.hold_ref.as_ref()?;
-        if hold.kind.share() != share || hold.state().hold_period().is_none() {
+        let is_available = {
+            let state = hold.state();
+            state.hold_period().is_some() && !state.is_asked()
+        };
+        if hold.kind.share() != share || !is_available {
             return None;
         }
         limits.inspect(|limits| hold.start_limits(limits));
@@ -227,8 +232,8 @@ impl HoldRef {
     }
 }
 
-/// Returns whether the owner has the hold, and the number of connections that subscribe to its channel. Of permits without
-/// an owner, returns whether the semaphore exists.
+/// Returns whether the owner has the hold, and the number of connections that subscribe to its channel, plus one if another
+/// client asks for it. Of permits without an owner, returns whether the semaphore exists.
 pub(crate) struct CheckHandOver<'a> {
     pub(crate) object: &'a ObjectKeys,
     pub(crate) hold: Option<&'a Hold>,
@@ -251,11 +256,15 @@ impl Step for CheckHandOver<'_> {
     fn args(&self, args: &mut dyn Args) {
         args.text(self.object.channel());
         if let Some(hold) = self.hold {
-            args.text(match hold.kind.share() {
+            let share = hold.kind.share();
+            args.text(match share {
                 Share::Whole => "lock",
                 Share::Permits(_) => "permits",
             });
             args.text(&hold.field);
+            if share == Share::Whole {
+                args.text(&self.object.requests_key());
+            }
         }
     }
 
@@ -271,11 +280,13 @@ impl Step for CheckHandOver<'_> {
                 let holds = keyspace.find::<Holds>(hold.object.key())?;
                 holds.is_some_and(|holds| holds.value.counts.contains_key(&*hold.field))
             }
-            Some(hold) => hold.kind.renew(keyspace, hold, None)?,
+            Some(hold) => hold.kind.renew(keyspace, hold, None)?.is_held(),
             None => keyspace.exists(self.object.key()),
         };
+        let whole = self.hold.filter(|hold| hold.kind.share() == Share::Whole);
+        let is_asked = whole.is_some_and(|hold| requests::find(keyspace, hold) != Renewed::Held);
         let subscribers = keyspace.subscriber_count(self.object.channel());
-        Ok((is_held, subscribers as u64))
+        Ok((is_held, subscribers as u64 + u64::from(is_asked)))
     }
 }
 
@@ -620,7 +631,7 @@ mod tests {
     }
 
     #[test]
-    fn check_names_lock_owner_and_channel() {
+    fn check_names_lock_owner_channel_and_requests() {
         let hold = differential::hold(1, Reentrant::new("", "name"));
         let step = CheckHandOver {
             object: &hold.object,
@@ -628,7 +639,11 @@ mod tests {
         };
         let mut args = Vec::new();
         step.args(&mut args);
-        assert_eq!(args, [hold.object.channel(), "lock", &*hold.field]);
+        let requests = hold.object.requests_key();
+        assert_eq!(
+            args,
+            [hold.object.channel(), "lock", &*hold.field, &*requests]
+        );
         assert_eq!(*step.keys(), [hold.object.key()]);
         for (is_held, subscribers) in [(true, 3), (false, 2)] {
             let reply = [is_held.into(), subscribers].map(ScriptReply::Integer);

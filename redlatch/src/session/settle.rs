@@ -90,7 +90,8 @@ impl HoldRef {
         {
             return Ok(held);
         }
-        let lease = now.is_renewed.then(|| session.watchdog.lease());
+        // A hold that was revoked is not extended.
+        let lease = (now.is_renewed && !now.is_asked).then(|| session.watchdog.lease());
         let (step, frees) = self.release_step(hold, keep, lease);
         let store = &session.store;
         let delivery = Delivery::on(match now.has_attempt_in_flight {

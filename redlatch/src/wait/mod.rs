@@ -40,7 +40,9 @@ mod queues;
 
 pub(crate) use limits::{Limits, Request};
 
-pub(crate) use queues::{ChannelMap, ClaimedWaiter, Offer, QueueKind, TransferClaim, WaitQueues};
+pub(crate) use queues::{
+    ChannelMap, ClaimedWaiter, Offer, QueueKind, TransferClaim, WaitQueues, private_object,
+};
 use queues::{QueueTurn, Waiter};
 
 /// Added to the time in the reply, which the store truncates to whole milliseconds. Without it the waiter could

@@ -34,6 +34,7 @@ use crate::hold::Share;
 use crate::lease::Lease;
 use crate::metrics::{Metrics, SubscriptionCount};
 use crate::name::ObjectKeys;
+use crate::owner::Owner;
 use crate::store::{ContactSource, LastContact, Store, Subscriber};
 use crate::sync::{Mutex, wait_for};
 
@@ -604,6 +605,20 @@ impl WaitQueues {
     }
 }
 
+/// Returns a key for the queues of one caller, which no other waiter for the object joins.
+pub(crate) fn private_object(object: &str) -> String {
+    format!("{object}{PRIVATE}{}", Owner::new().number())
+}
+
+/// Precedes the number of the caller. No name has this character.
+const PRIVATE: char = '\0';
+
+impl ObjectQueues {
+    fn is_private(&self) -> bool {
+        self.key.contains(PRIVATE)
+    }
+}
+
 /// Whether the subscription of a channel can be ended.
 enum Ready {
     /// Not before then.
@@ -1115,6 +1130,11 @@ impl Drop for Waiter {
             };
         }
         drop(contact);
+        // No other waiter joins it, and it would slow down all messages of the channel.
+        if self.object.is_private() {
+            let own = |object: &Arc<ObjectQueues>| Arc::ptr_eq(object, &self.object);
+            entry.objects.retain(|object| !own(object));
+        }
         if entry.waiters > 0 {
             return;
         }
@@ -1137,6 +1157,15 @@ impl Drop for Waiter {
             self.queues.linger,
         )));
         entry.closer = Some(closer.abort_handle());
+    }
+}
+
+#[cfg(test)]
+impl WaitQueues {
+    /// Returns the number of objects with queues on a channel.
+    pub(crate) fn objects(&self, channel: &str) -> usize {
+        let channels = self.channels.entries.lock();
+        channels.get(channel).map_or(0, |entry| entry.objects.len())
     }
 }
 

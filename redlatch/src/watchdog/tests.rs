@@ -45,10 +45,10 @@ impl HoldKind for Arc<RecordingKind> {
         }
     }
 
-    fn renew(&self, keyspace: &mut Keyspace, _: &Hold, lease: Option<Lease>) -> Result<bool> {
+    fn renew(&self, keyspace: &mut Keyspace, _: &Hold, lease: Option<Lease>) -> Result<Renewed> {
         let after = (keyspace.now - self.begun).as_secs();
         self.steps.lock().push((after, lease.is_some()));
-        Ok(!self.missing.load(Ordering::SeqCst))
+        Ok(Renewed::from(!self.missing.load(Ordering::SeqCst)))
     }
 
     fn release<'a>(&'a self, _: ReleaseParams<'a>) -> BoxedStep<'a, bool> {
@@ -588,7 +588,13 @@ fn reply_for_wrong_number_of_holds_is_refused() {
         let answers = answers.iter().copied().map(ScriptReply::Integer);
         step.decode(ScriptReply::List(answers.collect()))
     };
-    assert_eq!(reply(&[1, 0]).unwrap(), [true, false]);
+    assert_eq!(reply(&[1, 0]).unwrap(), [Renewed::Held, Renewed::NotHeld]);
+    let millis = |left| Renewed::Asked {
+        limit: Some(Duration::from_millis(left)),
+    };
+    assert_eq!(reply(&[2, 3]).unwrap(), [millis(0), millis(1)]);
+    let no_limit = Renewed::Asked { limit: None };
+    assert_eq!(reply(&[-1, 1]).unwrap(), [no_limit, Renewed::Held]);
     assert!(reply(&[1]).is_err() && reply(&[1, 1, 1]).is_err());
     assert!(step.decode(ScriptReply::Nil).is_err());
 }

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::future::IntoFuture as _;
 
 use redlatch::inspect::{Event, ObjectState};
-use redlatch::{Client, Error, MultiLock};
+use redlatch::{Client, Error, MultiLock, Owner};
 use redlatch_testkit::{
     Ca, Cluster, ClusterPlan, LOOPBACK, SentinelPlan, Sentinels, Server, TlsPlan, unique,
 };
@@ -30,6 +30,11 @@ async fn everything(client: &Client, other: &Client) {
     inner.unlock().await.unwrap();
     guard.unlock().await.unwrap();
     within_limit("its turn", waiting).await.unwrap().unwrap();
+    let guard = plain.lock().owner(Owner::new()).await.unwrap();
+    let asked = other.lock(plain.name()).revoke(LONG).await.unwrap();
+    assert!(asked.is_some());
+    within_limit("it is asked", guard.asked()).await;
+    guard.unlock().await.unwrap();
     let _guard = plain.lock().await.unwrap();
     assert!(plain.force_unlock().await.unwrap());
 

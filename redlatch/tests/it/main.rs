@@ -47,6 +47,7 @@ mod red_lock;
 mod reentry;
 mod renewal;
 mod replicas;
+mod revocation;
 mod runtimes;
 mod semaphore;
 mod sentinel;

@@ -118,6 +118,7 @@ pub(crate) fn run_everything() -> (Vec<Command>, Arc<Mutex<ServerPair>>) {
             clients.multi_locks().await,
             clients.group_locks().await,
             clients.kept_locks().await,
+            clients.revocations().await,
             clients.jobs_that_run_once().await,
             clients.renewals().await,
         ] {
@@ -421,6 +422,20 @@ impl Clients {
         assert!(self.other.lock("kept").try_lock().await?.is_none());
         assert!(lock.force_unlock().await? && fair.force_unlock().await?);
         Ok(())
+    }
+
+    async fn revocations(&self) -> Result<()> {
+        let (lock, other) = (self.one.lock("asked"), self.other.lock("asked"));
+        let guard = lock.lock().owner(Owner::new()).await?;
+        let asked = other.ask().await?;
+        assert_eq!(asked, other.revoke(LONG).await?);
+        guard.asked().await;
+        guard.unlock().await?;
+        let data = [&self.one, &self.other].map(|client| client.read_write_lock("asked-data"));
+        let guard = data[0].write().lock().owner(Owner::new()).await?;
+        assert!(data[1].write().revoke(LONG).await?.is_some());
+        guard.asked().await;
+        guard.unlock().await
     }
 
     async fn jobs_that_run_once(&self) -> Result<()> {

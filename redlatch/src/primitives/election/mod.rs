@@ -30,7 +30,7 @@ use std::time::Duration;
 pub use self::observer::Observer;
 use self::rules::{Acquire, Proclaim, Read, Release};
 use crate::error::{Loss, Result};
-use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal};
+use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal, Renewed};
 use crate::join::Boxed;
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
@@ -403,7 +403,7 @@ impl HoldKind for Elected {
         self.fair.renewal(hold)
     }
 
-    fn renew(&self, keyspace: &mut Keyspace, hold: &Hold, lease: Option<Lease>) -> Result<bool> {
+    fn renew(&self, keyspace: &mut Keyspace, hold: &Hold, lease: Option<Lease>) -> Result<Renewed> {
         self.fair.renew(keyspace, hold, lease)
     }
 

@@ -18,11 +18,10 @@ use super::rules::Read;
 use super::{Election, Leader};
 use crate::error::Result;
 use crate::lease::{Expiry, WaitLimit};
-use crate::owner::Owner;
 use crate::pending_request::PendingRequest;
 use crate::step::Outcome;
 use crate::store::{Delivery, Progress};
-use crate::wait::{Attempt, Limits, QueueKind, Request};
+use crate::wait::{Attempt, Limits, QueueKind, Request, private_object};
 
 /// The leader of an election and its changes, as a [`Stream`] that never ends: [`Election::observe`].
 ///
@@ -55,7 +54,7 @@ pub struct Observer {
 impl Observer {
     pub(super) fn new(election: Election) -> Observer {
         Observer {
-            object: format!("{}:{}", election.keys.term, Owner::new().number()),
+            object: private_object(&election.keys.term),
             election,
             reported: None,
             request: PendingRequest::default(),

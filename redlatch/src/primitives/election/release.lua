@@ -3,10 +3,10 @@
 --
 -- KEYS     see fair_lock/queue.lua
 -- ARGV     see fair_lock/release.lua
--- ARGV[6]  the candidate to be next; empty: the head of the queue
--- ARGV[7]  how long the next candidate keeps its turn at most, in ms
+-- ARGV[7]  the candidate to be next; empty: the head of the queue
+-- ARGV[8]  how long the next candidate keeps its turn at most, in ms
 -- Returns  as `release_lock`
-local leader, keep, channel, successor = ARGV[1], ARGV[2], ARGV[4], ARGV[6]
+local leader, keep, channel, successor = ARGV[1], ARGV[2], ARGV[4], ARGV[7]
 
 -- Moves a candidate to the head of the queue, if it waits. Its wait time is the distance of its timeout to that of the
 -- waiter before it. The waiters that it overtakes time out so much later, those behind it as before.
@@ -39,7 +39,7 @@ local head = released == 1 and keep == '0' and redis.call('LINDEX', KEYS[2], 0)
 if head then
     -- The turn of the next candidate counts from now: the fair lock lets a waiter that hangs keep it as if the lease had not
     -- ended early.
-    local late = (timeout_of(head) or 0) - now_ms() - tonumber(ARGV[7])
+    local late = (timeout_of(head) or 0) - now_ms() - tonumber(ARGV[8])
     if late > 0 then
         shift(0, -late)
     end

@@ -122,7 +122,7 @@ impl Model for Ends {
                 let ids = ids(owner, n);
                 let hold = Hold::new(Owner::new(), ids, kind.clone(), KindMetrics::default());
                 let renewed = kind.renew(keyspace, &hold, Some(ticks(t)));
-                let renewed = renewed.map_err(error)?;
+                let renewed = renewed.map_err(error)?.is_held();
                 let ends = &mut self.0[usize::from(owner)][..n.into()];
                 let is_known = ends.iter().all(|end| end.is_some_and(|end| end > now));
                 ensure(renewed || !is_known, || {

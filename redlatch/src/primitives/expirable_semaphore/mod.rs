@@ -23,7 +23,7 @@ use self::rules::{
     UpdateLease,
 };
 use crate::error::{Error, Loss, Result};
-use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal, Share};
+use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal, Renewed, Share};
 use crate::keyspace::Keyspace;
 use crate::lease::{Expiry, Lease};
 use crate::metrics::Kind;
@@ -569,8 +569,8 @@ impl HoldKind for Permits {
         }
     }
 
-    fn renew(&self, keyspace: &mut Keyspace, hold: &Hold, lease: Option<Lease>) -> Result<bool> {
-        rules::renew(keyspace, &self.keys, hold, lease)
+    fn renew(&self, keyspace: &mut Keyspace, hold: &Hold, lease: Option<Lease>) -> Result<Renewed> {
+        rules::renew(keyspace, &self.keys, hold, lease).map(Into::into)
     }
 
     fn release<'a>(&'a self, params: ReleaseParams<'a>) -> BoxedStep<'a, bool> {

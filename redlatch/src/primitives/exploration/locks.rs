@@ -416,7 +416,7 @@ impl Model for Locks {
             Step::Renew { ticks: n, .. } => {
                 let keyspace = &mut world.keyspace;
                 let renewed = hold.kind.renew(keyspace, hold, Some(ticks(n)));
-                let renewed = renewed.map_err(error)?;
+                let renewed = renewed.map_err(error)?.is_held();
                 ensure(renewed == held.is_some(), || {
                     format!("renewed: {renewed}, held: {held:?}")
                 })?;

@@ -207,6 +207,7 @@ fn lua_and_rules_agree() {
                         lease: (*n > 0).then(|| lease(*n)),
                     },
                     grace: grace(),
+                    requests: None,
                 };
                 let released = harness.step(&step).await;
                 let position = position(*owner);

@@ -16,7 +16,7 @@ use std::time::Duration;
 pub(super) use self::queue::FairQueue;
 use self::rules::{Acquire, Force, Release};
 use crate::error::{Error, Result};
-use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal, RetainParams};
+use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal, Renewed, RetainParams};
 use crate::keyspace::Keyspace;
 use crate::lease::{Lease, MAX_LEASE};
 use crate::metrics::Kind;
@@ -246,7 +246,7 @@ impl HoldKind for Fair {
         Renewal::of_lock(rules::renew_script(), hold, hold.object.channel())
     }
 
-    fn renew(&self, keyspace: &mut Keyspace, hold: &Hold, lease: Option<Lease>) -> Result<bool> {
+    fn renew(&self, keyspace: &mut Keyspace, hold: &Hold, lease: Option<Lease>) -> Result<Renewed> {
         rules::renew(keyspace, &self.keys, hold, lease)
     }
 
@@ -255,11 +255,13 @@ impl HoldKind for Fair {
             keys: &self.keys,
             params,
             grace: self.grace(),
+            requests: params.requests_key(),
         })
     }
 
     fn retain<'a>(&'a self, params: RetainParams<'a>) -> Option<BoxedStep<'a, bool>> {
         Some(Box::new(Retain {
+            requests: params.hold.requests_key(),
             params,
             script: rules::retain_script(),
             channel: self.keys.object.channel(),

@@ -7,8 +7,13 @@
 -- ARGV[3]  lease in ms; 0: do not change the expiry
 -- ARGV[4]  channel
 -- ARGV[5]  grace period in ms
+-- ARGV[6]  the key of the requests to release the lock, from which the owner is removed; empty: it is not
 -- Returns  1: done; 0: this owner does not hold the lock
 local owner, keep, lease, channel = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+if ARGV[6] ~= '' then
+    -- pcall: without permission, or while the slot moves, the request remains until it expires.
+    redis.pcall('ZREM', ARGV[6], owner)
+end
 local left = redis.call('PTTL', KEYS[1])
 -- The owner leaves the queue first, because the rest fails if another program has overwritten the lock's key.
 local position = keep == '0' and redis.call('LPOS', KEYS[2], owner)

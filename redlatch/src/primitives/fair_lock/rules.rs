@@ -25,7 +25,8 @@ use smallvec::smallvec;
 
 use super::queue::{FairQueue, MAX_SLEEP};
 use crate::error::Result;
-use crate::hold::{Hold, ReleaseParams};
+use crate::hold::requests;
+use crate::hold::{Hold, ReleaseParams, Renewed};
 use crate::keyspace::{Holds, Keyspace};
 use crate::lease::{Expiry, Lease};
 use crate::name::{FairKeys, ObjectKeys};
@@ -291,6 +292,8 @@ pub(super) struct Release<'a> {
     pub(super) keys: &'a FairKeys,
     pub(super) params: ReleaseParams<'a>,
     pub(super) grace: Lease,
+    /// The key of the requests from which a full release removes the owner, if it has to.
+    pub(super) requests: Option<String>,
 }
 
 impl Step for Release<'_> {
@@ -312,6 +315,8 @@ impl Step for Release<'_> {
         args.number(lease.map_or(0, Lease::millis));
         args.text(hold.object.channel());
         args.number(self.grace.millis());
+        // The script of the election has further arguments behind it.
+        args.text(self.requests.as_deref().unwrap_or_default());
     }
 
     fn decode(&self, reply: ScriptReply) -> Result<bool> {
@@ -321,6 +326,7 @@ impl Step for Release<'_> {
     fn apply(&self, keyspace: &mut Keyspace) -> Result<bool> {
         let ReleaseParams { hold, keep, .. } = self.params;
         let (object, owner) = (&*hold.object, &*hold.field);
+        requests::remove(keyspace, self.requests.as_deref(), owner);
         let left = remaining_ms(keyspace, object);
         // The owner leaves the queue first, because the rest fails if another program has overwritten the lock's key.
         let waited =
@@ -367,12 +373,12 @@ pub(super) fn renew(
     keys: &FairKeys,
     hold: &Hold,
     lease: Option<Lease>,
-) -> Result<bool> {
-    let held = reentrant::renew(keyspace, hold, lease)?;
-    if was_deleted(keyspace, held, &hold.object) {
+) -> Result<Renewed> {
+    let renewed = reentrant::renew(keyspace, hold, lease)?;
+    if was_deleted(keyspace, renewed.is_held(), &hold.object) {
         FairQueue::new(keyspace, keys).wake_next(false)?;
     }
-    Ok(held)
+    Ok(renewed)
 }
 
 /// Removes the owner from the queue, and moves the timeouts of the waiters behind it to an earlier time.

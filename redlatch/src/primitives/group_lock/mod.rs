@@ -18,7 +18,7 @@ use tokio::time::Instant;
 pub use self::value::GroupValue;
 use crate::client::Client;
 use crate::error::Result;
-use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal};
+use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal, Renewed};
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
 use crate::metrics::Kind;
@@ -145,8 +145,8 @@ impl HoldKind for Group {
         }
     }
 
-    fn renew(&self, keyspace: &mut Keyspace, hold: &Hold, lease: Option<Lease>) -> Result<bool> {
-        rules::renew(keyspace, &self.keys, hold, lease)
+    fn renew(&self, keyspace: &mut Keyspace, hold: &Hold, lease: Option<Lease>) -> Result<Renewed> {
+        rules::renew(keyspace, &self.keys, hold, lease).map(Into::into)
     }
 
     fn release<'a>(&'a self, params: ReleaseParams<'a>) -> BoxedStep<'a, bool> {

@@ -79,6 +79,7 @@ impl<K: LockKind> Lock<K> {
         loop {
             let hold_ref = self.hold_ref_for(owner, options)?;
             let hold = hold_ref.hold.clone();
+            hold.state().acquires_again = true;
             let hold_limits = options.hold_limits()?;
             let acquiring = self.acquire_hold(hold_ref, terms, limits, hold_limits, true);
             match acquiring.await {
@@ -186,11 +187,18 @@ impl<K: LockKind> Request for LockRequest<'_, K> {
 impl<K: LockKind> LockRequest<'_, K> {
     /// Makes one attempt to acquire the lock.
     fn attempt(&self, subscribe: bool) -> impl Future<Output = Result<Outcome<K::Grant>>> + Send {
+        let RequestedHold {
+            hold_ref, terms, ..
+        } = self.requested;
         let step = move |hold, count| {
             self.lock.kind.acquire(AcquireParams {
                 hold,
                 count,
-                lease: self.requested.terms.lease,
+                // In the turn of the hold: another acquisition of the owner must not get what is left of this one.
+                lease: hold_ref
+                    .hold
+                    .state()
+                    .limit_lease(terms.lease, Instant::now()),
                 waits: self.waits,
                 request_number: self.requested.request_number,
             })

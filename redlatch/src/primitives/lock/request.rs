@@ -349,6 +349,7 @@ impl<R: HasOwner> Acquire<R> {
 
     /// Re-enters a hold.
     pub(super) fn reentering(mut self, hold_ref: HoldRef) -> Acquire<R> {
+        hold_ref.hold.state().acquires_again = true;
         self.options.rare_mut().reenters = Some(hold_ref);
         self
     }

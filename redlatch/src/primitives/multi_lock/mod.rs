@@ -181,7 +181,10 @@ impl AcquireOnce for MultiLock {
             let hold_refs: Result<Vec<_>> =
                 members.iter().map(|one| one.0.hold_ref(owner)).collect();
             let hold_refs = hold_refs?;
-            hold_refs.iter().for_each(|one| options.set_note(&one.hold));
+            for one in &hold_refs {
+                options.set_note(&one.hold);
+                one.hold.state().acquires_again = true;
+            }
             let span = tracing::debug_span!(
                 "acquire",
                 lock = first.name(),

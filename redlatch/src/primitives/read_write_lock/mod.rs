@@ -15,7 +15,7 @@ use smallvec::smallvec;
 pub(crate) use self::rules::Inspect;
 use self::rules::{Force, read, write};
 use crate::error::{Error, Loss, Result};
-use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal, TransferParams, Transferred};
+use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal, Renewed, TransferParams, Transferred};
 use crate::keyspace::{Keyspace, Mode};
 use crate::lease::Lease;
 use crate::metrics::Kind;
@@ -316,8 +316,8 @@ impl HoldKind for Read {
         }
     }
 
-    fn renew(&self, keyspace: &mut Keyspace, hold: &Hold, lease: Option<Lease>) -> Result<bool> {
-        read::renew(keyspace, &self.keys, hold, lease)
+    fn renew(&self, keyspace: &mut Keyspace, hold: &Hold, lease: Option<Lease>) -> Result<Renewed> {
+        read::renew(keyspace, &self.keys, hold, lease).map(Into::into)
     }
 
     fn release<'a>(&'a self, params: ReleaseParams<'a>) -> BoxedStep<'a, bool> {
@@ -399,13 +399,17 @@ impl HoldKind for Write {
         Renewal::of_lock(write::renew_script(), hold, hold.object.channel())
     }
 
-    fn renew(&self, keyspace: &mut Keyspace, hold: &Hold, lease: Option<Lease>) -> Result<bool> {
+    fn renew(&self, keyspace: &mut Keyspace, hold: &Hold, lease: Option<Lease>) -> Result<Renewed> {
         write::renew(keyspace, hold, lease)
     }
 
     fn release<'a>(&'a self, params: ReleaseParams<'a>) -> BoxedStep<'a, bool> {
         let keys = &self.keys;
-        Box::new(write::Release { keys, params })
+        Box::new(write::Release {
+            keys,
+            params,
+            requests: params.requests_key(),
+        })
     }
 
     /// A writer that blocks readers while it waits is known to the store, which therefore decides on its turn.
@@ -415,6 +419,7 @@ impl HoldKind for Write {
 
     fn transfer<'a>(&'a self, params: TransferParams<'a>) -> Option<BoxedStep<'a, Transferred>> {
         let step = Transfer {
+            requests: params.from.object.requests_key(),
             params,
             token_key: None,
             of_writer: true,

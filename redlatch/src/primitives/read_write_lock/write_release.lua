@@ -8,7 +8,12 @@
 -- ARGV[3]  lease in ms; 0: do not change the expiry
 -- ARGV[4]  prefix of the holds' timeout keys
 -- ARGV[5]  channel
+-- ARGV[6]  the key of the requests to release the lock, from which the owner is removed; absent: it is not
 -- Returns  1: done, 0: the owner does not write
+if ARGV[6] then
+    -- pcall: without permission, or while the slot moves, the request remains until it expires.
+    redis.pcall('ZREM', ARGV[6], ARGV[1])
+end
 local left = redis.call('PTTL', KEYS[1])
 local fields = {}
 if left ~= -2 then

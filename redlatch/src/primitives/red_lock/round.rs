@@ -76,6 +76,7 @@ impl RedLockRequest<'_> {
         for member in self.members {
             // Looked up anew in each round, so that a hold that was lost meanwhile is not re-entered.
             let hold_ref = member.0.hold_ref(self.owner)?;
+            hold_ref.hold.state().acquires_again = true;
             self.options.set_note(&hold_ref.hold);
             holds.push((member, hold_ref));
         }

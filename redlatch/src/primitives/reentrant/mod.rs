@@ -16,7 +16,7 @@ use self::retain::Retain;
 use self::transfer::Transfer;
 use crate::error::Result;
 use crate::hold::{
-    Hold, HoldKind, ReleaseParams, Renewal, RetainParams, TransferParams, Transferred,
+    Hold, HoldKind, ReleaseParams, Renewal, Renewed, RetainParams, TransferParams, Transferred,
 };
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
@@ -80,18 +80,19 @@ impl<K: ReentrantHolds> HoldKind for K {
         Renewal::of_lock(rules::renew_script(), hold, channel)
     }
 
-    fn renew(&self, keyspace: &mut Keyspace, hold: &Hold, lease: Option<Lease>) -> Result<bool> {
-        let held = rules::renew(keyspace, hold, lease)?;
-        if K::WAKES_WAITERS && rules::was_deleted(keyspace, held, &hold.object) {
+    fn renew(&self, keyspace: &mut Keyspace, hold: &Hold, lease: Option<Lease>) -> Result<Renewed> {
+        let renewed = rules::renew(keyspace, hold, lease)?;
+        if K::WAKES_WAITERS && rules::was_deleted(keyspace, renewed.is_held(), &hold.object) {
             keyspace.publish(hold.object.channel(), 0);
         }
-        Ok(held)
+        Ok(renewed)
     }
 
     fn release<'a>(&'a self, params: ReleaseParams<'a>) -> BoxedStep<'a, bool> {
         Box::new(rules::Release {
             params,
             wakes_waiter: K::WAKES_WAITERS,
+            requests: params.requests_key(),
             restored_lease: None,
         })
     }
@@ -104,6 +105,7 @@ impl<K: ReentrantHolds> HoldKind for K {
         let token_key = self.token_key();
         let of_writer = false;
         let step = Transfer {
+            requests: params.from.object.requests_key(),
             params,
             token_key,
             of_writer,
@@ -114,6 +116,7 @@ impl<K: ReentrantHolds> HoldKind for K {
     fn retain<'a>(&'a self, params: RetainParams<'a>) -> Option<BoxedStep<'a, bool>> {
         let object = &params.hold.object;
         Some(Box::new(Retain {
+            requests: params.hold.requests_key(),
             params,
             script: retain::script(),
             channel: if K::WAKES_WAITERS {
@@ -134,6 +137,7 @@ impl<K: ReentrantHolds> HoldKind for K {
         Some(Box::new(rules::Release {
             params: ReleaseParams { hold, keep, lease },
             wakes_waiter: false,
+            requests: None,
             restored_lease: Some(Lease::from_remaining(left)),
         }))
     }

@@ -3,10 +3,16 @@
 -- KEYS[1]  the lock: hash owner -> hold count
 -- ARGV[1]  owner
 -- ARGV[2]  channel; empty: wake no waiter
--- ARGV[3]  hold count to keep; absent: release the lock, and no arguments follow
+-- ARGV[3]  hold count to keep; absent: release the lock, and no arguments follow;
+--          the key of the requests to release the lock: the same, and remove the owner from it
 -- ARGV[4]  lease in ms; 0: do not change the expiry
 -- ARGV[5]  only to undo an acquisition: ms that remain of the lease before it
 -- Returns  1: done; 0: this owner does not hold the lock
+local keep = tonumber(ARGV[3])
+if ARGV[3] and not keep then
+    -- pcall: without permission, or while the slot moves, the request remains until it expires.
+    redis.pcall('ZREM', ARGV[3], ARGV[1])
+end
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
     -- If FLUSHALL or DEL deleted the lock, no other step wakes its waiters. A repeated release also
     -- gets here; then a waiter checks once more than necessary.
@@ -15,7 +21,7 @@ if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
     end
     return 0
 end
-if not ARGV[3] then
+if not keep then
     redis.call('DEL', KEYS[1])
     if ARGV[2] ~= '' then
         redis.call('PUBLISH', ARGV[2], '0')

@@ -6,7 +6,12 @@
 -- ARGV[2]  channel; empty: wake no waiter
 -- ARGV[3]  an owner of the same client that no request has: it gets the hold, which is neither renewed nor released
 -- ARGV[4]  time in ms
+-- ARGV[5]  the key of the requests to release the lock, from which the owner is removed; absent: it is not
 -- Returns  1: done; 0: this owner does not hold the lock
+if ARGV[5] then
+    -- pcall: without permission, or while the slot moves, the request remains until it expires.
+    redis.pcall('ZREM', ARGV[5], ARGV[1])
+end
 local held = redis.call('HEXISTS', KEYS[1], ARGV[1])
 if held == 1 then
     -- Deletes nothing, but counts as a write. An out-of-memory server refuses HSET unless the script has

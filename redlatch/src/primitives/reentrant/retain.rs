@@ -15,6 +15,7 @@ use smallvec::smallvec;
 use super::rules::was_deleted;
 use crate::error::Result;
 use crate::hold::RetainParams;
+use crate::hold::requests;
 use crate::keyspace::{Holds, Keyspace};
 use crate::step::{Args, Keys, Script, ScriptReply, Step, script};
 
@@ -22,6 +23,8 @@ use crate::step::{Args, Keys, Script, ScriptReply, Step, script};
 pub(crate) struct Retain<'a, W> {
     pub(crate) params: RetainParams<'a>,
     pub(crate) script: &'static Script,
+    /// The key of the requests from which this removes the owner, if it has to.
+    pub(crate) requests: Option<String>,
     /// The channel of the waiters; empty if they do not subscribe.
     pub(crate) channel: &'a str,
     /// Wakes a waiter.
@@ -50,6 +53,9 @@ impl<W: Fn(&mut Keyspace) -> Result<()> + Send + Sync> Step for Retain<'_, W> {
         args.text(self.channel);
         args.text(&self.params.keeper);
         args.number(self.params.lease.millis());
+        if let Some(requests) = &self.requests {
+            args.text(requests);
+        }
     }
 
     fn decode(&self, reply: ScriptReply) -> Result<bool> {
@@ -62,6 +68,7 @@ impl<W: Fn(&mut Keyspace) -> Result<()> + Send + Sync> Step for Retain<'_, W> {
             keeper,
             lease,
         } = &self.params;
+        requests::remove(keyspace, self.requests.as_deref(), &hold.field);
         let mut held = false;
         if let Some(mut holds) = keyspace.find::<Holds>(hold.object.key())?
             && holds.value.counts.contains_key(&*hold.field)

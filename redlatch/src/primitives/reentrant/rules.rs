@@ -9,7 +9,8 @@
 //!   then publish to wake one waiter. If another client deleted the hash, publish as well, because
 //!   no other step wakes the waiters.
 //! * Transfer: put a waiter of the same client in the place of the owner, unless other clients wait.
-//! * Renew: extend the expiry if the owner has a field.
+//! * Renew: extend the expiry if the owner has a field, but not beyond the time until which it may be renewed, if it was
+//!   asked to release the lock.
 //! * Force: delete the hash and publish.
 //!
 //! Steps carry the resulting count instead of a difference, so that sending a step twice has the
@@ -21,7 +22,8 @@ use std::time::Duration;
 use smallvec::smallvec;
 
 use crate::error::{Error, Result};
-use crate::hold::{Hold, ReleaseParams};
+use crate::hold::requests;
+use crate::hold::{Hold, ReleaseParams, Renewed};
 use crate::keyspace::{Holds, Keyspace};
 use crate::lease::{Expiry, Lease};
 use crate::name::ObjectKeys;
@@ -108,6 +110,8 @@ pub(crate) struct Release<'a> {
     pub(crate) params: ReleaseParams<'a>,
     /// Whether to wake a waiter.
     pub(crate) wakes_waiter: bool,
+    /// The key of the requests from which a full release removes the owner, if it has to.
+    pub(crate) requests: Option<String>,
     /// The remaining part of the previous lease, if this undoes an acquisition.
     pub(crate) restored_lease: Option<Lease>,
 }
@@ -117,7 +121,11 @@ impl Step for Release<'_> {
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
-        script!(batchable(1, 2) "release.lua")
+        match self.requests {
+            None => script!(batchable(1, 2) "release.lua"),
+            // The same script, but batches of it have another number of arguments.
+            Some(_) => script!(batchable(1, 3) "release.lua"),
+        }
     }
 
     fn keys(&self) -> Keys<'_> {
@@ -137,6 +145,8 @@ impl Step for Release<'_> {
             if let Some(restored_lease) = self.restored_lease {
                 args.number(restored_lease.millis());
             }
+        } else if let Some(requests) = &self.requests {
+            args.text(requests);
         }
     }
 
@@ -146,6 +156,7 @@ impl Step for Release<'_> {
 
     fn apply(&self, keyspace: &mut Keyspace) -> Result<bool> {
         let object = &self.params.hold.object;
+        requests::remove(keyspace, self.requests.as_deref(), &self.params.hold.field);
         let held = set_hold_count(keyspace, self.params)?;
         let released = held && self.params.keep == 0;
         if self.wakes_waiter && (released || was_deleted(keyspace, held, object)) {
@@ -193,15 +204,17 @@ pub(crate) fn was_deleted(keyspace: &mut Keyspace, held: bool, object: &ObjectKe
 }
 
 /// Renews one lock, as the script does.
-pub(crate) fn renew(keyspace: &mut Keyspace, hold: &Hold, lease: Option<Lease>) -> Result<bool> {
+pub(crate) fn renew(keyspace: &mut Keyspace, hold: &Hold, lease: Option<Lease>) -> Result<Renewed> {
+    let renewed = requests::find(keyspace, hold);
     match keyspace.find::<Holds>(hold.object.key())? {
         Some(mut holds) if holds.value.counts.contains_key(&*hold.field) => {
-            if let Some(lease) = lease {
-                holds.extend_to(lease.duration());
+            let lease = lease.map(|lease| renewed.limit(lease.duration()));
+            if let Some(lease) = lease.filter(|lease| !lease.is_zero()) {
+                holds.extend_to(lease);
             }
-            Ok(true)
+            Ok(renewed)
         }
-        _ => Ok(false),
+        _ => Ok(Renewed::NotHeld),
     }
 }
 

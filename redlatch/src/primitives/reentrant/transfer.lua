@@ -1,4 +1,4 @@
--- Passes the lock on to a waiter of the same client, unless other clients wait.
+-- Passes the lock on to a waiter of the same client, unless other clients wait or ask for it.
 --
 -- KEYS[1]  the lock: hash owner -> hold count, and `mode` if it is the write side of a read-write lock
 -- KEYS[2]  only of a fenced lock: the token
@@ -8,6 +8,7 @@
 -- ARGV[4]  lease in ms
 -- ARGV[5]  number of this client's subscriptions to the channel; -1: do not count other subscribers
 -- ARGV[6]  number of fields of the hash if no other hold is in it
+-- ARGV[7]  the requests to release the lock: sorted set with the owners that were asked
 -- Returns  the waiter's token, or '' if there are no tokens: the waiter holds the lock
 --          -2: the owner does not hold the lock
 --          else the owner still holds it: the number of other subscribers, or -1 if it cannot be passed on
@@ -24,6 +25,10 @@ if own >= 0 then
 end
 -- A writer that also reads remains a reader.
 if redis.call('HLEN', KEYS[1]) ~= tonumber(ARGV[6]) then
+    return -1
+end
+-- Its owner was asked to release it. pcall: without permission, or while the slot moves, requests do not count.
+if type(redis.pcall('ZSCORE', ARGV[7], ARGV[1])) == 'string' then
     return -1
 end
 -- Only text keeps tokens above 2^53 exact.

@@ -4,14 +4,17 @@
 use std::collections::BTreeMap;
 
 use crate::error::Result;
-use crate::hold::{TransferParams, Transferred};
+use crate::hold::requests;
+use crate::hold::{Renewed, TransferParams, Transferred};
 use crate::keyspace::{FoundKey, Holds, Keyspace};
 use crate::primitives::fenced_lock::token;
 use crate::step::{Args, Keys, Script, ScriptReply, Step, script, unexpected_reply};
 
-/// Passes the lock on to a waiter of the same client, unless other clients wait.
+/// Passes the lock on to a waiter of the same client, unless other clients wait or ask for it.
 pub(crate) struct Transfer<'a> {
     pub(crate) params: TransferParams<'a>,
+    /// The key of the requests to release the lock. The hold of an owner that has one does not pass on.
+    pub(crate) requests: String,
     /// The key of the fencing token, if there is one.
     pub(crate) token_key: Option<&'a str>,
     /// Whether this is the write side of a read-write lock.
@@ -43,6 +46,7 @@ impl Step for Transfer<'_> {
         args.number(lease.millis());
         args.number(own_subscriptions.map_or(-1, i64::from));
         args.number(if self.of_writer { 2 } else { 1 });
+        args.text(&self.requests);
     }
 
     fn decode(&self, reply: ScriptReply) -> Result<Transferred> {
@@ -71,6 +75,7 @@ impl Step for Transfer<'_> {
             own_subscriptions,
         } = self.params;
         let object = &from.object;
+        let is_asked = requests::find(keyspace, from) != Renewed::Held;
         let subscribers = keyspace.subscriber_count(object.channel());
         let found = keyspace.find::<Holds>(object.key())?;
         let is_owned = |holds: &FoundKey<'_, Holds>| holds.value.counts.contains_key(&*from.field);
@@ -80,7 +85,7 @@ impl Step for Transfer<'_> {
         let is_only_hold =
             holds.value.counts.len() == 1 && holds.value.mode.is_some() == self.of_writer;
         let others = own_subscriptions.map_or(0, |own| subscribers.saturating_sub(own as usize));
-        if others > 0 || !is_only_hold {
+        if others > 0 || !is_only_hold || is_asked {
             return Ok(Transferred::Kept { others });
         }
         let token = match self.token_key {

@@ -7,7 +7,8 @@ use smallvec::smallvec;
 
 use super::{WRITE_RELEASED, find, longest_reader_remaining, longest_remaining, wake_all};
 use crate::error::{Error, Result};
-use crate::hold::{Hold, ReleaseParams};
+use crate::hold::requests;
+use crate::hold::{Hold, ReleaseParams, Renewed};
 use crate::keyspace::{Holds, Keyspace, Mode};
 use crate::lease::{Expiry, Lease};
 use crate::name::{ReadWriteKeys, owner_of};
@@ -145,6 +146,8 @@ fn remove_waiting_writer(
 pub(in super::super) struct Release<'a> {
     pub(in super::super) keys: &'a ReadWriteKeys,
     pub(in super::super) params: ReleaseParams<'a>,
+    /// The key of the requests from which a full release removes the owner, if it has to.
+    pub(in super::super) requests: Option<String>,
 }
 
 impl Step for Release<'_> {
@@ -166,6 +169,9 @@ impl Step for Release<'_> {
         args.number(lease.map_or(0, Lease::millis));
         args.text(&self.keys.timeouts_prefix);
         args.text(hold.object.channel());
+        if let Some(requests) = &self.requests {
+            args.text(requests);
+        }
     }
 
     fn decode(&self, reply: ScriptReply) -> Result<bool> {
@@ -175,6 +181,7 @@ impl Step for Release<'_> {
     fn apply(&self, keyspace: &mut Keyspace) -> Result<bool> {
         let ReleaseParams { hold, keep, lease } = self.params;
         let (object, field) = (&*hold.object, &*hold.field);
+        requests::remove(keyspace, self.requests.as_deref(), field);
         let found = find(keyspace, object)?;
         let mine = found.filter(|(_, holds)| holds.value.counts.contains_key(field));
         let Some((_, mut holds)) = mine else {
@@ -219,10 +226,10 @@ pub(in super::super) fn renew(
     keyspace: &mut Keyspace,
     hold: &Hold,
     lease: Option<Lease>,
-) -> Result<bool> {
-    let held = reentrant::renew(keyspace, hold, lease)?;
-    if was_deleted(keyspace, held, &hold.object) {
+) -> Result<Renewed> {
+    let renewed = reentrant::renew(keyspace, hold, lease)?;
+    if was_deleted(keyspace, renewed.is_held(), &hold.object) {
         wake_all(keyspace, &hold.object);
     }
-    Ok(held)
+    Ok(renewed)
 }

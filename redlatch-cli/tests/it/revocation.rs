@@ -1,0 +1,132 @@
+//! Tests of `unlock --ask` and `--revoke`, and of a CMD whose lock is asked for.
+
+use std::time::{Duration, Instant};
+
+use redlatch_testkit::{shared, unique};
+
+use crate::support::*;
+
+/// Waits until the holder would learn of a request at once.
+fn until_holder_listens(name: &str) {
+    until("the holder subscribes", || waiters(shared(), name) == 0);
+}
+
+#[test]
+fn asked_run_ends_cmd_and_releases() {
+    for option in [
+        None,
+        Some("--fair"),
+        Some("--fenced"),
+        Some("--spin"),
+        Some("--write"),
+    ] {
+        let name = unique("asked");
+        let script = format!("trap 'echo tidy; exit 3' TERM; echo $$; {IDLE_SCRIPT}");
+        let options: Vec<_> = option.into_iter().chain(["--watchdog", "1h"]).collect();
+        let holder = hold_with(shared(), &options, &name, &script);
+        let cmd = holder.cmd_pid();
+        let args = ["unlock", "--ask", "--wait", "1m", &name];
+        let asked = finish(redlatch(shared(), &args)).expect(0);
+        assert!(
+            asked.stdout.starts_with(&format!("{name}: asked ")),
+            "{asked:#?}"
+        );
+        assert!(
+            asked.stdout.ends_with(&format!("{name}: released\n")),
+            "{asked:#?}"
+        );
+        let finished = holder.finish().expect(3);
+        assert_eq!(finished.stdout, format!("{cmd}\ntidy\n"));
+        let line = format!("{name}: asked to release it; ending CMD: SIGTERM now");
+        assert_eq!(finished.stderr.matches(&line).count(), 1, "{finished:#?}");
+        assert!(!is_held(shared(), &name));
+    }
+}
+
+/// A CMD that ignores SIGTERM is killed after the same time as at a loss, and the lock is held until then.
+#[test]
+fn asked_cmd_that_ignores_sigterm_is_killed() {
+    let name = unique("stubborn");
+    let script = "trap '' TERM; echo $$; exec cat";
+    let options = ["--watchdog", "1h", "--kill-after", "100ms"];
+    let holder = hold_with(shared(), &options, &name, script);
+    let cmd = holder.cmd_pid();
+    let args = ["unlock", "--ask", "--wait", "1m", &name];
+    finish(redlatch(shared(), &args)).expect(0);
+    assert!(is_dead(cmd), "it continues without the lock");
+    holder.finish().expect(137);
+}
+
+/// The holder does not react, so its hold ends at the limit. CMD is ended as at each loss.
+#[test]
+fn revoked_run_ends_at_limit() {
+    let name = unique("revoked");
+    let script = "trap '' TERM; echo $$; exec cat";
+    let options = ["--watchdog", "1h", "--kill-after", "1h"];
+    let holder = hold_with(shared(), &options, &name, script);
+    let cmd = holder.cmd_pid();
+    until_holder_listens(&name);
+    let begun = Instant::now();
+    let args = ["unlock", "--revoke", "1s", "--wait", "1m", &name];
+    let revoked = finish(redlatch(shared(), &args)).expect(0);
+    assert!(
+        begun.elapsed() >= Duration::from_millis(900),
+        "before the limit"
+    );
+    assert!(
+        revoked.stdout.contains("loses it after 1.0s"),
+        "{revoked:#?}"
+    );
+    assert!(!is_held(shared(), &name) && !is_dead(cmd));
+    holder.signal(rustix::process::Signal::KILL);
+    until("CMD is dead", || is_dead(cmd));
+}
+
+/// As Redisson writes it. Nothing answers the request, and the lease stays as it is.
+#[test]
+fn holder_that_does_not_know_requests_continues() {
+    let name = unique("java");
+    let owner = "8743c9c0-0795-4907-87fd-6c719a6b4586:1";
+    let () = shared().command(&["HSET", &name, owner, "1"]);
+    let () = shared().command(&["PEXPIRE", &name, "3600000"]);
+    let args = ["unlock", "--revoke", "0s", "--wait", "10ms", &name];
+    let asked = finish(redlatch(shared(), &args));
+    assert_eq!(asked.code, Some(76));
+    assert!(
+        asked.stdout.contains(&format!("asked {owner}")),
+        "{asked:#?}"
+    );
+    let late = format!("{name}: not released within 10ms");
+    assert!(asked.stderr.contains(&late), "{asked:#?}");
+    let fields: Vec<String> = shared().command(&["HGETALL", &name]);
+    assert_eq!(fields, [owner, "1"]);
+    assert!(shared().command::<i64>(&["PTTL", &name]) > 3_500_000);
+}
+
+#[test]
+fn only_held_locks_with_one_holder_can_be_asked() {
+    let name = unique("free");
+    let free = finish(redlatch(shared(), &["unlock", "--ask", &name])).expect(0);
+    assert_eq!(free.stdout, format!("{name}: was not locked\n"));
+    let readers = hold(shared(), &["--read"], &name);
+    let refused = finish(redlatch(shared(), &["unlock", "--ask", &name])).expect(65);
+    refused.assert_stderr("readers cannot be asked");
+    readers.release();
+    let permits = unique("permits");
+    let holder = hold(shared(), &["--permits", "1"], &permits);
+    let refused = finish(redlatch(shared(), &["unlock", "--ask", &permits])).expect(65);
+    refused.assert_stderr("cannot be asked");
+    holder.release();
+}
+
+#[test]
+fn ways_to_unlock_exclude_each_other() {
+    for options in [
+        ["--ask", "--force"],
+        ["--force", "--revoke=1s"],
+        ["--ask", "--revoke=1s"],
+    ] {
+        let args = [&["unlock"], &options[..], &["name"]].concat();
+        finish(redlatch(shared(), &args)).expect(2);
+    }
+}

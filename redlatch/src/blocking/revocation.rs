@@ -1,0 +1,37 @@
+//! Asking the holder of a lock to release it, for threads.
+
+use std::time::Duration;
+
+use super::forward::forward;
+use super::{Guard, Lock};
+use crate::OwnerId;
+use crate::error::Result;
+use crate::kind::Revocable;
+
+forward! { [<K: Revocable> Lock<K>] "crate::Lock" {
+    run ask() -> Option<OwnerId>;
+    run revoke(limit: Duration) -> Option<OwnerId>;
+    run released_by(owner: OwnerId, wait: Duration) -> bool;
+} }
+
+impl<K: Revocable> Guard<crate::Lock<K>> {
+    /// Blocks until another client asks for the lock, at most this long: [`crate::Guard::asked`]. Returns whether it has asked.
+    ///
+    /// ```
+    /// # fn main() -> redlatch::Result<()> {
+    /// use std::time::Duration;
+    ///
+    /// let lock = redlatch::blocking::Client::embedded()?.lock("reindex");
+    /// let guard = lock.lock().block()?;
+    /// assert!(!guard.asked(Duration::from_millis(1))?);
+    /// lock.ask()?; // in another process
+    /// assert!(guard.asked(Duration::from_secs(1))?);
+    /// guard.unlock()
+    /// # }
+    /// ```
+    pub fn asked(&self, wait: Duration) -> Result<bool> {
+        let asked = self.inner.asked();
+        let waiting = async move { tokio::time::timeout(wait, asked).await };
+        Ok(self.worker.run(waiting)?.is_ok())
+    }
+}

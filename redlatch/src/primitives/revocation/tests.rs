@@ -1,0 +1,558 @@
+//! Requests to release a lock, with the paused clock.
+
+use std::future::IntoFuture as _;
+use std::time::Duration;
+
+use tokio::task::{JoinHandle, yield_now};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::error::{Error, Loss, Result};
+use crate::session::CheckHandOver;
+use crate::{Client, Embedded, Guard, Lock, Owner};
+
+const SECOND: Duration = Duration::from_secs(1);
+/// The lease of the watchdog.
+const LEASE: Duration = Duration::from_secs(30);
+
+fn clients() -> (Embedded, [Client; 2]) {
+    let store = Embedded::new();
+    let clients = [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
+    (store, clients)
+}
+
+/// Lets all other tasks run as far as they can without time.
+async fn run_others() {
+    for _ in 0..20 {
+        yield_now().await;
+    }
+}
+
+/// Returns whether the holder is asked now.
+async fn is_asked(guard: &Guard) -> bool {
+    timeout(SECOND / 1000, guard.asked()).await.is_ok()
+}
+
+/// Starts a request of another client, which waits without a limit. It returns when it has acquired the lock, and keeps it.
+fn waiter(lock: &Lock) -> JoinHandle<(Instant, Guard)> {
+    let request = lock.lock().into_future();
+    tokio::spawn(async move {
+        let guard = request.await.unwrap();
+        (Instant::now(), guard)
+    })
+}
+
+fn is_revoked<T>(result: Result<T>) -> bool {
+    let Err(Error::Lost { reason, .. }) = result else {
+        return false;
+    };
+    reason == Loss::Revoked
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_completes_asked_at_once_and_later() {
+    let (_, [client, other]) = clients();
+    let guard = client.lock("a").lock().await.unwrap();
+    let before = tokio::spawn(guard.asked());
+    run_others().await;
+    assert!(!before.is_finished() && !is_asked(&guard).await);
+    let asked = other.lock("a").ask().await.unwrap();
+    assert_eq!(asked, Some(guard.owner_id()));
+    run_others().await;
+    assert!(before.is_finished() && is_asked(&guard).await);
+    // Without a limit the hold lasts.
+    sleep(10 * LEASE).await;
+    assert!(guard.is_valid() && is_asked(&guard).await);
+    guard.unlock().await.unwrap();
+    assert_eq!(other.lock("a").ask().await.unwrap(), None);
+    assert_eq!(other.lock("a").revoke(SECOND).await.unwrap(), None);
+}
+
+/// The subscription has ended when the request is made, and the message is missed.
+#[tokio::test(start_paused = true)]
+async fn request_before_asked_is_polled_is_found() {
+    let (_, [client, other]) = clients();
+    let guard = client.lock("a").lock().await.unwrap();
+    let asked = guard.asked();
+    other.lock("a").ask().await.unwrap();
+    timeout(SECOND / 1000, asked).await.unwrap();
+}
+
+/// Without a subscription, the next renewal reports it.
+#[tokio::test(start_paused = true)]
+async fn renewal_reports_request() {
+    let (_, [client, other]) = clients();
+    let guard = client.lock("a").lock().await.unwrap();
+    let hold = guard.hold_ref().hold.clone();
+    other.lock("a").ask().await.unwrap();
+    assert!(!hold.state().is_asked());
+    sleep(LEASE / 3).await;
+    run_others().await;
+    assert!(hold.state().is_asked());
+}
+
+#[tokio::test(start_paused = true)]
+async fn revoked_hold_ends_at_limit_and_only_then_the_next_begins() {
+    for limit in [0, 1, 5, 29, 30, 31, 90] {
+        let (_, [client, other]) = clients();
+        let guard = client.lock("a").lock().await.unwrap();
+        let hold = guard.hold_ref().hold.clone();
+        let request = other.lock("a").lock().into_future();
+        let next = tokio::spawn(async move {
+            let next = request.await.unwrap();
+            assert!(hold.valid_for().is_zero(), "two valid holders");
+            (Instant::now(), next)
+        });
+        sleep(SECOND).await;
+        let begun = Instant::now();
+        other.lock("a").revoke(limit * SECOND).await.unwrap();
+        guard.lost().await;
+        let lost_after = begun.elapsed();
+        // Its client learns of the limit from the first renewal.
+        let expected = (limit * SECOND).max(LEASE / 3 - SECOND);
+        let late = lost_after.checked_sub(expected);
+        assert!(
+            late.is_some_and(|late| late < SECOND),
+            "{limit}: {lost_after:?}"
+        );
+        let (acquired_at, _) = next.await.unwrap();
+        let waited = acquired_at - begun;
+        assert!(
+            waited >= lost_after && waited < lost_after + SECOND,
+            "{limit}: {waited:?}"
+        );
+        assert!(is_revoked(guard.unlock().await));
+    }
+}
+
+/// The holder is cut off: its renewals are not answered, and no message arrives.
+#[tokio::test(start_paused = true)]
+async fn revoked_hold_of_silent_client_ends_with_its_lease() {
+    let (store, [client, other]) = clients();
+    let guard = client.lock("a").lock().await.unwrap();
+    let begun = Instant::now();
+    let hold = guard.hold_ref().hold.clone();
+    sleep(SECOND).await;
+    other.lock("a").revoke(2 * SECOND).await.unwrap();
+    // The turn is taken, so the watchdog renews nothing.
+    let turn = hold.turn().await.unwrap();
+    let next = waiter(&other.lock("a"));
+    let (acquired_at, _) = next.await.unwrap();
+    assert!(acquired_at >= begun + LEASE && !guard.is_valid());
+    assert_eq!(hold.loss(), Some(Loss::LeaseEnded));
+    drop((turn, store));
+}
+
+/// A renewal before the limit extends the lease until the limit, not beyond. The client then does nothing.
+#[tokio::test(start_paused = true)]
+async fn renewal_extends_lease_until_limit_at_most() {
+    let (_, [client, other]) = clients();
+    let lock = other.lock("a");
+    let guard = client.lock("a").lock().await.unwrap();
+    lock.revoke(35 * SECOND).await.unwrap();
+    let limit = Instant::now() + 35 * SECOND;
+    sleep(12 * SECOND).await;
+    run_others().await;
+    let left = lock
+        .remaining_lease()
+        .await
+        .unwrap()
+        .unwrap()
+        .duration()
+        .unwrap();
+    assert!(
+        left <= limit - Instant::now() && left > 22 * SECOND,
+        "{left:?}"
+    );
+    assert!(
+        guard.valid_for() <= left,
+        "{:?} {left:?}",
+        guard.valid_for()
+    );
+}
+
+/// The earliest limit counts, also if it is not the last.
+#[tokio::test(start_paused = true)]
+async fn earliest_limit_of_several_counts() {
+    for limits in [[20, 60], [60, 20]] {
+        let (_, [client, other]) = clients();
+        let guard = client.lock("a").lock().await.unwrap();
+        let begun = Instant::now();
+        for limit in limits {
+            other.lock("a").revoke(limit * SECOND).await.unwrap();
+        }
+        client.lock("a").ask().await.unwrap();
+        guard.lost().await;
+        assert_eq!(begun.elapsed().as_secs(), 20);
+    }
+    // The earlier one is known to the client already.
+    let (_, [client, other]) = clients();
+    let guard = client.lock("a").lock().await.unwrap();
+    let begun = Instant::now();
+    other.lock("a").revoke(20 * SECOND).await.unwrap();
+    assert!(is_asked(&guard).await);
+    other.lock("a").revoke(60 * SECOND).await.unwrap();
+    guard.lost().await;
+    assert_eq!(begun.elapsed().as_secs(), 20);
+}
+
+/// The feared interleaving: the request meets a later holder, or a later hold of the same owner. Neither is asked, and
+/// neither loses its lease.
+#[tokio::test(start_paused = true)]
+async fn later_holds_are_not_asked() {
+    for is_same_owner in [false, true] {
+        for is_known in [false, true] {
+            let (_, [client, other]) = clients();
+            let lock = client.lock("a");
+            let [first, second] = [(); 2].map(|()| Owner::new());
+            let second = if is_same_owner { first } else { second };
+            let guard = lock.lock().owner(first).await.unwrap();
+            other.lock("a").revoke(SECOND).await.unwrap();
+            assert!(!is_known || is_asked(&guard).await);
+            guard.unlock().await.unwrap();
+            let next = lock.lock().owner(second).await.unwrap();
+            assert!(!is_asked(&next).await);
+            sleep(10 * LEASE).await;
+            assert!(next.is_valid() && !is_asked(&next).await);
+            assert!(!next.hold_ref().hold.state().is_asked());
+        }
+    }
+}
+
+/// The same for a hold that was lost, and for a request that re-enters after the release.
+#[tokio::test(start_paused = true)]
+async fn hold_after_loss_is_not_asked() {
+    let (_, [client, other]) = clients();
+    let (lock, me) = (client.lock("a"), Owner::new());
+    let guard = lock.lock().owner(me).await.unwrap();
+    other.lock("a").revoke(SECOND).await.unwrap();
+    guard.lost().await;
+    let next = lock.lock().owner(me).await.unwrap();
+    assert!(!is_asked(&next).await);
+    let request = next.reenter();
+    other.lock("a").revoke(SECOND).await.unwrap();
+    next.unlock().await.unwrap();
+    let again = request.await.unwrap();
+    sleep(10 * LEASE).await;
+    assert!(again.is_valid() && !is_asked(&again).await);
+}
+
+/// A waiting request of the same client takes over the hold of a released guard, unless its owner was asked.
+#[tokio::test(start_paused = true)]
+async fn asked_hold_is_released_to_all_instead_of_handed_over() {
+    for knows in [false, true] {
+        let (_, [client, other]) = clients();
+        let (lock, theirs) = (client.lock("a"), other.lock("a"));
+        let guard = lock.lock().await.unwrap();
+        let asked = lock.holder().await.unwrap().unwrap().owner;
+        let next = waiter(&lock);
+        run_others().await;
+        theirs.revoke(10 * LEASE).await.unwrap();
+        assert!(!knows || is_asked(&guard).await);
+        guard.unlock().await.unwrap();
+        let (_, next) = next.await.unwrap();
+        let holder = theirs.holder().await.unwrap().unwrap().owner;
+        assert_ne!(holder, asked, "the hold was handed over");
+        assert!(!is_asked(&next).await);
+    }
+}
+
+/// The check beside hand-overs counts a request as a client that waits.
+#[tokio::test(start_paused = true)]
+async fn check_of_hand_over_counts_request() {
+    let (_, [client, other]) = clients();
+    let guard = client.lock("a").lock().await.unwrap();
+    let (session, hold) = (&guard.hold_ref().session, &guard.hold_ref().hold);
+    let check = CheckHandOver {
+        object: &hold.object,
+        hold: Some(hold),
+    };
+    let checked = session.store.run_idempotent(&check).await.unwrap();
+    assert_eq!(checked, (true, 0));
+    other.lock("a").ask().await.unwrap();
+    let checked = session.store.run_idempotent(&check).await.unwrap();
+    assert_eq!(checked, (true, 1));
+}
+
+/// Without a request, its client passes the hold on for up to a second. No task polls `asked`.
+#[tokio::test(start_paused = true)]
+async fn hand_overs_end_soon_after_request() {
+    let (_, [client, other]) = clients();
+    let contend = |lock: Lock| async move {
+        loop {
+            let guard = lock.lock().await.unwrap();
+            sleep(SECOND / 1000).await;
+            guard.unlock().await.unwrap();
+        }
+    };
+    let contenders = [(); 3].map(|()| tokio::spawn(contend(client.lock("a"))));
+    sleep(SECOND / 10).await;
+    let lock = other.lock("a");
+    for _ in 0..5 {
+        let asked = lock.revoke(LEASE).await.unwrap().expect("it is held");
+        sleep(SECOND / 40).await;
+        let holder = lock.holder().await.unwrap();
+        assert!(holder.is_none_or(|holder| holder.owner != asked));
+    }
+    contenders.iter().for_each(JoinHandle::abort);
+}
+
+/// As above, for a release that would acquire the lock for a named owner of the same client.
+#[tokio::test(start_paused = true)]
+async fn asked_hold_is_released_to_all_instead_of_transferred() {
+    for knows in [false, true] {
+        let (_, [client, other]) = clients();
+        let lock = client.lock("a");
+        let guard = lock.lock().owner(Owner::new()).await.unwrap();
+        let request = lock.lock().owner(Owner::new()).into_future();
+        let next = tokio::spawn(request);
+        run_others().await;
+        other.lock("a").revoke(SECOND).await.unwrap();
+        assert!(!knows || is_asked(&guard).await);
+        // The message has woken the waiter. Its refusal is current now, so a release could transfer the lock.
+        run_others().await;
+        guard.unlock().await.unwrap();
+        let is_locked = other.lock("a").is_locked().await.unwrap();
+        assert!(!is_locked, "it was transferred without a request");
+        let next = next.await.unwrap().unwrap();
+        assert!(!is_asked(&next).await);
+        sleep(10 * LEASE).await;
+        assert!(next.is_valid());
+    }
+}
+
+/// An offer of the hold may be open when the request arrives.
+#[tokio::test(start_paused = true)]
+async fn offered_hold_that_was_asked_is_not_taken() {
+    let (_, [client, other]) = clients();
+    let lock = client.lock("a");
+    let guard = lock.lock().await.unwrap();
+    let hold = guard.hold_ref().hold.clone();
+    let asked = lock.holder().await.unwrap().unwrap().owner;
+    let mut parked = lock.lock().into_future();
+    assert!(timeout(Duration::ZERO, &mut parked).await.is_err());
+    guard.unlock().await.unwrap();
+    assert_eq!(
+        other.lock("a").holder().await.unwrap().unwrap().owner,
+        asked
+    );
+    let granted_in = hold.state().granted_in;
+    hold.mark_asked(granted_in, None);
+    let next = parked.await.unwrap();
+    assert_ne!(next.owner_id(), asked);
+}
+
+/// Re-entries extend the lease, but the watchdog checks the hold as often as without them.
+#[tokio::test(start_paused = true)]
+async fn re_entries_do_not_keep_revoked_hold() {
+    for lease in [None, Some(LEASE)] {
+        let (_, [client, other]) = clients();
+        let (lock, me) = (client.lock("a"), Owner::new());
+        let request = || {
+            let request = lock.lock().owner(me);
+            match lease {
+                Some(lease) => request.lease(lease),
+                None => request,
+            }
+        };
+        let outer = request().await.unwrap();
+        let begun = Instant::now();
+        other.lock("a").revoke(35 * SECOND).await.unwrap();
+        let next = waiter(&other.lock("a"));
+        while outer.is_valid() {
+            sleep(5 * SECOND).await;
+            if let Ok(inner) = timeout(SECOND, request()).await {
+                let _ = inner.unwrap().unlock().await;
+            }
+            assert!(begun.elapsed() < 10 * LEASE);
+        }
+        assert!(is_revoked(outer.unlock().await));
+        let (acquired_at, _) = next.await.unwrap();
+        let waited = acquired_at - begun;
+        assert!(waited >= 35 * SECOND && waited < 37 * SECOND, "{waited:?}");
+    }
+}
+
+/// A client that has learned of the limit gives a re-entry no longer lease.
+#[tokio::test(start_paused = true)]
+async fn re_entry_into_revoked_hold_does_not_extend_it() {
+    let (_, [client, other]) = clients();
+    let guard = client.lock("a").lock().await.unwrap();
+    sleep(8 * SECOND).await;
+    other.lock("a").revoke(25 * SECOND).await.unwrap();
+    assert!(is_asked(&guard).await);
+    let left = async || {
+        let left = other.lock("a").remaining_lease().await.unwrap();
+        left.unwrap().duration().unwrap()
+    };
+    let inner = guard.reenter().await.unwrap();
+    assert!(left().await <= 25 * SECOND, "{:?}", left().await);
+    inner.unlock().await.unwrap();
+    assert!(left().await <= 25 * SECOND && guard.valid_for() <= 25 * SECOND);
+}
+
+/// The client that has asked is gone.
+#[tokio::test(start_paused = true)]
+async fn request_outlives_client_that_asks() {
+    let (_, [client, other]) = clients();
+    let guard = client.lock("a").lock().await.unwrap();
+    other.lock("a").revoke(5 * SECOND).await.unwrap();
+    drop(other);
+    assert!(is_asked(&guard).await);
+    guard.lost().await;
+    assert_eq!(guard.hold_ref().hold.loss(), Some(Loss::Revoked));
+}
+
+/// A request leaves no key behind, or one that expires.
+#[tokio::test(start_paused = true)]
+async fn request_leaves_nothing_behind() {
+    let (store, [client, other]) = clients();
+    for owner in [None, Some(Owner::new())] {
+        let mut request = client.lock("a").lock();
+        if let Some(owner) = owner {
+            request = request.owner(owner);
+        }
+        let guard = request.await.unwrap();
+        other.lock("a").revoke(SECOND).await.unwrap();
+        assert_eq!(store.keys(), ["a", "redlatch_lock_asked:{a}"]);
+        drop(guard);
+        client.flush().await;
+        assert_eq!(store.keys().len(), usize::from(owner.is_none()));
+    }
+    sleep(2 * Duration::from_secs(3600)).await;
+    assert!(store.keys().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_until_asked_drops_work_and_releases() {
+    let (_, [client, other]) = clients();
+    let lock = client.lock("a");
+    let running = lock.lock().run_until_asked(std::future::pending::<()>());
+    let running = tokio::spawn(running);
+    run_others().await;
+    other.lock("a").ask().await.unwrap();
+    assert_eq!(running.await.unwrap().unwrap(), None);
+    assert!(!lock.is_locked().await.unwrap());
+    // Plain `run` continues until the limit.
+    let running = lock.lock().run(std::future::pending::<()>());
+    let running = tokio::spawn(running);
+    run_others().await;
+    other.lock("a").revoke(20 * SECOND).await.unwrap();
+    sleep(19 * SECOND).await;
+    assert!(!running.is_finished());
+    assert!(is_revoked(running.await.unwrap()));
+    client.flush().await;
+    assert!(!lock.is_locked().await.unwrap());
+    let guard = lock.lock().await.unwrap();
+    assert_eq!(guard.run_until_asked(async { 42 }).await.unwrap(), Some(42));
+    other.lock("a").ask().await.unwrap();
+    assert_eq!(
+        guard
+            .run_until_asked(std::future::pending::<()>())
+            .await
+            .unwrap(),
+        None
+    );
+    assert!(guard.is_valid());
+}
+
+#[tokio::test(start_paused = true)]
+async fn released_by_waits_for_owner() {
+    let (_, [client, other]) = clients();
+    let (lock, theirs) = (client.lock("a"), other.lock("a"));
+    let guard = lock.lock().await.unwrap();
+    let owner = theirs.ask().await.unwrap().unwrap();
+    assert!(
+        !theirs
+            .released_by(owner.clone(), 10 * SECOND)
+            .await
+            .unwrap()
+    );
+    let begun = Instant::now();
+    let release = async {
+        sleep(SECOND).await;
+        guard.unlock().await.unwrap();
+    };
+    let (released, ()) = tokio::join!(theirs.released_by(owner.clone(), LEASE), release);
+    assert!(released.unwrap() && begun.elapsed() < 2 * SECOND);
+    let _later = lock.lock().await.unwrap();
+    assert!(theirs.released_by(owner, Duration::ZERO).await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn limit_that_is_too_long_is_refused() {
+    let (_, [client, _]) = clients();
+    let refused = client.lock("a").revoke(Duration::MAX).await;
+    assert!(matches!(
+        refused,
+        Err(Error::InvalidSetting {
+            setting: "limit",
+            ..
+        })
+    ));
+}
+
+/// The check of a hold that is gone must not wake itself.
+#[tokio::test(start_paused = true)]
+async fn asked_neither_completes_nor_spins_after_the_end_of_the_hold() {
+    for is_forced in [false, true] {
+        let (_, [client, other]) = clients();
+        let guard = client.lock("a").lock().await.unwrap();
+        let asked = tokio::spawn(guard.asked());
+        run_others().await;
+        if is_forced {
+            assert!(other.lock("a").force_unlock().await.unwrap());
+            // Found by the check, not by the next renewal.
+            timeout(SECOND, guard.lost()).await.unwrap();
+        } else {
+            guard.unlock().await.unwrap();
+        }
+        // The next holder is asked, not the former one.
+        let next = other.lock("a").lock().await.unwrap();
+        client.lock("a").ask().await.unwrap();
+        timeout(SECOND, next.asked()).await.unwrap();
+        assert!(!asked.is_finished(), "forced: {is_forced}");
+        asked.abort();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_of_asked_leave_no_queue_behind() {
+    let (_, [client, _]) = clients();
+    let guard = client.lock("a").lock().await.unwrap();
+    let waiting = waiter(&client.lock("a"));
+    run_others().await;
+    for _ in 0..10 {
+        assert!(!is_asked(&guard).await);
+    }
+    let session = &guard.hold_ref().session;
+    assert_eq!(
+        session
+            .waiting
+            .objects(guard.hold_ref().hold.object.channel()),
+        1
+    );
+    guard.unlock().await.unwrap();
+    waiting.await.unwrap().1.unlock().await.unwrap();
+}
+
+/// The request waits for its turn while the hold that was revoked ends.
+#[tokio::test(start_paused = true)]
+async fn acquisition_behind_revoked_hold_has_its_whole_lease() {
+    let (_, [client, other]) = clients();
+    let owner = Owner::new();
+    let lock = client.lock("a");
+    let guard = lock.lock().owner(owner).await.unwrap();
+    other.lock("a").revoke(10 * SECOND).await.unwrap();
+    assert!(is_asked(&guard).await);
+    let hold = guard.hold_ref().hold.clone();
+    let turn = hold.turn().await.unwrap();
+    let request = lock.lock().owner(owner).lease(LEASE).into_future();
+    let again = tokio::spawn(request);
+    run_others().await;
+    let releasing = tokio::spawn(guard.unlock());
+    run_others().await;
+    drop(turn);
+    releasing.await.unwrap().unwrap();
+    let again = again.await.unwrap().unwrap();
+    assert_eq!(again.valid_for(), LEASE);
+}

@@ -1,0 +1,276 @@
+//! Requests to release a lock: [`redlatch::Lock::ask`] and [`redlatch::Lock::revoke`].
+
+use std::time::Duration;
+
+use redlatch::kind::Revocable;
+use redlatch::{Client, Error, Lock, Loss, Owner};
+use redlatch_testkit::{Proxy, Server, shared, unique};
+use tokio::time::timeout;
+
+use crate::common::secured::{PREFIX, Rules, Secured, rules};
+use crate::common::*;
+
+/// Shorter than any renewal.
+const BRIEF: Duration = Duration::from_millis(1);
+
+on_every_store! {
+    request_reaches_holder_of_each_kind,
+    next_owner_acquires_after_revoked_one_is_lost,
+    later_holds_of_the_owner_are_not_asked,
+}
+
+/// Asks for a lock that a client with a long lease holds. The holder then releases it.
+async fn ask_for<K: Revocable>(lock: Lock<K>, other: Lock<K>) {
+    assert_eq!(other.ask().await.unwrap(), None);
+    assert_eq!(other.revoke(LONG).await.unwrap(), None);
+    let guard = lock.lock().await.unwrap();
+    let asked = tokio::spawn(guard.asked());
+    let owner = other.ask().await.unwrap();
+    assert_eq!(owner, Some(guard.owner_id()));
+    within_limit("it is asked", asked).await.unwrap();
+    // Also if it was asked before.
+    within_limit("it was asked", guard.asked()).await;
+    assert!(guard.is_valid() && lock.is_locked().await.unwrap());
+    let owner = owner.unwrap();
+    assert!(!other.released_by(owner.clone(), BRIEF).await.unwrap());
+    let released = other.released_by(owner, LONG);
+    let (released, unlocked) = tokio::join!(released, guard.unlock());
+    unlocked.unwrap();
+    assert!(released.unwrap());
+    let work = lock.lock().run_until_asked(std::future::pending::<()>());
+    let work = tokio::spawn(work);
+    until("it is held", || async {
+        other.ask().await.unwrap().is_some()
+    })
+    .await;
+    let output = within_limit("it ends", work).await.unwrap();
+    assert_eq!(output.unwrap(), None);
+    assert!(!lock.is_locked().await.unwrap());
+}
+
+async fn request_reaches_holder_of_each_kind(store: TestStore) {
+    let settings = || Client::builder().watchdog_lease(100 * LONG);
+    let clients = [
+        store.client_with(settings()).await,
+        store.client_with(settings()).await,
+    ];
+    let [one, other] = &clients;
+    let name = unique("asked");
+    let [plain, fair, fenced, spin, write] =
+        ["plain", "fair", "fenced", "spin", "write"].map(|kind| format!("{name}:{kind}"));
+    ask_for(one.lock(&plain), other.lock(&plain)).await;
+    ask_for(one.fair_lock(&fair), other.fair_lock(&fair)).await;
+    ask_for(one.fenced_lock(&fenced), other.fenced_lock(&fenced)).await;
+    ask_for(one.spin_lock(&spin), other.spin_lock(&spin)).await;
+    let writers = clients
+        .each_ref()
+        .map(|client| client.read_write_lock(&write).write());
+    let [ours, theirs] = writers;
+    ask_for(ours, theirs).await;
+}
+
+/// The holder ignores the request. Its lease is far longer than the limit.
+async fn next_owner_acquires_after_revoked_one_is_lost(store: TestStore) {
+    let settings = || Client::builder().watchdog_lease(100 * LONG);
+    let client = store.client_with(settings()).await;
+    let other = store.client_with(settings()).await;
+    let name = unique("revoked");
+    let lock = client.lock(&name);
+    let guard = lock.lock().await.unwrap();
+    let next = {
+        let lock = other.lock(&name);
+        tokio::spawn(async move { lock.lock().await.unwrap() })
+    };
+    until("it waits", || async { other.status().subscriptions > 0 }).await;
+    // The holder looks for requests only at renewals, or while it polls this.
+    let asked = guard.asked();
+    other.lock(&name).revoke(100 * BRIEF).await.unwrap();
+    within_limit("it is asked", asked).await;
+    let next = within_limit("the next acquires", next).await.unwrap();
+    assert!(!guard.is_valid() && next.is_valid());
+    assert_lost(&guard.unlock().await.unwrap_err(), Loss::Revoked);
+    next.unlock().await.unwrap();
+    client.flush().await;
+    assert!(!lock.is_locked().await.unwrap());
+}
+
+/// The feared interleaving: a request meets the next hold of the same owner.
+async fn later_holds_of_the_owner_are_not_asked(store: TestStore) {
+    let settings = Client::builder().watchdog_lease(WATCHDOG);
+    let client = store.client_with(settings).await;
+    let other = store.client().await;
+    let name = unique("later");
+    let me = Owner::new();
+    later_hold(client.lock(&name), other.lock(&name), me).await;
+    later_hold(client.fair_lock(&name), other.fair_lock(&name), me).await;
+    let [ours, theirs] = [&client, &other].map(|client| client.read_write_lock(&name).write());
+    later_hold(ours, theirs, me).await;
+}
+
+async fn later_hold<K: Revocable>(lock: Lock<K>, other: Lock<K>, me: Owner) {
+    let guard = lock.lock().owner(me).await.unwrap();
+    other
+        .revoke(Duration::ZERO)
+        .await
+        .unwrap()
+        .expect("it is held");
+    guard.unlock().await.unwrap();
+    let guard = lock.lock().owner(me).await.unwrap();
+    // A renewal, which the request would prevent.
+    until_rises("it is renewed", || async { guard.valid_for() }).await;
+    let asked = timeout(100 * BRIEF, guard.asked()).await;
+    assert!(asked.is_err() && guard.is_valid());
+    guard.unlock().await.unwrap();
+}
+
+/// The message is lost with the connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn request_during_broken_connection_is_not_missed() {
+    let proxy = Proxy::to(shared().port());
+    let settings = Client::builder().watchdog_lease(100 * LONG);
+    let client = settings.connect(&proxy.url()).await.unwrap();
+    let other = client_of(shared()).await;
+    let name = unique("broken");
+    let guard = client.lock(&name).lock().await.unwrap();
+    let asked = tokio::spawn(guard.asked());
+    until("it is subscribed", || async {
+        client.status().subscriptions > 0
+    })
+    .await;
+    proxy.refuse(true);
+    proxy.reset();
+    other.lock(&name).ask().await.unwrap().expect("it is held");
+    proxy.refuse(false);
+    within_limit("it is asked", asked).await.unwrap();
+    guard.unlock().await.unwrap();
+}
+
+async fn client_of(server: &Server) -> Client {
+    Client::connect(&server.url()).await.unwrap()
+}
+
+/// It is cut off before it learns of the request, so its lease ends. Nothing else frees the lock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn revoked_holder_that_is_cut_off_ends_with_its_lease() {
+    let proxy = Proxy::to(shared().port());
+    let settings = Client::builder().watchdog_lease(SHORT);
+    let client = settings.connect(&proxy.url()).await.unwrap();
+    let other = client_of(shared()).await;
+    let name = unique("cut-off");
+    let guard = client.lock(&name).lock().await.unwrap();
+    proxy.stall(true);
+    other.lock(&name).revoke(Duration::ZERO).await.unwrap();
+    let next = within_limit("the next acquires", async {
+        other.lock(&name).lock().await
+    });
+    let next = next.await.unwrap();
+    assert!(!guard.is_valid() && next.is_valid());
+    proxy.stall(false);
+    next.unlock().await.unwrap();
+}
+
+/// As Redisson writes it. It releases and acquires with the same owner, and notices nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holder_that_does_not_know_requests_is_not_disturbed() {
+    let (server, client) = (shared(), client_of(shared()).await);
+    let name = unique("java");
+    let owner = "8743c9c0-0795-4907-87fd-6c719a6b4586:1";
+    let acquire = || {
+        let () = server.command(&["HSET", &name, owner, "1"]);
+        let () = server.command(&["PEXPIRE", &name, "60000"]);
+    };
+    acquire();
+    let lock = client.lock(&name);
+    let asked = lock.revoke(Duration::ZERO).await.unwrap();
+    assert_eq!(asked.as_ref().map(|owner| owner.as_str()), Some(owner));
+    let fields: Vec<String> = server.command(&["HGETALL", &name]);
+    assert_eq!(fields, [owner, "1"]);
+    assert!(server.command::<i64>(&["PTTL", &name]) > 50_000);
+    let waiting = lock.released_by(asked.unwrap(), LONG);
+    let release = async {
+        let () = server.command(&["DEL", &name]);
+        let () = server.command(&[
+            "PUBLISH",
+            &format!("redisson_lock__channel:{{{name}}}"),
+            "0",
+        ]);
+    };
+    let (released, ()) = tokio::join!(waiting, release);
+    assert!(released.unwrap());
+    acquire();
+    assert!(lock.is_locked().await.unwrap());
+    let guard = lock.force_unlock().await.unwrap().then(|| lock.lock());
+    let guard = guard.expect("it was held").await.unwrap();
+    let asked = timeout(100 * BRIEF, guard.asked()).await;
+    assert!(asked.is_err(), "the request was for another owner");
+    guard.unlock().await.unwrap();
+}
+
+/// A hash of another kind, and readers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_locks_of_the_kind_are_asked() {
+    let client = client_of(shared()).await;
+    let name = unique("kind");
+    let data = client.read_write_lock(&name);
+    let reader = data.read().lock().await.unwrap();
+    assert_eq!(data.write().ask().await.unwrap(), None);
+    let refused = client.lock(&name).ask().await.unwrap_err();
+    assert!(matches!(refused, Error::WrongKind { .. }), "{refused}");
+    reader.unlock().await.unwrap();
+    let writer = data.write().lock().await.unwrap();
+    let refused = client.lock(&name).ask().await.unwrap_err();
+    assert!(matches!(refused, Error::WrongKind { .. }), "{refused}");
+    writer.unlock().await.unwrap();
+    let guard = client.lock(&name).lock().await.unwrap();
+    let refused = data.write().ask().await.unwrap_err();
+    assert!(matches!(refused, Error::WrongKind { .. }), "{refused}");
+    guard.unlock().await.unwrap();
+}
+
+/// Without the rule for requests, locks work as before, and a client that asks gets an error.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_without_permission_are_refused() {
+    let Rules { app, .. } = rules();
+    let rule = " ~redlatch_lock_asked:{app:*";
+    assert!(app.contains(rule));
+    let restricted = app.replacen("app ", "restricted ", 1).replace(rule, "");
+    let secured = Secured::start(&[app, &restricted]);
+    let settings = Client::builder().prefix(PREFIX).watchdog_lease(WATCHDOG);
+    let settings = secured.settings_of(&restricted, settings);
+    let client = settings.connect(&secured.server.url()).await.unwrap();
+    let lock = client.lock(&unique("refused"));
+    let me = Owner::new();
+    let guard = lock.lock().owner(me).await.unwrap();
+    let refused = lock.ask().await.unwrap_err();
+    assert!(matches!(refused, Error::NotPermitted { .. }), "{refused}");
+    until_rises("it is renewed", || async { guard.valid_for() }).await;
+    let next = {
+        let lock = lock.clone();
+        tokio::spawn(async move { lock.lock().owner(Owner::new()).await.unwrap() })
+    };
+    until("it waits", || async { client.status().subscriptions > 0 }).await;
+    guard.unlock().await.unwrap();
+    let next = within_limit("the next acquires", next).await.unwrap();
+    next.unlock().await.unwrap();
+    assert!(!lock.is_locked().await.unwrap());
+}
+
+#[test]
+fn thread_is_asked() {
+    on_every_store(|client| {
+        let (client, lock_name) = (client(), unique("thread"));
+        let lock = client.lock(&lock_name);
+        let guard = lock.lock().block().unwrap();
+        assert!(!guard.asked(BRIEF).unwrap());
+        let asked = lock.ask().unwrap().expect("it is held");
+        assert_eq!(asked, guard.owner_id());
+        assert!(guard.asked(LONG).unwrap());
+        assert!(!lock.released_by(asked.clone(), BRIEF).unwrap());
+        guard.unlock().unwrap();
+        assert!(lock.released_by(asked, LONG).unwrap());
+        // The thread acquires it again, as another hold.
+        let guard = lock.lock().block().unwrap();
+        assert!(!guard.asked(100 * BRIEF).unwrap());
+        guard.unlock().unwrap();
+    });
+}
