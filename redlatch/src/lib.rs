@@ -39,7 +39,7 @@ pub mod blocking;
 
 pub use backoff::Backoff;
 pub use client::{Client, ClientBuilder, ClientStatus};
-pub use error::{Error, ErrorSource, Loss, Result};
+pub use error::{Error, ErrorSource, Loss, Result, TicketRefusal};
 pub use lease::{Expiry, MAX_LEASE};
 pub use owner::{Owner, OwnerId};
 pub use primitives::count_down_latch::{CountDownLatch, TryWait, Wait};
@@ -58,6 +58,7 @@ pub use primitives::read_write_lock::{ReadLock, ReadWriteLock, WriteLock};
 pub use primitives::red_lock::{RedGuard, RedLock};
 pub use primitives::semaphore::{Semaphore, SemaphorePermits, TrySetPermits};
 pub use primitives::spin_lock::SpinLock;
+pub use primitives::ticket::{HasTicket, IntoTicketError, Ticket, TicketKind};
 pub use store::ReplicaSync;
 pub use store::embedded::Embedded;
 

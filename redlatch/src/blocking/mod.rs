@@ -41,6 +41,7 @@ mod once;
 mod request;
 #[cfg(test)]
 mod tests;
+mod ticket;
 mod worker;
 
 pub use client::{Client, Listing, Watch};

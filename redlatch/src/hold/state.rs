@@ -198,6 +198,15 @@ impl HandOverLimit {
     }
 }
 
+/// The hold of a ticket in the store, which no client has.
+#[derive(Debug, Clone)]
+pub(crate) struct TicketHold {
+    /// Its owner as the store knows it.
+    pub(crate) field: Box<str>,
+    /// The lease with which the ticket was made.
+    pub(crate) lease: Lease,
+}
+
 /// The state of a hold.
 pub(crate) struct HoldState {
     /// Number of guards.
@@ -221,6 +230,8 @@ pub(crate) struct HoldState {
     pub(crate) loss: Option<Loss>,
     /// When a release may free the object, if not immediately.
     pub(crate) retained_until: Option<Instant>,
+    /// The ticket that the latest attempt adopts. It gets the hold back if the attempt does not add a guard.
+    pub(crate) adopts: Option<Box<TicketHold>>,
     /// Number of the latest change.
     pub(crate) changes: u64,
     /// Latest change that the store has acknowledged.
@@ -281,6 +292,7 @@ impl HoldState {
             longest: Duration::ZERO,
             loss: None,
             retained_until: None,
+            adopts: None,
             // In the other numbers, 0 means none.
             changes: 1,
             acknowledged: 1,
@@ -320,6 +332,7 @@ impl HoldState {
                 self.began = now;
                 (self.end, self.longest) = (end, lease);
                 self.retained_until = None;
+                self.adopts = None;
                 self.hand_over_limit = HandOverLimit::new(now);
             }
         }
@@ -364,6 +377,24 @@ impl HoldState {
     /// Records that a release must not free the object for this long. Of several times the latest end counts.
     pub(crate) fn retain_for(&mut self, at_least: Lease, now: Instant) {
         self.retained_until = self.retained_until.max(Some(now + at_least.duration()));
+    }
+
+    /// Returns why the hold cannot become a ticket, if it cannot.
+    pub(crate) fn why_not_movable(&self, now: Instant) -> Option<&'static str> {
+        if self.count != 1 {
+            Some("its owner has several guards of it; release the others first")
+        } else if self.retained_for(now).is_some() {
+            Some("it is held for a minimum time (`at_least`)")
+        } else {
+            None
+        }
+    }
+
+    /// Records that a step is about to be sent that puts another owner in the place of this one. Until it is answered, the
+    /// hold passes to no other request, and a release is needed. Returns the number of this change.
+    pub(crate) fn begin_move(&mut self) -> u64 {
+        self.changes += 1;
+        self.changes
     }
 
     /// Returns for how long a release must not free the object. `None`: it may.

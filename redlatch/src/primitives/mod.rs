@@ -20,6 +20,7 @@ pub(crate) mod red_lock;
 pub(crate) mod reentrant;
 pub(crate) mod semaphore;
 pub(crate) mod spin_lock;
+pub(crate) mod ticket;
 
 #[cfg(test)]
 pub(crate) mod differential;
