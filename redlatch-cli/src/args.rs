@@ -11,6 +11,7 @@ use redlatch::{Client, Once, Slot};
 
 use crate::stderr::{LogFormat, Output};
 use crate::store_args::StoreArgs;
+use crate::ticket_args::{Lock, Renew};
 use crate::{duration, http};
 
 /// Distributed locks on Redis and Valkey, from the command line.
@@ -65,6 +66,8 @@ pub(crate) enum Command {
     Why(Why),
     Deadlocks(Deadlocks),
     Watch(Watch),
+    Lock(Lock),
+    Renew(Renew),
     Unlock(Unlock),
     Latch(Latch),
     Token(Token),
@@ -238,9 +241,22 @@ pub(crate) struct Run {
     )]
     pub(crate) conflict_exit_code: u8,
 
+    /// Instead of acquiring NAME, hold the lock of this ticket, which `redlatch lock` has printed, and release it when CMD
+    /// has ended. `-` reads the first line of standard input. The ticket cannot be used again
+    #[arg(
+        long,
+        value_name = "TICKET",
+        allow_hyphen_values = true,
+        conflicts_with_all = [
+            "names", "fair", "read", "write", "fenced", "spin", "permits", "wait", "no_wait", "lease", "at_most",
+            "at_least", "once_per", "slot",
+        ]
+    )]
+    pub(crate) ticket: Option<String>,
+
     /// The lock's name: 1 to 512 bytes, without line breaks. With several names, all
     /// locks are held or none
-    #[arg(required = true, value_name = "NAME", value_hint = ValueHint::Other)]
+    #[arg(required_unless_present = "ticket", value_name = "NAME", value_hint = ValueHint::Other)]
     pub(crate) names: Vec<String>,
 
     #[command(flatten)]
@@ -649,30 +665,44 @@ pub(crate) struct Watch {
     pub(crate) pattern: String,
 }
 
-/// Release the lock NAME by force, without its holder.
+/// Release the lock of a ticket, or the lock NAME by force, without its holder.
 ///
-/// Of a read-write lock, releases the writer or all readers, whichever hold it.
+/// With a ticket that `redlatch lock` has printed (--ticket, or the variable REDLATCH_TICKET), releases the lock as its holder.
+///
+/// By force: of a read-write lock, releases the writer or all readers, whichever hold it.
 ///
 /// The holder detects the loss at its next renewal; until then it continues, concurrently with the next
 /// holder. Prints whether the lock was held.
 #[derive(Debug, clap::Args)]
 #[command(
-    override_usage = "redlatch unlock [OPTIONS] <NAME>",
+    override_usage = "redlatch unlock [OPTIONS] --force <NAME>\n       redlatch unlock [OPTIONS] [--ticket <TICKET>]",
     after_help = "\
-Example:
+Examples:
   redlatch unlock --force nightly-backup
+  redlatch unlock --ticket \"$ticket\"
 
-Exit codes: 0 also if it was not held; 2 wrong usage, or no --force;
-65 NAME is an object of another kind; 69 the store cannot be reached."
+Exit codes: 0 released, with --force also if it was not held; 2 wrong usage, no --force, or not a
+ticket; 65 NAME is an object of another kind; 69 the store cannot be reached; 74 the ticket was used,
+its lease has ended, or it is forged."
 )]
 pub(crate) struct Unlock {
     /// Confirm: the lock belongs to another owner, and there is no other way to unlock it from here
-    #[arg(long)]
+    #[arg(long, requires = "name")]
     pub(crate) force: bool,
 
+    /// The ticket, without NAME. `-` reads it from standard input, so that other users of the machine do not see it
+    #[arg(
+        long,
+        env = "REDLATCH_TICKET",
+        hide_env_values = true,
+        value_name = "TICKET",
+        allow_hyphen_values = true
+    )]
+    pub(crate) ticket: Option<String>,
+
     /// The lock's name
-    #[arg(value_hint = ValueHint::Other)]
-    pub(crate) name: String,
+    #[arg(required_unless_present = "ticket", value_hint = ValueHint::Other)]
+    pub(crate) name: Option<String>,
 }
 
 /// Count the latch NAME down, wait for it, or set it.

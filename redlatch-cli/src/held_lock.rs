@@ -19,7 +19,7 @@ use crate::stderr::note;
 use crate::store::WaitLimits;
 
 /// Default lease that the watchdog renews.
-const DEFAULT_WATCHDOG_LEASE: Duration = Duration::from_secs(30);
+pub(crate) const DEFAULT_WATCHDOG_LEASE: Duration = Duration::from_secs(30);
 
 pub(crate) struct HeldLock {
     guard: Box<dyn AnyGuard>,
@@ -101,7 +101,7 @@ impl HeldLock {
             let guard = request(requests, limits, run).await?;
             return Ok(guard.map(|guard| {
                 let token = guard.token();
-                HeldLock::from_guard(guard, run, Some(("REDLATCH_FENCING_TOKEN", token)))
+                HeldLock::from_guard(guard, Some(token))
             }));
         }
         if kind.fair {
@@ -121,16 +121,13 @@ impl HeldLock {
         acquire_lock(kept(&client.lock(name), run), limits, run).await
     }
 
-    fn from_guard<K: OwnedKind>(
-        guard: Guard<Lock<K>>,
-        run: &Run,
-        token: Option<(&'static str, u64)>,
-    ) -> HeldLock {
+    /// Returns what a guard of one lock holds, with its fencing token, if it has one.
+    pub(crate) fn from_guard<K: OwnedKind>(guard: Guard<Lock<K>>, token: Option<u64>) -> HeldLock {
         HeldLock {
             owner: guard.owner_id().into(),
-            names: run.names.clone(),
+            names: vec![guard.name().to_owned()],
             guard: Box::new(guard),
-            token,
+            token: token.map(|token| ("REDLATCH_FENCING_TOKEN", token)),
         }
     }
 
@@ -166,6 +163,11 @@ impl HeldLock {
             Error::Lost { reason, .. } => reason,
             _ => Loss::NotHeld,
         }
+    }
+
+    /// Returns its fencing token, if it has one.
+    pub(crate) fn token(&self) -> Option<u64> {
+        self.token.map(|(_, token)| token)
     }
 
     /// Returns the owner as the store records it, or the id of the permit.
@@ -237,7 +239,7 @@ async fn acquire_lock<K: OwnedKind>(
     run: &Run,
 ) -> redlatch::Result<Option<HeldLock>> {
     let guard = request(requests, limits, run).await?;
-    Ok(guard.map(|guard| HeldLock::from_guard(guard, run, None)))
+    Ok(guard.map(|guard| HeldLock::from_guard(guard, None)))
 }
 
 /// Requests the lock with or without waiting, as `run` specifies.

@@ -13,7 +13,7 @@ use crate::exit::{self, Failure};
 use crate::registered::{self, Registered};
 use crate::stderr::{self, printable};
 use crate::store_args::StoreArgs;
-use crate::{duration, store};
+use crate::{duration, store, ticket};
 
 /// An object in JSON. The first six fields are present for every object, the others where they
 /// apply.
@@ -135,6 +135,18 @@ pub(crate) async fn ls(store_args: &StoreArgs, ls: &Ls) -> Result<u8, Failure> {
 }
 
 pub(crate) async fn unlock(store_args: &StoreArgs, unlock: &Unlock) -> Result<u8, Failure> {
+    let name = match (&unlock.name, &unlock.ticket) {
+        (Some(_), Some(_)) if !unlock.force => {
+            return Err(Failure::usage(
+                "use either a ticket without NAME, or --force and NAME",
+            ));
+        }
+        (Some(name), _) => name,
+        (None, ticket) => {
+            let ticket = ticket.as_deref().unwrap_or_default();
+            return ticket::unlock(store_args, ticket).await;
+        }
+    };
     if !unlock.force {
         return Err(Failure::usage(
             "unlocking takes the lock from a holder that may still be working, and that continues until it \
@@ -142,7 +154,6 @@ pub(crate) async fn unlock(store_args: &StoreArgs, unlock: &Unlock) -> Result<u8
              shows the holder)",
         ));
     }
-    let name = &unlock.name;
     store::check_name(name).await?;
     let client = store::connect(store_args, Client::builder()).await?;
     write(&format!("{}\n", force_unlock(&client, name, None).await?))

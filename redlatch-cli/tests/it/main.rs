@@ -18,6 +18,7 @@ mod registry;
 mod signals;
 mod support;
 mod terminal;
+mod tickets;
 mod tokens;
 mod top;
 mod usage;
