@@ -743,6 +743,19 @@ mod tests {
         }
     }
 
+    /// The step may take effect while another request of the client would hold the object.
+    #[test]
+    fn hold_is_not_handed_over_while_it_may_become_a_ticket() {
+        let (mut state, now) = held(true);
+        let attempt = state.begin_attempt();
+        state.attempt_acknowledged(attempt);
+        let change = state.begin_move();
+        assert_eq!(state.hand_over(10 * SECOND, now), None);
+        assert!(state.needs_settling());
+        state.release_acknowledged(change, false);
+        assert!(state.hand_over(10 * SECOND, now).is_some());
+    }
+
     #[test]
     fn earlier_end_of_lease_and_limit_counts() {
         for (limit, loss) in [

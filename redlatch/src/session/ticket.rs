@@ -56,16 +56,6 @@ impl HoldRef {
             Ok(turn) => turn,
             Err(error) => return Ok(Err(error)),
         };
-        // The answer to an earlier change could otherwise be about the owner before or after the step.
-        while hold.snapshot().has_unacknowledged_changes {
-            hold.check_not_lost()?;
-            let changes = hold.state().changes;
-            let settled = self.settle_in_turn(changes).await;
-            turn.record_result(&settled);
-            if let Err(error) = settled {
-                return Ok(Err(error));
-            }
-        }
         hold.check_not_lost()?;
         let not_movable = |reason| Error::NotMovable {
             name: hold.object.name().to_owned(),
@@ -90,7 +80,8 @@ impl HoldRef {
             hold.state().release_acknowledged(change, false);
         };
         let progress = Progress::default();
-        // On the connection on which the ticket is released if this is not answered.
+        // Behind attempts of this owner that may still be in flight, as a release is: the answer acknowledges all earlier
+        // changes. The release of the ticket, if this is not answered, follows on the same connection.
         let delivery = Delivery::acquisition(true);
         let answer = session.store.run(&*step, None, delivery, &progress).await;
         turn.record_result(&answer);

@@ -343,9 +343,9 @@ async fn owner_with_several_guards_keeps_them() {
     lock.unlock_ticket(&ticket).await.unwrap();
 }
 
-/// (e) A guard that was dropped is settled first.
+/// (e) The release of a guard that was dropped has no answer, and is sent again when the ticket exists.
 #[tokio::test(start_paused = true)]
-async fn dropped_guard_of_owner_is_settled_first() {
+async fn dropped_guard_of_owner_does_not_affect_ticket() {
     let (store, [client, _]) = clients();
     let lock = client.lock("a");
     let outer = lock.lock().await.unwrap();
@@ -485,6 +485,38 @@ async fn ticket_passes_to_no_waiter() {
     }
 }
 
+/// (f) The ticket may be in the store, although its making has failed. So the guard that is dropped then passes its hold
+/// to no waiter of the client: the waiter acquires the lock from the store.
+#[tokio::test(start_paused = true)]
+async fn guard_without_answer_passes_to_no_waiter() {
+    for failure in [NoAnswer, NoEffect, Unconfirmed] {
+        for owner in [None, Some(Owner::new())] {
+            let (store, [client, _]) = clients();
+            let lock = client.lock("a");
+            let guard = lock.lock().await.unwrap();
+            let former = guard.hold_ref().hold.field.to_string();
+            let waiter = lock.clone();
+            let waiting = tokio::spawn(async move {
+                match owner {
+                    Some(owner) => waiter.lock().owner(owner).await,
+                    None => waiter.lock().await,
+                }
+            });
+            for _ in 0..20 {
+                yield_now().await;
+            }
+            store.fail([failure]);
+            guard.into_ticket().await.unwrap_err();
+            let next = waiting.await.unwrap().unwrap();
+            assert_ne!(next.owner_id(), *former);
+            client.flush().await;
+            let holder = lock.holder().await.unwrap().unwrap();
+            assert_eq!(holder.owner, next.owner_id(), "{failure:?} {owner:?}");
+            next.unlock().await.unwrap();
+        }
+    }
+}
+
 /// (f) An adopted hold passes on like any other, and each holder excludes the ticket.
 #[tokio::test(start_paused = true)]
 async fn adopted_hold_passes_to_waiter() {
@@ -564,6 +596,29 @@ async fn released_ticket_wakes_waiter() {
         assert!(begun.elapsed() < SECOND);
         guard.unlock().await.unwrap();
     }
+}
+
+/// The lease that waiters know of is far longer than that of the ticket, which nothing uses.
+async fn waiter_learns_shorter_lease<K: HasTicket>(lock_of: impl Fn(&Client) -> Lock<K>) {
+    let (_, [client, other]) = clients();
+    let guard = lock_of(&client).lock().lease(100 * WATCHDOG).await.unwrap();
+    let waiter = lock_of(&other);
+    let waiting = tokio::spawn(async move { waiter.lock().await.map(drop) });
+    for _ in 0..20 {
+        yield_now().await;
+    }
+    let begun = tokio::time::Instant::now();
+    guard.into_ticket_for(SECOND).await.unwrap();
+    waiting.await.unwrap().unwrap();
+    assert!((SECOND..2 * SECOND).contains(&begun.elapsed()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiters_learn_shorter_lease() {
+    waiter_learns_shorter_lease(|client| client.lock("a")).await;
+    waiter_learns_shorter_lease(|client| client.fair_lock("a")).await;
+    waiter_learns_shorter_lease(|client| client.fenced_lock("a")).await;
+    waiter_learns_shorter_lease(|client| client.read_write_lock("a").write()).await;
 }
 
 fn ticket() -> impl Strategy<Value = Ticket> {
