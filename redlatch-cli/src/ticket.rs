@@ -6,7 +6,9 @@
 
 use std::io::{Error as IoError, ErrorKind};
 
-use redlatch::{Client, Embedded, Error, FencedLock, Guard, HasTicket, Ticket, TicketKind};
+use redlatch::{
+    Client, Embedded, FencedLock, Guard, HasTicket, IntoTicketError, Ticket, TicketKind,
+};
 
 use crate::exit::{self, Failure};
 use crate::held_lock::{DEFAULT_WATCHDOG_LEASE, HeldLock};
@@ -62,7 +64,7 @@ pub(crate) async fn lock(store_args: &StoreArgs, args: &Lock) -> Result<u8, Fail
     let checking = settings.clone().connect_embedded(&Embedded::new())?;
     let checked = checking.lock(name).lock().await?;
     let checked = checked.into_ticket_for(args.lease).await;
-    checked.map_err(Error::from)?;
+    checked.map_err(IntoTicketError::into_error)?;
     let limits = WaitLimits::new(args.outage_limit(), args.wait);
     let settings = settings.outage_limit(args.outage_limit());
     let client = tokio::select! {
@@ -149,7 +151,7 @@ async fn make_ticket<K: HasTicket>(
     args: &Lock,
 ) -> Result<(Ticket, Result<(), Failure>), Failure> {
     let ticket = guard.into_ticket_for(args.lease).await;
-    let ticket = ticket.map_err(Error::from)?;
+    let ticket = ticket.map_err(IntoTicketError::into_error)?;
     let printed = match show::write_if_open(&format!("{ticket}\n")) {
         Ok(true) => Ok(()),
         Ok(false) => Err(Failure::system(

@@ -11,14 +11,14 @@ impl<K: HasTicket> Guard<crate::Lock<K>> {
     /// Makes a ticket of the hold: [`crate::Guard::into_ticket`].
     ///
     /// ```
-    /// # fn main() -> redlatch::Result<()> {
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let client = redlatch::blocking::Client::embedded()?; // or connect("redis://127.0.0.1")?
     /// let lock = client.lock("deploy");
     /// let text = lock.lock().block()?.into_ticket()?.to_string();
     /// // … in another process:
     /// let guard = lock.adopt(&text.parse()?)?;
-    /// guard.unlock()
-    /// # }
+    /// guard.unlock()?;
+    /// # Ok(()) }
     /// ```
     pub fn into_ticket(self) -> Result<Ticket, IntoTicketError<Self>> {
         self.finish_or_keep(crate::Guard::into_ticket)

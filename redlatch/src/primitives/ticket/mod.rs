@@ -83,9 +83,7 @@ impl TicketRules for Fenced {
     }
 }
 
-/// A guard that did not become a ticket: [`Guard::into_ticket`].
-///
-/// Converted to an [`Error`], for example by `?`, it drops the guard, which releases the lock.
+/// A guard that did not become a ticket: [`Guard::into_ticket`]. If it is dropped, the lock is released, as by dropping the guard.
 #[derive(Debug)]
 pub struct IntoTicketError<G>(Box<(Option<G>, Error)>);
 
@@ -93,6 +91,11 @@ impl<G> IntoTicketError<G> {
     /// Returns why it did not become a ticket.
     pub fn error(&self) -> &Error {
         &self.0.1
+    }
+
+    /// Returns why it did not become a ticket, and drops the guard.
+    pub fn into_error(self) -> Error {
+        self.0.1
     }
 
     /// Returns the guard, which is as valid as before. `None` if the lock was lost, or if it is unknown whether the store has
@@ -113,6 +116,8 @@ impl<G> IntoTicketError<G> {
     }
 }
 
+// There is no `From` for `Error`: it would be the only one, and async blocks whose error type is inferred from `?` would
+// not compile any more.
 impl<G> std::fmt::Display for IntoTicketError<G> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.error().fmt(f)
@@ -122,12 +127,6 @@ impl<G> std::fmt::Display for IntoTicketError<G> {
 impl<G: std::fmt::Debug> std::error::Error for IntoTicketError<G> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.error().source()
-    }
-}
-
-impl<G> From<IntoTicketError<G>> for Error {
-    fn from(refused: IntoTicketError<G>) -> Error {
-        refused.0.1
     }
 }
 
@@ -153,7 +152,7 @@ impl<K: HasTicket> Guard<Lock<K>> {
     /// When dropped, the lock is released in the background.
     ///
     /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let client = redlatch::Client::embedded();
     /// let lock = client.fenced_lock("deploy");
     /// let guard = lock.lock().await?;
@@ -164,8 +163,8 @@ impl<K: HasTicket> Guard<Lock<K>> {
     /// let guard = lock.adopt(&ticket).await?;
     /// assert_eq!(guard.token(), token);
     /// assert!(lock.adopt(&ticket).await.is_err(), "it has been used");
-    /// guard.unlock().await
-    /// # }
+    /// guard.unlock().await?;
+    /// # Ok(()) }
     /// ```
     pub async fn into_ticket(self) -> Result<Ticket, IntoTicketError<Self>> {
         let terms = self.terms();

@@ -40,7 +40,7 @@ const OWNER: &str = "ticket-";
 /// secret.
 ///
 /// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let client = redlatch::Client::embedded();
 /// let guard = client.lock("orders:42").lock().await?;
 /// let ticket = guard.into_ticket().await?;
