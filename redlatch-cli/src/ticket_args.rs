@@ -9,8 +9,8 @@ use crate::duration;
 
 /// Acquire the lock NAME, print a ticket for it, and exit.
 ///
-/// The lock stays held for --lease, although redlatch has ended. Who has the ticket can extend that time (`redlatch renew`),
-/// release the lock (`redlatch unlock --ticket`), or run a command with it (`redlatch run --ticket`), on any
+/// The lock stays held for --lease, although redlatch has ended. A process that has the ticket can extend that time
+/// (`redlatch renew`), release the lock (`redlatch unlock --ticket`), or run a command with it (`redlatch run --ticket`), on any
 /// machine. A program in Rust can adopt it. So a lock can be held across the steps of a script or a pipeline. If a step
 /// never comes, the lock is free when the lease ends.
 ///

@@ -89,4 +89,5 @@ pub mod inspect {
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 #[doc = include_str!("../../docs/cookbook.md")]
+#[doc = include_str!("../../docs/tickets.md")]
 struct Guide;

@@ -298,7 +298,7 @@ fn wrong_usage_is_explained() {
     }
     let name = unique("forced");
     redlatch_finishes(&["lock", "--lease", LONG, &name]).expect(0);
-    // The variable is for a ticket, not for what is forced.
+    // A forced release of NAME ignores the variable.
     with_ticket(ticket, &["unlock", "--force", &name]).expect(0);
     assert!(!is_held(shared(), &name));
 }

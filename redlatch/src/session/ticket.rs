@@ -5,8 +5,8 @@
 //!    the text can name it. No client has it.
 //! 2. [`HoldRef::move_to_ticket`] puts the ticket in the place of the owner, in one step. The hold of the ticket is in the
 //!    registry until this is answered.
-//! 3. Without an answer, the outcome is unknown for both owners. Each is released behind the step, and nobody knows
-//!    the ticket.
+//! 3. Without an answer, the outcome is unknown for both owners. Each is released behind the step, and no process has
+//!    the text.
 //! 4. An adoption puts an owner of its client in the place of the ticket, in one step.
 //!
 //! Invariant: at no time are there two valid guards for one ticket. In the store the lock has one owner at any time, each step

@@ -36,7 +36,7 @@ const OWNER: &str = "ticket-";
 /// A hold that no process renews, which another process may adopt: [`Guard::into_ticket`](crate::Guard::into_ticket).
 ///
 /// Its text ([`Display`], [`FromStr`]) has ASCII letters, digits, `.`, `-`, `_` and `~`, and at most 1664 bytes. It contains a
-/// secret: who has it and may use the store can adopt, renew and release the hold. [`Debug`](std::fmt::Debug) omits the
+/// secret: a process that has it and may use the store can adopt, renew and release the hold. [`Debug`](std::fmt::Debug) omits the
 /// secret.
 ///
 /// ```
