@@ -139,7 +139,8 @@ const LOCK_EXAMPLES: &str = "\
 Durations are written 300ms, 2s, 5m (or 5min), 1h or 1d; 5 means 5s.
 
 Examples:
-  export REDLATCH_TICKET=$(redlatch lock deploy:web --lease 15m)
+  REDLATCH_TICKET=$(redlatch lock deploy:web --lease 15m) || exit
+  export REDLATCH_TICKET
   ./build.sh && redlatch renew && ./upload.sh
   redlatch unlock
   redlatch lock maintenance --hold        # until Ctrl-C";

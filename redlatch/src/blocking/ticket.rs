@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use super::Lock;
 use super::request::Guard;
-use super::{Lock, current_thread};
 use crate::error::Result;
 use crate::{HasTicket, IntoTicketError, Ticket};
 
@@ -31,11 +31,13 @@ impl<K: HasTicket> Guard<crate::Lock<K>> {
 }
 
 impl<K: HasTicket> Lock<K> {
-    /// Continues the hold of a ticket, with the calling thread as the owner: [`crate::Lock::adopt`].
+    /// Continues the hold of a ticket: [`crate::Lock::adopt`]. The owner is not the thread. To acquire the lock again use
+    /// [`Guard::reenter`]; a request of the thread would wait for this guard.
     pub fn adopt(&self, ticket: &Ticket) -> Result<Guard<crate::Lock<K>>> {
         let (lock, ticket) = (self.inner.clone(), ticket.clone());
-        let adopting = async move { lock.adopt(&ticket).await };
-        let inner = self.worker.run(current_thread().scope(adopting))??;
+        let inner = self
+            .worker
+            .run(async move { lock.adopt(&ticket).await })??;
         Ok(Guard::new(inner, self.worker.clone()))
     }
 

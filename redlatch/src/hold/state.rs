@@ -390,13 +390,6 @@ impl HoldState {
         }
     }
 
-    /// Records that a step is about to be sent that puts another owner in the place of this one. Until it is answered, the
-    /// hold passes to no other request, and a release is needed. Returns the number of this change.
-    pub(crate) fn begin_move(&mut self) -> u64 {
-        self.changes += 1;
-        self.changes
-    }
-
     /// Returns for how long a release must not free the object. `None`: it may.
     pub(crate) fn retained_for(&self, now: Instant) -> Option<Lease> {
         let until = self.retained_until.filter(|&until| until > now)?;
@@ -481,6 +474,7 @@ impl HoldState {
         if self.open_attempt <= changes {
             self.open_attempt = 0;
         }
+        self.forget_settled_adoption();
     }
 
     /// Records that a release with this count was sent and will not be answered any more. The store may apply it
@@ -527,6 +521,14 @@ impl HoldState {
         }
         if self.open_attempt == change {
             self.open_attempt = 0;
+        }
+        self.forget_settled_adoption();
+    }
+
+    /// After an answer about all changes, the ticket has its hold back, or never lost it.
+    fn forget_settled_adoption(&mut self) {
+        if !self.has_unacknowledged_changes() {
+            self.adopts = None;
         }
     }
 
@@ -749,7 +751,7 @@ mod tests {
         let (mut state, now) = held(true);
         let attempt = state.begin_attempt();
         state.attempt_acknowledged(attempt);
-        let change = state.begin_move();
+        let change = state.begin_attempt();
         assert_eq!(state.hand_over(10 * SECOND, now), None);
         assert!(state.needs_settling());
         state.release_acknowledged(change, false);

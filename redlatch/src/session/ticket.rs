@@ -5,8 +5,8 @@
 //!    the text can name it. No client has it.
 //! 2. [`HoldRef::move_to_ticket`] puts the ticket in the place of the owner, in one step. The hold of the ticket is in the
 //!    registry until this is answered.
-//! 3. Without an answer, the outcome is unknown for both owners. Each is released behind the step, and no process has
-//!    the text.
+//! 3. Without an answer, the outcome is unknown for both owners. Each is released behind the step, on the same
+//!    connection, and no process has the text.
 //! 4. An adoption puts an owner of its client in the place of the ticket, in one step.
 //!
 //! Invariant: at no time are there two valid guards for one ticket. In the store the lock has one owner at any time, each step
@@ -74,7 +74,8 @@ impl HoldRef {
         let (Some(step), Some(ticket_change)) = (step, ticket_change) else {
             return Ok(Err(not_movable("this kind of lock cannot")));
         };
-        let change = hold.state().begin_move();
+        // An attempt: until it is answered, the hold passes to no other request, and a release is sent behind it.
+        let change = hold.state().begin_attempt();
         let refused = || {
             ticket.hold.state().attempt_acknowledged(ticket_change);
             hold.state().release_acknowledged(change, false);

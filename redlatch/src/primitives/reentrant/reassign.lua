@@ -10,7 +10,10 @@
 -- Returns  1: the other owner holds the lock; 0: neither does
 --          -1: the owner still holds the lock, because the hash has other fields
 if redis.call('HEXISTS', KEYS[1], ARGV[3]) == 1 then
-    -- The step was repeated.
+    -- The step was repeated. The client counts the lease from when it was sent last: the expiry may only move later.
+    if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[4]) then
+        redis.call('PEXPIRE', KEYS[1], ARGV[4])
+    end
     return 1
 end
 local held = redis.call('HEXISTS', KEYS[1], ARGV[1])

@@ -4,7 +4,8 @@
 //!
 //! 1. The owner's field of the hash is replaced by that of the other owner, which no earlier step has. Its lease replaces the
 //!    old one, and may end earlier.
-//! 2. If the other owner has a field already, the step was repeated, and nothing changes.
+//! 2. If the other owner has a field already, the step was repeated. Then the expiry only moves later, because the client
+//!    counts the lease from when the step was sent last.
 //! 3. Waiters are woken, because the lease that they know of may be longer. They learn the new end, and sleep until then.
 //!
 //! Invariant: from the acquisition until the end of the new lease, no other step acquires the lock. The interleaving to
@@ -85,6 +86,7 @@ impl<W: Fn(&mut Keyspace) -> Result<()> + Send + Sync> Step for Reassign<'_, W> 
         if let Some(mut holds) = keyspace.find::<Holds>(hold.object.key())? {
             let Holds { counts, mode } = &mut *holds.value;
             if counts.contains_key(to) {
+                holds.extend_to(lease.duration());
                 return Ok(true);
             }
             let fields = counts.len() + usize::from(mode.is_some());

@@ -211,8 +211,8 @@ impl<K: HasTicket> Lock<K> {
     /// Continues the hold of a ticket, with its fencing token if it has one. The watchdog renews it, and the guard reports its
     /// loss, as if this process had acquired the lock. A ticket can be adopted once.
     ///
-    /// The owner is that of the scope ([`Owner::scope`]), or a new one. The client must have the same
-    /// [prefix](crate::ClientBuilder::prefix) as the one that made the ticket.
+    /// The owner is a new one, also in a scope ([`Owner::scope`]). To acquire the lock again use [`Guard::reenter`]. The client
+    /// must have the same [prefix](crate::ClientBuilder::prefix) as the one that made the ticket.
     ///
     /// # Errors
     ///
@@ -223,16 +223,18 @@ impl<K: HasTicket> Lock<K> {
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the ticket gets the hold back in the background, with the lease with which it was made.
+    /// When dropped, the ticket gets the hold back in the background, with the lease with which it was made. A longer lease
+    /// of [`Lock::renew_ticket`] is lost then.
     pub async fn adopt(&self, ticket: &Ticket) -> Result<Guard<Lock<K>>> {
         let (session, of_ticket) = (&self.session, self.ticket_hold(ticket)?);
         session.background.remember_runtime()?;
         self.kind.check()?;
         let mismatch = || invalid("it is the ticket of another kind of lock");
         let grant = K::grant(ticket.token()).ok_or_else(mismatch)?;
-        let adopter = || session.adopter(&of_ticket.object, &of_ticket.field);
-        let owner = Owner::current().or_else(adopter);
-        let hold_ref = self.hold_ref(owner.unwrap_or_else(Owner::new))?;
+        // Never an owner of the caller. It could hold the lock otherwise when a used ticket is adopted, and the step would take
+        // that for a repetition.
+        let adopter = session.adopter(&of_ticket.object, &of_ticket.field);
+        let hold_ref = self.hold_ref(adopter.unwrap_or_else(Owner::new))?;
         let hold = &hold_ref.hold;
         let terms = session.terms(None, false);
         let step = of_ticket.kind.reassign(ReassignParams {
@@ -260,7 +262,7 @@ impl<K: HasTicket> Lock<K> {
         let adopting = session.try_acquire(&requested, None, &progress, begin, blocked);
         match adopting.await {
             Ok(true) => {}
-            // The owner has adopted it before.
+            // Another task of this client has adopted it at the same time.
             Ok(false) | Err(Error::AlreadyHeld { .. }) => return Err(self.refusal().await),
             Err(error) => return Err(error),
         }
@@ -290,13 +292,20 @@ impl<K: HasTicket> Lock<K> {
             lease: Some(lease),
             holds: vec![&of_ticket],
         };
-        match *self.session.store.run_idempotent(&step).await? {
-            [true] => Ok(()),
-            _ => Err(self.refusal().await),
+        let (store, progress) = (&self.session.store, Progress::default());
+        // A ticket may not be renewed again before a failover, so replicas have to confirm it, as an acquisition.
+        let delivery = Delivery::acquisition(true);
+        let answer = store.run(&step, None, delivery, &progress).await?;
+        if answer.reply != [true] {
+            return Err(self.refusal().await);
+        }
+        match answer.confirmation {
+            Some(confirmation) => confirmation.confirmed(&progress).await,
+            None => Ok(()),
         }
     }
 
-    /// Releases the hold of a ticket, and wakes a waiter.
+    /// Releases the hold of a ticket, and wakes a waiter. As every release, it does not wait for replicas.
     ///
     /// # Errors
     ///

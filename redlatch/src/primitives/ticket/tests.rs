@@ -115,17 +115,35 @@ async fn ticket_is_adopted_once() {
     assert!(!first.lock("a").is_locked().await.unwrap());
 }
 
-/// (a) In a scope, all adoptions have the same owner.
+/// (a) Two tasks adopt a ticket while an earlier adoption is not settled yet: they have the same owner.
 #[tokio::test(start_paused = true)]
-async fn owner_adopts_ticket_once() {
-    let (_, [client, _]) = clients();
-    let (lock, me) = (client.lock("a"), Owner::new());
+async fn tasks_with_one_owner_adopt_ticket_once() {
+    let (store, [client, _]) = clients();
+    let lock = client.lock("a");
     let ticket = ticket_of(&lock).await;
-    let (one, other) = tokio::join!(me.scope(lock.adopt(&ticket)), me.scope(lock.adopt(&ticket)));
+    store.fail([NoAnswer]);
+    lock.adopt(&ticket).await.unwrap_err();
+    let (one, other) = tokio::join!(lock.adopt(&ticket), lock.adopt(&ticket));
     let guard = one.unwrap();
-    assert_eq!((guard.owner(), guard.hold_count()), (me, 1));
-    assert_eq!(refusal(other), held_by(client.owner_id(me)));
+    assert_eq!(guard.hold_count(), 1);
+    assert_eq!(refusal(other), held_by(guard.owner_id()));
     guard.unlock().await.unwrap();
+}
+
+/// Its replicas may take over before it is renewed again.
+#[tokio::test(start_paused = true)]
+async fn renewal_of_ticket_is_confirmed_by_replicas() {
+    let (store, [client, _]) = clients();
+    let lock = client.lock("a");
+    let ticket = ticket_of(&lock).await;
+    store.fail([Unconfirmed]);
+    assert!(
+        lock.renew_ticket(&ticket, SECOND)
+            .await
+            .unwrap_err()
+            .is_transient()
+    );
+    lock.renew_ticket(&ticket, SECOND).await.unwrap();
 }
 
 /// (b) The owner that was moved is not the holder: it waits as others do.
@@ -299,6 +317,69 @@ async fn repeated_step_of_adoption_succeeds() {
     assert!(store.run_idempotent(&*step.unwrap()).await.unwrap());
     adopted.unlock().await.unwrap();
     assert!(!first.lock("a").is_locked().await.unwrap());
+}
+
+/// (d) The lease counts from when the step was sent last, here and in the store.
+#[tokio::test(start_paused = true)]
+async fn repeated_step_of_adoption_extends_lease() {
+    let (_, [client, _]) = clients();
+    let lock = client.lock("a");
+    let of_ticket = lock.ticket_hold(&ticket_of(&lock).await).unwrap();
+    for _ in 0..3 {
+        let step = of_ticket.kind.reassign(crate::hold::ReassignParams {
+            hold: &of_ticket,
+            to: "other:7".to_owned(),
+            lease: Lease::WATCHDOG,
+        });
+        let store = &client.session.store;
+        assert!(store.run_idempotent(&*step.unwrap()).await.unwrap());
+        let remaining = lock.remaining_lease().await.unwrap();
+        assert_eq!(remaining.and_then(|left| left.duration()), Some(WATCHDOG));
+        tokio::time::sleep(20 * SECOND).await;
+    }
+}
+
+/// A step that wrote the owner of the scope before the adoption is no adoption.
+#[tokio::test(start_paused = true)]
+async fn owner_of_scope_does_not_adopt() {
+    let (_, [client, other]) = clients();
+    let (lock, me) = (client.lock("a"), Owner::new());
+    let ticket = ticket_of(&lock).await;
+    other.lock("a").unlock_ticket(&ticket).await.unwrap();
+    let held = lock.lock().owner(me).await.unwrap();
+    let refused = me.scope(lock.adopt(&ticket)).await;
+    assert_eq!(refusal(refused), held_by(client.owner_id(me)));
+    held.unlock().await.unwrap();
+    let ticket = ticket_of(&lock).await;
+    let adopted = me.scope(lock.adopt(&ticket)).await.unwrap();
+    assert_ne!(adopted.owner(), me);
+    assert!(lock.try_lock().owner(me).await.unwrap().is_none());
+    adopted.unlock().await.unwrap();
+}
+
+/// A canceled request of the owner of a refused adoption is settled by a release, and revives no ticket.
+#[test]
+fn settled_adoption_is_forgotten() {
+    let hold = crate::primitives::differential::hold(1, crate::kind::Reentrant::new("", "a"));
+    let adopts = || {
+        Some(Box::new(crate::hold::TicketHold {
+            field: "ticket-0:0".into(),
+            lease: Lease::WATCHDOG,
+        }))
+    };
+    let mut state = hold.state();
+    let refused = state.begin_attempt();
+    state.adopts = adopts();
+    state.attempt_acknowledged(refused);
+    assert!(state.adopts.is_none());
+    let canceled = state.begin_attempt();
+    state.adopts = adopts();
+    state.begin_attempt();
+    state.attempt_acknowledged(canceled);
+    assert!(state.adopts.is_some());
+    let changes = state.changes;
+    state.release_acknowledged(changes, true);
+    assert!(state.adopts.is_none());
 }
 
 /// (d) A failed adoption gives the hold back, so that any process can adopt the ticket, with its own lease.
@@ -494,7 +575,7 @@ async fn guard_without_answer_passes_to_no_waiter() {
             let (store, [client, _]) = clients();
             let lock = client.lock("a");
             let guard = lock.lock().await.unwrap();
-            let former = guard.hold_ref().hold.field.to_string();
+            let hold = guard.hold_ref().hold.clone();
             let waiter = lock.clone();
             let waiting = tokio::spawn(async move {
                 match owner {
@@ -507,8 +588,9 @@ async fn guard_without_answer_passes_to_no_waiter() {
             }
             store.fail([failure]);
             guard.into_ticket().await.unwrap_err();
+            assert_eq!(hold.state().count, 0, "the guard was not offered");
             let next = waiting.await.unwrap().unwrap();
-            assert_ne!(next.owner_id(), *former);
+            assert_ne!(next.owner_id(), *hold.field);
             client.flush().await;
             let holder = lock.holder().await.unwrap().unwrap();
             assert_eq!(holder.owner, next.owner_id(), "{failure:?} {owner:?}");
@@ -531,19 +613,6 @@ async fn adopted_hold_passes_to_waiter() {
     adopted.unlock().await.unwrap();
     let next = waiting.await.unwrap().unwrap();
     assert_eq!(refusal(lock.adopt(&ticket).await), held_by(next.owner_id()));
-}
-
-#[tokio::test(start_paused = true)]
-async fn canceled_adoption_gives_hold_back() {
-    let (_, [first, second]) = clients();
-    let ticket = ticket_of(&first.lock("a")).await;
-    let (lock, me) = (second.lock("a"), Owner::new());
-    let hold_ref = lock.hold_ref(me).unwrap();
-    let turn = hold_ref.hold.turn().await.unwrap();
-    cancel_when_it_waits(me.scope(lock.adopt(&ticket))).await;
-    drop(turn);
-    let adopted = me.scope(lock.adopt(&ticket)).await.unwrap();
-    adopted.unlock().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

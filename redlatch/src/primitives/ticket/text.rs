@@ -145,7 +145,7 @@ impl Ticket {
 
 /// Returns whether this owner is a ticket.
 pub(super) fn is_ticket(owner: &OwnerId) -> bool {
-    owner.as_str().starts_with(OWNER)
+    owner.as_str().starts_with(OWNER) && owner.as_str().ends_with(":0")
 }
 
 impl Display for Ticket {
