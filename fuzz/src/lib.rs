@@ -32,17 +32,21 @@ mod store;
 #[path = "../../redlatch-cli/src/store_args.rs"]
 #[allow(dead_code)]
 mod store_args;
+#[path = "../../redlatch-cli/src/ticket_args.rs"]
+#[allow(dead_code)]
+mod ticket_args;
 
 /// The name of a target, which is also its folder in `corpus/`, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 6] = [
+pub const TARGETS: [Target; 7] = [
     ("command-line", targets::command_line::run),
     ("config", targets::config::run),
     ("permit-id", targets::permit_id::run),
     ("registry", targets::registry::run),
     ("replies", targets::replies::run),
+    ("ticket", targets::ticket::run),
     ("url", targets::url::run),
 ];
 

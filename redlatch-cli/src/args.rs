@@ -11,6 +11,7 @@ use redlatch::{Client, Once, Slot};
 
 use crate::stderr::{LogFormat, Output};
 use crate::store_args::StoreArgs;
+use crate::ticket_args::{Lock, Renew};
 use crate::{duration, http};
 
 /// Distributed locks on Redis and Valkey, from the command line.
@@ -65,6 +66,8 @@ pub(crate) enum Command {
     Why(Why),
     Deadlocks(Deadlocks),
     Watch(Watch),
+    Lock(Lock),
+    Renew(Renew),
     Unlock(Unlock),
     Latch(Latch),
     Token(Token),
@@ -238,9 +241,22 @@ pub(crate) struct Run {
     )]
     pub(crate) conflict_exit_code: u8,
 
+    /// Instead of acquiring NAME, hold the lock of this ticket, which `redlatch lock` has printed, and release it when CMD
+    /// has ended. `-` reads the first line of standard input. The ticket cannot be used again
+    #[arg(
+        long,
+        value_name = "TICKET",
+        allow_hyphen_values = true,
+        conflicts_with_all = [
+            "names", "fair", "read", "write", "fenced", "spin", "permits", "wait", "no_wait", "lease", "at_most",
+            "at_least", "once_per", "slot",
+        ]
+    )]
+    pub(crate) ticket: Option<String>,
+
     /// The lock's name: 1 to 512 bytes, without line breaks. With several names, all
     /// locks are held or none
-    #[arg(required = true, value_name = "NAME", value_hint = ValueHint::Other)]
+    #[arg(required_unless_present = "ticket", value_name = "NAME", value_hint = ValueHint::Other)]
     pub(crate) names: Vec<String>,
 
     #[command(flatten)]
@@ -649,7 +665,9 @@ pub(crate) struct Watch {
     pub(crate) pattern: String,
 }
 
-/// Ask the holder of the lock NAME to release it, or release it by force, without its holder.
+/// Ask the holder of the lock NAME to release it, release it by force, without its holder, or release the lock of a ticket.
+///
+/// With a ticket that `redlatch lock` has printed (--ticket, or the variable REDLATCH_TICKET), releases the lock as its holder.
 ///
 /// With --ask the holder decides. `redlatch run` ends CMD as at a loss (SIGTERM, and SIGKILL after its --kill-after), and then
 /// releases the lock. Programs decide themselves (`Guard::asked`); Redisson does not know requests, and continues.
@@ -665,20 +683,21 @@ pub(crate) struct Watch {
 /// Prints the owner that was asked, or whether the lock was held.
 #[derive(Debug, clap::Args)]
 #[command(
-    override_usage = "redlatch unlock [OPTIONS] <NAME>",
+    override_usage = "redlatch unlock [OPTIONS] <NAME>\n       redlatch unlock [OPTIONS] [--ticket <TICKET>]",
     after_help = "\
 Examples:
   redlatch unlock --ask --wait 30s nightly-backup
   redlatch unlock --revoke 5m --wait 6m nightly-backup
   redlatch unlock --force nightly-backup
+  redlatch unlock --ticket \"$ticket\"
 
-Exit codes: 0 also if it was not held; 2 wrong usage, or none of --ask, --revoke and --force;
-65 NAME is an object of another kind; 69 the store cannot be reached;
-76 the holder has not released it within --wait."
+Exit codes: 0 also if it was not held; 2 wrong usage, none of --ask, --revoke and --force, or not a
+ticket; 65 NAME is an object of another kind; 69 the store cannot be reached; 74 the ticket was used,
+its lease has ended, or it is forged; 76 the holder has not released it within --wait."
 )]
 pub(crate) struct Unlock {
     /// Ask the holder to release the lock
-    #[arg(long, conflicts_with = "force")]
+    #[arg(long, requires = "name", conflicts_with = "force")]
     pub(crate) ask: bool,
 
     /// Ask the holder to release the lock, and let it lose the lock after this time: it is not renewed any more
@@ -687,6 +706,7 @@ pub(crate) struct Unlock {
         value_name = "DUR",
         value_parser = duration::parse,
         allow_hyphen_values = true,
+        requires = "name",
         conflicts_with_all = ["ask", "force"]
     )]
     pub(crate) revoke: Option<Duration>,
@@ -697,17 +717,28 @@ pub(crate) struct Unlock {
         value_name = "DUR",
         value_parser = duration::parse,
         allow_hyphen_values = true,
+        requires = "name",
         conflicts_with = "force"
     )]
     pub(crate) wait: Option<Duration>,
 
     /// Confirm: take the lock from its holder, which may still be working
-    #[arg(long)]
+    #[arg(long, requires = "name")]
     pub(crate) force: bool,
 
+    /// The ticket, without NAME. `-` reads it from standard input, so that other users of the machine do not see it
+    #[arg(
+        long,
+        env = "REDLATCH_TICKET",
+        hide_env_values = true,
+        value_name = "TICKET",
+        allow_hyphen_values = true
+    )]
+    pub(crate) ticket: Option<String>,
+
     /// The lock's name
-    #[arg(value_hint = ValueHint::Other)]
-    pub(crate) name: String,
+    #[arg(required_unless_present = "ticket", value_hint = ValueHint::Other)]
+    pub(crate) name: Option<String>,
 }
 
 /// Count the latch NAME down, wait for it, or set it.

@@ -71,6 +71,7 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
         let code = match &error {
             Error::InvalidName { .. }
+            | Error::InvalidTicket { .. }
             | Error::InvalidLease { .. }
             | Error::InvalidSetting { .. }
             | Error::InvalidUrl { .. } => USAGE,
@@ -84,7 +85,7 @@ impl From<Error> for Failure {
             | Error::UnsupportedServer { .. }
             | Error::OutcomeUnknown { .. }
             | Error::Refused { .. } => UNAVAILABLE,
-            Error::Lost { .. } => LOST,
+            Error::Lost { .. } | Error::TicketRefused { .. } => LOST,
             _ => SOFTWARE,
         };
         let message = match error {

@@ -19,7 +19,7 @@ use crate::stderr::note;
 use crate::store::WaitLimits;
 
 /// Default lease that the watchdog renews.
-const DEFAULT_WATCHDOG_LEASE: Duration = Duration::from_secs(30);
+pub(crate) const DEFAULT_WATCHDOG_LEASE: Duration = Duration::from_secs(30);
 
 pub(crate) struct HeldLock {
     guard: Box<dyn AnyGuard>,
@@ -103,7 +103,7 @@ impl HeldLock {
             let guard = request(requests, limits, run).await?;
             return Ok(guard.map(|guard| {
                 let token = guard.token();
-                HeldLock::from_revocable(guard, run, Some(("REDLATCH_FENCING_TOKEN", token)))
+                HeldLock::from_revocable(guard, Some(token))
             }));
         }
         if kind.fair {
@@ -112,7 +112,7 @@ impl HeldLock {
         if kind.read {
             let lock = client.read_write_lock(name).read();
             let guard = request((lock.lock(), lock.try_lock()), limits, run).await?;
-            return Ok(guard.map(|guard| HeldLock::from_guard(guard, run, None)));
+            return Ok(guard.map(|guard| HeldLock::from_guard(guard, None)));
         }
         if kind.write {
             let lock = client.read_write_lock(name).write();
@@ -124,30 +124,26 @@ impl HeldLock {
         acquire_lock(kept(&client.lock(name), run), limits, run).await
     }
 
-    fn from_guard<K: OwnedKind>(
-        guard: Guard<Lock<K>>,
-        run: &Run,
-        token: Option<(&'static str, u64)>,
-    ) -> HeldLock {
+    /// Returns what a guard of one lock holds, with its fencing token, if it has one.
+    pub(crate) fn from_guard<K: OwnedKind>(guard: Guard<Lock<K>>, token: Option<u64>) -> HeldLock {
         HeldLock {
             owner: guard.owner_id().into(),
-            names: run.names.clone(),
+            names: vec![guard.name().to_owned()],
             guard: Box::new(guard),
-            token,
+            token: token.map(|token| ("REDLATCH_FENCING_TOKEN", token)),
             asked: Box::pin(pending()),
         }
     }
 
     /// The same for a lock whose holder can be asked to release it.
-    fn from_revocable<K: Revocable>(
+    pub(crate) fn from_revocable<K: Revocable>(
         guard: Guard<Lock<K>>,
-        run: &Run,
-        token: Option<(&'static str, u64)>,
+        token: Option<u64>,
     ) -> HeldLock {
         let asked = Box::pin(guard.asked());
         HeldLock {
             asked,
-            ..HeldLock::from_guard(guard, run, token)
+            ..HeldLock::from_guard(guard, token)
         }
     }
 
@@ -189,6 +185,11 @@ impl HeldLock {
     /// Returns a future that completes when another client asks for the lock. Further calls return one that never completes.
     pub(crate) fn take_asked(&mut self) -> BoxFuture<'static, ()> {
         std::mem::replace(&mut self.asked, Box::pin(pending()))
+    }
+
+    /// Returns its fencing token, if it has one.
+    pub(crate) fn token(&self) -> Option<u64> {
+        self.token.map(|(_, token)| token)
     }
 
     /// Returns the owner as the store records it, or the id of the permit.
@@ -260,7 +261,7 @@ async fn acquire_lock<K: Revocable>(
     run: &Run,
 ) -> redlatch::Result<Option<HeldLock>> {
     let guard = request(requests, limits, run).await?;
-    Ok(guard.map(|guard| HeldLock::from_revocable(guard, run, None)))
+    Ok(guard.map(|guard| HeldLock::from_revocable(guard, None)))
 }
 
 /// Requests the lock with or without waiting, as `run` specifies.

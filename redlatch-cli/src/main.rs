@@ -27,6 +27,8 @@ mod stderr;
 mod store;
 mod store_args;
 mod terminal;
+mod ticket;
+mod ticket_args;
 mod token;
 mod top;
 mod watch;
@@ -122,6 +124,8 @@ fn dispatch(args: Args) -> Result<u8, Failure> {
             Command::Why(why) => why::why(&args.store_args, &why).await,
             Command::Deadlocks(deadlocks) => why::deadlocks(&args.store_args, &deadlocks).await,
             Command::Watch(watch) => watch::watch(&args.store_args, &watch).await,
+            Command::Lock(lock) => ticket::lock(&args.store_args, &lock).await,
+            Command::Renew(renew) => ticket::renew(&args.store_args, &renew).await,
             Command::Unlock(unlock) => show::unlock(&args.store_args, &unlock).await,
             Command::Latch(latch) => latch::latch(&args.store_args, &latch).await,
             Command::Token(token) => token::token(&args.store_args, &token).await,

@@ -16,7 +16,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use redlatch::inspect::ObjectState;
-use redlatch::{Client, Error, Expiry, Loss, OnceRun};
+use redlatch::{Client, Error, Expiry, Loss, OnceRun, Ticket};
 use rustix::process::WaitStatus;
 use tokio::time::{Instant, timeout_at};
 
@@ -30,13 +30,14 @@ use crate::signals::{self, Caught, Signals};
 use crate::stderr::{self, detail, note, printable, stderr};
 use crate::store::WaitLimits;
 use crate::store_args::StoreArgs;
-use crate::{duration, once, store};
+use crate::{duration, once, store, ticket};
 
 /// How long `run` waits before it prints a message. A lock that is free soon needs none.
 const REPORT_DELAY: Duration = Duration::from_secs(1);
 
 pub(crate) async fn run(store_args: &StoreArgs, mut run: Run) -> Result<u8, Failure> {
     let mut signals = Signals::catch_all()?;
+    let ticket = run.ticket.as_deref().map(ticket::read).transpose()?;
     store::validate_request(&run).await?;
     // A repeated name is held once.
     let mut named = HashSet::new();
@@ -48,7 +49,10 @@ pub(crate) async fn run(store_args: &StoreArgs, mut run: Run) -> Result<u8, Fail
         signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
         client = store::connect_within(store_args, settings, &limits) => client?,
     };
-    let code = run_under_lock(&client, &limits, &run, &mut signals).await;
+    let code = match &ticket {
+        Some(ticket) => run_with_ticket(&client, &limits, &run, ticket, &mut signals).await,
+        None => run_under_lock(&client, &limits, &run, &mut signals).await,
+    };
     // Settles an interrupted acquisition, or a release without an answer.
     store::flush(&client).await;
     code
@@ -76,7 +80,7 @@ async fn run_under_lock(
         never = report_waiting(client, &run.names) => match never {},
     };
     let Some(held_lock) = held_lock else {
-        report_conflict(client, run).await;
+        report_conflict(client, &run.names, run.wait).await;
         return Ok(run.conflict_exit_code);
     };
     detail!("{}: acquired by {}", held_lock.names(), held_lock.owner());
@@ -93,6 +97,26 @@ async fn run_under_lock(
         }
     };
     match run_cmd(client, held_lock, once_run, &run.cmd, signals).await? {
+        CmdEnd::Ended(code) => Ok(code),
+        CmdEnd::Lost { .. } => Ok(exit::LOST),
+    }
+}
+
+/// Runs CMD with the lock of a ticket.
+async fn run_with_ticket(
+    client: &Client,
+    limits: &WaitLimits,
+    run: &Run,
+    ticket: &Ticket,
+    signals: &mut Signals,
+) -> Result<u8, Failure> {
+    let held_lock = tokio::select! {
+        biased;
+        signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
+        held_lock = ticket::adopt(client, limits, ticket) => held_lock?,
+    };
+    detail!("{}: adopted by {}", held_lock.names(), held_lock.owner());
+    match run_cmd(client, held_lock, None, &run.cmd, signals).await? {
         CmdEnd::Ended(code) => Ok(code),
         CmdEnd::Lost { .. } => Ok(exit::LOST),
     }
@@ -207,26 +231,26 @@ pub(crate) async fn report_waiting(client: &Client, names: &[String]) -> Infalli
 
 /// Reports why the lock was not acquired. Does not wait for a slow store, because the limit has
 /// passed.
-async fn report_conflict(client: &Client, run: &Run) {
+pub(crate) async fn report_conflict(client: &Client, names: &[String], wait: Option<Duration>) {
     let deadline = Instant::now() + REPORT_DELAY;
-    let names = printable(&run.names.join(" "));
-    let what = match run.wait {
+    let shown = printable(&names.join(" "));
+    let what = match wait {
         Some(wait) => format!("not acquired within {}", duration::short(wait)),
         None => "not acquired".into(),
     };
     let mut reasons = Vec::new();
-    for name in &run.names {
+    for name in names {
         let holder_text = timeout_at(deadline, holder_text(client, name)).await;
         if let Ok(Some(holder_text)) = holder_text {
-            reasons.push(match run.names.len() {
+            reasons.push(match names.len() {
                 1 => holder_text,
                 _ => format!("{} is {holder_text}", printable(name)),
             });
         }
     }
     match reasons.is_empty() {
-        true => note!("{names}: {what}: another owner held it"),
-        false => note!("{names}: {what}: {}", reasons.join("; ")),
+        true => note!("{shown}: {what}: another owner held it"),
+        false => note!("{shown}: {what}: {}", reasons.join("; ")),
     }
 }
 

@@ -14,7 +14,7 @@ use crate::exit::{self, Failure};
 use crate::registered::{self, Registered};
 use crate::stderr::{self, printable, stderr};
 use crate::store_args::StoreArgs;
-use crate::{duration, store};
+use crate::{duration, store, ticket};
 
 /// An object in JSON. The first six fields are present for every object, the others where they
 /// apply.
@@ -137,6 +137,18 @@ pub(crate) async fn ls(store_args: &StoreArgs, ls: &Ls) -> Result<u8, Failure> {
 
 pub(crate) async fn unlock(store_args: &StoreArgs, unlock: &Unlock) -> Result<u8, Failure> {
     let asks = unlock.ask || unlock.revoke.is_some();
+    let name = match (&unlock.name, &unlock.ticket) {
+        (Some(_), Some(_)) if !unlock.force && !asks => {
+            return Err(Failure::usage(
+                "use either a ticket without NAME, or NAME with --ask, --revoke or --force",
+            ));
+        }
+        (Some(name), _) => name,
+        (None, ticket) => {
+            let ticket = ticket.as_deref().unwrap_or_default();
+            return ticket::unlock(store_args, ticket).await;
+        }
+    };
     if !unlock.force && !asks {
         return Err(Failure::usage(
             "unlocking takes the lock from a holder that may still be working, and that continues until it \
@@ -144,7 +156,6 @@ pub(crate) async fn unlock(store_args: &StoreArgs, unlock: &Unlock) -> Result<u8
              shows the holder); to let the holder release it, use --ask or --revoke",
         ));
     }
-    let name = &unlock.name;
     store::check_name(name).await?;
     let client = store::connect(store_args, Client::builder()).await?;
     if asks {
@@ -185,7 +196,10 @@ async fn ask_holder<K: Revocable>(lock: &Lock<K>, unlock: &Unlock) -> Result<u8,
     };
     let limit = unlock.revoke.map_or(String::new(), |limit| {
         // Redisson and earlier versions continue to renew it.
-        format!("; a holder that knows requests loses it after {}", duration::short(limit))
+        format!(
+            "; a holder that knows requests loses it after {}",
+            duration::short(limit)
+        )
     });
     let asked = format!("{shown}: asked {}{limit}\n", printable(owner.as_str()));
     let written = write(&asked)?;

@@ -202,6 +202,34 @@ pub enum Error {
         name: String,
     },
 
+    /// The hold of this guard cannot become a ticket.
+    #[error("the lock {name:?} cannot become a ticket: {reason}")]
+    #[non_exhaustive]
+    NotMovable {
+        /// Name of the lock.
+        name: String,
+        /// Why it cannot, and what to do.
+        reason: &'static str,
+    },
+
+    /// A text is not a ticket, or the ticket is one of another lock.
+    #[error("the ticket cannot be used: {reason}")]
+    #[non_exhaustive]
+    InvalidTicket {
+        /// Why it cannot, without any part of the text.
+        reason: String,
+    },
+
+    /// The store does not have the hold of the ticket.
+    #[error("the ticket of {name:?} is refused: {reason}")]
+    #[non_exhaustive]
+    TicketRefused {
+        /// Name of the lock.
+        name: String,
+        /// What the store has instead.
+        reason: TicketRefusal,
+    },
+
     /// These locks cannot be held together.
     #[error("these locks cannot be held together: {reason}")]
     #[non_exhaustive]
@@ -317,6 +345,39 @@ impl std::fmt::Display for Loss {
     }
 }
 
+/// What the store has instead of the hold of a ticket, in [`Error::TicketRefused`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TicketRefusal {
+    /// The lock is free.
+    Free,
+    /// This owner holds the lock, as [`OwnerId`](crate::OwnerId). It has adopted the ticket, or has acquired the lock
+    /// after the lease of the ticket.
+    HeldBy {
+        /// The owner as the store keeps it.
+        owner: String,
+    },
+    /// The hold of another ticket is in the store. So the secret of this one is wrong, or it is an earlier one.
+    OtherTicket,
+}
+
+impl std::fmt::Display for TicketRefusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            TicketRefusal::Free => f.write_str(
+                "the lock is free, because the lease of the ticket has ended or the lock was released; acquire it again",
+            ),
+            TicketRefusal::HeldBy { owner } => write!(
+                f,
+                "it has already been used, or its lease has ended: {owner} holds the lock"
+            ),
+            TicketRefusal::OtherTicket => f.write_str(
+                "another ticket holds the lock, so this one is forged, or its lease has ended",
+            ),
+        }
+    }
+}
+
 /// The error of the operating system or of a library that caused an [`Error`]. Its type may change in any
 /// release. All sources are equal, because an [`Error`] also describes its source in words.
 #[derive(Clone)]
@@ -392,7 +453,7 @@ impl Error {
     pub(crate) fn leaves_untouched(&self) -> bool {
         matches!(
             self,
-            Error::WrongKind { .. } | Error::WriteWhileReading { .. }
+            Error::WrongKind { .. } | Error::WriteWhileReading { .. } | Error::NotMovable { .. }
         )
     }
 

@@ -43,7 +43,7 @@ pub mod tower;
 
 pub use backoff::Backoff;
 pub use client::{Client, ClientBuilder, ClientStatus};
-pub use error::{Error, ErrorSource, Loss, Result};
+pub use error::{Error, ErrorSource, Loss, Result, TicketRefusal};
 pub use lease::{Expiry, MAX_LEASE};
 #[cfg(feature = "macros")]
 pub use locked::{__private, locked};
@@ -64,6 +64,7 @@ pub use primitives::read_write_lock::{ReadLock, ReadWriteLock, WriteLock};
 pub use primitives::red_lock::{RedGuard, RedLock};
 pub use primitives::semaphore::{Semaphore, SemaphorePermits, TrySetPermits};
 pub use primitives::spin_lock::SpinLock;
+pub use primitives::ticket::{HasTicket, IntoTicketError, Ticket, TicketKind};
 pub use store::ReplicaSync;
 pub use store::embedded::Embedded;
 
@@ -96,4 +97,5 @@ pub mod inspect {
 #[doc = include_str!("../../README.md")]
 #[doc = include_str!("../../docs/cookbook.md")]
 #[doc = include_str!("../../docs/revocation.md")]
+#[doc = include_str!("../../docs/tickets.md")]
 struct Guide;

@@ -6,4 +6,5 @@ pub mod permit_id;
 pub mod registry;
 pub mod replies;
 mod server;
+pub mod ticket;
 pub mod url;

@@ -19,6 +19,7 @@ mod revocation;
 mod signals;
 mod support;
 mod terminal;
+mod tickets;
 mod tokens;
 mod top;
 mod usage;

@@ -42,6 +42,7 @@ mod request;
 mod revocation;
 #[cfg(test)]
 mod tests;
+mod ticket;
 mod worker;
 
 pub use client::{Client, Listing, Watch};

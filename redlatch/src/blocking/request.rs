@@ -10,7 +10,7 @@ use super::{Blocking, FencedLock, Worker, current_thread};
 use crate::error::{Error, Result};
 use crate::kind::{OwnedKind, Permits};
 use crate::primitives::lock::Held;
-use crate::{HasLease, HasMinimum, HasOwner, Owner, OwnerId, PermitId};
+use crate::{HasLease, HasMinimum, HasOwner, IntoTicketError, Owner, OwnerId, PermitId};
 
 /// Acquires a lock, several locks as one, or permits: [`crate::Acquire`]. The owner is the thread that
 /// calls [`Acquire::block`].
@@ -200,7 +200,7 @@ forward! { [TrySetPermits] "crate::TrySetPermits" {
 } }
 
 impl<R: Acquirable> Guard<R> {
-    fn new(inner: crate::Guard<R>, worker: Arc<Worker>) -> Guard<R> {
+    pub(super) fn new(inner: crate::Guard<R>, worker: Arc<Worker>) -> Guard<R> {
         Guard {
             inner,
             worker,
@@ -213,6 +213,22 @@ impl<R: Acquirable> Guard<R> {
         match self.finish(|guard| guard.held.release()) {
             Err(lost @ Error::Lost { .. }) => Err(lost),
             _ => Ok(output),
+        }
+    }
+
+    /// Runs an async method that consumes the guard, or returns it with its error.
+    pub(super) fn finish_or_keep<T, F>(
+        self,
+        method: impl FnOnce(crate::Guard<R>) -> F,
+    ) -> Result<T, IntoTicketError<Self>>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, IntoTicketError<crate::Guard<R>>>> + Send + 'static,
+    {
+        let worker = self.worker;
+        match worker.run(method(self.inner)) {
+            Ok(done) => done.map_err(|refused| refused.map(|inner| Guard::new(inner, worker))),
+            Err(error) => Err(IntoTicketError::new(None, error)),
         }
     }
 

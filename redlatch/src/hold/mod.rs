@@ -26,8 +26,8 @@ mod state;
 
 pub(crate) use limits::HoldLimits;
 pub(crate) use state::{
-    Due, HandOver, HandOverLimit, HoldPeriod, HoldSnapshot, HoldState, RenewalTimes, WatchAction,
-    WatchdogState,
+    Due, HandOver, HandOverLimit, HoldPeriod, HoldSnapshot, HoldState, RenewalTimes, TicketHold,
+    WatchAction, WatchdogState,
 };
 
 /// How much of an object a request acquires.
@@ -79,8 +79,9 @@ pub(crate) trait HoldKind: Send + Sync {
         None
     }
 
-    /// Ends a hold, but keeps the object from all owners for a time, in one step. Replies whether the owner held it.
-    fn retain<'a>(&'a self, params: RetainParams<'a>) -> Option<BoxedStep<'a, bool>> {
+    /// Puts another owner in the place of this one, with hold count 1, in one step. Replies whether the other owner holds
+    /// the object now.
+    fn reassign<'a>(&'a self, params: ReassignParams<'a>) -> Option<BoxedStep<'a, bool>> {
         let _ = params;
         None
     }
@@ -126,12 +127,12 @@ impl ReleaseParams<'_> {
     }
 }
 
-/// The arguments of a release before the object may be free.
-pub(crate) struct RetainParams<'a> {
+/// The arguments of a step that puts another owner in the place of the holder.
+pub(crate) struct ReassignParams<'a> {
     pub(crate) hold: &'a Hold,
-    /// The owner of the same client, as the store knows it, that gets the hold. No request has it.
-    pub(crate) keeper: String,
-    /// Time until the object is free.
+    /// The other owner as the store knows it.
+    pub(crate) to: String,
+    /// Its lease, which may end earlier than that of the holder.
     pub(crate) lease: Lease,
 }
 

@@ -198,6 +198,15 @@ impl HandOverLimit {
     }
 }
 
+/// The hold of a ticket in the store, which no client has.
+#[derive(Debug, Clone)]
+pub(crate) struct TicketHold {
+    /// Its owner as the store knows it.
+    pub(crate) field: Box<str>,
+    /// The lease with which the ticket was made.
+    pub(crate) lease: Lease,
+}
+
 /// The state of a hold.
 pub(crate) struct HoldState {
     /// Number of guards.
@@ -228,6 +237,8 @@ pub(crate) struct HoldState {
     pub(crate) loss: Option<Loss>,
     /// When a release may free the object, if not immediately.
     pub(crate) retained_until: Option<Instant>,
+    /// The ticket that the latest attempt adopts. It gets the hold back if the attempt does not add a guard.
+    pub(crate) adopts: Option<Box<TicketHold>>,
     /// Number of the latest change.
     pub(crate) changes: u64,
     /// Latest change that the store has acknowledged.
@@ -295,6 +306,7 @@ impl HoldState {
             longest: Duration::ZERO,
             loss: None,
             retained_until: None,
+            adopts: None,
             // In the other numbers, 0 means none.
             changes: 1,
             acknowledged: 1,
@@ -336,6 +348,7 @@ impl HoldState {
                 (self.end, self.checked_end, self.longest) = (end, end, lease);
                 (self.asked, self.revoked_at) = (false, None);
                 self.retained_until = None;
+                self.adopts = None;
                 self.hand_over_limit = HandOverLimit::new(now);
             }
         }
@@ -418,6 +431,17 @@ impl HoldState {
     /// Records that a release must not free the object for this long. Of several times the latest end counts.
     pub(crate) fn retain_for(&mut self, at_least: Lease, now: Instant) {
         self.retained_until = self.retained_until.max(Some(now + at_least.duration()));
+    }
+
+    /// Returns why the hold cannot become a ticket, if it cannot.
+    pub(crate) fn why_not_movable(&self, now: Instant) -> Option<&'static str> {
+        if self.count != 1 {
+            Some("its owner has several guards of it; release the others first")
+        } else if self.retained_for(now).is_some() {
+            Some("it is held for a minimum time (`at_least`)")
+        } else {
+            None
+        }
     }
 
     /// Returns for how long a release must not free the object. `None`: it may.
@@ -508,6 +532,7 @@ impl HoldState {
         if self.open_attempt <= changes {
             self.open_attempt = 0;
         }
+        self.forget_settled_adoption();
     }
 
     /// Records that a release with this count was sent and will not be answered any more. The store may apply it
@@ -554,6 +579,14 @@ impl HoldState {
         }
         if self.open_attempt == change {
             self.open_attempt = 0;
+        }
+        self.forget_settled_adoption();
+    }
+
+    /// After an answer about all changes, the ticket has its hold back, or never lost it.
+    fn forget_settled_adoption(&mut self) {
+        if !self.has_unacknowledged_changes() {
+            self.adopts = None;
         }
     }
 
@@ -775,6 +808,19 @@ mod tests {
             at_most: Some(at_most),
             fed_every: None,
         }
+    }
+
+    /// The step may take effect while another request of the client would hold the object.
+    #[test]
+    fn hold_is_not_handed_over_while_it_may_become_a_ticket() {
+        let (mut state, now) = held(true);
+        let attempt = state.begin_attempt();
+        state.attempt_acknowledged(attempt);
+        let change = state.begin_attempt();
+        assert_eq!(state.hand_over(10 * SECOND, now), None);
+        assert!(state.needs_settling());
+        state.release_acknowledged(change, false);
+        assert!(state.hand_over(10 * SECOND, now).is_some());
     }
 
     #[test]

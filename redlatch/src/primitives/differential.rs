@@ -27,7 +27,7 @@ use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::hold::{
-    Hold, HoldKind, ReleaseParams, Renewed, RetainParams, TransferParams, Transferred,
+    Hold, HoldKind, ReassignParams, ReleaseParams, Renewed, TransferParams, Transferred,
 };
 use crate::keyspace::{DumpedValue, Keyspace, Message};
 use crate::lease::{Expiry, Lease};
@@ -351,14 +351,19 @@ impl Differential {
         self.step(&step).await
     }
 
-    /// Ends a hold, and keeps the object from all owners.
-    pub(crate) async fn retain(&mut self, hold: &Hold, lease_multiple: u32) -> Result<bool> {
-        let params = RetainParams {
+    /// Puts the owner of `to` in the place of another one.
+    pub(crate) async fn reassign(
+        &mut self,
+        hold: &Hold,
+        to: &Hold,
+        lease_multiple: u32,
+    ) -> Result<bool> {
+        let params = ReassignParams {
             hold,
-            keeper: "client:99".to_owned(),
+            to: to.field.to_string(),
             lease: lease(lease_multiple),
         };
-        let step = hold.kind.retain(params).expect("a step");
+        let step = hold.kind.reassign(params).expect("a step");
         self.step(&step).await
     }
 

@@ -21,6 +21,7 @@ pub(crate) mod reentrant;
 pub(crate) mod revocation;
 pub(crate) mod semaphore;
 pub(crate) mod spin_lock;
+pub(crate) mod ticket;
 
 #[cfg(test)]
 pub(crate) mod differential;

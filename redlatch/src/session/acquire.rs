@@ -233,7 +233,7 @@ fn confirm<'a>(
 
 impl HoldRef {
     /// Handles a reply that the owner does not hold the object: marks the hold as lost. Returns the error.
-    fn mark_not_held(&self) -> Error {
+    pub(super) fn mark_not_held(&self) -> Error {
         self.hold.mark_lost(Loss::NotHeld);
         self.session.watchdog.watch(&self.hold);
         self.session.watchdog.report_missing(&self.hold);

@@ -38,6 +38,7 @@ mod hand_over;
 mod hold_ref;
 mod registry;
 mod settle;
+mod ticket;
 mod transfer;
 
 pub(crate) use acquire::AllOrNone;

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::hold_ref::MOVED;
 use super::{HoldRef, Terms};
 use crate::error::{Error, Loss, Result};
-use crate::hold::{Hold, HoldSnapshot, ReleaseParams, RetainParams};
+use crate::hold::{Hold, HoldSnapshot, ReassignParams, ReleaseParams};
 use crate::lease::Lease;
 use crate::owner::Owner;
 use crate::step::BoxedStep;
@@ -82,7 +82,7 @@ impl HoldRef {
             }
         }
         if keep == 0
-            && hold.state().retained_for(Instant::now()).is_none()
+            && self.next_owner(hold).is_none()
             && now.allows_transfer()
             && let Some(claimed) = self.claim_waiter(hold)
             // Boxed: most releases find no waiter.
@@ -131,22 +131,28 @@ impl HoldRef {
         keep: u32,
         lease: Option<Lease>,
     ) -> (BoxedStep<'a, bool>, bool) {
-        let retained = hold.state().retained_for(Instant::now());
-        let retaining = retained.filter(|_| keep == 0).and_then(|lease| {
-            let owner = self.session.id.owner_id(Owner::new());
-            hold.kind.retain(RetainParams {
-                hold,
-                keeper: hold.object.field(owner.into()),
-                lease,
-            })
-        });
-        match retaining {
+        let next_owner = (keep == 0).then(|| self.next_owner(hold)).flatten();
+        let reassigning = next_owner
+            .and_then(|(to, lease)| hold.kind.reassign(ReassignParams { hold, to, lease }));
+        match reassigning {
             Some(step) => (step, false),
             None => {
                 let step = hold.kind.release(ReleaseParams { hold, keep, lease });
                 (step, keep == 0 && hold.kind.release_frees())
             }
         }
+    }
+
+    /// Returns the owner that a full release puts in the place of this one, and its lease, if the object must not be free:
+    /// the ticket that this hold has not adopted yet, or a *keeper* that no request has, until the minimum time has passed.
+    fn next_owner(&self, hold: &Hold) -> Option<(String, Lease)> {
+        let state = hold.state();
+        if let Some(ticket) = &state.adopts {
+            return Some((ticket.field.to_string(), ticket.lease));
+        }
+        let lease = state.retained_for(Instant::now())?;
+        let keeper = self.session.id.owner_id(Owner::new());
+        Some((hold.object.field(keeper.into()), lease))
     }
 
     /// Handles the answer to a release: `reply` is whether the owner held the object. Returns whether it did, or had

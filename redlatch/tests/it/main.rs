@@ -53,6 +53,7 @@ mod semaphore;
 mod sentinel;
 mod server_failures;
 mod spin_lock;
+mod tickets;
 mod tls;
 mod tls_topologies;
 mod topology;

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redis::{Parser, Value};
-use redlatch::{Client, Error, MultiLock, Owner, Result};
+use redlatch::{Client, Error, IntoTicketError, MultiLock, Owner, Result};
 
 use crate::pair::ServerPair;
 use crate::state;
@@ -119,6 +119,7 @@ pub(crate) fn run_everything() -> (Vec<Command>, Arc<Mutex<ServerPair>>) {
             clients.group_locks().await,
             clients.kept_locks().await,
             clients.revocations().await,
+            clients.tickets().await,
             clients.jobs_that_run_once().await,
             clients.renewals().await,
         ] {
@@ -436,6 +437,25 @@ impl Clients {
         assert!(data[1].write().revoke(LONG).await?.is_some());
         guard.asked().await;
         guard.unlock().await
+    }
+
+    async fn tickets(&self) -> Result<()> {
+        let data = |client: &Client| client.read_write_lock("moved-data").write();
+        let made = data(&self.one).lock().await?.into_ticket().await;
+        let ticket = made.map_err(IntoTicketError::into_error)?;
+        assert!(data(&self.one).adopt(&ticket).await.is_ok());
+        let [lock, other] = [&self.one, &self.other].map(|client| client.fenced_lock("moved"));
+        let made = lock.lock().await?.into_ticket_for(LONG).await;
+        let ticket = made.map_err(IntoTicketError::into_error)?;
+        other.renew_ticket(&ticket, 2 * LONG).await?;
+        let adopted = other.adopt(&ticket).await?;
+        assert!(lock.adopt(&ticket).await.is_err());
+        let made = adopted.into_ticket().await;
+        let ticket = made.map_err(IntoTicketError::into_error)?;
+        lock.unlock_ticket(&ticket).await?;
+        // The adopted guard was dropped.
+        self.one.flush().await;
+        lock.delete_token().await.map(drop)
     }
 
     async fn jobs_that_run_once(&self) -> Result<()> {

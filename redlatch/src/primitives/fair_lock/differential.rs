@@ -27,8 +27,9 @@ enum Move {
         keep: u32,
         lease: u32,
     },
-    Retain {
+    Reassign {
         owner: u8,
+        to: u8,
         lease: u32,
     },
     Renew {
@@ -90,7 +91,8 @@ fn moves() -> impl Strategy<Value = Move> {
         10 => args.prop_map(Move::AcquireAsHead),
         20 => (owner.clone(), 0..3u32, 0..4u32)
             .prop_map(|(owner, keep, lease)| Move::Release { owner, keep, lease }),
-        5 => (owner.clone(), lease.clone()).prop_map(|(owner, lease)| Move::Retain { owner, lease }),
+        5 => (owner.clone(), 0..=OWNERS, lease.clone())
+            .prop_map(|(owner, to, lease)| Move::Reassign { owner, to, lease }),
         3 => (owner, lease).prop_map(|(owner, lease)| Move::Renew { owner, lease: lease - 1 }),
         5 => (1..10u32).prop_map(|time| Move::Advance { time }),
         1 => Just(Move::Force),
@@ -228,10 +230,14 @@ fn lua_and_rules_agree() {
                     _ => {}
                 }
             }
-            Move::Retain { owner, lease: n } => {
-                let retained = harness.retain(&hold_of(*owner), *n).await;
-                if let (Ok(true), 1..) = (retained, queue.len()) {
-                    record("a released lock was kept from waiters");
+            Move::Reassign {
+                owner,
+                to,
+                lease: n,
+            } => {
+                let reassigned = harness.reassign(&hold_of(*owner), &hold_of(*to), *n).await;
+                if let (Ok(true), 1..) = (reassigned, queue.len()) {
+                    record("another owner replaced the holder while waiters were queued");
                 }
             }
             Move::Renew { owner, lease: n } => {
@@ -274,7 +280,7 @@ fn lua_and_rules_agree() {
         "a waiter behind the head gave up",
         "the lock was released while waiters were queued",
         "a release granted the lock",
-        "a released lock was kept from waiters",
+        "another owner replaced the holder while waiters were queued",
         "one waiter timed out",
         "several waiters timed out",
     ] {

@@ -16,7 +16,7 @@ use std::time::Duration;
 pub(super) use self::queue::FairQueue;
 use self::rules::{Acquire, Force, Release};
 use crate::error::{Error, Result};
-use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal, Renewed, RetainParams};
+use crate::hold::{Hold, HoldKind, ReassignParams, ReleaseParams, Renewal, Renewed};
 use crate::keyspace::Keyspace;
 use crate::lease::{Lease, MAX_LEASE};
 use crate::metrics::Kind;
@@ -24,7 +24,7 @@ use crate::name::{FairKeys, ObjectKeys};
 use crate::owner::Owner;
 use crate::primitives::inspect::{ObjectState, Waiter, inspect};
 use crate::primitives::lock::{AcquireParams, HasMinimum, Lock, OwnedKind, Rules};
-use crate::primitives::reentrant::retain::Retain;
+use crate::primitives::reentrant::reassign::Reassign;
 use crate::step::{BoxedStep, Outcome, Step};
 
 /// A lock that is acquired in the order of the requests, across all clients, in Rust and Java
@@ -259,16 +259,17 @@ impl HoldKind for Fair {
         })
     }
 
-    fn retain<'a>(&'a self, params: RetainParams<'a>) -> Option<BoxedStep<'a, bool>> {
-        Some(Box::new(Retain {
+    fn reassign<'a>(&'a self, params: ReassignParams<'a>) -> Option<BoxedStep<'a, bool>> {
+        Some(Box::new(Reassign {
             requests: params.hold.requests_key(),
             params,
-            script: rules::retain_script(),
+            script: rules::reassign_script(),
             channel: self.keys.object.channel(),
             wake: |keyspace: &mut Keyspace| {
                 let woken = FairQueue::new(keyspace, &self.keys).wake_next(false);
                 woken.map(drop)
             },
+            of_writer: false,
         }))
     }
 }

@@ -362,9 +362,9 @@ pub(super) fn renew_script() -> &'static Script {
     waking_script!("../reentrant/renew.lua")
 }
 
-/// Returns the script that ends a hold, and keeps the lock from all owners for a time.
-pub(super) fn retain_script() -> &'static Script {
-    waking_script!("../reentrant/retain.lua")
+/// Returns the script that puts another owner in the place of the holder.
+pub(super) fn reassign_script() -> &'static Script {
+    waking_script!("../reentrant/reassign.lua")
 }
 
 /// Renews one lock, as the script does. If the lock was deleted, wakes the next waiter instead.

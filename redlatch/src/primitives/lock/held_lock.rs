@@ -22,7 +22,7 @@ pub(crate) struct HeldLock<K: LockKind> {
 }
 
 impl<K: LockKind> HeldLock<K> {
-    pub(super) fn new(hold_ref: HoldRef, terms: Terms, kind: Arc<K>, grant: K::Grant) -> Self {
+    pub(crate) fn new(hold_ref: HoldRef, terms: Terms, kind: Arc<K>, grant: K::Grant) -> Self {
         let guard = HoldGuard::new(hold_ref, terms);
         HeldLock { guard, kind, grant }
     }
@@ -92,6 +92,20 @@ impl<K: LockKind> Guard<Lock<K>> {
     /// Returns the terms of the hold.
     pub(crate) fn terms(&self) -> Terms {
         self.held.guard.terms
+    }
+
+    /// Moves the hold to `ticket`: see [`HoldGuard::move_to_ticket`].
+    pub(crate) async fn move_to_ticket(
+        self,
+        ticket: HoldRef,
+        lease: Lease,
+    ) -> Result<(), (Option<Self>, Error)> {
+        let HeldLock { guard, kind, grant } = self.held;
+        let moved = guard.move_to_ticket(ticket, lease).await;
+        moved.map_err(|(guard, error)| {
+            let held = guard.map(|guard| HeldLock { guard, kind, grant });
+            (held.map(|held| Guard { held }), error)
+        })
     }
 
     /// Leaves the hold to its lease: it is no longer renewed and never released. Returns an error

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Loss, Result};
 use crate::hold::{Hold, HoldLimits};
+use crate::lease::Lease;
 use crate::metrics::GuardTimer;
 use crate::session::{HandedOver, HoldRef, Terms};
 
@@ -83,6 +84,25 @@ impl HoldGuard {
         hold.state().release_acknowledged(changes, false);
         self.settled = true;
         Ok(())
+    }
+
+    /// Moves the hold to `ticket`, with this lease. The error contains this guard if nothing has changed. If this is
+    /// dropped, both are released in the background.
+    pub(crate) async fn move_to_ticket(
+        mut self,
+        ticket: HoldRef,
+        lease: Lease,
+    ) -> Result<(), (Option<HoldGuard>, Error)> {
+        let moving = self.hold_ref.move_to_ticket(self.terms, &ticket, lease);
+        match moving.await {
+            Ok(Ok(())) => {
+                (self.removed, self.settled) = (true, true);
+                self.timer.released(&Ok(()));
+                Ok(())
+            }
+            Ok(Err(error)) => Err((Some(self), error)),
+            Err(error) => Err((None, error)),
+        }
     }
 
     /// Starts the limits of the request for several locks that this guard is a part of. Not before, because a request that

@@ -38,7 +38,7 @@ mod request;
 pub use acquirable::{Acquirable, HasLease, HasMinimum, HasOwner};
 pub(crate) use acquirable::{AcquireOnce, Held, HeldForLease, Options};
 pub use guard::Guard;
-use held_lock::HeldLock;
+pub(crate) use held_lock::HeldLock;
 pub(crate) use hold_guard::HoldGuard;
 pub(crate) use report::report;
 pub use request::{Acquire, TryAcquire};

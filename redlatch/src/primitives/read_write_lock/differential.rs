@@ -32,6 +32,12 @@ enum Move {
     },
     /// From one writer to another.
     Transfer(TransferMove),
+    /// From one writer to another.
+    Reassign {
+        owner: u8,
+        to: u8,
+        lease: u32,
+    },
     Renew {
         side: Side,
         owner: u8,
@@ -92,6 +98,8 @@ fn moves() -> impl Strategy<Value = Move> {
                 lease,
             }
         });
+    let reassign = (owner.clone(), 0..4u8, lease.clone())
+        .prop_map(|(owner, to, lease)| Move::Reassign { owner, to, lease });
     let renew = (side.clone(), owner, lease).prop_map(|(side, owner, lease)| Move::Renew {
         side,
         owner,
@@ -101,6 +109,7 @@ fn moves() -> impl Strategy<Value = Move> {
         24 => acquire,
         14 => release,
         6 => TransferMove::any().prop_map(Move::Transfer),
+        4 => reassign,
         8 => renew,
         6 => (1..4u32).prop_map(|time| Move::Advance { time }),
         2 => side.clone().prop_map(Move::Force),
@@ -197,6 +206,19 @@ fn lua_and_rules_agree() {
                 Err(_) => "another kind",
             });
         }
+        Move::Reassign {
+            owner,
+            to,
+            lease: n,
+        } => {
+            let (from, to) = (writer(owner, false).0, writer(to, false).0);
+            reached.insert(match harness.reassign(&from, &to, n).await {
+                Ok(true) => "is replaced as the writer",
+                Ok(false) => "did not hold it",
+                Err(Error::NotMovable { .. }) => "also reads",
+                Err(_) => "another kind",
+            });
+        }
         Move::Renew {
             side,
             owner,
@@ -247,9 +269,11 @@ fn lua_and_rules_agree() {
         }
     });
     let expected = [
+        "also reads",
         "another kind",
         "did not hold it",
         "is lost",
+        "is replaced as the writer",
         "keeps some",
         "keeps writing",
         "passes on writing",

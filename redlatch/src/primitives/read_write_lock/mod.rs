@@ -13,14 +13,17 @@ use std::sync::Arc;
 use smallvec::smallvec;
 
 pub(crate) use self::rules::Inspect;
-use self::rules::{Force, read, write};
+use self::rules::{Force, read, wake_all, write};
 use crate::error::{Error, Loss, Result};
-use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal, Renewed, TransferParams, Transferred};
+use crate::hold::{
+    Hold, HoldKind, ReassignParams, ReleaseParams, Renewal, Renewed, TransferParams, Transferred,
+};
 use crate::keyspace::{Keyspace, Mode};
 use crate::lease::Lease;
 use crate::metrics::Kind;
 use crate::name::{ObjectKeys, ReadWriteKeys};
 use crate::primitives::lock::{Acquire, AcquireParams, Guard, Holder, Lock, OwnedKind, Rules};
+use crate::primitives::reentrant::reassign::Reassign;
 use crate::primitives::reentrant::transfer::Transfer;
 use crate::session::Session;
 use crate::step::{BoxedStep, MapReply, Outcome, Step};
@@ -426,6 +429,21 @@ impl HoldKind for Write {
         };
         self.can_transfer()
             .then(|| Box::new(step) as BoxedStep<'a, _>)
+    }
+
+    fn reassign<'a>(&'a self, params: ReassignParams<'a>) -> Option<BoxedStep<'a, bool>> {
+        let object = &params.hold.object;
+        Some(Box::new(Reassign {
+            requests: params.hold.requests_key(),
+            params,
+            script: write::reassign_script(),
+            channel: object.channel(),
+            wake: |keyspace: &mut Keyspace| {
+                wake_all(keyspace, object);
+                Ok(())
+            },
+            of_writer: true,
+        }))
     }
 
     fn sibling(&self) -> Option<&Arc<ObjectKeys>> {

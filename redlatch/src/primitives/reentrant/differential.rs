@@ -19,8 +19,9 @@ enum Move {
         keep: u32,
         lease: u32,
     },
-    Retain {
+    Reassign {
         owner: u8,
+        to: u8,
         lease: u32,
     },
     Transfer(TransferMove),
@@ -52,7 +53,8 @@ fn moves() -> impl Strategy<Value = Move> {
             .prop_map(|(owner, count, lease)| Move::Acquire { owner, count, lease }),
         6 => (owner.clone(), 0..3u32, 0..4u32)
             .prop_map(|(owner, keep, lease)| Move::Release { owner, keep, lease }),
-        2 => (owner.clone(), lease.clone()).prop_map(|(owner, lease)| Move::Retain { owner, lease }),
+        3 => (owner.clone(), 0..4u8, lease.clone())
+            .prop_map(|(owner, to, lease)| Move::Reassign { owner, to, lease }),
         4 => TransferMove::any().prop_map(Move::Transfer),
         4 => (owner, lease).prop_map(|(owner, lease)| Move::Renew { owner, lease: lease - 1 }),
         2 => (1..3u32).prop_map(|time| Move::Advance { time }),
@@ -92,8 +94,12 @@ fn lua_and_rules_agree() {
             } => {
                 let _ = harness.release(&of(owner), keep, n).await;
             }
-            Move::Retain { owner, lease: n } => {
-                let _ = harness.retain(&of(owner), n).await;
+            Move::Reassign {
+                owner,
+                to,
+                lease: n,
+            } => {
+                let _ = harness.reassign(&of(owner), &of(to), n).await;
             }
             Move::Transfer(transfer) => {
                 let _ = harness.transfer(&transfer, of).await;

@@ -4,7 +4,7 @@
 mod differential;
 #[cfg(test)]
 mod exploration;
-pub(crate) mod retain;
+pub(crate) mod reassign;
 pub(crate) mod rules;
 pub(crate) mod transfer;
 
@@ -12,11 +12,11 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use self::retain::Retain;
+use self::reassign::Reassign;
 use self::transfer::Transfer;
 use crate::error::Result;
 use crate::hold::{
-    Hold, HoldKind, ReleaseParams, Renewal, Renewed, RetainParams, TransferParams, Transferred,
+    Hold, HoldKind, ReassignParams, ReleaseParams, Renewal, Renewed, TransferParams, Transferred,
 };
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
@@ -113,12 +113,12 @@ impl<K: ReentrantHolds> HoldKind for K {
         K::TRANSFERS.then(|| Box::new(step) as BoxedStep<'a, _>)
     }
 
-    fn retain<'a>(&'a self, params: RetainParams<'a>) -> Option<BoxedStep<'a, bool>> {
+    fn reassign<'a>(&'a self, params: ReassignParams<'a>) -> Option<BoxedStep<'a, bool>> {
         let object = &params.hold.object;
-        Some(Box::new(Retain {
+        Some(Box::new(Reassign {
             requests: params.hold.requests_key(),
             params,
-            script: retain::script(),
+            script: reassign::script(),
             channel: if K::WAKES_WAITERS {
                 object.channel()
             } else {
@@ -128,6 +128,7 @@ impl<K: ReentrantHolds> HoldKind for K {
                 keyspace.publish(object.channel(), 0);
                 Ok(())
             },
+            of_writer: false,
         }))
     }
 

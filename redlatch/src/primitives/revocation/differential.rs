@@ -29,7 +29,7 @@ enum Move {
         lease: u32,
         again: bool,
     },
-    Retain {
+    Reassign {
         owner: u8,
         lease: u32,
         again: bool,
@@ -59,7 +59,7 @@ fn moves() -> impl Strategy<Value = Move> {
         2 => (0..3u8, 0..2u32, 0..4u32, any::<bool>())
             .prop_map(|(owner, keep, lease, again)| Move::Release { owner, keep, lease, again }),
         1 => (0..3u8, 1..4u32, any::<bool>())
-            .prop_map(|(owner, lease, again)| Move::Retain { owner, lease, again }),
+            .prop_map(|(owner, lease, again)| Move::Reassign { owner, lease, again }),
         2 => TransferMove::any().prop_map(Move::Transfer),
         4 => (0..3u8, 0..5u32).prop_map(|(owner, lease)| Move::Renew { owner, lease }),
         1 => (0..3u8).prop_map(|owner| Move::CheckHandOver { owner }),
@@ -72,7 +72,7 @@ fn moves() -> impl Strategy<Value = Move> {
 fn assert_kind_equivalent<K: Rules<Grant = ()> + Clone>(
     object: &ObjectKeys,
     kind: &K,
-    can_retain: bool,
+    can_reassign: bool,
 ) {
     let requests = object.requests_key();
     let of = |owner: u8, again: bool| -> Hold {
@@ -113,12 +113,12 @@ fn assert_kind_equivalent<K: Rules<Grant = ()> + Clone>(
             } => {
                 let _ = harness.release(&of(owner, again), keep, n).await;
             }
-            Move::Retain {
+            Move::Reassign {
                 owner,
                 lease: n,
                 again,
-            } if can_retain => {
-                let _ = harness.retain(&of(owner, again), n).await;
+            } if can_reassign => {
+                let _ = harness.reassign(&of(owner, again), &of(9, false), n).await;
             }
             Move::Transfer(transfer) if kind.can_transfer() => {
                 let _ = harness.transfer(&transfer, |owner| of(owner, true)).await;
@@ -135,7 +135,7 @@ fn assert_kind_equivalent<K: Rules<Grant = ()> + Clone>(
             Move::Advance { time: n } => harness.advance(time(n)).await,
             Move::SetForeign { of_requests: true } => harness.set_foreign(&requests, 5).await,
             Move::SetForeign { of_requests: false } => harness.set_foreign("name", 5).await,
-            Move::Retain { .. } | Move::Transfer(_) => {}
+            Move::Reassign { .. } | Move::Transfer(_) => {}
         },
     );
 }

@@ -244,8 +244,8 @@ impl Redis {
     }
 }
 
-/// Returns the SHA-1 by which servers know a script.
-fn sha1(source: &str) -> String {
+/// Returns the SHA-1 of a text, by which servers know a script.
+pub(crate) fn sha1(source: &str) -> String {
     ::redis::Script::new(source).get_hash().to_owned()
 }
 

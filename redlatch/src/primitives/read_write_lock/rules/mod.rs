@@ -231,7 +231,7 @@ impl Step for Force<'_> {
 
 /// Wakes all waiters, because there is no writer any more. It publishes both messages for
 /// Redisson's waiters (see `wake_all` in `readers.lua`).
-fn wake_all(keyspace: &mut Keyspace, object: &ObjectKeys) {
+pub(super) fn wake_all(keyspace: &mut Keyspace, object: &ObjectKeys) {
     keyspace.publish(object.channel(), WRITE_RELEASED);
     keyspace.publish(object.channel(), READ_RELEASED);
 }

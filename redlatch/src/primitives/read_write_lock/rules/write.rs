@@ -221,6 +221,15 @@ pub(in super::super) fn renew_script() -> &'static Script {
     )
 }
 
+/// Returns the script that puts another writer in the place of the holder.
+pub(in super::super) fn reassign_script() -> &'static Script {
+    script!(
+        "../readers.lua",
+        "../write_wake.lua",
+        "../../reentrant/reassign.lua"
+    )
+}
+
 /// Renews one writer, as the script does.
 pub(in super::super) fn renew(
     keyspace: &mut Keyspace,

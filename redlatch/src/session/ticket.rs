@@ -1,0 +1,115 @@
+//! Moves a hold out of this client: to a ticket, which another process may adopt. Adopting one is an attempt
+//! like any other ([`Session::try_acquire`]), whose settling gives the hold back to the ticket.
+//!
+//! 1. A ticket is an owner in the store. It is derived from the text of the ticket, so that only a process that has
+//!    the text can name it. No client has it.
+//! 2. [`HoldRef::move_to_ticket`] puts the ticket in the place of the owner, in one step. The hold of the ticket is in the
+//!    registry until this is answered.
+//! 3. Without an answer, the outcome is unknown for both owners. Each is released behind the step, on the same
+//!    connection, and no process has the text.
+//! 4. An adoption puts an owner of its client in the place of the ticket, in one step.
+//!
+//! Invariant: at no time are there two valid guards for one ticket. In the store the lock has one owner at any time, each step
+//! names the owner that it replaces, and a ticket never becomes an owner again after its adoption has added a guard.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::{HoldRef, Session, Terms};
+use crate::error::{Error, Result};
+use crate::hold::{Hold, ReassignParams};
+use crate::lease::Lease;
+use crate::name::ObjectKeys;
+use crate::owner::Owner;
+use crate::store::{Delivery, Progress};
+
+impl Session {
+    /// Returns the owner of an adoption of this ticket that did not succeed and is not settled yet.
+    pub(crate) fn adopter(&self, object: &Arc<ObjectKeys>, ticket: &str) -> Option<Owner> {
+        let holds = self.holds.lock();
+        let adopts = |hold: &Hold| {
+            let state = hold.state();
+            let adopted = state.adopts.as_ref();
+            adopted.is_some_and(|adopted| *adopted.field == *ticket)
+        };
+        let mut found = holds
+            .iter()
+            .filter(|((_, other), entry)| other == object && adopts(&entry.hold));
+        found.next().map(|((owner, _), _)| *owner)
+    }
+}
+
+impl HoldRef {
+    /// Puts the owner of `ticket` in the place of this one, which then has no guard any more. The inner error: nothing has
+    /// changed, and the guard is as valid as before. The outer one: the hold was lost, or the outcome is unknown, and
+    /// dropping both references settles them.
+    pub(crate) async fn move_to_ticket(
+        &self,
+        terms: Terms,
+        ticket: &HoldRef,
+        lease: Lease,
+    ) -> Result<Result<()>> {
+        let (session, hold) = (&self.session, &self.hold);
+        self.settle_sibling().await;
+        let mut turn = match hold.turn().await {
+            Ok(turn) => turn,
+            Err(error) => return Ok(Err(error)),
+        };
+        hold.check_not_lost()?;
+        let not_movable = |reason| Error::NotMovable {
+            name: hold.object.name().to_owned(),
+            reason,
+        };
+        if let Some(reason) = hold.state().why_not_movable(Instant::now()) {
+            return Ok(Err(not_movable(reason)));
+        }
+        let params = ReassignParams {
+            hold,
+            to: ticket.hold.field.to_string(),
+            lease,
+        };
+        let step = hold.kind.reassign(params);
+        let ticket_change = ticket.hold.state().begin_transfer(lease.duration());
+        let (Some(step), Some(ticket_change)) = (step, ticket_change) else {
+            return Ok(Err(not_movable("this kind of lock cannot")));
+        };
+        // An attempt: until it is answered, the hold passes to no other request, and a release is sent behind it.
+        let change = hold.state().begin_attempt();
+        let refused = || {
+            ticket.hold.state().attempt_acknowledged(ticket_change);
+            hold.state().release_acknowledged(change, false);
+        };
+        let progress = Progress::default();
+        // Behind attempts of this owner that may still be in flight, as a release is: the answer acknowledges all earlier
+        // changes. The release of the ticket, if this is not answered, follows on the same connection.
+        let delivery = Delivery::acquisition(true);
+        let answer = session.store.run(&*step, None, delivery, &progress).await;
+        turn.record_result(&answer);
+        let answer = match answer {
+            Err(error) if error.leaves_untouched() || !progress.was_sent() => {
+                refused();
+                return Ok(Err(error));
+            }
+            answer => answer?,
+        };
+        if !answer.reply {
+            refused();
+            return Err(self.mark_not_held());
+        }
+        if let Some(confirmation) = answer.confirmation {
+            confirmation.confirmed(&progress).await?;
+        }
+        self.remove_guard(terms);
+        {
+            let mut state = hold.state();
+            let changes = state.changes;
+            state.release_acknowledged(changes, true);
+        }
+        ticket.hold.state().attempt_acknowledged(ticket_change);
+        session.watchdog.unwatch(hold);
+        tracing::debug!(lock = hold.object.name(), owner = %hold.field, ticket = %ticket.hold.field,
+            "became a ticket");
+        Ok(Ok(()))
+    }
+}

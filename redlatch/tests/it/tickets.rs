@@ -1,0 +1,405 @@
+//! Tickets: [`redlatch::Guard::into_ticket`] and [`redlatch::Lock::adopt`]. Failures that are injected at exact points are tested
+//! in `primitives/ticket/tests.rs`, processes that are killed in the tests of the command.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use redlatch::{Client, Error, HasTicket, Lock, Loss, Ticket, TicketRefusal};
+use redlatch_testkit::{Proxy, Server, shared, unique};
+
+use crate::common::{
+    LONG, TestStore, assert_lost, client, drop_after_each_poll, on_every_store, poll_up_to,
+    retry_transient, until, with_lost_answer, within_limit,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+on_every_store! {
+    hold_of_each_kind_moves_to_other_client,
+    one_of_many_clients_adopts_each_ticket,
+    ticket_and_waiters_exclude_each_other,
+    waiters_learn_shorter_lease_of_ticket,
+    canceled_steps_leave_nothing_behind,
+}
+
+async fn hold_moves<K: HasTicket>(lock: Lock<K>, other: Lock<K>) {
+    let guard = lock.lock().await.unwrap();
+    let owner = guard.owner_id();
+    let text = guard.into_ticket_for(LONG).await.unwrap().to_string();
+    let ticket: Ticket = text.parse().unwrap();
+    let holder = lock.holder().await.unwrap().expect("it is held");
+    assert_eq!((&holder.owner, holder.holds), (&ticket.owner_id(), 1));
+    assert!(lock.try_lock().await.unwrap().is_none());
+    assert!(other.try_lock().await.unwrap().is_none());
+    other.renew_ticket(&ticket, 2 * LONG).await.unwrap();
+    let left = lock
+        .remaining_lease()
+        .await
+        .unwrap()
+        .and_then(|left| left.duration());
+    assert!(left > Some(LONG));
+
+    let adopted = other.adopt(&ticket).await.unwrap();
+    assert_ne!(adopted.owner_id(), owner);
+    assert!(lock.is_locked().await.unwrap() && adopted.is_valid());
+    for lock in [&lock, &other] {
+        for error in [
+            lock.adopt(&ticket).await.unwrap_err(),
+            lock.renew_ticket(&ticket, LONG).await.unwrap_err(),
+            lock.unlock_ticket(&ticket).await.unwrap_err(),
+        ] {
+            let Error::TicketRefused { reason, .. } = &error else {
+                panic!("{error}");
+            };
+            let owner = adopted.owner_id().to_string();
+            assert_eq!(*reason, TicketRefusal::HeldBy { owner });
+        }
+    }
+    let again = adopted.reenter().await.unwrap();
+    again.unlock().await.unwrap();
+    let ticket = adopted.into_ticket().await.unwrap();
+    lock.unlock_ticket(&ticket).await.unwrap();
+    assert!(!other.is_locked().await.unwrap());
+    lock.lock().await.unwrap().unlock().await.unwrap();
+}
+
+async fn hold_of_each_kind_moves_to_other_client(store: TestStore) {
+    let (one, two) = (store.client().await, store.client().await);
+    let name = unique("moves");
+    let [plain, fair, fenced, spin, data] =
+        ["plain", "fair", "fenced", "spin", "data"].map(|kind| format!("{name}:{kind}"));
+    hold_moves(one.lock(&plain), two.lock(&plain)).await;
+    hold_moves(one.fair_lock(&fair), two.fair_lock(&fair)).await;
+    hold_moves(one.fenced_lock(&fenced), two.fenced_lock(&fenced)).await;
+    hold_moves(one.spin_lock(&spin), two.spin_lock(&spin)).await;
+    let write = |client: &Client| client.read_write_lock(&data).write();
+    hold_moves(write(&one), write(&two)).await;
+    assert_eq!((one.status().holds, two.status().holds), (0, 0));
+    // The token of a fenced lock is that of the acquisition.
+    let lock = one.fenced_lock(&fenced);
+    let guard = lock.lock().await.unwrap();
+    let token = guard.token();
+    let ticket = guard.into_ticket().await.unwrap();
+    assert_eq!(ticket.token(), Some(token));
+    let adopted = two.fenced_lock(&fenced).adopt(&ticket).await.unwrap();
+    assert_eq!(adopted.token(), token);
+    assert_eq!(lock.current_token().await.unwrap(), token);
+    adopted.unlock().await.unwrap();
+}
+
+async fn one_of_many_clients_adopts_each_ticket(store: TestStore) {
+    let name = unique("race");
+    let first = store.client().await.lock(&name);
+    let mut clients = Vec::new();
+    for _ in 0..4 {
+        clients.push(store.client().await);
+    }
+    let mut ticket = first.lock().await.unwrap().into_ticket().await.unwrap();
+    for _ in 0..20 {
+        let adopting = clients
+            .iter()
+            .flat_map(|client| [client, client])
+            .map(|client| {
+                let (lock, ticket) = (client.lock(&name), ticket.clone());
+                tokio::spawn(async move { lock.adopt(&ticket).await })
+            });
+        let mut adopted = Vec::new();
+        for one in adopting.collect::<Vec<_>>() {
+            match within_limit("an answer", one).await.unwrap() {
+                Ok(guard) => adopted.push(guard),
+                Err(error) => assert!(matches!(error, Error::TicketRefused { .. }), "{error}"),
+            }
+        }
+        assert_eq!(adopted.len(), 1);
+        // The next one adopts a ticket of the winner.
+        let guard = adopted.pop().expect("one");
+        assert!(guard.is_valid());
+        ticket = guard.into_ticket().await.unwrap();
+    }
+    first.unlock_ticket(&ticket).await.unwrap();
+}
+
+/// Tasks of three clients acquire the lock and pass it on as tickets, and others acquire it in between.
+async fn ticket_and_waiters_exclude_each_other(store: TestStore) {
+    let (name, holders) = (unique("exclusion"), Arc::new(AtomicU32::new(0)));
+    let mut tasks = Vec::new();
+    for _ in 0..3 {
+        let pair = [store.client().await, store.client().await];
+        let (name, holders) = (name.clone(), holders.clone());
+        tasks.push(tokio::spawn(async move {
+            let work = async || {
+                assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0);
+                tokio::task::yield_now().await;
+                holders.fetch_sub(1, Ordering::SeqCst);
+            };
+            for round in 0..20 {
+                let [one, two] = &pair;
+                let guard = one.lock(&name).lock().await.unwrap();
+                work().await;
+                if round % 3 == 0 {
+                    guard.unlock().await.unwrap();
+                    continue;
+                }
+                let ticket = guard.into_ticket().await.unwrap();
+                work().await;
+                let guard = two.lock(&name).adopt(&ticket).await.unwrap();
+                work().await;
+                match round % 3 {
+                    1 => guard.unlock().await.unwrap(),
+                    _ => drop(guard),
+                }
+            }
+        }));
+    }
+    for task in tasks {
+        within_limit("all rounds", task).await.unwrap();
+    }
+}
+
+/// The lease that the waiters know of is far longer than that of the ticket, which nothing uses.
+async fn waiters_learn_shorter_lease_of_ticket(store: TestStore) {
+    let (one, two) = (store.client().await, store.client().await);
+    let name = unique("shorter");
+    for kind in ["plain", "fair", "write"] {
+        let name = format!("{name}:{kind}");
+        let waiting = {
+            let (two, name) = (two.clone(), name.clone());
+            async move {
+                match kind {
+                    "plain" => two.lock(&name).lock().await.map(drop),
+                    "fair" => two.fair_lock(&name).lock().await.map(drop),
+                    _ => two.read_write_lock(&name).write().lock().await.map(drop),
+                }
+            }
+        };
+        let lease = 10 * LONG;
+        let waiting = match kind {
+            "plain" => {
+                let guard = one.lock(&name).lock().lease(lease).await.unwrap();
+                let waiting = start_waiting(&two, waiting).await;
+                guard.into_ticket_for(SECOND).await.unwrap();
+                waiting
+            }
+            "fair" => {
+                let guard = one.fair_lock(&name).lock().lease(lease).await.unwrap();
+                let waiting = start_waiting(&two, waiting).await;
+                guard.into_ticket_for(SECOND).await.unwrap();
+                waiting
+            }
+            _ => {
+                let lock = one.read_write_lock(&name).write();
+                let guard = lock.lock().lease(lease).await.unwrap();
+                let waiting = start_waiting(&two, waiting).await;
+                guard.into_ticket_for(SECOND).await.unwrap();
+                waiting
+            }
+        };
+        within_limit("the end of the ticket", waiting)
+            .await
+            .unwrap()
+            .unwrap();
+        two.flush().await;
+        until("the channel is not used any more", async || {
+            two.status().subscriptions == 0
+        })
+        .await;
+    }
+}
+
+/// Starts a request and waits until its client has subscribed to the channel of the lock.
+async fn start_waiting<F: Future<Output = redlatch::Result<()>> + Send + 'static>(
+    client: &Client,
+    waiting: F,
+) -> tokio::task::JoinHandle<redlatch::Result<()>> {
+    let waiting = tokio::spawn(waiting);
+    until("it waits", async || client.status().subscriptions == 1).await;
+    waiting
+}
+
+/// A guard whose ticket is canceled is released, and an adoption that is canceled gives the hold back.
+async fn canceled_steps_leave_nothing_behind(store: TestStore) {
+    let (one, two) = (&store.client().await, &store.client().await);
+    let name = &unique("canceled");
+    drop_after_each_poll(|polls| async move {
+        let lock = one.fenced_lock(name);
+        let guard = lock.lock().await.unwrap();
+        let ticket = poll_up_to(polls, guard.into_ticket_for(10 * LONG)).await;
+        let is_made = ticket.is_some();
+        if let Some(ticket) = ticket {
+            two.fenced_lock(name)
+                .unlock_ticket(&ticket.unwrap())
+                .await
+                .unwrap();
+        }
+        one.flush().await;
+        assert!(!lock.is_locked().await.unwrap());
+        assert_eq!(one.status().holds, 0);
+        is_made
+    })
+    .await;
+    drop_after_each_poll(|polls| async move {
+        let lock = one.fenced_lock(name);
+        let ticket = lock.lock().await.unwrap().into_ticket_for(10 * LONG).await;
+        let ticket = ticket.unwrap();
+        let (other, token) = (two.fenced_lock(name), ticket.token());
+        let adopted = poll_up_to(polls, other.adopt(&ticket)).await;
+        let is_adopted = adopted.is_some();
+        let guard = match adopted {
+            Some(adopted) => adopted.unwrap(),
+            // At once by the same client, or later by another one.
+            None if polls % 2 == 0 => other.adopt(&ticket).await.unwrap(),
+            None => {
+                two.flush().await;
+                lock.adopt(&ticket).await.unwrap()
+            }
+        };
+        assert_eq!(Some(guard.token()), token);
+        guard.unlock().await.unwrap();
+        two.flush().await;
+        assert!(!lock.is_locked().await.unwrap());
+        is_adopted
+    })
+    .await;
+}
+
+async fn through_proxy() -> (Client, Arc<Proxy>) {
+    let proxy = Arc::new(Proxy::to(shared().port()));
+    let settings = Client::builder().response_timeout(LONG);
+    let client = settings.connect(&proxy.url()).await.unwrap();
+    (client, proxy)
+}
+
+/// Each step has taken effect when its answer is lost, and is sent again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn steps_whose_answers_are_lost_are_repeated() {
+    let (client, proxy) = through_proxy().await;
+    let lock = client.fenced_lock(&unique("lost"));
+    let guard = lock.lock().await.unwrap();
+    let token = guard.token();
+    let ticket = with_lost_answer(&proxy, guard.into_ticket()).await.unwrap();
+    with_lost_answer(&proxy, lock.renew_ticket(&ticket, LONG))
+        .await
+        .unwrap();
+    let guard = with_lost_answer(&proxy, lock.adopt(&ticket)).await.unwrap();
+    assert_eq!((guard.token(), guard.hold_count()), (token, 1));
+    let ticket = guard.into_ticket().await.unwrap();
+    with_lost_answer(&proxy, lock.unlock_ticket(&ticket))
+        .await
+        .unwrap();
+    assert!(!lock.is_locked().await.unwrap());
+}
+
+/// The answer to an adoption does not arrive in time. The same client adopts the ticket as soon as the store answers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn client_adopts_ticket_after_outage() {
+    let server = Server::start();
+    let settings = Client::builder().response_timeout(Duration::from_millis(200));
+    let (one, two) = (
+        client(&server).await,
+        settings.connect(&server.url()).await.unwrap(),
+    );
+    let ticket = one
+        .lock("a")
+        .lock()
+        .await
+        .unwrap()
+        .into_ticket_for(10 * LONG)
+        .await
+        .unwrap();
+    server.freeze();
+    for _ in 0..3 {
+        let error = two.lock("a").adopt(&ticket).await.unwrap_err();
+        assert!(error.is_transient(), "{error}");
+    }
+    server.thaw();
+    let lock = two.lock("a");
+    let adopted = retry_transient(|| lock.adopt(&ticket)).await;
+    let error = one.lock("a").adopt(&ticket).await.unwrap_err();
+    let owner = adopted.owner_id().to_string();
+    assert!(
+        matches!(error, Error::TicketRefused { reason, .. } if reason == TicketRefusal::HeldBy { owner })
+    );
+    within_limit("settled", two.flush()).await;
+    assert!(adopted.is_valid());
+    adopted.unlock().await.unwrap();
+}
+
+/// The process that made the ticket has lost its connection, and all that it does later does not affect the adopter.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn former_holder_does_not_affect_adopter() {
+    let (first, proxy) = through_proxy().await;
+    let (second, name) = (client(shared()).await, unique("former"));
+    let guard = first.lock(&name).lock().await.unwrap();
+    let lost = guard.lost();
+    let ticket = guard.into_ticket_for(LONG).await.unwrap();
+    proxy.cut();
+    let adopted = second.lock(&name).adopt(&ticket).await.unwrap();
+    assert!(first.lock(&name).try_lock().await.unwrap().is_none());
+    first.flush().await;
+    assert!(adopted.is_valid());
+    assert!(tokio::time::timeout(Duration::ZERO, lost).await.is_err());
+    let unlocked = adopted.unlock().await;
+    unlocked.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn adopted_hold_that_was_deleted_is_lost() {
+    let (client, name) = (client(shared()).await, unique("deleted"));
+    let ticket = client
+        .lock(&name)
+        .lock()
+        .await
+        .unwrap()
+        .into_ticket()
+        .await
+        .unwrap();
+    let adopted = client.lock(&name).adopt(&ticket).await.unwrap();
+    let () = shared().command(&["DEL", &name]);
+    assert_lost(&adopted.unlock().await.unwrap_err(), Loss::NotHeld);
+}
+
+/// The data under the key of a lock is that of another program.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn foreign_data_stays_unchanged() {
+    let (client, name) = (client(shared()).await, unique("foreign"));
+    let lock = client.lock(&name);
+    let ticket = lock.lock().await.unwrap().into_ticket().await.unwrap();
+    let () = shared().command(&["SET", &name, "text"]);
+    for error in [
+        lock.adopt(&ticket).await.unwrap_err(),
+        lock.renew_ticket(&ticket, LONG).await.unwrap_err(),
+        lock.unlock_ticket(&ticket).await.unwrap_err(),
+    ] {
+        assert!(matches!(error, Error::WrongKind { .. }), "{error}");
+    }
+    let text: String = shared().command(&["GET", &name]);
+    assert_eq!(text, "text");
+}
+
+/// The same for threads.
+#[test]
+fn threads_pass_tickets_on() {
+    on_every_store(|connect| {
+        let (one, two) = (connect(), connect());
+        let name = unique("threads");
+        let guard = one.fenced_lock(&name).lock().block().unwrap();
+        let token = guard.token();
+        let again = guard.reenter().block().unwrap();
+        let refused = again.into_ticket().unwrap_err();
+        assert!(matches!(refused.error(), Error::NotMovable { .. }));
+        refused.into_guard().expect("the guard").unlock().unwrap();
+        let ticket = guard.into_ticket_for(LONG).unwrap();
+        let lock = two.fenced_lock(&name);
+        lock.renew_ticket(&ticket, 2 * LONG).unwrap();
+        let guard = lock.adopt(&ticket).unwrap();
+        assert_eq!(guard.token(), token);
+        assert!(!lock.is_held_by_current_thread().unwrap());
+        let again = guard.reenter().block().unwrap();
+        assert_eq!(again.hold_count(), 2);
+        again.unlock().unwrap();
+        let ticket = guard.into_ticket().unwrap();
+        one.fenced_lock(&name).unlock_ticket(&ticket).unwrap();
+        assert!(!lock.is_locked().unwrap());
+    });
+}
