@@ -159,14 +159,13 @@ pub(crate) async fn unlock(store_args: &StoreArgs, unlock: &Unlock) -> Result<u8
     store::check_name(name).await?;
     let client = store::connect(store_args, Client::builder()).await?;
     if asks {
-        return ask(&client, unlock).await;
+        return ask(&client, name, unlock).await;
     }
     write(&format!("{}\n", force_unlock(&client, name, None).await?))
 }
 
 /// Asks the holder of a lock to release it. With --wait, waits until it has.
-async fn ask(client: &Client, unlock: &Unlock) -> Result<u8, Failure> {
-    let name = &unlock.name;
+async fn ask(client: &Client, name: &str, unlock: &Unlock) -> Result<u8, Failure> {
     match client.inspect(name).await? {
         Some(ObjectState::ReadWriteLock { writer: None, .. }) => Err(Failure::wrong_kind(format!(
             "{}: readers cannot be asked: others would take their place",

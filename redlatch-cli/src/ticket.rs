@@ -211,7 +211,7 @@ pub(crate) async fn adopt(
 ) -> redlatch::Result<HeldLock> {
     with_lock!(client, ticket.kind(), ticket.name(), lock => {
         let adopting = limits.retry_through_outage(ticket.name(), async || lock.adopt(ticket).await);
-        Ok(HeldLock::from_guard(adopting.await?, ticket.token()))
+        Ok(HeldLock::from_revocable(adopting.await?, ticket.token()))
     })
 }
 
