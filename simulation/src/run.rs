@@ -30,8 +30,9 @@ use crate::trace::Trace;
 /// The longest wait of a request for a free lock, in latencies.
 const PROMPT_LATENCIES: u32 = 40;
 
-/// Time after which a request has joined the queue of a fair lock, in latencies.
-const QUEUE_JOIN_LATENCIES: u32 = 12;
+/// Time after which a request has joined the queue of a fair lock, in latencies. The first request of a process takes 17: it asks
+/// the Sentinels, opens a connection, and sends the script again because the server does not know it.
+const QUEUE_JOIN_LATENCIES: u32 = 24;
 
 /// Result of a run.
 #[derive(Debug)]
