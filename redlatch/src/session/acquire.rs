@@ -153,6 +153,13 @@ impl RequestedHold<'_> {
         )
     }
 
+    /// Returns the lease that an attempt may have now: less than requested if its owner holds the object and was asked to
+    /// release it.
+    pub(crate) fn allowed_lease(&self) -> Lease {
+        let state = self.hold_ref.hold.state();
+        state.limit_lease(self.terms.lease, Instant::now())
+    }
+
     /// Adds a guard after the store has granted the hold until `end`: see [`Hold::add_guard`].
     pub(super) fn add_guard(&self, end: Instant) -> Result<()> {
         let hold = &self.hold_ref.hold;

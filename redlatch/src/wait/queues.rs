@@ -610,8 +610,8 @@ pub(crate) fn private_object(object: &str) -> String {
     format!("{object}{PRIVATE}{}", Owner::new().number())
 }
 
-/// Precedes the number of the caller. No name has this character.
-const PRIVATE: char = '\0';
+/// Precedes the number of the caller. No name has a NUL, and that of a value of a group is between two names.
+const PRIVATE: &str = "\0\0";
 
 impl ObjectQueues {
     fn is_private(&self) -> bool {

@@ -187,18 +187,13 @@ impl<K: LockKind> Request for LockRequest<'_, K> {
 impl<K: LockKind> LockRequest<'_, K> {
     /// Makes one attempt to acquire the lock.
     fn attempt(&self, subscribe: bool) -> impl Future<Output = Result<Outcome<K::Grant>>> + Send {
-        let RequestedHold {
-            hold_ref, terms, ..
-        } = self.requested;
         let step = move |hold, count| {
+            // In the turn of the hold: another acquisition of the owner must not get what is left of this one.
+            let lease = self.requested.allowed_lease();
             self.lock.kind.acquire(AcquireParams {
                 hold,
                 count,
-                // In the turn of the hold: another acquisition of the owner must not get what is left of this one.
-                lease: hold_ref
-                    .hold
-                    .state()
-                    .limit_lease(terms.lease, Instant::now()),
+                lease,
                 waits: self.waits,
                 request_number: self.requested.request_number,
             })
