@@ -1,10 +1,12 @@
 //! Observers of the elections, outside of the processes that faults affect.
 //!
 //! 1. Each election is observed from the beginning of a run to its end.
-//! 2. Epochs only grow ([`Rule::Tokens`]).
+//! 2. Epochs only grow ([`Rule::Tokens`]). A term that no candidate was granted does not count: it may be lost in a failover,
+//!    because no replica has confirmed it.
 //! 3. After the run, a candidate leads each election once more: its observer must report this leader, and after it has
 //!    resigned, that there is none ([`Rule::Observer`]).
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use redlatch::{Client, Election};
@@ -14,6 +16,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::Result;
 use crate::checker::Rule;
+use crate::history::History;
 
 /// What an observer has reported.
 #[derive(Debug, Default)]
@@ -21,8 +24,8 @@ pub struct Observed {
     /// The epoch of the last report.
     current: Option<u64>,
     highest: u64,
-    /// A violation.
-    decreased: Option<String>,
+    /// The epochs that were followed by smaller ones, and these.
+    decreased: Vec<(u64, u64)>,
 }
 
 /// An observed election.
@@ -57,8 +60,7 @@ async fn observe_forever(url: String, name: String, reports: Sender<Observed>) {
             observed.current = leader.map(|leader| leader.epoch);
             let epoch = observed.current.unwrap_or(observed.highest);
             if epoch < observed.highest {
-                let text = format!("{name}: epoch {epoch} after {}", observed.highest);
-                observed.decreased = Some(text);
+                observed.decreased.push((observed.highest, epoch));
             }
             observed.highest = epoch;
         });
@@ -70,6 +72,7 @@ pub async fn check_observers(
     url: &str,
     elections: &mut [ObservedElection],
     limit: Duration,
+    history: &Mutex<History>,
 ) -> Result<Vec<(Rule, String)>> {
     let client = Client::connect(url).await?;
     let mut found = Vec::new();
@@ -78,8 +81,16 @@ pub async fn check_observers(
         if let Some(text) = one.check(&election, limit).await? {
             found.push((Rule::Observer, text));
         }
-        if let Some(text) = one.observed.borrow().decreased.clone() {
-            found.push((Rule::Tokens, text));
+        let history = history.lock().unwrap_or_else(PoisonError::into_inner);
+        let was_granted = |epoch| {
+            let mut sections = history.sections.iter();
+            sections.any(|section| section.request.name == one.name && section.token == Some(epoch))
+        };
+        for &(epoch, next) in &one.observed.borrow().decreased {
+            if was_granted(epoch) {
+                let text = format!("{}: epoch {next} after {epoch}", one.name);
+                found.push((Rule::Tokens, text));
+            }
         }
     }
     client.flush().await;
@@ -135,8 +146,13 @@ impl Observers {
     }
 
     /// As [`check_observers`]. Ends the observers.
-    pub(crate) fn check(mut self, url: &str, limit: Duration) -> Result<Vec<(Rule, String)>> {
-        self.runtime
-            .block_on(check_observers(url, &mut self.elections, limit))
+    pub(crate) fn check(
+        mut self,
+        url: &str,
+        limit: Duration,
+        history: &Mutex<History>,
+    ) -> Result<Vec<(Rule, String)>> {
+        let checking = check_observers(url, &mut self.elections, limit, history);
+        self.runtime.block_on(checking)
     }
 }

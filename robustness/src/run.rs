@@ -192,7 +192,9 @@ fn shut_down_and_check(
             format!("cannot be acquired: {kept}"),
         ));
     }
-    for (rule, text) in observers.check(&context.deployment.url(), lease + MARGIN)? {
+    for (rule, text) in
+        observers.check(&context.deployment.url(), lease + MARGIN, &context.history)?
+    {
         found.push(violation(rule, text));
     }
     let deployment = context.deployment.as_ref();

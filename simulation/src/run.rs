@@ -302,13 +302,13 @@ impl Run<'_> {
             false => self.plan.lease + checker::MARGIN,
         };
         let lease = self.plan.lease;
-        let mut elections = std::mem::take(&mut self.elections);
+        let (mut elections, history) = (std::mem::take(&mut self.elections), self.history.clone());
         let checking = process.spawn(async move {
             let kept = check_all_free(&url, &names, lease, limit).await?;
             let text = |name| (Rule::NotCleanedUp, format!("cannot be acquired: {name}"));
             let mut failures: Vec<_> = kept.into_iter().map(text).collect();
             if failures.is_empty() {
-                failures = check_observers(&url, &mut elections, limit).await?;
+                failures = check_observers(&url, &mut elections, limit, &history).await?;
             }
             Ok::<_, redlatch_robustness::Error>(failures)
         });

@@ -30,7 +30,9 @@ use crate::wait::{Attempt, Limits, QueueKind, Request, private_object};
 /// with gaps. The latest state is never left out: it is reported within a round trip of its change; the end of a leader
 /// that died, when its lease ends.
 ///
-/// It reports what the store knows. A leader that has been reported may have ended since.
+/// It reports what the store knows. A leader that has been reported may have ended since. A term that no replica has yet may be
+/// lost in a failover, before or after its candidate leads: then a smaller epoch follows
+/// ([`ClientBuilder::replica_sync`](crate::ClientBuilder::replica_sync)).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {

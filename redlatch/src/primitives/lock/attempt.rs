@@ -188,7 +188,7 @@ impl<K: LockKind> LockRequest<'_, K> {
     /// Makes one attempt to acquire the lock.
     fn attempt(&self, subscribe: bool) -> impl Future<Output = Result<Outcome<K::Grant>>> + Send {
         let step = move |hold, count| {
-            // In the turn of the hold: another acquisition of the owner must not get what is left of this one.
+            // Computed in the turn of the hold: a later acquisition of its owner gets its whole lease.
             let lease = self.requested.allowed_lease();
             self.lock.kind.acquire(AcquireParams {
                 hold,
