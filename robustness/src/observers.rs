@@ -6,7 +6,7 @@
 //! 3. After the run, a candidate leads each election once more: its observer must report this leader, and after it has
 //!    resigned, that there is none ([`Rule::Observer`]).
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use redlatch::{Client, Election};
@@ -24,8 +24,8 @@ pub struct Observed {
     /// The epoch of the last report.
     current: Option<u64>,
     highest: u64,
-    /// The epochs that were followed by smaller ones, and these.
-    decreased: Vec<(u64, u64)>,
+    /// A violation.
+    decreased: Option<String>,
 }
 
 /// An observed election.
@@ -36,13 +36,22 @@ pub struct ObservedElection {
 }
 
 /// Returns an election, and the future that observes it, which never ends.
-pub fn observe(url: String, name: String) -> (ObservedElection, impl Future<Output = ()> + Send) {
+pub fn observe(
+    url: String,
+    name: String,
+    history: Arc<Mutex<History>>,
+) -> (ObservedElection, impl Future<Output = ()> + Send) {
     let (sender, observed) = watch::channel(Observed::default());
-    let observing = observe_forever(url, name.clone(), sender);
+    let observing = observe_forever(url, name.clone(), sender, history);
     (ObservedElection { name, observed }, observing)
 }
 
-async fn observe_forever(url: String, name: String, reports: Sender<Observed>) {
+async fn observe_forever(
+    url: String,
+    name: String,
+    reports: Sender<Observed>,
+    history: Arc<Mutex<History>>,
+) {
     let client = loop {
         match Client::connect(&url).await {
             Ok(client) => break client,
@@ -60,7 +69,14 @@ async fn observe_forever(url: String, name: String, reports: Sender<Observed>) {
             observed.current = leader.map(|leader| leader.epoch);
             let epoch = observed.current.unwrap_or(observed.highest);
             if epoch < observed.highest {
-                observed.decreased.push((observed.highest, epoch));
+                let history = history.lock().unwrap_or_else(PoisonError::into_inner);
+                let was_granted = history.sections.iter().any(|section| {
+                    section.request.name == name && section.token == Some(observed.highest)
+                });
+                if was_granted {
+                    let text = format!("{name}: epoch {epoch} after {}", observed.highest);
+                    observed.decreased = Some(text);
+                }
             }
             observed.highest = epoch;
         });
@@ -72,7 +88,6 @@ pub async fn check_observers(
     url: &str,
     elections: &mut [ObservedElection],
     limit: Duration,
-    history: &Mutex<History>,
 ) -> Result<Vec<(Rule, String)>> {
     let client = Client::connect(url).await?;
     let mut found = Vec::new();
@@ -81,16 +96,8 @@ pub async fn check_observers(
         if let Some(text) = one.check(&election, limit).await? {
             found.push((Rule::Observer, text));
         }
-        let history = history.lock().unwrap_or_else(PoisonError::into_inner);
-        let was_granted = |epoch| {
-            let mut sections = history.sections.iter();
-            sections.any(|section| section.request.name == one.name && section.token == Some(epoch))
-        };
-        for &(epoch, next) in &one.observed.borrow().decreased {
-            if was_granted(epoch) {
-                let text = format!("{}: epoch {next} after {epoch}", one.name);
-                found.push((Rule::Tokens, text));
-            }
+        if let Some(text) = one.observed.borrow().decreased.clone() {
+            found.push((Rule::Tokens, text));
         }
     }
     client.flush().await;
@@ -128,14 +135,18 @@ pub(crate) struct Observers {
 }
 
 impl Observers {
-    pub(crate) fn start(url: &str, names: &[String]) -> Result<Observers> {
+    pub(crate) fn start(
+        url: &str,
+        names: &[String],
+        history: &Arc<Mutex<History>>,
+    ) -> Result<Observers> {
         let runtime = Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
             .build()?;
         let elections = names.iter().filter(|name| name.starts_with("election"));
         let start = |name: &String| {
-            let (election, observing) = observe(url.to_owned(), name.clone());
+            let (election, observing) = observe(url.to_owned(), name.clone(), history.clone());
             runtime.spawn(observing);
             election
         };
@@ -146,13 +157,8 @@ impl Observers {
     }
 
     /// As [`check_observers`]. Ends the observers.
-    pub(crate) fn check(
-        mut self,
-        url: &str,
-        limit: Duration,
-        history: &Mutex<History>,
-    ) -> Result<Vec<(Rule, String)>> {
-        let checking = check_observers(url, &mut self.elections, limit, history);
-        self.runtime.block_on(checking)
+    pub(crate) fn check(mut self, url: &str, limit: Duration) -> Result<Vec<(Rule, String)>> {
+        self.runtime
+            .block_on(check_observers(url, &mut self.elections, limit))
     }
 }

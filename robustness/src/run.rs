@@ -81,7 +81,11 @@ pub(crate) fn run(
         random: Random::new(setup.worker.seed),
         schedule: None,
     };
-    let observers = Observers::start(&context.deployment.url(), &context.names())?;
+    let observers = Observers::start(
+        &context.deployment.url(),
+        &context.names(),
+        &context.history,
+    )?;
     for _ in 0..setup.processes {
         context.processes.start(&context.worker)?;
     }
@@ -192,9 +196,7 @@ fn shut_down_and_check(
             format!("cannot be acquired: {kept}"),
         ));
     }
-    for (rule, text) in
-        observers.check(&context.deployment.url(), lease + MARGIN, &context.history)?
-    {
+    for (rule, text) in observers.check(&context.deployment.url(), lease + MARGIN)? {
         found.push(violation(rule, text));
     }
     let deployment = context.deployment.as_ref();

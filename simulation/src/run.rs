@@ -168,7 +168,8 @@ impl Run<'_> {
                 self.started += 1;
                 Process::start(self.started - 1, self.plan.seed ^ 3, &self.network)
             });
-            let (election, observing) = observe(self.deployment.url(), name.clone());
+            let (election, observing) =
+                observe(self.deployment.url(), name.clone(), self.history.clone());
             process.spawn(observing);
             self.elections.push(election);
         }
@@ -302,13 +303,13 @@ impl Run<'_> {
             false => self.plan.lease + checker::MARGIN,
         };
         let lease = self.plan.lease;
-        let (mut elections, history) = (std::mem::take(&mut self.elections), self.history.clone());
+        let mut elections = std::mem::take(&mut self.elections);
         let checking = process.spawn(async move {
             let kept = check_all_free(&url, &names, lease, limit).await?;
             let text = |name| (Rule::NotCleanedUp, format!("cannot be acquired: {name}"));
             let mut failures: Vec<_> = kept.into_iter().map(text).collect();
             if failures.is_empty() {
-                failures = check_observers(&url, &mut elections, limit, &history).await?;
+                failures = check_observers(&url, &mut elections, limit).await?;
             }
             Ok::<_, redlatch_robustness::Error>(failures)
         });
