@@ -52,8 +52,14 @@ async fn observe_forever(
     reports: Sender<Observed>,
     history: Arc<Mutex<History>>,
 ) {
+    let lease = {
+        let history = history.lock().unwrap_or_else(PoisonError::into_inner);
+        Duration::from_nanos(history.lease.unsigned_abs())
+    };
+    // Without a leader, an observer looks again once in a lease.
+    let builder = Client::builder().watchdog_lease(lease);
     let client = loop {
-        match Client::connect(&url).await {
+        match builder.clone().connect(&url).await {
             Ok(client) => break client,
             Err(_) => sleep(Duration::from_millis(20)).await,
         }

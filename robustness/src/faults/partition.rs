@@ -86,8 +86,8 @@ fn partition_master(context: &mut Context, duration: Duration) -> Result<i64> {
 
 /// Waits until no client is connected to a server that still answers.
 fn await_clients_gone(context: &Context, place: usize) -> Result<()> {
-    // An unused connection may be noticed only at the next renewal.
-    let end = Instant::now() + MARGIN + Duration::from_millis(context.worker.lease) / 3;
+    // An unused connection may be noticed only at the next renewal, or when an observer looks again, after a lease.
+    let end = Instant::now() + MARGIN + Duration::from_millis(context.worker.lease);
     loop {
         let list: String = context.server(place).command(&["CLIENT", "LIST"]);
         // This query and the servers among themselves use RESP2.
