@@ -282,7 +282,9 @@ async fn observe(store_args: &StoreArgs, elect: &Elect) -> Result<u8, Failure> {
                 }
                 leader => leader?,
             };
-            interrupted = false;
+            if std::mem::take(&mut interrupted) {
+                note!("changes are seen again");
+            }
             if printed.as_ref() == Some(&leader) {
                 continue;
             }
