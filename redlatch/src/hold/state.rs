@@ -474,6 +474,11 @@ impl HoldState {
         Some(hand_over)
     }
 
+    /// Returns whether a full release puts another owner in the place of this one: a ticket, or the keeper of a minimum time.
+    pub(crate) fn has_next_owner(&self, now: Instant) -> bool {
+        self.adopts.is_some() || self.retained_for(now).is_some()
+    }
+
     /// Returns the latest hold period, which may have ended.
     pub(crate) fn latest_period(&self) -> HoldPeriod {
         self.hold_period

@@ -153,9 +153,8 @@ impl RequestedHold<'_> {
         )
     }
 
-    /// Returns the lease that an attempt may have now: less than requested if its owner holds the object and was asked to
-    /// release it.
-    pub(crate) fn allowed_lease(&self) -> Lease {
+    /// Returns the lease that a re-entry may have now: less than requested if the owner was asked to release the object.
+    pub(crate) fn lease_of_reentry(&self) -> Lease {
         let state = self.hold_ref.hold.state();
         state.limit_lease(self.terms.lease, Instant::now())
     }

@@ -81,8 +81,9 @@ impl HoldRef {
                 return Ok(true);
             }
         }
+        let passes_on = keep == 0 && hold.state().has_next_owner(Instant::now());
         if keep == 0
-            && self.next_owner(hold).is_none()
+            && !passes_on
             && now.allows_transfer()
             && let Some(claimed) = self.claim_waiter(hold)
             // Boxed: most releases find no waiter.
@@ -92,7 +93,7 @@ impl HoldRef {
         }
         // A hold that was revoked is not extended.
         let lease = (now.is_renewed && !now.is_asked).then(|| session.watchdog.lease());
-        let (step, frees) = self.release_step(hold, keep, lease);
+        let (step, frees) = self.release_step(hold, keep, lease, passes_on);
         let store = &session.store;
         let delivery = Delivery::on(match now.has_attempt_in_flight {
             true => Route::Acquisitions,
@@ -130,8 +131,9 @@ impl HoldRef {
         hold: &'a Hold,
         keep: u32,
         lease: Option<Lease>,
+        passes_on: bool,
     ) -> (BoxedStep<'a, bool>, bool) {
-        let next_owner = (keep == 0).then(|| self.next_owner(hold)).flatten();
+        let next_owner = passes_on.then(|| self.next_owner(hold)).flatten();
         let reassigning = next_owner
             .and_then(|(to, lease)| hold.kind.reassign(ReassignParams { hold, to, lease }));
         match reassigning {

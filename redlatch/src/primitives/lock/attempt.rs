@@ -189,7 +189,10 @@ impl<K: LockKind> LockRequest<'_, K> {
     fn attempt(&self, subscribe: bool) -> impl Future<Output = Result<Outcome<K::Grant>>> + Send {
         let step = move |hold, count| {
             // Computed in the turn of the hold: a later acquisition of its owner gets its whole lease.
-            let lease = self.requested.allowed_lease();
+            let lease = match count {
+                1 => self.requested.terms.lease,
+                _ => self.requested.lease_of_reentry(),
+            };
             self.lock.kind.acquire(AcquireParams {
                 hold,
                 count,
