@@ -157,24 +157,8 @@ pub(crate) struct Run {
     )]
     pub(crate) set_permits: bool,
 
-    /// Give up after this long if another owner holds the lock [default: wait forever]
-    #[arg(long, value_name = "DUR", value_parser = duration::parse, allow_hyphen_values = true)]
-    pub(crate) wait: Option<Duration>,
-
-    /// Give up immediately if another owner holds the lock
-    #[arg(short = 'n', long, conflicts_with = "wait")]
-    pub(crate) no_wait: bool,
-
-    /// Fail if the store cannot be reached for this long while redlatch waits, including at the start
-    /// [default: wait through any outage]
-    #[arg(
-        long,
-        value_name = "DUR",
-        value_parser = duration::parse,
-        allow_hyphen_values = true,
-        conflicts_with = "no_wait"
-    )]
-    pub(crate) outage_limit: Option<Duration>,
+    #[command(flatten)]
+    pub(crate) waiting: Waiting,
 
     /// Hold the lock at most this long, without a watchdog; CMD is ended when the time has passed
     #[arg(
@@ -273,7 +257,32 @@ impl Run {
         // Several names are refused before.
         self.names.first().map(|name| client.once(name, slot))
     }
+}
 
+/// How long a command waits for a lock, and for the store.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Waiting {
+    /// Give up after this long if another owner holds the lock [default: wait forever]
+    #[arg(long, value_name = "DUR", value_parser = duration::parse, allow_hyphen_values = true)]
+    pub(crate) wait: Option<Duration>,
+
+    /// Give up immediately if another owner holds the lock
+    #[arg(short = 'n', long, conflicts_with = "wait")]
+    pub(crate) no_wait: bool,
+
+    /// Fail if the store cannot be reached for this long while redlatch waits, including at the start
+    /// [default: wait through any outage]
+    #[arg(
+        long,
+        value_name = "DUR",
+        value_parser = duration::parse,
+        allow_hyphen_values = true,
+        conflicts_with = "no_wait"
+    )]
+    outage_limit: Option<Duration>,
+}
+
+impl Waiting {
     /// How long an outage of the store may last while `redlatch` waits; `None`: without a limit. With
     /// --no-wait it does not wait.
     pub(crate) fn outage_limit(&self) -> Option<Duration> {

@@ -284,7 +284,7 @@ async fn request<R: HasLease>(
     }
     match limits.wait() {
         Some(wait) => try_request.wait(wait).await,
-        None if run.no_wait => try_request.await,
+        None if run.waiting.no_wait => try_request.await,
         None => lock_request.await.map(Some),
     }
 }
@@ -357,7 +357,7 @@ async fn acquire_permit(
             if let Some(limit) = run.at_most {
                 try_request = try_request.at_most(limit);
             }
-            if !run.no_wait {
+            if !run.waiting.no_wait {
                 let left =
                     deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
                 try_request = try_request.wait(left.map_or(slice, |left| left.min(slice)));
@@ -366,7 +366,7 @@ async fn acquire_permit(
         });
         let guard = acquiring.await?;
         let is_last_attempt =
-            run.no_wait || deadline.is_some_and(|deadline| deadline <= Instant::now());
+            run.waiting.no_wait || deadline.is_some_and(|deadline| deadline <= Instant::now());
         if guard.is_some() || is_last_attempt {
             break guard;
         }

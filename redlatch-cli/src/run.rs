@@ -42,8 +42,8 @@ pub(crate) async fn run(store_args: &StoreArgs, mut run: Run) -> Result<u8, Fail
     // A repeated name is held once.
     let mut named = HashSet::new();
     run.names.retain(|name| named.insert(name.clone()));
-    let limits = WaitLimits::new(run.outage_limit(), run.wait);
-    let settings = store::settings(&run.cmd).outage_limit(run.outage_limit());
+    let limits = WaitLimits::new(run.waiting.outage_limit(), run.waiting.wait);
+    let settings = store::settings(&run.cmd).outage_limit(run.waiting.outage_limit());
     let client = tokio::select! {
         biased;
         signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
@@ -80,7 +80,7 @@ async fn run_under_lock(
         never = report_waiting(client, &run.names) => match never {},
     };
     let Some(held_lock) = held_lock else {
-        report_conflict(client, &run.names, run.wait).await;
+        report_conflict(client, &run.names, run.waiting.wait).await;
         return Ok(run.conflict_exit_code);
     };
     detail!("{}: acquired by {}", held_lock.names(), held_lock.owner());

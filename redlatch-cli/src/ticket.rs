@@ -65,8 +65,8 @@ pub(crate) async fn lock(store_args: &StoreArgs, args: &Lock) -> Result<u8, Fail
     let checked = checking.lock(name).lock().await?;
     let checked = checked.into_ticket_for(args.lease).await;
     checked.map_err(IntoTicketError::into_error)?;
-    let limits = WaitLimits::new(args.outage_limit(), args.wait);
-    let settings = settings.outage_limit(args.outage_limit());
+    let limits = WaitLimits::new(args.waiting.outage_limit(), args.waiting.wait);
+    let settings = settings.outage_limit(args.waiting.outage_limit());
     let client = tokio::select! {
         biased;
         signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
@@ -99,7 +99,7 @@ async fn lock_with<K: HasTicket>(
     let acquiring = async {
         match limits.wait() {
             Some(wait) => lock.try_lock().wait(wait).await,
-            None if args.no_wait => lock.try_lock().await,
+            None if args.waiting.no_wait => lock.try_lock().await,
             None => lock.lock().await.map(Some),
         }
     };
@@ -112,7 +112,7 @@ async fn lock_with<K: HasTicket>(
     let guard = match acquired {
         Ok(Some(guard)) => guard,
         Ok(None) => {
-            report_conflict(client, names, args.wait).await;
+            report_conflict(client, names, args.waiting.wait).await;
             return Ok(args.conflict_exit_code);
         }
         Err(error) => {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use clap::{ValueHint, value_parser};
 use redlatch::TicketKind;
 
+use crate::args::Waiting;
 use crate::duration;
 
 /// Acquire the lock NAME, print a ticket for it, and exit.
@@ -58,24 +59,8 @@ pub(crate) struct Lock {
     )]
     pub(crate) watchdog: Option<Duration>,
 
-    /// Give up after this long if another owner holds the lock [default: wait forever]
-    #[arg(long, value_name = "DUR", value_parser = duration::parse, allow_hyphen_values = true)]
-    pub(crate) wait: Option<Duration>,
-
-    /// Give up immediately if another owner holds the lock
-    #[arg(short = 'n', long, conflicts_with = "wait")]
-    pub(crate) no_wait: bool,
-
-    /// Fail if the store cannot be reached for this long while redlatch waits, including at the start
-    /// [default: wait through any outage]
-    #[arg(
-        long,
-        value_name = "DUR",
-        value_parser = duration::parse,
-        allow_hyphen_values = true,
-        conflicts_with = "no_wait"
-    )]
-    pub(crate) outage_limit: Option<Duration>,
+    #[command(flatten)]
+    pub(crate) waiting: Waiting,
 
     /// The exit code when another owner holds the lock, 0 to 255
     #[arg(
@@ -101,15 +86,6 @@ impl Lock {
             LockKind { fenced: true, .. } => TicketKind::Fenced,
             LockKind { spin: true, .. } => TicketKind::Spin,
             _ => TicketKind::Lock,
-        }
-    }
-
-    /// How long an outage of the store may last while `redlatch` waits; `None`: without a limit. With
-    /// --no-wait it does not wait.
-    pub(crate) fn outage_limit(&self) -> Option<Duration> {
-        match self.no_wait {
-            true => Some(Duration::ZERO),
-            false => self.outage_limit,
         }
     }
 }

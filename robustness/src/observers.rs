@@ -6,7 +6,7 @@
 //! 3. After the run, a candidate leads each election once more: its observer must report this leader, and after it has
 //!    resigned, that there is none ([`Rule::Observer`]).
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redlatch::{Client, Election};
@@ -17,6 +17,7 @@ use tokio::time::{sleep, timeout};
 use crate::Result;
 use crate::checker::Rule;
 use crate::history::History;
+use crate::processes::lock;
 
 /// What an observer has reported.
 #[derive(Debug, Default)]
@@ -52,10 +53,7 @@ async fn observe_forever(
     reports: Sender<Observed>,
     history: Arc<Mutex<History>>,
 ) {
-    let lease = {
-        let history = history.lock().unwrap_or_else(PoisonError::into_inner);
-        Duration::from_nanos(history.lease.unsigned_abs())
-    };
+    let lease = Duration::from_nanos(lock(&history).lease.unsigned_abs());
     // Without a leader, an observer looks again once in a lease.
     let builder = Client::builder().watchdog_lease(lease);
     let client = loop {
@@ -75,8 +73,7 @@ async fn observe_forever(
             observed.current = leader.map(|leader| leader.epoch);
             let epoch = observed.current.unwrap_or(observed.highest);
             if epoch < observed.highest {
-                let history = history.lock().unwrap_or_else(PoisonError::into_inner);
-                let was_granted = history.sections.iter().any(|section| {
+                let was_granted = lock(&history).sections.iter().any(|section| {
                     section.request.name == name && section.token == Some(observed.highest)
                 });
                 if was_granted {
