@@ -70,7 +70,7 @@ impl Bridge {
             let command: Command = words.into_iter().map(bytes).collect();
             let mut pair = self.pair();
             match command[0].starts_with(b"EVAL") {
-                true => pair.run_as(id, &command, Tolerance::AllNumbers),
+                true => pair.run_as(id, &command, Tolerance::Times),
                 false => pair.run(id, &command),
             };
             drop(pair);
