@@ -31,14 +31,15 @@ fn check_name(sections: &[&Section]) -> Option<Violation> {
         }
     }
     changes.sort_by_key(|&(at, comes)| (at, comes.is_some()));
-    let mut taken = 0;
+    // A permit that is released when it is acquired makes this negative for a moment.
+    let mut taken = 0_i64;
     for (at, comes) in changes {
         let Some(section) = comes else {
             taken -= 1;
             continue;
         };
         taken += 1;
-        if taken > PERMITS {
+        if taken > i64::from(PERMITS) {
             let (name, who) = (&section.request.name, section.requester());
             let text = format!("{name}: {who} acquired permit {taken} of {PERMITS}");
             return Some(Violation::at(at, Rule::Permits, text));
