@@ -87,7 +87,7 @@ fn handle(client: &Expr, name: &Expr, kind: Option<&Expr>) -> Result<TokenStream
         None => name.to_token_stream(),
     };
     let name = quote!(::core::convert::AsRef::<str>::as_ref(&#name));
-    let ident = match kind {
+    let ident = match kind.map(ungrouped) {
         Some(Expr::Path(path)) => path.path.get_ident().map(Ident::to_string),
         _ => None,
     };
@@ -108,9 +108,18 @@ fn handle(client: &Expr, name: &Expr, kind: Option<&Expr>) -> Result<TokenStream
     Ok(quote!((#client).#handle))
 }
 
+/// Returns the expression within parentheses, or from a variable of another macro.
+fn ungrouped(expression: &Expr) -> &Expr {
+    match expression {
+        Expr::Group(group) => ungrouped(&group.expr),
+        Expr::Paren(paren) => ungrouped(&paren.expr),
+        other => other,
+    }
+}
+
 /// Returns the literal, if the expression is a string literal.
 fn text(expression: &Expr) -> Option<&syn::LitStr> {
-    match expression {
+    match ungrouped(expression) {
         Expr::Lit(ExprLit {
             lit: Lit::Str(text),
             ..

@@ -1,12 +1,16 @@
 //! Expands the attribute: the function acquires the lock, and then runs its body, as an `async` block, while the lock
 //! is held.
 
-use proc_macro2::{Group, Span, TokenStream};
+use proc_macro2::{Group, Ident, Span, TokenStream};
 use quote::{quote, quote_spanned};
 use syn::parse::{Parse, ParseStream};
 use syn::spanned::Spanned as _;
+use syn::visit::{Visit, visit_pat_ident};
 use syn::visit_mut::{VisitMut, visit_type_mut};
-use syn::{Attribute, Error, Result, ReturnType, Signature, Type, TypeInfer, Visibility};
+use syn::{
+    Attribute, Error, PatIdent, Receiver, Result, ReturnType, Signature, Type, TypeInfer,
+    Visibility,
+};
 
 use crate::arguments::Arguments;
 
@@ -86,6 +90,9 @@ fn expand(arguments: TokenStream, function: TokenStream) -> Result<TokenStream> 
     // The compiler needs the type of the block for each `?` in it.
     let mut output = Type::clone(returned);
     InferImplTrait.visit_type_mut(&mut output);
+    let mut arguments = Bindings::default();
+    arguments.visit_signature(&signature);
+    let arguments = arguments.0;
     Ok(quote_spanned! {span=>
         #(#attributes)*
         #visibility #signature {
@@ -95,13 +102,32 @@ fn expand(arguments: TokenStream, function: TokenStream) -> Result<TokenStream> 
                 ::core::result::Result::Err(error) => return #failed,
             };
             #refused
-            // `move`: the arguments that the body uses are dropped before the lock is released.
-            match ::redlatch::__private::run_and_release::<_, #output, _>(guard, async move #body).await {
+            // All arguments are dropped before the lock is released, also those of which the body uses a part or nothing.
+            let work = async move {
+                #(let _ = &#arguments;)*
+                #body
+            };
+            match ::redlatch::__private::run_and_release::<_, #output, _>(guard, work).await {
                 ::core::result::Result::Ok(output) => output,
                 ::core::result::Result::Err(error) => #failed,
             }
         }
     })
+}
+
+/// The names that the arguments of a function have in its body.
+#[derive(Default)]
+struct Bindings(Vec<Ident>);
+
+impl Visit<'_> for Bindings {
+    fn visit_receiver(&mut self, receiver: &Receiver) {
+        self.0.push(receiver.self_token.into());
+    }
+
+    fn visit_pat_ident(&mut self, binding: &PatIdent) {
+        self.0.push(binding.ident.clone());
+        visit_pat_ident(self, binding);
+    }
 }
 
 /// Replaces each `impl Trait`, which only a signature can contain, with a type that the compiler infers.

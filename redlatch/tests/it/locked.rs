@@ -186,6 +186,49 @@ async fn arguments_are_dropped_before_the_release() {
     assert_eq!(holds.load(SeqCst), 1);
 }
 
+/// A block captures only the fields of an argument that it uses.
+#[tokio::test(start_paused = true)]
+async fn unused_arguments_and_fields_are_dropped_before_the_release() {
+    struct Context<'a> {
+        _transaction: Transaction<'a>,
+        amount: u32,
+    }
+    #[locked(client = client, name = "a")]
+    async fn commit(
+        client: &Client,
+        context: Context<'_>,
+        _unused: Transaction<'_>,
+    ) -> Result<u32> {
+        Ok(context.amount)
+    }
+    let (client, [one, two]) = (Client::embedded(), [7, 7].map(AtomicU32::new));
+    let context = Context {
+        _transaction: Transaction(&client, &one),
+        amount: 3,
+    };
+    let amount = commit(&client, context, Transaction(&client, &two)).await;
+    assert_eq!(amount.unwrap(), 3);
+    assert_eq!([one.load(SeqCst), two.load(SeqCst)], [1, 1]);
+}
+
+/// The names reach the attribute as expressions in invisible or visible parentheses.
+#[tokio::test(start_paused = true)]
+async fn names_from_other_macros_are_formatted() {
+    macro_rules! function {
+        ($function:ident, $id:ident, $name:expr, $kind:expr) => {
+            #[locked(client = client, name = $name, kind = $kind)]
+            async fn $function(client: &Client, $id: u32) -> Result<bool> {
+                client.fair_lock("order:7").is_locked().await
+            }
+        };
+    }
+    function!(by_macro, id, "order:{id}", fair);
+    function!(in_parentheses, id, ("order:{id}"), (fair));
+    let client = Client::embedded();
+    assert!(by_macro(&client, 7).await.unwrap());
+    assert!(in_parentheses(&client, 7).await.unwrap());
+}
+
 #[tokio::test(start_paused = true)]
 async fn scope_of_an_owner_allows_re_entry() {
     let shop = Shop::new();
