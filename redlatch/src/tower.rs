@@ -10,7 +10,7 @@
 //! | status | `Retry-After` | what happened | the inner service |
 //! |---|---|---|---|
 //! | 409 | yes | another owner holds the lock | was not called |
-//! | 503 | yes | the store or its replicas are down or slow ([`Error::is_transient`]) | was not called |
+//! | 503 | yes | the store or its replicas are down or slow ([`Error::is_transient`], or [`Error::Lost`] before the lock was acquired) | was not called |
 //! | 400 | no | the name is invalid ([`Error::InvalidName`]) | was not called |
 //! | 500 | no | the lock was lost ([`Error::Lost`]) | may have done a part of its work, or all of it |
 //! | 500 | no | another error, such as missing permissions | was not called |
@@ -53,6 +53,7 @@
 
 use std::fmt::Debug;
 use std::mem::replace;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -62,7 +63,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use crate::join::Boxed;
-use crate::{Client, Error, Lock, TryAcquire};
+use crate::{Client, Error, Lock, Owner, TryAcquire};
 
 /// The time in `Retry-After`, unless [`LockLayer::retry_after`] sets another one. A second is the shortest that the header can have.
 const RETRY_AFTER_DEFAULT: Duration = Duration::from_secs(1);
@@ -96,7 +97,7 @@ pub struct LockService<S, F> {
 impl<F> LockLayer<F> {
     /// Creates a layer. `name` returns the name of the [lock](Client::lock) that a request needs, or `None` if it needs none.
     ///
-    /// Each request has an owner of its own, so requests with the same name exclude each other. The lock is renewed by the
+    /// Each request has an owner of its own, also within [`Owner::scope`], so requests with the same name exclude each other. The lock is renewed by the
     /// watchdog, and covers the future of the inner service: the body of its response may be sent later.
     pub fn new<B>(client: Client, name: F) -> LockLayer<F>
     where
@@ -190,13 +191,30 @@ where
             let Some(acquire) = acquire else {
                 return inner.call(request).await;
             };
+            // Another request may be handled in the same scope.
+            let acquire = match Owner::current() {
+                Some(_) => acquire.owner(Owner::new()),
+                None => acquire,
+            };
+            let was_called = AtomicBool::new(false);
             // `call` is within the work: a service may begin in it, before its future is polled.
-            let handled = acquire.run(async move { inner.call(request).await }).await;
+            let work = async {
+                was_called.store(true, Ordering::Relaxed);
+                inner.call(request).await
+            };
+            let handled = acquire.run(work).await;
             match handled {
                 Ok(Some(response)) => response,
                 Ok(None) => Ok(refusal(StatusCode::CONFLICT, retry_after)),
                 Err(error) => {
-                    let mut response = refusal(status_code(&error), retry_after);
+                    let status = match error {
+                        // The lease ended before the lock was acquired, so the request can be repeated.
+                        Error::Lost { .. } if !was_called.load(Ordering::Relaxed) => {
+                            StatusCode::SERVICE_UNAVAILABLE
+                        }
+                        _ => status_code(&error),
+                    };
+                    let mut response = refusal(status, retry_after);
                     response.extensions_mut().insert(error);
                     Ok(response)
                 }

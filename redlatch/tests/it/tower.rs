@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use http::{Request, Response, StatusCode};
 use redlatch::tower::{LockLayer, LockService, status_code};
-use redlatch::{Client, Error, Loss};
+use redlatch::{Client, Error, Loss, Owner};
 use redlatch_testkit::Server;
 use tokio::time::{Instant, sleep, timeout};
 use tower_layer::Layer;
@@ -134,6 +134,15 @@ async fn one_request_for_a_name_is_handled_at_a_time() {
     // The lock is free as soon as there is a response.
     send(&service, "/orders/1").await.unwrap();
     assert_eq!(handler.record.completed.load(SeqCst), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_of_one_scope_exclude_each_other() {
+    let service = by_path().layer(Handler::default());
+    let both = async { tokio::join!(send(&service, "/a"), send(&service, "/a")) };
+    let (one, two) = Owner::new().scope(both).await;
+    assert_eq!(one.unwrap().status(), 200);
+    assert_refused(two, 409, Some("1"));
 }
 
 #[tokio::test(start_paused = true)]
