@@ -9,6 +9,9 @@ use crate::error::{Error, Result};
 /// in `redlatch ls`.
 pub(crate) const MAX_NAME_BYTES: usize = 512;
 
+/// Maximum number of characters of a value of a group that are shown.
+const MAX_SHOWN_CHARS: usize = 64;
+
 /// Suffix of the owner in the hash field of a writer.
 const WRITER: &str = ":write";
 
@@ -215,7 +218,7 @@ impl ElectionKeys {
     pub(crate) fn new(prefix: &str, name: &str) -> ElectionKeys {
         let fair = FairKeys::new(prefix, name);
         ElectionKeys {
-            term: prefixed(ELECTION, &fair.object.key),
+            term: unambiguous(ELECTION, &fair.object.key, &['{']),
             fair: fair.into(),
         }
     }
@@ -253,6 +256,7 @@ impl GroupKeys {
         let mut object = ObjectKeys::new(KeyLayout::Group, prefix, group);
         // Equals no other key, because no name has a NUL.
         let identity = [&object.key, "\0", value].concat();
+        let shown: String = shown.escape_debug().take(MAX_SHOWN_CHARS).collect();
         object.name = format!("{group}[{shown}]");
         object.hash = hash_of(&identity);
         object.identity = Some(identity);
@@ -333,9 +337,14 @@ pub(crate) struct OnceKeys {
 impl OnceKeys {
     pub(crate) fn new(prefix: &str, name: &str, slot: Option<&str>) -> OnceKeys {
         let object = ObjectKeys::new(KeyLayout::Lock, prefix, name);
-        let mut record = prefixed(ONCE, &object.key);
+        let braces = ['{', '}'];
+        let mut record = unambiguous(ONCE, &object.key, &braces);
         if let Some(slot) = slot {
             record = [&record, ":", slot].concat();
+        }
+        if object.key.contains(braces) {
+            // Else `x{t}:y`, and `x{t}` with the slot `y`, would have one record.
+            record = format!("{record}:{}", object.key.len());
         }
         OnceKeys { object, record }
     }
@@ -382,7 +391,7 @@ pub(crate) fn is_extra_key(key: &str) -> bool {
     // Both forms of such a key contain a brace: see `prefixed` and `suffixed`.
     let has_prefix = |prefix: &&str| {
         let rest = key.strip_prefix(*prefix);
-        rest.is_some_and(|rest| rest.starts_with(':') && rest.contains('{'))
+        rest.is_some_and(|rest| rest.starts_with(':') && rest.contains(['{', '}']))
     };
     let is_timeout = || {
         let parts = key.rsplit_once(":rwlock_timeout:");
@@ -500,6 +509,16 @@ fn prefixed(prefix: &str, name: &str) -> String {
     }
 }
 
+/// As [`prefixed`], but no two names have one key: those of `a` and `{a}` differ. `special` are characters of names that
+/// get no braces.
+fn unambiguous(prefix: &str, name: &str, special: &[char]) -> String {
+    if name.contains(special) {
+        format!("{prefix}::{name}")
+    } else {
+        prefixed(prefix, name)
+    }
+}
+
 /// Returns a key that belongs to `name`, in its cluster slot.
 fn suffixed(name: &str, suffix: &str) -> String {
     if name.contains('{') {
@@ -561,6 +580,55 @@ pub(crate) fn invalid_character(text: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A second job with the record of the first would never run, and an election with the term of another would report
+    /// its leader.
+    #[test]
+    fn no_two_names_share_a_record_or_a_term() {
+        let names = [
+            "a", "{a}", "a}", "a}:b", "{a}:b", "x{t}", "x{t}:y", "{x{t}}",
+        ];
+        let slots = [
+            None,
+            Some(""),
+            Some("b"),
+            Some("b}"),
+            Some("b}:4"),
+            Some("y"),
+            Some("y:6"),
+            Some("3"),
+        ];
+        let mut keys: Vec<String> = Vec::new();
+        for name in names {
+            keys.push(ElectionKeys::new("", name).term);
+            keys.extend(slots.map(|slot| OnceKeys::new("", name, slot).record));
+        }
+        assert!(keys.iter().all(|key| is_extra_key(key)), "{keys:#?}");
+        let number = keys.len();
+        keys.sort_unstable();
+        keys.dedup();
+        assert_eq!(keys.len(), number);
+        assert_eq!(
+            OnceKeys::new("", "a", Some("b")).record,
+            "redlatch_once:{a}:b"
+        );
+        assert_eq!(
+            OnceKeys::new("", "x{t}", Some("y")).record,
+            "redlatch_once::x{t}:y:4"
+        );
+        assert_eq!(
+            ElectionKeys::new("", "x{t}").term,
+            "redlatch_election::x{t}"
+        );
+    }
+
+    /// Names are part of messages.
+    #[test]
+    fn values_are_shown_in_one_short_line() {
+        let shown = |value: &str| GroupKeys::new("", "g", "field", value).object.name.clone();
+        assert_eq!(shown("größe\nERROR"), "g[größe\\nERROR]");
+        assert_eq!(shown(&"a".repeat(1000)).len(), "g[]".len() + 64);
+    }
 
     #[test]
     fn keys_and_channels_match_redisson() {
