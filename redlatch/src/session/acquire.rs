@@ -82,7 +82,6 @@ impl Session {
                         return Err(error);
                     }
                 };
-                let end = |terms: Terms| answer.sent_at + terms.lease.duration();
                 if let Some(i) = blocked(&answer.reply) {
                     mark_settled();
                     // With replicas, an attempt has to confirm the hold. Of an attempt that was sent twice, the store may
@@ -90,7 +89,8 @@ impl Session {
                     if !answer.repeated && answer.confirmation.is_none() {
                         for requested in holds {
                             let mut state = requested.hold_ref.hold.state();
-                            state.expect_grant(requested.request_number, end(requested.terms));
+                            let end = answer.sent_at + requested.terms.lease.duration();
+                            state.expect_grant(requested.request_number, end);
                         }
                     }
                     return match unsettled.get(i) {
@@ -98,18 +98,20 @@ impl Session {
                         _ => Ok(answer.reply),
                     };
                 }
+                let sent_at = answer.sent_at;
                 for (requested, one) in holds.iter().zip(&unsettled) {
                     // Before the replicas confirm it, because waiting for them delays the renewal of a re-entered hold.
                     if one.held > 0 {
-                        one.hold_ref.hold.state().extend(end(requested.terms));
+                        let end = requested.end(one.held, sent_at);
+                        one.hold_ref.hold.state().extend(end);
                     }
                 }
                 if let Some(confirmation) = answer.confirmation {
                     confirm(confirmation, progress, &unsettled).await?;
                 }
-                for (i, requested) in holds.iter().enumerate() {
-                    let terms = requested.terms;
-                    if let Err(error) = requested.add_guard(end(terms)) {
+                for (i, (requested, one)) in holds.iter().zip(&unsettled).enumerate() {
+                    let end = requested.end(one.held, sent_at);
+                    if let Err(error) = requested.add_guard(end) {
                         // Too late for this one, so for all. Dropping `unsettled` releases them.
                         for earlier in holds.iter().take(i) {
                             earlier.hold_ref.remove_guard(earlier.terms);
@@ -153,10 +155,14 @@ impl RequestedHold<'_> {
         )
     }
 
-    /// Returns the lease that a re-entry may have now: less than requested if the owner was asked to release the object.
-    pub(crate) fn lease_of_reentry(&self) -> Lease {
-        let state = self.hold_ref.hold.state();
-        state.limit_lease(self.terms.lease, Instant::now())
+    /// Returns when the hold ends in the store, or earlier, if its owner held it `held` times when the step was sent. The limit of a
+    /// revoked hold may have become known later; then the store has given it a longer lease.
+    fn end(&self, held: u32, sent_at: Instant) -> Instant {
+        sent_at
+            + self
+                .hold_ref
+                .lease(self.terms, held + 1, sent_at)
+                .duration()
     }
 
     /// Adds a guard after the store has granted the hold until `end`: see [`Hold::add_guard`].
@@ -238,6 +244,15 @@ fn confirm<'a>(
 }
 
 impl HoldRef {
+    /// Returns the lease of an acquisition with these terms that makes the hold count `count`: that of a re-entry is
+    /// shorter than requested if the hold was revoked. A first acquisition gets its whole lease.
+    pub(crate) fn lease(&self, terms: Terms, count: u32, now: Instant) -> Lease {
+        match count {
+            1 => terms.lease,
+            _ => self.hold.state().limit_lease(terms.lease, now),
+        }
+    }
+
     /// Handles a reply that the owner does not hold the object: marks the hold as lost. Returns the error.
     pub(super) fn mark_not_held(&self) -> Error {
         self.hold.mark_lost(Loss::NotHeld);

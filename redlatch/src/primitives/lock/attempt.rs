@@ -188,15 +188,14 @@ impl<K: LockKind> LockRequest<'_, K> {
     /// Makes one attempt to acquire the lock.
     fn attempt(&self, subscribe: bool) -> impl Future<Output = Result<Outcome<K::Grant>>> + Send {
         let step = move |hold, count| {
-            // Computed in the turn of the hold: a later acquisition of its owner gets its whole lease.
-            let lease = match count {
-                1 => self.requested.terms.lease,
-                _ => self.requested.lease_of_reentry(),
-            };
+            let RequestedHold {
+                hold_ref, terms, ..
+            } = self.requested;
             self.lock.kind.acquire(AcquireParams {
                 hold,
                 count,
-                lease,
+                // Computed in the turn of the hold: a later acquisition of its owner gets its whole lease.
+                lease: hold_ref.lease(terms, count, Instant::now()),
                 waits: self.waits,
                 request_number: self.requested.request_number,
             })

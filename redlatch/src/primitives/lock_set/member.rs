@@ -1,6 +1,7 @@
 //! A member of a multi-lock or RedLock: a lock whose kind is erased.
 
 use std::any::Any;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -147,12 +148,15 @@ pub(crate) fn validated(members: &[Member]) -> Result<Vec<Member>> {
         });
     }
     let mut all: Vec<Member> = Vec::with_capacity(members.len());
+    // There may be thousands, so each is compared only with those of its name.
+    let mut by_identity: HashMap<&str, Vec<&Member>> = HashMap::with_capacity(members.len());
     for member in members {
         member.0.object().check()?;
-        if all.iter().any(|known| known.is_same(member)) {
+        let known = by_identity.entry(member.0.object().identity()).or_default();
+        if known.iter().any(|known| known.is_same(member)) {
             continue;
         }
-        if all.iter().any(|known| known.excludes(member)) {
+        if known.iter().any(|known| known.excludes(member)) {
             return Err(Error::InvalidMembers {
                 reason: format!(
                     "{:?} is requested through two clients of one store, so one would wait for the \
@@ -161,6 +165,7 @@ pub(crate) fn validated(members: &[Member]) -> Result<Vec<Member>> {
                 ),
             });
         }
+        known.push(member);
         all.push(member.clone());
     }
     Ok(all)

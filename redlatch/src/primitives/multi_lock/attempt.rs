@@ -93,7 +93,7 @@ impl<'a> RequestedMember<'a> {
         AcquireParams {
             hold: &self.hold_ref.hold,
             count,
-            lease: self.terms.lease,
+            lease: self.hold_ref.lease(self.terms, count, Instant::now()),
             waits,
             request_number: 0,
         }

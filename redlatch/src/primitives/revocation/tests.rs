@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::{Error, Loss, Result};
 use crate::session::CheckHandOver;
-use crate::{Client, Embedded, Guard, Lock, Owner};
+use crate::{Client, Embedded, Guard, Lock, MultiLock, Owner};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// The lease of the watchdog.
@@ -376,7 +376,8 @@ async fn re_entries_do_not_keep_revoked_hold() {
 #[tokio::test(start_paused = true)]
 async fn re_entry_into_revoked_hold_does_not_extend_it() {
     let (_, [client, other]) = clients();
-    let guard = client.lock("a").lock().await.unwrap();
+    let me = Owner::new();
+    let guard = client.lock("a").lock().owner(me).await.unwrap();
     sleep(8 * SECOND).await;
     other.lock("a").revoke(25 * SECOND).await.unwrap();
     assert!(is_asked(&guard).await);
@@ -388,6 +389,12 @@ async fn re_entry_into_revoked_hold_does_not_extend_it() {
     assert!(left().await <= 25 * SECOND, "{:?}", left().await);
     inner.unlock().await.unwrap();
     assert!(left().await <= 25 * SECOND && guard.valid_for() <= 25 * SECOND);
+    // Also as the member of a multi-lock, and with a lease of its own.
+    let both = MultiLock::new(["a", "b"].map(|name| client.lock(name)));
+    let both = both.lock().owner(me).lease(100 * SECOND).await.unwrap();
+    assert!(left().await <= 25 * SECOND, "{:?}", left().await);
+    assert!(guard.hold_ref().hold.state().end <= Instant::now() + 25 * SECOND);
+    both.unlock().await.unwrap();
 }
 
 /// The client that has asked is gone.
