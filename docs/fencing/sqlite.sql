@@ -13,6 +13,11 @@ CREATE VIEW redlatch_fence AS SELECT resource, token FROM redlatch_fence_token;
 -- write more than once.
 CREATE TRIGGER redlatch_fence_check INSTEAD OF INSERT ON redlatch_fence
 BEGIN
+    -- Also where the conflict clause of a statement (INSERT OR IGNORE) would override the constraints of the table.
+    SELECT RAISE(ABORT, 'the fencing token must be an integer greater than 0, and the resource a text')
+    WHERE typeof(NEW.resource) <> 'text' OR typeof(NEW.token) NOT IN ('integer', 'text') OR CAST(NEW.token AS INTEGER) <= 0
+        OR CAST(CAST(NEW.token AS INTEGER) AS TEXT) <> CAST(NEW.token AS TEXT);
+
     SELECT RAISE(ABORT, 'RL001: the fencing token is too old; do not retry with it')
     FROM redlatch_fence_token WHERE resource = NEW.resource AND token > NEW.token;
 

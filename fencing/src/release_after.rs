@@ -15,7 +15,7 @@ use redlatch::FencedLock;
 ///
 /// # Panics
 ///
-/// If the work panics. The lock is then released.
+/// If the work panics. The lock is then released. If the runtime ends before the work, this never returns.
 pub async fn release_after<W>(
     lock: &FencedLock,
     work: impl FnOnce(u64) -> W + Send + 'static,
@@ -32,6 +32,10 @@ where
     });
     match task.await {
         Ok(output) => Ok(output),
-        Err(error) => std::panic::resume_unwind(error.into_panic()),
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // The runtime has ended, and the work with it.
+            Err(_) => std::future::pending().await,
+        },
     }
 }

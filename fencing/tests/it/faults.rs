@@ -86,7 +86,7 @@ async fn postgresql_ends_transaction_of_stopped_holder() {
     let name = unique("within-transaction");
     let redis = shared().url();
     let lock = Client::connect(&redis).await.unwrap().fenced_lock(&name);
-    let options = "?options=-c%20idle_in_transaction_session_timeout%3D4000";
+    let options = "?options=-c%20idle_in_transaction_session_timeout%3D15000";
     let mut holder = Holder::start(&redis, &name, &format!("{}{options}", database.url));
     let token = holder.acquire();
     database.block("insert", &name).await;

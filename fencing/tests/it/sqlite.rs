@@ -40,15 +40,27 @@ fn invalid_tokens_are_refused() {
         assert!(!is_stale(&error), "{error:?}");
     }
     book(&mut database, "account", 1, 2).unwrap();
-    for token in ["NULL", "0", "-1", "2.5", "'x'", "x'02'"] {
-        let call = format!("INSERT INTO redlatch_fence VALUES ('account', {token})");
-        let error = database.execute_batch(&call).unwrap_err();
-        let code = error.sqlite_error_code();
-        assert_eq!(
-            code,
-            Some(ErrorCode::ConstraintViolation),
-            "{token}: {error:?}"
-        );
+    for values in [
+        "'account', NULL",
+        "'account', 0",
+        "'account', -1",
+        "'account', 2.5",
+        "'account', 'x'",
+        "'account', x'02'",
+        "NULL, 3",
+        "x'61', 3",
+    ] {
+        for insert in ["INSERT", "INSERT OR IGNORE", "INSERT OR REPLACE"] {
+            let call = format!("{insert} INTO redlatch_fence VALUES ({values})");
+            let error = database.execute_batch(&call).unwrap_err();
+            let code = error.sqlite_error_code();
+            assert_eq!(
+                code,
+                Some(ErrorCode::ConstraintViolation),
+                "{call}: {error:?}"
+            );
+            assert!(!is_stale(&error), "{call}: {error:?}");
+        }
     }
     assert_eq!(file.tokens("account"), [2]);
 }
