@@ -16,7 +16,7 @@ use std::time::Duration;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::{Request, Response, StatusCode};
-use redlatch::{Client, Election, Embedded, Leader, Leadership};
+use redlatch::{Client, Election, Embedded, Error, Leader, Leadership};
 use serde::Serialize;
 
 use crate::args::Elect;
@@ -99,6 +99,8 @@ async fn campaign_and_run(
         };
         let leadership = match leadership {
             Ok(leadership) => Arc::new(leadership),
+            // This process was stopped, and learned of its election when that had ended.
+            Err(Error::Lost { .. }) => continue,
             Err(error) => return Err(store::explain_error(client, &names, "lock", error).await),
         };
         note!("{name}: elected, epoch {}", leadership.epoch());

@@ -87,6 +87,10 @@ async fn run_under_lock(
     let begun = tokio::select! {
         biased;
         signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
+        loss = held_lock.lost() => {
+            stderr!("{}: lost before CMD began: {loss}", held_lock.names());
+            return Ok(exit::LOST);
+        }
         begun = once::begin(client, run) => begun?,
     };
     let once_run = match begun {

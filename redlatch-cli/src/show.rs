@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::args::{Ls, Show, Unlock};
 use crate::exit::{self, Failure};
 use crate::registered::{self, Registered};
-use crate::stderr::{self, printable, stderr};
+use crate::stderr::{self, printable, stderr, warning};
 use crate::store_args::StoreArgs;
 use crate::{duration, store, ticket};
 
@@ -202,6 +202,11 @@ async fn ask_holder<K: Revocable>(lock: &Lock<K>, unlock: &Unlock) -> Result<u8,
     });
     let asked = format!("{shown}: asked {}{limit}\n", printable(owner.as_str()));
     let written = write(&asked)?;
+    if owner.as_str().starts_with("ticket-") {
+        warning!(
+            "{shown}: it is a ticket, which no process holds now; a process that adopts it is not asked"
+        );
+    }
     let Some(wait) = unlock.wait else {
         return Ok(written);
     };

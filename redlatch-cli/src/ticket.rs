@@ -6,6 +6,7 @@
 
 use std::io::{Error as IoError, ErrorKind};
 
+use redlatch::kind::Revocable;
 use redlatch::{
     Client, Embedded, FencedLock, Guard, HasTicket, IntoTicketError, Ticket, TicketKind,
 };
@@ -14,7 +15,7 @@ use crate::exit::{self, Failure};
 use crate::held_lock::{DEFAULT_WATCHDOG_LEASE, HeldLock};
 use crate::run::{report_conflict, report_waiting};
 use crate::signals::Signals;
-use crate::stderr::{detail, printable, stderr};
+use crate::stderr::{detail, note, printable, stderr};
 use crate::store::WaitLimits;
 use crate::store_args::StoreArgs;
 use crate::ticket_args::{Lock, Renew};
@@ -87,7 +88,7 @@ pub(crate) async fn lock(store_args: &StoreArgs, args: &Lock) -> Result<u8, Fail
     locked
 }
 
-async fn lock_with<K: HasTicket>(
+async fn lock_with<K: HasTicket + Revocable>(
     client: &Client,
     lock: &redlatch::Lock<K>,
     args: &Lock,
@@ -127,7 +128,7 @@ async fn lock_with<K: HasTicket>(
     detail!("{name}: acquired by {}", guard.owner_id());
     if args.hold {
         let token = token(&guard);
-        let held = HeldLock::from_guard(guard, token);
+        let held = HeldLock::from_revocable(guard, token);
         return hold(&name, held, signals).await;
     }
     let made = tokio::select! {
@@ -164,11 +165,12 @@ async fn make_ticket<K: HasTicket>(
 }
 
 /// Holds the lock until a signal asks to release it, or it is lost.
-async fn hold(name: &str, held: HeldLock, signals: &mut Signals) -> Result<u8, Failure> {
+async fn hold(name: &str, mut held: HeldLock, signals: &mut Signals) -> Result<u8, Failure> {
     show::write(&match held.token() {
         Some(token) => format!("{} {token}\n", held.owner()),
         None => format!("{}\n", held.owner()),
     })?;
+    let asked = held.take_asked();
     tokio::select! {
         biased;
         loss = held.lost() => {
@@ -176,6 +178,7 @@ async fn hold(name: &str, held: HeldLock, signals: &mut Signals) -> Result<u8, F
             return Ok(exit::LOST);
         }
         _ = signals.next_end() => {}
+        () = asked => note!("{name}: asked to release it"),
     }
     held.unlock().await?;
     detail!("{name}: released");

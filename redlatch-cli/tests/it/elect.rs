@@ -171,7 +171,7 @@ fn observer_warns_of_each_outage_and_prints_only_changes() {
     let args = ["elect", "--watchdog", "1h", &name, "--", "cat"];
     let _leader = Running::start(redlatch(&server, &args));
     until("it leads", || is_held(&server, &name));
-    let args = ["elect", "--observe", "--response-timeout", "200ms", &name];
+    let args = ["elect", "--observe", "--response-timeout", "3s", &name];
     let observer = Running::start(redlatch(&server, &args));
     let printed = observer.until_stdout("\n");
     for outage in 1..=2 {

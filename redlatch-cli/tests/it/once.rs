@@ -77,7 +77,7 @@ fn machines_with_shifted_clocks_run_each_slot_once() {
     // A slot has ten days: the clocks of the first and the last machine are six slots apart.
     let script = format!(
         "date +%F >> {days}; \
-         for job in 1 2 3 4 5; do \"$@\" run --once-per 10d {name}-$job -- sh -c \"echo $job >> {ran}\"; done"
+         for job in 1 2 3; do \"$@\" run --once-per 10d {name}-$job -- sh -c \"echo $job >> {ran}\"; done"
     );
     let machine = |number: i32| {
         let command = redlatch(shared(), &[]);
@@ -106,7 +106,7 @@ fn machines_with_shifted_clocks_run_each_slot_once() {
         .map(str::to_owned)
         .collect();
     jobs.sort_unstable();
-    assert_eq!(jobs, ["1", "2", "3", "4", "5"]);
+    assert_eq!(jobs, ["1", "2", "3"]);
     let days = std::fs::read_to_string(&days).unwrap();
     assert_eq!(days.lines().collect::<HashSet<_>>().len(), 20, "{days}");
 }

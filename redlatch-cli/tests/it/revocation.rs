@@ -22,7 +22,10 @@ fn asked_run_ends_cmd_and_releases() {
     ] {
         let name = unique("asked");
         let script = format!("trap 'echo tidy; exit 3' TERM; echo $$; {IDLE_SCRIPT}");
-        let options: Vec<_> = option.into_iter().chain(["--watchdog", "1h"]).collect();
+        let options: Vec<_> = option
+            .into_iter()
+            .chain(["--watchdog", "1h", "--kill-after", "1h"])
+            .collect();
         let holder = hold_with(shared(), &options, &name, &script);
         let cmd = holder.cmd_pid();
         let args = ["unlock", "--ask", "--wait", "1m", &name];
@@ -89,14 +92,14 @@ fn holder_that_does_not_know_requests_continues() {
     let owner = "8743c9c0-0795-4907-87fd-6c719a6b4586:1";
     let () = shared().command(&["HSET", &name, owner, "1"]);
     let () = shared().command(&["PEXPIRE", &name, "3600000"]);
-    let args = ["unlock", "--revoke", "0s", "--wait", "10ms", &name];
+    let args = ["unlock", "--revoke", "0s", "--wait", "2s", &name];
     let asked = finish(redlatch(shared(), &args));
     assert_eq!(asked.code, Some(76));
     assert!(
         asked.stdout.contains(&format!("asked {owner}")),
         "{asked:#?}"
     );
-    let late = format!("{name}: not released within 10ms");
+    let late = format!("{name}: not released within 2.0s");
     assert!(asked.stderr.contains(&late), "{asked:#?}");
     let fields: Vec<String> = shared().command(&["HGETALL", &name]);
     assert_eq!(fields, [owner, "1"]);
