@@ -35,12 +35,34 @@ async fn elections() -> Result<()> {
     let election = client.election("scheduler");
     loop {
         // Waits until this candidate leads. Candidates lead in the order in which they campaigned.
-        let leadership = election.campaign("10.0.0.7:8080").await?;
+        let leadership = match election.campaign("10.0.0.7:8080").await {
+            // This process was stopped, and learned of its election when that had ended.
+            Err(redlatch::Error::Lost { .. }) => continue,
+            elected => elected?,
+        };
         println!("elected, epoch {}", leadership.epoch());
         // `serve` is dropped as soon as the leadership is lost.
         match leadership.run(serve()).await {
             Ok(()) => return leadership.resign().await,
             Err(lost) => eprintln!("{lost}"),
+        }
+    }
+}
+
+#[expect(dead_code)]
+async fn observe(election: redlatch::Election, leadership: redlatch::Leadership) -> Result<()> {
+    // Another process is to lead next, here the one that has waited longest.
+    if let Some(next) = election.candidates().await?.first() {
+        leadership.resign_to(&next.owner).await?; // or Campaign::owner_id(), sent by that process
+    }
+
+    // Elsewhere: the leader now, and then each change. `None`: nobody leads.
+    let mut observer = election.observe();
+    loop {
+        match observer.next().await {
+            Ok(Some(leader)) => println!("{} leads, epoch {}", leader.value, leader.epoch),
+            Ok(None) => println!("nobody leads"),
+            Err(error) => eprintln!("{error}; still observing"),
         }
     }
 }

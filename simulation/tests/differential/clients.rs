@@ -21,8 +21,8 @@ use crate::tolerance::Tolerance;
 /// A lease that neither expires nor is renewed during the test.
 const LONG: Duration = Duration::from_secs(100_000);
 
-/// A lease that is renewed several times a second.
-const SHORT: Duration = Duration::from_millis(600);
+/// A lease that is renewed every second.
+const SHORT: Duration = Duration::from_secs(3);
 
 /// One command with its arguments as sent.
 pub(crate) type Command = Vec<Vec<u8>>;
@@ -209,7 +209,7 @@ impl Clients {
         };
         let impatient = async {
             until(|| async { other.queue().await.is_ok_and(|queue| queue.len() == 2) }).await;
-            let third = lock.try_lock().wait(Duration::from_millis(20)).await;
+            let third = lock.try_lock().wait(Duration::from_secs(1)).await;
             let position = other.position(owners[1]).await?;
             assert_eq!(position, Some(1));
             guard.unlock().await?;
@@ -267,7 +267,7 @@ impl Clients {
             let (lock, other) = (both(&self.one), both(&self.other));
             let reader = lock.read().lock().lease(LONG).await?;
             let second = other.read().lock().lease(3 * LONG).await?;
-            let wait = Duration::from_millis(20);
+            let wait = Duration::from_secs(1);
             assert!(other.write().try_lock().wait(wait).await?.is_none());
             assert_eq!(lock.read().holders().await?.len(), 2);
             reader.unlock().await?;
@@ -496,7 +496,7 @@ impl Clients {
         let all_sent = async {
             while !missing(&self.bridge.recorded()).is_empty() {
                 // Reading all scripts takes long, and the client works in the same thread.
-                tokio::time::sleep(SHORT / 10).await;
+                tokio::time::sleep(SHORT / 30).await;
             }
         };
         tokio::select! {
