@@ -98,4 +98,5 @@ pub mod inspect {
 #[doc = include_str!("../../docs/cookbook.md")]
 #[doc = include_str!("../../docs/revocation.md")]
 #[doc = include_str!("../../docs/tickets.md")]
+#[cfg_attr(all(feature = "macros", feature = "tower"), doc = include_str!("../../docs/http.md"))]
 struct Guide;
