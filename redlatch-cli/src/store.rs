@@ -214,8 +214,13 @@ pub(crate) async fn explain_error(
 pub(crate) fn wrong_kind_failure(name: &str, state: &ObjectState, wanted: &str) -> Failure {
     let name = printable(name);
     let (kind, wanted) = (with_article(&object_name(state)), with_article(wanted));
+    let other = match state {
+        // A number, as SET NX of other libraries may write it.
+        ObjectState::Counter { .. } => " (or a lock of another library)",
+        _ => "",
+    };
     Failure::wrong_kind(format!(
-        "{name} is {kind}, not {wanted}: redlatch show {name}"
+        "{name} is {kind}{other}, not {wanted}: redlatch show {name}"
     ))
 }
 

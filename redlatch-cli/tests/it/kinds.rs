@@ -388,7 +388,10 @@ fn other_kind_of_object_is_named_and_not_suggested_for_removal() {
     );
     refused(
         &["run", &unique("another"), &latch, "--", "true"],
-        &is(&latch, "a semaphore or latch, not a lock"),
+        &is(
+            &latch,
+            "a semaphore or latch (or a lock of another library), not a lock",
+        ),
     );
     for args in [&["count-down"][..], &["set", "3"], &["wait"]] {
         refused(
