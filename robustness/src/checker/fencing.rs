@@ -1,6 +1,7 @@
 //! Checks that fencing tokens grow, and that the resource that checks them loses no write.
 //!
 //! 1. A request that starts after another acquisition was answered must get a greater token.
+//!    The adopter of a ticket has the token of its maker. No other acquisition may have a greater one by then.
 //! 2. Acquisitions that overlap may get their tokens in any order, but no two have the same one.
 //! 3. If an owner's new guard has the token of an earlier one, and the owner released a guard in between, the rule is
 //!    [`Rule::SameToken`]: the store may have forgotten that release. All other violations are [`Rule::Tokens`].
@@ -45,7 +46,8 @@ fn check_name(name: &str, sections: &[&Section]) -> Vec<Violation> {
             }
         }
         if let Some(greatest) = greatest
-            && one.token <= greatest.token
+            && (one.token < greatest.token
+                || one.token == greatest.token && one.request.ticket.is_none())
         {
             found.push(token_violation(name, sections, one, greatest));
         }
@@ -55,7 +57,9 @@ fn check_name(name: &str, sections: &[&Section]) -> Vec<Violation> {
     for pair in by_token.windows(2) {
         if let [one, other] = pair
             && one.token == other.token
-            && other.requested <= one.acquired.unwrap_or(Time::MAX)
+            && !other.adopts(one)
+            && (other.requested <= one.acquired.unwrap_or(Time::MAX)
+                || other.request.ticket.is_some())
         {
             found.push(token_violation(name, sections, other, one));
         }

@@ -10,6 +10,7 @@ use redlatch::{Client, Error, FencedLock, Guard, Lock, Owner};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::section::{ReleaseMode, SectionRunner};
+use super::tickets::ask_sometimes;
 use crate::Result;
 use crate::history::Mode;
 use crate::random::Random;
@@ -53,28 +54,33 @@ impl OwnerTask {
         Ok(match kind {
             "lock" => {
                 let lock = self.client.lock(name);
+                ask_sometimes(&lock, &mut self.runner).await;
                 self.run_section(&lock, Mode::Exclusive, wait_limit, |_| None)
                     .await
             }
             "spin" => {
                 let lock = self.client.spin_lock(name);
+                ask_sometimes(&lock, &mut self.runner).await;
                 self.run_section(&lock, Mode::Exclusive, wait_limit, |_| None)
                     .await
             }
             "fenced" => {
                 let lock = self.client.fenced_lock(name);
+                ask_sometimes(&lock, &mut self.runner).await;
                 let token = |guard: &Guard<FencedLock>| Some(guard.token());
                 self.run_section(&lock, Mode::Exclusive, wait_limit, token)
                     .await
             }
             "fair" => {
                 let lock: Lock<Fair> = self.client.fair_lock(name).wait_time(self.lease / 4);
+                ask_sometimes(&lock, &mut self.runner).await;
                 self.run_section(&lock, Mode::Exclusive, wait_limit, |_| None)
                     .await
             }
             "rw" if self.random.below(2) == 0 => {
-                let lock = self.client.read_write_lock(name);
-                self.run_section(&lock.write(), Mode::Exclusive, wait_limit, |_| None)
+                let lock = self.client.read_write_lock(name).write();
+                ask_sometimes(&lock, &mut self.runner).await;
+                self.run_section(&lock, Mode::Exclusive, wait_limit, |_| None)
                     .await
             }
             "rw" => {
