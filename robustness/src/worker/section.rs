@@ -146,7 +146,8 @@ impl SectionRunner {
         let request = Request {
             task: self.task,
             client: self.client,
-            owner: self.owner.map(Owner::number),
+            // The adopter of a ticket is a new owner.
+            owner: self.owner.filter(|_| ticket.is_none()).map(Owner::number),
             name: name.to_owned(),
             mode,
             is_member,

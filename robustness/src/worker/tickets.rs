@@ -76,7 +76,7 @@ pub(super) async fn run_section<K: HasTicket + Revocable>(
     };
     while let Some(held) = guard.take() {
         let token = token(&held);
-        runner.report_acquired(token, None);
+        runner.report_acquired(token, Some(held.hold_count()));
         let is_lost = match random.one_in(3) {
             true => runner.watch_until(&held, held.asked(), time).await,
             false => runner.watch(&held, time).await,
@@ -177,10 +177,11 @@ async fn make_ticket<K: HasTicket>(
     longest: Duration,
     random: &mut Random,
 ) -> Result<Option<String>, IntoTicketError<Guard<Lock<K>>>> {
+    let third = usize::try_from(longest.as_millis() / 3).unwrap_or_default();
     let lease = match random.below(2) {
         0 => longest,
         // Ends before most adoptions. In whole milliseconds, as in the store.
-        _ => longest / 1000 * (1 + u32::try_from(random.below(333)).unwrap_or_default()),
+        _ => Duration::from_millis(1 + random.below(third) as u64),
     };
     let limit = match random.one_in(6) {
         true => random.between(Duration::ZERO, CANCEL_TIME),
