@@ -76,8 +76,8 @@ enum Step {
     /// With this fencing token, if it has one.
     Acquire(Option<u64>),
     Release,
-    /// Another owner continues the hold, with this fencing token if it is known: a ticket, or its adopter.
-    PassTo(usize, Option<u64>),
+    /// Another owner continues the hold: a ticket, or its adopter.
+    PassTo(usize),
     /// The lock was not acquired because others hold it.
     Refuse,
     /// A latch was closed, if it was open. `None`: there was no answer.
@@ -144,10 +144,10 @@ impl Specification for LockModel {
                 }
                 None => false,
             },
-            Step::PassTo(other, token) => {
+            Step::PassTo(other) => {
                 let holds = next.holds.remove(&hold);
                 next.holds.insert((other, invocation.mode), 1);
-                holds == Some(1) && (token.is_none() || token == lock.token)
+                holds == Some(1)
             }
             Step::Refuse => !lock.admits(invocation.owner, invocation.mode),
             Step::Close(count, closed) => {
@@ -259,7 +259,7 @@ fn operations(history: &History, sections: &[&Section]) -> Vec<Operation> {
                 let maker = sections.iter().position(|other| adopts(section, other));
                 match maker {
                     Some(maker) => {
-                        let step = Step::PassTo(owner, token);
+                        let step = Step::PassTo(owner);
                         add(ticket_owner(maker), section.requested, acquired, step);
                     }
                     None => {
@@ -278,7 +278,7 @@ fn operations(history: &History, sections: &[&Section]) -> Vec<Operation> {
                     continue;
                 }
                 let of_ticket = ticket_owner(number);
-                add(owner, called, answered, Step::PassTo(of_ticket, None));
+                add(owner, called, answered, Step::PassTo(of_ticket));
                 if ticket.adopted.is_none() {
                     add(of_ticket, ticket.kept_until, Time::MAX, Step::Release);
                 }
