@@ -79,6 +79,7 @@ impl Processes {
             .args(["--lease", &worker.lease.to_string()])
             .args(["--timeout", &worker.timeout.to_string()])
             .args(["--max-hold-ms", &worker.max_hold_ms.to_string()])
+            .args(worker.uses_tickets.then_some("--uses-tickets"))
             .args(["--sync", worker.sync.name()])
             .args([
                 "--seed",

@@ -4,6 +4,7 @@
 //!    or a step of a latch.
 //! 2. A release happens between its call and its answer, too. If no answer is known, it happens at any later time.
 //! 3. A lost hold ends when it was last valid, or later. A hold that the store lost may end from that moment on.
+//!    A hold that became a ticket is that of the ticket until a client has adopted it, or until its lease has ended.
 //! 4. An operation without an answer may have had an effect or not.
 //! 5. The search for an order that explains all answers is that of Wing and Gong with Lowe's improvements, in the
 //!    crate `todc-utils`. If there is none, the first operation that no order explains is reported.
@@ -75,6 +76,8 @@ enum Step {
     /// With this fencing token, if it has one.
     Acquire(Option<u64>),
     Release,
+    /// Another owner continues the hold: a ticket, or its adopter.
+    PassTo(usize),
     /// The lock was not acquired because others hold it.
     Refuse,
     /// A latch was closed, if it was open. `None`: there was no answer.
@@ -101,7 +104,7 @@ impl LockModel {
             Mode::Permit | Mode::Semaphore => self.holds.len() < PERMITS as usize,
             Mode::Shared => others.all(|(_, mode)| *mode == Mode::Shared),
             Mode::Exclusive => others.next().is_none() && (writes || self.holds.is_empty()),
-            Mode::SetCount(_) | Mode::CountDown | Mode::AwaitZero => false,
+            Mode::SetCount(_) | Mode::CountDown | Mode::AwaitZero | Mode::Ask(_) => false,
         }
     }
 }
@@ -141,6 +144,11 @@ impl Specification for LockModel {
                 }
                 None => false,
             },
+            Step::PassTo(other) => {
+                let holds = next.holds.remove(&hold);
+                next.holds.insert((other, invocation.mode), 1);
+                holds == Some(1)
+            }
             Step::Refuse => !lock.admits(invocation.owner, invocation.mode),
             Step::Close(count, closed) => {
                 let was_open = lock.count == 0;
@@ -189,6 +197,10 @@ fn operations(history: &History, sections: &[&Section]) -> Vec<Operation> {
                     .is_none_or(|at| section.requested <= at + history.lease)
         })
     };
+    // Lost data may end the hold of a ticket that a client has adopted at a former master.
+    let adopts =
+        |one: &Section, other: &Section| history.data_losses.is_empty() && one.adopts(other);
+    let ticket_owner = |number: usize| sections.len() + number;
     let mut operations = Vec::new();
     for (number, section) in sections.iter().enumerate() {
         let request = &section.request;
@@ -206,7 +218,7 @@ fn operations(history: &History, sections: &[&Section]) -> Vec<Operation> {
         let is_repeated = sections
             .iter()
             .any(|one| is_same(one) && one.failed.is_some());
-        let mut add = |called, answered, step| {
+        let mut add = |owner, called, answered, step| {
             operations.push(Operation {
                 called,
                 answered,
@@ -224,6 +236,7 @@ fn operations(history: &History, sections: &[&Section]) -> Vec<Operation> {
                 let answered = answered.filter(|_| section.failed.is_none());
                 let closed = answered.map(|_| acquired.is_some());
                 add(
+                    owner,
                     section.requested,
                     answered.unwrap_or(Time::MAX),
                     Step::Close(count, closed),
@@ -231,21 +244,48 @@ fn operations(history: &History, sections: &[&Section]) -> Vec<Operation> {
             }
             (Mode::CountDown, acquired, _) => {
                 add(
+                    owner,
                     section.requested,
                     acquired.unwrap_or(Time::MAX),
                     Step::CountDown(section.count),
                 );
             }
-            (Mode::AwaitZero, Some(acquired), _) => add(section.requested, acquired, Step::Pass),
+            (Mode::AwaitZero, Some(acquired), _) => {
+                add(owner, section.requested, acquired, Step::Pass)
+            }
             (Mode::AwaitZero, None, _) => {}
             (_, Some(acquired), _) => {
                 let token = section.token.filter(|_| !forgets_tokens);
-                add(section.requested, acquired, Step::Acquire(token));
+                let maker = sections.iter().position(|other| adopts(section, other));
+                match maker {
+                    Some(maker) => {
+                        let step = Step::PassTo(owner);
+                        add(ticket_owner(maker), section.requested, acquired, step);
+                    }
+                    None => {
+                        // After lost data, the token of an adopter is not a new one.
+                        let token = token.filter(|_| request.ticket.is_none());
+                        add(owner, section.requested, acquired, Step::Acquire(token));
+                    }
+                }
                 let (called, answered) = release_interval(history, section, acquired);
-                add(called, answered, Step::Release);
+                let Some(ticket) = section.ticket.as_ref() else {
+                    add(owner, called, answered, Step::Release);
+                    continue;
+                };
+                if !history.data_losses.is_empty() {
+                    add(owner, called, Time::MAX, Step::Release);
+                    continue;
+                }
+                let of_ticket = ticket_owner(number);
+                add(owner, called, answered, Step::PassTo(of_ticket));
+                if ticket.adopted.is_none() {
+                    add(of_ticket, ticket.kept_until, Time::MAX, Step::Release);
+                }
             }
+            (_, None, Some(_)) if request.ticket.is_some() => {}
             (_, None, Some(answered)) if all_clear && !gave_up_before(section, answered) => {
-                add(section.requested, answered, Step::Refuse);
+                add(owner, section.requested, answered, Step::Refuse);
             }
             (_, None, _) => {}
         }
@@ -300,7 +340,7 @@ fn is_linearizable(operations: &[Operation], until: Time) -> bool {
         // Without an answer, an acquisition may have had no effect; a step that changes a latch may have had one.
         let has_effect = matches!(
             one.invocation.step,
-            Step::Release | Step::Close(..) | Step::CountDown(_)
+            Step::Release | Step::PassTo(..) | Step::Close(..) | Step::CountDown(_)
         );
         if one.answered > until && !has_effect || one.called > until {
             continue;
@@ -425,6 +465,7 @@ mod tests {
                 name: "lock:0".into(),
                 mode: Mode::Exclusive,
                 is_member: false,
+                ticket: None,
             };
             let mut section = Section::new(process, requested, request);
             (section.answered, section.acquired) = (Some(answered), acquired);

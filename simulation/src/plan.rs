@@ -38,6 +38,8 @@ pub struct Plan {
     pub contended_names: Vec<String>,
     /// Number of additional locks that the first client of each process holds during the whole run.
     pub permanent_locks: usize,
+    /// Whether tasks make tickets of holds and adopt them, ask for locks, and revoke holds.
+    pub uses_tickets: bool,
     /// The watchdog's lease.
     pub lease: Duration,
     /// The longest time that most tasks hold a lock.
@@ -225,6 +227,7 @@ impl Plan {
                 0 => (50 + random.below(250)) * if seed.is_multiple_of(64) { 20 } else { 1 },
                 _ => 0,
             },
+            uses_tickets: seed % 4 >= 2,
             lease,
             // A quarter holds so briefly that locks pass from task to task.
             max_hold: millis(match random.below(300) as u64 {

@@ -14,7 +14,7 @@ use redlatch_robustness::observers::{ObservedElection, check_observers, observe}
 use redlatch_robustness::random::Random;
 use redlatch_robustness::resource::{Records, ResourceClient};
 use redlatch_robustness::worker::{
-    EventSink, Reporter, Sync, WorkerOptions, WorkerTasks, report_leftovers,
+    EventSink, Reporter, Sync, TicketBox, WorkerOptions, WorkerTasks, report_leftovers,
 };
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -76,6 +76,8 @@ pub(crate) struct Run<'a> {
     pub(crate) random: Random,
     pub(crate) history: Arc<Mutex<History>>,
     records: Arc<Records>,
+    /// The tickets that the tasks of all processes make and adopt.
+    tickets: TicketBox,
     shutdown: Arc<AtomicBool>,
     /// The running processes. A process that replaces another one has its index.
     pub(crate) processes: Vec<Arc<Process>>,
@@ -100,6 +102,7 @@ impl Run<'_> {
             begun,
             history: Arc::new(Mutex::new(history)),
             records: Arc::default(),
+            tickets: TicketBox::default(),
             shutdown: Arc::default(),
             processes: Vec::new(),
             started: 0,
@@ -185,6 +188,7 @@ impl Run<'_> {
         let mut worker = WorkerOptions::new(plan.lease, plan.tasks, plan.names.clone(), seed);
         worker.url = self.deployment.url();
         worker.sync = plan.sync;
+        worker.uses_tickets = plan.uses_tickets;
         worker.owners = plan.owners;
         worker.clients = plan.clients;
         worker.contended_names = plan.contended_names.clone();
@@ -198,8 +202,8 @@ impl Run<'_> {
             network: self.network.clone(),
             check_interval: plan.check_interval,
         });
-        let (records, shutdown) = (self.records.clone(), self.shutdown.clone());
-        let running = run_process(process.clone(), worker, sink, records, shutdown);
+        let shared = (self.records.clone(), self.tickets.clone());
+        let running = run_process(process.clone(), worker, sink, shared, self.shutdown.clone());
         process.spawn(running);
         process
     }
@@ -297,8 +301,10 @@ impl Run<'_> {
         let process = Process::start(self.started, self.plan.seed ^ 1, &self.network);
         let (url, mut names) = (self.deployment.url(), self.plan.all_names());
         names.retain(|name| !checker::may_lack_permits(&lock(&self.history), name));
-        // If nothing is lost, everything has been released: no client waits for the end of a lease.
-        let limit = match self.plan.has_only_minor_faults() {
+        // If nothing is lost, everything has been released: no client waits for the end of a lease, except for that of a
+        // ticket.
+        let has_tickets = lock(&self.history).has_unused_tickets();
+        let limit = match self.plan.has_only_minor_faults() && !has_tickets {
             true => self.plan.latency * PROMPT_LATENCIES,
             false => self.plan.lease + checker::MARGIN,
         };
@@ -339,7 +345,7 @@ async fn run_process(
     process: Arc<Process>,
     worker: WorkerOptions,
     sink: Arc<EventRecorder>,
-    records: Arc<Records>,
+    (records, tickets): (Arc<Records>, TicketBox),
     shutdown: Arc<AtomicBool>,
 ) {
     let reporter = Reporter::new(sink);
@@ -354,6 +360,7 @@ async fn run_process(
         clients: clients.clone(),
         reporter: reporter.clone(),
         resource: ResourceClient::Local(records),
+        tickets,
         shutdown,
     };
     let mut tasks = JoinSet::new();

@@ -79,6 +79,9 @@ fn smaller_plans(plan: &Plan) -> Vec<Plan> {
     if plan.clients > 1 {
         with(&|plan| plan.clients -= 1);
     }
+    if plan.uses_tickets {
+        with(&|plan| plan.uses_tickets = false);
+    }
     if plan.chosen_ids {
         with(&|plan| plan.chosen_ids = false);
     }

@@ -6,7 +6,7 @@
 //! 2. [`HoldRef::move_to_ticket`] puts the ticket in the place of the owner, in one step. The hold of the ticket is in the
 //!    registry until this is answered.
 //! 3. Without an answer, the outcome is unknown for both owners. Each is released behind the step, on the same
-//!    connection, and no process has the text.
+//!    connection, and no process has the text. A release that does not find the owner then reports no loss.
 //! 4. An adoption puts an owner of its client in the place of the ticket, in one step.
 //!
 //! Invariant: at no time are there two valid guards for one ticket. In the store the lock has one owner at any time, each step
@@ -16,13 +16,14 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use super::settle::PendingRelease;
 use super::{HoldRef, Session, Terms};
 use crate::error::{Error, Result};
 use crate::hold::{Hold, ReassignParams};
 use crate::lease::Lease;
 use crate::name::ObjectKeys;
 use crate::owner::Owner;
-use crate::store::{Delivery, Progress};
+use crate::store::Delivery;
 
 impl Session {
     /// Returns the owner of an adoption of this ticket that did not succeed and is not settled yet.
@@ -80,26 +81,31 @@ impl HoldRef {
             ticket.hold.state().attempt_acknowledged(ticket_change);
             hold.state().release_acknowledged(change, false);
         };
-        let progress = Progress::default();
+        // A release, too: another one of this owner, which may wait behind this, does not find it afterwards.
+        let release = PendingRelease::new(hold, 0);
+        let progress = &release.progress;
         // Behind attempts of this owner that may still be in flight, as a release is: the answer acknowledges all earlier
         // changes. The release of the ticket, if this is not answered, follows on the same connection.
         let delivery = Delivery::acquisition(true);
-        let answer = session.store.run(&*step, None, delivery, &progress).await;
+        let answer = session.store.run(&*step, None, delivery, progress).await;
         turn.record_result(&answer);
         let answer = match answer {
             Err(error) if error.leaves_untouched() || !progress.was_sent() => {
+                progress.mark_unsent();
                 refused();
                 return Ok(Err(error));
             }
             answer => answer?,
         };
         if !answer.reply {
+            progress.mark_unsent();
             refused();
             return Err(self.mark_not_held());
         }
         if let Some(confirmation) = answer.confirmation {
-            confirmation.confirmed(&progress).await?;
+            confirmation.confirmed(progress).await?;
         }
+        progress.mark_unsent();
         self.remove_guard(terms);
         {
             let mut state = hold.state();

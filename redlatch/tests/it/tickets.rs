@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use redlatch::{Client, Error, HasTicket, Lock, Loss, Ticket, TicketRefusal};
+use redlatch::{Client, Error, HasTicket, Lock, Loss, Owner, Ticket, TicketRefusal};
 use redlatch_testkit::{Proxy, Server, shared, unique};
 
 use crate::common::{
@@ -259,6 +259,35 @@ async fn canceled_steps_leave_nothing_behind(store: TestStore) {
         two.flush().await;
         assert!(!lock.is_locked().await.unwrap());
         is_adopted
+    })
+    .await;
+}
+
+/// Another task of the owner releases its guard while a ticket is made of the last one. The step in flight is canceled. The store
+/// may have replaced the owner already: the release then finds no hold, but this is not a loss.
+#[tokio::test(flavor = "current_thread")]
+async fn release_behind_canceled_ticket_is_no_loss() {
+    let client = &client(shared()).await;
+    let name = &unique("release-behind-canceled");
+    drop_after_each_poll(|polls| async move {
+        let (lock, me) = (client.lock(name), Owner::new());
+        let outer = lock.lock().owner(me).await.unwrap();
+        let mut reentering = Box::pin(lock.lock().owner(me).into_future());
+        let mut making = Box::pin(outer.into_ticket());
+        assert!(poll_up_to(1, reentering.as_mut()).await.is_none());
+        assert!(poll_up_to(1, making.as_mut()).await.is_none());
+        let mut releasing = Box::pin(reentering.await.unwrap().unlock());
+        assert!(poll_up_to(1, releasing.as_mut()).await.is_none());
+        let made = poll_up_to(polls, making.as_mut()).await;
+        drop(making);
+        releasing.await.unwrap();
+        client.flush().await;
+        let is_made = made.is_some();
+        if let Some(ticket) = made {
+            lock.unlock_ticket(&ticket.unwrap()).await.unwrap();
+        }
+        assert!(!lock.is_locked().await.unwrap());
+        is_made
     })
     .await;
 }

@@ -1,13 +1,14 @@
-//! Checks that a lock has at most one valid guard at any instant, and that the locks of a killed process stay
-//! taken until their lease has ended.
+//! Checks that a lock has at most one valid guard at any instant, and that the locks of a killed process and of a ticket
+//! stay taken until their lease has ended.
 //!
 //! 1. A guard spans the time from its acquisition to the last time at which it is known to have been valid. If its
-//!    process was killed with it, the span ends when the store may drop the hold.
+//!    process was killed with it, the span ends when the store may drop the hold. The span of a ticket ends then, too, or
+//!    when its first adoption is requested: from then on the adopter's guard has a span.
 //! 2. Spans of one name are visited in order of their start, and compared with all spans that have not ended.
 //! 3. Guards of one hold of one owner may overlap, readers may overlap, and a writer may also read.
 //! 4. Permits may overlap as long as there are no more of them than the semaphore has.
-//! 5. Any other overlap is a violation: [`Rule::AcquiredBeforeExpiry`] if the earlier holder was killed, else
-//!    [`Rule::Exclusion`].
+//! 5. Any other overlap is a violation: [`Rule::AcquiredBeforeExpiry`] if the earlier holder was killed or is a ticket,
+//!    else [`Rule::Exclusion`].
 
 use super::violation::{Rule, Violation};
 use crate::clock::{Time, millis};
@@ -19,7 +20,8 @@ struct Span<'a> {
     from: Time,
     until: Time,
     section: &'a Section,
-    /// Whether its process was killed while it held the lock. The store keeps the hold until the lease has ended.
+    /// Whether there is no guard: its process was killed while it held the lock, or the hold is that of a ticket. The store
+    /// keeps the hold until the lease has ended.
     is_dead: bool,
 }
 
@@ -32,7 +34,11 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
 }
 
 fn check_name(history: &History, name: &str, sections: &[&Section]) -> Vec<Violation> {
-    let spans = sections.iter().filter_map(|one| Span::of(history, one));
+    let spans = sections.iter().flat_map(|one| {
+        Span::of(history, one)
+            .into_iter()
+            .chain(Span::of_ticket(one))
+    });
     let mut spans: Vec<Span<'_>> = spans.collect();
     spans.sort_by_key(|span| span.from);
     let mut found = Vec::new();
@@ -113,6 +119,19 @@ impl<'a> Span<'a> {
             until,
             section,
             is_dead,
+        })
+    }
+
+    /// Returns the time in which the ticket of a section excludes other owners, before any client requests to adopt it.
+    fn of_ticket(section: &'a Section) -> Option<Span<'a>> {
+        let ticket = section.ticket.as_ref()?;
+        let (from, kept_until) = (section.released?, ticket.kept_until);
+        let until = ticket.requested.map_or(kept_until, |at| at.min(kept_until));
+        (from < until).then_some(Span {
+            from,
+            until,
+            section,
+            is_dead: true,
         })
     }
 }

@@ -1,6 +1,8 @@
 //! Checks that fencing tokens grow, and that the resource that checks them loses no write.
 //!
 //! 1. A request that starts after another acquisition was answered must get a greater token.
+//!    The adopter of a ticket has the token of its maker. No other acquisition may have a greater one by then, except a
+//!    re-entry of the owner that made the first ticket of the hold.
 //! 2. Acquisitions that overlap may get their tokens in any order, but no two have the same one.
 //! 3. If an owner's new guard has the token of an earlier one, and the owner released a guard in between, the rule is
 //!    [`Rule::SameToken`]: the store may have forgotten that release. All other violations are [`Rule::Tokens`].
@@ -46,6 +48,7 @@ fn check_name(name: &str, sections: &[&Section]) -> Vec<Violation> {
         }
         if let Some(greatest) = greatest
             && one.token <= greatest.token
+            && !continues_hold(sections, one, greatest)
         {
             found.push(token_violation(name, sections, one, greatest));
         }
@@ -55,12 +58,26 @@ fn check_name(name: &str, sections: &[&Section]) -> Vec<Violation> {
     for pair in by_token.windows(2) {
         if let [one, other] = pair
             && one.token == other.token
-            && other.requested <= one.acquired.unwrap_or(Time::MAX)
+            && !other.adopts(one)
+            && (other.requested <= one.acquired.unwrap_or(Time::MAX)
+                || other.request.ticket.is_some())
         {
             found.push(token_violation(name, sections, other, one));
         }
     }
     found
+}
+
+/// Returns whether a section adopts a ticket of the hold that another section acquired or re-entered before.
+fn continues_hold(sections: &[&Section], one: &Section, other: &Section) -> bool {
+    let Some(maker) = sections.iter().find(|maker| one.adopts(maker)) else {
+        return false;
+    };
+    let is_reentry = maker.same_owner(other)
+        && maker.acquired < other.acquired
+        && other.release_started <= maker.released;
+    let is_maker = one.token == other.token && std::ptr::eq(*maker, other);
+    is_maker || is_reentry || continues_hold(sections, maker, other)
 }
 
 fn token_violation(name: &str, sections: &[&Section], one: &Section, other: &Section) -> Violation {

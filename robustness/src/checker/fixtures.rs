@@ -17,6 +17,7 @@ pub(super) fn section(name: &str, from: Time, until: Time) -> Section {
         name: name.to_owned(),
         mode: Mode::Exclusive,
         is_member: false,
+        ticket: None,
     };
     Section {
         answered: Some(from),

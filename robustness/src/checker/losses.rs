@@ -8,11 +8,14 @@
 //! 3. The store keeps a hold until the end of its lease. An earlier loss is [`Rule::LostBeforeExpiry`].
 //! 4. If the fault is too short to prevent renewal, or concerns another server, any loss is
 //!    [`Rule::AvoidableLoss`], unless the process was stopped and could not renew.
+//! 5. A hold that was revoked may be lost from the limit of the revocation on, for that reason only. Then points 3 and 4 do
+//!    not apply. Nor do they if the hold became a ticket whose lease has ended. Its guard must be invalid when the limit and a lease have both passed ([`Rule::ValidTooLong`]).
 
 use super::allowances::MARGIN;
 use super::violation::{Rule, Violation};
 use crate::clock::{Time, millis, nanos};
-use crate::history::{History, Section};
+use crate::history::{History, Mode, Section};
+use crate::names::locks_of;
 
 /// Which holds may be lost during a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +34,11 @@ pub(super) fn check(history: &History, losses: Losses) -> Vec<Violation> {
     let sections = history.sections.iter();
     for section in sections.filter(|section| !section.request.is_member) {
         found.extend(valid_too_long(history, section));
+        found.extend(valid_after_revocation(history, section));
         found.extend(reported_late(history, section));
+        if was_ended_ticket(section) || section.was_lost() && was_revoked(history, section) {
+            continue;
+        }
         found.extend(lost_before_expiry(section));
         let may_be_lost = match losses {
             Losses::None => false,
@@ -68,6 +75,91 @@ fn valid_too_long(history: &History, section: &Section) -> Option<Violation> {
             .map(|(limit, _)| (limit, "was valid although nothing could have renewed it"))
     };
     found_at.map(|(limit, text)| violation(Rule::ValidTooLong, section, limit, until, text))
+}
+
+/// Finds a guard that was valid although its hold was revoked, and the limit and the lease that it had have both passed.
+///
+/// Owners that several tasks share are not checked, because re-entries extend the lease. A fault may lose the request.
+fn valid_after_revocation(history: &History, section: &Section) -> Option<Violation> {
+    let (acquired, until) = section.valid_span()?;
+    let mut limits = history.sections.iter().filter_map(|request| {
+        let limit = revocation_limit(request)?;
+        let (asked, answered) = (request.requested, request.acquired?);
+        let end = answered + limit.max(history.lease);
+        let mut windows = history.windows.iter();
+        let is_of_section = request.request.name == section.request.name
+            && acquired <= asked
+            && section.request.owner.is_none()
+            && !windows.any(|window| window.from <= until && asked <= window.until);
+        (is_of_section && end < until).then_some(end)
+    });
+    let end = limits.next()?;
+    let text = "was valid although it was revoked";
+    Some(violation(Rule::ValidTooLong, section, end, until, text))
+}
+
+/// Returns whether the hold became a ticket whose lease ended before an answer arrived. A repetition of the step, after a
+/// broken connection, finds neither the owner nor the ticket.
+fn was_ended_ticket(section: &Section) -> bool {
+    let lease_end = section.release_started.zip(section.ticket_lease);
+    let lease_end = lease_end.map(|(sent, lease)| sent + lease);
+    section.unlock_error.as_deref() == Some("Lost(NotHeld)")
+        && lease_end <= section.released
+        && lease_end.is_some()
+}
+
+/// Returns whether a lost hold was revoked, and is not lost before the limit.
+fn was_revoked(history: &History, section: &Section) -> bool {
+    let other_reason = |error: &String| error != "Lost(Revoked)";
+    let lost_at = section.loss_reported.or(section.released);
+    let Some(lost_at) =
+        lost_at.filter(|_| !section.unlock_error.as_ref().is_some_and(other_reason))
+    else {
+        return false;
+    };
+    // The members of a multi-lock are asked one by one.
+    let names = locks_of(&section.request.name);
+    let hold_begun = hold_begun(history, section);
+    history.sections.iter().any(|request| {
+        let Some(limit) = revocation_limit(request) else {
+            return false;
+        };
+        // Without an answer, the store may execute the request at any later time.
+        let is_refused = request.answered.is_some() && request.acquired.is_none();
+        let has_effect = !is_refused || request.failed.is_some();
+        let is_of_section = names.contains(&request.request.name)
+            && request
+                .acquired
+                .is_none_or(|answered| hold_begun <= answered);
+        // The client counts the limit from when it sent its own request to the store.
+        let earliest = request.requested + limit - history.lease / 3;
+        has_effect && is_of_section && request.requested <= lost_at && earliest <= lost_at
+    })
+}
+
+/// Returns when the hold of a section was requested: by it, or by an earlier section of its owner, which it re-entered.
+fn hold_begun(history: &History, section: &Section) -> Time {
+    let name = &section.request.name;
+    let same_hold = history
+        .sections
+        .iter()
+        .filter(|one| one.same_owner(section) && one.request.name == *name);
+    let mut same_hold: Vec<&Section> = same_hold.collect();
+    same_hold.sort_by_key(|one| std::cmp::Reverse(one.requested));
+    same_hold.iter().fold(section.requested, |begun, one| {
+        let overlaps = one
+            .held_span()
+            .is_some_and(|(_, end)| one.requested <= begun && begun <= end);
+        if overlaps { one.requested } else { begun }
+    })
+}
+
+/// Returns the limit of a revocation.
+fn revocation_limit(section: &Section) -> Option<Time> {
+    match section.request.mode {
+        Mode::Ask(limit) => limit,
+        _ => None,
+    }
 }
 
 /// Finds a loss before the end of the lease. The store must keep a hold until then, unless a fault removes its data.

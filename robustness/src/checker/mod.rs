@@ -33,12 +33,13 @@ use crate::clock::{Time, nanos};
 use crate::history::{DataLossWindow, History};
 use crate::resource::Tally;
 
-/// Returns whether a key may remain in the store after all releases: fencing tokens, the latest terms of elections, and
-/// the numbers of free permits.
+/// Returns whether a key may remain in the store after all releases: fencing tokens, the latest terms of elections,
+/// requests to release, and the numbers of free permits.
 pub fn may_remain(key: &str) -> bool {
     [
         "redisson_lock_token:",
         "redlatch_election:",
+        "redlatch_lock_asked:",
         "permits:",
         "semaphore:",
     ]

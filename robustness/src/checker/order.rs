@@ -27,7 +27,10 @@ pub fn check_order(history: &History, join_limit: Duration) -> Vec<Violation> {
         if !name.starts_with("fair") {
             continue;
         }
-        let compared = sections.iter().filter(|one| one.request.owner.is_none());
+        // Adoptions of tickets do not join the queue.
+        let compared = sections
+            .iter()
+            .filter(|one| one.request.owner.is_none() && one.request.ticket.is_none());
         let compared: Vec<&Section> = compared.copied().collect();
         // A request for several locks does not join the queues of its members.
         let joined = compared.iter().filter(|one| !one.request.is_member);

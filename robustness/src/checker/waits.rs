@@ -155,6 +155,7 @@ fn idle_waits<'a>(history: &History, names: &SectionsByName<'a>, name: &str) -> 
     let mut found = Vec::new();
     for section in &names[name] {
         if section.request.is_member
+            || section.request.ticket.is_some()
             || matches!(section.request.mode, Mode::SetCount(_) | Mode::CountDown)
         {
             continue;

@@ -38,6 +38,10 @@ pub enum EventKind {
     Wrote { accepted: bool },
     /// The lock is about to be released.
     Releasing,
+    /// The hold is about to become a ticket with this lease in nanoseconds.
+    MakingTicket { lease: Time },
+    /// The hold became the ticket with this text.
+    BecameTicket { text: String },
     /// The lock was released, or the release failed.
     Released { error: Option<String> },
     /// State that a client still tracks although everything was released.
@@ -60,6 +64,9 @@ pub struct Request {
     /// its own. While this one is awaited, another member may block the request.
     #[serde(default)]
     pub is_member: bool,
+    /// The text of the ticket that it adopts. `None`: it acquires the lock.
+    #[serde(default)]
+    pub ticket: Option<String>,
 }
 
 /// Which sections may be active at the same time.
@@ -79,4 +86,6 @@ pub enum Mode {
     CountDown,
     /// Waits until a latch is open.
     AwaitZero,
+    /// Asks the holder of a lock to release it, and revokes its hold after this time in nanoseconds, if there is one.
+    Ask(Option<Time>),
 }

@@ -9,7 +9,7 @@ mod event;
 mod section;
 
 pub use event::{Event, EventKind, Mode, Request};
-pub use section::Section;
+pub use section::{MadeTicket, Section};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -19,12 +19,17 @@ use crate::clock::{Time, nanos};
 /// Number of permits of each semaphore that the workers use.
 pub const PERMITS: u32 = 2;
 
+/// Time in which a client gives a hold back to its ticket.
+const GIVE_BACK_TIME: Time = 500_000_000;
+
 /// The events of one run.
 #[derive(Debug, Default)]
 pub struct History {
     pub sections: Vec<Section>,
     /// Index of each section that may not have ended, by process and number.
     open: BTreeMap<(usize, u64), usize>,
+    /// Index of the section that made each ticket, by the text of the ticket.
+    tickets: BTreeMap<String, usize>,
     pub processes: BTreeMap<usize, Process>,
     /// Times in which something was broken.
     pub windows: Vec<FaultWindow>,
@@ -150,6 +155,7 @@ impl History {
     /// Records an event of a worker.
     pub fn record(&mut self, process: usize, event: Event) {
         let Event(t, number, what) = event;
+        let lease = self.lease;
         let of = self.processes.entry(process).or_default();
         let what = match what {
             EventKind::Ready => {
@@ -170,6 +176,9 @@ impl History {
                 return;
             }
             EventKind::Requested(request) => {
+                if let Some(ticket) = self.ticket_adopted_by(&request) {
+                    ticket.requested.get_or_insert(t);
+                }
                 self.open.insert((process, number), self.sections.len());
                 self.sections.push(Section::new(process, t, request));
                 return;
@@ -177,19 +186,41 @@ impl History {
             what => what,
         };
         let key = (process, number);
-        if let Some(&at) = self.open.get(&key)
-            && let Some(section) = self.sections.get_mut(at)
-            && section.record(t, what)
-        {
+        let Some(&at) = self.open.get(&key) else {
+            return;
+        };
+        let Some(section) = self.sections.get_mut(at) else {
+            return;
+        };
+        let is_answer = section.answered.is_none();
+        if section.record(t, what) {
             self.open.remove(&key);
         }
+        let is_acquired = section.acquired.is_some();
+        if let Some(ticket) = &section.ticket {
+            self.tickets.insert(ticket.text.clone(), at);
+        }
+        let request = section.request.clone();
+        if is_answer && let Some(ticket) = self.ticket_adopted_by(&request) {
+            match is_acquired {
+                true => _ = ticket.adopted.get_or_insert(t),
+                // If the adoption had an effect, the client gives the hold back to the ticket, with a new lease.
+                false => ticket.free_at = t + lease + GIVE_BACK_TIME,
+            }
+        }
+    }
+
+    /// Returns the ticket that a request adopts.
+    fn ticket_adopted_by(&mut self, request: &Request) -> Option<&mut MadeTicket> {
+        let maker = self.tickets.get(request.ticket.as_ref()?)?;
+        self.sections.get_mut(*maker)?.ticket.as_mut()
     }
 
     /// Returns how many critical sections were entered.
     pub fn entered(&self) -> usize {
         self.sections
             .iter()
-            .filter(|one| one.acquired.is_some())
+            .filter(|one| one.acquired.is_some() && !one.is_ask())
             .count()
     }
 
@@ -200,10 +231,16 @@ impl History {
         entered.filter(|&at| meanwhile(at)).count()
     }
 
-    /// Returns the sections, grouped by name.
+    /// Returns whether a ticket may have been left to the end of its lease.
+    pub fn has_unused_tickets(&self) -> bool {
+        let mut tickets = self.sections.iter().filter_map(|one| one.ticket.as_ref());
+        tickets.any(|ticket| ticket.adopted.is_none())
+    }
+
+    /// Returns the sections, grouped by name. Requests to release are no sections of the lock.
     pub fn by_name(&self) -> BTreeMap<&str, Vec<&Section>> {
         let mut names: BTreeMap<&str, Vec<&Section>> = BTreeMap::new();
-        for section in &self.sections {
+        for section in self.sections.iter().filter(|one| !one.is_ask()) {
             names
                 .entry(&section.request.name)
                 .or_default()

@@ -1,7 +1,21 @@
 //! One critical section, from the request to the release.
 
-use super::event::{EventKind, Request};
+use super::event::{EventKind, Mode, Request};
 use crate::clock::Time;
+
+/// The ticket that the hold of a section became.
+#[derive(Debug, Clone)]
+pub struct MadeTicket {
+    pub text: String,
+    /// The store keeps its hold at least until then, unless a client adopts it.
+    pub kept_until: Time,
+    /// When the first adoption was requested.
+    pub requested: Option<Time>,
+    /// When the first adoption had succeeded.
+    pub adopted: Option<Time>,
+    /// If no adoption succeeds, the lock is free then at the latest.
+    pub free_at: Time,
+}
 
 /// What happened in the section.
 #[derive(Debug, Clone)]
@@ -35,6 +49,10 @@ pub struct Section {
     pub release_started: Option<Time>,
     pub released: Option<Time>,
     pub unlock_error: Option<String>,
+    /// The lease of the ticket that the hold was about to become.
+    pub ticket_lease: Option<Time>,
+    /// The ticket that the hold became. The section ends with that.
+    pub ticket: Option<MadeTicket>,
 }
 
 impl Section {
@@ -59,6 +77,8 @@ impl Section {
             release_started: None,
             released: None,
             unlock_error: None,
+            ticket_lease: None,
+            ticket: None,
         }
     }
 
@@ -86,6 +106,21 @@ impl Section {
             EventKind::Wrote { accepted: false } => self.refused += 1,
             EventKind::Releasing => self.release_started = Some(t),
             EventKind::Released { error } => (self.released, self.unlock_error) = (Some(t), error),
+            EventKind::MakingTicket { lease } => {
+                (self.release_started, self.ticket_lease) = (Some(t), Some(lease));
+            }
+            EventKind::BecameTicket { text } => {
+                let lease = self.ticket_lease.unwrap_or_default();
+                self.released = Some(t);
+                self.ticket = Some(MadeTicket {
+                    text,
+                    // The store counts the lease from when it executes the step.
+                    kept_until: self.release_started.unwrap_or(t) + lease,
+                    requested: None,
+                    adopted: None,
+                    free_at: t + lease,
+                });
+            }
             EventKind::Ready
             | EventKind::Stalled { .. }
             | EventKind::Requested(_)
@@ -104,6 +139,9 @@ impl Section {
     /// Returns the time in which waiters may have to wait for it, as far as its holder knows.
     pub fn held_span(&self) -> Option<(Time, Time)> {
         let acquired = self.acquired?;
+        if let Some(ticket) = &self.ticket {
+            return Some((acquired, ticket.adopted.unwrap_or(ticket.free_at)));
+        }
         let end = if self.was_lost() {
             self.valid_until
         } else {
@@ -112,6 +150,17 @@ impl Section {
                 .max(self.valid_until)
         };
         Some((acquired, end.unwrap_or(acquired)))
+    }
+
+    /// Returns whether it only asks the holder of the lock, or revokes its hold.
+    pub fn is_ask(&self) -> bool {
+        matches!(self.request.mode, Mode::Ask(_))
+    }
+
+    /// Returns whether it adopts the ticket of the other section.
+    pub fn adopts(&self, other: &Section) -> bool {
+        let made = other.ticket.as_ref().map(|ticket| &ticket.text);
+        made.is_some() && made == self.request.ticket.as_ref()
     }
 
     /// Returns whether it was lost while it was held.

@@ -3,14 +3,15 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
-use redlatch::kind::LockKind;
-use redlatch::{Acquire, Guard, HasLease, ReadWriteLock, TryAcquire};
+use redlatch::kind::Revocable;
+use redlatch::{Acquire, Guard, HasLease, HasTicket, ReadWriteLock, TryAcquire};
 use redlatch::{Client, Error, ExpirableSemaphore, FairLock, FencedLock, Lock};
 use redlatch::{CountDownLatch, Election, Leadership, Member, MultiLock, OwnerId, RedLock};
 use redlatch::{Semaphore, SpinLock};
 use tokio::time::timeout;
 
 use super::section::{AsyncGuard, ReleaseMode, SectionRunner};
+use super::tickets;
 use crate::Result;
 use crate::history::{Mode, PERMITS};
 use crate::names::{COUNTERS, KINDS, locks_of};
@@ -100,25 +101,24 @@ impl Handle {
             Handle::Lock(lock) if random.below(4) == 0 => {
                 let request = lock.try_lock().wait(time * 4);
                 let acquiring = request.into_future();
-                runner
-                    .run_section(lock.name(), Mode::Exclusive, acquiring, time)
-                    .await
+                tickets::run_section(lock, acquiring, |_| None, runner, time).await
             }
-            Handle::Lock(lock) => lock_and_run(lock, Mode::Exclusive, runner, time).await,
-            Handle::Fair(lock) => lock_and_run(lock, Mode::Exclusive, runner, time).await,
-            Handle::Spin(lock) => lock_and_run(lock, Mode::Exclusive, runner, time).await,
+            Handle::Lock(lock) => lock_and_run(lock, |_| None, runner, time).await,
+            Handle::Fair(lock) => lock_and_run(lock, |_| None, runner, time).await,
+            Handle::Spin(lock) => lock_and_run(lock, |_| None, runner, time).await,
             Handle::Fenced(lock) => {
-                let acquiring = async { lock.lock().await.map(Some) };
-                let guard = runner
-                    .request(lock.name(), Mode::Exclusive, acquiring)
-                    .await?;
-                let token = guard.as_ref().map(Guard::<FencedLock>::token);
-                runner.hold_and_release(guard, token, time).await
+                lock_and_run(lock, |guard| Some(guard.token()), runner, time).await
             }
             Handle::ReadWrite(lock) if random.below(3) == 0 => {
-                lock_and_run(&lock.write(), Mode::Exclusive, runner, time).await
+                lock_and_run(&lock.write(), |_| None, runner, time).await
             }
-            Handle::ReadWrite(lock) => lock_and_run(&lock.read(), Mode::Shared, runner, time).await,
+            Handle::ReadWrite(lock) => {
+                let lock = lock.read();
+                let acquiring = async { lock.lock().await.map(Some) };
+                runner
+                    .run_section(lock.name(), Mode::Shared, acquiring, time)
+                    .await
+            }
             Handle::Permits(semaphore, lease) => {
                 // A store that lost its data lost the permits, too; no other client sets them.
                 semaphore.try_set_permits(PERMITS).await?;
@@ -277,14 +277,14 @@ async fn try_once<R: HasLease>(request: TryAcquire<R>) -> Result<bool, Error> {
 }
 
 /// Runs one critical section whose request waits.
-async fn lock_and_run<K: LockKind>(
+async fn lock_and_run<K: HasTicket + Revocable>(
     lock: &Lock<K>,
-    mode: Mode,
+    token: fn(&Guard<Lock<K>>) -> Option<u64>,
     runner: &mut SectionRunner,
     time: Duration,
 ) -> Result<(), Error> {
     let acquiring = async { lock.lock().await.map(Some) };
-    runner.run_section(lock.name(), mode, acquiring, time).await
+    tickets::run_section(lock, acquiring, token, runner, time).await
 }
 
 /// Requests several locks in one of three ways: with a limit, canceled at the limit, or without one.

@@ -11,6 +11,7 @@ mod permanent_locks;
 mod reporter;
 mod section;
 mod threads;
+mod tickets;
 
 use std::io::BufRead;
 use std::pin::Pin;
@@ -36,6 +37,11 @@ use reporter::StdoutSink;
 pub use reporter::{EventSink, Reporter};
 use section::SectionRunner;
 use threads::Thread;
+pub use tickets::TicketBox;
+use tickets::TicketUse;
+
+/// Added to the number of a task, for its random numbers about tickets: no process has so many tasks.
+const TICKET_TASKS: usize = 1 << 32;
 
 /// Number of tasks that share an owner.
 const TASKS_PER_OWNER: usize = 2;
@@ -69,6 +75,7 @@ pub(crate) async fn run(worker: WorkerOptions) -> Result<()> {
         owners,
         reporter: reporter.clone(),
         resource: ResourceClient::Remote(worker.resource.clone(), None),
+        tickets: TicketBox::default(),
         shutdown: shutdown.clone(),
     };
     for task in worker_tasks.task_futures()? {
@@ -128,6 +135,8 @@ pub struct WorkerTasks {
     pub owners: Vec<Owner>,
     pub reporter: Reporter,
     pub resource: ResourceClient,
+    /// The tickets that these tasks make and adopt.
+    pub tickets: TicketBox,
     /// If set, tasks start nothing new.
     pub shutdown: Arc<AtomicBool>,
 }
@@ -192,7 +201,13 @@ impl WorkerTasks {
 
     fn section_runner(&self, task: usize, client: usize) -> SectionRunner {
         let (reporter, resource) = (self.reporter.clone(), self.resource.clone());
-        SectionRunner::new(task, client, reporter, resource, self.shutdown.clone())
+        let ticket_use = self.worker.uses_tickets.then(|| TicketUse {
+            tickets: self.tickets.clone(),
+            random: self.worker.random(task + TICKET_TASKS),
+            lease: self.worker.lease(),
+        });
+        let shutdown = self.shutdown.clone();
+        SectionRunner::new(task, client, reporter, resource, shutdown, ticket_use)
     }
 }
 

@@ -59,6 +59,9 @@ pub struct WorkerOptions {
     /// The longest time that the other tasks hold a lock, in ms.
     #[arg(long)]
     pub max_hold_ms: u64,
+    /// Whether tasks make tickets of holds and adopt them, ask for locks, and revoke holds.
+    #[arg(long)]
+    pub uses_tickets: bool,
     #[arg(long)]
     pub sync: Sync,
     #[arg(long)]
@@ -114,6 +117,7 @@ impl WorkerOptions {
             lease: millis(lease),
             timeout: millis(lease / 3),
             max_hold_ms: 20,
+            uses_tickets: false,
             sync: Sync::All,
             seed,
         }

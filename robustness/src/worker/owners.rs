@@ -5,11 +5,12 @@ use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use redlatch::kind::{Fair, OwnedKind};
-use redlatch::{Client, Error, FencedLock, Guard, Lock, Owner};
+use redlatch::kind::{Fair, OwnedKind, Revocable};
+use redlatch::{Client, Error, FencedLock, Guard, HasTicket, Lock, Owner};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::section::{ReleaseMode, SectionRunner};
+use super::tickets;
 use crate::Result;
 use crate::history::Mode;
 use crate::random::Random;
@@ -53,29 +54,24 @@ impl OwnerTask {
         Ok(match kind {
             "lock" => {
                 let lock = self.client.lock(name);
-                self.run_section(&lock, Mode::Exclusive, wait_limit, |_| None)
-                    .await
+                self.run_exclusive(&lock, wait_limit, |_| None).await
             }
             "spin" => {
                 let lock = self.client.spin_lock(name);
-                self.run_section(&lock, Mode::Exclusive, wait_limit, |_| None)
-                    .await
+                self.run_exclusive(&lock, wait_limit, |_| None).await
             }
             "fenced" => {
                 let lock = self.client.fenced_lock(name);
                 let token = |guard: &Guard<FencedLock>| Some(guard.token());
-                self.run_section(&lock, Mode::Exclusive, wait_limit, token)
-                    .await
+                self.run_exclusive(&lock, wait_limit, token).await
             }
             "fair" => {
                 let lock: Lock<Fair> = self.client.fair_lock(name).wait_time(self.lease / 4);
-                self.run_section(&lock, Mode::Exclusive, wait_limit, |_| None)
-                    .await
+                self.run_exclusive(&lock, wait_limit, |_| None).await
             }
             "rw" if self.random.below(2) == 0 => {
-                let lock = self.client.read_write_lock(name);
-                self.run_section(&lock.write(), Mode::Exclusive, wait_limit, |_| None)
-                    .await
+                let lock = self.client.read_write_lock(name).write();
+                self.run_exclusive(&lock, wait_limit, |_| None).await
             }
             "rw" => {
                 let lock = self.client.read_write_lock(name);
@@ -84,6 +80,24 @@ impl OwnerTask {
             }
             other => return Err(format!("owners do not support the kind {other}").into()),
         })
+    }
+
+    /// Runs one critical section, sometimes one whose hold may become a ticket.
+    async fn run_exclusive<K: HasTicket + Revocable>(
+        &mut self,
+        lock: &Lock<K>,
+        wait_limit: Duration,
+        token: fn(&Guard<Lock<K>>) -> Option<u64>,
+    ) -> Result<(), Error> {
+        let mut ticket_use = self.runner.ticket_use();
+        if ticket_use.as_mut().is_some_and(|one| one.random.one_in(4)) {
+            let acquiring = request_lock(lock, self.owner, wait_limit, self.random.below(3));
+            let time = random_hold_duration(self.lease, &mut self.random);
+            return tickets::run_section(lock, acquiring, token, &mut self.runner, time).await;
+        }
+        tickets::ask_sometimes(lock, &mut self.runner).await;
+        self.run_section(lock, Mode::Exclusive, wait_limit, token)
+            .await
     }
 
     /// Runs one critical section, perhaps with a nested one.

@@ -73,6 +73,7 @@ async fn acquire(worker: &WorkerOptions, client: &Client, reporter: &Reporter) -
                 name,
                 mode: Mode::Exclusive,
                 is_member: false,
+                ticket: None,
             };
             reporter.report_in(section, EventKind::Requested(request));
             let acquired = lock.lock().await;

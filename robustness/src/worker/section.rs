@@ -9,9 +9,11 @@ use redlatch::{Error, Guard, HasLease, Owner, SemaphorePermits};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::reporter::{CHECK_INTERVAL, Reporter};
+use super::tickets::TicketUse;
 use crate::clock::Time;
 use crate::history::{EventKind, Mode, Request};
 use crate::names::locks_of;
+use crate::random::Random;
 use crate::resource::ResourceClient;
 
 /// Time within which `lost()` must complete after the guard became invalid.
@@ -32,6 +34,8 @@ pub(crate) struct SectionRunner {
     /// If set, tasks leave their sections as soon as possible.
     shutdown: Arc<AtomicBool>,
     resource: ResourceClient,
+    /// `None`: it does not use tickets, and asks for no lock.
+    ticket_use: Option<TicketUse>,
 }
 
 /// Way in which a guard is released.
@@ -50,6 +54,7 @@ impl SectionRunner {
         reporter: Reporter,
         resource: ResourceClient,
         shutdown: Arc<AtomicBool>,
+        ticket_use: Option<TicketUse>,
     ) -> SectionRunner {
         SectionRunner {
             task,
@@ -60,6 +65,7 @@ impl SectionRunner {
             reporter,
             shutdown,
             resource,
+            ticket_use,
         }
     }
 
@@ -82,7 +88,18 @@ impl SectionRunner {
             reporter: self.reporter.clone(),
             shutdown: self.shutdown.clone(),
             resource: self.resource.clone(),
+            ticket_use: None,
         }
+    }
+
+    /// Returns what the task needs for tickets in its next section, with new random numbers.
+    pub(super) fn ticket_use(&mut self) -> Option<TicketUse> {
+        let ticket_use = self.ticket_use.as_mut()?;
+        let random = Random::new(ticket_use.random.next_u64());
+        Some(TicketUse {
+            random,
+            ..ticket_use.clone()
+        })
     }
 
     /// Requests a lock and reports the result.
@@ -92,12 +109,23 @@ impl SectionRunner {
         mode: Mode,
         acquiring: impl Future<Output = Result<Option<T>, Error>>,
     ) -> Result<Option<T>, Error> {
+        self.request_with_ticket(name, None, mode, acquiring).await
+    }
+
+    /// Requests a lock, or adopts a ticket of it, and reports the result.
+    pub(super) async fn request_with_ticket<T>(
+        &mut self,
+        name: &str,
+        ticket: Option<String>,
+        mode: Mode,
+        acquiring: impl Future<Output = Result<Option<T>, Error>>,
+    ) -> Result<Option<T>, Error> {
         self.name = name.to_owned();
         self.sections.clear();
-        self.begin_section(name, mode, false);
+        self.begin_section(name, ticket, mode, false);
         if name.starts_with("multi:") {
             for member in locks_of(name) {
-                self.begin_section(&member, mode, true);
+                self.begin_section(&member, None, mode, true);
             }
         }
         let answer = acquiring.await;
@@ -112,16 +140,18 @@ impl SectionRunner {
         answer
     }
 
-    fn begin_section(&mut self, name: &str, mode: Mode, is_member: bool) {
+    fn begin_section(&mut self, name: &str, ticket: Option<String>, mode: Mode, is_member: bool) {
         let section = self.reporter.section();
         self.sections.push(section);
         let request = Request {
             task: self.task,
             client: self.client,
-            owner: self.owner.map(Owner::number),
+            // The adopter of a ticket is a new owner.
+            owner: self.owner.filter(|_| ticket.is_none()).map(Owner::number),
             name: name.to_owned(),
             mode,
             is_member,
+            ticket,
         };
         self.reporter
             .report_in(section, EventKind::Requested(request));
@@ -224,6 +254,23 @@ impl SectionRunner {
         }
     }
 
+    /// Watches the guard as [`SectionRunner::watch`] does, but at most until it is `asked`.
+    pub(super) async fn watch_until<H: AsyncGuard>(
+        &self,
+        guard: &H,
+        asked: impl Future<Output = ()>,
+        time: Duration,
+    ) -> bool {
+        tokio::select! {
+            biased;
+            is_lost = self.watch(guard, time) => is_lost,
+            () = asked => {
+                self.check_validity(guard);
+                false
+            }
+        }
+    }
+
     /// Writes to the resource if there is a token, and releases the lock.
     pub(crate) async fn release<H: AsyncGuard>(
         &mut self,
@@ -288,7 +335,7 @@ impl SectionRunner {
         self.report(EventKind::Wrote { accepted });
     }
 
-    fn report(&self, what: EventKind) {
+    pub(super) fn report(&self, what: EventKind) {
         for section in &self.sections {
             self.reporter.report_in(*section, what.clone());
         }

@@ -219,6 +219,7 @@ impl Thread {
             name: name.to_owned(),
             mode,
             is_member: false,
+            ticket: None,
         }));
         match request() {
             Ok(Some(guard)) => {
