@@ -304,16 +304,16 @@ fn release_interval(history: &History, section: &Section, acquired: Time) -> (Ti
         None if is_dead => section.kept_until.unwrap_or(acquired).max(last_valid),
         None => last_valid,
     };
-    let mut forgotten = history.data_losses.iter().filter(|lost| {
+    let forgotten = history.data_losses.iter().filter(|lost| {
         let until = lost.until + history.lease + nanos(MARGIN);
         lost.from <= earliest && acquired <= until
     });
-    let earliest = match forgotten.next() {
+    let ends = forgotten.map(|lost| match section.requested <= lost.until {
         // The store may forget a hold before its acquisition is answered.
-        Some(lost) if section.requested <= lost.until => lost.from.max(section.requested),
-        Some(lost) => lost.from.max(acquired),
-        None => earliest,
-    };
+        true => lost.from.max(section.requested),
+        false => lost.from.max(acquired),
+    });
+    let earliest = ends.min().unwrap_or(earliest);
     let is_answered = section.unlock_error.is_none() && !section.was_lost();
     let latest = section.released.filter(|_| is_answered);
     (

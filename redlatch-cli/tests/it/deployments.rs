@@ -22,11 +22,14 @@ fn cmd_keeps_running_during_failover() {
     let channel = format!("redisson_lock__channel:{{{name}}}");
     let master = sentinels.master();
     let until_subscribed = |sentinels: &Sentinels, master| {
-        until("the waiter is subscribed", || {
-            let (_, subscribers): (String, i64) =
-                sentinels.command(master, &["PUBSUB", "NUMSUB", &channel]);
-            subscribers == 1
-        });
+        until(
+            "the waiter is subscribed, and the holder for requests",
+            || {
+                let (_, subscribers): (String, i64) =
+                    sentinels.command(master, &["PUBSUB", "NUMSUB", &channel]);
+                subscribers == 2
+            },
+        );
     };
     until_subscribed(&sentinels, master);
     sentinels.kill(master);

@@ -177,6 +177,9 @@ impl AsyncGuard for Term {
     }
 }
 
+/// Longer than any outage of a run.
+const LONGEST_OUTAGE: Duration = Duration::from_secs(3600);
+
 /// Campaigns, leads for this time, and resigns, sometimes to the last candidate.
 async fn lead(
     election: &Election,
@@ -197,8 +200,11 @@ async fn lead(
     runner.report_acquired(Some(epoch), None);
     runner.watch(&term, time).await;
     if random.below(3) == 0 {
-        // If it fails, the end of the term is the same.
-        let _ = term.leadership.proclaim("second").await;
+        // If it fails, the end of the term is the same. It may last as long as an outage.
+        let proclaiming = async {
+            let _ = term.leadership.proclaim("second").await;
+        };
+        runner.watch_until(&term, proclaiming, LONGEST_OUTAGE).await;
     }
     if random.below(3) == 0 {
         let candidates = election.candidates().await.unwrap_or_default();
