@@ -51,17 +51,17 @@ async fn elections() -> Result<()> {
 
 #[expect(dead_code)]
 async fn observe(election: redlatch::Election, leadership: redlatch::Leadership) -> Result<()> {
-    // Another process is to lead next, here the one that has waited longest.
+    // Another process is to lead next, here the candidate that has waited longest.
     if let Some(next) = election.candidates().await?.first() {
         leadership.resign_to(&next.owner).await?; // or Campaign::owner_id(), sent by that process
     }
 
-    // Elsewhere: the leader now, and then each change. `None`: nobody leads.
+    // In another process: the current leader, and then each change. `None`: no process leads.
     let mut observer = election.observe();
     loop {
         match observer.next().await {
             Ok(Some(leader)) => println!("{} leads, epoch {}", leader.value, leader.epoch),
-            Ok(None) => println!("nobody leads"),
+            Ok(None) => println!("no leader"),
             Err(error) => eprintln!("{error}; still observing"),
         }
     }

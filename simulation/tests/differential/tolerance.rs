@@ -16,7 +16,7 @@ pub(crate) enum Tolerance {
 }
 
 /// Numbers of at least this, in milliseconds, may differ in [`Tolerance::Times`]: greater than counts. Leases of the
-/// random tests are far longer, but what is left of one can be of any length.
+/// random tests are far longer, but the rest of a lease can have any length.
 const SHORTEST_TIME: f64 = 20.0;
 
 /// Maximum difference in milliseconds: more than a busy machine delays a test.
