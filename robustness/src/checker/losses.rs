@@ -110,7 +110,7 @@ fn was_ended_ticket(section: &Section) -> bool {
 
 /// Returns whether a lost hold was revoked, and is not lost before the limit.
 fn was_revoked(history: &History, section: &Section) -> bool {
-    let other_reason = |error: &String| error != "Lost(Revoked)";
+    let other_reason = |error: &String| error.starts_with("Lost") && error != "Lost(Revoked)";
     let lost_at = section.loss_reported.or(section.released);
     let Some(lost_at) =
         lost_at.filter(|_| !section.unlock_error.as_ref().is_some_and(other_reason))
