@@ -3,7 +3,7 @@
 CARGO ?= cargo
 
 .PHONY: help test lint docs unit test-topologies package deb deb-test interop bench bench-redisson bench-peers api api-update stress robustness soak \
-	simulate simulate-mutants mutants explore deny semver book fuzz redis jq tmux faketime postgresql
+	simulate simulate-mutants mutants explore deny semver book fuzz redis jq tmux faketime postgresql patch
 
 help:
 	@echo "make test     everything: format, lint, docs, all tests (installs servers and tools that they need if permitted)"
@@ -27,7 +27,7 @@ help:
 	@echo "make soak     random faults, with many clients (SECONDS=600 TOPOLOGY=single SEED=…)"
 	@echo "make stress   the concurrency tests in a loop, half of the runs with busy cores (RUNS=200)"
 
-test: redis tmux faketime postgresql lint docs unit interop package
+test: redis tmux faketime postgresql patch lint docs unit interop package
 
 # On Debian these install what tests need if they may; else they print instructions.
 redis:
@@ -42,7 +42,13 @@ faketime:
 postgresql:
 	@tools/need initdb postgresql "The tests of fencing tokens need a real PostgreSQL server"
 
-lint:
+patch:
+	@tools/need patch patch "The mutants of the simulation are patches"
+
+lint: patch
+	@for mutant in simulation/mutants/*.patch; do \
+		patch --quiet --strip 1 --dry-run <$$mutant >/dev/null || { echo "$$mutant does not apply any more: make it again"; exit 1; }; \
+	done
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --all-features --locked -- -D warnings
 	$(CARGO) check --package redlatch --no-default-features --locked
