@@ -37,6 +37,7 @@ pub(crate) fn soak(options: &SoakOptions) -> Result<bool> {
     );
     let mut worker = WorkerOptions::new(LEASE, tasks, names(options.names), seed);
     worker.clients = clients;
+    worker.uses_tickets = true;
     worker.max_hold_ms = 50;
     // Each client that dies in a fair lock's queue delays the others: if a hundred died at once, these locks
     // would make no progress for minutes.

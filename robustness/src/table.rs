@@ -128,6 +128,7 @@ fn row(fault: &Fault, topology: Topology, options: &TableOptions, seed: u64) -> 
         processes: if fault.permanent_locks > 0 { 1 } else { 3 },
         worker: WorkerOptions {
             sync: fault.sync,
+            uses_tickets: true,
             client_id: fault.chosen_ids.then(|| "pod".to_owned()),
             contended_names: contended_names(10),
             permanent_locks: fault.permanent_locks,

@@ -540,4 +540,30 @@ mod tests {
         assert!(!with(2));
         assert!(with(40));
     }
+
+    /// The hold of a ticket passes to its adopter, and refuses others, until it is released or may have ended.
+    #[test]
+    fn ticket_holds_until_it_is_adopted_or_its_lease_ends() {
+        let mode = Mode::Exclusive;
+        let made = [
+            operation(1, mode, Step::Acquire(None), (0, 5)),
+            operation(1, mode, Step::PassTo(9), (10, 20)),
+        ];
+        let explained = |steps: &[Operation]| first_unexplained(&[&made, steps].concat()).is_none();
+        let adopted = |owner| operation(9, mode, Step::PassTo(owner), (30, 40));
+        let released = |owner| operation(owner, mode, Step::Release, (50, 60));
+        let refused = operation(4, mode, Step::Refuse, (25, 45));
+        assert!(explained(&[adopted(2), released(2), refused.clone()]));
+        assert!(!explained(&[
+            adopted(2),
+            adopted(3),
+            released(2),
+            released(3)
+        ]));
+        let ended = |at| operation(9, mode, Step::Release, (at, Time::MAX));
+        let other = operation(4, mode, Step::Acquire(None), (25, 45));
+        assert!(explained(&[ended(40), other.clone()]));
+        assert!(!explained(&[ended(46), other]));
+        assert!(explained(&[ended(46), refused]));
+    }
 }

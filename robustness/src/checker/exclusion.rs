@@ -138,7 +138,7 @@ impl<'a> Span<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::fixtures::{MS, history, section};
+    use super::super::fixtures::{MS, becomes_ticket, history, section};
     use super::*;
 
     fn overlaps(sections: Vec<Section>) -> usize {
@@ -295,5 +295,23 @@ mod tests {
                 .iter()
                 .all(|one| one.rule == Rule::AcquiredBeforeExpiry)
         );
+    }
+
+    /// The guard of process 0 becomes a ticket at 10 ms, which the store keeps until 3010 ms.
+    #[test]
+    fn lock_of_ticket_stays_taken_until_lease_ends_or_client_adopts_it() {
+        let acquired_at = |at, requested: Option<Time>| {
+            let mut one = becomes_ticket(section("a", 0, 10), "one", 3010);
+            if let Some(ticket) = &mut one.ticket {
+                ticket.requested = requested.map(|at| at * MS);
+            }
+            let found = check(&history(vec![one, section("a", at, at + 5)]));
+            found.iter().map(|one| one.rule).collect::<Vec<_>>()
+        };
+        assert_eq!(acquired_at(3010, None), []);
+        assert_eq!(acquired_at(3000, None), [Rule::AcquiredBeforeExpiry]);
+        assert_eq!(acquired_at(500, Some(500)), []);
+        assert_eq!(acquired_at(500, Some(501)), [Rule::AcquiredBeforeExpiry]);
+        assert_eq!(acquired_at(9, None), [Rule::Exclusion, Rule::Exclusion]);
     }
 }

@@ -105,7 +105,7 @@ fn token_violation(name: &str, sections: &[&Section], one: &Section, other: &Sec
 #[cfg(test)]
 mod tests {
     use super::super::explain;
-    use super::super::fixtures::{MS, history, section};
+    use super::super::fixtures::{MS, adopts, becomes_ticket, history, section};
     use super::*;
     use crate::history::{DataLoss, DataLossWindow};
 
@@ -184,5 +184,46 @@ mod tests {
         let none = history(Vec::new());
         assert!(check(&none, &[tally(7, 7)]).is_empty());
         assert_eq!(check(&none, &[tally(7, 6)])[0].rule, Rule::LostWrite);
+    }
+
+    /// The token of a ticket is that of its maker, also for an adopter that made a ticket again.
+    #[test]
+    fn adopter_of_ticket_has_token_of_maker() {
+        let mut one = with_tokens(&[4, 4, 4, 5]);
+        let sections = std::mem::take(&mut one.sections);
+        let [maker, adopter, last, next] = sections.try_into().unwrap();
+        let maker = becomes_ticket(maker, "one", 3000);
+        let adopter = becomes_ticket(adopts("one", adopter), "two", 3000);
+        one.sections = vec![maker, adopter, adopts("two", last), next];
+        assert!(check(&one, &[]).is_empty());
+        // Another owner has acquired the lock before.
+        one.sections[2].token = Some(5);
+        one.sections[2].request.ticket = None;
+        one.sections[3] = adopts("two", one.sections[3].clone());
+        one.sections[3].token = Some(4);
+        assert_eq!(check(&one, &[])[0].rule, Rule::Tokens);
+        // Two clients adopt one ticket.
+        let mut two = with_tokens(&[4, 4, 4]);
+        two.sections[0] = becomes_ticket(two.sections[0].clone(), "one", 3000);
+        for section in &mut two.sections[1..] {
+            section.request.ticket = Some("one".into());
+        }
+        assert_eq!(check(&two, &[])[0].rule, Rule::Tokens);
+    }
+
+    #[test]
+    fn ticket_of_outer_guard_has_older_token_than_inner_guard() {
+        let mut one = with_tokens(&[4, 5, 4]);
+        one.sections[0] = becomes_ticket(one.sections[0].clone(), "one", 3000);
+        one.sections[0].released = Some(18 * MS);
+        one.sections[2].request.ticket = Some("one".into());
+        assert_eq!(check(&one, &[]).len(), 1);
+        for section in &mut one.sections[..2] {
+            section.request.owner = Some(7);
+        }
+        assert!(check(&one, &[]).is_empty());
+        // Not released when the ticket was made.
+        one.sections[1].release_started = Some(19 * MS);
+        assert_eq!(check(&one, &[]).len(), 1);
     }
 }

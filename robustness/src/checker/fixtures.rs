@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::clock::Time;
-use crate::history::{History, Mode, Request, Section};
+use crate::history::{History, MadeTicket, Mode, Request, Section};
 
 pub(super) const MS: Time = 1_000_000;
 
@@ -38,4 +38,26 @@ pub(super) fn history(sections: Vec<Section>) -> History {
     history.processes.entry(0).or_default();
     history.sections = sections;
     history
+}
+
+/// Makes a ticket of the hold when the section is released, which the store keeps until `kept_until`, in milliseconds.
+pub(super) fn becomes_ticket(one: Section, text: &str, kept_until: Time) -> Section {
+    let kept_until = kept_until * MS;
+    let ticket = MadeTicket {
+        text: text.to_owned(),
+        kept_until,
+        requested: None,
+        adopted: None,
+        free_at: kept_until,
+    };
+    Section {
+        ticket: Some(ticket),
+        ..one
+    }
+}
+
+/// Makes the request of a section one that adopts a ticket.
+pub(super) fn adopts(text: &str, mut one: Section) -> Section {
+    one.request.ticket = Some(text.to_owned());
+    one
 }

@@ -395,4 +395,93 @@ mod tests {
         unlocked.sections[0].unlock_error = Some("ResponseTimeout".into());
         assert_eq!(rules(&unlocked, Losses::None), []);
     }
+
+    /// A request to release `a` that is sent at `from` and answered 10 ms later.
+    fn revocation(from: Time, limit: Time) -> Section {
+        let mut one = section("a", from + 10, from + 10);
+        one.requested = from * MS;
+        one.request.mode = Mode::Ask(Some(limit * MS));
+        (one.valid_until, one.deadline, one.kept_until) = (None, None, None);
+        one
+    }
+
+    /// A hold that is acquired at 0 and lost at `at` for this reason, long before its lease ends.
+    fn lost(at: Time, reason: &str) -> Section {
+        let mut one = section("a", 0, at);
+        (one.loss_reported, one.unlock_error) = (Some(at * MS), Some(reason.to_owned()));
+        one
+    }
+
+    #[test]
+    fn revoked_hold_may_be_lost_from_the_limit_on() {
+        let rules = |section: Section, request: Section| {
+            rules(&history(vec![section, request]), Losses::None)
+        };
+        let too_early = [Rule::LostBeforeExpiry, Rule::AvoidableLoss];
+        assert_eq!(
+            rules(lost(4505, "Lost(Revoked)"), revocation(500, 4000)),
+            []
+        );
+        assert_eq!(
+            rules(lost(3000, "Lost(Revoked)"), revocation(500, 4000)),
+            too_early
+        );
+        assert_eq!(
+            rules(lost(4505, "Lost(NotHeld)"), revocation(500, 4000)),
+            too_early
+        );
+        // Another hold was revoked, or none.
+        let mut later = lost(4505, "Lost(Revoked)");
+        (later.requested, later.acquired) = (600 * MS, Some(600 * MS));
+        assert_eq!(rules(later.clone(), revocation(500, 4000)), too_early);
+        let mut free = revocation(700, 4000);
+        free.acquired = None;
+        assert_eq!(rules(later, free), too_early);
+    }
+
+    #[test]
+    fn reentered_hold_may_have_been_revoked_before() {
+        let of_owner = |mut one: Section| {
+            one.request.owner = Some(7);
+            one
+        };
+        let outer = of_owner(section("a", 0, 2000));
+        let mut inner = of_owner(lost(5000, "Lost(Revoked)"));
+        (inner.requested, inner.acquired) = (1000 * MS, Some(1000 * MS));
+        let with = |outer: Section| {
+            let sections = vec![outer, inner.clone(), revocation(500, 4000)];
+            rules(&history(sections), Losses::None)
+        };
+        assert_eq!(with(outer.clone()), []);
+        let ended = of_owner(section("a", 0, 900));
+        assert_eq!(with(ended), [Rule::LostBeforeExpiry, Rule::AvoidableLoss]);
+    }
+
+    #[test]
+    fn guard_that_outlives_limit_and_lease_of_revocation_is_found() {
+        let valid_until = |until| history(vec![section("a", 0, until), revocation(500, 1000)]);
+        assert_eq!(rules(&valid_until(3510), Losses::None), []);
+        assert_eq!(
+            rules(&valid_until(3520), Losses::None),
+            [Rule::ValidTooLong]
+        );
+        let mut faulty = valid_until(3520);
+        faulty.windows.push(outage(600, 700));
+        assert_eq!(rules(&faulty, Losses::None), []);
+        // A later hold.
+        let mut later = valid_until(3520);
+        later.sections[0].acquired = Some(505 * MS);
+        assert_eq!(rules(&later, Losses::None), []);
+    }
+
+    #[test]
+    fn ticket_that_ended_before_its_answer_is_no_loss() {
+        let mut one = section("a", 0, 10);
+        (one.ticket_lease, one.unlock_error) = (Some(80 * MS), Some("Lost(NotHeld)".into()));
+        one.released = Some(90 * MS);
+        assert_eq!(rules(&history(vec![one.clone()]), Losses::None), []);
+        one.released = Some(89 * MS);
+        let found = rules(&history(vec![one]), Losses::None);
+        assert_eq!(found, [Rule::LostBeforeExpiry, Rule::AvoidableLoss]);
+    }
 }

@@ -271,3 +271,69 @@ impl History {
         errors
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Time = 1_000_000;
+
+    fn record(history: &mut History, at: Time, section: u64, what: EventKind) {
+        history.record(0, Event(at * MS, section, what));
+    }
+
+    fn request(history: &mut History, at: Time, section: u64, ticket: Option<&str>) {
+        let request = Request {
+            task: 0,
+            client: 0,
+            owner: None,
+            name: "a".to_owned(),
+            mode: Mode::Exclusive,
+            is_member: false,
+            ticket: ticket.map(str::to_owned),
+        };
+        record(history, at, section, EventKind::Requested(request));
+    }
+
+    #[test]
+    fn ticket_is_free_when_its_lease_ends_or_its_adopter_releases_it() {
+        let (token, holds) = (None, None);
+        let acquired = || EventKind::Acquired { token, holds };
+        let mut history = History::new(Duration::from_secs(3));
+        request(&mut history, 0, 1, None);
+        record(&mut history, 1, 1, acquired());
+        let lease = 1000 * MS;
+        record(&mut history, 5, 1, EventKind::MakingTicket { lease });
+        let text = "one".to_owned();
+        record(&mut history, 7, 1, EventKind::BecameTicket { text });
+        let ticket = |history: &History| history.sections[0].ticket.clone().unwrap();
+        let made = ticket(&history);
+        assert_eq!((made.kept_until, made.requested), (1005 * MS, None));
+        assert_eq!(history.sections[0].held_span(), Some((MS, 1007 * MS)));
+        assert!(history.has_unused_tickets());
+
+        // An adoption that is canceled gives the hold back.
+        request(&mut history, 10, 2, Some("one"));
+        record(&mut history, 20, 2, EventKind::NotAcquired);
+        assert_eq!(ticket(&history).requested, Some(10 * MS));
+        assert_eq!(history.sections[0].held_span(), Some((MS, 3520 * MS)));
+
+        request(&mut history, 30, 3, Some("one"));
+        record(&mut history, 40, 3, acquired());
+        request(&mut history, 50, 4, Some("one"));
+        record(&mut history, 60, 4, EventKind::NotAcquired);
+        assert_eq!(ticket(&history).adopted, Some(40 * MS));
+        assert_eq!(history.sections[0].held_span(), Some((MS, 40 * MS)));
+        assert!(!history.has_unused_tickets());
+    }
+
+    #[test]
+    fn request_to_release_is_no_section_of_the_lock() {
+        let mut history = History::new(Duration::from_secs(3));
+        request(&mut history, 0, 1, None);
+        history.sections[0].request.mode = Mode::Ask(None);
+        history.sections[0].acquired = Some(0);
+        assert!(history.by_name().is_empty());
+        assert_eq!(history.entered(), 0);
+    }
+}
