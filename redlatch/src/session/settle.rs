@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::hold_ref::MOVED;
-use super::{HoldRef, Terms};
+use super::{HoldRef, Session, Terms};
 use crate::error::{Error, Loss, Result};
 use crate::hold::{Hold, HoldSnapshot, ReassignParams, ReleaseParams};
 use crate::lease::Lease;
@@ -17,6 +17,16 @@ use crate::store::{AttemptPermit, Delivery, Progress, Route};
 
 /// How long after the end of a lease a release is retried.
 pub(super) const SETTLE_GRACE: Duration = Duration::from_secs(10);
+
+impl Session {
+    /// Makes requests of an owner start again that does not hold the object any more, where each owner has a queue of its
+    /// own: what the store keeps for a waiting owner is gone, too.
+    pub(super) fn wake_owner(&self, hold: &Hold) {
+        if let Some(channel) = &hold.waiter_channel {
+            self.waiting.wake(channel);
+        }
+    }
+}
 
 impl HoldRef {
     /// Removes one guard. [`HoldRef::settle`] then updates the store.
@@ -174,10 +184,8 @@ impl HoldRef {
         }
         tracing::debug!(lock = hold.object.name(), owner = %hold.field, keep,
             held = reply, "released");
-        if let Some(channel) = hold.waiter_channel.as_ref().filter(|_| keep == 0) {
-            // The owner's waiting state in the store is removed too: another attempt of the same owner has
-            // to start again.
-            session.waiting.wake(channel);
+        if keep == 0 {
+            session.wake_owner(hold);
         }
         let held = reply || keep == 0 && (repeated || now.maybe_released);
         let fully_released = keep == 0 && held && !now.is_lost;

@@ -813,3 +813,30 @@ fn longest_name_fits() {
     });
     assert_eq!(longest.to_string().parse::<Ticket>().unwrap(), longest);
 }
+
+/// Invariant: what a queue learned before does not delay a later request. The former holder waited for the lock, made a ticket of
+/// it, and requests it again, while others wait, too. The simulation found it.
+#[tokio::test(start_paused = true)]
+async fn former_holder_waits_no_longer_than_ticket() {
+    let (_, [client, other]) = clients();
+    let me = Owner::new();
+    let (lock, first) = (client.fair_lock("a"), other.fair_lock("a"));
+    let busy = first.lock().lease(100 * SECOND).await.unwrap();
+    let waiting = {
+        let lock = lock.clone();
+        tokio::spawn(async move { lock.lock().owner(me).await })
+    };
+    while first.queue().await.unwrap().is_empty() {
+        yield_now().await;
+    }
+    busy.unlock().await.unwrap();
+    let guard = waiting.await.unwrap().unwrap();
+    let _ticket = guard.into_ticket_for(SECOND).await.unwrap();
+    let begun = tokio::time::Instant::now();
+    let again = lock.lock().owner(me).await.unwrap();
+    assert!(
+        again.is_valid() && begun.elapsed() < 2 * SECOND,
+        "{:?}",
+        begun.elapsed()
+    );
+}
