@@ -2,9 +2,8 @@
 //!
 //! 1. Before a task acquires a lock, it sometimes asks the holder to release it, or revokes its hold.
 //! 2. A holder sometimes releases the lock as soon as it is asked.
-//! 3. A holder sometimes makes a ticket of its hold, and its section ends. The text is in a [`TicketBox`], from which
-//!    several tasks may take it, also a task that has adopted it already. Some tickets are never adopted: the lock is free when their
-//!    lease ends.
+//! 3. A holder sometimes makes a ticket of its hold, and its section ends. It keeps the text, or puts it into a [`TicketBox`], or
+//!    both. Several tasks may get the text. Some tickets are never adopted: the lock is free when their lease ends.
 //! 4. A task that adopts a ticket has a section of its own, whose request names the ticket.
 
 use std::future::Future;
