@@ -197,10 +197,14 @@ where
                 None => acquire,
             };
             let was_called = AtomicBool::new(false);
-            // `call` is within the work: a service may begin in it, before its future is polled.
-            let work = async {
-                was_called.store(true, Ordering::Relaxed);
-                inner.call(request).await
+            // `call` is within the work: a service may begin in it, before its future is polled. `move`: the service ends before the
+            // lock is released.
+            let work = {
+                let was_called = &was_called;
+                async move {
+                    was_called.store(true, Ordering::Relaxed);
+                    inner.call(request).await
+                }
             };
             let handled = acquire.run(work).await;
             match handled {

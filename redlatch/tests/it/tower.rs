@@ -3,7 +3,7 @@
 use std::future::{pending, poll_fn, ready};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -222,6 +222,34 @@ async fn dropped_response_drops_the_inner_future_and_releases() {
     );
     client.flush().await;
     assert!(!client.lock("/hang").is_locked().await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn inner_service_is_dropped_before_the_release() {
+    /// Records the highest number of holds when an instance is dropped.
+    #[derive(Clone)]
+    struct Inner(Client, Arc<AtomicUsize>);
+    impl Drop for Inner {
+        fn drop(&mut self) {
+            self.1.fetch_max(self.0.status().holds, SeqCst);
+        }
+    }
+    impl Service<Request<()>> for Inner {
+        type Response = Response<String>;
+        type Error = &'static str;
+        type Future = std::future::Ready<Handled>;
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), &'static str>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, _: Request<()>) -> Self::Future {
+            ready(Ok(Response::default()))
+        }
+    }
+    let (client, holds) = (Client::embedded(), Arc::new(AtomicUsize::new(0)));
+    let mut service = LockLayer::new(client.clone(), path).layer(Inner(client, holds.clone()));
+    let request = Request::get("/a").body(()).unwrap();
+    service.call(request).await.unwrap();
+    assert_eq!(holds.load(SeqCst), 1);
 }
 
 #[tokio::test(start_paused = true)]
