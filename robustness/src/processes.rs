@@ -261,6 +261,7 @@ impl Drop for Processes {
     }
 }
 
-pub(crate) fn lock(history: &Mutex<History>) -> MutexGuard<'_, History> {
-    history.lock().unwrap_or_else(PoisonError::into_inner)
+/// Locks a mutex, also after a panic of a thread that had locked it.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

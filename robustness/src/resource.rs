@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Result, Write};
 use std::net::{SocketAddr, TcpListener};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufStream};
@@ -101,7 +101,7 @@ impl Records {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Record>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        crate::processes::lock(&self.0)
     }
 }
 

@@ -176,7 +176,7 @@ impl History {
                 return;
             }
             EventKind::Requested(request) => {
-                if let Some(ticket) = self.ticket_adopted_by(&request) {
+                if let Some(ticket) = self.made_ticket(request.ticket.as_deref()) {
                     ticket.requested.get_or_insert(t);
                 }
                 self.open.insert((process, number), self.sections.len());
@@ -200,8 +200,8 @@ impl History {
         if let Some(ticket) = &section.ticket {
             self.tickets.insert(ticket.text.clone(), at);
         }
-        let request = section.request.clone();
-        if is_answer && let Some(ticket) = self.ticket_adopted_by(&request) {
+        let adopted = section.request.ticket.clone().filter(|_| is_answer);
+        if let Some(ticket) = self.made_ticket(adopted.as_deref()) {
             match is_acquired {
                 true => _ = ticket.adopted.get_or_insert(t),
                 // If the adoption had an effect, the client gives the hold back to the ticket, with a new lease.
@@ -210,9 +210,9 @@ impl History {
         }
     }
 
-    /// Returns the ticket that a request adopts.
-    fn ticket_adopted_by(&mut self, request: &Request) -> Option<&mut MadeTicket> {
-        let maker = self.tickets.get(request.ticket.as_ref()?)?;
+    /// Returns the ticket with this text.
+    fn made_ticket(&mut self, text: Option<&str>) -> Option<&mut MadeTicket> {
+        let maker = self.tickets.get(text?)?;
         self.sections.get_mut(*maker)?.ticket.as_mut()
     }
 

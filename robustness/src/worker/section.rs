@@ -254,17 +254,17 @@ impl SectionRunner {
         }
     }
 
-    /// Watches the guard as [`SectionRunner::watch`] does, but at most until it is `asked`.
+    /// Watches the guard as [`SectionRunner::watch`] does, but at most until `end` completes.
     pub(super) async fn watch_until<H: AsyncGuard>(
         &self,
         guard: &H,
-        asked: impl Future<Output = ()>,
+        end: impl Future<Output = ()>,
         time: Duration,
     ) -> bool {
         tokio::select! {
             biased;
             is_lost = self.watch(guard, time) => is_lost,
-            () = asked => {
+            () = end => {
                 self.check_validity(guard);
                 false
             }

@@ -7,7 +7,7 @@
 //! 4. A task that adopts a ticket has a section of its own, whose request names the ticket.
 
 use std::future::Future;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redlatch::kind::Revocable;
@@ -17,6 +17,7 @@ use tokio::time::{sleep, timeout};
 use super::section::{ReleaseMode, SectionRunner, error_name};
 use crate::clock::nanos;
 use crate::history::{EventKind, Mode};
+use crate::processes::lock;
 use crate::random::Random;
 
 /// The longest time after which an adoption, or the making of a ticket, is canceled, if it is.
@@ -28,13 +29,12 @@ pub struct TicketBox(Arc<Mutex<Vec<(String, String)>>>);
 
 impl TicketBox {
     fn put(&self, name: &str, text: String) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.push((name.to_owned(), text));
+        lock(&self.0).push((name.to_owned(), text));
     }
 
     /// Returns the text of the oldest ticket of this lock. If it `stays`, other tasks get it, too.
     fn take(&self, name: &str, stays: bool) -> Option<String> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.0);
         let at = all.iter().position(|(other, _)| other == name)?;
         Some(match stays {
             true => all[at].1.clone(),
