@@ -27,7 +27,7 @@ help:
 	@echo "make soak     random faults, with many clients (SECONDS=600 TOPOLOGY=single SEED=…)"
 	@echo "make stress   the concurrency tests in a loop, half of the runs with busy cores (RUNS=200)"
 
-test: redis tmux faketime postgresql patch lint docs unit interop package
+test: redis tmux faketime postgresql lint docs unit interop package
 
 # On Debian these install what tests need if they may; else they print instructions.
 redis:
