@@ -9,7 +9,7 @@
 //! 4. If the fault is too short to prevent renewal, or concerns another server, any loss is
 //!    [`Rule::AvoidableLoss`], unless the process was stopped and could not renew.
 //! 5. A hold that was revoked may be lost from the limit of the revocation on, for that reason only. Then points 3 and 4 do
-//!    not apply. Nor do they if the hold became a ticket whose lease has ended. Its guard must be invalid when the limit and a lease have both passed ([`Rule::ValidTooLong`]).
+//!    not apply. That may be the next hold of the owner, if a promoted replica lacks the release of the revoked one. Nor do they if the hold became a ticket whose lease has ended. Its guard must be invalid when the limit and a lease have both passed ([`Rule::ValidTooLong`]).
 
 use super::allowances::MARGIN;
 use super::violation::{Rule, Violation};
@@ -119,7 +119,7 @@ fn was_revoked(history: &History, section: &Section) -> bool {
     };
     // The members of a multi-lock are asked one by one.
     let names = locks_of(&section.request.name);
-    let hold_begun = hold_begun(history, section);
+    let requests_since = requests_since(history, section);
     history.sections.iter().any(|request| {
         let Some(limit) = revocation_limit(request) else {
             return false;
@@ -130,11 +130,34 @@ fn was_revoked(history: &History, section: &Section) -> bool {
         let is_of_section = names.contains(&request.request.name)
             && request
                 .acquired
-                .is_none_or(|answered| hold_begun <= answered);
+                .is_none_or(|answered| requests_since <= answered);
         // The client counts the limit from when it sent its own request to the store.
         let earliest = request.requested + limit - history.lease / 3;
         has_effect && is_of_section && request.requested <= lost_at && earliest <= lost_at
     })
+}
+
+/// Returns since when requests to release may concern the hold of a section.
+///
+/// A release removes the requests for its owner. If a promoted replica lacks that release, they concern the owner's next
+/// hold, too.
+fn requests_since(history: &History, section: &Section) -> Time {
+    let begun = hold_begun(history, section);
+    let of_owner = history
+        .sections
+        .iter()
+        .filter(|one| one.same_owner(section) && one.request.name == section.request.name);
+    let ends = of_owner.filter_map(|one| Some((one.held_span()?.1, one)));
+    let before = ends
+        .filter(|&(end, _)| end <= begun)
+        .max_by_key(|&(end, _)| end);
+    let release_may_be_lost = |&(end, _): &(Time, &Section)| {
+        let mut losses = history.data_losses.iter();
+        losses.any(|loss| loss.from <= end && end <= loss.until + nanos(MARGIN))
+    };
+    before
+        .filter(release_may_be_lost)
+        .map_or(begun, |(_, before)| hold_begun(history, before))
 }
 
 /// Returns when the hold of a section was requested: by it, or by an earlier section of its owner, which it re-entered.
@@ -257,7 +280,7 @@ fn violation(rule: Rule, section: &Section, from: Time, until: Time, text: &str)
 mod tests {
     use super::super::fixtures::{MS, history, section};
     use super::*;
-    use crate::history::FaultWindow;
+    use crate::history::{DataLoss, DataLossWindow, FaultWindow};
 
     fn rules(history: &History, losses: Losses) -> Vec<Rule> {
         let found = check(history, losses);
@@ -455,6 +478,38 @@ mod tests {
         assert_eq!(with(outer.clone()), []);
         let ended = of_owner(section("a", 0, 900));
         assert_eq!(with(ended), [Rule::LostBeforeExpiry, Rule::AvoidableLoss]);
+    }
+
+    #[test]
+    fn request_concerns_next_hold_of_owner_only_if_release_may_be_lost() {
+        let of_owner = |mut one: Section| {
+            one.request.owner = Some(7);
+            one
+        };
+        let before = of_owner(lost(4505, "Lost(Revoked)"));
+        let mut next = of_owner(lost(9003, "Lost(Revoked)"));
+        (next.requested, next.acquired) = (8900 * MS, Some(9000 * MS));
+        let with = |before: &Section, next: &Section, until: Time| {
+            let sections = vec![before.clone(), next.clone(), revocation(500, 4000)];
+            let mut history = history(sections);
+            let (from, until) = (0, until * MS);
+            let loss = DataLoss::UNCONFIRMED_WRITES;
+            let window = DataLossWindow { from, until, loss };
+            history.data_losses.push(window);
+            rules(&history, Losses::None)
+        };
+        let too_early = [Rule::LostBeforeExpiry, Rule::AvoidableLoss];
+        assert_eq!(with(&before, &next, 4600), []);
+        // The new master had the release.
+        assert_eq!(with(&before, &next, 1000), too_early);
+        // The hold was lost for another reason.
+        let mut not_held = next.clone();
+        not_held.unlock_error = Some("Lost(NotHeld)".into());
+        assert_eq!(with(&before, &not_held, 4600), too_early);
+        // Another owner was revoked.
+        let mut other = before.clone();
+        other.request.owner = Some(8);
+        assert_eq!(with(&other, &next, 4600), too_early);
     }
 
     #[test]

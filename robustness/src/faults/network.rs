@@ -127,6 +127,9 @@ pub(super) const FAULTS: [Fault; 13] = [
         description: "200, 300 and 400 ms more latency in each direction, each for half a lease",
         duration: FaultDuration::PastLease,
         times: 1,
+        // An answer takes up to 800 ms, and clients time out after 1 s. So a renewal also fails if the machine pauses a
+        // process for 0.2 s, and the lease has to leave time for several tries.
+        lease: 2,
         inject: |context, duration| delay(context, duration, &[200, 300, 400]),
         ..NETWORK
     },

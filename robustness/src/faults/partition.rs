@@ -34,7 +34,9 @@ pub(super) const FAULTS: [Fault; 3] = [
     Fault {
         name: "master partitioned",
         losses: Losses::Any,
-        inject: partition_with_data_loss,
+        inject: |context, duration| {
+            partition_with_loss(context, duration, DataLoss::MASTER_PARTITIONED)
+        },
         ..PARTITION
     },
     Fault {
@@ -42,7 +44,9 @@ pub(super) const FAULTS: [Fault; 3] = [
         description: "the same with ReplicaSync::Off",
         losses: Losses::Any,
         sync: Sync::Off,
-        inject: partition_with_data_loss,
+        inject: |context, duration| {
+            partition_with_loss(context, duration, DataLoss::MASTER_PARTITIONED)
+        },
         ..PARTITION
     },
     // Renewals do not wait for replicas: with a lease shorter than a failover, earlier holds would expire at the
@@ -52,20 +56,20 @@ pub(super) const FAULTS: [Fault; 3] = [
         description: "the same with ReplicaSync::AtLeast(1), which grants nothing that is lost",
         sync: Sync::One,
         lease: 4,
-        inject: |context, duration| partition_master(context, duration).map(drop),
+        inject: |context, duration| {
+            partition_with_loss(context, duration, DataLoss::UNCONFIRMED_WRITES)
+        },
         ..PARTITION
     },
 ];
 
-/// Records the cut-off as a loss of data, because the old master still grants acquisitions until clients have left it.
-fn partition_with_data_loss(context: &mut Context, duration: Duration) -> Result<()> {
+/// Records the cut-off as a loss of data: the old master still accepts what the new one does not have, until clients have
+/// left it.
+fn partition_with_loss(context: &mut Context, duration: Duration, loss: DataLoss) -> Result<()> {
     let from = now();
     let until = partition_master(context, duration)?;
-    lock(&context.history).data_losses.push(DataLossWindow {
-        from,
-        until,
-        loss: DataLoss::MASTER_PARTITIONED,
-    });
+    let window = DataLossWindow { from, until, loss };
+    lock(&context.history).data_losses.push(window);
     Ok(())
 }
 

@@ -126,7 +126,7 @@ impl DataLoss {
         tokens: true,
         why: "releases and renewals do not wait for replicas: a promoted replica may still have a \
               hold that was released, and if its owner acquires the lock again within the lease, \
-              it continues that hold and has its token; and it ends the hold of a dead process \
+              it continues that hold, has its token and is asked to release it as before; and it ends the hold of a dead process \
               when the lease before the last renewal ends",
     };
 }
