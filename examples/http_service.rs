@@ -15,6 +15,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::{Path, Request, State};
 use axum::http::{StatusCode, header::RETRY_AFTER};
+use axum::middleware::map_request;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use redlatch::Client;
@@ -60,6 +61,24 @@ impl IntoResponse for ShopError {
     }
 }
 
+/// The number of the order of a request.
+#[derive(Clone, Copy)]
+struct OrderId(u64);
+
+/// Parses the number for [`lock_of_order`]. A request whose path has none gets 400.
+async fn parse_order(Path(id): Path<u64>, mut request: Request) -> Request {
+    request.extensions_mut().insert(OrderId(id));
+    request
+}
+
+/// Returns the name of the lock of an order. It comes from the number, not from the path: `/orders/7/pay`, `/orders/%37/pay` and
+/// `/orders/07/pay` all pay order 7.
+fn lock_of_order(request: &Request) -> Option<String> {
+    let id = request.extensions().get::<OrderId>();
+    // `None` would handle a request without the lock. The empty name is invalid, and the response is 400.
+    Some(id.map_or_else(String::new, |OrderId(id)| format!("order:{id}")))
+}
+
 /// The layer holds the lock of the order.
 async fn pay(State(shop): State<Shop>) -> &'static str {
     shop.provider.notified().await;
@@ -84,11 +103,9 @@ impl Shop {
 }
 
 fn router(shop: Shop) -> Router {
-    // The same lock as that of a refund.
-    let one_at_a_time = LockLayer::new(shop.locks.clone(), |request: &Request| {
-        let id = request.uri().path().split('/').nth(2)?;
-        Some(format!("order:{id}"))
-    });
+    // The same lock as that of a refund. The number is parsed first.
+    let lock = LockLayer::new(shop.locks.clone(), lock_of_order);
+    let one_at_a_time = (map_request(parse_order), lock);
     Router::new()
         .route("/orders/{id}/pay", post(pay).layer(one_at_a_time))
         .route("/orders/{id}/refund", post(refund))
@@ -125,13 +142,18 @@ async fn run() -> Result<()> {
     let address = listener.local_addr()?;
     let serving = tokio::spawn(async move { axum::serve(listener, router(shop)).await });
 
-    // The first response is the refusal, because the provider has not confirmed the payment yet.
-    let mut payments = send_twice(address, "/orders/7/pay");
-    while let Some(response) = payments.join_next().await {
+    // Two are refused, because the provider has not confirmed the payment of the other one yet.
+    let mut payments = send_all(address, "pay");
+    for count in 1.. {
+        let Some(response) = payments.join_next().await else {
+            break;
+        };
         println!("pay order 7: {}", response??);
-        provider.notify_one();
+        if count == 2 {
+            provider.notify_one();
+        }
     }
-    let mut refunds = send_twice(address, "/orders/7/refund");
+    let mut refunds = send_all(address, "refund");
     while let Some(response) = refunds.join_next().await {
         println!("refund order 7: {}", response??);
     }
@@ -141,13 +163,18 @@ async fn run() -> Result<()> {
     Ok(())
 }
 
-/// Sends two requests at the same time.
-fn send_twice(address: SocketAddr, path: &'static str) -> JoinSet<std::io::Result<String>> {
-    (0..2).map(|_| send(address, path)).collect()
+/// Sends three requests for order 7 at the same time, with different paths.
+fn send_all(address: SocketAddr, action: &'static str) -> JoinSet<std::io::Result<String>> {
+    let spellings = ["7", "%37", "07"];
+    spellings
+        .map(|id| send(address, id, action))
+        .into_iter()
+        .collect()
 }
 
 /// Sends a request. Returns the status code, the header `Retry-After` and the body.
-async fn send(address: SocketAddr, path: &str) -> std::io::Result<String> {
+async fn send(address: SocketAddr, id: &str, action: &str) -> std::io::Result<String> {
+    let path = format!("/orders/{id}/{action}");
     let mut connection = TcpStream::connect(address).await?;
     let request = format!("POST {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     connection.write_all(request.as_bytes()).await?;

@@ -829,10 +829,11 @@ pub(crate) enum LatchCommand {
     },
 }
 
-/// Show the fencing token of the lock NAME, raise it, or delete it.
+/// Show the fencing token of the lock or election NAME, raise it, or delete it.
 ///
 /// The token is the number that `redlatch run --fenced` gives CMD in REDLATCH_FENCING_TOKEN. It increases
-/// with each acquisition. Without a subcommand, prints the latest token: that of the latest acquisition, or the
+/// with each acquisition. The epochs of an election (`redlatch elect`, REDLATCH_EPOCH) are the tokens of its lock.
+/// Without a subcommand, prints the latest token: that of the latest acquisition, or the
 /// number to which it was advanced since; 0 if there is none.
 ///
 /// After the store has lost its data, tokens count from 1 again, and a resource that remembers a greater
@@ -847,12 +848,13 @@ Examples:
   redlatch token orders:42
   redlatch token orders:42 advance 7000   # the next acquisition gets 7001
   redlatch token orders:42 delete
+  redlatch token scheduler advance 100    # the next leader gets the epoch 101
 
 Exit codes: 0 done; 2 wrong usage; 65 NAME is an object of another kind;
 69 the store cannot be reached; 75 delete: the lock is held."
 )]
 pub(crate) struct Token {
-    /// The lock's name
+    /// The name of the lock or election
     #[arg(value_hint = ValueHint::Other)]
     pub(crate) name: String,
 
@@ -873,7 +875,7 @@ pub(crate) enum TokenCommand {
         )]
         at_least: u64,
     },
-    /// Delete the token of a lock that is free; the next acquisition gets 1
+    /// Delete the token of a lock that is free, or of an election without a leader; the next acquisition gets 1
     #[command(override_usage = "redlatch token [OPTIONS] <NAME> delete")]
     Delete,
 }

@@ -1,4 +1,4 @@
-//! `redlatch token`: show, advance or delete the fencing token of a lock.
+//! `redlatch token`: show, advance or delete the fencing token of a lock. The epochs of an election are tokens of its lock.
 
 use redlatch::Client;
 use redlatch::inspect::ObjectState;

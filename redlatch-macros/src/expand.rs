@@ -1,15 +1,24 @@
-//! Expands the attribute: the function acquires the lock, and then runs its body, as an `async` block, while the lock
-//! is held.
+//! Expands the attribute. The function is three futures, from the outer to the inner one:
+//!
+//! 1. The function itself has the guard, and releases the lock at the end.
+//! 2. A block has all arguments, and acquires the lock. It ends, and is dropped, before the guard.
+//! 3. A block within is the body, and runs while the lock is held.
+//!
+//! So no argument outlives the lock, however the function binds it, and whether it returns, loses the lock or is dropped. The
+//! body has all bindings of the arguments, and drops them as a function does: the last one first. Parts of arguments that no
+//! pattern binds, and arguments of which it binds a reference, are dropped with the block around it.
+
+use std::mem::replace;
 
 use proc_macro2::{Group, Ident, Span, TokenStream};
-use quote::{quote, quote_spanned};
+use quote::{format_ident, quote, quote_spanned};
 use syn::parse::{Parse, ParseStream};
 use syn::spanned::Spanned as _;
 use syn::visit::{Visit, visit_pat_ident};
 use syn::visit_mut::{VisitMut, visit_type_mut};
 use syn::{
-    Attribute, Error, PatIdent, Receiver, Result, ReturnType, Signature, Type, TypeInfer,
-    Visibility,
+    Attribute, Error, FnArg, Pat, PatIdent, Result, ReturnType, Signature, Type, TypeInfer,
+    Visibility, parse_quote,
 };
 
 use crate::arguments::Arguments;
@@ -45,7 +54,7 @@ fn expand(arguments: TokenStream, function: TokenStream) -> Result<TokenStream> 
     let Function {
         attributes,
         visibility,
-        signature,
+        mut signature,
         body,
     } = syn::parse2(function).map_err(|error| {
         Error::new(
@@ -87,45 +96,102 @@ fn expand(arguments: TokenStream, function: TokenStream) -> Result<TokenStream> 
             }),
         ),
     };
-    // The compiler needs the type of the block for each `?` in it.
+    // The compiler needs the type of a block for each `?` and `return` in it.
     let mut output = Type::clone(returned);
     InferImplTrait.visit_type_mut(&mut output);
-    let mut arguments = Bindings::default();
-    arguments.visit_signature(&signature);
-    let arguments = arguments.0;
+    let Bindings {
+        names,
+        arguments,
+        patterns,
+    } = Bindings::of(&mut signature, span);
+    let last_first = names.iter().rev();
     Ok(quote_spanned! {span=>
         #(#attributes)*
         #visibility #signature {
-            let request = #handle.#request #lease;
-            let guard = match ::core::future::IntoFuture::into_future(request).await {
-                ::core::result::Result::Ok(guard) => guard,
-                ::core::result::Result::Err(error) => return #failed,
+            let mut held = ::core::option::Option::None;
+            let output = {
+                let held = &mut held;
+                ::redlatch::__private::returns::<#output, _>(async move {
+                    #(
+                        // The whole argument: a pattern may bind only a part, or `ref mut`.
+                        #[allow(unused_mut)]
+                        let mut #arguments = #arguments;
+                        let #patterns = #arguments;
+                    )*
+                    let request = #handle.#request #lease;
+                    let guard = match ::core::future::IntoFuture::into_future(request).await {
+                        ::core::result::Result::Ok(guard) => guard,
+                        ::core::result::Result::Err(error) => return #failed,
+                    };
+                    #refused
+                    let guard = ::core::option::Option::insert(held, guard);
+                    let work = ::redlatch::__private::returns::<#output, _>(async move {
+                        #(let _ = &#last_first;)*
+                        #body
+                    });
+                    match ::redlatch::__private::run(guard, work).await {
+                        ::core::result::Result::Ok(output) => output,
+                        ::core::result::Result::Err(error) => #failed,
+                    }
+                })
+                .await
             };
-            #refused
-            // All arguments are dropped before the lock is released, also those of which the body uses a part or nothing.
-            let work = async move {
-                #(let _ = &#arguments;)*
-                #body
-            };
-            match ::redlatch::__private::run_and_release::<_, #output, _>(guard, work).await {
-                ::core::result::Result::Ok(output) => output,
+            match ::redlatch::__private::release(held).await {
+                ::core::result::Result::Ok(()) => output,
                 ::core::result::Result::Err(error) => #failed,
             }
         }
     })
 }
 
-/// The names that the arguments of a function have in its body.
+/// How a function binds its arguments.
 #[derive(Default)]
-struct Bindings(Vec<Ident>);
+struct Bindings {
+    /// The names in its body, in order, and names for the arguments that have none.
+    names: Vec<Ident>,
+    /// Names for the arguments of which it may bind only a part, or a reference.
+    arguments: Vec<Ident>,
+    /// The patterns of those arguments.
+    patterns: Vec<Pat>,
+}
+
+impl Bindings {
+    /// Replaces the patterns in the signature by names.
+    fn of(signature: &mut Signature, span: Span) -> Bindings {
+        let mut bindings = Bindings::default();
+        for (index, input) in signature.inputs.iter_mut().enumerate() {
+            let argument = match input {
+                FnArg::Receiver(receiver) => {
+                    bindings.names.push(receiver.self_token.into());
+                    continue;
+                }
+                FnArg::Typed(argument) => &mut *argument.pat,
+            };
+            let name = format_ident!("argument_{index}", span = span);
+            match argument {
+                Pat::Ident(whole) if whole.by_ref.is_none() && whole.subpat.is_none() => {
+                    bindings.names.push(whole.ident.clone());
+                }
+                Pat::Wild(_) => {
+                    *argument = parse_quote!(#name);
+                    bindings.names.push(name);
+                }
+                pattern => {
+                    bindings.visit_pat(pattern);
+                    bindings
+                        .patterns
+                        .push(replace(pattern, parse_quote!(#name)));
+                    bindings.arguments.push(name);
+                }
+            }
+        }
+        bindings
+    }
+}
 
 impl Visit<'_> for Bindings {
-    fn visit_receiver(&mut self, receiver: &Receiver) {
-        self.0.push(receiver.self_token.into());
-    }
-
     fn visit_pat_ident(&mut self, binding: &PatIdent) {
-        self.0.push(binding.ident.clone());
+        self.names.push(binding.ident.clone());
         visit_pat_ident(self, binding);
     }
 }

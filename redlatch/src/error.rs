@@ -275,10 +275,11 @@ pub enum Error {
     },
 
     /// There is no tokio runtime that the client could use: the call is outside of one, the runtime was
-    /// built without time or I/O, or it has shut down.
+    /// built without time or I/O, or it has shut down. Or it is that of a process which has forked this one, and a
+    /// client of [`blocking`](crate::blocking) was created there.
     #[error(
         "there is no running tokio runtime with time and I/O enabled; \
-         call from within one, or use `redlatch::blocking`"
+         call from within one, or use `redlatch::blocking`, and connect again in a forked process"
     )]
     NoRuntime,
 

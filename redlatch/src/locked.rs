@@ -72,6 +72,11 @@
 /// # Cancel safety
 ///
 /// When the future of the function is dropped, it drops the body and releases the lock in the background.
+///
+/// # When the arguments are dropped
+///
+/// Before the lock is released, however the function binds them (`_: Transaction`, `State { id, .. }`), in the order of an ordinary
+/// function: the last argument first. Parts that no pattern binds are dropped after all bindings.
 pub use redlatch_macros::locked;
 
 /// Called by the code that [`locked`] generates; not part of the public interface.
@@ -79,12 +84,25 @@ pub use redlatch_macros::locked;
 pub mod __private {
     use crate::{Acquirable, Guard, Result};
 
-    /// Runs `work` while it is held, and releases it.
-    pub async fn run_and_release<R, T, F>(guard: Guard<R>, work: F) -> Result<T>
-    where
-        R: Acquirable,
-        F: Future<Output = T>,
-    {
-        guard.run_and_release(work).await
+    /// Tells the compiler what a block returns.
+    pub fn returns<T, F: Future<Output = T>>(block: F) -> F {
+        block
+    }
+
+    /// Runs `work` while it is held.
+    pub fn run<R: Acquirable, F: Future>(
+        guard: &Guard<R>,
+        work: F,
+    ) -> impl Future<Output = Result<F::Output>> {
+        guard.run_while_held(work)
+    }
+
+    /// Releases what was acquired. The error says that it was lost; a release that the store does not answer continues in the
+    /// background.
+    pub async fn release<R: Acquirable>(guard: Option<Guard<R>>) -> Result<()> {
+        match guard {
+            Some(guard) => guard.release_unless_lost().await,
+            None => Ok(()),
+        }
     }
 }

@@ -206,10 +206,13 @@ impl FairKeys {
     }
 }
 
-/// The keys of an election: those of a fair lock, and its latest term (redlatch's own, not in Redisson).
+/// The keys of an election: those of a fair lock, the token of a fenced lock, and its latest term (redlatch's own, not in
+/// Redisson).
 #[derive(Debug)]
 pub(crate) struct ElectionKeys {
     pub(crate) fair: Arc<FairKeys>,
+    /// Counts the epochs, which are tokens of the lock.
+    pub(crate) token: String,
     /// Epoch, leader and value of the latest term. Never expires, so that epochs only grow.
     pub(crate) term: String,
 }
@@ -218,10 +221,16 @@ impl ElectionKeys {
     pub(crate) fn new(prefix: &str, name: &str) -> ElectionKeys {
         let fair = FairKeys::new(prefix, name);
         ElectionKeys {
-            term: unambiguous(ELECTION, &fair.object.key, &['{']),
+            token: prefixed(TOKEN, &fair.object.key),
+            term: term_key(&fair.object.key),
             fair: fair.into(),
         }
     }
+}
+
+/// Returns the key of the latest term of an election.
+pub(crate) fn term_key(key: &str) -> String {
+    unambiguous(ELECTION, key, &['{'])
 }
 
 /// The keys of a fenced lock.

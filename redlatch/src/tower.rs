@@ -17,6 +17,13 @@
 //!
 //! These responses contain the [`Error`], if there is one, in their extensions, so that an outer layer can log it or write a body.
 //!
+//! # The name comes from what was parsed
+//!
+//! Two requests exclude each other only if their names are equal. So make the name from the same parsed values that the inner service
+//! uses, not from the text of the request: `/orders/7`, `/orders/%37` and `/orders/07` are one order with three paths. A layer around
+//! this one parses the values and adds them to the extensions of the request; with axum this is one function
+//! ([docs/http.md](https://github.com/redlatch/redlatch/blob/main/docs/http.md)).
+//!
 //! ```
 //! use std::convert::Infallible;
 //! use http::{Request, Response};
@@ -34,18 +41,24 @@
 //! # }
 //!
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let client = Client::embedded();
-//! // At most one request for a path at a time, in the whole fleet.
-//! let layer = LockLayer::new(client.clone(), |request: &Request<()>| {
-//!     Some(request.uri().path().replace('/', ":"))
-//! });
-//! let mut service = layer.layer(Pay); // with axum: Router::new().route(…).layer(layer)
+//! /// The number of an order, which the router has parsed.
+//! #[derive(Clone, Copy)]
+//! struct OrderId(u64);
 //!
-//! let response = service.call(Request::get("/orders/7").body(())?).await?;
+//! let client = Client::embedded();
+//! // At most one request for an order at a time, in the whole fleet.
+//! let layer = LockLayer::new(client.clone(), |request: &Request<()>| {
+//!     let OrderId(id) = request.extensions().get()?;
+//!     Some(format!("order:{id}"))
+//! });
+//! let mut service = layer.layer(Pay);
+//!
+//! let request = || Request::get("/orders/7").extension(OrderId(7)).body(());
+//! let response = service.call(request()?).await?;
 //! assert_eq!((response.status().as_u16(), response.body().as_str()), (200, "paid"));
 //!
-//! let _other = client.lock(":orders:7").lock().await?;
-//! let response = service.call(Request::get("/orders/7").body(())?).await?;
+//! let _other = client.lock("order:7").lock().await?;
+//! let response = service.call(request()?).await?;
 //! assert_eq!(response.status(), 409);
 //! assert_eq!(response.headers()["retry-after"], "1");
 //! # Ok(()) }
@@ -95,7 +108,8 @@ pub struct LockService<S, F> {
 }
 
 impl<F> LockLayer<F> {
-    /// Creates a layer. `name` returns the name of the [lock](Client::lock) that a request needs, or `None` if it needs none.
+    /// Creates a layer. `name` returns the name of the [lock](Client::lock) that a request needs, or `None` if it needs none. Make it
+    /// from parsed values, not from the path ([why](self#the-name-comes-from-what-was-parsed)).
     ///
     /// Each request has an owner of its own, also within [`Owner::scope`], so requests with the same name exclude each other. The lock is renewed by the
     /// watchdog, and covers the future of the inner service: the body of its response may be sent later.

@@ -9,6 +9,8 @@
 //! - Delay: the reader adds it to the due time.
 //! - Discard: the writer counts and drops the data.
 //! - Byte limit: the writer forwards the remaining bytes, and then resets the pair.
+//! - Lost answer: the writer forwards everything up to the next script (EVAL, EVALSHA), and then ends the stream towards the server.
+//!   The server executes the script and closes the connection, so its end proves the execution. The client is not told.
 //!
 //! Closing and resetting act on all pairs and increment a counter, so that a client whose connection
 //! to the server is still pending is dropped, too.
@@ -47,6 +49,8 @@ struct State {
     discarding_requests: bool,
     discarding_replies: bool,
     discarded: usize,
+    /// The answer to the next script.
+    answer: NextAnswer,
     /// Number of bytes that clients may still send.
     requests_left: Option<usize>,
     /// Number of bytes that the server may still answer.
@@ -55,6 +59,19 @@ struct State {
     open: Vec<Weak<Pair>>,
     /// How often all existing connections have been ended in any way.
     ends: u64,
+}
+
+/// What happens to the answer to the next script.
+#[derive(Debug, Default, PartialEq, Eq)]
+enum NextAnswer {
+    #[default]
+    Forward,
+    /// It will be lost. No client has sent the script yet.
+    Lose,
+    /// The script was forwarded.
+    Sent,
+    /// It is lost: the server has executed the script.
+    Lost,
 }
 
 /// A direction of traffic.
@@ -189,6 +206,21 @@ impl Proxy {
         }
     }
 
+    /// Loses the answer to the next script that a client sends, whatever else is sent and answered before. After that request its
+    /// connection stays open without any traffic, until [`Proxy::cut`]. Scripts of the registry of clients do not count:
+    /// a client sends them in the background at any time.
+    pub fn lose_next_answer(&self) {
+        self.change(|state| state.answer = NextAnswer::Lose);
+    }
+
+    /// Waits until the server has executed the script whose answer is lost.
+    pub fn wait_until_lost(&self) {
+        let mut state = self.shared.lock();
+        while state.answer != NextAnswer::Lost {
+            state = self.shared.wait(state);
+        }
+    }
+
     fn end_all(&self, end: impl Fn(&Pair)) {
         self.change(|state| {
             state.ends += 1;
@@ -242,6 +274,25 @@ impl Shared {
             let pair = Pair::join(client, server, &self);
             state.open.retain(|pair| pair.strong_count() > 0);
             state.open.push(pair);
+        }
+    }
+
+    /// Returns whether the answer to a script is to be lost: once for each [`Proxy::lose_next_answer`].
+    fn takes_answer(&self) -> bool {
+        let mut state = self.lock();
+        let takes = state.answer == NextAnswer::Lose;
+        if takes {
+            state.answer = NextAnswer::Sent;
+        }
+        takes
+    }
+
+    /// Waits until a pair is closed whose answer was lost, after the server has closed it.
+    fn keep_open(&self, pair: &Pair) {
+        self.change(|state| state.answer = NextAnswer::Lost);
+        let mut state = self.lock();
+        while !pair.is_closed() {
+            state = self.wait(state);
         }
     }
 

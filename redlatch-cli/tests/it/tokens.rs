@@ -49,6 +49,34 @@ fn token_of_a_held_lock_is_not_deleted() {
     assert_eq!(next_token(&name), "1\n");
 }
 
+/// The epochs of an election are tokens of its lock, also if the store has lost all keys of the election.
+#[test]
+fn token_of_an_election_is_its_epoch() {
+    let name = unique("token");
+    let next_epoch = || {
+        let args = ["elect", &name, "--", "sh", "-c", "echo $REDLATCH_EPOCH"];
+        finish(redlatch(shared(), &args)).expect(0).stdout
+    };
+    let advanced = token(&name, &["advance", "100"]).expect(0);
+    assert_eq!(advanced.stdout, "100\n");
+    assert_eq!(next_epoch(), "101\n");
+    assert_eq!(token(&name, &[]).expect(0).stdout, "101\n");
+    let script = "echo $REDLATCH_EPOCH; exec cat";
+    let args = ["elect", &name, "--", "sh", "-c", script];
+    let leader = Running::start(redlatch(shared(), &args));
+    leader.until_stdout("102\n");
+    token(&name, &["delete"])
+        .expect(75)
+        .assert_stderr("the lock is held");
+    let shown = finish(redlatch(shared(), &["show", &name])).expect(0);
+    assert!(shown.stdout.contains("token 102"), "{shown:#?}");
+    leader.release();
+    token(&name, &["delete"]).expect(0);
+    let keys: Vec<String> = shared().command(&["KEYS", &format!("*{name}*")]);
+    assert_eq!(keys, [""; 0]);
+    assert_eq!(next_epoch(), "1\n");
+}
+
 #[test]
 fn token_is_refused_for_another_kind() {
     let name = unique("token");

@@ -35,6 +35,7 @@ forward! { [Election] "crate::Election" {
     new campaign(value: impl Into<String>) -> Campaign;
     run leader() -> Option<Leader>;
     run candidates() -> Vec<Waiter>;
+    run advance_epoch(at_least: u64) -> u64;
 } }
 
 impl Election {

@@ -28,6 +28,10 @@
 //!
 //! In async code use the async API: these calls block the thread on which they are made. In async code of
 //! the runtime that would do their work they fail with [`Error::BlockedRuntime`](crate::Error::BlockedRuntime).
+//!
+//! A child process that `fork()` creates has no threads but the one that called it. There the calls of a client that the parent has
+//! created fail with [`Error::NoRuntime`](crate::Error::NoRuntime), and a guard that the child drops releases nothing. Connect again in
+//! the child.
 
 use std::sync::Arc;
 

@@ -2,14 +2,16 @@
 
 use std::convert::Infallible;
 use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::coop::poll_proceed;
+use tokio::task::yield_now;
 
 use crate::background::Background;
 use crate::environment::task;
@@ -19,8 +21,9 @@ use crate::error::{Error, Result};
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(10);
 
 /// Where the calls of a client run.
-#[derive(Default)]
 pub(super) struct Worker {
+    /// The process of the threads that do the work. A child that it forks has none of them.
+    process: u32,
     /// `None` only for several locks without members.
     runtime: Option<Handle>,
     /// The background work that must finish before the client's own thread ends.
@@ -53,19 +56,25 @@ impl Worker {
             .spawn(move || runtime.block_on(work))
             .map_err(|_| Error::NoRuntime)?;
         Ok(Arc::new(Worker {
-            runtime: Some(handle),
             background,
             _ends: Some(ends),
-            members: Vec::new(),
+            ..Worker::new(Some(handle))
         }))
     }
 
     /// Uses an existing runtime.
     pub(super) fn shared(runtime: Handle) -> Arc<Worker> {
-        Arc::new(Worker {
-            runtime: Some(runtime),
-            ..Worker::default()
-        })
+        Arc::new(Worker::new(Some(runtime)))
+    }
+
+    fn new(runtime: Option<Handle>) -> Worker {
+        Worker {
+            process: std::process::id(),
+            runtime,
+            background: Arc::default(),
+            _ends: None,
+            members: Vec::new(),
+        }
     }
 
     /// Uses one of these workers, and keeps all of them. Prefers the runtime of an async client: its client
@@ -74,10 +83,10 @@ impl Worker {
     pub(super) fn joined(members: Vec<Arc<Worker>>) -> Arc<Worker> {
         let shared = members.iter().find(|worker| worker.has_async_client());
         let chosen = shared.or(members.first());
+        let runtime = chosen.and_then(|worker| worker.runtime.clone());
         Arc::new(Worker {
-            runtime: chosen.and_then(|worker| worker.runtime.clone()),
             members,
-            ..Worker::default()
+            ..Worker::new(runtime)
         })
     }
 
@@ -99,6 +108,9 @@ impl Worker {
 
     /// Returns the runtime, unless the calling thread must not wait for it.
     pub(super) fn check(&self) -> Result<&Handle> {
+        if self.is_forked() {
+            return Err(Error::NoRuntime);
+        }
         let no_members = || Error::InvalidMembers {
             reason: "there are none; specify at least one".into(),
         };
@@ -111,6 +123,12 @@ impl Worker {
             true => Err(Error::BlockedRuntime),
             false => Ok(runtime),
         }
+    }
+
+    /// Returns whether this is a copy in a child process, where no thread would ever do the work.
+    fn is_forked(&self) -> bool {
+        let process = std::process::id();
+        self.process != process || self.members.iter().any(|member| member.process != process)
     }
 
     /// Runs `work` in the runtime and blocks until it is done. Unlike `block_on`, it works in the
@@ -136,12 +154,27 @@ impl Worker {
 /// Returns whether the calling thread drives async code of `runtime`, so that blocking it could block
 /// the very work that it waits for. (Threads of `spawn_blocking` are in the runtime but drive nothing.)
 ///
-/// Async code has a budget of polls, except inside of `unconstrained`. There tokio's `block_on` tells: it
-/// panics, and the message appears on stderr.
+/// Async code has a budget of polls, except inside of `unconstrained`. There the scheduler tells, which polls it. (It does not poll
+/// what `block_on` of a multi-threaded runtime runs: the other threads of that runtime do the work.)
 fn drives(runtime: &Handle) -> bool {
     let is_current = Handle::try_current().is_ok_and(|current| current.id() == runtime.id());
-    is_current
-        && (has_budget() || catch_unwind(AssertUnwindSafe(|| runtime.block_on(async {}))).is_err())
+    is_current && (has_budget() || is_scheduled())
+}
+
+/// Returns whether a scheduler of tokio polls the calling code: only then a yield is not woken at once.
+fn is_scheduled() -> bool {
+    struct Woken(AtomicBool);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    let woken = Arc::new(Woken(AtomicBool::new(false)));
+    let waker = Waker::from(woken.clone());
+    let _ = pin!(yield_now()).poll(&mut Context::from_waker(&waker));
+    !woken.0.load(Ordering::Relaxed)
 }
 
 /// Returns whether tokio limits how often the calling code may poll: it uses up the budget, and restores it.
@@ -186,7 +219,6 @@ mod tests {
         assert!(spawned.await.unwrap());
         assert!(LocalSet::new().run_until(async { has_budget() }).await);
         assert_eq!(block_in_place(is_driving), (false, false));
-        assert_eq!(unconstrained(async { is_driving() }).await, (false, true));
         let here = runtime.clone();
         let blocking = spawn_blocking(move || (has_budget(), drives(&here)));
         assert_eq!(blocking.await.unwrap(), (false, false));
@@ -197,5 +229,47 @@ mod tests {
         let other = other.unwrap();
         assert!(!drives(other.handle()));
         other.shutdown_background();
+    }
+
+    /// The check causes no panic, which would end a program that is compiled with `panic = "abort"`.
+    #[test]
+    fn code_without_budget_is_recognized_without_panic() {
+        async fn is_driving() -> (bool, bool) {
+            let here = Handle::current();
+            unconstrained(async { (has_budget(), drives(&here)) }).await
+        }
+        let single = tokio::runtime::Builder::new_current_thread().build();
+        let multi = tokio::runtime::Builder::new_multi_thread().build();
+        let (single, multi) = (single.unwrap(), multi.unwrap());
+        for runtime in [&single, &multi] {
+            let spawned = runtime.spawn(is_driving());
+            assert_eq!(runtime.block_on(spawned).unwrap(), (false, true));
+        }
+        assert_eq!(single.block_on(is_driving()), (false, true));
+        // The threads of the runtime answer the calls of this one.
+        assert_eq!(multi.block_on(is_driving()), (false, false));
+        let here = multi.handle().clone();
+        let waits = async move { Worker::shared(here).run(async { 7 }).unwrap() };
+        assert_eq!(multi.block_on(unconstrained(waits)), 7);
+        let in_place =
+            async { unconstrained(async { block_in_place(|| drives(&Handle::current())) }).await };
+        assert!(!multi.block_on(multi.spawn(in_place)).unwrap());
+    }
+
+    /// A child that `fork` creates has a copy of the client, and no thread that would answer.
+    #[test]
+    fn client_of_another_process_has_no_runtime() {
+        let forked = || {
+            Arc::new(Worker {
+                process: std::process::id() + 1,
+                ..Worker::new(None)
+            })
+        };
+        let worker = Worker::start().unwrap();
+        assert_eq!(worker.run(async { 7 }).unwrap(), 7);
+        for worker in [forked(), Worker::joined(vec![worker, forked()])] {
+            let answered = worker.run(async { 7 });
+            assert!(matches!(answered, Err(Error::NoRuntime)), "{answered:?}");
+        }
     }
 }

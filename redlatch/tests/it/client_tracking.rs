@@ -197,7 +197,9 @@ async fn lock_that_was_deleted_without_connection_is_lost_on_the_next() {
 async fn changes_that_are_no_loss_cause_one_renewal() {
     let server = Server::start();
     let client = settings().connect(&server.url()).await.unwrap();
-    let other = settings().connect(&server.url()).await.unwrap();
+    // On a machine that paused, its holds may be long enough to be tracked.
+    let other = settings().client_tracking(false);
+    let other = other.connect(&server.url()).await.unwrap();
     let held = Held::new(client.read_write_lock("lock").read()).await;
     until_tracked(&[&server], 1).await;
     // The first script was sent twice, because the server did not know it.
@@ -226,13 +228,18 @@ async fn short_holds_cost_nothing() {
     let server = Server::start();
     let client = settings().connect(&server.url()).await.unwrap();
     let longer = Held::new(client.lock("longer")).await;
+    // On a machine that paused, some holds are long.
+    let mut long = 0;
     for i in 0..100 {
+        let begun = std::time::Instant::now();
         let guard = client.lock(&i.to_string()).lock().await.unwrap();
         guard.unlock().await.unwrap();
+        long += u64::from(begun.elapsed() >= Duration::from_secs(1));
     }
     until_tracked(&[&server], 1).await;
     // Twice, because the server did not know the script.
-    assert_eq!(server.calls("client|caching"), 2);
+    let calls = server.calls("client|caching");
+    assert!((2..=2 + long).contains(&calls), "{calls}, {long} long ones");
     assert_eq!(server.info("tracking_total_keys"), "1");
     drop(longer);
 }

@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
-use redlatch::{Client, Election, Error, Leader, Leadership, Observer};
+use redlatch::{Client, Election, Error, Leader, Leadership, MAX_TOKEN, Observer};
 use redlatch_testkit::{Proxy, Server, unique};
 use tokio::task::JoinHandle;
 
@@ -18,6 +18,7 @@ on_every_store! {
     candidates_succeed_each_other_and_observers_see_the_final_state,
     leader_resigns_to_a_candidate,
     lost_leadership_is_noticed_and_its_value_is_refused,
+    epoch_is_advanced_after_lost_data,
 }
 
 /// Campaigns in a task, and waits until the candidate is in the queue.
@@ -113,6 +114,72 @@ async fn leader_resigns_to_a_candidate(store: TestStore) {
     assert!(!second.is_finished());
     third.resign().await.unwrap();
     led(second).await.resign().await.unwrap();
+}
+
+async fn epoch_is_advanced_after_lost_data(store: TestStore) {
+    let client = store.client().await;
+    let election = client.election(&unique("election"));
+    let epoch = async || {
+        let leadership = election.campaign("").await.unwrap();
+        let epoch = leadership.epoch();
+        leadership.resign().await.unwrap();
+        epoch
+    };
+    assert_eq!(election.advance_epoch(0).await.unwrap(), 0);
+    assert_eq!((epoch().await, epoch().await), (1, 2));
+    assert_eq!(election.advance_epoch(0).await.unwrap(), 2);
+
+    // Epochs are the tokens of the lock, so this loses the latest term, too.
+    let tokens = client.fenced_lock(election.name());
+    assert!(tokens.delete_token().await.unwrap());
+    assert_eq!(election.advance_epoch(7000).await.unwrap(), 7000);
+    assert_eq!(epoch().await, 7001);
+    assert_eq!(election.advance_epoch(3).await.unwrap(), 7001);
+
+    let leadership = election.campaign("").await.unwrap();
+    assert!(!tokens.delete_token().await.unwrap());
+    assert_eq!(election.advance_epoch(9000).await.unwrap(), 9000);
+    // The leader keeps its epoch.
+    let leader = election.leader().await.unwrap().unwrap();
+    assert_eq!((leader.epoch, leadership.epoch()), (7002, 7002));
+    leadership.resign().await.unwrap();
+    assert_eq!(epoch().await, 9001);
+
+    let too_great = election.advance_epoch(MAX_TOKEN + 1).await;
+    assert!(
+        matches!(too_great, Err(Error::InvalidSetting { .. })),
+        "{too_great:?}"
+    );
+    assert_eq!(election.advance_epoch(MAX_TOKEN).await.unwrap(), MAX_TOKEN);
+    assert_eq!(epoch().await, MAX_TOKEN + 1);
+    let exhausted = election.campaign("").await;
+    assert!(
+        matches!(exhausted, Err(Error::WrongKind { .. })),
+        "{exhausted:?}"
+    );
+    assert!(tokens.delete_token().await.unwrap());
+    assert_eq!(epoch().await, 1);
+}
+
+/// A term without its token (or with a smaller one) still counts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn epoch_is_greater_than_that_of_the_latest_term() {
+    let server = redlatch_testkit::shared();
+    let client = client(server).await;
+    let election = client.election(&unique("election"));
+    let token = format!("redisson_lock_token:{{{}}}", election.name());
+    for (command, epoch) in [
+        (&["DEL", &token][..], 1),
+        (&["DEL", &token], 2),
+        (&["SET", &token, "1"], 3),
+        (&["SET", &token, "-5"], 4),
+    ] {
+        let _: redis::Value = server.command(command);
+        let leadership = election.campaign("").await.unwrap();
+        assert_eq!(leadership.epoch(), epoch);
+        leadership.resign().await.unwrap();
+        assert_eq!(election.advance_epoch(0).await.unwrap(), epoch);
+    }
 }
 
 async fn lost_leadership_is_noticed_and_its_value_is_refused(store: TestStore) {

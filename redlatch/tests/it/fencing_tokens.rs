@@ -8,7 +8,7 @@ use std::time::Duration;
 use redlatch::{Client, MultiLock, Owner};
 use redlatch_testkit::{Monitor, Proxy, Server};
 
-use crate::common::{LONG, client, retry_if_late, until, within_limit};
+use crate::common::{LONG, client, retry_if_late, unregistered_client, until, within_limit};
 use crate::hold_generations::{refusals, refuse_writes};
 
 /// Renewals are executed but their answers are lost: the holder loses a hold that the store still
@@ -100,7 +100,7 @@ async fn acquisition_gets_greater_token_if_a_guard_is_dropped_while_it_settles()
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acquisition_without_prior_loss_is_one_round_trip() {
     let server = Server::start();
-    let (ours, me) = (client(&server).await, Owner::new());
+    let (ours, me) = (unregistered_client(&server).await, Owner::new());
     let lock = ours.fenced_lock("a");
     // From here on, the server knows the scripts.
     lock.lock().owner(me).await.unwrap().unlock().await.unwrap();

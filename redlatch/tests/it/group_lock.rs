@@ -8,7 +8,7 @@ use redlatch::{Client, Embedded, Error, GroupValue, Loss, Owner};
 use redlatch_testkit::{Server, unique};
 use tokio::time::sleep;
 
-use crate::common::{LONG, TestStore, assert_lost, client, until, within_limit};
+use crate::common::{LONG, TestStore, assert_lost, unregistered_client, until, within_limit};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -263,7 +263,7 @@ async fn fields_of_an_ended_hold_are_removed() {
 #[tokio::test]
 async fn one_script_acquires_all_values() {
     let server = Server::start();
-    let client = client(&server).await;
+    let client = unregistered_client(&server).await;
     let all = client.multi_lock("group", (0..50).map(|value| format!("value-{value}")));
     // Loads the scripts.
     all.lock().await.unwrap().unlock().await.unwrap();

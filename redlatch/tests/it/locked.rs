@@ -1,6 +1,7 @@
 //! The attribute `locked`, on the embedded store and the paused clock.
 
 use std::fmt::Display;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 
@@ -209,6 +210,194 @@ async fn unused_arguments_and_fields_are_dropped_before_the_release() {
     let amount = commit(&client, context, Transaction(&client, &two)).await;
     assert_eq!(amount.unwrap(), 3);
     assert_eq!([one.load(SeqCst), two.load(SeqCst)], [1, 1]);
+}
+
+/// Adds its name to a list when it is dropped, and whether a lock was held then.
+struct Dropped<'a>(&'static str, &'a Log);
+
+struct Log {
+    client: Client,
+    drops: Mutex<Vec<(&'static str, bool)>>,
+}
+
+impl Log {
+    fn new() -> Log {
+        Log {
+            client: Client::embedded(),
+            drops: Mutex::default(),
+        }
+    }
+}
+
+impl Drop for Dropped<'_> {
+    fn drop(&mut self) {
+        let held = self.1.client.status().holds > 0;
+        self.1.drops.lock().unwrap().push((self.0, held));
+    }
+}
+
+struct Parts<'a> {
+    id: u32,
+    used: Dropped<'a>,
+    _unused: Dropped<'a>,
+}
+
+impl<'a> Parts<'a> {
+    fn new(log: &'a Log) -> Parts<'a> {
+        Parts {
+            id: 7,
+            used: Dropped("used", log),
+            _unused: Dropped("unused", log),
+        }
+    }
+}
+
+type Pair<'a> = (Dropped<'a>, Dropped<'a>);
+
+/// Defines the same functions with the attribute and without it.
+macro_rules! functions {
+    ($module:ident, $log:ident, $id:ident $(, $attribute:meta)?) => {
+        mod $module {
+            use super::*;
+
+            $(#[$attribute])?
+            pub(super) async fn whole(
+                $log: &Log,
+                $id: u32,
+                a: Dropped<'_>,
+                mut b: Dropped<'_>,
+                _c: Dropped<'_>,
+            ) -> Result<()> {
+                let _local = Dropped("local", $log);
+                b.0 = "changed";
+                sleep(SECOND).await;
+                let _ = (&a, &b, $id);
+                Ok(())
+            }
+
+            $(#[$attribute])?
+            pub(super) async fn unbound(
+                $log: &Log,
+                $id: u32,
+                a: Dropped<'_>,
+                _: Dropped<'_>,
+                b: Dropped<'_>,
+            ) -> Result<()> {
+                let _local = Dropped("local", $log);
+                sleep(SECOND).await;
+                let _ = (&a, &b, $id);
+                Ok(())
+            }
+
+            $(#[$attribute])?
+            pub(super) async fn fields(
+                $log: &Log,
+                Parts { id: $id, mut used, .. }: Parts<'_>,
+            ) -> Result<()> {
+                let _local = Dropped("local", $log);
+                used.0 = "changed";
+                sleep(SECOND).await;
+                let _ = (&used, $id);
+                Ok(())
+            }
+
+            $(#[$attribute])?
+            pub(super) async fn pair($log: &Log, $id: u32, (a, _): Pair<'_>) -> Result<()> {
+                let _local = Dropped("local", $log);
+                sleep(SECOND).await;
+                let _ = (&a, $id);
+                Ok(())
+            }
+
+            $(#[$attribute])?
+            pub(super) async fn references(
+                $log: &Log,
+                $id: u32,
+                ref a: Dropped<'_>,
+                (ref mut b, ref c): Pair<'_>,
+            ) -> Result<()> {
+                let _local = Dropped("local", $log);
+                b.0 = "changed";
+                sleep(SECOND).await;
+                let _ = (a, c, $id);
+                Ok(())
+            }
+
+            pub(super) async fn method(
+                log: &Log,
+                parts: Parts<'_>,
+                a: Dropped<'_>,
+                b: Dropped<'_>,
+            ) -> Result<()> {
+                parts.$module(log, 7, a, b).await
+            }
+
+            impl Parts<'_> {
+                $(#[$attribute])?
+                async fn $module(
+                    self,
+                    $log: &Log,
+                    $id: u32,
+                    _: Dropped<'_>,
+                    b: Dropped<'_>,
+                ) -> Result<()> {
+                    let _local = Dropped("local", $log);
+                    sleep(SECOND).await;
+                    let _ = (&self.used, &b, $id);
+                    Ok(())
+                }
+            }
+        }
+    };
+}
+
+functions!(ordinary, log, id);
+functions!(
+    with_lock,
+    log,
+    id,
+    locked(client = log.client, name = "order:{id}")
+);
+
+/// Calls one of the functions until it returns, or until it is dropped. Returns what was dropped, in order.
+macro_rules! drops {
+    ($module:ident, $limit:expr, $log:ident => $function:ident($($argument:expr),*)) => {{
+        let all = Log::new();
+        let $log = &all;
+        let call = $module::$function($log, $($argument),*);
+        let ended = tokio::time::timeout($limit, call).await;
+        assert_eq!(ended.is_ok(), $limit == HOUR);
+        all.drops.into_inner().unwrap()
+    }};
+}
+
+macro_rules! assert_dropped_before_release {
+    ($($call:tt)*) => {
+        for limit in [HOUR, SECOND / 2] {
+            let ordinary = drops!(ordinary, limit, $($call)*);
+            let with_lock = drops!(with_lock, limit, $($call)*);
+            assert!(with_lock.iter().all(|(_, held)| *held), "{with_lock:?}");
+            let names = |drops: &[(&'static str, bool)]| -> Vec<&str> {
+                drops.iter().map(|(name, _)| *name).collect()
+            };
+            assert_eq!(names(&with_lock), names(&ordinary));
+        }
+    };
+}
+
+/// However the function binds them, and whether it returns or is dropped: as if the body were that of an ordinary function.
+#[tokio::test(start_paused = true)]
+async fn all_arguments_are_dropped_before_the_release_in_the_usual_order() {
+    assert_dropped_before_release!(log => whole(7, Dropped("a", log), Dropped("b", log), Dropped("c", log)));
+    assert_dropped_before_release!(log => unbound(7, Dropped("a", log), Dropped("_", log), Dropped("b", log)));
+    assert_dropped_before_release!(log => fields(Parts::new(log)));
+    assert_dropped_before_release!(log => pair(7, (Dropped("a", log), Dropped("_", log))));
+    assert_dropped_before_release!(
+        log => references(7, Dropped("a", log), (Dropped("b", log), Dropped("c", log)))
+    );
+    assert_dropped_before_release!(
+        log => method(Parts::new(log), Dropped("_", log), Dropped("b", log))
+    );
 }
 
 /// The names reach the attribute as expressions in invisible or visible parentheses.

@@ -12,7 +12,7 @@ use tracing::dispatcher::{self, Dispatch};
 use tracing_subscriber::fmt::format::FmtSpan;
 
 use crate::common::{
-    self, LONG, SHORT, WATCHDOG, retry_if_late, retry_transient, until, wait_until_discarded,
+    self, LONG, SHORT, WATCHDOG, retry_if_late, retry_transient, until, wait_until_lost,
     within_limit,
 };
 
@@ -56,60 +56,53 @@ async fn possibly_lost_permits_are_logged() {
         same.try_set_permits(9).await.unwrap();
         // Loads the scripts, so that the unanswered request is the step itself.
         same.acquire().await.unwrap().release().await.unwrap();
-        // Connects this client too, so that no answer to connecting is lost.
-        let semaphore = client.semaphore(name);
-        retry_if_late(|| semaphore.available()).await;
-        semaphore
-    };
-    let cut = || {
-        proxy.cut();
-        proxy.discard_replies(false);
+        client.semaphore(name)
     };
 
     // The caller got a timeout, and then the connection breaks.
     let semaphore = set(&hasty, "late-and-cut").await;
-    proxy.discard_replies(true);
+    proxy.lose_next_answer();
     let error = semaphore.acquire_many(2).await.unwrap_err();
     assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
-    cut();
+    proxy.cut();
     within_limit("settled", hasty.flush()).await;
     assert!(warned("late-and-cut", "may have acquired"));
 
     // The caller dropped the request.
     let semaphore = set(&client, "dropped-and-cut").await;
-    proxy.discard_replies(true);
+    proxy.lose_next_answer();
     let acquiring = tokio::spawn(semaphore.acquire_many(2).into_future());
-    wait_until_discarded(&proxy).await;
+    wait_until_lost(&proxy).await;
     acquiring.abort();
     until("in the background", || async {
         client.status().background > 0
     })
     .await;
-    cut();
+    proxy.cut();
     within_limit("settled", client.flush()).await;
     assert!(warned("dropped-and-cut", "may have acquired"));
 
     // The same for a release.
     let semaphore = set(&client, "given-and-cut").await;
     let permits = semaphore.acquire_many(2).await.unwrap();
-    proxy.discard_replies(true);
+    proxy.lose_next_answer();
     let releasing = tokio::spawn(permits.release());
-    wait_until_discarded(&proxy).await;
+    wait_until_lost(&proxy).await;
     releasing.abort();
     until("in the background", || async {
         client.status().background > 0
     })
     .await;
-    cut();
+    proxy.cut();
     within_limit("settled", client.flush()).await;
     assert!(warned("given-and-cut", "may not have been released"));
 
     // A caller that gets the error itself needs no log.
     let semaphore = set(&client, "told").await;
-    proxy.discard_replies(true);
+    proxy.lose_next_answer();
     let acquiring = tokio::spawn(semaphore.acquire_many(2).into_future());
-    wait_until_discarded(&proxy).await;
-    cut();
+    wait_until_lost(&proxy).await;
+    proxy.cut();
     let error = acquiring.await.unwrap().unwrap_err();
     assert!(matches!(error, Error::OutcomeUnknown { .. }), "{error}");
     assert!(!warned("told", ""));
@@ -133,9 +126,9 @@ fn permits_lost_with_a_runtime_are_logged() {
         let semaphore = client.semaphore("ended");
         semaphore.try_set_permits(9).await.unwrap();
         semaphore.acquire().await.unwrap().release().await.unwrap();
-        proxy.discard_replies(true);
+        proxy.lose_next_answer();
         let acquiring = tokio::spawn(semaphore.acquire().into_future());
-        proxy.wait_until_discarded();
+        proxy.wait_until_lost();
         acquiring.abort();
         until("in the background", || async {
             client.status().background > 0

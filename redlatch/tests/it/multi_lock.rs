@@ -11,8 +11,8 @@ use redlatch_testkit::{Proxy, Server, unique};
 use tokio::sync::Barrier;
 
 use crate::common::{
-    LONG, TestStore, WATCHDOG, assert_lost, drop_after_each_poll, retry_if_late, until,
-    until_rises, with_lost_answer, within_limit,
+    LONG, TestStore, WATCHDOG, assert_lost, drop_after_each_poll, retry_if_late,
+    unregistered_client, until, until_rises, with_lost_answer, within_limit,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -746,7 +746,7 @@ async fn run_holds_all_locks(store: TestStore) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn members_of_one_client_are_acquired_in_one_round_trip() {
     let server = Server::start();
-    let client = Client::connect(&server.url()).await.unwrap();
+    let client = unregistered_client(&server).await;
     let multi = MultiLock::new((0..20).map(|n| client.lock(&format!("one-{n}"))))
         .and(client.fenced_lock("two"))
         .and(client.spin_lock("three"));

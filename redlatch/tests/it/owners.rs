@@ -203,13 +203,12 @@ async fn force_unlock_is_not_repeated_against_next_holder() {
     let first = lock.lock().await.unwrap();
     // Loads the script on the server.
     assert!(!forcer.lock("b").force_unlock().await.unwrap());
-    proxy.discard_replies(true);
+    proxy.lose_next_answer();
     let forced = forcer.lock("a");
     let force = tokio::spawn(async move { forced.force_unlock().await });
     until("unlocked", || async { !lock.is_locked().await.unwrap() }).await;
     let next = lock.lock().await.unwrap();
-    proxy.wait_until_discarded();
-    proxy.discard_replies(false);
+    proxy.wait_until_lost();
     proxy.cut();
     let said = within_limit("answered", force).await.unwrap();
     assert!(

@@ -8,7 +8,7 @@ use redlatch::{Backoff, Client, Embedded, Error, Owner, RedLock, SpinLock};
 use redlatch_testkit::{Server, unique};
 use tokio::time::{Instant, sleep};
 
-use crate::common::{LONG, SHORT, TestStore, client, until, within_limit};
+use crate::common::{LONG, SHORT, TestStore, client, unregistered_client, until, within_limit};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -92,7 +92,10 @@ async fn one_waiter_per_client_asks_the_server() {
     const WAITERS: u64 = 50;
     const PAUSE: Duration = Duration::from_millis(25);
     let server = Server::start();
-    let (holder, crowd) = (client(&server).await, client(&server).await);
+    let (holder, crowd) = (
+        unregistered_client(&server).await,
+        unregistered_client(&server).await,
+    );
     let held = holder.spin_lock("a").lock().await.unwrap();
     let spin = crowd.spin_lock("a").backoff(Backoff::constant(PAUSE));
     let waiters: Vec<_> = (0..WAITERS)
@@ -107,7 +110,7 @@ async fn one_waiter_per_client_asks_the_server() {
         script_calls(&server) > before + WAITERS
     })
     .await;
-    let (before, begun) = (script_calls(&server), std::time::Instant::now());
+    let (begun, before) = (std::time::Instant::now(), script_calls(&server));
     until("it polls repeatedly", || async {
         script_calls(&server) >= before + 20
     })

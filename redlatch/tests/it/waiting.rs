@@ -11,7 +11,7 @@ use std::time::Duration;
 use redlatch::Client;
 use redlatch_testkit::{Proxy, Server, unique};
 
-use crate::common::{LONG, WATCHDOG, client, until, within_limit};
+use crate::common::{LONG, WATCHDOG, client, unregistered_client, until, within_limit};
 
 fn channels(server: &Server) -> usize {
     server.info("pubsub_channels").parse().unwrap()
@@ -22,7 +22,10 @@ fn channels(server: &Server) -> usize {
 async fn one_waiter_per_name_asks_the_server() {
     const WAITERS: usize = 200;
     let server = Server::start();
-    let (holder, crowd) = (client(&server).await, client(&server).await);
+    let (holder, crowd) = (
+        unregistered_client(&server).await,
+        unregistered_client(&server).await,
+    );
     let held = holder.lock("a").lock().await.unwrap();
     let before = server.calls("eval");
     let begun = Arc::new(AtomicUsize::new(0));

@@ -20,6 +20,8 @@ pub(super) struct Pair {
     closed: AtomicBool,
     /// Ended by RST instead of a regular close.
     broken: AtomicBool,
+    /// An answer was lost, and so is everything after it.
+    lost: AtomicBool,
 }
 
 /// Some bytes, and when to forward them.
@@ -35,6 +37,7 @@ impl Pair {
             server,
             closed: AtomicBool::new(false),
             broken: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
         });
         for direction in [Direction::Requests, Direction::Replies] {
             // Two threads, so that reading later data does not wait for the delay of earlier data.
@@ -103,9 +106,22 @@ impl Pair {
     }
 
     fn write_loop(&self, direction: Direction, shared: &Shared, queue: &Receiver<Delayed>) {
+        let mut requests = Requests::default();
         for (due, bytes) in queue {
             // A side that has stopped reading may still send, so errors are ignored.
             match shared.await_forward(self, direction, due, bytes.len()) {
+                Action::Forward if self.lost.load(Ordering::Relaxed) => {}
+                Action::Forward if direction == Direction::Requests => {
+                    let script_end = requests.script_end(&bytes);
+                    match script_end.filter(|_| shared.takes_answer()) {
+                        Some(end) => {
+                            self.lost.store(true, Ordering::Relaxed);
+                            let _ = self.to(direction).write_all(&bytes[..end]);
+                            self.end(direction);
+                        }
+                        None => drop(self.to(direction).write_all(&bytes)),
+                    }
+                }
                 Action::Forward => drop(self.to(direction).write_all(&bytes)),
                 Action::Discard => {}
                 Action::ForwardThenReset(count) => {
@@ -115,6 +131,94 @@ impl Pair {
                 Action::Close => return,
             }
         }
+        if direction == Direction::Replies && self.lost.load(Ordering::Relaxed) {
+            shared.keep_open(self);
+        }
         shared.change(|_| self.close());
+    }
+}
+
+/// Finds the scripts in what a client sends.
+#[derive(Default)]
+struct Requests {
+    /// The begin of a request whose end has not arrived.
+    begun: Vec<u8>,
+}
+
+impl Requests {
+    /// Adds bytes. Returns how many of them there are up to the end of the first script that ends in them.
+    fn script_end(&mut self, bytes: &[u8]) -> Option<usize> {
+        let before = self.begun.len();
+        self.begun.extend(bytes);
+        let (mut end, mut script_end) = (0, None);
+        while let Some(len) = array_len(&self.begun[end..]) {
+            let request = &self.begun[end..end + len];
+            end += len;
+            if script_end.is_none() && is_script(request) {
+                script_end = Some(end - before);
+            }
+        }
+        self.begun.drain(..end);
+        // Not a request: TLS, or a test that writes something else.
+        if self.begun.first().is_some_and(|first| *first != b'*') {
+            self.begun.clear();
+        }
+        script_end
+    }
+}
+
+/// Returns the length of an array of strings, as clients send requests, if all of it is there.
+fn array_len(bytes: &[u8]) -> Option<usize> {
+    let (count, mut len) = header(bytes, b'*')?;
+    for _ in 0..count {
+        let (text, start) = header(bytes.get(len..)?, b'$')?;
+        len += start + text + 2;
+    }
+    (len <= bytes.len()).then_some(len)
+}
+
+/// Returns the number in a line that starts with `kind`, and the length of the line.
+fn header(bytes: &[u8], kind: u8) -> Option<(usize, usize)> {
+    let end = bytes.windows(2).position(|two| two == b"\r\n")?;
+    let number = bytes[..end].strip_prefix(&[kind])?;
+    let number = std::str::from_utf8(number).ok()?.parse().ok()?;
+    Some((number, end + 2))
+}
+
+/// Returns whether a request runs a script, other than one of the registry of clients.
+fn is_script(request: &[u8]) -> bool {
+    let request = String::from_utf8_lossy(request);
+    let command = request.split("\r\n").nth(2).unwrap_or_default();
+    let is_script = ["EVAL", "EVALSHA"]
+        .iter()
+        .any(|name| command.eq_ignore_ascii_case(name));
+    is_script && !request.contains("redlatch_client:")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scripts_are_found_wherever_the_requests_are_cut() {
+        let evalsha = "*3\r\n$7\r\nEVALSHA\r\n$2\r\n\r\n\r\n$4\r\n*1\r\n\r\n";
+        let registry = "*2\r\n$4\r\nEVAL\r\n$20\r\nredlatch_client:{me}\r\n";
+        let ping = "*1\r\n$4\r\nPING\r\n";
+        let all = [ping, registry, evalsha, ping].concat();
+        let end = all.len() - ping.len();
+        for cut in 0..all.len() {
+            let mut requests = Requests::default();
+            let (first, second) = all.as_bytes().split_at(cut);
+            let found = match requests.script_end(first) {
+                Some(found) => found,
+                None => cut + requests.script_end(second).unwrap(),
+            };
+            assert_eq!(found, end, "{cut}");
+        }
+        let mut requests = Requests::default();
+        for other in ["PING\r\n", "\x17\x03\x03", ping, ping] {
+            assert_eq!(requests.script_end(other.as_bytes()), None, "{other:?}");
+        }
+        assert_eq!(requests.script_end(evalsha.as_bytes()), Some(evalsha.len()));
     }
 }

@@ -109,6 +109,44 @@ fn one_direction_can_be_discarded() {
     assert_eq!(server.command::<Vec<String>>(&["KEYS", "*"]), ["done"]);
 }
 
+/// Whatever else the client has sent before, and in the same packet.
+#[test]
+fn answer_to_a_script_can_be_lost() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let mut stream = through(&proxy);
+    let set = |key: &str| {
+        let script = "return redis.call('SET', KEYS[1], 1)";
+        let (a, b) = (script.len(), key.len());
+        format!("*4\r\n$4\r\nEVAL\r\n${a}\r\n{script}\r\n$1\r\n1\r\n${b}\r\n{key}\r\n")
+    };
+    proxy.lose_next_answer();
+    ping(&mut stream);
+    read_pong(&mut stream);
+    let registry = "redlatch_client:{me}";
+    let sent = [&*set(registry), &set("done"), &set("never")].concat();
+    stream
+        .write_all(sent.as_bytes())
+        .expect("an open connection");
+    proxy.wait_until_lost();
+    let mut keys: Vec<String> = server.command(&["KEYS", "*"]);
+    keys.sort();
+    assert_eq!(keys, ["done", registry]);
+    // Other connections are not affected.
+    let mut other = through(&proxy);
+    other
+        .write_all(set("other").as_bytes())
+        .expect("an open connection");
+    let mut ok = [0; 5];
+    other.read_exact(&mut ok).expect("an answer");
+    assert_eq!(&ok, b"+OK\r\n");
+    ping(&mut stream);
+    proxy.cut();
+    let (answered, _) = rest(&mut stream);
+    // At most the answer to the first of the three.
+    assert!(ok.starts_with(&answered), "{answered:?}");
+}
+
 #[test]
 fn one_direction_can_end() {
     let server = Server::start();

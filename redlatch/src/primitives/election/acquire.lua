@@ -3,14 +3,26 @@
 --
 -- KEYS     see fair_lock/queue.lua
 -- KEYS[6]  the latest term: hash with epoch, leader, value and revision, which never expires
+-- KEYS[7]  the fencing token of the lock, which never expires: the latest epoch, or the number to which it was advanced since
 -- ARGV     see fair_lock/acquire.lua
 -- ARGV[8]  value
 -- Returns  { epoch }: the candidate leads
 --          else as `acquire_lock`
 local candidate = ARGV[1]
 local epoch, leader = unpack(redis.call('HMGET', KEYS[6], 'epoch', 'leader'))
--- Checked before anything changes. Up to 15 digits: Lua numbers are exact up to 2^53.
-if epoch and not (epoch:find('^[1-9]%d*$') and #epoch <= 15) then
+local token = redis.call('GET', KEYS[7]) or '0'
+
+-- Returns whether INCR can count up from this number: it is a signed 64-bit integer, but not the greatest. (A negative one is
+-- replaced below.)
+local function can_count_up(text)
+    if not text:find('^[1-9]%d*$') then
+        return text == '0' or text:find('^-[1-9]%d*$')
+    end
+    return #text < 19 or (#text == 19 and text < '9223372036854775807')
+end
+
+-- Checked before anything changes.
+if not can_count_up(token) or (epoch and (epoch:find('^[-0]') or not can_count_up(epoch))) then
     return redis.error_reply('WRONGKIND its epoch is no number that can be counted up')
 end
 local held = redis.call('HEXISTS', KEYS[1], candidate) == 1
@@ -22,7 +34,14 @@ if held and leader == candidate then
     -- Repeated because the answer was lost: the term has begun. Its value may be a later one.
     return { epoch }
 end
-epoch = string.format('%d', (epoch or 0) + 1)
+-- The token is missing or smaller only if it was not counted with the epoch. Lua numbers are not exact from 2^53 on, but
+-- rounding keeps their order.
+if tonumber(token) < tonumber(epoch or '0') then
+    redis.call('SET', KEYS[7], epoch or '0')
+end
+redis.call('INCR', KEYS[7])
+-- Read as text, because Lua numbers are not exact.
+epoch = redis.call('GET', KEYS[7])
 redis.call('HSET', KEYS[6], 'epoch', epoch, 'leader', candidate, 'value', ARGV[8], 'revision', '0')
 redis.call('PUBLISH', ARGV[5], '0')
 return { epoch }

@@ -52,6 +52,8 @@ enum Move {
     SetForeign {
         term: bool,
     },
+    /// The epoch is advanced, or another program writes one.
+    SetToken(i64),
 }
 
 const OWNERS: u8 = 4;
@@ -74,6 +76,8 @@ fn moves() -> impl Strategy<Value = Move> {
         1 => Just(Move::Force),
         2 => (0..1u8 << OWNERS).prop_map(Move::Subscribe),
         1 => any::<bool>().prop_map(|term| Move::SetForeign { term }),
+        2 => prop_oneof![0..9i64, any::<i64>(), Just(i64::MAX), Just(i64::MAX - 1), Just((1 << 53) + 1)]
+            .prop_map(Move::SetToken),
     ]
 }
 
@@ -140,6 +144,8 @@ fn lua_and_rules_agree() {
     let has_subscribed = Cell::new(false);
     // The candidate to which the lock was released, and which has not acquired it yet.
     let successor_of = Cell::new(None);
+    // The latest number to which the epoch was advanced.
+    let advanced_to = Cell::new(None);
     assert_equivalent(moves(), async |harness, next_move| {
         if !has_subscribed.replace(true) {
             subscribe(harness, u8::MAX).await;
@@ -174,6 +180,12 @@ fn lua_and_rules_agree() {
                     Ok(Outcome::Done(_)) => record("a later term began"),
                     Ok(Outcome::Wait(_)) => {}
                     Err(_) => record("a term that is no hash was refused"),
+                }
+                if let Ok(Outcome::Done(epoch)) = acquired
+                    && let Some(token) = advanced_to.take()
+                    && epoch.checked_sub(1) == u64::try_from(token).ok()
+                {
+                    record("an advanced epoch was counted up");
                 }
                 // Of another history if it is the first term.
                 if let Ok(Outcome::Done(epoch)) = acquired
@@ -224,6 +236,10 @@ fn lua_and_rules_agree() {
                 let _ = harness.step(&elected(1, None).force()).await;
             }
             Move::Subscribe(owners) => subscribe(harness, owners).await,
+            Move::SetToken(token) => {
+                harness.set_foreign(&keys.token, token).await;
+                advanced_to.set(Some(token).filter(|token| *token > 0));
+            }
             Move::SetForeign { term: true } => harness.set_foreign(&keys.term, 5).await,
             Move::SetForeign { term: false } => harness.set_foreign("name", 5).await,
         }
@@ -235,6 +251,7 @@ fn lua_and_rules_agree() {
         "the first term began",
         "a later term began",
         "a term that is no hash was refused",
+        "an advanced epoch was counted up",
         "the successor acquired the lock",
         "the leader proclaimed a value",
         "a value of another owner was refused",

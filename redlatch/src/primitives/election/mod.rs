@@ -1,14 +1,18 @@
 //! Leader election: of the candidates in any process, one leads at a time, for a term with a number of its own.
 //!
-//! An election is the fair lock of its name, plus the latest term, in a key that never expires. `rules` describes the steps.
+//! An election is the fair lock of its name, with the fencing token of the fenced lock of its name as the epoch, plus the latest
+//! term. The token and the term never expire. `rules` describes the steps.
 //!
 //! Invariants, and what must not happen:
 //!
 //! - *At most one leadership is valid at a time.* It is a hold of the lock: its lease counts from before the request was
 //!   sent, and it is lost for good when that ends.
 //! - *Epochs only grow, and no two leaderships have the same.* The lock and the epoch change in one step. A repeated step of
-//!   an owner that already leads does not count, and each campaign has a new owner. The term is in its own key, so it
-//!   outlives all keys of the lock.
+//!   an owner that already leads does not count, and each campaign has a new owner. The epoch and the term have their own keys,
+//!   so they outlive all keys of the lock.
+//! - *An epoch that was advanced is not issued again.* There is one counter for tokens and epochs, so no command can advance
+//!   another one than the next term takes. The next epoch is greater than the counter and than the epoch of the latest term: one
+//!   of them may be missing. The term of the current leader does not change: its epoch is what it has told the resource.
 //! - *No value of a former leader replaces that of a later one.* `Proclaim` checks the lock and the leader in the step that
 //!   writes. A value that is delayed on a broken connection has a smaller revision than those sent after it.
 //! - *No leader is reported whose lock is gone.* `Read` checks the lock. The term alone says nothing.
@@ -38,6 +42,7 @@ use crate::metrics::Kind;
 use crate::name::{ElectionKeys, ObjectKeys};
 use crate::owner::{Owner, OwnerId};
 use crate::primitives::fair_lock::{Fair, FairLock};
+use crate::primitives::fenced_lock::{Fenced, FencedLock};
 use crate::primitives::inspect::Waiter;
 use crate::primitives::lock::{self, AcquireParams, Guard, Lock, OwnedKind, Rules};
 use crate::session::Session;
@@ -73,9 +78,14 @@ const MIN_TURN: Duration = Duration::from_secs(5);
 ///
 /// The election `name` is the [`FairLock`] of the same name, so `redlatch show` and
 /// [`Client::inspect`](crate::Client::inspect) show its leader and candidates. Do not use that lock otherwise: its holder
-/// excludes the candidates, but leads no term. The latest term is in the key `redlatch_election:{name}`, which never
-/// expires. If it is lost (a restart without persistence, a failover to a replica that missed it), epochs count
-/// from 1 again; see [`ClientBuilder::replica_sync`](crate::ClientBuilder::replica_sync).
+/// excludes the candidates, but leads no term. Epochs are counted as the tokens of the [`FencedLock`](crate::FencedLock) `name`,
+/// and the latest term is in the key `redlatch_election:{name}`. Neither key expires.
+///
+/// # After lost data
+///
+/// If the keys are lost (a restart without persistence, a failover to a replica that missed them), epochs count from 1 again, and
+/// a resource that remembers a greater one rejects every leader. Call [`advance_epoch`](Election::advance_epoch) with the greatest
+/// epoch that the resource has seen. [`ClientBuilder::replica_sync`](crate::ClientBuilder::replica_sync) avoids the loss.
 ///
 /// # When not to use it
 ///
@@ -164,6 +174,29 @@ impl Election {
         let step = Read { keys: &self.keys };
         let read = self.session.store.run_idempotent(&step).await?;
         Ok(read.map(|(leader, _)| leader))
+    }
+
+    /// Raises the epoch to at least `at_least`, so that the next leader gets a greater one. Never lowers it. Returns the resulting
+    /// epoch; with `at_least` 0 this is the latest one, or 0 if there was no leader yet.
+    ///
+    /// For a store that has lost its data, see [`Election`](Election#after-lost-data). A current leader keeps its epoch: resign or
+    /// depose it to get a leader with a greater one. Calling it twice has the effect of calling it once.
+    ///
+    /// Errors and cancel safety are those of [`FencedLock::advance_token`](crate::Lock::advance_token), which does the same.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+    /// # let client = redlatch::Client::embedded();
+    /// let election = client.election("scheduler");
+    /// assert_eq!(election.advance_epoch(7000).await?, 7000); // the greatest epoch that the resource has seen
+    /// assert_eq!(election.campaign("10.0.0.7:8080").await?.epoch(), 7001);
+    /// # Ok(()) }
+    /// ```
+    pub async fn advance_epoch(&self, at_least: u64) -> Result<u64> {
+        let fenced = Fenced::new(&self.session.prefix, self.name());
+        FencedLock::from_kind(self.session.clone(), fenced)
+            .advance_token(at_least)
+            .await
     }
 
     /// Returns the changes of the leader, starting with the current one: [`Observer`]. Sends nothing.

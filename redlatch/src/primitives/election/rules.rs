@@ -1,10 +1,11 @@
 //! The election's steps: those of the fair lock, with a term.
 //!
-//! State: the fair lock's keys, and the latest term, a hash that never expires: its epoch, leader, value, and the revision
-//! of that value.
+//! State: the fair lock's keys, the fencing token of that lock, and the latest term, a hash that never expires: its epoch,
+//! leader, value, and the revision of that value.
 //!
-//! * Acquire: as the fair lock. If the candidate acquires the lock, a term begins: the epoch is incremented, and the
-//!   candidate is its leader. A repetition after a lost answer finds the term and returns its epoch.
+//! * Acquire: as the fair lock. If the candidate acquires the lock, a term begins: the token is incremented and is the epoch,
+//!   and the candidate is its leader. A repetition after a lost answer finds the term and returns its epoch.
+//! * Advance, delete: the steps of the fenced lock. The leader keeps its epoch when the token is advanced.
 //! * Proclaim: changes the value, if the owner holds the lock and leads the latest term.
 //! * Read: the leader is that of the latest term, if it still holds the lock. Otherwise there is none.
 //! * Release: as the fair lock, after moving a successor to the head of the queue. The turn of the next candidate, which may
@@ -25,11 +26,9 @@ use crate::keyspace::{Holds, Keyspace};
 use crate::lease::{Expiry, Lease};
 use crate::name::ElectionKeys;
 use crate::primitives::fair_lock::FairQueue;
+use crate::primitives::fenced_lock::token;
 use crate::primitives::reentrant::rules::{wait_outcome, wrong_kind};
 use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script};
-
-/// Greatest epoch plus one: Lua numbers, which count it, are exact up to 2^53.
-const EPOCH_LIMIT: u64 = 1_000_000_000_000_000;
 
 const INVALID_EPOCH: &str = "its epoch is no number that can be counted up";
 
@@ -62,12 +61,9 @@ fn holds_lock(keyspace: &mut Keyspace, keys: &ElectionKeys, owner: &str) -> Resu
     Ok(holds.is_some_and(|holds| holds.value.counts.contains_key(owner)))
 }
 
-fn parse_epoch(keys: &ElectionKeys, text: &str) -> Result<u64> {
-    let epoch = text
-        .parse()
-        .ok()
-        .filter(|epoch| (1..EPOCH_LIMIT).contains(epoch));
-    let epoch = epoch.filter(|epoch: &u64| epoch.to_string() == text);
+fn parse_epoch(keys: &ElectionKeys, text: &str) -> Result<i64> {
+    let epoch = text.parse().ok().filter(|epoch| *epoch > 0);
+    let epoch = epoch.filter(|epoch: &i64| epoch.to_string() == text);
     epoch.ok_or_else(|| wrong_kind(&keys.fair.object, INVALID_EPOCH))
 }
 
@@ -97,7 +93,7 @@ impl<L: Step<Reply = Outcome>> Step for Acquire<'_, L> {
 
     fn keys(&self) -> Keys<'_> {
         let mut keys = self.lock.keys();
-        keys.push(&self.keys.term);
+        keys.extend([&*self.keys.term, &*self.keys.token]);
         keys
     }
 
@@ -111,7 +107,7 @@ impl<L: Step<Reply = Outcome>> Step for Acquire<'_, L> {
             return wait_outcome(&self.hold.object, Expiry::from_millis(left));
         }
         let [epoch] = reply.array()?;
-        parse_epoch(self.keys, &epoch.text()?).map(Outcome::Done)
+        parse_epoch(self.keys, &epoch.text()?).map(|epoch| Outcome::Done(token::unsigned(epoch)))
     }
 
     fn apply(&self, keyspace: &mut Keyspace) -> Result<Outcome<u64>> {
@@ -119,21 +115,25 @@ impl<L: Step<Reply = Outcome>> Step for Acquire<'_, L> {
         let term = read_term(keyspace, self.keys)?;
         let epoch = term.get("epoch");
         let epoch = epoch.map_or(Ok(0), |epoch| parse_epoch(self.keys, epoch))?;
+        let latest = token::read(keyspace, &self.keys.token);
+        let next = latest.and_then(|latest| latest.max(epoch).checked_add(1));
+        let next = next.ok_or_else(|| wrong_kind(&self.keys.fair.object, INVALID_EPOCH))?;
         let held = holds_lock(keyspace, self.keys, candidate)?;
         if let Outcome::Wait(left) = self.lock.apply(keyspace)? {
             return Ok(Outcome::Wait(left));
         }
         if held && term.get("leader").is_some_and(|leader| leader == candidate) {
-            return Ok(Outcome::Done(epoch));
+            return Ok(Outcome::Done(token::unsigned(epoch)));
         }
+        keyspace.set(&self.keys.token, next, None);
         let fields = [
-            ("epoch", (epoch + 1).to_string()),
+            ("epoch", next.to_string()),
             ("leader", candidate.to_owned()),
             ("value", self.value.to_owned()),
             ("revision", "0".to_owned()),
         ];
         write_term(keyspace, self.keys, fields)?;
-        Ok(Outcome::Done(epoch + 1))
+        Ok(Outcome::Done(token::unsigned(next)))
     }
 }
 
@@ -305,7 +305,7 @@ impl Step for Read<'_> {
         }
         let [epoch, leader, value, left] = reply.array()?;
         let leader = Leader {
-            epoch: parse_epoch(self.keys, &epoch.text()?)?,
+            epoch: token::unsigned(parse_epoch(self.keys, &epoch.text()?)?),
             owner: leader.text()?.into(),
             value: value.text()?,
         };
@@ -322,7 +322,7 @@ impl Step for Read<'_> {
             return Ok(None);
         }
         let leader = Leader {
-            epoch: parse_epoch(self.keys, epoch)?,
+            epoch: token::unsigned(parse_epoch(self.keys, epoch)?),
             owner: leader.as_str().into(),
             value: value.clone(),
         };

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 
 use super::Fenced;
 use super::rules::{AdvanceToken, DeleteToken, ReadToken};
+use crate::name::term_key;
 use crate::primitives::differential::{TransferMove, assert_equivalent, hold, lease, time};
 use crate::primitives::lock::{AcquireParams, Rules as _};
 
@@ -104,8 +105,8 @@ fn lua_and_rules_agree() {
                     .unwrap();
             }
             Move::Delete => {
-                let keys = kind.keys.clone();
-                harness.step(&DeleteToken { keys }).await.unwrap();
+                let (keys, term) = (kind.keys.clone(), term_key("name"));
+                harness.step(&DeleteToken { keys, term }).await.unwrap();
             }
             Move::Current => {
                 let keys = &kind.keys;

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use self::rules::{Acquire, AdvanceToken, DeleteToken, ReadToken};
 use crate::error::{Error, Result};
 use crate::metrics::Kind;
-use crate::name::{FencedKeys, ObjectKeys};
+use crate::name::{FencedKeys, ObjectKeys, term_key};
 use crate::primitives::lock::{AcquireParams, Guard, HasMinimum, Lock, OwnedKind, Rules};
 use crate::primitives::reentrant::ReentrantHolds;
 use crate::step::{Outcome, Step};
@@ -183,7 +183,8 @@ impl Lock<Fenced> {
     /// If dropped after it started, it continues in the background.
     pub async fn delete_token(&self) -> Result<bool> {
         let keys = self.valid_kind()?.keys.clone();
-        let step = DeleteToken { keys };
+        let term = term_key(keys.object.key());
+        let step = DeleteToken { keys, term };
         self.session
             .run_at_most_once(step, "deleting a token")
             .await

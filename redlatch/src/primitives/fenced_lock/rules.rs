@@ -143,9 +143,10 @@ impl Step for AdvanceToken<'_> {
     }
 }
 
-/// Deletes the token of a free lock.
+/// Deletes the token of a free lock, and the latest term of an election: its epochs are tokens of its lock.
 pub(super) struct DeleteToken {
     pub(super) keys: Arc<FencedKeys>,
+    pub(super) term: String,
 }
 
 impl Step for DeleteToken {
@@ -157,7 +158,7 @@ impl Step for DeleteToken {
     }
 
     fn keys(&self) -> Keys<'_> {
-        smallvec![self.keys.object.key(), &*self.keys.token]
+        smallvec![self.keys.object.key(), &*self.keys.token, &*self.term]
     }
 
     fn decode(&self, reply: ScriptReply) -> Result<bool> {
@@ -168,6 +169,7 @@ impl Step for DeleteToken {
         let free = !keyspace.exists(self.keys.object.key());
         if free {
             keyspace.remove(&self.keys.token);
+            keyspace.remove(&self.term);
         }
         Ok(free)
     }

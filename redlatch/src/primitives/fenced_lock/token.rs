@@ -3,10 +3,15 @@
 use crate::keyspace::Keyspace;
 use crate::primitives::counter::read_number;
 
+/// Returns the current token, 0 if there is none. `None`: the key is no number.
+pub(crate) fn read(keyspace: &mut Keyspace, key: &str) -> Option<i64> {
+    let current = read_number(keyspace, key).ok()?;
+    Some(current.unwrap_or_default())
+}
+
 /// Returns the token after the current one. `None`: the key is no number, or the greatest.
 pub(crate) fn next(keyspace: &mut Keyspace, key: &str) -> Option<i64> {
-    let current = read_number(keyspace, key).ok()?;
-    current.unwrap_or_default().checked_add(1)
+    read(keyspace, key)?.checked_add(1)
 }
 
 /// Parses a token as the store writes it.

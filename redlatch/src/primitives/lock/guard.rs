@@ -26,10 +26,39 @@ impl<R: Acquirable> Guard<R> {
     /// Runs `work` while it is held, and releases it. A release that the store does not answer is
     /// not an error; it continues in the background.
     pub(crate) async fn run_and_release<F: Future>(self, work: F) -> Result<F::Output> {
-        let output = run_while_held(&self.held, work).await?;
+        let output = self.run_while_held(work).await?;
+        self.release_unless_lost().await.map(|()| output)
+    }
+
+    /// Polls `work` as long as there is no loss.
+    pub(crate) async fn run_while_held<F: Future>(&self, work: F) -> Result<F::Output> {
+        let held = &self.held;
+        let mut work = pin!(work);
+        let mut lost = pin!(held.lost());
+        poll_fn(|cx| {
+            // Checked before every poll, because timers are late after the process was stopped.
+            if let Some(error) = held.loss() {
+                return Poll::Ready(Err(error));
+            }
+            if let Poll::Ready(output) = work.as_mut().poll(cx) {
+                return Poll::Ready(Ok(output));
+            }
+            // Registers the waker.
+            if lost.as_mut().poll(cx).is_ready()
+                && let Some(error) = held.loss()
+            {
+                return Poll::Ready(Err(error));
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Releases it. The only error is a loss.
+    pub(crate) async fn release_unless_lost(self) -> Result<()> {
         match self.held.release().await {
             Err(lost @ Error::Lost { .. }) => Err(lost),
-            _ => Ok(output),
+            _ => Ok(()),
         }
     }
 }
@@ -129,7 +158,7 @@ impl<R: HasLease> Guard<R> {
     ///
     /// When dropped, it drops `work`.
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
-        run_while_held(&self.held, work).await
+        self.run_while_held(work).await
     }
 }
 
@@ -138,29 +167,6 @@ impl<R: HasOwner> Guard<R> {
     pub fn owner(&self) -> Owner {
         self.held.owner()
     }
-}
-
-/// Polls `work` as long as there is no loss.
-async fn run_while_held<F: Future>(held: &impl Held, work: F) -> Result<F::Output> {
-    let mut work = pin!(work);
-    let mut lost = pin!(held.lost());
-    poll_fn(|cx| {
-        // Checked before every poll, because timers are late after the process was stopped.
-        if let Some(error) = held.loss() {
-            return Poll::Ready(Err(error));
-        }
-        if let Poll::Ready(output) = work.as_mut().poll(cx) {
-            return Poll::Ready(Ok(output));
-        }
-        // Registers the waker.
-        if lost.as_mut().poll(cx).is_ready()
-            && let Some(error) = held.loss()
-        {
-            return Poll::Ready(Err(error));
-        }
-        Poll::Pending
-    })
-    .await
 }
 
 impl<R: Acquirable> Debug for Guard<R> {

@@ -150,14 +150,15 @@ where
     }
 }
 
-/// Waits until the proxy has discarded an answer of the server.
-pub(crate) async fn wait_until_discarded(proxy: &Arc<Proxy>) {
+/// Waits until the server has executed the script whose answer the proxy loses.
+pub(crate) async fn wait_until_lost(proxy: &Arc<Proxy>) {
     let proxy = proxy.clone();
-    let discarded = tokio::task::spawn_blocking(move || proxy.wait_until_discarded());
-    discarded.await.unwrap();
+    let lost = tokio::task::spawn_blocking(move || proxy.wait_until_lost());
+    lost.await.unwrap();
 }
 
-/// Runs `work`, discards the server's first answer, and then cuts the connection.
+/// Runs `work`, loses the server's answer to its first script, and then cuts the connection. The script must be loaded before,
+/// or the lost answer is that it is unknown.
 pub(crate) async fn with_lost_answer<T>(proxy: &Arc<Proxy>, work: impl Future<Output = T>) -> T {
     with_lost_answer_after(proxy, work, std::future::ready(())).await
 }
@@ -169,12 +170,11 @@ pub(crate) async fn with_lost_answer_after<T>(
     work: impl Future<Output = T>,
     meanwhile: impl Future<Output = ()>,
 ) -> T {
-    proxy.discard_replies(true);
+    proxy.lose_next_answer();
     let cutting = async {
-        wait_until_discarded(proxy).await;
+        wait_until_lost(proxy).await;
         meanwhile.await;
         proxy.refuse(false);
-        proxy.discard_replies(false);
         proxy.cut();
     };
     within_limit("answered", async { tokio::join!(work, cutting) })
@@ -310,6 +310,13 @@ pub(crate) fn on_every_store(test: impl Fn(&dyn Fn() -> redlatch::blocking::Clie
 /// Creates a client of one server, for tests that do not depend on the response timeout.
 pub(crate) async fn client(server: &Server) -> Client {
     let settings = Client::builder().response_timeout(LONG);
+    settings.connect(&server.url()).await.unwrap()
+}
+
+/// The same for tests that count requests: without the registry of clients, which a client writes in the background if a hold or
+/// a wait has lasted for a second.
+pub(crate) async fn unregistered_client(server: &Server) -> Client {
+    let settings = Client::builder().response_timeout(LONG).registry(false);
     settings.connect(&server.url()).await.unwrap()
 }
 

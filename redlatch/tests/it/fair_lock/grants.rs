@@ -37,7 +37,7 @@ async fn turn_takes_one_script_with_grants_and_three_without() {
     const WAITERS: usize = 60;
     for (grants, first_turn, each_turn) in [(true, 1, 1.3), (false, 3, 3.3)] {
         let server = Server::start();
-        let settings = || short_linger().fair_grants(grants);
+        let settings = || short_linger().fair_grants(grants).registry(false);
         let holder = settings().connect(&server.url()).await.unwrap();
         let crowd = settings().connect(&server.url()).await.unwrap();
         let lock = holder.fair_lock("a");

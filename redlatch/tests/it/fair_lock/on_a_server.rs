@@ -170,16 +170,15 @@ async fn repeated_steps_count_once() {
     let holder = client(&server).await;
     let shaky = short_linger().connect(&proxy.url()).await.unwrap();
     let (lock, theirs) = (holder.fair_lock("a"), shaky.fair_lock("a"));
-    // So that the scripts are loaded, and the lost answers are those of the steps themselves.
+    // So that the scripts are loaded, and the lost answers are not that they are unknown.
     theirs.lock().await.unwrap().unlock().await.unwrap();
     let held = lock.lock().await.unwrap();
 
-    proxy.discard_replies(true);
+    proxy.lose_next_answer();
     let joining = tokio::spawn(theirs.lock().into_future());
     until_queued(&lock, 1).await;
     let behind = spawn_waiter(&lock, 1).await;
-    proxy.wait_until_discarded();
-    proxy.discard_replies(false);
+    proxy.wait_until_lost();
     proxy.cut();
     until_subscribed(&shaky, 1).await;
     assert_eq!(lock.queue().await.unwrap().len(), 2, "joined once");
@@ -199,11 +198,10 @@ async fn repeated_steps_count_once() {
     assert_eq!(theirs.hold_count(guard.owner()).await.unwrap(), 1);
     assert_eq!(lock.queue().await.unwrap().len(), 1);
 
-    proxy.discard_replies(true);
+    proxy.lose_next_answer();
     let unlocking = tokio::spawn(guard.unlock());
     let next = await_turn(behind).await;
-    proxy.wait_until_discarded();
-    proxy.discard_replies(false);
+    proxy.wait_until_lost();
     proxy.cut();
     within_limit("unlocked", unlocking).await.unwrap().unwrap();
     assert!(lock.is_held_by(next.owner()).await.unwrap());
