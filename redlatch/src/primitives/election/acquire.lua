@@ -23,6 +23,13 @@ if held and leader == candidate then
     return { epoch }
 end
 epoch = string.format('%d', (epoch or 0) + 1)
-redis.call('HSET', KEYS[6], 'epoch', epoch, 'leader', candidate, 'value', ARGV[8], 'revision', '0')
+local begun = redis.pcall('HSET', KEYS[6], 'epoch', epoch, 'leader', candidate, 'value', ARGV[8], 'revision', '0')
+if type(begun) == 'table' then
+    -- It would lead without a term.
+    if not held then
+        redis.call('DEL', KEYS[1])
+    end
+    return begun
+end
 redis.call('PUBLISH', ARGV[5], '0')
 return { epoch }
