@@ -21,7 +21,7 @@ pub(crate) const SOFTWARE: u8 = 70;
 pub(crate) const SYSTEM: u8 = 71;
 /// EX_CANTCREAT: the slot of --once-per or --slot has had its run.
 pub(crate) const ALREADY_RAN: u8 = 73;
-/// EX_IOERR: the lock was lost while CMD ran.
+/// EX_IOERR: the lock was lost while CMD ran, or a ticket is refused or revoked.
 pub(crate) const LOST: u8 = 74;
 /// EX_TEMPFAIL: another owner holds the lock.
 pub(crate) const NOT_ACQUIRED: u8 = 75;
@@ -85,7 +85,7 @@ impl From<Error> for Failure {
             | Error::UnsupportedServer { .. }
             | Error::OutcomeUnknown { .. }
             | Error::Refused { .. } => UNAVAILABLE,
-            Error::Lost { .. } | Error::TicketRefused { .. } => LOST,
+            Error::Lost { .. } | Error::TicketRefused { .. } | Error::Asked { .. } => LOST,
             _ => SOFTWARE,
         };
         let message = match error {

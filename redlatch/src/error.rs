@@ -230,6 +230,17 @@ pub enum Error {
         reason: TicketRefusal,
     },
 
+    /// Another client has asked for the lock ([`Lock::ask`](crate::Lock::ask), [`Lock::revoke`](crate::Lock::revoke)), so its hold does not
+    /// pass on to a ticket or from one, and is not extended beyond the limit of the request.
+    #[error("the lock {name:?} was {}; finish the work, and release it", asked_effect(*.left))]
+    #[non_exhaustive]
+    Asked {
+        /// Name of the lock.
+        name: String,
+        /// Time until the limit of the request; `None`: it has no limit.
+        left: Option<Duration>,
+    },
+
     /// These locks cannot be held together.
     #[error("these locks cannot be held together: {reason}")]
     #[non_exhaustive]
@@ -291,6 +302,16 @@ pub enum Error {
          API there, or call from `spawn_blocking` or another thread"
     )]
     BlockedRuntime,
+}
+
+/// Returns what a request to release a lock does to its hold.
+fn asked_effect(left: Option<Duration>) -> String {
+    match left {
+        Some(left) => format!(
+            "revoked, so its hold does not pass on, and is not extended beyond {left:?} from now"
+        ),
+        None => "asked for, so its hold does not pass on".to_owned(),
+    }
 }
 
 /// Cause of a loss, in [`Error::Lost`].
@@ -454,7 +475,10 @@ impl Error {
     pub(crate) fn leaves_untouched(&self) -> bool {
         matches!(
             self,
-            Error::WrongKind { .. } | Error::WriteWhileReading { .. } | Error::NotMovable { .. }
+            Error::WrongKind { .. }
+                | Error::WriteWhileReading { .. }
+                | Error::NotMovable { .. }
+                | Error::Asked { .. }
         )
     }
 

@@ -24,6 +24,32 @@ const ABSENT: &str = "redlatch_lock_absent";
 const ANNOUNCED: &str = "redlatch_lock_announced";
 const ASKED: &str = "redlatch_lock_asked";
 const ELECTION: &str = "redlatch_election";
+/// The prefixes of all further keys.
+///
+/// Names `a` and `{a}` are *aliases*: Redisson gives them the same further keys and channels. They are two locks with
+/// different holders, and where only redlatch uses a key, it has another form for each ([`unambiguous`]). What Redisson
+/// defines stays as it is, also where it mixes up aliases:
+///
+/// - Channels: a message may wake a waiter of the other lock, which then asks once more than necessary.
+/// - The queue of fair locks, its timeouts, and what redlatch records about its waiters (absences, announcements): one queue for
+///   both locks. An announcement names the lock, so no waiter is granted the other one. A waiter of one lock may delay those of
+///   the other.
+/// - Tokens: one sequence for both locks. The tokens of each still increase.
+/// - The deadlines of the permits of an expirable semaphore, and the timeouts of a reader that reads both locks: one owner must not
+///   hold both read locks, and only one of the two semaphores may be used.
+const PREFIXES: [&str; 11] = [
+    TOKEN,
+    QUEUE,
+    TIMEOUTS,
+    WRITERS,
+    ABSENT,
+    ANNOUNCED,
+    ASKED,
+    ELECTION,
+    ONCE,
+    CLIENT,
+    UNLOCK_LATCH,
+];
 /// Suffixes of the fields of an owner in a group of locks.
 pub(crate) const GROUP_END: &str = ":expire_time";
 const GROUP_COUNT: &str = ":lock_count";
@@ -146,7 +172,7 @@ impl ObjectKeys {
 
     /// Returns the key of the requests to release a lock (redlatch's own, not in Redisson). Not stored, because few steps need it.
     pub(crate) fn requests_key(&self) -> String {
-        prefixed(ASKED, &self.key)
+        unambiguous(ASKED, &self.key, &['{'])
     }
 
     /// Returns the hash field for `owner`, given as `<client id>:<number>`.
@@ -303,7 +329,7 @@ impl ReadWriteKeys {
         let side = |layout| Arc::new(ObjectKeys::new(layout, prefix, name));
         let read = side(KeyLayout::Read);
         ReadWriteKeys {
-            writers: prefixed(WRITERS, &read.key),
+            writers: unambiguous(WRITERS, &read.key, &['{']),
             timeouts_prefix: suffixed(&read.key, ""),
             write: side(KeyLayout::Write),
             read,
@@ -408,22 +434,7 @@ pub(crate) fn is_extra_key(key: &str) -> bool {
             reader.contains('{') && !n.is_empty() && n.bytes().all(|byte| byte.is_ascii_digit())
         })
     };
-    [
-        TOKEN,
-        QUEUE,
-        TIMEOUTS,
-        WRITERS,
-        ABSENT,
-        ANNOUNCED,
-        ASKED,
-        ELECTION,
-        ONCE,
-        CLIENT,
-        UNLOCK_LATCH,
-    ]
-    .iter()
-    .any(has_prefix)
-        || is_timeout()
+    PREFIXES.iter().any(has_prefix) || is_timeout()
 }
 
 /// Returns prefixes of the keys that change when an object is acquired, released or waited for, for all objects whose
@@ -631,6 +642,56 @@ mod tests {
         );
     }
 
+    /// All further keys of a name, of each kind, and the channels.
+    fn further_keys(name: &str) -> Vec<String> {
+        let lock = ObjectKeys::new(KeyLayout::Lock, "", name);
+        let fair = FairKeys::new("", name);
+        let read_write = ReadWriteKeys::new("", name);
+        vec![
+            lock.requests_key(),
+            fair.queue.clone(),
+            fair.timeouts.clone(),
+            fair.absent_waiters.clone(),
+            fair.announcements.clone(),
+            ElectionKeys::new("", name).term,
+            FencedKeys::new("", name).token,
+            read_write.writers.clone(),
+            read_write.reader_timeouts_prefix("c:1"),
+            PermitKeys::new("", name).deadlines,
+            OnceKeys::new("", name, None).record,
+            lock.channel,
+            fair.waiter_channel("c:1"),
+            read_write.read.channel.clone(),
+            PermitKeys::new("", name).object.channel.clone(),
+            ObjectKeys::new(KeyLayout::Latch, "", name).channel,
+        ]
+    }
+
+    /// A request to release `a` was one to release `{a}`.
+    #[test]
+    fn aliases_share_only_what_redisson_defines() {
+        let [plain, tagged, other] = ["a", "{a}", "x{a}"].map(further_keys);
+        // Those of redlatch, the last two with the queue: an announcement names its lock.
+        let ours = [ASKED, ELECTION, WRITERS, ONCE];
+        let of_queue = [ABSENT, ANNOUNCED];
+        for ((plain, tagged), other) in plain.iter().zip(&tagged).zip(&other) {
+            assert!(plain != other && tagged != other, "{other}");
+            let is = |prefixes: &[&str]| prefixes.iter().any(|one| plain.starts_with(one));
+            if plain.starts_with("redlatch_") {
+                assert!(is(&ours) || is(&of_queue), "{plain}: not considered");
+                assert_eq!(plain == tagged, is(&of_queue), "{plain} {tagged}");
+            }
+        }
+        // So that none is forgotten.
+        for prefix in PREFIXES {
+            let is_listed = plain.iter().any(|key| key.starts_with(prefix));
+            assert!(
+                is_listed || [CLIENT, UNLOCK_LATCH].contains(&prefix),
+                "{prefix}"
+            );
+        }
+    }
+
     /// Names are part of messages.
     #[test]
     fn values_are_shown_in_one_short_line() {
@@ -655,7 +716,7 @@ mod tests {
         assert_eq!(prefixed.channel(), "redisson_lock__channel:{shop:a}");
 
         assert_eq!(plain.requests_key(), "redlatch_lock_asked:{orders:42}");
-        assert_eq!(tagged.requests_key(), "redlatch_lock_asked:{orders}:42");
+        assert_eq!(tagged.requests_key(), "redlatch_lock_asked::{orders}:42");
         assert!(is_extra_key(&plain.requests_key()));
 
         let spin = ObjectKeys::new(KeyLayout::Spin, "", "a");

@@ -48,7 +48,7 @@ impl Step for Write<'_> {
     type Reply = i64;
 
     fn script(&self) -> &'static Script {
-        script!("write.lua")
+        script!("../primitives/expire.lua", "write.lua")
     }
 
     fn keys(&self) -> Keys<'_> {

@@ -25,5 +25,5 @@ for i = 5 + removed, #ARGV, 3 do
     local age, text = tonumber(ARGV[i + 1]), ARGV[i + 2]
     redis.call('HSET', key, ARGV[i], (age and string.format('%d', now - age) or '') .. text)
 end
-redis.call('PEXPIRE', key, ARGV[1])
+expire(key, ARGV[1])
 return redis.call('HLEN', key)

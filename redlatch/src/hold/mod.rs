@@ -134,6 +134,18 @@ pub(crate) struct ReassignParams<'a> {
     pub(crate) to: String,
     /// Its lease, which may end earlier than that of the holder.
     pub(crate) lease: Lease,
+    /// Whether an owner that was asked to release the object is not replaced. Otherwise its request is removed.
+    pub(crate) unless_asked: bool,
+}
+
+impl ReassignParams<'_> {
+    /// Returns the key of the requests in which this has to look, or from which it has to remove the owner.
+    pub(crate) fn requests_key(&self) -> Option<String> {
+        match self.unless_asked {
+            true => Some(self.hold.object.requests_key()),
+            false => self.hold.requests_key(),
+        }
+    }
 }
 
 /// The arguments of a transfer to another owner of the same client.

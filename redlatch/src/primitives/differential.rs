@@ -8,12 +8,15 @@
 //!    compared.
 //! 3. After each move the harness also runs the inspection step for listings, dumps both sides, and
 //!    compares keys, values, expiry and published messages.
-//! 4. To advance time, the harness moves the keyspace's clock forward, and reduces all expiry times
+//! 4. Some steps first run with each of their calls refused: see [`refusals`](super::refusals).
+//! 5. To advance time, the harness moves the keyspace's clock forward, and reduces all expiry times
 //!    and timestamps on the server. Times are compared in multiples of [`TIME_UNIT`].
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt::Debug;
+use std::panic::Location;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +28,7 @@ use redlatch_testkit::Server;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use super::refusals::{Coverage, Dump, Run, refusing_source};
 use crate::error::{Error, Result};
 use crate::hold::{
     Hold, HoldKind, ReassignParams, ReleaseParams, Renewed, TransferParams, Transferred,
@@ -79,13 +83,24 @@ pub(crate) fn env_number(name: &str, default: u64) -> u64 {
 
 /// Runs random histories on a server and a keyspace, and compares both after each move.
 ///
-/// `run_move` applies one move through the methods of [`Differential`].
+/// `run_move` applies one move through the methods of [`Differential`]. The moves must reach each call of the scripts in the
+/// directory of the caller.
+#[track_caller]
 pub(crate) fn assert_equivalent<M, F>(moves: impl Strategy<Value = M>, run_move: F)
 where
     M: Debug + Clone,
     F: AsyncFnMut(&mut Differential, &M),
 {
-    assert_equivalent_histories(prop::collection::vec(moves, 1..25), HISTORIES, run_move);
+    let caller = Path::new(Location::caller().file());
+    let histories = prop::collection::vec(moves, 1..25);
+    let coverage = assert_equivalent_histories(histories, HISTORIES, run_move);
+    let directory = caller.parent().expect("a directory");
+    // The path is relative to the workspace.
+    coverage.assert_complete(
+        &Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("..")
+            .join(directory),
+    );
 }
 
 /// The same with this number of given histories.
@@ -93,7 +108,8 @@ pub(crate) fn assert_equivalent_histories<M, F>(
     histories: impl Strategy<Value = Vec<M>>,
     number: u32,
     mut run_move: F,
-) where
+) -> Coverage
+where
     M: Debug + Clone,
     F: AsyncFnMut(&mut Differential, &M),
 {
@@ -127,6 +143,7 @@ pub(crate) fn assert_equivalent_histories<M, F>(
     if let Err(failure) = outcome {
         panic!("REDLATCH_SEED={seed}: {failure}");
     }
+    harness.into_inner().coverage
 }
 
 /// A transfer from one owner to another.
@@ -164,6 +181,7 @@ pub(crate) struct Differential {
     subscribed: Option<BTreeSet<String>>,
     /// Number of steps so far.
     steps: u32,
+    coverage: Coverage,
 }
 
 impl Differential {
@@ -188,6 +206,7 @@ impl Differential {
             clock_offset: Duration::ZERO,
             subscribed: None,
             steps: 0,
+            coverage: Coverage::default(),
         }
     }
 
@@ -282,6 +301,9 @@ impl Differential {
     where
         S::Reply: Comparable,
     {
+        if self.coverage.wants(step.script()) {
+            self.refuse_calls(step).await;
+        }
         // Each third one: a history alternates between steps of the primitive and inspections.
         self.steps += 1;
         let reply = match self.steps.is_multiple_of(3) {
@@ -301,6 +323,7 @@ impl Differential {
             Err(error) => Err(match error {
                 Error::Refused { reason } if reason.contains("WRONG") => "wrong kind".to_owned(),
                 Error::WrongKind { .. } => "wrong kind".to_owned(),
+                Error::Asked { left, .. } => format!("asked {:?}", left.map(in_units)),
                 other => other.to_string(),
             }),
         };
@@ -310,6 +333,27 @@ impl Differential {
             "replies of the server (left) and the rule (right) differ"
         );
         rule
+    }
+
+    /// Runs the step with each of its calls refused in turn, and checks what that leaves. Then nothing has changed.
+    async fn refuse_calls<S: Step>(&mut self, step: &S) {
+        let mut cmd = redis::cmd("EVAL");
+        let keys = step.keys();
+        let source = refusing_source(step.script().source());
+        cmd.arg(format!("{DUMP}{source}")).arg(keys.len());
+        cmd.arg(keys.as_slice());
+        step.args(&mut cmd);
+        type RawRun = (String, Vec<u8>, Vec<u8>, RawDump);
+        let (before, runs): (RawDump, Vec<RawRun>) =
+            cmd.query_async(&mut self.connection).await.unwrap();
+        let run = |(command, subject, reply, state): RawRun| Run {
+            command,
+            subject: String::from_utf8_lossy(&subject).into_owned(),
+            reply: String::from_utf8_lossy(&reply).into_owned(),
+            state: decode_dump(state),
+        };
+        let runs: Vec<Run> = runs.into_iter().map(run).collect();
+        Coverage::check(step, &decode_dump(before), &runs);
     }
 
     /// Renews one hold, with the step that the watchdog uses. With `lease_multiple` 0, only checks the
@@ -357,11 +401,13 @@ impl Differential {
         hold: &Hold,
         to: &Hold,
         lease_multiple: u32,
+        unless_asked: bool,
     ) -> Result<bool> {
         let params = ReassignParams {
             hold,
             to: to.field.to_string(),
             lease: lease(lease_multiple),
+            unless_asked,
         };
         let step = hold.kind.reassign(params).expect("a step");
         self.step(&step).await
@@ -492,54 +538,64 @@ impl Differential {
         );
     }
 
-    async fn dump_server(&mut self) -> BTreeMap<String, (DumpedValue, i64)> {
-        let dump = redis::Script::new(
-            "local all = {}
-            for _, key in ipairs(redis.call('KEYS', '*')) do
-                local kind = redis.call('TYPE', key).ok
-                local value
-                if kind == 'hash' then value = redis.call('HGETALL', key)
-                elseif kind == 'string' then value = { redis.call('GET', key) }
-                elseif kind == 'list' then value = redis.call('LRANGE', key, 0, -1)
-                else value = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES') end
-                table.insert(all, { key, kind, tostring(redis.call('PTTL', key)), value })
-            end
-            local now = redis.call('TIME')
-            return { tostring(math.floor(now[1] * 1000 + now[2] / 1000)), all }",
-        );
-        type Raw = (Vec<u8>, String, String, Vec<Vec<u8>>);
-        let (now, all): (String, Vec<Raw>) = dump.invoke_async(&mut self.connection).await.unwrap();
-        let now: f64 = now.parse().unwrap();
-        let text = |bytes: &Vec<u8>| match std::str::from_utf8(bytes) {
-            Ok(text) => text.to_owned(),
-            // Permit ids are binary on a server; the keyspace stores them in hex.
-            Err(_) => bytes.iter().map(|byte| format!("{byte:02x}")).collect(),
-        };
-        let entry = |(key, kind, left, value): Raw| {
-            let value = match kind.as_str() {
-                "hash" => {
-                    let pairs = value.chunks(2);
-                    let pair = |pair: &[Vec<u8>]| {
-                        let (field, value) = (text(&pair[0]), text(&pair[1]));
-                        let value = aged(&field, &value, now as i64);
-                        (field, value)
-                    };
-                    DumpedValue::Hash(pairs.map(pair).collect())
-                }
-                "string" => DumpedValue::Text(text(&value[0])),
-                "list" => DumpedValue::List(value.iter().map(text).collect()),
-                _ => {
-                    let pairs = value.chunks(2).map(|pair| {
-                        let timestamp: f64 = text(&pair[1]).parse().unwrap();
-                        (text(&pair[0]), (timestamp - now) as i64)
-                    });
-                    DumpedValue::Timestamps(pairs.collect())
-                }
-            };
-            (text(&key), (value, left.parse().unwrap()))
-        };
-        all.into_iter().map(entry).collect()
+    async fn dump_server(&mut self) -> Dump {
+        let dump = redis::Script::new(&format!("{DUMP}return dump()"));
+        decode_dump(dump.invoke_async(&mut self.connection).await.unwrap())
     }
+}
+
+/// Defines the function `dump`, which returns the server's time in ms, and all keys.
+const DUMP: &str = "
+local function dump()
+    local all = {}
+    for _, key in ipairs(redis.call('KEYS', '*')) do
+        local kind = redis.call('TYPE', key).ok
+        local value
+        if kind == 'hash' then value = redis.call('HGETALL', key)
+        elseif kind == 'string' then value = { redis.call('GET', key) }
+        elseif kind == 'list' then value = redis.call('LRANGE', key, 0, -1)
+        else value = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES') end
+        table.insert(all, { key, kind, tostring(redis.call('PTTL', key)), value })
+    end
+    local now = redis.call('TIME')
+    return { tostring(math.floor(now[1] * 1000 + now[2] / 1000)), all }
+end
+";
+
+/// What `dump` returns.
+type RawDump = (String, Vec<(Vec<u8>, String, String, Vec<Vec<u8>>)>);
+
+fn decode_dump((now, all): RawDump) -> Dump {
+    let now: f64 = now.parse().unwrap();
+    let text = |bytes: &Vec<u8>| match std::str::from_utf8(bytes) {
+        Ok(text) => text.to_owned(),
+        // Permit ids are binary on a server; the keyspace stores them in hex.
+        Err(_) => bytes.iter().map(|byte| format!("{byte:02x}")).collect(),
+    };
+    let entry = |(key, kind, left, value): (Vec<u8>, String, String, Vec<Vec<u8>>)| {
+        let value = match kind.as_str() {
+            "hash" => {
+                let pairs = value.chunks(2);
+                let pair = |pair: &[Vec<u8>]| {
+                    let (field, value) = (text(&pair[0]), text(&pair[1]));
+                    let value = aged(&field, &value, now as i64);
+                    (field, value)
+                };
+                DumpedValue::Hash(pairs.map(pair).collect())
+            }
+            "string" => DumpedValue::Text(text(&value[0])),
+            "list" => DumpedValue::List(value.iter().map(text).collect()),
+            _ => {
+                let pairs = value.chunks(2).map(|pair| {
+                    let timestamp: f64 = text(&pair[1]).parse().unwrap();
+                    (text(&pair[0]), (timestamp - now) as i64)
+                });
+                DumpedValue::Timestamps(pairs.collect())
+            }
+        };
+        (text(&key), (value, left.parse().unwrap()))
+    };
+    all.into_iter().map(entry).collect()
 }
 
 /// Returns the value of a field of the registry of clients, of a hold in a group, or of the record of a run, with an age instead of
@@ -607,12 +663,12 @@ impl Comparable for Vec<Holder> {
 
 impl Comparable for Expiry {
     fn comparable(&self) -> String {
-        let millis = |left: Duration| i64::try_from(left.as_millis()).unwrap_or(i64::MAX);
-        format!(
-            "{:?}",
-            self.duration().map(|left| ttl_in_units(millis(left)))
-        )
+        format!("{:?}", self.duration().map(in_units))
     }
+}
+
+fn in_units(left: Duration) -> i64 {
+    ttl_in_units(i64::try_from(left.as_millis()).unwrap_or(i64::MAX))
 }
 
 impl Comparable for Vec<Renewed> {

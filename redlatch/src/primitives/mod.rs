@@ -27,3 +27,5 @@ pub(crate) mod ticket;
 pub(crate) mod differential;
 #[cfg(test)]
 mod exploration;
+#[cfg(test)]
+mod refusals;

@@ -144,8 +144,14 @@ impl HoldRef {
         passes_on: bool,
     ) -> (BoxedStep<'a, bool>, bool) {
         let next_owner = passes_on.then(|| self.next_owner(hold)).flatten();
-        let reassigning = next_owner
-            .and_then(|(to, lease)| hold.kind.reassign(ReassignParams { hold, to, lease }));
+        let reassigning = next_owner.and_then(|(to, lease)| {
+            hold.kind.reassign(ReassignParams {
+                hold,
+                to,
+                lease,
+                unless_asked: false,
+            })
+        });
         match reassigning {
             Some(step) => (step, false),
             None => {

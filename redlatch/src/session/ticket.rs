@@ -69,6 +69,7 @@ impl HoldRef {
             hold,
             to: ticket.hold.field.to_string(),
             lease,
+            unless_asked: true,
         };
         let step = hold.kind.reassign(params);
         let ticket_change = ticket.hold.state().begin_transfer(lease.duration());

@@ -151,7 +151,7 @@ async fn adopt<K: HasTicket>(
     let ticket = text.parse()?;
     let adopting = async {
         match lock.adopt(&ticket).await {
-            Err(Error::TicketRefused { .. }) => Ok(None),
+            Err(Error::TicketRefused { .. } | Error::Asked { .. }) => Ok(None),
             answer => answer.map(Some),
         }
     };

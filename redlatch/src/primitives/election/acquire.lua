@@ -34,14 +34,23 @@ if held and leader == candidate then
     -- Repeated because the answer was lost: the term has begun. Its value may be a later one.
     return { epoch }
 end
--- The token is missing or smaller only if it was not counted with the epoch. Lua numbers are not exact from 2^53 on, but
--- rounding keeps their order.
-if tonumber(token) < tonumber(epoch or '0') then
-    redis.call('SET', KEYS[7], epoch or '0')
+local begun, refused = pcall(function()
+    -- The token is missing or smaller only if it was not counted with the epoch. Lua numbers are not exact from 2^53 on,
+    -- but rounding keeps their order.
+    if tonumber(token) < tonumber(epoch or '0') then
+        redis.call('SET', KEYS[7], epoch or '0')
+    end
+    redis.call('INCR', KEYS[7])
+    -- Read as text, because Lua numbers are not exact.
+    epoch = redis.call('GET', KEYS[7])
+    redis.call('HSET', KEYS[6], 'epoch', epoch, 'leader', candidate, 'value', ARGV[8], 'revision', '0')
+end)
+if not begun then
+    -- It would lead without a term.
+    if not held then
+        redis.call('DEL', KEYS[1])
+    end
+    return type(refused) == 'table' and refused or redis.error_reply(tostring(refused))
 end
-redis.call('INCR', KEYS[7])
--- Read as text, because Lua numbers are not exact.
-epoch = redis.call('GET', KEYS[7])
-redis.call('HSET', KEYS[6], 'epoch', epoch, 'leader', candidate, 'value', ARGV[8], 'revision', '0')
 redis.call('PUBLISH', ARGV[5], '0')
 return { epoch }

@@ -82,6 +82,7 @@ impl<L: Step<Reply = Outcome>> Step for Acquire<'_, L> {
 
     fn script(&self) -> &'static Script {
         static SCRIPT: Script = Script::new(concat!(
+            include_str!("../expire.lua"),
             include_str!("../fair_lock/queue.lua"),
             "local function acquire_lock()\n",
             include_str!("../fair_lock/acquire.lua"),
@@ -155,6 +156,7 @@ impl<L: Step<Reply = bool>> Step for Release<'_, L> {
 
     fn script(&self) -> &'static Script {
         static SCRIPT: Script = Script::new(concat!(
+            include_str!("../expire.lua"),
             include_str!("../fair_lock/queue.lua"),
             "local function release_lock()\n",
             include_str!("../fair_lock/release.lua"),

@@ -16,6 +16,8 @@ if missing > 0 then
         local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
         return first[2] and left(first[2]) or -1
     end
+    -- Changes nothing: see prelude.lua.
+    redis.call('ZADD', KEYS[2], 'XX', 0, '')
     redis.call('DECRBY', KEYS[1], missing)
 end
 for _, id in ipairs(ids) do

@@ -5,5 +5,7 @@
 if not available then
     return 0
 end
+-- Before the held permits, which mean nothing without it.
+redis.call('DEL', KEYS[1])
 redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -1)
-return redis.call('DEL', KEYS[1])
+return 1

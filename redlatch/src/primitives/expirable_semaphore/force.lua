@@ -7,6 +7,8 @@ if held == 0 then
     return 0
 end
 redis.call('PUBLISH', ARGV[1], available + held)
-redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -1)
+-- Changes nothing: see prelude.lua.
+redis.call('ZREMRANGEBYRANK', KEYS[2], 1, 0)
 redis.call('INCRBY', KEYS[1], held)
+redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -1)
 return 1

@@ -25,12 +25,13 @@ if number then
     local expired = redis.call('ZCOUNT', KEYS[2], '-inf', now)
     if expired > 0 then
         available = available + expired
-        -- PUBLISH comes first, here and elsewhere: if it is refused, nothing has changed.
+        -- What may be refused comes first, here and elsewhere, as a call that changes nothing: if it is, no permit is lost.
         if available > 0 then
             redis.call('PUBLISH', ARGV[1], available)
         end
-        redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
+        redis.call('ZREMRANGEBYSCORE', KEYS[2], 1, 0)
         redis.call('INCRBY', KEYS[1], expired)
+        redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
     end
 else
     -- Fails if the key is not a sorted set.

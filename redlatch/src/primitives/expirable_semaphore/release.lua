@@ -12,9 +12,10 @@ if held == 0 or ARGV[3] == 'none' or (ARGV[3] == 'all' and held < #ids) then
     return held
 end
 redis.call('PUBLISH', ARGV[1], available + held)
--- Before INCRBY, which an out-of-memory server refuses unless the script has already written.
+-- Changes nothing: see prelude.lua. An out-of-memory server refuses INCRBY unless the script has already written.
+redis.call('ZREM', KEYS[2], '')
+redis.call('INCRBY', KEYS[1], held)
 for _, id in ipairs(ids) do
     redis.call('ZREM', KEYS[2], id)
 end
-redis.call('INCRBY', KEYS[1], held)
 return held

@@ -18,7 +18,7 @@ local owner, lease, wait, channel = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4]
 
 local function acquire()
     redis.call('HSET', KEYS[1], owner, ARGV[3])
-    redis.call('PEXPIRE', KEYS[1], lease)
+    expire(KEYS[1], lease)
 end
 
 local left = redis.call('PTTL', KEYS[1])
@@ -130,10 +130,11 @@ end
 if ARGV[7] == '0' then
     redis.call('HDEL', KEYS[5], owner)
 else
+    local kept = redis.call('PTTL', KEYS[5])
     redis.call('HSET', KEYS[5], owner, ARGV[2] .. ':' .. ARGV[7] .. ':' .. KEYS[1])
     -- Redisson does not know this key. The expiry removes it if Redisson clients empty the queue.
-    if redis.call('PTTL', KEYS[5]) < lease then
-        redis.call('PEXPIRE', KEYS[5], lease)
+    if kept < lease then
+        expire(KEYS[5], lease)
     end
 end
 -- FLUSHALL deletes the queue as well, and then no step knows which waiter to wake. So waiters retry from

@@ -235,7 +235,9 @@ fn lua_and_rules_agree() {
                 to,
                 lease: n,
             } => {
-                let reassigned = harness.reassign(&hold_of(*owner), &hold_of(*to), *n).await;
+                let reassigned = harness
+                    .reassign(&hold_of(*owner), &hold_of(*to), *n, false)
+                    .await;
                 if let (Ok(true), 1..) = (reassigned, queue.len()) {
                     record("another owner replaced the holder while waiters were queued");
                 }

@@ -261,7 +261,6 @@ impl HoldKind for Fair {
 
     fn reassign<'a>(&'a self, params: ReassignParams<'a>) -> Option<BoxedStep<'a, bool>> {
         Some(Box::new(Reassign {
-            requests: params.hold.requests_key(),
             params,
             script: rules::reassign_script(),
             channel: self.keys.object.channel(),

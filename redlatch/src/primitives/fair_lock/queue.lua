@@ -87,7 +87,7 @@ end
 -- only, so that a long queue does not block the server. Returns these waiters in order, and for each
 -- absent one the timestamp until which it keeps its position.
 local function record_absences(channel, now, grace, requester)
-    local owners, channels, absent = redis.call('LRANGE', KEYS[2], 0, 999), {}, {}
+    local owners, channels, absent, recorded = redis.call('LRANGE', KEYS[2], 0, 999), {}, {}, {}
     for i, owner in ipairs(owners) do
         channels[i] = channel .. ':' .. owner
     end
@@ -99,14 +99,18 @@ local function record_absences(channel, now, grace, requester)
             local kept_until = tonumber(redis.call('ZSCORE', KEYS[4], owner))
             if not kept_until then
                 kept_until = now + grace
-                redis.call('ZADD', KEYS[4], kept_until, owner)
+                table.insert(recorded, kept_until)
+                table.insert(recorded, owner)
             end
             absent[owner] = kept_until
         end
     end
     -- Redisson does not know this key. The expiry removes it if Redisson clients empty the queue.
     local last = timeout_of(redis.call('LINDEX', KEYS[2], -1)) or now
-    redis.call('PEXPIRE', KEYS[4], math.max(last - now, grace) + grace)
+    if #recorded > 0 then
+        redis.call('ZADD', KEYS[4], unpack(recorded))
+    end
+    expire(KEYS[4], math.max(last - now, grace) + grace)
     return owners, absent
 end
 
@@ -136,7 +140,7 @@ local function grant(channel, head)
     end
     take_turn(channel, head, now_ms(), tonumber(lease))
     redis.call('HSET', KEYS[1], head, '1')
-    redis.call('PEXPIRE', KEYS[1], lease)
+    expire(KEYS[1], lease)
     redis.call('PUBLISH', channel .. ':' .. head, number)
     return true
 end

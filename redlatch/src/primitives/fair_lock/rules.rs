@@ -89,7 +89,7 @@ impl Step for Acquire<'_> {
     type Reply = Outcome;
 
     fn script(&self) -> &'static Script {
-        script!("queue.lua", "acquire.lua")
+        script!("../expire.lua", "queue.lua", "acquire.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
@@ -301,7 +301,7 @@ impl Step for Release<'_> {
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
-        script!("queue.lua", "release.lua")
+        script!("../expire.lua", "queue.lua", "release.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
@@ -349,6 +349,7 @@ macro_rules! waking_script {
         static SCRIPT: Script = Script::new(concat!(
             // A local, because `wake.lua` assigns to it.
             "local KEYS = KEYS\n",
+            include_str!("../expire.lua"),
             include_str!("queue.lua"),
             include_str!("wake.lua"),
             include_str!($path),
@@ -426,7 +427,7 @@ impl Step for Force<'_> {
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
-        script!("queue.lua", "force.lua")
+        script!("../expire.lua", "queue.lua", "force.lua")
     }
 
     fn keys(&self) -> Keys<'_> {

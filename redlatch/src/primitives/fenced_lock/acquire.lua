@@ -35,7 +35,7 @@ if left == -2 then
         return error_reply
     end
     redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
-    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+    expire(KEYS[1], ARGV[2])
     return { token }
 end
 local held = redis.call('HMGET', KEYS[1], ARGV[1], 'mode')

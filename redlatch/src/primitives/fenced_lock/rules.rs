@@ -31,7 +31,7 @@ impl Step for Acquire<'_> {
     type Reply = Outcome<u64>;
 
     fn script(&self) -> &'static Script {
-        script!(batchable(2, 3) "acquire.lua")
+        script!(batchable(2, 3) "../expire.lua", "acquire.lua")
     }
 
     fn keys(&self) -> Keys<'_> {

@@ -32,10 +32,11 @@ end
 if left == 0 and count ~= '1' then
     return 0
 end
-redis.call('HSET', KEYS[1], ARGV[3], ARGV[1], count_field(ARGV[3], ARGV[1]), count)
 -- The ends may only move later, except for that of a hold which has ended.
 if left < lease then
-    set_end(KEYS[1], ARGV[3], ARGV[1], lease)
+    set_end(KEYS[1], ARGV[3], ARGV[1], lease, ARGV[3], ARGV[1], count_field(ARGV[3], ARGV[1]), count)
     keep_key(KEYS[1], key_left, lease)
+else
+    redis.call('HSET', KEYS[1], count_field(ARGV[3], ARGV[1]), count)
 end
 return nil

@@ -25,16 +25,16 @@ local function remaining(key, value, owner)
     return ends and math.max(ends - now, 0) or 0
 end
 
--- Sets the end of a hold to `lease` ms from now.
-local function set_end(key, value, owner, lease)
-    redis.call('HSET', key, end_field(value, owner), string.format('%.0f', now_rounded_up + lease))
+-- Sets fields of a hold, the first of which is its end, `lease` ms from now.
+local function set_end(key, value, owner, lease, ...)
+    redis.call('HSET', key, end_field(value, owner), string.format('%.0f', now_rounded_up + lease), ...)
 end
 
 -- Makes the key, which lives for `left` ms, live for at least `lease` ms. If it never expires (-1), it stays so: that
 -- would shorten the holds of others.
 local function keep_key(key, left, lease)
     if left ~= -1 and left < lease then
-        redis.call('PEXPIRE', key, string.format('%.0f', lease))
+        expire(key, string.format('%.0f', lease))
     end
 end
 

@@ -145,7 +145,7 @@ impl Step for Acquire<'_> {
     type Reply = Outcome;
 
     fn script(&self) -> &'static Script {
-        script!(batchable(1, 3) "holders.lua", "acquire.lua")
+        script!(batchable(1, 3) "../expire.lua", "holders.lua", "acquire.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
@@ -217,7 +217,7 @@ impl Step for Release<'_> {
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
-        script!(batchable(1, 3) "holders.lua", "release.lua")
+        script!(batchable(1, 3) "../expire.lua", "holders.lua", "release.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
@@ -276,7 +276,7 @@ impl Step for Release<'_> {
 
 /// Renews the leases of many values.
 pub(super) fn renew_script() -> &'static Script {
-    script!("holders.lua", "renew.lua")
+    script!("../expire.lua", "holders.lua", "renew.lua")
 }
 
 /// Renews one value, as the script does.
@@ -307,7 +307,7 @@ impl Step for Inspect<'_> {
     type Reply = Vec<Holder>;
 
     fn script(&self) -> &'static Script {
-        script!("holders.lua", "inspect.lua")
+        script!("../expire.lua", "holders.lua", "inspect.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
@@ -349,7 +349,7 @@ impl Step for Force<'_> {
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
-        script!("holders.lua", "force.lua")
+        script!("../expire.lua", "holders.lua", "force.lua")
     }
 
     fn keys(&self) -> Keys<'_> {

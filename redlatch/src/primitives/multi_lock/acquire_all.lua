@@ -50,7 +50,11 @@ while arg < #ARGV do
     end
     if refusal or failure then
         for i = #undo_scripts, 1, -1 do
-            undo_scripts[i].run(undo_scripts[i].keys, undo_scripts[i].args)
+            -- pcall: the others must be released if this is refused. The error tells the client to release all.
+            local undone, problem = pcall(undo_scripts[i].run, undo_scripts[i].keys, undo_scripts[i].args)
+            if not undone then
+                failure = type(problem) == 'table' and problem.err or tostring(problem)
+            end
         end
         -- WRONGKIND and WRONGTYPE concern this object; other errors concern the server.
         if failure and not string.find(failure, 'WRONG', 1, true) then

@@ -26,7 +26,9 @@ end
 if ARGV[1] == '' then
     return 0
 end
-redis.call('HDEL', KEYS[1], 'ended', 'outcome')
+-- Deletes nothing: if HDEL is refused, nothing has changed.
+redis.call('HDEL', KEYS[1], '')
 redis.call('HSET', KEYS[1], 'run', ARGV[1], 'host', ARGV[4], 'by', ARGV[5], 'began', string.format('%d', now))
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
+redis.call('HDEL', KEYS[1], 'ended', 'outcome')
+expire(KEYS[1], ARGV[3])
 return 1

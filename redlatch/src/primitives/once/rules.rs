@@ -62,7 +62,7 @@ impl Step for Begin<'_> {
     type Reply = Begun;
 
     fn script(&self) -> &'static Script {
-        script!("begin.lua")
+        script!("../expire.lua", "begin.lua")
     }
 
     fn keys(&self) -> Keys<'_> {

@@ -212,7 +212,7 @@ fn lua_and_rules_agree() {
             lease: n,
         } => {
             let (from, to) = (writer(owner, false).0, writer(to, false).0);
-            reached.insert(match harness.reassign(&from, &to, n).await {
+            reached.insert(match harness.reassign(&from, &to, n, false).await {
                 Ok(true) => "is replaced as the writer",
                 Ok(false) => "did not hold it",
                 Err(Error::NotMovable { .. }) => "also reads",

@@ -434,7 +434,6 @@ impl HoldKind for Write {
     fn reassign<'a>(&'a self, params: ReassignParams<'a>) -> Option<BoxedStep<'a, bool>> {
         let object = &params.hold.object;
         Some(Box::new(Reassign {
-            requests: params.hold.requests_key(),
             params,
             script: write::reassign_script(),
             channel: object.channel(),

@@ -34,18 +34,16 @@ if longest_remaining(prefix, owner, old_count) == 0 then
         end
     end
 end
-if not mode then
-    redis.call('HSET', KEYS[1], 'mode', 'read')
-end
-redis.call('HSET', KEYS[1], owner, ARGV[3])
+-- The timeout comes first: its key is not declared, so it may be refused. Without a field it means nothing. The expiry may only
+-- move later.
 local last = keyed_holds(count)
--- Deletes the timeouts that earlier holds of the same owner left behind.
-delete_timeouts(prefix, owner, old_count, last + 1)
--- The expiry may only move later.
 if redis.call('PTTL', timeout_key(prefix, owner, last)) < lease then
     redis.call('SET', timeout_key(prefix, owner, last), 1, 'PX', ARGV[2])
 end
+redis.call('HSET', KEYS[1], 'mode', mode or 'read', owner, ARGV[3])
 if left < lease then
-    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+    expire(KEYS[1], ARGV[2])
 end
+-- Deletes the timeouts that earlier holds of the same owner left behind.
+delete_timeouts(prefix, owner, old_count, last + 1)
 return nil

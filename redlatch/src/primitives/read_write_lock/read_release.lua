@@ -29,19 +29,21 @@ keep = math.min(keep, tonumber(count) or 0)
 if longest_remaining(prefix, owner, count) == 0 then
     held, keep = 0, 0
 end
+-- The timeouts come first: their keys are not declared, so they may be refused.
 local last = keyed_holds(keep)
-if keep == 0 then
-    redis.call('HDEL', KEYS[1], owner)
-else
-    redis.call('HSET', KEYS[1], owner, keep)
+if keep > 0 then
     -- All holds of an owner last as long as the longest, so a released hold passes its lease on.
     local longest = math.max(longest_remaining(prefix, owner, count, last), lease)
     -- The kept holds may all have expired, although a released hold has not.
     if longest > 0 and redis.call('PTTL', timeout_key(prefix, owner, last)) < longest then
         redis.call('SET', timeout_key(prefix, owner, last), 1, 'PX', longest)
     end
+    redis.call('HSET', KEYS[1], owner, keep)
 end
 delete_timeouts(prefix, owner, count, last + 1)
+if keep == 0 then
+    redis.call('HDEL', KEYS[1], owner)
+end
 if mode == 'write' then
     -- The owner also writes: its write hold does not change.
     if keep > 0 and lease > 0 and left < lease then

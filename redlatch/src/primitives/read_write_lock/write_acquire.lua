@@ -18,7 +18,7 @@ if left == -2 then
         return 0
     end
     redis.call('HSET', KEYS[1], 'mode', 'write', ARGV[1], ARGV[3])
-    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+    expire(KEYS[1], ARGV[2])
     if KEYS[2] then
         redis.call('ZREM', KEYS[2], ARGV[1])
     end
@@ -53,7 +53,7 @@ if KEYS[2] and block_ms > 0 then
     local now = now_ms()
     redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
     redis.call('ZADD', KEYS[2], now + block_ms, ARGV[1])
-    redis.call('PEXPIRE', KEYS[2], block_ms)
+    expire(KEYS[2], block_ms)
     -- A writer that retries in time renews its timestamp, so it blocks readers for as long as it waits.
     left = math.min(left, math.floor(block_ms / 3))
 end

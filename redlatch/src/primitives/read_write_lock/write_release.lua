@@ -40,12 +40,15 @@ if ARGV[2] ~= '0' then
     end
     return 1
 end
-redis.call('HDEL', KEYS[1], ARGV[1])
 local longest = longest_reader_remaining(KEYS[1], ARGV[4])
 if longest == 0 then
     redis.call('DEL', KEYS[1])
 else
+    -- The first command deletes nothing, but counts as a write. An out-of-memory server refuses HSET unless the script
+    -- has already written.
+    redis.call('HDEL', KEYS[1], '')
     redis.call('HSET', KEYS[1], 'mode', 'read')
+    redis.call('HDEL', KEYS[1], ARGV[1])
     redis.call('PEXPIRE', KEYS[1], longest)
 end
 wake_all(ARGV[5])

@@ -17,7 +17,7 @@ if left == -2 then
         return 0
     end
     redis.call('HSET', KEYS[1], ARGV[1], count)
-    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+    expire(KEYS[1], ARGV[2])
     return nil
 end
 local held = redis.call('HMGET', KEYS[1], ARGV[1], 'mode')

@@ -99,7 +99,7 @@ fn lua_and_rules_agree() {
                 to,
                 lease: n,
             } => {
-                let _ = harness.reassign(&of(owner), &of(to), n).await;
+                let _ = harness.reassign(&of(owner), &of(to), n, false).await;
             }
             Move::Transfer(transfer) => {
                 let _ = harness.transfer(&transfer, of).await;

@@ -116,7 +116,6 @@ impl<K: ReentrantHolds> HoldKind for K {
     fn reassign<'a>(&'a self, params: ReassignParams<'a>) -> Option<BoxedStep<'a, bool>> {
         let object = &params.hold.object;
         Some(Box::new(Reassign {
-            requests: params.hold.requests_key(),
             params,
             script: reassign::script(),
             channel: if K::WAKES_WAITERS {

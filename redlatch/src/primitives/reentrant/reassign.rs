@@ -8,15 +8,20 @@
 //!    counts the lease from when the step was sent last.
 //! 3. Waiters are woken, because the lease that they know of may be longer. They learn the new end, and sleep until then.
 //!
+//! 4. A ticket is not made of a hold whose owner was asked to release it, and a ticket that was asked for is not adopted: with the
+//!    new owner the request would be gone, and so would the limit of a revocation. A release is not refused.
+//!
 //! Invariant: from the acquisition until the end of the new lease, no other step acquires the lock. The interleaving to
 //! fear is a late step of the owner that was replaced: a repeated release, an attempt that was canceled, or a
 //! renewal. None of them finds that owner in the store, so none of them frees the lock, acquires it or moves its end.
+
+use std::time::Duration;
 
 use smallvec::smallvec;
 
 use super::rules::was_deleted;
 use crate::error::{Error, Result};
-use crate::hold::{ReassignParams, requests};
+use crate::hold::{ReassignParams, Renewed, requests};
 use crate::keyspace::{Holds, Keyspace};
 use crate::step::{Args, Keys, Script, ScriptReply, Step, script};
 
@@ -24,8 +29,6 @@ use crate::step::{Args, Keys, Script, ScriptReply, Step, script};
 pub(crate) struct Reassign<'a, W> {
     pub(crate) params: ReassignParams<'a>,
     pub(crate) script: &'static Script,
-    /// The key of the requests from which this removes the owner, if it has to.
-    pub(crate) requests: Option<String>,
     /// The channel of the waiters; empty if they do not subscribe.
     pub(crate) channel: &'a str,
     /// Wakes a waiter.
@@ -51,6 +54,11 @@ impl<W> Reassign<'_, W> {
             reason: "its owner also reads; release the read side first",
         }
     }
+
+    fn asked(&self, left: Option<Duration>) -> Error {
+        let name = self.params.hold.object.name().to_owned();
+        Error::Asked { name, left }
+    }
 }
 
 impl<W: Fn(&mut Keyspace) -> Result<()> + Send + Sync> Step for Reassign<'_, W> {
@@ -70,7 +78,8 @@ impl<W: Fn(&mut Keyspace) -> Result<()> + Send + Sync> Step for Reassign<'_, W> 
         args.text(self.channel);
         args.text(&self.params.to);
         args.number(self.params.lease.millis());
-        args.text(self.requests.as_deref().unwrap_or_default());
+        args.text(self.params.requests_key().as_deref().unwrap_or_default());
+        args.number(self.params.unless_asked.into());
         if self.of_writer {
             args.number(FIELDS_OF_WRITER as i64);
         }
@@ -79,12 +88,24 @@ impl<W: Fn(&mut Keyspace) -> Result<()> + Send + Sync> Step for Reassign<'_, W> 
     fn decode(&self, reply: ScriptReply) -> Result<bool> {
         match reply {
             ScriptReply::Integer(-1) => Err(self.also_reads()),
+            ScriptReply::Integer(-2) => Err(self.asked(None)),
+            ScriptReply::Integer(left @ 2..) => {
+                let left = u64::try_from(left - 2).unwrap_or_default();
+                Err(self.asked(Some(Duration::from_millis(left))))
+            }
             other => other.flag(),
         }
     }
 
     fn apply(&self, keyspace: &mut Keyspace) -> Result<bool> {
-        let ReassignParams { hold, to, lease } = &self.params;
+        let ReassignParams {
+            hold,
+            to,
+            lease,
+            unless_asked,
+        } = &self.params;
+        let requests = self.params.requests_key();
+        let asked = requests::find(keyspace, hold);
         let mut held = false;
         if let Some(mut holds) = keyspace.find::<Holds>(hold.object.key())? {
             let Holds { counts, mode } = &mut *holds.value;
@@ -97,13 +118,21 @@ impl<W: Fn(&mut Keyspace) -> Result<()> + Send + Sync> Step for Reassign<'_, W> 
             if held && self.of_writer && fields != FIELDS_OF_WRITER {
                 return Err(self.also_reads());
             }
+            if held
+                && *unless_asked
+                && let Renewed::Asked { limit } = asked
+            {
+                return Err(self.asked(limit));
+            }
             if held {
                 counts.remove(&*hold.field);
                 counts.insert(to.clone(), 1);
                 holds.expire_after(lease.duration());
             }
         }
-        requests::remove(keyspace, self.requests.as_deref(), &hold.field);
+        if !unless_asked {
+            requests::remove(keyspace, requests.as_deref(), &hold.field);
+        }
         if !self.channel.is_empty() && (held || was_deleted(keyspace, held, &hold.object)) {
             (self.wake)(keyspace)?;
         }

@@ -17,7 +17,8 @@ local renewed = {}
 -- moving, and a renewal must not be refused.
 local requests = {}
 for i, key in ipairs(KEYS) do
-    local tagged = string.find(key, '{', 1, true) and key or '{' .. key .. '}'
+    -- As in `name.rs`: the requests for `a` and `{a}` differ.
+    local tagged = string.find(key, '{', 1, true) and ':' .. key or '{' .. key .. '}'
     requests[i] = 'redlatch_lock_asked:' .. tagged
 end
 -- Mostly there are none. pcall: without permission, or while a slot moves, requests do not count.

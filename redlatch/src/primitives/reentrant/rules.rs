@@ -37,7 +37,7 @@ impl Step for Acquire<'_> {
     type Reply = Outcome;
 
     fn script(&self) -> &'static Script {
-        script!(batchable(1, 2) "acquire.lua")
+        script!(batchable(1, 2) "../expire.lua", "acquire.lua")
     }
 
     fn keys(&self) -> Keys<'_> {

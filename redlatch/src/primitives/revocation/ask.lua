@@ -40,7 +40,7 @@ else
     redis.call('DEL', KEYS[2])
 end
 redis.call('ZADD', KEYS[2], last, holder)
-redis.call('PEXPIRE', KEYS[2], lifetime)
+expire(KEYS[2], lifetime)
 -- Redisson ignores this message.
 redis.call('PUBLISH', ARGV[1], '2')
 return holder

@@ -53,7 +53,7 @@ impl Step for Ask<'_> {
     type Reply = Option<OwnerId>;
 
     fn script(&self) -> &'static Script {
-        script!("ask.lua")
+        script!("../expire.lua", "ask.lua")
     }
 
     fn keys(&self) -> Keys<'_> {

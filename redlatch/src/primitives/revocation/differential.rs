@@ -33,6 +33,7 @@ enum Move {
         owner: u8,
         lease: u32,
         again: bool,
+        unless_asked: bool,
     },
     Transfer(TransferMove),
     Renew {
@@ -58,8 +59,9 @@ fn moves() -> impl Strategy<Value = Move> {
             .prop_map(|(owner, count, lease)| Move::Acquire { owner, count, lease }),
         2 => (0..3u8, 0..2u32, 0..4u32, any::<bool>())
             .prop_map(|(owner, keep, lease, again)| Move::Release { owner, keep, lease, again }),
-        1 => (0..3u8, 1..4u32, any::<bool>())
-            .prop_map(|(owner, lease, again)| Move::Reassign { owner, lease, again }),
+        2 => (0..3u8, 1..4u32, any::<bool>(), any::<bool>()).prop_map(
+            |(owner, lease, again, unless_asked)| Move::Reassign { owner, lease, again, unless_asked }
+        ),
         2 => TransferMove::any().prop_map(Move::Transfer),
         4 => (0..3u8, 0..5u32).prop_map(|(owner, lease)| Move::Renew { owner, lease }),
         1 => (0..3u8).prop_map(|owner| Move::CheckHandOver { owner }),
@@ -117,8 +119,10 @@ fn assert_kind_equivalent<K: Rules<Grant = ()> + Clone>(
                 owner,
                 lease: n,
                 again,
+                unless_asked,
             } if can_reassign => {
-                let _ = harness.reassign(&of(owner, again), &of(9, false), n).await;
+                let (from, to) = (of(owner, again), of(9, false));
+                let _ = harness.reassign(&from, &to, n, unless_asked).await;
             }
             Move::Transfer(transfer) if kind.can_transfer() => {
                 let _ = harness.transfer(&transfer, |owner| of(owner, true)).await;

@@ -15,7 +15,7 @@ use std::time::Duration;
 pub use self::text::{Ticket, TicketKind};
 use self::text::{invalid, is_ticket};
 use crate::error::{Error, Result, TicketRefusal};
-use crate::hold::{Hold, ReassignParams, ReleaseParams, TicketHold};
+use crate::hold::{Hold, ReassignParams, ReleaseParams, Renewed, TicketHold};
 use crate::lease::Lease;
 use crate::owner::Owner;
 use crate::primitives::fair_lock::Fair;
@@ -143,7 +143,8 @@ impl<K: HasTicket> Guard<Lock<K>> {
     /// # Errors
     ///
     /// With the guard ([`IntoTicketError::into_guard`]): [`Error::NotMovable`] if its owner has other guards of the lock,
-    /// also reads, or holds it for a [minimum time](crate::Acquire::at_least); an error of the store, if nothing was sent.
+    /// also reads, or holds it for a [minimum time](crate::Acquire::at_least); [`Error::Asked`] if another client has asked for the
+    /// lock ([`Lock::ask`], [`Lock::revoke`]); an error of the store, if nothing was sent.
     ///
     /// Without it: [`Error::Lost`]; [`Error::NotReplicated`]; an error of the store. The lock is then released in the background.
     ///
@@ -217,8 +218,9 @@ impl<K: HasTicket> Lock<K> {
     /// # Errors
     ///
     /// [`Error::InvalidTicket`]: it is the ticket of another name or kind. [`Error::TicketRefused`]: the store does not have
-    /// the hold of this ticket, because the ticket has been used or its lease has ended. Otherwise as [`Lock::is_locked`], and
-    /// [`Error::NotReplicated`]. After an error other than a refusal, the ticket can be adopted again, by this
+    /// the hold of this ticket, because the ticket has been used or its lease has ended. [`Error::Asked`]: another client has
+    /// asked for the lock since the ticket was made ([`Lock::ask`], [`Lock::revoke`]); it can be released with
+    /// [`Lock::unlock_ticket`]. Otherwise as [`Lock::is_locked`], and [`Error::NotReplicated`]. After an error other than a refusal, the ticket can be adopted again, by this
     /// client at once, by others as soon as this one has settled it in the background.
     ///
     /// # Cancel safety
@@ -241,6 +243,7 @@ impl<K: HasTicket> Lock<K> {
             hold: &of_ticket,
             to: hold.field.to_string(),
             lease: terms.lease,
+            unless_asked: true,
         });
         let step = step.ok_or_else(mismatch)?;
         let adopts = Box::new(TicketHold {
@@ -280,7 +283,10 @@ impl<K: HasTicket> Lock<K> {
     ///
     /// # Errors
     ///
-    /// As [`Lock::adopt`], and [`Error::InvalidLease`]. After an error of the store, the lease may have been extended.
+    /// [`Error::InvalidTicket`], [`Error::TicketRefused`], and [`Error::NotReplicated`] as [`Lock::adopt`]; [`Error::InvalidLease`].
+    /// [`Error::Asked`]: the ticket was revoked ([`Lock::revoke`]), and its limit ends before this time. Then the lease
+    /// ends at the limit, or later if it was longer before the request. After an error of the store, the lease may have been
+    /// extended.
     ///
     /// # Cancel safety
     ///
@@ -299,9 +305,17 @@ impl<K: HasTicket> Lock<K> {
         if !answer.reply.iter().all(|renewed| renewed.is_held()) {
             return Err(self.refusal().await);
         }
-        match answer.confirmation {
-            Some(confirmation) => confirmation.confirmed(&progress).await,
-            None => Ok(()),
+        if let Some(confirmation) = answer.confirmation {
+            confirmation.confirmed(&progress).await?;
+        }
+        match answer.reply.first() {
+            Some(&Renewed::Asked { limit: Some(left) }) if left < lease.duration() => {
+                Err(Error::Asked {
+                    name: self.name().to_owned(),
+                    left: Some(left),
+                })
+            }
+            _ => Ok(()),
         }
     }
 

@@ -312,6 +312,7 @@ async fn repeated_step_of_adoption_succeeds() {
         hold: &of_ticket,
         to: hold.field.to_string(),
         lease: Lease::WATCHDOG,
+        unless_asked: true,
     });
     let store = &second.session.store;
     assert!(store.run_idempotent(&*step.unwrap()).await.unwrap());
@@ -330,6 +331,7 @@ async fn repeated_step_of_adoption_extends_lease() {
             hold: &of_ticket,
             to: "other:7".to_owned(),
             lease: Lease::WATCHDOG,
+            unless_asked: true,
         });
         let store = &client.session.store;
         assert!(store.run_idempotent(&*step.unwrap()).await.unwrap());

@@ -30,7 +30,7 @@ impl Step for Acquire<'_> {
     type Reply = Outcome;
 
     fn script(&self) -> &'static Script {
-        script!(undeclared "../readers.lua", "../read_acquire.lua")
+        script!(undeclared "../../expire.lua", "../readers.lua", "../read_acquire.lua")
     }
 
     fn keys(&self) -> Keys<'_> {

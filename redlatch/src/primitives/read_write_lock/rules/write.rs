@@ -43,7 +43,7 @@ impl Step for Acquire<'_> {
     type Reply = Outcome;
 
     fn script(&self) -> &'static Script {
-        script!(undeclared "../readers.lua", "../write_acquire.lua")
+        script!(undeclared "../../expire.lua", "../readers.lua", "../write_acquire.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
