@@ -421,8 +421,8 @@ impl ClientBuilder {
     /// lock is renewed one second after it was acquired (with a fixed lease, checked), so short holds cost nothing. After
     /// a report, for example because another reader has joined, further ones about that lock are ignored for a third of the
     /// watchdog's lease. A change by this client itself (a re-entry, another reader or permit) ends the reports until the next
-    /// renewal. If a server or its ACL refuses, the client works as with `false`; Redis before 7.0.5 also reports the
-    /// client's own renewals, which makes the other reports useless.
+    /// renewal. If a server or its ACL refuses, the client logs a warning and does not ask this server process again. Redis before
+    /// 7.0.5 also reports the client's own renewals, which makes the other reports useless.
     pub fn client_tracking(mut self, enabled: bool) -> ClientBuilder {
         self.options.settings.tracking = enabled;
         self

@@ -704,9 +704,6 @@ async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>]) {
     let renewing = store.run_once(&step, delivery, core.lease.renewal_interval());
     let renewing = renewing.await;
     core.metrics.renewal_ended(timer, renewing.is_ok());
-    if delivery.tracked {
-        core.suspects.tracked(renewing.as_ref().map(drop));
-    }
     match renewing {
         Ok(answer) => {
             let mut renewed = 0;

@@ -428,22 +428,16 @@ impl Hold {
 
     /// Marks the hold as lost and notifies once; the first reason is kept. Returns whether it was held
     /// before.
+    ///
+    /// Because of an answer of the store only in the [turn](Hold::turn) in which the step was sent. Out of turn, another step
+    /// of the owner may be in flight, which has put a ticket in its place, and this would report a loss of the ticket's hold.
+    /// [`Watchdog::suspect`](crate::watchdog::Watchdog::suspect) has the hold checked in its turn.
     pub(crate) fn mark_lost(&self, loss: Loss) -> bool {
         let newly_lost = self.state().mark_lost(loss);
         if newly_lost {
             self.notify_loss(loss);
         }
         newly_lost
-    }
-
-    /// Handles an answer that the store does not have what it granted in this hold period: see
-    /// [`HoldState::mark_grant_lost`].
-    pub(crate) fn mark_grant_lost(&self, granted_in: HoldPeriod, loss: Loss) -> Option<bool> {
-        let newly_lost = self.state().mark_grant_lost(granted_in, loss)?;
-        if newly_lost {
-            self.notify_loss(loss);
-        }
-        Some(newly_lost)
     }
 
     /// Waits until the hold is lost in its latest hold period, that of this call. Never returns if it is released

@@ -342,7 +342,8 @@ impl HoldState {
             None => {
                 self.hold_period = HoldPeriod::begin();
                 self.granted_in = self.hold_period;
-                (self.watchdog.tracked, self.watchdog.reported_at) = (false, None);
+                (self.watchdog.tracked, self.watchdog.suspect) = (false, false);
+                self.watchdog.reported_at = None;
                 self.limits = None;
                 self.began = now;
                 (self.end, self.checked_end, self.longest) = (end, end, lease);
@@ -455,13 +456,12 @@ impl HoldState {
     /// half of the lease is left, the store may have lost it or have another count, or other clients wait.
     pub(crate) fn hand_over(&mut self, lease: Duration, now: Instant) -> Option<HandOver> {
         let is_settled = self.acknowledged == self.changes && self.open_attempt == 0;
-        let is_doubtful = self.watchdog.suspect || self.watchdog.not_before.is_some();
         let has_one_guard = self.count == 1 && self.renewed == 1 && self.loss.is_none();
         let remaining = self.end.saturating_duration_since(now);
         let is_needed_elsewhere = self.asked || self.retained_for(now).is_some();
         let is_refused = self.owner_is_known
             || is_needed_elsewhere
-            || is_doubtful
+            || self.is_doubtful()
             || !is_settled
             || !has_one_guard;
         if is_refused || remaining < lease / 2 {
@@ -662,11 +662,17 @@ impl HoldState {
         newly_lost
     }
 
-    /// Handles an answer that the store does not have what it granted in this hold period. Returns whether the hold is newly
-    /// lost; `None` if it has been released since, so that the answer says nothing about a later hold period.
-    pub(super) fn mark_grant_lost(&mut self, granted_in: HoldPeriod, loss: Loss) -> Option<bool> {
-        let is_same = self.granted_in == granted_in && self.count > 0;
-        is_same.then(|| self.mark_lost(loss))
+    /// Handles an answer out of turn that the store does not have what it granted in this hold period: the hold does not pass
+    /// on before it was checked. Returns false if it has ended since, so that the answer says nothing about a later hold period.
+    pub(crate) fn doubt(&mut self, granted_in: HoldPeriod) -> bool {
+        let is_same = self.granted_in == granted_in && self.hold_period().is_some();
+        self.watchdog.suspect |= is_same;
+        is_same
+    }
+
+    /// Returns whether the store may have lost the hold, as far as is known.
+    pub(crate) fn is_doubtful(&self) -> bool {
+        self.watchdog.suspect || self.watchdog.not_before.is_some()
     }
 
     /// Marks the hold as lost if its lease or a limit has ended. Returns whether it did so.
@@ -966,23 +972,25 @@ mod tests {
 
     /// An answer may arrive after the hold was released, and acquired again.
     #[test]
-    fn late_answer_does_not_lose_later_hold() {
+    fn late_answer_puts_no_later_hold_in_doubt() {
         let (mut state, now) = held(true);
         let granted_in = state.granted_in;
-        let lose = |state: &mut HoldState| state.mark_grant_lost(granted_in, Loss::NotHeld);
         state.remove_guard(true);
-        assert_eq!(lose(&mut state), None);
+        assert!(!state.doubt(granted_in) && !state.is_doubtful());
         state.add_guard(now + SECOND, true, now).unwrap();
-        assert_eq!((lose(&mut state), state.loss), (None, None));
+        assert!(!state.doubt(granted_in) && !state.is_doubtful());
         // A hold that was handed over is the same in the store.
         let (mut state, now) = held(true);
         let granted_in = state.granted_in;
         state.hand_over(SECOND, now).unwrap();
-        assert_eq!(state.mark_grant_lost(granted_in, Loss::NotHeld), Some(true));
-        assert_eq!(
-            state.mark_grant_lost(granted_in, Loss::NotHeld),
-            Some(false)
-        );
+        assert!(state.doubt(granted_in) && state.is_doubtful());
+        assert_eq!(state.hand_over(SECOND, now), None);
+        // A doubt ends with the hold.
+        state.remove_guard(true);
+        state.add_guard(now + SECOND, true, now).unwrap();
+        assert!(!state.is_doubtful());
+        state.mark_lost(Loss::NotHeld);
+        assert!(!state.doubt(state.granted_in));
     }
 
     #[test]

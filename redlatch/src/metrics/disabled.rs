@@ -37,6 +37,8 @@ impl Metrics {
 
     pub(crate) fn reconnected(&self) {}
 
+    pub(crate) fn tracking_refused(&self) {}
+
     pub(crate) fn subscription(&self) -> SubscriptionCount {
         SubscriptionCount
     }

@@ -67,6 +67,7 @@ struct ClientHandles {
     batch_size: Histogram,
     subscriptions: Gauge,
     reconnects: Counter,
+    tracking_refusals: Counter,
 }
 
 /// The metrics of one kind, or of one name. The default records nothing.
@@ -106,6 +107,7 @@ impl Metrics {
             batch_size: histogram!("redlatch.batch.size"),
             subscriptions: gauge!("redlatch.client.subscriptions"),
             reconnects: counter!("redlatch.client.reconnects"),
+            tracking_refusals: counter!("redlatch.client.tracking_refusals"),
         })))
     }
 
@@ -163,6 +165,11 @@ impl Metrics {
     /// Records that a lost connection was restored.
     pub(crate) fn reconnected(&self) {
         self.record(|handles| handles.reconnects.increment(1));
+    }
+
+    /// Records that a server refuses to report changed locks.
+    pub(crate) fn tracking_refused(&self) {
+        self.record(|handles| handles.tracking_refusals.increment(1));
     }
 
     /// Returns the count of one subscription, which does not exist yet.
@@ -244,6 +251,10 @@ fn describe() {
         (
             "redlatch.client.reconnects",
             "Number of restored connections",
+        ),
+        (
+            "redlatch.client.tracking_refusals",
+            "Number of server processes that refused to report changed locks",
         ),
     ];
     for (name, text) in counters {

@@ -20,6 +20,10 @@
 //! Invariant: the hold has one guard or one offer at any time, and no request for its owner is in flight. So
 //! only holds of owners that no caller knows pass on, if the registry counts no other reference.
 //!
+//! The store is asked out of the hold's turn, so that no release waits for that. The feared interleaving: the guard has become a
+//! ticket, the store answers that the owner does not hold the object, and this is handled before the answer about the ticket. So an
+//! answer out of turn never ends a hold ([`HoldState::doubt`](crate::hold::HoldState::doubt)).
+//!
 //! Permits pass on in the same way: those of an expirable semaphore are a hold, those of a semaphore move with their
 //! release ([`HandOverChain`]). They differ in two points:
 //!
@@ -98,8 +102,8 @@ impl HandedOver {
         })
     }
 
-    /// Accepts the hold, with the limits of the request, unless it has been lost, its owner was asked to release it, or it is
-    /// another share of the object.
+    /// Accepts the hold, with the limits of the request, unless it has been lost or is in doubt, its owner was asked to release
+    /// it, or it is another share of the object.
     pub(crate) fn accept(
         self: Box<Self>,
         share: Share,
@@ -108,7 +112,7 @@ impl HandedOver {
         let HoldRef { session, hold, .. } = self.hold_ref.as_ref()?;
         let is_available = {
             let state = hold.state();
-            state.hold_period().is_some() && !state.is_asked()
+            state.hold_period().is_some() && !state.is_asked() && !state.is_doubtful()
         };
         if hold.kind.share() != share || !is_available {
             return None;
@@ -169,7 +173,7 @@ impl super::Session {
     }
 
     /// Asks the store whether it still has what passes on, and whether other clients wait for the object.
-    async fn check_hand_over(&self, object: &ObjectKeys, chain: &impl HandOverChain) {
+    pub(super) async fn check_hand_over(&self, object: &ObjectKeys, chain: &impl HandOverChain) {
         let asked_at = Instant::now();
         let own = u64::from(self.waiting.is_subscribed(object.channel()));
         let subscribers = self.verify_hold(object, chain.hold()).await;
@@ -185,39 +189,56 @@ impl super::Session {
     /// Asks the store whether the owner still has the hold. If not, it is lost, and the local waiters ask for the object
     /// themselves. Returns the number of connections that subscribe to its channel, if there was an answer. `None` also for
     /// permits without an owner whose semaphore does not exist any more.
-    async fn verify_hold(&self, object: &ObjectKeys, hold: Option<&Arc<Hold>>) -> Option<u64> {
-        // The answer is about this hold, or a later one of the same owner.
-        let granted_in = hold.map(|hold| hold.state().granted_in);
+    pub(super) async fn verify_hold(
+        &self,
+        object: &ObjectKeys,
+        hold: Option<&Arc<Hold>>,
+    ) -> Option<u64> {
         let step = CheckHandOver {
             object,
             hold: hold.map(Arc::as_ref),
         };
-        let answer = self.store.run_idempotent(&step).await;
+        let Some(hold) = hold else {
+            let (exists, subscribers) = self.check(&step).await.ok()?;
+            return exists.then_some(subscribers);
+        };
+        let granted_in = hold.state().granted_in;
+        let mut answer = self.check(&step).await;
+        // Out of turn, this only puts the hold in doubt: a step of the owner that is in flight may have put another in its
+        // place. So the hold does not pass on, and is checked again behind that step.
+        if matches!(answer, Ok((false, _))) && hold.state().doubt(granted_in) {
+            let turn = hold.turn().await;
+            // A release that found no hold wakes the waiters itself.
+            if hold.state().doubt(granted_in) {
+                answer = match turn {
+                    Ok(mut turn) => {
+                        let in_turn = self.check(&step).await;
+                        turn.record_result(&in_turn);
+                        if matches!(in_turn, Ok((false, _))) && hold.mark_lost(Loss::NotHeld) {
+                            self.watchdog.watch(hold);
+                            self.watchdog.report_missing(hold);
+                            self.waiting.wake(object.channel());
+                        }
+                        in_turn
+                    }
+                    Err(error) => Err(error),
+                };
+            }
+        }
+        if answer.is_err() {
+            // The watchdog checks it as soon as the store answers again.
+            self.watchdog.suspect(hold);
+        }
+        Some(answer.ok()?.1)
+    }
+
+    async fn check(&self, step: &CheckHandOver<'_>) -> Result<(bool, u64)> {
+        let answer = self.store.run_idempotent(step).await;
         if let Err(error) = &answer {
-            let lock = object.name();
+            let lock = step.object.name();
             tracing::debug!(lock, %error, "a hold that is passed on could not be checked");
         }
-        match (answer, hold.zip(granted_in)) {
-            (Ok((true, subscribers)), _) => Some(subscribers),
-            (Ok((false, subscribers)), Some((hold, granted_in))) => {
-                // A release that found no hold wakes the waiters itself.
-                if let Some(newly_lost) = hold.mark_grant_lost(granted_in, Loss::NotHeld) {
-                    if newly_lost {
-                        self.watchdog.watch(hold);
-                        self.watchdog.report_missing(hold);
-                    }
-                    self.waiting.wake(object.channel());
-                }
-                Some(subscribers)
-            }
-            (Err(_), Some((hold, _))) => {
-                // The watchdog checks it as soon as the store answers again.
-                hold.watchdog_state(|state| state.suspect = true);
-                self.watchdog.watch(hold);
-                None
-            }
-            (_, None) => None,
-        }
+        answer
     }
 }
 

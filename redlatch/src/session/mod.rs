@@ -206,3 +206,5 @@ impl Session {
 mod permit_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod turn_tests;

@@ -77,7 +77,10 @@ impl Store {
                 }
                 Store::Embedded(embedded) => {
                     channel.inspect(|channel| embedded.subscribe(channel));
-                    embedded.run(step, progress)
+                    let answer = embedded.run(step, progress);
+                    #[cfg(test)]
+                    embedded.answer_arrives().await;
+                    answer
                 }
             }
         }

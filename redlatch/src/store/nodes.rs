@@ -1,12 +1,10 @@
 //! Identities of servers, and what may be lost at them.
 
 use std::collections::BTreeSet;
-use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use tokio::sync::Notify;
 
-use crate::error::Error;
 use crate::sync::{Mutex, wait_for};
 
 /// Identifies a server with data for as long as this process knows it.
@@ -38,14 +36,9 @@ impl ServerId {
 pub(crate) struct Suspects {
     pending: Mutex<Suspected>,
     added: Notify,
-    /// Whether servers report changes of keys that a renewal has read, as far as is known.
-    tracking: AtomicBool,
-    /// How many renewals in a row that asked for reports have failed.
-    failures: AtomicU32,
+    /// Whether servers are asked to report changes of keys that a renewal has read. A server that refuses is not asked again.
+    tracking: bool,
 }
-
-/// After so many failures in a row, servers are no longer asked for reports: one may end the connection because of that.
-const MAX_FAILURES: u32 = 3;
 
 /// What may be lost.
 #[derive(Debug, Default, PartialEq)]
@@ -64,8 +57,7 @@ impl Suspects {
         Suspects {
             pending: Mutex::default(),
             added: Notify::new(),
-            tracking: tracking.into(),
-            failures: AtomicU32::new(0),
+            tracking,
         }
     }
 
@@ -97,42 +89,6 @@ impl Suspects {
 
     /// Returns whether servers are asked to report changes of keys.
     pub(crate) fn is_tracking(&self) -> bool {
-        self.tracking.load(Ordering::Relaxed)
-    }
-
-    /// Records that a server cannot report changes.
-    pub(crate) fn stop_tracking(&self, reason: &dyn fmt::Display) {
-        if self.tracking.swap(false, Ordering::Relaxed) {
-            tracing::debug!(%reason, "the server does not report changed locks");
-        }
-    }
-
-    /// Records the outcome of a renewal that asked for reports.
-    pub(crate) fn tracked(&self, outcome: Result<(), &Error>) {
-        match outcome {
-            Ok(()) => self.failures.store(0, Ordering::Relaxed),
-            Err(error) if self.failures.fetch_add(1, Ordering::Relaxed) + 1 == MAX_FAILURES => {
-                self.stop_tracking(error);
-            }
-            Err(_) => {}
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// One server may end the connection because of the request. A single failure has other reasons.
-    #[test]
-    fn tracking_ends_after_three_failures_in_a_row() {
-        let suspects = Suspects::new(true);
-        let error = Error::NoRuntime;
-        for outcome in [Err(&error), Err(&error), Ok(()), Err(&error), Err(&error)] {
-            suspects.tracked(outcome);
-            assert!(suspects.is_tracking());
-        }
-        suspects.tracked(Err(&error));
-        assert!(!suspects.is_tracking());
+        self.tracking
     }
 }

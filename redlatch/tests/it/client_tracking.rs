@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redlatch::kind::LockKind;
 use redlatch::{Client, ClientBuilder, Guard, Lock};
-use redlatch_testkit::Server;
+use redlatch_testkit::{Log, Proxy, Server};
 
 use crate::common::*;
 use crate::log::log;
@@ -259,17 +259,41 @@ async fn disabled_tracking_asks_for_nothing() {
     assert!(guard.is_valid());
 }
 
+/// An outage is no refusal, although each hold that becomes a second old in it cannot be tracked then.
+#[tokio::test]
+async fn locks_are_tracked_after_outage_in_which_first_renewals_failed() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let (log, _guard) = log();
+    let client = settings().connect(&proxy.url()).await.unwrap();
+    let (mut held, names) = (Vec::new(), ["a", "b", "c", "d", "e", "f"]);
+    for name in names {
+        held.push(Held::new(client.lock(name)).await);
+        // Apart, so that their first renewals are separate batches.
+        tokio::time::sleep(Duration::from_millis(120)).await;
+    }
+    proxy.refuse(true);
+    proxy.cut();
+    until("the first renewal of each has failed", || async {
+        let lines = log.lines(&["renewal failed; retrying until the leases end"]);
+        let holds = lines.iter().filter_map(|line| {
+            let holds = line.split_once("holds=")?.1.split(' ').next()?;
+            holds.parse::<usize>().ok()
+        });
+        holds.sum::<usize>() >= names.len()
+    })
+    .await;
+    proxy.refuse(false);
+    until_tracked(&[&server], names.len()).await;
+    names.iter().for_each(|name| delete(&server, name));
+    await_losses(held).await;
+}
+
 /// A server that refuses is asked once, and locks are renewed as without.
 #[tokio::test]
 async fn refused_tracking_changes_nothing() {
     let server = Server::start();
-    let _: String = server.command(&[
-        "ACL",
-        "SETUSER",
-        "default",
-        "-client|tracking",
-        "-client|caching",
-    ]);
+    forbid_tracking(&server);
     let (log, _guard) = log();
     let settings = Client::builder().watchdog_lease(WATCHDOG);
     let client = settings.connect(&server.url()).await.unwrap();
@@ -279,8 +303,35 @@ async fn refused_tracking_changes_nothing() {
         until_rises("the remaining lease", left).await;
     }
     assert!(guard.is_valid());
-    let refusals = log.lines(&["the server does not report changed locks"]);
-    assert_eq!(refusals.len(), 1, "{refusals:?}");
+    assert_eq!(refusals(&log), 1);
     let denied: Vec<redis::Value> = server.command(&["ACL", "LOG"]);
     assert_eq!(denied.len(), 2, "TRACKING and CACHING, once each");
+}
+
+#[tokio::test]
+async fn server_that_replaces_one_that_refused_is_asked() {
+    let mut server = Server::start_durable();
+    forbid_tracking(&server);
+    let (log, _guard) = log();
+    let client = settings().connect(&server.url()).await.unwrap();
+    let held = Held::new(client.lock("lock")).await;
+    until("it refuses", || async { refusals(&log) == 1 }).await;
+    // The new process has the data, and not the rules.
+    server.kill();
+    server.restart();
+    retry_transient(|| async { client.lock("other").is_locked().await }).await;
+    until_tracked(&[&server], 1).await;
+    delete(&server, "lock");
+    await_losses(vec![held]).await;
+    assert_eq!(refusals(&log), 1);
+}
+
+fn forbid_tracking(server: &Server) {
+    let rules = ["-client|tracking", "-client|caching"];
+    let _: String = server.command(&[&["ACL", "SETUSER", "default"], &rules[..]].concat());
+}
+
+fn refusals(log: &Log) -> usize {
+    let event = ["WARN", "the server does not report changed locks"];
+    log.lines(&event).len()
 }

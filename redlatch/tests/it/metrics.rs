@@ -328,6 +328,20 @@ async fn connections_and_batches_are_measured() {
     );
 }
 
+#[tokio::test]
+async fn refused_reports_of_changes_are_counted() {
+    let (recorded, _guard) = Recorded::start();
+    let server = Server::start();
+    let _: String = server.command(&["ACL", "SETUSER", "default", "-client|tracking"]);
+    let client = Client::connect(&server.url()).await.unwrap();
+    let guard = client.lock("a").lock().await.unwrap();
+    until("the server refuses", async || {
+        recorded.value("redlatch.client.tracking_refusals") == 1.0
+    })
+    .await;
+    guard.unlock().await.unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn documented_metrics_exist() {
     let (recorded, _guard) = Recorded::start();

@@ -1,8 +1,10 @@
 //! Tickets: [`redlatch::Guard::into_ticket`] and [`redlatch::Lock::adopt`]. Failures that are injected at exact points are tested
 //! in `primitives/ticket/tests.rs`, processes that are killed in the tests of the command.
 
+use std::future::IntoFuture as _;
+use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use redlatch::{Client, Error, HasTicket, Lock, Loss, Owner, Ticket, TicketRefusal};
@@ -434,4 +436,45 @@ fn threads_pass_tickets_on() {
         one.fenced_lock(&name).unlock_ticket(&ticket).unwrap();
         assert!(!lock.is_locked().unwrap());
     });
+}
+
+/// Messages that arrive while a request acquires the lock have it checked in the background, behind the step that makes the ticket.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn guard_that_became_a_ticket_reports_no_loss() {
+    let without_linger = Client::builder().subscription_linger(Duration::ZERO);
+    let peer = client(shared()).await;
+    let client = without_linger.connect(&shared().url()).await.unwrap();
+    let name = unique("checked");
+    let (lock, theirs) = (client.lock(&name), peer.lock(&name));
+    let publishing = Arc::new(AtomicBool::new(true));
+    let messages = {
+        let (publishing, channel) = (
+            publishing.clone(),
+            format!("redisson_lock__channel:{{{name}}}"),
+        );
+        std::thread::spawn(move || {
+            let mut connection = shared().connection();
+            let mut publish = redis::cmd("PUBLISH");
+            publish.arg(channel).arg("0");
+            while publishing.load(Ordering::Relaxed) {
+                let _: i64 = publish.query(&mut connection).unwrap();
+            }
+        })
+    };
+    for _ in 0..300 {
+        let held = theirs.lock().await.unwrap();
+        let waiting = tokio::spawn(lock.lock().into_future());
+        until("it waits", || async { client.status().subscriptions > 0 }).await;
+        held.unlock().await.unwrap();
+        let guard = within_limit("acquired", waiting).await.unwrap().unwrap();
+        let mut lost = pin!(guard.lost());
+        let ticket = guard.into_ticket().await.unwrap();
+        // What is in flight does not concern the guard any more.
+        assert!(poll_up_to(1, &mut lost).await.is_none());
+        lock.unlock_ticket(&ticket).await.unwrap();
+        let is_idle = || async { client.status().subscriptions == 0 };
+        until("its subscription has ended", is_idle).await;
+    }
+    publishing.store(false, Ordering::Relaxed);
+    messages.join().unwrap();
 }

@@ -106,6 +106,7 @@ pub struct Write {
 /// The write hold that lets its owner also read. If it is lost, the request fails instead of waiting.
 #[derive(Clone)]
 struct RequiredWriteHold {
+    session: Arc<Session>,
     write_hold: Arc<Hold>,
     /// The loss that was known before the request.
     lost: Option<Loss>,
@@ -223,6 +224,7 @@ impl Guard<WriteLock> {
     pub fn reenter_read(&self) -> Acquire<ReadLock> {
         let write_hold = self.hold_ref().hold.clone();
         let required = RequiredWriteHold {
+            session: self.hold_ref().session.clone(),
             lost: write_hold.loss(),
             write_hold,
         };
@@ -356,6 +358,7 @@ impl Rules for Read {
             Some(RequiredWriteHold {
                 write_hold,
                 lost: Some(loss),
+                ..
             }) => Err(write_hold.lost_error(*loss)),
             _ => Ok(()),
         }
@@ -377,8 +380,9 @@ impl RequiredWriteHold {
     /// out to be lost.
     fn check(&self, outcome: Outcome) -> Result<Outcome> {
         if let Outcome::Wait(_) = outcome {
-            // No other owner can block a writer, so the write hold is lost.
-            self.write_hold.mark_lost(Loss::NotHeld);
+            // No other owner can block a writer, so it does not hold the write side any more. This is not the turn of the
+            // write hold, which may have become a ticket, so only the watchdog decides whether it is lost.
+            self.session.watchdog.suspect(&self.write_hold);
         }
         match (self.write_hold.loss(), outcome) {
             (Some(loss), _) => Err(self.write_hold.lost_error(loss)),

@@ -15,6 +15,8 @@ use crate::store::{Answer, Confirmation, Progress, shared_oneshot};
 pub(super) struct InjectedFailures {
     /// Failures of the next steps, in order. `None`: that step succeeds.
     next: VecDeque<Option<Failure>>,
+    /// How late the answers to the next steps are, in order.
+    delays: VecDeque<Duration>,
     pub(super) response_timeout: Option<Duration>,
 }
 
@@ -39,6 +41,11 @@ impl Embedded {
         self.0.lock().injected.next = next.into_iter().map(Into::into).collect();
     }
 
+    /// Makes the answers to the next steps this late. Only to those for which [`Store::run`](crate::store::Store::run) waits.
+    pub(crate) fn delay_answers(&self, next: impl IntoIterator<Item = Duration>) {
+        self.0.lock().injected.delays = next.into_iter().collect();
+    }
+
     /// Makes all steps succeed again.
     pub(crate) fn recover(&self) {
         self.0.lock().injected.next.clear();
@@ -51,6 +58,14 @@ impl Embedded {
 }
 
 impl EmbeddedConnection {
+    /// Waits until the answer to the step that was just run arrives.
+    pub(crate) async fn answer_arrives(&self) {
+        let delay = self.store.0.lock().injected.delays.pop_front();
+        if let Some(delay) = delay {
+            tokio::time::sleep(delay).await;
+        }
+    }
+
     /// Returns the answer to a step that is to fail, or `None` if it is to succeed.
     pub(super) fn run_with_failure<R: Send>(
         &self,

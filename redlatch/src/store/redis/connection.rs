@@ -505,16 +505,11 @@ impl ReconnectingConnection {
         );
         pipeline.add_command(client().arg("CACHING").arg("YES").take());
         pipeline.add_command(cmd.clone());
-        let mut answers = connection.send_packed_commands(&pipeline, 0, 3).await?;
-        let answer = answers.pop().unwrap_or(Value::Nil);
-        for answer in &answers {
-            if let Value::ServerError(reason) = answer
-                && let Some(run_id_tracker) = &self.shared.run_id_tracker
-            {
-                run_id_tracker.tracking_refused(reason);
-            }
+        let answers = connection.send_packed_commands(&pipeline, 0, 3).await;
+        if let Some(run_id_tracker) = &self.shared.run_id_tracker {
+            run_id_tracker.tracked(&answers);
         }
-        Ok(answer)
+        Ok(answers?.pop().unwrap_or(Value::Nil))
     }
 
     /// Returns whether the server is asked to report changes of keys, on this connection.

@@ -52,6 +52,7 @@ mod slot;
 #[cfg(feature = "tls")]
 mod tls;
 mod topology;
+mod tracking;
 mod url;
 
 /// Keys that SCAN inspects per round trip.

@@ -64,7 +64,8 @@ impl Node {
         let id = NodeId::next();
         // Only the connection that carries the commands tracks which server process it leads to.
         let connection = |subscription_mode, carries_commands: bool| {
-            let run_id_tracker = || RunIdTracker::new(id, settings.suspects.clone());
+            let metrics = settings.subscriber.metrics();
+            let run_id_tracker = || RunIdTracker::new(id, settings.suspects.clone(), metrics);
             ReconnectingConnection::new(
                 settings.config.clone(),
                 target.clone(),

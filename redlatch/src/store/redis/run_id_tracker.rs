@@ -1,10 +1,12 @@
-//! Notices restarts and failovers by the run id of the server process.
+//! Notices restarts and failovers by the run id of the server process, and which process reports changes of keys.
 
 use std::sync::Arc;
 
-use redis::{ServerError, Value};
+use redis::{RedisResult, ServerError, Value};
 
-use super::pubsub::as_text;
+use super::pubsub::{as_text, breaks_connection};
+use super::tracking::Tracking;
+use crate::metrics::Metrics;
 use crate::store::{NodeId, Suspects};
 use crate::sync::Mutex;
 
@@ -13,16 +15,25 @@ use crate::sync::Mutex;
 pub(super) struct RunIdTracker {
     node: NodeId,
     suspects: Arc<Suspects>,
-    /// Run id at the latest connection. The inner `None` means that the server did not report it.
-    run_id: Mutex<Option<Option<String>>>,
+    metrics: Metrics,
+    process: Mutex<ServerProcess>,
+}
+
+/// What is known about the process at the latest connection.
+#[derive(Default)]
+struct ServerProcess {
+    /// Its run id. The inner `None` means that the server did not report it.
+    run_id: Option<Option<String>>,
+    tracking: Tracking,
 }
 
 impl RunIdTracker {
-    pub(super) fn new(node: NodeId, suspects: Arc<Suspects>) -> RunIdTracker {
+    pub(super) fn new(node: NodeId, suspects: Arc<Suspects>, metrics: Metrics) -> RunIdTracker {
         RunIdTracker {
             node,
             suspects,
-            run_id: Mutex::default(),
+            metrics,
+            process: Mutex::default(),
         }
     }
 
@@ -30,10 +41,19 @@ impl RunIdTracker {
     /// lead to a different process. With client tracking, each connection starts anew: the server has not reported what has
     /// changed in the meantime.
     pub(super) fn record(&self, run_id: Option<String>) {
-        let before = self.run_id.lock().replace(run_id.clone());
+        let process = &mut *self.process.lock();
+        let before = process.run_id.replace(run_id.clone());
         match before {
-            Some(before) if run_id.is_none() || before != run_id => self.report_replaced(),
-            Some(_) if self.suspects.is_tracking() => self.suspects.add_changed_node(self.node),
+            Some(before) if run_id.is_none() || before != run_id => {
+                process.tracking = Tracking::default();
+                self.suspects.add_node(self.node);
+            }
+            Some(_) if self.suspects.is_tracking() => {
+                if process.tracking.reconnected() {
+                    self.not_tracking(&"it ends each connection that asks for reports");
+                }
+                self.suspects.add_changed_node(self.node);
+            }
             _ => {}
         }
     }
@@ -51,19 +71,41 @@ impl RunIdTracker {
 
     /// Returns whether the server is asked to report changes of keys.
     pub(super) fn is_tracking(&self) -> bool {
-        self.suspects.is_tracking()
+        self.suspects.is_tracking() && self.process.lock().tracking.is_on()
     }
 
-    /// Handles an error reply to the request to report changes. A server that is busy may do so later.
-    pub(super) fn tracking_refused(&self, reason: &ServerError) {
-        if matches!(reason.code(), "NOPERM" | "ERR") {
-            self.suspects.stop_tracking(reason);
+    /// Records the answers to a command that asked for reports, and to the request for them.
+    pub(super) fn tracked(&self, answers: &RedisResult<Vec<Value>>) {
+        let tracking = &mut self.process.lock().tracking;
+        match answers {
+            // The last answer is that to the command.
+            Ok(answers) => match answers.iter().take(2).find_map(refusal) {
+                Some(reason) if tracking.refused() => self.not_tracking(reason),
+                Some(_) => {}
+                None => tracking.answered(),
+            },
+            Err(error) if breaks_connection(error) => tracking.connection_ended(),
+            Err(_) => {}
         }
+    }
+
+    fn not_tracking(&self, reason: &dyn std::fmt::Display) {
+        tracing::warn!(%reason, "the server does not report changed locks");
+        self.metrics.tracking_refused();
     }
 
     /// Records that another server has replaced the earlier one.
     pub(super) fn report_replaced(&self) {
+        self.process.lock().tracking = Tracking::default();
         self.suspects.add_node(self.node);
+    }
+}
+
+/// Returns the error if a server refuses to report changes. A server that is busy may do so later.
+fn refusal(answer: &Value) -> Option<&ServerError> {
+    match answer {
+        Value::ServerError(error) if matches!(error.code(), "NOPERM" | "ERR") => Some(error),
+        _ => None,
     }
 }
 
@@ -95,7 +137,11 @@ mod tests {
 
     #[tokio::test]
     async fn reconnection_makes_node_suspect_only_for_other_process() {
-        let run_id_tracker = RunIdTracker::new(NodeId::next(), Arc::new(Suspects::new(false)));
+        let run_id_tracker = RunIdTracker::new(
+            NodeId::next(),
+            Arc::new(Suspects::new(false)),
+            Metrics::default(),
+        );
         assert!(
             !makes_suspect(&run_id_tracker, Some("a")).await,
             "the first connection"
