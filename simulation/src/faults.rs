@@ -16,12 +16,15 @@ use tokio::time::{sleep, sleep_until};
 
 use crate::deployment::Topology;
 use crate::network::{Direction, HostId};
-use crate::plan::{Fault, ScheduledFault};
+use crate::plan::{Fault, QUERIES_FAIL_FOR, ScheduledFault};
 use crate::run::{Run, lock};
-use crate::server::{Server, slot};
+use crate::server::{Refusal, Server, slot};
 
 /// How long a master may take to learn that it was replaced, once it is reachable again.
 const MAX_DEMOTION_DELAY: Duration = Duration::from_millis(1000);
+
+/// How long a query that is late, and the next one, may take.
+const MAX_QUERY_TIME: Duration = Duration::from_millis(2500);
 
 const CLOCK_STEP: DataLoss = DataLoss {
     holds: true,
@@ -154,22 +157,41 @@ impl Run<'_> {
                 until.await;
                 self.deployment.set_separated(master, false);
                 self.demote(master).await;
-                match self.plan.sync {
-                    Sync::One => {
-                        self.record_data_loss(from, DataLoss::UNCONFIRMED_WRITES)
-                            .await
-                    }
-                    _ => {
-                        self.set_permits().await;
-                        self.record_data_loss_until(from, replaced, DataLoss::MASTER_PARTITIONED);
-                    }
-                }
+                self.record_cut_off(from, replaced).await;
             }
             Fault::ManualFailover { group } => {
                 let master = self.deployment.masters()[group];
                 self.manual_failover(group, master).await;
                 if self.deployment.topology == Topology::Sentinel {
                     self.record_data_loss(from, DataLoss::UNREPLICATED).await;
+                }
+            }
+            Fault::QueriesFail { group, late } => {
+                let master = self.deployment.masters()[group];
+                match self.deployment.topology {
+                    Topology::Cluster => {
+                        self.set_queries_fail(true, late);
+                        self.manual_failover(group, master).await;
+                        until.await;
+                        self.set_queries_fail(false, late);
+                    }
+                    _ => {
+                        self.deployment.set_separated(master, true);
+                        let fails_from = self.now();
+                        self.set_queries_fail(true, late);
+                        self.elect(group, true).await;
+                        let fails = self.random.between(Duration::ZERO, QUERIES_FAIL_FOR);
+                        sleep(fails).await;
+                        self.set_queries_fail(false, late);
+                        // Pauses between queries do not grow faster than the time in which queries fail.
+                        let failing = Duration::from_nanos(self.now().abs_diff(fails_from));
+                        sleep(failing + MAX_QUERY_TIME).await;
+                        let followed = self.now();
+                        until.await;
+                        self.deployment.set_separated(master, false);
+                        self.demote(master).await;
+                        self.record_cut_off(from, followed).await;
+                    }
                 }
             }
             Fault::SentinelsFrozen { one } => {
@@ -211,6 +233,35 @@ impl Run<'_> {
     async fn record_data_loss(&mut self, from: Time, loss: DataLoss) {
         self.set_permits().await;
         self.record_data_loss_until(from, self.now(), loss);
+    }
+
+    /// Records what may be lost because a master was cut off, and clients used it until they followed its successor.
+    async fn record_cut_off(&mut self, from: Time, followed: Time) {
+        match self.plan.sync {
+            Sync::One => {
+                self.record_data_loss(from, DataLoss::UNCONFIRMED_WRITES)
+                    .await;
+            }
+            _ => {
+                self.set_permits().await;
+                self.record_data_loss_until(from, followed, DataLoss::MASTER_PARTITIONED);
+            }
+        }
+    }
+
+    /// Makes the clients' queries for the current master fail, or ends that. `late`: they do not arrive meanwhile.
+    fn set_queries_fail(&self, fail: bool, late: bool) {
+        let (network, deployment) = (&self.network, &self.deployment);
+        for host in deployment.all_hosts() {
+            if !late {
+                let refusal = fail.then_some(Refusal::Queries);
+                network.with_server(host, |server, _| server.refuse(refusal));
+            } else if deployment.sentinels.contains(&host) {
+                for process in &self.processes {
+                    network.set_cut(process.id(), host, Direction::Up, fail);
+                }
+            }
+        }
     }
 
     fn record_data_loss_until(&self, from: Time, until: Time, loss: DataLoss) {

@@ -11,6 +11,12 @@ use redlatch_robustness::worker::Sync;
 use crate::deployment::Topology;
 use crate::network::{Direction, ProcessId, TCP_USER_TIMEOUT};
 
+/// The longest time from the failure of a master to the promotion of a replica, in any run.
+const MAX_FAILOVER_TIME: Duration = Duration::from_millis(2000);
+
+/// The longest time for which queries fail after a failover ([`Fault::QueriesFail`]).
+pub(crate) const QUERIES_FAIL_FOR: Duration = Duration::from_millis(2000);
+
 /// One run.
 #[derive(Debug, Clone)]
 pub struct Plan {
@@ -116,6 +122,14 @@ pub enum Fault {
         /// Which of the masters.
         group: usize,
     },
+    /// A replica is promoted while clients still reach the old master. They learn of that (the Sentinels publish
+    /// it, or the old master answers MOVED), but for a while their queries for the new master fail.
+    QueriesFail {
+        /// Which of the masters.
+        group: usize,
+        /// Whether Sentinels receive the queries late, instead of refusing them.
+        late: bool,
+    },
     /// One Sentinel is frozen, or all of them, and clients have to reconnect to the master.
     SentinelsFrozen {
         /// Whether only one of them is frozen.
@@ -194,6 +208,23 @@ impl Plan {
                     Topology::Cluster => cluster_fault(&mut random, lease),
                 },
             };
+            // In half of the runs, two faults are replaced by another one.
+            let fault = match fault {
+                Fault::SentinelsFrozen { one: true } if seed % 2 == 1 => {
+                    // The old master stays alive until the first lease has ended at the new one.
+                    until =
+                        until.max(at + MAX_FAILOVER_TIME + QUERIES_FAIL_FOR * 4 + lease * 3 / 2);
+                    let (group, late) = (0, seed % 4 == 1);
+                    Fault::QueriesFail { group, late }
+                }
+                Fault::ManualFailover { group }
+                    if seed % 2 == 1 && topology == Topology::Cluster =>
+                {
+                    let late = false;
+                    Fault::QueriesFail { group, late }
+                }
+                fault => fault,
+            };
             if fault == Fault::Freeze && topology != Topology::Single {
                 // Longer would cause a failover, which is a fault of its own.
                 until = until.min(at + lease / 6);
@@ -202,7 +233,11 @@ impl Plan {
             faults.push(ScheduledFault { from, until, fault });
             at = until;
         }
-        let cuts_off = |one: &ScheduledFault| matches!(one.fault, Fault::MasterCutOff { .. });
+        let cuts_off = |one: &ScheduledFault| {
+            let queries_fail = matches!(one.fault, Fault::QueriesFail { .. });
+            matches!(one.fault, Fault::MasterCutOff { .. })
+                || queries_fail && topology == Topology::Sentinel
+        };
         if sync == Sync::One && faults.iter().any(cuts_off) {
             // Renewals do not wait for replicas: with a lease that is shorter than a failover, a lock would expire
             // at the new master while the old one still renewed it.
@@ -213,7 +248,7 @@ impl Plan {
             seed,
             topology,
             sync,
-            failover_time: millis(400 + random.below(1_600) as u64),
+            failover_time: MAX_FAILOVER_TIME - millis(1_600 - random.below(1_600) as u64),
             processes,
             tasks: 1 + random.below(6),
             // Often several for each client, so that locks pass from one to the next.

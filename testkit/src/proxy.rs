@@ -6,6 +6,7 @@
 //!
 //! All faults are settings in one shared [`State`], which both threads consult:
 //! - Stalled: they neither read nor write until the stall ends or the pair is closed.
+//! - Requests held back: the writer waits, in that direction only.
 //! - Delay: the reader adds it to the due time.
 //! - Discard: the writer counts and drops the data.
 //! - Byte limit: the writer forwards the remaining bytes, and then resets the pair.
@@ -24,6 +25,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pair::Pair;
+
+use crate::server::Server;
 
 /// Interval at which a pending connection to the server is checked for whether it is still wanted.
 const CONNECT_CHECK_INTERVAL: Duration = Duration::from_millis(500);
@@ -46,6 +49,8 @@ struct State {
     refusing: bool,
     stalled: bool,
     delay: Duration,
+    /// Number of reads of what clients sent while it is held back.
+    held_requests: Option<usize>,
     discarding_requests: bool,
     discarding_replies: bool,
     discarded: usize,
@@ -98,7 +103,26 @@ impl Proxy {
     ///
     /// If no port is free.
     pub fn to(port: u16) -> Proxy {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        Proxy::start(0, (Ipv4Addr::LOCALHOST, port).into())
+    }
+
+    /// The same for a server at another address.
+    pub fn to_server(server: &Server) -> Proxy {
+        Proxy::start(0, (server.address(), server.port()).into())
+    }
+
+    /// Starts a proxy at the port of a server that was killed: everyone who knows that address
+    /// reaches the server at `port` instead.
+    ///
+    /// # Panics
+    ///
+    /// If the port is not free.
+    pub fn in_place_of(killed: &Server, port: u16) -> Proxy {
+        Proxy::start(killed.port(), (Ipv4Addr::LOCALHOST, port).into())
+    }
+
+    fn start(own: u16, target: SocketAddr) -> Proxy {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, own)).expect("a free port");
         let own = listener.local_addr().expect("its address").port();
         let shared = Arc::new(Shared {
             state: Mutex::default(),
@@ -113,7 +137,7 @@ impl Proxy {
                 }
                 if !state.refusing {
                     let (shared, ends) = (of_listener.clone(), state.ends);
-                    thread::spawn(move || shared.connect_pair(client, port, ends));
+                    thread::spawn(move || shared.connect_pair(client, target, ends));
                 }
             }
         });
@@ -179,6 +203,21 @@ impl Proxy {
     /// data sent in the meantime is forwarded as well.
     pub fn stall(&self, stalled: bool) {
         self.change(|state| state.stalled = stalled);
+    }
+
+    /// Sets whether what clients send is held back, while the server's data is forwarded. When it
+    /// resumes, all of it is forwarded: it is late.
+    pub fn hold_requests(&self, holding: bool) {
+        self.change(|state| state.held_requests = holding.then_some(0));
+    }
+
+    /// Returns whether anything is held back that clients have sent since the latest
+    /// [`hold_requests`](Proxy::hold_requests).
+    pub fn holds_requests(&self) -> bool {
+        self.shared
+            .lock()
+            .held_requests
+            .is_some_and(|held| held > 0)
     }
 
     /// Sets whether data from clients is discarded.
@@ -260,8 +299,7 @@ impl Shared {
 
     /// Connects a client with the server, unless all connections are ended first. The lock is not
     /// held meanwhile: connecting to a frozen server with a full backlog can take minutes.
-    fn connect_pair(self: Arc<Self>, client: TcpStream, port: u16, ends: u64) {
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    fn connect_pair(self: Arc<Self>, client: TcpStream, address: SocketAddr, ends: u64) {
         let server = loop {
             match TcpStream::connect_timeout(&address, CONNECT_CHECK_INTERVAL) {
                 Ok(server) => break server,
@@ -297,8 +335,11 @@ impl Shared {
     }
 
     /// Waits until data may be read, and returns how long to delay it.
-    fn await_read(&self, pair: &Pair) -> Duration {
+    fn await_read(&self, pair: &Pair, direction: Direction) -> Duration {
         let mut state = self.lock();
+        if let (Direction::Requests, Some(held)) = (direction, &mut state.held_requests) {
+            *held += 1;
+        }
         while state.stalled && !pair.is_closed() {
             state = self.wait(state);
         }
@@ -316,9 +357,10 @@ impl Shared {
         let mut state = self.lock();
         loop {
             let left = due.saturating_duration_since(Instant::now());
+            let is_held = direction == Direction::Requests && state.held_requests.is_some();
             if pair.is_closed() {
                 return Action::Close;
-            } else if state.stalled {
+            } else if state.stalled || is_held {
                 state = self.wait(state);
             } else if !left.is_zero() {
                 let waited = self.changed.wait_timeout(state, left);

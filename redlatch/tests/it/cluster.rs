@@ -5,10 +5,12 @@ use std::future::IntoFuture;
 use std::time::Duration;
 
 use redlatch::{Client, Error};
-use redlatch_testkit::{Cluster, ClusterPlan, Server, shared_cluster, unique};
+use redlatch_testkit::{Cluster, ClusterPlan, Proxy, Server, shared_cluster, unique};
 
 use crate::common::{LONG, WATCHDOG, until, within_limit};
-use crate::topology::{Deployment, failover, long_timeout, retry_transient, steady};
+use crate::topology::{
+    Deployment, LASTING, failover, long_timeout, retry_transient, steady, until_renewed,
+};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_follows_failover_of_killed_master() {
@@ -205,4 +207,104 @@ fn topology_changes_are_detected_in_every_runtime() {
         let before = refreshes();
         until("it refreshes by itself", || async { refreshes() > before }).await;
     });
+}
+
+/// Starts a cluster whose epoch is later than that of any other cluster in these tests.
+fn later_cluster() -> Cluster {
+    let cluster = Cluster::start_with(ClusterPlan {
+        replicas: 0,
+        ..ClusterPlan::default()
+    });
+    // Only a node whose epoch is not the latest one begins another one.
+    for node in (0..3).cycle().take(30) {
+        let _: String = cluster.command(node, &["CLUSTER", "BUMPEPOCH"]);
+    }
+    // Otherwise a replica of a node whose address is reused would replicate from here.
+    for node in cluster.nodes() {
+        let () = node.command(&["ACL", "SETUSER", "default", "-psync", "-sync"]);
+    }
+    cluster
+}
+
+/// Asserts that a name is held and that no node of another cluster has run a script.
+async fn assert_held_elsewhere(other: &Client, held: &redlatch::Guard, foreign: &Cluster) {
+    let lock = other.lock(held.name());
+    let acquired = retry_transient(|| lock.try_lock()).await;
+    let (is_second, is_valid) = (acquired.is_some(), held.is_valid());
+    for node in foreign.nodes() {
+        let calls = node.command::<String>(&["INFO", "commandstats"]);
+        assert!(!calls.contains("eval"), "{calls}");
+    }
+    assert!(
+        is_valid && !is_second,
+        "valid: {is_valid}, second holder: {is_second}"
+    );
+}
+
+/// The address of a master that failed belongs to a node of another cluster. No name is acquired there, and the holder in
+/// the right cluster stays valid.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn node_of_another_cluster_at_address_of_master_is_not_used() {
+    let (mut cluster, foreign) = (Cluster::start(), later_cluster());
+    let url = cluster.url();
+    let settings = || long_timeout().watchdog_lease(LASTING);
+    let (holder, other) = (
+        retry_transient(|| settings().connect(&url)).await,
+        retry_transient(|| settings().connect(&url)).await,
+    );
+    let held = retry_transient(|| holder.lock("{a}:held").lock()).await;
+    assert!(other.lock("{a}:held").try_lock().await.unwrap().is_none());
+    let master = cluster.master_of_key("{a}");
+    let same_slots = foreign.nodes()[foreign.master_of_key("{a}")].port();
+    cluster.kill(master);
+    let _reused = Proxy::in_place_of(&cluster.nodes()[master], same_slots);
+    assert_held_elsewhere(&other, &held, &foreign).await;
+    for n in 0..20 {
+        let lock = other.lock(&format!("{{a}}:{n}"));
+        let guard = retry_transient(|| lock.lock()).await;
+        guard.unlock().await.unwrap();
+    }
+    let new = cluster.await_master_change("{a}", master);
+    until_renewed(&cluster.nodes()[new], "{a}:held").await;
+    assert_held_elsewhere(&other, &held, &foreign).await;
+    held.unlock().await.unwrap();
+}
+
+/// The same for the address of a replica that the client knows from its URL. Its node is queried when no other
+/// one answers, and reports a later epoch than all of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn node_of_another_cluster_does_not_replace_map() {
+    let Deployment::Cluster(mut cluster) = Deployment::steady_cluster() else {
+        unreachable!()
+    };
+    let foreign = later_cluster();
+    let url = cluster.url();
+    let settings = || long_timeout().watchdog_lease(LASTING);
+    let (holder, other) = (
+        retry_transient(|| settings().connect(&url)).await,
+        retry_transient(|| settings().connect(&url)).await,
+    );
+    let held = retry_transient(|| holder.lock("{a}:held").lock()).await;
+    let replica = 5;
+    cluster.kill(replica);
+    let reused = &cluster.nodes()[replica];
+    let _reused = Proxy::in_place_of(reused, foreign.nodes()[0].port());
+    (0..replica).for_each(|node| cluster.freeze(node));
+    // All other nodes are queried once, and do not answer in time.
+    let connections = || foreign.nodes()[0].info("total_connections_received");
+    let before = connections();
+    let lock = other.lock("{a}:held");
+    let attempt = tokio::spawn(lock.try_lock().into_future());
+    until("the foreign node is queried", || async {
+        connections().parse::<u64>().unwrap() > before.parse::<u64>().unwrap() + 10
+    })
+    .await;
+    (0..replica).for_each(|node| cluster.thaw(node));
+    let attempt = within_limit("answered", attempt).await.unwrap();
+    assert!(
+        attempt.is_err() || attempt.unwrap().is_none(),
+        "a second holder"
+    );
+    assert_held_elsewhere(&other, &held, &foreign).await;
+    held.unlock().await.unwrap();
 }

@@ -5,10 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redlatch::{Client, Error, ReplicaSync};
-use redlatch_testkit::{SentinelPlan, Sentinels, Server, fake_sentinel, shared_sentinels, unique};
+use redlatch_testkit::{
+    Proxy, SentinelPlan, Sentinels, Server, fake_sentinel, shared_sentinels, unique,
+};
 
 use crate::common::{LONG, retry_if_late, until, within_limit};
-use crate::topology::{Deployment, failover, long_timeout, retry_transient, steady};
+use crate::topology::{
+    Deployment, LASTING, failover, long_timeout, retry_transient, steady, until_renewed,
+};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_follows_failover_of_killed_master() {
@@ -199,4 +203,76 @@ async fn unconfirmed_permits_are_not_released_to_another_master() {
     within_limit("settled", client.flush()).await;
     let new = &all.servers()[master.unwrap()];
     assert_eq!(new.command::<String>(&["GET", seen.name()]), "1");
+}
+
+/// The sentinels publish a failover, and the queries behind their messages are late. The former master still
+/// answers as a master. The client leaves it nevertheless, with all connections at once, and its lock stays valid.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failover_is_followed_although_queries_behind_its_messages_are_late() {
+    let all = Arc::new(Sentinels::start());
+    let proxies: Vec<Proxy> = all.sentinels().iter().map(Proxy::to_server).collect();
+    let addresses = proxies
+        .iter()
+        .map(|one| format!("127.0.0.1:{}", one.port()));
+    let addresses = addresses.collect::<Vec<_>>().join(",");
+    let name = all.url().rsplit('/').next().unwrap().to_owned();
+    let url = format!("redis+sentinel://{addresses}/{name}");
+    let settings = || long_timeout().watchdog_lease(LASTING);
+    // It awaits replicas, so it has two connections to the master.
+    let client = retry_transient(|| settings().connect(&url)).await;
+    let held = retry_transient(|| client.lock("held").lock()).await;
+    let old = all.master();
+    // The sentinels cannot make it a replica.
+    let () = all.command(
+        old,
+        &["ACL", "SETUSER", "default", "-slaveof", "-replicaof"],
+    );
+
+    let hold_queries = |held| proxies.iter().for_each(|one| one.hold_requests(held));
+    hold_queries(true);
+    let failover = tokio::task::spawn_blocking({
+        let all = all.clone();
+        move || all.fail_over()
+    });
+    let new = failover.await.unwrap();
+    until("all sentinels have published it", || async {
+        all.sentinels().iter().all(|sentinel| {
+            let query = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &name];
+            let (_, port): (String, u16) = sentinel.command(&query);
+            port == all.servers()[new].port()
+        })
+    })
+    .await;
+    hold_queries(true);
+    until("the client has queried once more", || async {
+        proxies.iter().any(Proxy::holds_requests)
+    })
+    .await;
+    let role: Vec<redis::Value> = all.command(old, &["ROLE"]);
+    assert_eq!(role[0], redis::Value::BulkString(b"master".to_vec()));
+    hold_queries(false);
+
+    // One of its connections breaks, and finds the new master.
+    let connections: String = all.command(old, &["CLIENT", "LIST"]);
+    let attempts = connections.lines().find(|line| line.contains(" cmd=wait "));
+    let id = attempts.unwrap().split([' ', '=']).nth(1).unwrap();
+    let _: i64 = all.command(old, &["CLIENT", "KILL", "ID", id]);
+    for n in 0..20 {
+        let lock = client.lock(&format!("both-{n}"));
+        let guard = retry_transient(|| lock.lock()).await;
+        guard.unlock().await.unwrap();
+    }
+    until_renewed(&all.servers()[new], "held").await;
+    assert!(held.is_valid());
+    let other = settings().connect(&all.url()).await.unwrap();
+    let waiting = retry_if_late(|| {
+        other
+            .lock("held")
+            .try_lock()
+            .wait(Duration::from_millis(50))
+    });
+    assert!(waiting.await.is_none(), "a second holder");
+    held.unlock().await.unwrap();
+    let left: Vec<String> = all.command(new, &["KEYS", "both-*"]);
+    assert_eq!(left, Vec::<String>::new());
 }

@@ -23,6 +23,8 @@ pub(crate) struct Needs {
     pub(crate) no_failover: bool,
     /// Whether one of the three sentinels that clients know reports a wrong master.
     pub(crate) fake_sentinel: bool,
+    /// Whether the network between clients and sentinels can be broken.
+    pub(crate) sentinel_network: bool,
 }
 
 impl Needs {
@@ -32,6 +34,7 @@ impl Needs {
         partitions: false,
         no_failover: false,
         fake_sentinel: false,
+        sentinel_network: false,
     };
 }
 
@@ -77,6 +80,11 @@ pub(crate) trait Deployment {
     /// Returns the sentinels, if this is a Sentinel deployment.
     fn sentinels(&mut self) -> Option<&mut Sentinels> {
         None
+    }
+
+    /// Returns the network between clients and sentinels, if it was requested.
+    fn sentinel_network(&self) -> &[Proxy] {
+        &[]
     }
 
     /// Returns the server that a wrong sentinel reports as the master, if there is one.

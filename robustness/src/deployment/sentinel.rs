@@ -1,6 +1,6 @@
 //! A master, two replicas and three sentinels.
 
-use redlatch_testkit::{SentinelPlan, Sentinels, Server, fake_sentinel};
+use redlatch_testkit::{Proxy, SentinelPlan, Sentinels, Server, fake_sentinel};
 
 use super::{DURABLE, Deployment, Needs};
 use crate::Result;
@@ -8,6 +8,8 @@ use crate::Result;
 pub(super) struct SentinelDeployment {
     all: Sentinels,
     url: String,
+    /// Between clients and sentinels, if that network can be broken.
+    proxies: Vec<Proxy>,
     /// The server that a wrong sentinel reports as the master.
     decoy: Option<Server>,
 }
@@ -26,7 +28,24 @@ impl SentinelDeployment {
             let fake_port = fake_sentinel(decoy.port());
             url = url.replacen(&format!(":{}", honest.port()), &format!(":{fake_port}"), 1);
         }
-        SentinelDeployment { all, url, decoy }
+        let mut proxies = Vec::new();
+        if needs.sentinel_network {
+            for sentinel in all.sentinels() {
+                let proxy = Proxy::to_server(sentinel);
+                let (direct, through) = (
+                    format!("{}:{}", sentinel.address(), sentinel.port()),
+                    format!("127.0.0.1:{}", proxy.port()),
+                );
+                url = url.replacen(&direct, &through, 1);
+                proxies.push(proxy);
+            }
+        }
+        SentinelDeployment {
+            all,
+            url,
+            proxies,
+            decoy,
+        }
     }
 }
 
@@ -67,6 +86,10 @@ impl Deployment for SentinelDeployment {
 
     fn sentinels(&mut self) -> Option<&mut Sentinels> {
         Some(&mut self.all)
+    }
+
+    fn sentinel_network(&self) -> &[Proxy] {
+        &self.proxies
     }
 
     fn decoy(&self) -> Option<&Server> {

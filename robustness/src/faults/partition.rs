@@ -4,6 +4,8 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use redlatch_testkit::Proxy;
+
 use super::fault::{BASE, Fault};
 use crate::Result;
 use crate::checker::{Losses, MARGIN};
@@ -30,7 +32,7 @@ const PARTITION: Fault = Fault {
     ..BASE
 };
 
-pub(super) const FAULTS: [Fault; 3] = [
+pub(super) const FAULTS: [Fault; 4] = [
     Fault {
         name: "master partitioned",
         losses: Losses::Any,
@@ -47,6 +49,19 @@ pub(super) const FAULTS: [Fault; 3] = [
         inject: |context, duration| {
             partition_with_loss(context, duration, DataLoss::MASTER_PARTITIONED)
         },
+        ..PARTITION
+    },
+    Fault {
+        name: "master partitioned, queries late",
+        description: "the same, and the first queries of the clients behind the sentinels' messages arrive \
+               when the clients no longer wait for them",
+        topologies: &[Topology::Sentinel],
+        needs: Needs {
+            sentinel_network: true,
+            ..PARTITION.needs
+        },
+        losses: Losses::Any,
+        inject: partition_with_data_loss,
         ..PARTITION
     },
     // Renewals do not wait for replicas: with a lease shorter than a failover, earlier holds would expire at the
@@ -73,19 +88,48 @@ fn partition_with_loss(context: &mut Context, duration: Duration, loss: DataLoss
     Ok(())
 }
 
-/// Cuts off a master. Returns when the new master was known.
+/// Cuts off a master. Returns when clients knew the new master.
 fn partition_master(context: &mut Context, duration: Duration) -> Result<i64> {
     let master = context.master()?;
     context.with_fault_window(|context| {
         let partition = Partition::of(context.server(master).address())?;
+        hold_queries(context, true);
         context.deployment.await_successor(master)?;
+        await_queries(context)?;
+        hold_queries(context, false);
         let at = now();
         await_clients_gone(context, master)?;
+        let left_at = now();
         sleep(duration);
         drop(partition);
         context.deployment.await_healthy();
-        Ok(at)
+        match context.deployment.sentinel_network() {
+            [] => Ok(at),
+            // Clients whose queries were late leave later.
+            _ => Ok(left_at),
+        }
     })
+}
+
+/// Holds the clients' queries to the sentinels back, where that network can be broken, or ends that.
+fn hold_queries(context: &Context, held: bool) {
+    for proxy in context.deployment.sentinel_network() {
+        proxy.hold_requests(held);
+    }
+}
+
+/// Waits until clients have queried the sentinels once more.
+fn await_queries(context: &Context) -> Result<()> {
+    hold_queries(context, true);
+    let end = Instant::now() + MARGIN * 4;
+    let network = context.deployment.sentinel_network();
+    while !network.iter().all(Proxy::holds_requests) {
+        if Instant::now() > end {
+            return Err("the clients query the sentinels no more".into());
+        }
+        sleep(Duration::from_millis(20));
+    }
+    Ok(())
 }
 
 /// Waits until no client is connected to a server that still answers.

@@ -388,7 +388,10 @@ impl Call<'_> {
         if spec.writes {
             state.check_writable()?;
         }
-        if state.refusal == Some(Refusal::Loading) && !spec.before_login {
+        let is_query = matches!(spec.name, "CLUSTER" | "SENTINEL");
+        if state.refusal == Some(Refusal::Loading) && !spec.before_login
+            || state.refusal == Some(Refusal::Queries) && is_query
+        {
             return Err(refused("LOADING Redis is loading the dataset in memory"));
         }
         let answer = (spec.run)(&mut self);

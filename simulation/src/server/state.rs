@@ -61,6 +61,8 @@ pub enum Refusal {
     DiskError,
     /// All commands are refused until the data is loaded.
     Loading,
+    /// Queries for the topology are refused (`CLUSTER`, `SENTINEL`), and nothing else.
+    Queries,
 }
 
 /// The state of a server without its interpreter, which runs scripts on it.

@@ -98,7 +98,7 @@ impl Pair {
     fn read_loop(&self, direction: Direction, shared: &Shared, sender: &Sender<Delayed>) {
         let mut buffer = [0; 16 * 1024];
         while let Ok(read @ 1..) = self.from(direction).read(&mut buffer) {
-            let due = Instant::now() + shared.await_read(self);
+            let due = Instant::now() + shared.await_read(self, direction);
             if sender.send((due, buffer[..read].to_vec())).is_err() {
                 return;
             }

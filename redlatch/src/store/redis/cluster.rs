@@ -9,6 +9,7 @@
 //!    is earlier than that of the map in use, or, for a slot that MOVED has moved, if its epoch is not
 //!    later than at that time. Both rules end after [`OLD_EPOCH_IGNORED_FOR`], because a cluster that was set
 //!    up again has earlier epochs.
+//! 5. An answer of a node of another cluster does not count, and such a node is not used ([`super::node_ids`]).
 //!
 //! A node may have no host name (`?`). CLUSTER SLOTS then gives its address separately, but redirections do not. After
 //! such a MOVED the nodes are queried once more; such an ASK leads to the only other master with its port.
@@ -25,7 +26,8 @@ use super::connection::{ReconnectingConnection, Target};
 use super::endpoint::{Endpoint, UNKNOWN_HOST};
 use super::exchange_error::ExchangeError;
 use super::node::{Node, NodeSettings};
-use super::pubsub::text_field;
+use super::node_ids::NodeIds;
+use super::pubsub::{as_text, text_field};
 use super::refresh_task::{MIN_QUERY_TIME, MIN_REFRESH_INTERVAL, RefreshTask, answer_within};
 use super::run_id_tracker::info_field;
 use super::slot::SLOT_COUNT;
@@ -49,6 +51,7 @@ pub(super) struct Cluster {
     seeds: Vec<Endpoint>,
     settings: NodeSettings,
     map: Mutex<SlotMap>,
+    ids: Arc<Mutex<NodeIds>>,
     /// Number of completed queries of the nodes.
     refreshes: watch::Sender<u64>,
     refresh_task: RefreshTask,
@@ -108,6 +111,14 @@ struct SlotReport {
     is_healthy: bool,
     epoch: u64,
     ranges: Vec<SlotRange>,
+    /// The ids of all nodes with slots, and of their replicas.
+    ids: BTreeMap<Endpoint, String>,
+}
+
+impl SlotReport {
+    fn has_node(&self, id: &str) -> bool {
+        self.ids.values().any(|other| other == id)
+    }
 }
 
 impl Cluster {
@@ -116,6 +127,7 @@ impl Cluster {
             seeds,
             settings,
             map: Mutex::default(),
+            ids: Arc::default(),
             refreshes: watch::Sender::new(0),
             refresh_task: RefreshTask::default(),
         })
@@ -246,16 +258,25 @@ impl Cluster {
             report.ok()
         };
         let queries = self.nodes_to_query(connected).into_iter().map(query);
+        let is_ours = |report: &SlotReport| {
+            let ids = self.ids.lock();
+            ids.accepts_answer(&report.ids, Instant::now())
+        };
         let enough = |answers: &[Option<Option<SlotReport>>]| {
             let mut reports = answers.iter().flatten().flatten();
-            reports.any(|report| report.is_healthy)
+            reports.any(|report| report.is_healthy && is_ours(report))
         };
         let answers = join_until(queries, enough, MIN_QUERY_TIME).await;
-        let reports = answers.into_iter().flatten().flatten();
-        let latest = reports.max_by_key(|report| (report.is_healthy, report.epoch));
+        let reports = answers.into_iter().flatten().flatten().filter(is_ours);
+        let reports: Vec<SlotReport> = reports.collect();
+        for report in &reports {
+            let mut ids = self.ids.lock();
+            ids.record_answer(&report.ids, Instant::now());
+        }
+        let latest = best_report(&reports);
         // Use an answer of a node that is cut off only if there is no map at all.
         let latest = latest.filter(|latest| latest.is_healthy || self.map.lock().ranges.is_empty());
-        latest.is_some_and(|report| self.apply_report(&report))
+        latest.is_some_and(|report| self.apply_report(report))
     }
 
     fn nodes_to_query(&self, connected: bool) -> Vec<(Endpoint, Arc<ReconnectingConnection>)> {
@@ -288,6 +309,7 @@ impl Cluster {
         let before = map.masters();
         map.current_epoch = Some((report.epoch, now));
         map.ranges.clone_from(&report.ranges);
+        self.ids.lock().replace(&report.ids, now);
         map.moved.retain(|_, moved| {
             report.epoch <= moved.epoch && now < moved.at + OLD_EPOCH_IGNORED_FOR
         });
@@ -326,7 +348,8 @@ impl Cluster {
 
     /// Returns the node at this address, which need not be connected yet.
     fn node(&self, map: &mut SlotMap, at: &Endpoint) -> Arc<Node> {
-        let new = || Node::new(&self.settings, &Target::Fixed(at.to_addr()));
+        let target = || Target::ClusterNode(at.clone(), self.ids.clone());
+        let new = || Node::new(&self.settings, &target());
         map.nodes.entry(at.clone()).or_insert_with(new).clone()
     }
 
@@ -336,6 +359,18 @@ impl Cluster {
         let responder = map.owner(slot).or_else(|| self.seeds.first())?;
         Endpoint::parse_redirect(address, responder)
     }
+}
+
+/// Returns the best of several answers: of the cluster to which most answering nodes belong, if addresses in the URL are
+/// those of another one; of a node that reports that the cluster works; and the latest.
+fn best_report(reports: &[SlotReport]) -> Option<&SlotReport> {
+    let same_cluster = |one: &SlotReport| {
+        let shares_node = |other: &&SlotReport| one.ids.values().any(|id| other.has_node(id));
+        reports.iter().filter(shares_node).count()
+    };
+    reports
+        .iter()
+        .max_by_key(|report| (same_cluster(report), report.is_healthy, report.epoch))
 }
 
 /// Updates the map when there is a reason to, and periodically.
@@ -368,6 +403,8 @@ async fn fetch_slots(
     let Value::Array(ranges) = slots else {
         return Err(ExchangeError::not_executed("unexpected reply"));
     };
+    let ids = ranges.iter().flat_map(|range| parse_ids(at, range));
+    let ids = ids.collect();
     let mut ranges: Vec<_> = ranges
         .iter()
         .filter_map(|range| parse_slot_range(at, range))
@@ -379,6 +416,7 @@ async fn fetch_slots(
         is_healthy: info_field(&info, "cluster_state") == Some("ok"),
         epoch: epoch.unwrap_or(0),
         ranges,
+        ids,
     })
 }
 
@@ -387,41 +425,57 @@ fn parse_slot_range(responder: &Endpoint, range: &Value) -> Option<SlotRange> {
     let Value::Array(parts) = range else {
         return None;
     };
-    let [
-        Value::Int(first),
-        Value::Int(last),
-        Value::Array(master),
-        ..,
-    ] = parts.as_slice()
-    else {
+    let [Value::Int(first), Value::Int(last), master, ..] = parts.as_slice() else {
         return None;
     };
-    let host = match master.first() {
+    Some((
+        u16::try_from(*first).ok()?,
+        u16::try_from(*last)
+            .ok()
+            .filter(|last| *last < SLOT_COUNT)?,
+        parse_node(responder, master)?,
+    ))
+}
+
+/// Returns the ids of the master and the replicas of a slot range.
+fn parse_ids(responder: &Endpoint, range: &Value) -> Vec<(Endpoint, String)> {
+    let Value::Array(parts) = range else {
+        return Vec::new();
+    };
+    let id = |node: &Value| match node {
+        Value::Array(parts) => as_text(parts.get(2)).map(str::to_owned),
+        _ => None,
+    };
+    let nodes = parts.iter().skip(2);
+    nodes
+        .filter_map(|node| Some((parse_node(responder, node)?, id(node)?)))
+        .collect()
+}
+
+/// `[host, port, id, metadata]`
+fn parse_node(responder: &Endpoint, node: &Value) -> Option<Endpoint> {
+    let Value::Array(node) = node else {
+        return None;
+    };
+    let host = match node.first() {
         Some(Value::BulkString(host)) => std::str::from_utf8(host).ok()?,
         Some(Value::SimpleString(host)) => host,
         // The answering node does not know its own host.
         Some(Value::Nil) => "",
         _ => return None,
     };
-    let Some(Value::Int(port)) = master.get(1) else {
+    let Some(Value::Int(port)) = node.get(1) else {
         return None;
     };
     let host = match host {
         // A node without an address does not know its own yet, so it is the answering node.
         UNKNOWN_HOST => {
-            let metadata = master.get(3).unwrap_or(&Value::Nil);
+            let metadata = node.get(3).unwrap_or(&Value::Nil);
             text_field(metadata, "ip").unwrap_or_default()
         }
         host => host,
     };
-    let endpoint = responder.with_host_and_port(host, u16::try_from(*port).ok()?);
-    Some((
-        u16::try_from(*first).ok()?,
-        u16::try_from(*last)
-            .ok()
-            .filter(|last| *last < SLOT_COUNT)?,
-        endpoint,
-    ))
+    Some(responder.with_host_and_port(host, u16::try_from(*port).ok()?))
 }
 
 #[cfg(test)]
@@ -457,6 +511,7 @@ mod tests {
             is_healthy: true,
             epoch,
             ranges: vec![(0, SLOT_COUNT - 1, at(owner))],
+            ids: BTreeMap::new(),
         }
     }
 
@@ -497,6 +552,44 @@ mod tests {
         tokio::time::advance(OLD_EPOCH_IGNORED_FOR).await;
         assert!(cluster.apply_report(&report(1, 20)));
         assert_eq!(owners(&cluster), [20, 20]);
+    }
+
+    #[test]
+    fn best_report_is_latest_of_most_nodes() {
+        let report = |is_healthy, epoch, ids: &[(u16, &str)]| SlotReport {
+            is_healthy,
+            ids: ids
+                .iter()
+                .map(|&(port, id)| (at(port), id.into()))
+                .collect(),
+            ..report(epoch, 1)
+        };
+        let best = |reports: &[SlotReport]| best_report(reports).map(|best| best.epoch);
+        let ours: &[(u16, &str)] = &[(1, "a"), (2, "b")];
+        let (renamed, foreign): (&[_], &[_]) = (&[(7, "b"), (3, "c")], &[(1, "x")]);
+        assert_eq!(best(&[]), None);
+        let (earlier, later) = (report(true, 1, ours), report(true, 2, renamed));
+        assert_eq!(best(&[earlier, later]), Some(2));
+        let (cut_off, healthy) = (report(false, 2, ours), report(true, 1, ours));
+        assert_eq!(best(&[cut_off, healthy]), Some(1));
+        let (one, other) = (report(false, 1, ours), report(false, 2, renamed));
+        assert_eq!(best(&[one, other, report(true, 9, foreign)]), Some(2));
+        // Before Redis 4.0 nodes had no ids.
+        assert_eq!(best(&[report(true, 1, &[]), report(true, 2, &[])]), Some(2));
+    }
+
+    #[test]
+    fn ids_of_masters_and_replicas_are_known() {
+        let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+        let node = |host: Value, port: i64, id: &str| {
+            Value::Array(vec![host, Value::Int(port), text(id), Value::Nil])
+        };
+        let slots = [Value::Int(0), Value::Int(9)];
+        let nodes = [node(Value::Nil, 7, "a"), node(text("other"), 8, "b")];
+        let range = Value::Array(slots.into_iter().chain(nodes).collect());
+        let ids = parse_ids(&Endpoint::new("responder", 1), &range);
+        let ids = ids.iter().map(|(at, id)| format!("{at} {id}"));
+        assert_eq!(ids.collect::<Vec<_>>(), ["responder:7 a", "other:8 b"]);
     }
 
     #[test]

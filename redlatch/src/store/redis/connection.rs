@@ -31,6 +31,7 @@ use super::connection_config::ConnectionConfig;
 use super::connector::RawConnection;
 use super::endpoint::Endpoint;
 use super::exchange_error::ExchangeError;
+use super::node_ids::NodeIds;
 use super::pubsub::{
     CHANNELS_PER_SUBSCRIBE, SubscriptionMode, as_text, breaks_connection, resubscribe,
 };
@@ -68,6 +69,8 @@ pub(super) struct ReconnectingConnection {
 pub(super) enum Target {
     /// At one fixed address.
     Fixed(ConnectionAddr),
+    /// At one fixed address, where a node of the cluster with these ids is expected.
+    ClusterNode(Endpoint, Arc<Mutex<NodeIds>>),
     /// At an address that a resolver resolves for each connection.
     CurrentMaster(Arc<dyn MasterResolver>),
 }
@@ -76,6 +79,9 @@ pub(super) enum Target {
 pub(super) trait MasterResolver: Send + Sync {
     /// Returns the current address.
     fn resolve(self: Arc<Self>) -> Boxed<'static, Result<Endpoint, ExchangeError>>;
+
+    /// Returns whether this is the current address, as far as is known.
+    fn is_current(&self, endpoint: &Endpoint) -> bool;
 }
 
 /// The current try to connect. It runs in a task of its own: a caller may stop waiting without restarting it
@@ -113,6 +119,9 @@ struct Shared {
 /// Numbers the established connections of a [`ReconnectingConnection`], so that late events of an old one do not end a
 /// new one.
 pub(super) type Generation = u64;
+
+/// Reason of the failure to connect to a server that is known to be replaced meanwhile.
+const REPLACED_WHILE_CONNECTING: &str = "another server replaced this one while connecting";
 
 /// Number of clones of a connection that are kept for later commands.
 const MAX_IDLE_HANDLES: usize = 64;
@@ -294,9 +303,14 @@ impl ReconnectingConnection {
     async fn connect(&self, generation: Generation) -> Result<LiveConnection, ExchangeError> {
         let (addr, endpoint) = match &self.target {
             Target::Fixed(addr) => (addr.clone(), None),
+            Target::ClusterNode(at, _) => (at.to_addr(), None),
             Target::CurrentMaster(resolver) => {
                 let endpoint = resolver.clone().resolve().await?;
                 self.connecting.lock().endpoint = Some(endpoint.clone());
+                // A change from now on invalidates this connection.
+                if !resolver.is_current(&endpoint) {
+                    return Err(ExchangeError::not_executed(REPLACED_WHILE_CONNECTING));
+                }
                 (endpoint.to_addr(), Some(endpoint))
             }
         };
@@ -309,6 +323,9 @@ impl ReconnectingConnection {
         let mut raw = self.config.connect(&addr, &config).await?;
         if let Some(endpoint) = &endpoint {
             is_master(&mut raw.connection, endpoint).await?;
+        }
+        if let Target::ClusterNode(at, ids) = &self.target {
+            is_of_cluster(&mut raw.connection, at, ids).await?;
         }
         let channel = self.can_be_replaced().then(shared_oneshot::channel);
         let (invalidated, receiver) = channel.unzip();
@@ -374,10 +391,7 @@ impl ReconnectingConnection {
             let unwanted: Vec<String> = {
                 let connecting = self.connecting.lock();
                 if connecting.invalidated >= established.live.generation {
-                    return Err(std::io::Error::other(
-                        "another server replaced this one while connecting",
-                    )
-                    .into());
+                    return Err(std::io::Error::other(REPLACED_WHILE_CONNECTING).into());
                 }
                 let channels = self.shared.channels.lock();
                 let unwanted: Vec<String> = restored.difference(&channels).cloned().collect();
@@ -608,6 +622,24 @@ async fn is_master(
         other => Err(ExchangeError::Permanent(Error::UnsupportedServer {
             reason: format!("its reply to ROLE contains no role: {other:?}"),
         })),
+    }
+}
+
+/// Checks the id of a node of a cluster. A user without the right to query it cannot notice that the address was reused.
+async fn is_of_cluster(
+    connection: &mut MultiplexedConnection,
+    at: &Endpoint,
+    ids: &Mutex<NodeIds>,
+) -> Result<(), ExchangeError> {
+    let query = redis::cmd("CLUSTER").arg("MYID").take();
+    let id = connection.send_packed_command(&query).await;
+    let id = id.map_err(|e| ExchangeError::from_connect_error(&e))?;
+    match as_text(Some(&id)) {
+        Some(id) if !ids.lock().accepts_node(at, id, Instant::now()) => {
+            let reason = format!("{at} is now the address of a node of another cluster");
+            Err(ExchangeError::not_executed(reason))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -2,28 +2,47 @@
 //!
 //! A sentinel may be down, slow, cut off or wrong. So:
 //!
-//! 1. All sentinels are queried, and the address that most of them name counts.
+//! 1. All sentinels are queried, and the address that most of them name counts ([`super::master_view`] decides).
 //! 2. The server that they name must confirm that it is a master ([`super::connection`] queries its role).
 //! 3. The sentinels publish failovers. A message, a broken connection or a missing answer is only a reason
 //!    to repeat the query.
-//! 4. A connection that leads to another server than the master is invalidated.
+//! 4. There is one view of the master, which only the answers to these queries change. A connection that leads
+//!    elsewhere is invalidated when the view changes, in any state, and connects to the master of the view.
+//!
+//! **Invariant**: a client uses one master at a time, and at most [`REFRESH_INTERVAL`] and two
+//! [`QUERY_TIMEOUT`]s after a sentinel published a failover, none of its connections leads to the former master.
+//! That holds if most sentinels can be reached and know the failover (each learns of it within two seconds). A
+//! client that reaches none of them stays at the former master for as long as that calls itself a master;
+//! it cannot know better. Then only [`ReplicaSync`](super::ReplicaSync) prevents a second holder.
+//!
+//! What must not happen, and what prevents it. Feared most: a former master is cut off from the others, not from
+//! its clients, and still calls itself a master. One client renews its lock there while another one
+//! acquires the lock on the new master.
+//!
+//! - *The message arrives, and the query behind it fails or is late.* A message is received only once, so no query
+//!   is the last one: see [`super::master_view`].
+//! - *A client uses both masters.* A new connection uses the view, too, and compares it once more after it recorded
+//!   where it leads: either it finds the change, or the change finds the connection.
+//! - *The client returns to the former master*, because only a sentinel that missed the failover answers. An answer
+//!   with an earlier epoch does not move a connection away from a master that works.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::sync::Notify;
-use tokio::time::{sleep, timeout};
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, timeout_at};
 
 use super::connection::{MasterResolver, Preamble, ReconnectingConnection, Target};
 use super::connection_config::ConnectionConfig;
 use super::endpoint::Endpoint;
 use super::exchange_error::ExchangeError;
+#[cfg(doc)]
+use super::master_view::REFRESH_INTERVAL;
+use super::master_view::{MasterView, SentinelReply, Verdict, most_voted};
 use super::pubsub::{SubscriptionMode, text_field};
-use super::refresh_task::{MIN_QUERY_TIME, MIN_REFRESH_INTERVAL, RefreshTask, answer_within};
+use super::refresh_task::{MIN_QUERY_TIME, RefreshTask, answer_within};
 use crate::error::Error;
 use crate::join::{Boxed, join_until};
-use crate::lease::MAX_LEASE;
 use crate::store::{SharedSubscriber, Subscriber};
 use crate::sync::Mutex;
 
@@ -33,26 +52,26 @@ const SWITCH_MASTER_CHANNEL: &str = "+switch-master";
 /// Time limit for one sentinel. A failover is followed even if some sentinels hang.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Interval at which the client tries to reconnect to sentinels without a connection.
-const RECONNECT_INTERVAL: Duration = Duration::from_secs(3);
-
 pub(super) struct Sentinels {
     master: String,
     sentinels: Vec<(Endpoint, Arc<ReconnectingConnection>)>,
     /// The connections that must lead to the master.
     master_connections: Mutex<Vec<Weak<ReconnectingConnection>>>,
-    /// The master at the last check.
-    latest_master: Mutex<Option<Endpoint>>,
+    view: Arc<SharedView>,
+    /// The outcome of the latest query.
+    latest: watch::Sender<Option<Result<Endpoint, ExchangeError>>>,
     refresh_task: RefreshTask,
 }
 
-/// One sentinel's answer.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct SentinelReply {
-    endpoint: Endpoint,
-    /// Increases with every failover.
-    epoch: u64,
+/// What is known about the master. Receives what the sentinels publish.
+struct SharedView {
+    view: Mutex<MasterView>,
+    /// Notified when the next query may have to be earlier.
+    changed: Arc<Notify>,
 }
+
+/// The outcome of a query of one sentinel, `None` if it does not know the master, or the failure and the sentinel.
+type SentinelAnswer<'a> = Result<Option<SentinelReply>, (&'a Endpoint, ExchangeError)>;
 
 impl Sentinels {
     pub(super) fn new(
@@ -62,7 +81,11 @@ impl Sentinels {
         connect_timeout: Duration,
     ) -> Arc<Sentinels> {
         let refresh_task = RefreshTask::default();
-        let subscriber: SharedSubscriber = refresh_task.signal.clone();
+        let view = Arc::new(SharedView {
+            view: Mutex::new(MasterView::new(sentinels.len(), Instant::now())),
+            changed: refresh_task.signal.clone(),
+        });
+        let subscriber: SharedSubscriber = view.clone();
         let connection = |endpoint: &Endpoint| {
             let connection = ReconnectingConnection::new(
                 config.clone(),
@@ -80,7 +103,8 @@ impl Sentinels {
             master,
             sentinels: sentinels.iter().map(connection).collect(),
             master_connections: Mutex::default(),
-            latest_master: Mutex::default(),
+            view,
+            latest: watch::Sender::new(None),
             refresh_task,
         })
     }
@@ -96,7 +120,7 @@ impl Sentinels {
     /// Handles a sign of a failover.
     pub(super) fn request_refresh(self: &Arc<Self>) {
         self.ensure_refresh_task();
-        self.refresh_task.signal.notify_one();
+        self.view.suspect();
     }
 
     /// Watches for changes from now on, for as long as the runtime lives.
@@ -105,26 +129,27 @@ impl Sentinels {
         self.refresh_task.ensure_running(refresh);
     }
 
-    /// Returns the master that most sentinels name.
-    async fn query_master(&self) -> Result<Endpoint, ExchangeError> {
+    /// Queries all sentinels. Returns when most of them name the same master, or all have answered or failed.
+    async fn query(&self) -> Vec<Option<SentinelAnswer<'_>>> {
         let queries = self.sentinels.iter().map(|(at, connection)| async move {
             let query = self.query_sentinel(at, connection);
             let answer = answer_within(QUERY_TIMEOUT, connection, query).await;
             answer.map_err(|failure| (at, failure))
         });
-        let enough = |answers: &[Option<Result<Option<SentinelReply>, _>>]| {
+        let enough = |answers: &[Option<SentinelAnswer<'_>>]| {
             let votes = most_voted(replies(answers)).map_or(0, |(_, votes)| votes);
             votes * 2 > answers.len()
         };
-        let answers = join_until(queries, enough, MIN_QUERY_TIME).await;
-        if let Some((endpoint, _)) = most_voted(replies(&answers)) {
-            return Ok(endpoint);
-        }
+        join_until(queries, enough, MIN_QUERY_TIME).await
+    }
+
+    /// Returns the error for answers that name no master.
+    fn undecided(&self, answers: Vec<Option<SentinelAnswer<'_>>>) -> ExchangeError {
         let mut reasons = Vec::new();
         for answer in answers.into_iter().flatten() {
             reasons.push(match answer {
                 // Wrong credentials stay wrong.
-                Err((_, failure @ ExchangeError::Permanent(_))) => return Err(failure),
+                Err((_, failure @ ExchangeError::Permanent(_))) => return failure,
                 Err((at, failure)) => format!("{at}: {}", failure.reason()),
                 Ok(Some(SentinelReply { endpoint, .. })) => {
                     format!("one sentinel reports {endpoint}")
@@ -133,7 +158,7 @@ impl Sentinels {
             });
         }
         reasons.dedup();
-        Err(ExchangeError::not_executed(reasons.join("; ")))
+        ExchangeError::not_executed(reasons.join("; "))
     }
 
     /// Queries one sentinel. `None`: it does not know that master.
@@ -164,96 +189,108 @@ impl Sentinels {
         }))
     }
 
-    /// Invalidates the connections that do not lead to the master. After a failover, the watchdog checks all holds.
+    /// Queries the sentinels. If the master has changed, the connections that lead elsewhere are invalidated, and
+    /// the watchdog checks all holds.
     async fn refresh(&self) {
-        let Ok(master) = self.query_master().await else {
-            return;
+        let answers = self.query().await;
+        let connections: Vec<Arc<ReconnectingConnection>> = {
+            let connections = self.master_connections.lock();
+            connections.iter().filter_map(Weak::upgrade).collect()
         };
-        let before = self.latest_master.lock().replace(master.clone());
-        let failed_over = before.is_some_and(|before| before != master);
-        let master_connections = self.master_connections.lock();
-        for connection in master_connections.iter().filter_map(Weak::upgrade) {
+        let works = connections.iter().any(|one| one.is_connected());
+        let replies = replies(&answers);
+        let verdict = self
+            .view
+            .view
+            .lock()
+            .on_replies(replies, works, Instant::now());
+        let outcome = match verdict {
+            Verdict::Master(master) => Ok(master),
+            Verdict::FailedOver(master) => {
+                self.follow(&master, &connections);
+                Ok(master)
+            }
+            Verdict::Undecided => Err(self.undecided(answers)),
+        };
+        if let Err(failure) = &outcome {
+            tracing::debug!(name = self.master, error = ?failure, "the sentinels named no master");
+        }
+        self.latest.send_replace(Some(outcome));
+    }
+
+    /// Invalidates the connections that lead to another server than the new master.
+    fn follow(&self, master: &Endpoint, connections: &[Arc<ReconnectingConnection>]) {
+        for connection in connections {
             let endpoint = connection.current_endpoint();
-            if endpoint.is_some_and(|endpoint| endpoint != master) {
+            if endpoint.is_some_and(|endpoint| endpoint != *master) {
                 tracing::info!(%master, name = self.master, "following a failover");
                 connection.invalidate();
             }
-            if failed_over {
-                connection.report_failover();
-            }
+            connection.report_failover();
         }
     }
 }
 
 impl MasterResolver for Sentinels {
+    /// Returns the outcome of the latest query, or of the next one if that is due.
     fn resolve(self: Arc<Self>) -> Boxed<'static, Result<Endpoint, ExchangeError>> {
         Box::pin(async move {
-            let master = self.query_master().await?;
-            self.ensure_refresh_task();
-            Ok(master)
+            let mut outcomes = self.latest.subscribe();
+            self.request_refresh();
+            let next_query = self.view.view.lock().next_query();
+            if next_query <= Instant::now() {
+                let _ = outcomes.changed().await;
+            }
+            let outcome = outcomes.borrow().clone();
+            outcome.unwrap_or_else(|| Err(ExchangeError::not_executed("no sentinel was queried")))
         })
     }
-}
 
-/// Repeats the query when there is a reason to. Also restores the connections to the sentinels, on which they
-/// publish such reasons.
-async fn refresh_loop(sentinels: Weak<Sentinels>, refresh_signal: Arc<Notify>) {
-    refresh_signal.notify_one();
-    let mut interval = MAX_LEASE;
-    loop {
-        let _ = timeout(interval, refresh_signal.notified()).await;
-        let Some(sentinels) = sentinels.upgrade() else {
-            return;
-        };
-        sentinels.refresh().await;
-        let mut connections = sentinels.sentinels.iter().map(|(_, connection)| connection);
-        interval = match connections.all(|connection| connection.is_connected()) {
-            true => MAX_LEASE,
-            false => RECONNECT_INTERVAL,
-        };
-        drop(sentinels);
-        sleep(MIN_REFRESH_INTERVAL).await;
+    fn is_current(&self, endpoint: &Endpoint) -> bool {
+        self.view.view.lock().master() == Some(endpoint)
     }
 }
 
-/// Everything that the sentinels publish is a reason to repeat the query.
-impl Subscriber for Notify {
+/// Queries the sentinels whenever the view asks for it. That also restores the connections to the sentinels, on
+/// which they publish failovers.
+async fn refresh_loop(sentinels: Weak<Sentinels>, changed: Arc<Notify>) {
+    while let Some(current) = sentinels.upgrade() {
+        let next_query = current.view.view.lock().next_query();
+        if next_query <= Instant::now() {
+            current.refresh().await;
+        } else {
+            drop(current);
+            let _ = timeout_at(next_query, changed.notified()).await;
+        }
+    }
+}
+
+impl SharedView {
+    fn suspect(&self) {
+        self.view.lock().on_suspicion(Instant::now());
+        self.changed.notify_one();
+    }
+}
+
+impl Subscriber for SharedView {
     fn on_message(&self, _: &str, _: i64) {
-        self.notify_one();
+        self.view.lock().on_message(Instant::now());
+        self.changed.notify_one();
     }
 
     fn on_disconnect(&self) {
-        self.notify_one();
+        self.suspect();
     }
 
     fn on_unsubscribed(&self, _: &str) {
-        self.notify_one();
+        self.suspect();
     }
 }
 
-fn replies<E>(
-    answers: &[Option<Result<Option<SentinelReply>, E>>],
-) -> impl Iterator<Item = &SentinelReply> {
+fn replies<'a>(
+    answers: &'a [Option<SentinelAnswer<'_>>],
+) -> impl Iterator<Item = &'a SentinelReply> {
     answers.iter().flatten().flatten().flatten()
-}
-
-/// Returns the address that most sentinels name, and the number of these sentinels. Of two addresses with equally
-/// many, the one with the later failover counts, because some sentinels learn of a failover before others. Of three
-/// or more, none counts: one is neither the old nor the new master, and it is unknown which.
-fn most_voted<'a>(replies: impl Iterator<Item = &'a SentinelReply>) -> Option<(Endpoint, usize)> {
-    let mut votes: BTreeMap<&Endpoint, (usize, u64)> = BTreeMap::new();
-    for SentinelReply { endpoint, epoch } in replies {
-        let (count, latest) = votes.entry(endpoint).or_default();
-        *count += 1;
-        *latest = (*latest).max(*epoch);
-    }
-    let most = votes.values().map(|(count, _)| *count).max()?;
-    votes.retain(|_, (count, _)| *count == most);
-    if votes.len() > 2 {
-        return None;
-    }
-    let latest = votes.into_iter().max_by_key(|(_, (_, epoch))| *epoch);
-    latest.map(|(endpoint, _)| (endpoint.clone(), most))
 }
 
 /// Classifies the failure of a query: a server that does not know the command is not a sentinel.
@@ -267,32 +304,5 @@ fn classify_failure(at: &Endpoint, failure: ExchangeError) -> ExchangeError {
             })
         }
         failure => failure,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn reply(port: u16, epoch: u64) -> SentinelReply {
-        SentinelReply {
-            endpoint: Endpoint::new("h", port),
-            epoch,
-        }
-    }
-
-    #[test]
-    fn wrong_sentinel_is_outvoted() {
-        let answers = [reply(1, 7), reply(2, 3), reply(2, 3)];
-        assert_eq!(most_voted(answers.iter()), Some((Endpoint::new("h", 2), 2)));
-        let undecided = [reply(1, 3), reply(2, 4)];
-        assert_eq!(
-            most_voted(undecided.iter()),
-            Some((Endpoint::new("h", 2), 1))
-        );
-        assert_eq!(most_voted([].iter()), None);
-        // A failover that only one of two knows, and a wrong sentinel.
-        let undecided = [reply(1, 3), reply(2, 4), reply(3, 7)];
-        assert_eq!(most_voted(undecided.iter()), None);
     }
 }

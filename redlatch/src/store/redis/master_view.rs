@@ -1,0 +1,357 @@
+//! Decides which server is the master, from the replies of the sentinels, and when to query them again.
+//!
+//! 1. The address that most sentinels name counts. Of two addresses with equally many, the one with the later
+//!    failover counts, because some sentinels learn of a failover before others. Of three or more, none counts:
+//!    one is neither the old nor the new master, and it is unknown which.
+//! 2. An answer with an earlier epoch than that of the known master is outdated: the sentinels that gave it have
+//!    missed a failover. It is ignored for [`EARLIER_EPOCH_IGNORED_FOR`], and for as long as the known master
+//!    works unless most of all sentinels give it. (Sentinels that were set up again begin with an earlier epoch.)
+//! 3. A message of a sentinel is received only once, and the query behind it may fail, be late, or reach sentinels
+//!    that have not learned of the failover yet. So a query is never the only one: after each reason the
+//!    sentinels are queried at once and then again and again, after pauses that grow to
+//!    [`REFRESH_INTERVAL`] and are random, so that clients do not query together. Whether a query
+//!    succeeds makes no difference.
+//! 4. A failed step or a broken connection is a weaker reason than a message: it begins such a series of queries
+//!    only if the last one has ended and nothing failed since. So the load stays low in an outage.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::endpoint::Endpoint;
+use super::refresh_task::MIN_REFRESH_INTERVAL;
+use crate::backoff::Backoff;
+
+/// Longest interval at which the sentinels are queried without a reason.
+pub(super) const REFRESH_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How long answers with an earlier epoch are ignored. Sentinels tell each other of a failover every two seconds.
+const EARLIER_EPOCH_IGNORED_FOR: Duration = Duration::from_secs(10);
+
+/// What a client knows about the master.
+#[derive(Debug)]
+pub(super) struct MasterView {
+    /// Number of sentinels, whether they answer or not.
+    sentinels: usize,
+    known: Option<KnownMaster>,
+    /// Since when all answers have had an earlier epoch.
+    outdated_since: Option<Instant>,
+    /// Number of queries since the last reason to query.
+    queries: u32,
+    /// Whether something failed since the last query.
+    suspected: bool,
+    /// When the latest query ended.
+    queried_at: Option<Instant>,
+    next_query: Instant,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct KnownMaster {
+    endpoint: Endpoint,
+    epoch: u64,
+    /// Whether most of all sentinels have named it.
+    by_majority: bool,
+}
+
+/// One sentinel's answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct SentinelReply {
+    pub(super) endpoint: Endpoint,
+    /// Increases with every failover.
+    pub(super) epoch: u64,
+}
+
+/// What the replies to a query mean.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// No server is named, or too many are.
+    Undecided,
+    /// This is the master, as far as is known. No connection leads elsewhere.
+    Master(Endpoint),
+    /// This server has replaced the known master.
+    FailedOver(Endpoint),
+}
+
+impl MasterView {
+    pub(super) fn new(sentinels: usize, now: Instant) -> MasterView {
+        MasterView {
+            sentinels,
+            known: None,
+            outdated_since: None,
+            queries: 0,
+            suspected: false,
+            queried_at: None,
+            next_query: now,
+        }
+    }
+
+    /// Returns the known master.
+    pub(super) fn master(&self) -> Option<&Endpoint> {
+        self.known.as_ref().map(|known| &known.endpoint)
+    }
+
+    /// Returns when to query the sentinels next.
+    pub(super) fn next_query(&self) -> Instant {
+        self.next_query
+    }
+
+    /// Handles a message of a sentinel: the sentinels are to be queried at once.
+    pub(super) fn on_message(&mut self, now: Instant) {
+        self.queries = 0;
+        let earliest = self.queried_at.map(|at| at + MIN_REFRESH_INTERVAL);
+        let due = earliest.map_or(now, |earliest| earliest.max(now));
+        self.next_query = self.next_query.min(due);
+    }
+
+    /// Handles a sign that another server may have become the master.
+    pub(super) fn on_suspicion(&mut self, now: Instant) {
+        let was_quiet = !self.suspected && self.queries > QUERIES_IN_SERIES;
+        if was_quiet {
+            self.on_message(now);
+        }
+        self.suspected = true;
+    }
+
+    /// Handles the replies to a query. `works`: there is a connection to the known master.
+    pub(super) fn on_replies<'a>(
+        &mut self,
+        replies: impl Iterator<Item = &'a SentinelReply>,
+        works: bool,
+        now: Instant,
+    ) -> Verdict {
+        // The last pause is repeated while something fails.
+        let last = QUERIES_IN_SERIES + u32::from(!self.suspected);
+        let pauses = Backoff::exponential(MIN_REFRESH_INTERVAL, 2.0, REFRESH_INTERVAL);
+        self.next_query = now + pauses.pause(self.queries);
+        self.queries = (self.queries + 1).min(last);
+        self.suspected = false;
+        self.queried_at = Some(now);
+        self.decide(replies, works, now)
+    }
+
+    fn decide<'a>(
+        &mut self,
+        replies: impl Iterator<Item = &'a SentinelReply>,
+        works: bool,
+        now: Instant,
+    ) -> Verdict {
+        let Some((SentinelReply { endpoint, epoch }, votes)) = most_voted(replies) else {
+            return Verdict::Undecided;
+        };
+        let mut by_majority = votes * 2 > self.sentinels;
+        if let Some(known) = &self.known {
+            let is_outdated = epoch < known.epoch && (known.by_majority || !by_majority);
+            if is_outdated {
+                let since = *self.outdated_since.get_or_insert(now);
+                if now < since + EARLIER_EPOCH_IGNORED_FOR || works && !by_majority {
+                    return Verdict::Master(known.endpoint.clone());
+                }
+            }
+            by_majority |=
+                known.by_majority && (&known.endpoint, known.epoch) == (&endpoint, epoch);
+        }
+        self.outdated_since = None;
+        let failed_over = self.master().is_some_and(|known| *known != endpoint);
+        self.known = Some(KnownMaster {
+            endpoint: endpoint.clone(),
+            epoch,
+            by_majority,
+        });
+        match failed_over {
+            true => Verdict::FailedOver(endpoint),
+            false => Verdict::Master(endpoint),
+        }
+    }
+}
+
+/// Number of queries whose pauses grow: 50 ms, doubled so many times, is more than [`REFRESH_INTERVAL`].
+const QUERIES_IN_SERIES: u32 = 7;
+
+/// Returns the answer that counts, and the number of sentinels that gave it.
+pub(super) fn most_voted<'a>(
+    replies: impl Iterator<Item = &'a SentinelReply>,
+) -> Option<(SentinelReply, usize)> {
+    let mut votes: BTreeMap<&Endpoint, (usize, u64)> = BTreeMap::new();
+    for SentinelReply { endpoint, epoch } in replies {
+        let (count, latest) = votes.entry(endpoint).or_default();
+        *count += 1;
+        *latest = (*latest).max(*epoch);
+    }
+    let most = votes.values().map(|(count, _)| *count).max()?;
+    votes.retain(|_, (count, _)| *count == most);
+    if votes.len() > 2 {
+        return None;
+    }
+    let latest = votes.into_iter().max_by_key(|(_, (_, epoch))| *epoch);
+    latest.map(|(endpoint, (_, epoch))| {
+        let endpoint = endpoint.clone();
+        (SentinelReply { endpoint, epoch }, most)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MILLISECOND: Duration = Duration::from_millis(1);
+
+    fn at(port: u16) -> Endpoint {
+        Endpoint::new("h", port)
+    }
+
+    fn reply((port, epoch): (u16, u64)) -> SentinelReply {
+        SentinelReply {
+            endpoint: at(port),
+            epoch,
+        }
+    }
+
+    fn replies(all: &[(u16, u64)]) -> Vec<SentinelReply> {
+        all.iter().copied().map(reply).collect()
+    }
+
+    /// Three sentinels, all of which name the server at port 1, with epoch 5.
+    fn view(now: Instant) -> MasterView {
+        let mut view = MasterView::new(3, now);
+        let all = replies(&[(1, 5), (1, 5), (1, 5)]);
+        let verdict = view.on_replies(all.iter(), false, now);
+        assert_eq!(verdict, Verdict::Master(at(1)));
+        view
+    }
+
+    #[test]
+    fn wrong_sentinel_is_outvoted() {
+        let voted = |all: &[(u16, u64)]| most_voted(replies(all).iter());
+        assert_eq!(voted(&[(1, 7), (2, 3), (2, 3)]), Some((reply((2, 3)), 2)));
+        assert_eq!(voted(&[(1, 3), (2, 4)]), Some((reply((2, 4)), 1)));
+        assert_eq!(voted(&[]), None);
+        // A failover that only one of two knows, and a wrong sentinel.
+        assert_eq!(voted(&[(1, 3), (2, 4), (3, 7)]), None);
+    }
+
+    #[test]
+    fn earlier_epoch_does_not_replace_working_master() {
+        use Verdict::{FailedOver, Master, Undecided};
+        // The replies, whether the known master works, the verdict at once, and the verdict on the same replies
+        // when they have been given for as long as earlier epochs are ignored.
+        let cases: [(&[(u16, u64)], bool, Verdict, Verdict); 12] = [
+            (&[], true, Undecided, Undecided),
+            (&[(1, 5)], true, Master(at(1)), Master(at(1))),
+            (&[(2, 6)], true, FailedOver(at(2)), Master(at(2))),
+            (&[(2, 6), (2, 6)], true, FailedOver(at(2)), Master(at(2))),
+            (&[(2, 5), (2, 5)], true, FailedOver(at(2)), Master(at(2))),
+            (&[(1, 5), (2, 6), (3, 7)], true, Undecided, Undecided),
+            // One sentinel that missed the failover.
+            (&[(2, 4)], true, Master(at(1)), Master(at(1))),
+            (&[(2, 4)], false, Master(at(1)), FailedOver(at(2))),
+            (&[(1, 5), (2, 4)], true, Master(at(1)), Master(at(1))),
+            // Sentinels that were set up again.
+            (&[(2, 1), (2, 1)], true, Master(at(1)), FailedOver(at(2))),
+            (&[(2, 1), (2, 1)], false, Master(at(1)), FailedOver(at(2))),
+            (&[(1, 1), (1, 1)], true, Master(at(1)), Master(at(1))),
+        ];
+        for (all, works, at_once, later) in cases {
+            let now = Instant::now();
+            let mut view = view(now);
+            let all = replies(all);
+            assert_eq!(view.on_replies(all.iter(), works, now), at_once, "{all:?}");
+            let before = now + EARLIER_EPOCH_IGNORED_FOR - MILLISECOND;
+            let verdict = view.on_replies(all.iter(), works, before);
+            let unchanged = match &at_once {
+                Undecided => Undecided,
+                Master(endpoint) | FailedOver(endpoint) => Master(endpoint.clone()),
+            };
+            assert_eq!(verdict, unchanged, "{all:?}");
+            let verdict = view.on_replies(all.iter(), works, now + EARLIER_EPOCH_IGNORED_FOR);
+            assert_eq!(verdict, later, "{all:?}");
+        }
+    }
+
+    #[test]
+    fn current_answer_between_outdated_ones_restarts_time() {
+        let now = Instant::now();
+        let mut view = view(now);
+        let (outdated, current) = (replies(&[(2, 1), (2, 1)]), replies(&[(1, 5)]));
+        let half = EARLIER_EPOCH_IGNORED_FOR / 2;
+        for (n, all) in (0..).zip([&outdated, &outdated, &current, &outdated, &outdated]) {
+            let verdict = view.on_replies(all.iter(), true, now + half * n);
+            assert_eq!(verdict, Verdict::Master(at(1)));
+        }
+    }
+
+    #[test]
+    fn majority_replaces_what_a_minority_named() {
+        let now = Instant::now();
+        let mut view = MasterView::new(3, now);
+        let verdict = view.on_replies(replies(&[(9, 1000)]).iter(), false, now);
+        assert_eq!(verdict, Verdict::Master(at(9)));
+        let all = replies(&[(9, 1000), (1, 5), (1, 5)]);
+        assert_eq!(
+            view.on_replies(all.iter(), true, now),
+            Verdict::FailedOver(at(1))
+        );
+        // A minority that confirms it later takes nothing away from that.
+        view.on_replies(replies(&[(1, 5)]).iter(), true, now);
+        let verdict = view.on_replies(replies(&[(2, 4), (2, 4)]).iter(), true, now);
+        assert_eq!(verdict, Verdict::Master(at(1)));
+    }
+
+    /// Queries at the times that the view asks for, until `end`; returns the pauses.
+    fn pauses(view: &mut MasterView, end: Instant, suspicions: bool) -> Vec<Duration> {
+        let mut pauses = Vec::new();
+        let mut before = view.queried_at.unwrap();
+        while view.next_query() < end {
+            let now = view.next_query();
+            // A failed step just before the query.
+            if suspicions {
+                view.on_suspicion(now - MILLISECOND);
+                assert_eq!(view.next_query(), now, "in a series, and behind it");
+            }
+            pauses.push(now - before);
+            before = now;
+            // Whether the query succeeds makes no difference.
+            view.on_replies(replies(&[(1, 5)][pauses.len() % 2..]).iter(), true, now);
+        }
+        pauses
+    }
+
+    #[test]
+    fn queries_are_repeated_after_growing_pauses() {
+        let begun = Instant::now();
+        let minute = Duration::from_secs(60);
+        let mut view = view(begun);
+        let first = pauses(&mut view, begun + minute, false);
+        let mut longest = MIN_REFRESH_INTERVAL;
+        for pause in &first {
+            assert!(*pause >= longest / 2 && *pause <= longest, "{first:?}");
+            longest = (longest * 2).min(REFRESH_INTERVAL);
+        }
+        assert!(first.len() > 15, "{first:?}");
+        // A failure after that begins a new series at once.
+        let now = view.queried_at.unwrap() + MIN_REFRESH_INTERVAL;
+        view.on_suspicion(now);
+        assert_eq!(view.next_query(), now);
+        view.on_replies([].iter(), true, now);
+        assert!(view.next_query() <= now + MIN_REFRESH_INTERVAL);
+        // While something fails all the time, that one is the only one.
+        let failing = pauses(&mut view, now + minute, true);
+        let short = failing
+            .iter()
+            .filter(|pause| **pause < REFRESH_INTERVAL / 2);
+        assert!(short.count() <= 7, "{failing:?}");
+        // A message begins another one.
+        let now = view.queried_at.unwrap() + MIN_REFRESH_INTERVAL;
+        view.on_message(now);
+        assert_eq!(view.next_query(), now);
+        view.on_replies([].iter(), true, now);
+        assert!(view.next_query() <= now + MIN_REFRESH_INTERVAL);
+        // Also one that was received while the query before was in flight.
+        view.on_message(now);
+        let before = view.next_query();
+        view.on_message(now + MILLISECOND);
+        assert!(view.next_query() <= before);
+        view.on_replies([].iter(), true, before);
+        assert!(view.next_query() <= before + MIN_REFRESH_INTERVAL);
+    }
+}
