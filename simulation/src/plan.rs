@@ -44,6 +44,10 @@ pub struct Plan {
     pub contended_names: Vec<String>,
     /// Number of additional locks that the first client of each process holds during the whole run.
     pub permanent_locks: usize,
+    /// Number of commands that the first client of the first process sends at once, with requests that are canceled.
+    pub flood: usize,
+    /// Whether ready tasks of a process run in a random order.
+    pub shuffles_tasks: bool,
     /// Whether tasks make tickets of holds and adopt them, ask for locks, and revoke holds.
     pub uses_tickets: bool,
     /// The watchdog's lease.
@@ -262,6 +266,9 @@ impl Plan {
                 0 => (50 + random.below(250)) * if seed.is_multiple_of(64) { 20 } else { 1 },
                 _ => 0,
             },
+            // More than any buffer holds. Such a run takes as long as several others.
+            flood: if seed % 32 == 7 { 5_000 } else { 0 },
+            shuffles_tasks: seed % 2 == 1,
             uses_tickets: seed % 4 >= 2,
             lease,
             // A quarter holds so briefly that locks pass from task to task.

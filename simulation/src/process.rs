@@ -19,6 +19,8 @@ pub struct Process {
     random: Mutex<Random>,
     next_owner: AtomicU64,
     state: Mutex<State>,
+    /// Present if ready tasks run in a random order.
+    order: Mutex<Option<Random>>,
     tasks: Mutex<Tasks>,
 }
 
@@ -50,6 +52,7 @@ impl Process {
             random: Mutex::new(random),
             next_owner: AtomicU64::new(first_owner),
             state: Mutex::new(State::Running),
+            order: Mutex::default(),
             tasks: Mutex::default(),
         })
     }
@@ -65,6 +68,11 @@ impl Process {
         work: F,
     ) -> JoinHandle<F::Output> {
         tokio::spawn(Inside::new(Some(self.clone()), work))
+    }
+
+    /// Lets ready tasks run in a random order, as several threads would.
+    pub fn shuffle_tasks(&self, seed: u64) {
+        *self.order() = Some(Random::new(seed));
     }
 
     /// Stops the process.
@@ -116,6 +124,10 @@ impl Process {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn order(&self) -> MutexGuard<'_, Option<Random>> {
+        self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn tasks(&self) -> MutexGuard<'_, Tasks> {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -143,7 +155,14 @@ impl simulation::Process for Process {
 
     fn poll_runs(&self, cx: &mut Context<'_>) -> Poll<()> {
         match &mut *self.state() {
-            State::Running => Poll::Ready(()),
+            State::Running => {
+                if self.order().as_mut().is_some_and(|order| order.one_in(3)) {
+                    // Behind all tasks that are ready now.
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                Poll::Ready(())
+            }
             State::Stopped(wakers) => {
                 wakers.push(cx.waker().clone());
                 Poll::Pending

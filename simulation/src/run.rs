@@ -185,6 +185,9 @@ impl Run<'_> {
         self.started += 1;
         let seed = plan.seed.wrapping_mul(7919).wrapping_add(number as u64);
         let process = Process::start(number, seed, &self.network);
+        if plan.shuffles_tasks {
+            process.shuffle_tasks(seed);
+        }
         let mut worker = WorkerOptions::new(plan.lease, plan.tasks, plan.names.clone(), seed);
         worker.url = self.deployment.url();
         worker.sync = plan.sync;
@@ -193,6 +196,7 @@ impl Run<'_> {
         worker.clients = plan.clients;
         worker.contended_names = plan.contended_names.clone();
         worker.permanent_locks = plan.permanent_locks;
+        worker.flood = if index == 0 { plan.flood } else { 0 };
         worker.max_hold_ms = u64::try_from(plan.max_hold.as_millis()).unwrap_or(u64::MAX);
         worker.client_id = plan.chosen_ids.then(|| format!("chosen-{index}"));
         let sink = Arc::new(EventRecorder {

@@ -70,6 +70,12 @@ fn smaller_plans(plan: &Plan) -> Vec<Plan> {
     if plan.permanent_locks > 0 {
         with(&|plan| plan.permanent_locks = 0);
     }
+    if plan.flood > 0 {
+        with(&|plan| plan.flood = 0);
+    }
+    if plan.shuffles_tasks {
+        with(&|plan| plan.shuffles_tasks = false);
+    }
     if plan.tasks > 1 {
         with(&|plan| plan.tasks -= 1);
     }

@@ -10,7 +10,8 @@ use redlatch::{Client, FencedLock, Guard, MultiGuard, MultiLock, Owner, blocking
 use redlatch_testkit::{Proxy, Server};
 
 use crate::common::{
-    LONG, client, poll_up_to, retry_if_late, retry_if_late_blocking, until, within_limit,
+    LONG, Random, client, poll_up_to, retry_if_late, retry_if_late_blocking, seed, until,
+    within_limit,
 };
 
 /// Lease of a hold that is about to be lost.
@@ -152,30 +153,6 @@ async fn lost_hold_is_released_although_its_successor_was_canceled() {
     drop(lost);
     let next = within_limit("released", waiter).await.unwrap().unwrap();
     next.unlock().await.unwrap();
-}
-
-/// Reproducible random numbers from a seed (SplitMix64).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-
-    fn one_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
-    }
-
-    fn millis(&mut self, from: u64, to: u64) -> Duration {
-        Duration::from_millis(from + self.below(to - from))
-    }
 }
 
 const NAMES: [&str; 2] = ["{x}1", "{x}2"];
@@ -433,10 +410,9 @@ impl SharedState {
 /// `REDLATCH_SEED` repeats a run as far as the scheduler lets it; `REDLATCH_SECONDS` makes it longer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn random_losses_and_cancellations_never_break_exclusion() {
-    let variable = |name| std::env::var(name).ok().map(|n| n.parse().unwrap());
-    let seed: u64 = variable("REDLATCH_SEED").unwrap_or_else(|| Owner::new().number());
-    let lasts = Duration::from_secs(variable("REDLATCH_SECONDS").unwrap_or(5));
-    println!("REDLATCH_SEED={seed}");
+    let seconds = std::env::var("REDLATCH_SECONDS").ok();
+    let lasts = Duration::from_secs(seconds.map_or(5, |seconds| seconds.parse().unwrap()));
+    let seed = seed();
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let connect = async || {

@@ -26,6 +26,7 @@ mod fair_lock;
 mod fenced_lock;
 mod fencing_tokens;
 mod frozen_node;
+mod full_buffers;
 mod future_size;
 mod group_lock;
 mod guide;

@@ -4,6 +4,7 @@
 //! After `end` on standard input the worker starts nothing new, and reports when everything is over. It exits at
 //! the end of standard input.
 
+mod flood;
 mod kinds;
 mod options;
 mod owners;
@@ -153,6 +154,14 @@ impl WorkerTasks {
             let (reporter, shutdown) = (self.reporter.clone(), self.shutdown.clone());
             let running =
                 permanent_locks::run(worker.clone(), self.clients[0].clone(), reporter, shutdown);
+            task_futures.push(Box::pin(async move {
+                running.await;
+                Ok(())
+            }));
+        }
+        if worker.flood > 0 {
+            let (client, reporter) = (self.clients[0].clone(), self.reporter.clone());
+            let running = flood::run(worker.clone(), client, reporter, self.shutdown.clone());
             task_futures.push(Box::pin(async move {
                 running.await;
                 Ok(())

@@ -47,6 +47,9 @@ pub struct WorkerOptions {
     /// Number of additional locks that the first client holds during the whole run.
     #[arg(long)]
     pub permanent_locks: usize,
+    /// Number of commands that the first client sends at once, from time to time. Only in simulations.
+    #[arg(skip)]
+    pub flood: usize,
     /// Prefix of the client ids. Without it they are random.
     #[arg(long)]
     pub client_id: Option<String>,
@@ -113,6 +116,7 @@ impl WorkerOptions {
             threads: 2,
             contended_names: Vec::new(),
             permanent_locks: 0,
+            flood: 0,
             client_id: None,
             lease: millis(lease),
             timeout: millis(lease / 3),

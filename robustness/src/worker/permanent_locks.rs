@@ -40,7 +40,7 @@ pub(super) async fn run(
 }
 
 /// Runs futures in one task, so that they belong to its process. Returns their outputs, in order.
-async fn join_all<F: Future>(work: impl Iterator<Item = F>) -> Vec<F::Output> {
+pub(super) async fn join_all<F: Future>(work: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut work: Vec<_> = work.map(|one| (Box::pin(one), None)).collect();
     poll_fn(|cx| {
         for (one, output) in work.iter_mut().filter(|(_, output)| output.is_none()) {

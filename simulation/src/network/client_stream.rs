@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::Network;
-use super::state::{ClientState, Direction, Event, LinkId};
+use super::state::{ClientState, Direction, Event, LinkId, SOCKET_BUFFER};
 
 #[derive(Debug)]
 pub(super) struct ClientStream {
@@ -65,17 +65,24 @@ impl AsyncRead for ClientStream {
 impl AsyncWrite for ClientStream {
     fn poll_write(
         self: Pin<&mut Self>,
-        _: &mut Context<'_>,
+        cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
         let id = self.link;
         self.network.change(|state| {
-            let side = state.links.get(&id).map(|link| link.state);
-            if side != Some(ClientState::Open) {
+            let link = state.links.get_mut(&id);
+            let Some(link) = link.filter(|link| link.state == ClientState::Open) else {
                 return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+            };
+            let room = SOCKET_BUFFER - link.on_the_way;
+            if room == 0 {
+                link.waker = Some(cx.waker().clone());
+                return Poll::Pending;
             }
-            state.send(id, Direction::Up, Event::ToServer(id, buf.to_vec()));
-            Poll::Ready(Ok(buf.len()))
+            let written = &buf[..buf.len().min(room)];
+            link.on_the_way += written.len();
+            state.send(id, Direction::Up, Event::ToServer(id, written.to_vec()));
+            Poll::Ready(Ok(written.len()))
         })
     }
 

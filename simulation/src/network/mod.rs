@@ -131,6 +131,7 @@ impl Network {
                 state: ClientState::Connecting,
                 inbox: Vec::new(),
                 waker: None,
+                on_the_way: 0,
                 last: [Duration::ZERO; 2],
             };
             state.links.insert(id, link);

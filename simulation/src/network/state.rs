@@ -15,6 +15,9 @@ use crate::trace::Trace;
 /// Time after which a client's kernel closes a connection on which nothing arrives.
 pub const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Bytes that a client can write before the server has received any of them.
+pub(super) const SOCKET_BUFFER: usize = 128 * 1024;
+
 /// The wall clock of the servers at the beginning: some day in 2026.
 const EPOCH: Duration = Duration::from_secs(1_790_000_000);
 
@@ -96,6 +99,8 @@ pub(super) struct Link {
     pub(super) state: ClientState,
     pub(super) inbox: Vec<u8>,
     pub(super) waker: Option<Waker>,
+    /// Number of bytes that the client has written and that have not arrived at the server.
+    pub(super) on_the_way: usize,
     /// Arrival time of the latest packet in each direction.
     pub(super) last: [Duration; 2],
 }
@@ -334,7 +339,15 @@ impl State {
     fn handle_event(&mut self, event: Event, wakers: &mut Vec<Waker>) {
         match event {
             Event::Connect(id) => self.accept(id),
-            Event::ToServer(id, bytes) => self.receive(id, &bytes),
+            Event::ToServer(id, bytes) => {
+                if let Some(link) = self.links.get_mut(&id) {
+                    if link.on_the_way >= SOCKET_BUFFER {
+                        wakers.extend(link.waker.take());
+                    }
+                    link.on_the_way -= bytes.len();
+                }
+                self.receive(id, &bytes);
+            }
             Event::ClientGone(id) => self.client_gone(id),
             Event::Connected(id) => {
                 self.at_client(id, wakers, |link| link.state = ClientState::Open);

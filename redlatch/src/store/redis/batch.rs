@@ -15,6 +15,7 @@
 //!
 //! What a caller sends after it has canceled a step, such as the release that settles it, must not overtake the step.
 //! So steps are queued on the connection under a lock ([`Batcher::send_order`]), and only if their callers still wait.
+//! Queuing never waits, because the connection has room for any number of commands.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -404,7 +405,7 @@ impl BatchSender {
 /// A command in flight: when it was sent, and its answer.
 type Sending = Pin<Box<dyn Future<Output = (Instant, RedisResult<Value>)> + Send>>;
 
-/// Queues a command on the connection at once. Returns a future for its answer.
+/// Queues a command on the connection at once: there is always room. Returns a future for its answer.
 fn start_sending(mut connection: MultiplexedConnection, cmd: Cmd) -> Sending {
     let sent_at = Instant::now();
     // Without `unconstrained`, a task whose cooperative budget is used up would return from this poll before the

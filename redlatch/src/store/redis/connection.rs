@@ -7,7 +7,9 @@
 //!    [`SubscriptionMode::Restored`]; otherwise they end with their connection).
 //! 4. A connection counts as broken when sending fails or when its task ends, for any reason. Waiters for
 //!    its messages are woken then, because messages may have been missed. The next caller reconnects.
-//! 5. If another server can replace this one, its connection can be *invalidated*: every caller that waits
+//! 5. A command is queued on the connection by the first poll of the future that sends it (see `PIPELINE_CAPACITY`). So
+//!    commands are sent in the order of these polls.
+//! 6. If another server can replace this one, its connection can be *invalidated*: every caller that waits
 //!    for an answer on it gets an error at once.
 //!
 //! Uses the client library's multiplexed connection, but not its connection manager: that keeps the error
@@ -23,6 +25,7 @@ use redis::{
     AsyncConnectionConfig, Cmd, ConnectionAddr, Pipeline, PushInfo, PushKind, RedisError,
     RedisResult, Value,
 };
+use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 
@@ -40,14 +43,21 @@ use crate::backoff::Backoff;
 use crate::environment::task;
 use crate::error::{Cause, Error};
 use crate::join::Boxed;
-use crate::store::attempt_limiter::MAX_ATTEMPTS_IN_FLIGHT;
 use crate::store::shared_oneshot::{self, Receiver, Sender};
 use crate::store::{ServerId, SharedSubscriber};
 use crate::sync::Mutex;
 
-/// Commands that may queue inside the client library. An attempt with its subscription is two commands;
-/// so the capacity leaves room for renewals and releases beside [`MAX_ATTEMPTS_IN_FLIGHT`].
-const PIPELINE_CAPACITY: usize = 4 * MAX_ATTEMPTS_IN_FLIGHT;
+/// Commands that may queue inside the client library: more than there is memory for, so that no command waits there for
+/// room. Memory is used only for commands that are queued.
+///
+/// A command that waited for room would be queued when its task is polled again, perhaps behind commands that were sent
+/// after it: behind the release that settles it, if it is an acquisition in a batch, or behind the WAIT that confirms
+/// it.
+///
+/// What is queued is limited elsewhere: attempts by the attempt limiter, and other commands by their number of callers.
+/// Callers that give up leave their command in the queue only at a server that reads nothing. On Linux the kernel ends
+/// such a connection 10 s after its buffers are full.
+const PIPELINE_CAPACITY: usize = Semaphore::MAX_PERMITS;
 
 /// Pauses before connecting is retried: short enough to find a restarted server quickly, long enough that a
 /// thousand clients do not keep it from starting. Randomized, so that clients do not retry together.

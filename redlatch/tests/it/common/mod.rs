@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use redlatch::{Client, ClientBuilder, Embedded, Error, Loss};
+use redlatch::{Client, ClientBuilder, Embedded, Error, Loss, Owner};
 use redlatch_testkit::{
     Cluster, Proxy, Sentinels, Server, shared, shared_cluster, shared_sentinels,
 };
@@ -25,6 +25,38 @@ pub(crate) const WATCHDOG: Duration = Duration::from_secs(6);
 
 /// A short duration that, like [`WATCHDOG`], still leaves time for a few steps.
 pub(crate) const SHORT: Duration = Duration::from_secs(5);
+
+/// Reproducible random numbers from a seed (SplitMix64).
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    pub(crate) fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+
+    pub(crate) fn millis(&mut self, from: u64, to: u64) -> Duration {
+        Duration::from_millis(from + self.below(to - from))
+    }
+}
+
+/// Returns the seed of a random test, `REDLATCH_SEED` or a new one, and prints it.
+pub(crate) fn seed() -> u64 {
+    let given = std::env::var("REDLATCH_SEED").ok();
+    let seed = given.map_or_else(|| Owner::new().number(), |seed| seed.parse().unwrap());
+    println!("REDLATCH_SEED={seed}");
+    seed
+}
 
 /// Waits until a condition holds.
 pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {

@@ -1,0 +1,81 @@
+//! More commands are in flight on one connection than the buffers on its way hold: those of the client, the sockets
+//! and the server.
+
+use std::collections::BTreeSet;
+use std::future::IntoFuture as _;
+
+use redlatch::{Client, Guard};
+use redlatch_testkit::Server;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::common::{LONG, Random, client, seed, within_limit};
+
+/// Acquisitions that are canceled in each round.
+const ACQUISITIONS: u64 = 400;
+
+/// Other commands that are sent in each round, at once.
+const COMMANDS: u64 = 5000;
+
+const ROUNDS: usize = 4;
+
+/// Cancels acquisitions at random times, while `load` sends thousands of commands on the same connection. Then the
+/// store must hold exactly what guards hold.
+async fn cancel_beside(load: impl AsyncFn(&Client) -> JoinSet<()>) {
+    let mut random = Random(seed());
+    let server = Server::start();
+    let client = client(&server).await;
+    for round in 0..ROUNDS {
+        let mut others = load(&client).await;
+        let mut acquisitions = JoinSet::new();
+        for n in 0..ACQUISITIONS {
+            let lock = client.lock(&format!("canceled:{n}"));
+            let limit = random.millis(1, 60);
+            acquisitions.spawn(async move { timeout(limit, lock.lock().into_future()).await });
+        }
+        let mut guards: Vec<Guard> = Vec::new();
+        while let Some(ended) = within_limit("the limit", acquisitions.join_next()).await {
+            guards.extend(ended.unwrap().ok().map(Result::unwrap));
+        }
+        while let Some(ended) = within_limit("an answer", others.join_next()).await {
+            ended.unwrap();
+        }
+        within_limit("all are settled", client.flush()).await;
+        let held: BTreeSet<String> = server.command(&["KEYS", "canceled:*"]);
+        let guarded: BTreeSet<String> = guards.iter().map(|guard| guard.name().into()).collect();
+        assert_eq!(held, guarded, "round {round}");
+        for guard in guards {
+            guard.unlock().await.unwrap();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 8)]
+async fn acquisitions_canceled_beside_releases_leave_nothing_held() {
+    cancel_beside(async |client| {
+        let mut acquiring = JoinSet::new();
+        for n in 0..COMMANDS {
+            let lock = client.read_write_lock(&format!("released:{n}")).write();
+            acquiring.spawn(async move { lock.lock().lease(10 * LONG).await });
+        }
+        let mut releasing = JoinSet::new();
+        for guard in acquiring.join_all().await {
+            releasing.spawn(async move { guard.unwrap().unlock().await.unwrap() });
+        }
+        releasing
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 8)]
+async fn acquisitions_canceled_beside_inspections_leave_nothing_held() {
+    cancel_beside(async |client| {
+        let mut inspecting = JoinSet::new();
+        for n in 0..COMMANDS {
+            let lock = client.lock(&format!("inspected:{n}"));
+            inspecting.spawn(async move { assert!(!lock.is_locked().await.unwrap()) });
+        }
+        inspecting
+    })
+    .await;
+}
