@@ -145,7 +145,8 @@ Examples:
   redlatch renew --lease 1h               # of REDLATCH_TICKET
 
 Exit codes: 0 extended; 2 wrong usage, or not a ticket; 69 the store cannot be reached;
-74 the ticket was used, its lease has ended, or it is forged."
+74 the ticket was used, its lease has ended, it is forged, or it was revoked and can only be
+extended to the limit that the message names."
 )]
 pub(crate) struct Renew {
     /// The ticket. `-` reads it from standard input, so that other users of the machine do not see it

@@ -152,6 +152,26 @@ fn run_adopts_ticket_for_cmd() {
     assert!(!is_held(shared(), &name), "released");
 }
 
+/// A script that believes in an hour would work beside the next owner.
+#[test]
+fn revoked_ticket_is_not_renewed_or_adopted_silently() {
+    let name = unique("revoked");
+    let ticket = ticket(&["--lease", "30s"], &name);
+    redlatch_finishes(&["unlock", "--revoke", "1min", "--wait", "0s", &name]).expect(76);
+    // Within the limit.
+    with_ticket(&ticket, &["renew", "--lease", "20s"]).expect(0);
+    let refused = with_ticket(&ticket, &["renew", "--lease", LONG]).expect(74);
+    refused.assert_stderr("was revoked");
+    refused.assert_stderr("is not extended beyond");
+    assert!(remaining(shared(), &name) <= 60_000);
+    let args = ["run", "--ticket", &ticket, "--", "echo", "never"];
+    let refused = redlatch_finishes(&args).expect(74);
+    refused.assert_stderr("was revoked");
+    assert_eq!(refused.stdout, "");
+    with_ticket(&ticket, &["unlock"]).expect(0);
+    assert!(!is_held(shared(), &name), "released");
+}
+
 #[test]
 fn exit_code_is_that_of_cmd_and_lost_ticket_ends_cmd() {
     let name = unique("cmd");

@@ -299,6 +299,42 @@ async fn denied_request_fails_immediately() {
     assert!(!lock.is_locked().await.unwrap());
 }
 
+/// Some scripts find keys that they have not declared. The server refuses these in the middle of a script, and the user may
+/// use the key of the lock itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn user_without_further_keys_leaves_nothing_behind() {
+    let Rules { app, .. } = rules();
+    let is_kept = |rule: &&str| !rule.starts_with('~') || *rule == "~app:*";
+    let kept: Vec<&str> = app.split(' ').filter(is_kept).collect();
+    let restricted = kept.join(" ").replacen("app ", "restricted ", 1);
+    let secured = Secured::start(&[app, &restricted]);
+    let settings = secured.settings_of(&restricted, Client::builder().prefix(PREFIX));
+    let client = settings.connect(&secured.server.url()).await.unwrap();
+    let name = unique("derived");
+    let data = client.read_write_lock(&name);
+    assert_refused(&data.read().lock().await.unwrap_err());
+    assert_refused(&client.fair_lock(&name).lock().await.unwrap_err());
+    assert_refused(&client.fenced_lock(&name).lock().await.unwrap_err());
+    assert_refused(&client.lock(&name).ask().await.unwrap_err());
+    let semaphore = client.expirable_semaphore(&name);
+    assert_refused(&semaphore.try_set_permits(1).await.unwrap_err());
+    client
+        .lock(&name)
+        .lock()
+        .await
+        .unwrap()
+        .unlock()
+        .await
+        .unwrap();
+    let writer = data.write().lock().await.unwrap();
+    // A writer also reads.
+    let reading = data.read().lock().owner(writer.owner());
+    assert_refused(&reading.await.unwrap_err());
+    writer.unlock().await.unwrap();
+    let left: Vec<String> = secured.server.plain().command(&["KEYS", "*"]);
+    assert_eq!(left, [""; 0]);
+}
+
 /// Returns the user as arguments of a server.
 fn user(rules: &str) -> Vec<&str> {
     std::iter::once("--user").chain(rules.split(' ')).collect()

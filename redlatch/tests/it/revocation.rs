@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redlatch::kind::Revocable;
-use redlatch::{Client, Error, Lock, Loss, Owner};
+use redlatch::{Client, Embedded, Error, HasTicket, Lock, Loss, Owner};
 use redlatch_testkit::{Proxy, shared, unique};
 use tokio::time::timeout;
 
@@ -16,6 +16,130 @@ on_every_store! {
     request_reaches_holder_of_each_kind,
     next_owner_acquires_after_revoked_one_is_lost,
     later_holds_of_the_owner_are_not_asked,
+    hold_that_was_asked_for_becomes_no_ticket,
+    ticket_that_was_asked_for_is_not_adopted,
+}
+
+/// Returns two locks of each client, whose names differ only by braces, and whose channels are the same.
+async fn aliases(lease: Duration) -> Vec<[Lock; 2]> {
+    let settings = || Client::builder().watchdog_lease(lease);
+    let on_server = settings().connect(&shared().url()).await.unwrap();
+    let embedded = settings().connect_embedded(&Embedded::new()).unwrap();
+    let name = unique("alias");
+    let locks =
+        |client: &Client| [name.clone(), format!("{{{name}}}")].map(|name| client.lock(&name));
+    vec![locks(&on_server), locks(&embedded)]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn request_for_alias_does_not_remove_revocation() {
+    for [lock, alias] in aliases(100 * LONG).await {
+        let revoked = lock.lock().await.unwrap();
+        let asked = alias.lock().await.unwrap();
+        lock.revoke(Duration::ZERO)
+            .await
+            .unwrap()
+            .expect("it is held");
+        alias.ask().await.unwrap().expect("it is held");
+        within_limit("it is revoked", revoked.asked()).await;
+        within_limit("it is asked", asked.asked()).await;
+        within_limit("it is lost", revoked.lost()).await;
+        assert!(asked.is_valid());
+        asked.unlock().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn revocation_does_not_end_alias_of_same_owner() {
+    for [lock, alias] in aliases(WATCHDOG).await {
+        let me = Owner::new();
+        let revoked = lock.lock().owner(me).await.unwrap();
+        let kept = alias.lock().owner(me).await.unwrap();
+        lock.revoke(Duration::ZERO)
+            .await
+            .unwrap()
+            .expect("it is held");
+        within_limit("it is lost", revoked.lost()).await;
+        // A renewal, which the request would prevent.
+        until_rises("it is renewed", || async { kept.valid_for() }).await;
+        let asked = timeout(SECOND / 10, kept.asked()).await;
+        assert!(asked.is_err() && kept.is_valid());
+        kept.unlock().await.unwrap();
+    }
+}
+
+/// Otherwise the ticket would have a whole lease, and its request would be gone with the owner.
+async fn hold_that_was_asked_for_becomes_no_ticket(store: TestStore) {
+    let settings = || Client::builder().watchdog_lease(100 * LONG);
+    let (client, other) = (store.client_with(settings()).await, store.client().await);
+    let name = unique("to-ticket");
+    becomes_no_ticket(client.lock(&name), other.lock(&name)).await;
+    becomes_no_ticket(client.fair_lock(&name), other.fair_lock(&name)).await;
+    let [ours, theirs] = [&client, &other].map(|client| client.read_write_lock(&name).write());
+    becomes_no_ticket(ours, theirs).await;
+}
+
+async fn becomes_no_ticket<K: Revocable + HasTicket>(lock: Lock<K>, other: Lock<K>) {
+    let mut guard = lock.lock().await.unwrap();
+    for limit in [None, Some(LONG)] {
+        let owner = match limit {
+            None => other.ask().await,
+            Some(limit) => other.revoke(limit).await,
+        };
+        let owner = owner.unwrap().expect("it is held");
+        let refused = guard.into_ticket_for(2 * LONG).await.unwrap_err();
+        match refused.error() {
+            Error::Asked { left, .. } => {
+                assert!(*left <= limit && left.is_some() == limit.is_some())
+            }
+            other => panic!("{other}"),
+        }
+        guard = refused.into_guard().expect("nothing has changed");
+        assert!(guard.is_valid());
+        assert!(!other.released_by(owner, Duration::ZERO).await.unwrap());
+    }
+    let owner = guard.owner_id();
+    guard.unlock().await.unwrap();
+    assert!(other.released_by(owner, LONG).await.unwrap());
+}
+
+/// What the caller asks for and does not get is an error that says what is left.
+async fn ticket_that_was_asked_for_is_not_adopted(store: TestStore) {
+    let (client, other) = (store.client().await, store.client().await);
+    let name = unique("from-ticket");
+    is_not_adopted(client.lock(&name), other.lock(&name)).await;
+    is_not_adopted(client.fair_lock(&name), other.fair_lock(&name)).await;
+    let [ours, theirs] = [&client, &other].map(|client| client.read_write_lock(&name).write());
+    is_not_adopted(ours, theirs).await;
+}
+
+async fn is_not_adopted<K: Revocable + HasTicket>(lock: Lock<K>, other: Lock<K>) {
+    let left_of = |error: Error| match error {
+        Error::Asked { left, .. } => left,
+        other => panic!("{other}"),
+    };
+    let guard = lock.lock().await.unwrap();
+    let ticket = guard.into_ticket_for(LONG).await.unwrap();
+    let owner = other.ask().await.unwrap().expect("it is held");
+    assert_eq!(left_of(lock.adopt(&ticket).await.unwrap_err()), None);
+    // Without a limit, the request changes nothing about the lease.
+    lock.renew_ticket(&ticket, 2 * LONG).await.unwrap();
+    other.revoke(3 * LONG).await.unwrap().expect("it is held");
+    lock.renew_ticket(&ticket, LONG).await.unwrap();
+    let left = left_of(lock.renew_ticket(&ticket, 4 * LONG).await.unwrap_err());
+    assert!(left.is_some_and(|left| left > LONG && left <= 3 * LONG));
+    let lease = lock.remaining_lease().await.unwrap().unwrap();
+    assert!(lease.duration() <= left);
+    let left = left_of(lock.adopt(&ticket).await.unwrap_err());
+    assert!(left.is_some_and(|left| left <= 3 * LONG));
+    assert!(
+        !other
+            .released_by(owner.clone(), Duration::ZERO)
+            .await
+            .unwrap()
+    );
+    lock.unlock_ticket(&ticket).await.unwrap();
+    assert!(other.released_by(owner, LONG).await.unwrap());
 }
 
 /// Asks for a lock that a client with a long lease holds. The holder then releases it.
