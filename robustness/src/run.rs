@@ -15,6 +15,7 @@ use crate::context::Context;
 use crate::deployment::{Deployment, Needs, Topology};
 use crate::final_check::check_all_free_blocking;
 use crate::history::History;
+use crate::mechanisms::Mechanisms;
 use crate::names::has_queue;
 use crate::observers::Observers;
 use crate::processes::{Processes, lock};
@@ -86,6 +87,7 @@ pub(crate) fn run(
         &context.names(),
         &context.history,
     )?;
+    let mechanisms = Mechanisms::start(&context.deployment.url(), lease)?;
     for _ in 0..setup.processes {
         context.processes.start(&context.worker)?;
     }
@@ -96,7 +98,7 @@ pub(crate) fn run(
     inject(&mut context)?;
     // Time for holders to learn of losses, and for waiters to find free locks.
     sleep(lease / 2);
-    let left = shut_down_and_check(&mut context, observers, lease)?;
+    let left = shut_down_and_check(&mut context, observers, mechanisms, lease)?;
     let mut history = lock(&context.history);
     history.end = now();
     let mut violations = checker::check(&history, setup.losses, &resource.tallies());
@@ -158,6 +160,7 @@ fn fair_queue_limit(context: &mut Context) -> Result<Duration> {
 fn shut_down_and_check(
     context: &mut Context,
     observers: Observers,
+    mechanisms: Mechanisms,
     lease: Duration,
 ) -> Result<Vec<Violation>> {
     let mut found = Vec::new();
@@ -186,6 +189,9 @@ fn shut_down_and_check(
             let text = format!("the workers did not finish within {limit:?}");
             found.push(violation(Rule::Hang, text));
         }
+    }
+    for failed in mechanisms.check(context.deployment.as_ref()) {
+        found.push(violation(Rule::Mechanism, failed));
     }
     // The clients still run: if a lock cannot be acquired now, one of them renews it without a holder.
     for kept in

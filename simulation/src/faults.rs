@@ -75,6 +75,12 @@ impl Run<'_> {
                 until.await;
                 network.set_answer_loss(None);
             }
+            Fault::SignalsFail(place) => {
+                let process = self.processes[place].id();
+                network.set_failing_signals(Some(process));
+                until.await;
+                network.set_failing_signals(None);
+            }
             Fault::Freeze => {
                 let host = self.deployment.masters()[0];
                 network.set_frozen(host, true);

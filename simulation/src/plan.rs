@@ -86,6 +86,9 @@ pub enum Fault {
     Reset(ProcessId),
     /// Servers run some of the commands of the process and then reset the connection instead of answering.
     AnswersLost(ProcessId),
+    /// The next packet of the process behind each message, grant and report of changed keys is lost, or its answer, or it
+    /// is late. These signals come once.
+    SignalsFail(ProcessId),
     /// The server is frozen.
     Freeze,
     /// The server is killed, and restarted with its data.
@@ -152,7 +155,7 @@ impl Fault {
     fn is_minor(self) -> bool {
         matches!(
             self,
-            Fault::Reset(_) | Fault::AnswersLost(_) | Fault::ForgetScripts
+            Fault::Reset(_) | Fault::AnswersLost(_) | Fault::SignalsFail(_) | Fault::ForgetScripts
         )
     }
 }
@@ -197,6 +200,7 @@ impl Plan {
             let process = random.below(processes);
             let fault = match random.below(if only_minor { 3 } else { 16 }) {
                 0 => Fault::Reset(process),
+                1 if seed % 4 == 1 => Fault::SignalsFail(process),
                 1 => Fault::AnswersLost(process),
                 2 => Fault::ForgetScripts,
                 3 => Fault::Slow,
@@ -301,7 +305,10 @@ impl Plan {
             Fault::Stop(_) | Fault::Kill(_) | Fault::RuntimeDropped(_) => true,
             Fault::SlotsMoved { .. } => true,
             // A new connection takes several answers, each of which may be lost.
-            Fault::Freeze | Fault::SentinelsFrozen { .. } | Fault::AnswersLost(_) => is_short(one),
+            Fault::Freeze
+            | Fault::SentinelsFrozen { .. }
+            | Fault::AnswersLost(_)
+            | Fault::SignalsFail(_) => is_short(one),
             fault => fault.is_minor(),
         };
         match self.faults.iter().all(is_harmless) {

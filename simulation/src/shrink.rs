@@ -107,7 +107,7 @@ fn end_at(plan: &mut Plan, duration: Duration) {
 fn process(fault: Fault) -> Option<usize> {
     match fault {
         Fault::Cut(process, _) | Fault::Reset(process) => Some(process),
-        Fault::AnswersLost(process) => Some(process),
+        Fault::AnswersLost(process) | Fault::SignalsFail(process) => Some(process),
         Fault::Stop(process) | Fault::Kill(process) => Some(process),
         Fault::RuntimeDropped(process) => Some(process),
         _ => None,

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redlatch::kind::LockKind;
 use redlatch::{Client, ClientBuilder, Guard, Lock};
@@ -266,21 +266,35 @@ async fn locks_are_tracked_after_outage_in_which_first_renewals_failed() {
     let proxy = Proxy::to(server.port());
     let (log, _guard) = log();
     let client = settings().connect(&proxy.url()).await.unwrap();
-    let (mut held, names) = (Vec::new(), ["a", "b", "c", "d", "e", "f"]);
-    for name in names {
-        held.push(Held::new(client.lock(name)).await);
-        // Apart, so that their first renewals are separate batches.
-        tokio::time::sleep(Duration::from_millis(120)).await;
-    }
-    proxy.refuse(true);
-    proxy.cut();
-    until("the first renewal of each has failed", || async {
+    let names = ["a", "b", "c", "d", "e", "f"];
+    let failed = || -> usize {
         let lines = log.lines(&["renewal failed; retrying until the leases end"]);
         let holds = lines.iter().filter_map(|line| {
             let holds = line.split_once("holds=")?.1.split(' ').next()?;
             holds.parse::<usize>().ok()
         });
-        holds.sum::<usize>() >= names.len()
+        holds.sum()
+    };
+    // Until the outage begins before the first renewal of the first lock, which is due after a second.
+    let held = loop {
+        let (mut held, began) = (Vec::new(), Instant::now());
+        for name in names {
+            held.push(Held::new(client.lock(name)).await);
+            // Apart, so that their first renewals are separate batches.
+            tokio::time::sleep(Duration::from_millis(120)).await;
+        }
+        proxy.refuse(true);
+        proxy.cut();
+        if began.elapsed() < Duration::from_millis(950) {
+            break held;
+        }
+        proxy.refuse(false);
+        drop(held);
+        within_limit("released", client.flush()).await;
+    };
+    let before = failed();
+    until("the first renewal of each has failed", || async {
+        failed() >= before + names.len()
     })
     .await;
     proxy.refuse(false);

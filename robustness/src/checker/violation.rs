@@ -38,6 +38,8 @@ pub enum Rule {
     Order,
     /// The last report of an observer is the final state of its election.
     Observer,
+    /// Behind all faults, clients use again what they can work without: see `mechanisms`.
+    Mechanism,
     /// Some sequential order of the operations on a lock explains all answers.
     Linearizability,
     /// Nothing remains in the store or in a client after all releases.

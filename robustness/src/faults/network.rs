@@ -20,7 +20,7 @@ const NETWORK: Fault = Fault {
     ..BASE
 };
 
-pub(super) const FAULTS: [Fault; 13] = [
+pub(super) const FAULTS: [Fault; 14] = [
     Fault {
         name: "connections reset",
         description: "all connections are closed, twenty times a second",
@@ -123,6 +123,12 @@ pub(super) const FAULTS: [Fault; 13] = [
         ..NETWORK
     },
     Fault {
+        name: "signals",
+        description: "behind each message, so also each grant, what clients send is lost, or its answers, or it is late",
+        inject: fail_behind_messages,
+        ..NETWORK
+    },
+    Fault {
         name: "delayed",
         description: "200, 300 and 400 ms more latency in each direction, each for half a lease",
         duration: FaultDuration::PastLease,
@@ -177,6 +183,51 @@ fn break_repeatedly(
         // A client whose connection broke has opened another one. One of the new ones is that of the query itself.
         if accepted_connections(context)? < before + 2 && duration > Duration::from_millis(300) {
             return Err("no connection broke".into());
+        }
+        Ok(())
+    })
+}
+
+/// How long what follows a message is late or discarded, and how long no other message counts.
+const BEHIND_MESSAGE: Duration = Duration::from_millis(30);
+
+/// Breaks the network right behind messages, which come only once, in four ways in turn.
+fn fail_behind_messages(context: &mut Context, duration: Duration) -> Result<()> {
+    let master = context.master()?;
+    context.with_fault_window(|context| {
+        let (server, network) = (context.server(master), context.network()?);
+        let mut own = server.connection();
+        own.set_read_timeout(Some(BEHIND_MESSAGE))?;
+        let mut channels = own.as_pubsub();
+        channels.psubscribe("*")?;
+        let (end, mut messages) = (Instant::now() + duration, 0);
+        while Instant::now() < end {
+            if channels.get_message().is_err() {
+                continue;
+            }
+            let set: Option<fn(&Proxy, bool)> = match messages % 4 {
+                0 => None,
+                1 => Some(Proxy::discard_requests),
+                2 => Some(Proxy::discard_replies),
+                _ => Some(Proxy::stall),
+            };
+            if let Some(set) = set {
+                set(network, true);
+                sleep(BEHIND_MESSAGE);
+                set(network, false);
+            }
+            if messages % 4 < 3 {
+                network.cut();
+            }
+            messages += 1;
+            sleep(BEHIND_MESSAGE);
+            // Those that were published meanwhile.
+            channels.set_read_timeout(Some(Duration::from_millis(1)))?;
+            while channels.get_message().is_ok() {}
+            channels.set_read_timeout(Some(BEHIND_MESSAGE))?;
+        }
+        if messages == 0 && duration > Duration::from_millis(300) {
+            return Err("no message was published".into());
         }
         Ok(())
     })

@@ -10,7 +10,7 @@ use crate::names::locks_of_all;
 use crate::random::Random;
 
 /// How long a subscription outlives its last waiter.
-pub(super) const LINGER: Duration = Duration::from_millis(200);
+pub(crate) const LINGER: Duration = Duration::from_millis(200);
 
 /// Options of a worker process.
 #[derive(Debug, Clone, Args)]

@@ -195,6 +195,12 @@ impl Network {
         self.lock().losing_answers = process;
     }
 
+    /// Makes the next packet of this process behind each message and each report of changed keys fail once: it is lost, or
+    /// its answer, or it is late. `None` ends that.
+    pub fn set_failing_signals(&self, process: Option<ProcessId>) {
+        self.lock().set_failing_signals(process);
+    }
+
     /// Closes the connections of a process that has died.
     pub fn process_died(&self, process: ProcessId) {
         self.change(|state| {

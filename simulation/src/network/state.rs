@@ -58,6 +58,11 @@ pub(super) struct State {
     pub(super) separated: BTreeSet<(HostId, HostId)>,
     /// The process whose connections are often reset instead of answered.
     pub(super) losing_answers: Option<ProcessId>,
+    /// The process whose next packet behind each signal fails.
+    failing_signals: Option<ProcessId>,
+    /// Whether a signal has reached it since, and how the packet that arrives now fails.
+    signaled: bool,
+    failing: Option<PacketFailure>,
     /// Due events whose packets cannot arrive now.
     withheld: BTreeMap<Key, Event>,
     /// Arrival time of the latest packet from one server to another.
@@ -144,9 +149,23 @@ pub(super) enum Event {
     ServerMessage(HostId, HostId, Message),
     /// The kernel of the process closes connections to a server that was cut off at this time.
     UserTimeout(ProcessId, HostId, Duration),
+    /// Packets of the process arrive again at a server where one was late.
+    Late(ProcessId, HostId),
     /// A blocked command of this server times out.
     Deadline(HostId),
 }
+
+/// How a packet of a process fails.
+#[derive(Debug, Clone, Copy)]
+enum PacketFailure {
+    /// The connection is reset before it arrives.
+    Lost,
+    /// The connection is reset instead of the answer.
+    Unanswered,
+}
+
+/// The longest time that a packet behind a signal is late, in multiples of the maximum latency.
+const MAX_LATE: u32 = 20;
 
 impl State {
     pub(super) fn new(seed: u64, latency: Duration, trace: Trace) -> State {
@@ -162,6 +181,9 @@ impl State {
             cut: BTreeSet::new(),
             separated: BTreeSet::new(),
             losing_answers: None,
+            failing_signals: None,
+            signaled: false,
+            failing: None,
             withheld: BTreeMap::new(),
             last: BTreeMap::new(),
             trace,
@@ -301,6 +323,7 @@ impl State {
             && entry.key().0 <= now
         {
             let (key, event) = entry.remove_entry();
+            self.fail_behind_signal(&event);
             match self.is_withheld(&event) {
                 true => _ = self.withheld.insert(key, event),
                 false => self.handle_event(event, &mut wakers),
@@ -316,6 +339,30 @@ impl State {
         self.queue.append(&mut self.withheld);
     }
 
+    /// Makes the packet fail with which a process reacts to a signal, or at least the next one: it is lost, or its answer, or
+    /// it is late. The signal itself comes only once.
+    fn fail_behind_signal(&mut self, event: &Event) {
+        let Event::ToServer(id, _) = event else {
+            return;
+        };
+        let Some(link) = self.links.get(id) else {
+            return;
+        };
+        let (process, host) = (link.process, link.host);
+        if self.failing_signals != Some(process) || !std::mem::take(&mut self.signaled) {
+            return;
+        }
+        match self.random.below(3) {
+            0 => self.failing = Some(PacketFailure::Lost),
+            1 => self.failing = Some(PacketFailure::Unanswered),
+            _ => {
+                self.cut.insert((process, host, Direction::Up));
+                let late = self.random.between(Duration::ZERO, self.latency * MAX_LATE);
+                self.schedule(self.now() + late, Event::Late(process, host));
+            }
+        }
+    }
+
     fn is_withheld(&self, event: &Event) -> bool {
         let (id, direction) = match event {
             Event::Connect(id) | Event::ToServer(id, _) | Event::ClientGone(id) => {
@@ -327,7 +374,7 @@ impl State {
             Event::ServerMessage(from, to, _) => {
                 return self.hosts[*to].frozen || self.separated.contains(&(*from, *to));
             }
-            Event::UserTimeout(..) => return false,
+            Event::UserTimeout(..) | Event::Late(..) => return false,
             Event::Deadline(host) => return self.hosts[*host].frozen,
         };
         self.links.get(id).is_some_and(|link| {
@@ -354,6 +401,9 @@ impl State {
             }
             Event::ToClient(id, bytes) => {
                 self.trace_bytes(id, Direction::Down, &bytes);
+                let process = self.links.get(&id).map(|link| link.process);
+                self.signaled |=
+                    process.is_some() && process == self.failing_signals && is_signal(&bytes);
                 self.at_client(id, wakers, |link| link.inbox.extend_from_slice(&bytes));
             }
             Event::ServerGone(id, error) => {
@@ -371,6 +421,10 @@ impl State {
                         self.send(id, Direction::Up, Event::ClientGone(id));
                     }
                 }
+            }
+            Event::Late(process, host) => {
+                self.cut.remove(&(process, host, Direction::Up));
+                self.requeue_withheld();
             }
             Event::Deadline(host) => {
                 self.hosts[host].deadline = None;
@@ -423,6 +477,10 @@ impl State {
     }
 
     fn receive(&mut self, id: LinkId, bytes: &[u8]) {
+        let failing = self.failing.take();
+        if let Some(PacketFailure::Lost) = failing {
+            return self.reset(id);
+        }
         self.trace_bytes(id, Direction::Up, bytes);
         let Some(link) = self.links.get(&id) else {
             return;
@@ -434,9 +492,15 @@ impl State {
             return self.send(id, Direction::Down, reset);
         };
         self.at_server(host, |server, now| server.receive(connection, bytes, now));
-        if self.losing_answers == Some(process) && self.random.below(8) == 0 {
+        if self.losing_answers == Some(process) && self.random.below(8) == 0 || failing.is_some() {
             self.reset(id);
         }
+    }
+
+    /// Makes the next packet of a process behind each signal fail. `None` ends that.
+    pub(super) fn set_failing_signals(&mut self, process: Option<ProcessId>) {
+        self.failing_signals = process;
+        self.signaled = false;
     }
 
     /// Resets a connection. Both sides learn of it immediately.
@@ -553,4 +617,15 @@ impl State {
             }
         }
     }
+}
+
+/// Returns whether a packet contains a message of a channel, or a report of changed keys.
+fn is_signal(bytes: &[u8]) -> bool {
+    let words: [&[u8]; 3] = [
+        b"\r\nmessage\r\n",
+        b"\r\nsmessage\r\n",
+        b"\r\ninvalidate\r\n",
+    ];
+    let contains = |word: &&[u8]| bytes.windows(word.len()).any(|part| part == *word);
+    bytes.first() == Some(&b'>') && words.iter().any(contains)
 }

@@ -16,7 +16,8 @@ pub(crate) use self::rules::Inspect;
 use self::rules::{Force, read, wake_all, write};
 use crate::error::{Error, Loss, Result};
 use crate::hold::{
-    Hold, HoldKind, ReassignParams, ReleaseParams, Renewal, Renewed, TransferParams, Transferred,
+    Hold, HoldKind, HoldPeriod, ReassignParams, ReleaseParams, Renewal, Renewed, TransferParams,
+    Transferred,
 };
 use crate::keyspace::{Keyspace, Mode};
 use crate::lease::Lease;
@@ -108,6 +109,7 @@ pub struct Write {
 struct RequiredWriteHold {
     session: Arc<Session>,
     write_hold: Arc<Hold>,
+    granted_in: HoldPeriod,
     /// The loss that was known before the request.
     lost: Option<Loss>,
 }
@@ -225,6 +227,7 @@ impl Guard<WriteLock> {
         let write_hold = self.hold_ref().hold.clone();
         let required = RequiredWriteHold {
             session: self.hold_ref().session.clone(),
+            granted_in: write_hold.state().granted_in,
             lost: write_hold.loss(),
             write_hold,
         };
@@ -381,8 +384,13 @@ impl RequiredWriteHold {
     fn check(&self, outcome: Outcome) -> Result<Outcome> {
         if let Outcome::Wait(_) = outcome {
             // No other owner can block a writer, so it does not hold the write side any more. This is not the turn of the
-            // write hold, which may have become a ticket, so only the watchdog decides whether it is lost.
-            self.session.watchdog.suspect(&self.write_hold);
+            // write hold: a step that is in flight may have made a ticket of it. Then the watchdog checks it behind that step.
+            match self.write_hold.try_turn() {
+                Some(_turn) if self.write_hold.state().granted_in == self.granted_in => {
+                    self.write_hold.mark_lost(Loss::NotHeld);
+                }
+                _ => self.session.watchdog.suspect(&self.write_hold),
+            }
         }
         match (self.write_hold.loss(), outcome) {
             (Some(loss), _) => Err(self.write_hold.lost_error(loss)),
