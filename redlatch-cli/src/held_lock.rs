@@ -216,10 +216,17 @@ impl HeldLock {
             lost = self.lost() => Some(lost),
             is_held = is_held => match is_held {
                 false => Some(Loss::NotHeld),
-                true if self.guard.is_valid() => None,
-                // The lease or the limit has ended while waiting for the answer.
-                true => Some(self.lost().await),
+                // The lease or the limit may have ended while waiting for the answer.
+                true => self.known_loss().await,
             },
+        }
+    }
+
+    /// Returns how the lock was lost, if this process knows that it is. Sends nothing.
+    pub(crate) async fn known_loss(&self) -> Option<Loss> {
+        match self.guard.is_valid() {
+            true => None,
+            false => Some(self.lost().await),
         }
     }
 

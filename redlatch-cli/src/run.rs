@@ -3,7 +3,7 @@
 //! 1. Catches all signals, checks names and settings on an embedded store, and connects.
 //! 2. Acquires the lock, and reports a wait that takes longer than a second. At the limit it reports
 //!    the holder and exits with the conflict code. A signal that ends a process ends the wait.
-//! 3. Starts CMD, and passes signals on to it. A stop signal stops CMD's processes and then `redlatch`.
+//! 3. Starts CMD, unless the lock is already lost, and passes signals on to it. A stop signal stops CMD's processes and then `redlatch`.
 //!    When it continues, it checks the lock first.
 //! 4. If CMD ends by itself, releases the lock. If a signal ended CMD, first waits for its child
 //!    processes, and kills them after --kill-after.
@@ -130,7 +130,7 @@ async fn run_with_ticket(
 pub(crate) enum CmdEnd {
     /// By itself or by a signal, with this exit code. The lock has been released.
     Ended(u8),
-    /// The lock was lost, so CMD and its children were ended.
+    /// The lock was lost, so CMD was not started, or CMD and its children were ended.
     Lost {
         /// CMD had ended before the loss was noticed.
         cmd_ended: bool,
@@ -148,6 +148,15 @@ pub(crate) async fn run_cmd(
     signals: &mut Signals,
 ) -> Result<CmdEnd, Failure> {
     let names = held_lock.names();
+    // This process may have been stopped since it acquired the lock, or waited for a reader of its messages.
+    if let Some(loss) = held_lock.known_loss().await {
+        stderr!("{names}: lost before CMD began: {loss}");
+        once::finish(once_run, &names, "lost the lock before CMD began".into()).await;
+        return Ok(CmdEnd::Lost {
+            cmd_ended: false,
+            end_requested: false,
+        });
+    }
     let mut child = Child::start(cmd, &held_lock)
         .map_err(|error| Failure::system("cannot start a process", &error))?;
     let asked = held_lock.take_asked();

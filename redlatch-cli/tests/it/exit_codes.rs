@@ -88,13 +88,13 @@ fn no_wait_exits_75_or_the_requested_code() {
     for (options, code) in [
         (&["--no-wait"][..], 75),
         (&["-n"], 75),
-        (&["--wait", "2s"], 75),
+        (&["--wait", "6s"], 75),
         (&["--wait", "0s"], 75),
         (&["--wait", "0"], 75),
         (&["--watchdog", "2min", "--wait", "0"], 75),
         (&["--watchdog", "1d", "--wait", "0"], 75),
         (&["-n", "-E", "9"], 9),
-        (&["--wait", "2s", "--conflict-exit-code", "0"], 0),
+        (&["--wait", "6s", "--conflict-exit-code", "0"], 0),
         (&["-n", "-E", "255"], 255),
     ] {
         let finished = run(options, &name, &["echo", "never"]).expect(code);

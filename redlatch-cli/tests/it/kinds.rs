@@ -73,7 +73,7 @@ fn killed_fair_waiter_delays_the_others_by_one_lease() {
         };
         let holder = hold(shared(), &["--fair"], &name);
         let wait = |n| {
-            let options = ["run", "--fair", "--watchdog", "1s"];
+            let options = ["run", "--fair", "--watchdog", "6s"];
             let args = [&options[..], &names, &["--", "true"]].concat();
             let running = Running::start(redlatch(shared(), &args));
             until("it is in the queue", || queue_length(&name) == n);
@@ -81,7 +81,7 @@ fn killed_fair_waiter_delays_the_others_by_one_lease() {
         };
         let dead = wait(1);
         let left = object(&name)["queue"][0]["remaining_ms"].as_u64().unwrap();
-        // At most the holder's lease and the waiter's wait time, 30 s and 1 s.
+        // At most the holder's lease and the waiter's wait time, 30 s and 6 s.
         assert!(left <= 60_000, "{left}");
         dead.signal(Signal::KILL);
         drop(dead);
@@ -272,14 +272,14 @@ fn waiter_for_a_permit_can_time_out_and_be_ended() {
     waiter.finish().expect(143);
 
     let args = [
-        &["run", "--wait", "350ms"],
+        &["run", "--wait", "6s"],
         &options[..],
         &[&name, "--", "true"],
     ]
     .concat();
     finish(redlatch(shared(), &args))
         .expect(75)
-        .assert_stderr("not acquired within 350ms: its only permit");
+        .assert_stderr("not acquired within 6.0s: its only permit");
     holder.release();
 }
 
@@ -414,7 +414,7 @@ fn other_kind_of_object_is_named_and_not_suggested_for_removal() {
 #[test]
 fn permit_of_a_killed_run_is_freed() {
     let name = unique("killed-permit");
-    let options = ["--permits", "1", "--watchdog", "1s"];
+    let options = ["--permits", "1", "--watchdog", "6s"];
     let holder = hold(shared(), &options, &name);
     let cmd = holder.cmd_pid();
     holder.signal(Signal::KILL);

@@ -44,7 +44,7 @@ fn lock_lost_just_before_cmd_ends_is_reported() {
 #[test]
 fn end_of_fixed_lease_ends_cmd() {
     let name = unique("fixed");
-    let holder = hold(shared(), &["--lease", "2s"], &name);
+    let holder = hold(shared(), &["--lease", "6s"], &name);
     let cmd = holder.cmd_pid();
     assert_ends_lost(holder, &[cmd]);
 }
@@ -54,7 +54,7 @@ fn end_of_fixed_lease_ends_cmd() {
 fn cmd_that_takes_too_long_is_ended() {
     let (one, other) = (unique("too-long"), unique("too-long"));
     for names in [&[&*one][..], &[&*one, &*other]] {
-        let options = ["--watchdog", "1h", "--at-most", "1s"];
+        let options = ["--watchdog", "1h", "--at-most", "6s"];
         let mut args = [&["run"], &options[..], names].concat();
         args.extend(["--", "sh", "-c", "echo $$; exec cat"]);
         let holder = Running::start(redlatch(shared(), &args));
@@ -62,7 +62,7 @@ fn cmd_that_takes_too_long_is_ended() {
         let next = finish(redlatch(shared(), &["run", &one, "--", "true"])).expect(0);
         assert_eq!(next.stdout, "");
         let finished = holder.finish().expect(74);
-        let reason = "lost: it was held longer than its limit of 1s; ending CMD";
+        let reason = "lost: it was held longer than its limit of 6s; ending CMD";
         assert!(finished.stderr.contains(reason), "{finished:#?}");
         assert!(is_dead(cmd));
     }
@@ -80,7 +80,7 @@ fn cmd_is_ended_with_the_lease_if_the_store_is_unreachable() {
     let proxy = Proxy::to(shared().port());
     let name = unique("cut-off");
     let script = "echo $$; exec cat";
-    let args = ["run", "--watchdog", "1s", &name, "--", "sh", "-c", script];
+    let args = ["run", "--watchdog", "6s", &name, "--", "sh", "-c", script];
     let mut command = clean_command(&args);
     command.env("REDLATCH_URL", proxy.url());
     let holder = Running::start(command);
@@ -157,7 +157,7 @@ fn stopped_cmd_is_ended() {
 #[test]
 fn holder_that_was_stopped_for_too_long_ends_cmd_on_sigcont() {
     let name = unique("paused");
-    let holder = hold(shared(), &["--watchdog", "500ms"], &name);
+    let holder = hold(shared(), &["--watchdog", "6s"], &name);
     let cmd = holder.cmd_pid();
     holder.signal(Signal::STOP);
     let next = hold(shared(), &[], &name);

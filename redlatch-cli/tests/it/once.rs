@@ -130,7 +130,7 @@ fn another_slot_runs_again() {
 fn killed_process_is_not_repeated() {
     let (temp_dir, name) = (TempDir::new(), unique("killed"));
     let ran = temp_dir.path("ran");
-    let options = ["--slot", "02:00", "--watchdog", "1s"];
+    let options = ["--slot", "02:00", "--watchdog", "6s"];
     let script = format!("echo ran >> {ran}; echo started; {IDLE_SCRIPT}");
     let killed = start(shared(), &options, &name, &script);
     killed.until_stdout("started");
@@ -159,7 +159,7 @@ fn outcome_of_signaled_and_lost_cmd_is_recorded() {
     let later = start(shared(), &options, &name, "true").finish().expect(73);
     assert_reported(&later.stderr, &name, "signal 9");
 
-    let options = ["--slot", "2", "--watchdog", "1s"];
+    let options = ["--slot", "2", "--watchdog", "6s"];
     let script = format!("echo started; {IDLE_SCRIPT}");
     let losing = start(shared(), &options, &name, &script);
     losing.until_stdout("started");

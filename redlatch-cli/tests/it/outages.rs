@@ -20,7 +20,7 @@ fn run_waits_through_an_outage_and_reports_it_once() {
     for kind in [&[][..], &["--fair"], &["--wait", "1h"]] {
         let mut server = Server::start();
         let name = unique("outage");
-        let options = [kind, &["--response-timeout", "200ms"]].concat();
+        let options = [kind, &["--response-timeout", "5s"]].concat();
         let waiter = wait_for(&server, &options, &name);
         server.kill();
         waiter.until_stderr("the store is unavailable");
@@ -46,7 +46,7 @@ fn run_waits_through_an_outage_for_a_permit() {
     let mut server = Server::start();
     let name = unique("outage");
     // The watchdog's lease also limits each slice of the wait.
-    let options = ["--permits", "1", "--watchdog", "300ms"];
+    let options = ["--permits", "1", "--watchdog", "6s"];
     let options = [&options[..], &["--response-timeout", "200ms"]].concat();
     let mut holder = hold(&server, &["--permits", "1", "--kill-after", "0"], &name);
     let args = [&["run"], &options[..], &[&name, "--", "echo", "mine"]].concat();

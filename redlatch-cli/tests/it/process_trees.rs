@@ -346,7 +346,7 @@ fn stop_signal_stops_the_tree_and_sigcont_continues_it() {
 #[test]
 fn stopped_tree_that_lost_its_lock_never_continues() {
     for by_force in [false, true] {
-        let lease = if by_force { "1h" } else { "3s" };
+        let lease = if by_force { "1h" } else { "6s" };
         let tree = ProcessTree::start(false, &["--watchdog", lease], FOREGROUND, "");
         tree.signal(Signal::TSTP);
         tree.until_stopped();

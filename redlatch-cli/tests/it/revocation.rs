@@ -92,14 +92,14 @@ fn holder_that_does_not_know_requests_continues() {
     let owner = "8743c9c0-0795-4907-87fd-6c719a6b4586:1";
     let () = shared().command(&["HSET", &name, owner, "1"]);
     let () = shared().command(&["PEXPIRE", &name, "3600000"]);
-    let args = ["unlock", "--revoke", "0s", "--wait", "2s", &name];
+    let args = ["unlock", "--revoke", "0s", "--wait", "6s", &name];
     let asked = finish(redlatch(shared(), &args));
     assert_eq!(asked.code, Some(76));
     assert!(
         asked.stdout.contains(&format!("asked {owner}")),
         "{asked:#?}"
     );
-    let late = format!("{name}: not released within 2.0s");
+    let late = format!("{name}: not released within 6.0s");
     assert!(asked.stderr.contains(&late), "{asked:#?}");
     let fields: Vec<String> = shared().command(&["HGETALL", &name]);
     assert_eq!(fields, [owner, "1"]);

@@ -2,6 +2,8 @@
 
 use std::io::{Read, Write as _};
 use std::net::TcpStream;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -52,6 +54,35 @@ pub(crate) fn at_a_terminal(line: &str) -> Running {
     command.env("REDLATCH_CONFIG", "/dev/null");
     command.env("SHELL", "/bin/bash");
     Running::start(command)
+}
+
+/// A reader of standard error that reads nothing until [`BusyReader::read`]. The buffer is full, so a process that writes a message
+/// waits.
+pub(crate) struct BusyReader(UnixStream);
+
+impl BusyReader {
+    /// Starts a command with this reader.
+    pub(crate) fn start(mut command: Command) -> (Running, BusyReader) {
+        let (reader, mut writer) = UnixStream::pair().expect("sockets");
+        writer.set_nonblocking(true).expect("a mode");
+        for filler in [&[b' '; 4096][..], b" "] {
+            while let Ok(1..) = writer.write(filler) {}
+        }
+        writer.set_nonblocking(false).expect("a mode");
+        command.stdin(Stdio::piped());
+        command.stdout(Stdio::piped());
+        command.stderr(OwnedFd::from(writer));
+        (Running::start_with_own_stdio(command), BusyReader(reader))
+    }
+
+    /// Reads everything from now on. Returns it once no process has standard error any more.
+    pub(crate) fn read(mut self) -> thread::JoinHandle<String> {
+        thread::spawn(move || {
+            let mut text = String::new();
+            self.0.read_to_string(&mut text).expect("text");
+            text.trim_start().to_owned()
+        })
+    }
 }
 
 /// Runs a command to its end.

@@ -198,6 +198,22 @@ fn exit_code_is_that_of_cmd_and_lost_ticket_ends_cmd() {
     running.finish().expect(74);
 }
 
+/// The process waits longer than its lease for the reader of its message that it has adopted the ticket.
+#[test]
+fn ticket_that_was_lost_before_cmd_began_starts_no_cmd() {
+    let name = unique("late");
+    let ticket = ticket(&["--lease", LONG], &name);
+    let args = ["run", "--verbose", "--watchdog", "1s", "--ticket", &ticket];
+    let cmd = ["--", "echo", "began"];
+    let (late, reader) = BusyReader::start(redlatch(shared(), &[&args[..], &cmd].concat()));
+    until("the lease has ended", || !is_held(shared(), &name));
+    let stderr = reader.read();
+    let finished = late.finish().expect(74);
+    assert_eq!(finished.stdout, "");
+    let stderr = stderr.join().unwrap();
+    assert!(stderr.contains("lost before CMD began"), "{stderr}");
+}
+
 /// Of several processes with one ticket, one runs CMD.
 #[test]
 fn one_of_many_processes_adopts_ticket() {
@@ -352,9 +368,9 @@ fn signal_ends_wait_for_lock() {
         assert_eq!(waiting.finish().expect(143).stdout, "");
         until("it has left", || waiters(shared(), &name) == 0);
     }
-    redlatch_finishes(&["lock", "--wait", "2s", "-E", "9", &name])
+    redlatch_finishes(&["lock", "--wait", "6s", "-E", "9", &name])
         .expect(9)
-        .assert_stderr("not acquired within 2.0s");
+        .assert_stderr("not acquired within 6.0s");
     holder.release();
 }
 
