@@ -197,9 +197,9 @@ fn fail_behind_messages(context: &mut Context, duration: Duration) -> Result<()>
     context.with_fault_window(|context| {
         let (server, network) = (context.server(master), context.network()?);
         let mut own = server.connection();
-        own.set_read_timeout(Some(BEHIND_MESSAGE))?;
         let mut channels = own.as_pubsub();
         channels.psubscribe("*")?;
+        channels.set_read_timeout(Some(BEHIND_MESSAGE))?;
         let (end, mut messages) = (Instant::now() + duration, 0);
         while Instant::now() < end {
             if channels.get_message().is_err() {
@@ -223,7 +223,7 @@ fn fail_behind_messages(context: &mut Context, duration: Duration) -> Result<()>
             sleep(BEHIND_MESSAGE);
             // Those that were published meanwhile.
             channels.set_read_timeout(Some(Duration::from_millis(1)))?;
-            while channels.get_message().is_ok() {}
+            while Instant::now() < end && channels.get_message().is_ok() {}
             channels.set_read_timeout(Some(BEHIND_MESSAGE))?;
         }
         if messages == 0 && duration > Duration::from_millis(300) {

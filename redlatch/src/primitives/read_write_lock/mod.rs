@@ -225,9 +225,10 @@ impl Guard<WriteLock> {
     /// ```
     pub fn reenter_read(&self) -> Acquire<ReadLock> {
         let write_hold = self.hold_ref().hold.clone();
+        let granted_in = write_hold.state().granted_in;
         let required = RequiredWriteHold {
             session: self.hold_ref().session.clone(),
-            granted_in: write_hold.state().granted_in,
+            granted_in,
             lost: write_hold.loss(),
             write_hold,
         };
