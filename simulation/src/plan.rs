@@ -216,9 +216,11 @@ impl Plan {
                     Topology::Cluster => cluster_fault(&mut random, lease),
                 },
             };
-            // In half of the runs, two faults are replaced by another one.
+            // In half of the runs, some faults are replaced by another one.
             let fault = match fault {
-                Fault::SentinelsFrozen { one: true } if seed % 2 == 1 => {
+                Fault::SentinelsFrozen { one: true } | Fault::MasterCutOff { .. }
+                    if seed % 2 == 1 && topology == Topology::Sentinel =>
+                {
                     // The old master stays alive until the first lease has ended at the new one.
                     until =
                         until.max(at + MAX_FAILOVER_TIME + QUERIES_FAIL_FOR * 4 + lease * 3 / 2);

@@ -211,13 +211,10 @@ impl Proxy {
         self.change(|state| state.held_requests = holding.then_some(0));
     }
 
-    /// Returns whether anything is held back that clients have sent since the latest
-    /// [`hold_requests`](Proxy::hold_requests).
-    pub fn holds_requests(&self) -> bool {
-        self.shared
-            .lock()
-            .held_requests
-            .is_some_and(|held| held > 0)
+    /// Returns how often clients have sent something since the latest
+    /// [`hold_requests`](Proxy::hold_requests), if that is held back.
+    pub fn held_requests(&self) -> usize {
+        self.shared.lock().held_requests.unwrap_or_default()
     }
 
     /// Sets whether data from clients is discarded.

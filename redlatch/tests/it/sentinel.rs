@@ -244,8 +244,9 @@ async fn failover_is_followed_although_queries_behind_its_messages_are_late() {
     })
     .await;
     hold_queries(true);
-    until("the client has queried once more", || async {
-        proxies.iter().any(Proxy::holds_requests)
+    // The second query is sent when the first one has failed.
+    until("the client has queried twice more", || async {
+        proxies.iter().any(|one| one.held_requests() >= 2)
     })
     .await;
     let role: Vec<redis::Value> = all.command(old, &["ROLE"]);

@@ -4,8 +4,6 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use redlatch_testkit::Proxy;
-
 use super::fault::{BASE, Fault};
 use crate::Result;
 use crate::checker::{Losses, MARGIN};
@@ -123,7 +121,7 @@ fn await_queries(context: &Context) -> Result<()> {
     hold_queries(context, true);
     let end = Instant::now() + MARGIN * 4;
     let network = context.deployment.sentinel_network();
-    while !network.iter().all(Proxy::holds_requests) {
+    while network.iter().any(|proxy| proxy.held_requests() == 0) {
         if Instant::now() > end {
             return Err("the clients query the sentinels no more".into());
         }
