@@ -375,11 +375,15 @@ impl ClientBuilder {
     /// [block readers](crate::ReadWriteLock::prefer_writers).
     ///
     /// Permits pass on only while all waiting tasks request the same number. If the number of permits is reduced, the
-    /// client may continue to pass on those that it has for up to a second.
+    /// client may continue to pass on those that it has for up to 150 ms.
     ///
     /// If another client waits, the lock or permits are released to all as soon as the store has reported it: it is asked after
-    /// 64 hand-overs or 5 ms. Without an answer the hand-overs end after 10 ms, and in any case after a second. The
-    /// next waiter of this client then lets the others go first, for a few milliseconds. A task that is not polled within 10 ms
+    /// 64 hand-overs or 5 ms. Without an answer the hand-overs end after 10 ms, and in any case after 50 to 150 ms (random),
+    /// because not all that wait can be counted: not those that try from time to time, as `try_lock` in a loop, spin locks and
+    /// RedLocks do. The next waiter of this client then lets the others go first, for a few milliseconds. So a request that is
+    /// repeated ten times a second is granted after three seconds on average, and after 14 in 99 of 100 cases, however busy this
+    /// client is. That costs about 4 % of the throughput of a lock that passes from task to task all the time. Owners in the
+    /// queue of a [`FairLock`](crate::FairLock) of the same name are counted, and served. A task that is not polled within 10 ms
     /// after they were passed to it does not get them: they are released in the background. A failure is then logged instead of
     /// returned, and permits of a semaphore without an answer may stay acquired, as after
     /// [`Error::OutcomeUnknown`](crate::Error::OutcomeUnknown).

@@ -17,6 +17,8 @@ const WRITER: &str = ":write";
 
 /// Prefixes of an object's further keys.
 const TOKEN: &str = "redisson_lock_token";
+/// Begins the channel of a lock.
+const LOCK_CHANNEL: &str = "redisson_lock__channel";
 const QUEUE: &str = "redisson_lock_queue";
 const TIMEOUTS: &str = "redisson_lock_timeout";
 const WRITERS: &str = "redlatch_rwlock_writers";
@@ -114,7 +116,7 @@ impl ObjectKeys {
             | KeyLayout::Spin
             | KeyLayout::Fenced
             | KeyLayout::Fair
-            | KeyLayout::Group => prefixed("redisson_lock__channel", &key),
+            | KeyLayout::Group => prefixed(LOCK_CHANNEL, &key),
             KeyLayout::Read | KeyLayout::Write => prefixed("redisson_rwlock", &key),
             KeyLayout::Semaphore | KeyLayout::Permits => prefixed("redisson_sc", &key),
             // The only layout that adds braces even to a name with its own hash tag.
@@ -216,14 +218,26 @@ pub(crate) struct FairKeys {
 
 impl FairKeys {
     pub(crate) fn new(prefix: &str, name: &str) -> FairKeys {
-        let object = ObjectKeys::new(KeyLayout::Fair, prefix, name);
+        FairKeys::of(ObjectKeys::new(KeyLayout::Fair, prefix, name).into())
+    }
+
+    /// Returns the keys of the fair lock that shares its key with this lock.
+    pub(crate) fn of(object: Arc<ObjectKeys>) -> FairKeys {
         FairKeys {
             queue: prefixed(QUEUE, &object.key),
             timeouts: prefixed(TIMEOUTS, &object.key),
             absent_waiters: prefixed(ABSENT, &object.key),
             announcements: prefixed(ANNOUNCED, &object.key),
-            object: object.into(),
+            object,
         }
+    }
+
+    /// Returns the key of the queue of the fair lock that shares its key with this lock. `None`: it is no lock.
+    pub(crate) fn queue_of(object: &ObjectKeys) -> Option<String> {
+        object
+            .channel
+            .starts_with(LOCK_CHANNEL)
+            .then(|| prefixed(QUEUE, &object.key))
     }
 
     /// Returns the channel of one waiter.

@@ -792,4 +792,19 @@ impl Step for Renew<'_> {
 }
 
 #[cfg(test)]
+impl Watchdog {
+    /// Returns how many holds it has, by use.
+    pub(crate) fn sizes(&self) -> [(&'static str, usize); 4] {
+        let schedule = self.core.schedule.lock();
+        let ready = schedule.nodes.values().map(|node| node.ready.len()).sum();
+        [
+            ("due", schedule.due.len()),
+            ("overdue", schedule.overdue.len()),
+            ("ready", ready),
+            ("nodes", schedule.nodes.len()),
+        ]
+    }
+}
+
+#[cfg(test)]
 mod tests;

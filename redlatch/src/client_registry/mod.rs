@@ -129,6 +129,18 @@ struct Entry {
     text: String,
 }
 
+#[cfg(test)]
+impl Registration {
+    /// Returns how many fields it has, and how many of them it has to write.
+    pub(crate) fn sizes(&self) -> [(&'static str, usize); 2] {
+        let state = self.0.state.lock();
+        [
+            ("entries", state.entries.len()),
+            ("unwritten", state.unwritten.len()),
+        ]
+    }
+}
+
 impl Registration {
     pub(crate) fn new(
         id: &ClientId,

@@ -20,14 +20,16 @@ use crate::runtime::sleep_until;
 use crate::step::{BoxedStep, Script, ScriptReply};
 use crate::sync::{Mutex, wait_for};
 
+pub(crate) mod fair_waiters;
+mod fairness;
 mod limits;
 pub(crate) mod requests;
 mod state;
 
+pub(crate) use fairness::{HandOver, HandOverLimit, OtherClients, Yielding, Yields};
 pub(crate) use limits::HoldLimits;
 pub(crate) use state::{
-    Due, HandOver, HandOverLimit, HoldPeriod, HoldSnapshot, HoldState, RenewalTimes, TicketHold,
-    WatchAction, WatchdogState,
+    Due, HoldPeriod, HoldSnapshot, HoldState, RenewalTimes, TicketHold, WatchAction, WatchdogState,
 };
 
 /// How much of an object a request acquires.
@@ -76,6 +78,13 @@ pub(crate) trait HoldKind: Send + Sync {
     /// Passes the object on to a waiter whose hold is of this kind, in one step.
     fn transfer<'a>(&'a self, params: TransferParams<'a>) -> Option<BoxedStep<'a, Transferred>> {
         let _ = params;
+        None
+    }
+
+    /// Grants the object to the owner that waits first in the queue of a fair lock with the same key, if the object is free, or
+    /// wakes it. Releases do not look at that queue.
+    fn serve_queue<'a>(&'a self, object: &Arc<ObjectKeys>) -> Option<BoxedStep<'a, ()>> {
+        let _ = object;
         None
     }
 
@@ -165,8 +174,8 @@ pub(crate) struct TransferParams<'a> {
 pub(crate) enum Transferred {
     /// The waiter holds the object, with hold count 1. A fenced lock returns the token of this acquisition, other kinds 0.
     ToWaiter { token: u64 },
-    /// The owner still holds the object: other clients subscribe to its channel, or it cannot be passed on (0).
-    Kept { others: usize },
+    /// The owner still holds the object: other clients wait for it, or it cannot be passed on (none).
+    Kept { others: OtherClients },
     /// The owner did not hold the object. Nothing changed.
     NotHeld,
 }

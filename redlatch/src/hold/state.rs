@@ -17,8 +17,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::fairness::{HandOver, HandOverLimit};
 use super::limits::{HoldLimits, RunningLimits};
 use crate::client_registry::{EntryNumber, RequestInfo};
+use crate::environment::random_fraction;
 use crate::error::Loss;
 use crate::lease::Lease;
 
@@ -92,109 +94,6 @@ impl HoldPeriod {
 
     fn begin() -> HoldPeriod {
         HoldPeriod(PERIODS.fetch_add(1, Ordering::SeqCst) + 1)
-    }
-}
-
-/// How long the requests of one client may pass a hold or permits on, so that other clients get their turn.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct HandOverLimit {
-    /// When the store granted them.
-    granted_at: Instant,
-    /// When no other client was waiting: when the store granted them, or was asked later.
-    alone_at: Instant,
-    /// Number of hand-overs since then.
-    hand_overs: u32,
-    /// Number of hand-overs since the store granted them.
-    turns: u32,
-    /// Whether the store is being asked.
-    asking: bool,
-    /// Whether other clients wait, or may wait, and how many; 0: unknown.
-    others: Option<usize>,
-}
-
-/// How long hand-overs continue after it was known that no other client waits.
-const ALONE_FOR: Duration = Duration::from_millis(10);
-/// The client asks the store again after this many hand-overs, or after half of that time.
-const HAND_OVERS_PER_ANSWER: u32 = 64;
-/// How long they are passed on in any case, because not every waiter of another client can be counted.
-const LONGEST_CHAIN: Duration = Duration::from_secs(1);
-
-/// A hand-over that is allowed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct HandOver {
-    /// Whether to ask the store now whether another client waits: see [`HandOverLimit::answered`].
-    pub(crate) asks: bool,
-}
-
-impl HandOverLimit {
-    pub(crate) fn new(granted_at: Instant) -> HandOverLimit {
-        HandOverLimit {
-            granted_at,
-            alone_at: granted_at,
-            hand_overs: 0,
-            turns: 0,
-            asking: false,
-            others: None,
-        }
-    }
-
-    /// Counts a hand-over, if it is allowed.
-    pub(crate) fn hand_over(&mut self, now: Instant) -> Option<HandOver> {
-        let alone_for = self.alone_for(now).filter(|time| *time < ALONE_FOR)?;
-        self.hand_overs += 1;
-        self.turns = self.turns.saturating_add(1);
-        let asks = self.is_due(alone_for) && !self.asking;
-        self.asking |= asks;
-        Some(HandOver { asks })
-    }
-
-    /// Counts a transfer, if it is allowed. Returns the limit for the next owner, and whether the transfer has to ask the
-    /// store if another client waits. `can_ask`: whether the store knows that.
-    pub(crate) fn transfer(&self, can_ask: bool, now: Instant) -> Option<(HandOverLimit, bool)> {
-        let alone_for = self.alone_for(now);
-        let alone_for = alone_for.filter(|time| can_ask || *time < ALONE_FOR)?;
-        let mut next = HandOverLimit {
-            hand_overs: self.hand_overs + 1,
-            turns: self.turns.saturating_add(1),
-            asking: false,
-            ..*self
-        };
-        let asks = can_ask && next.is_due(alone_for);
-        if asks {
-            (next.alone_at, next.hand_overs) = (now, 0);
-        }
-        Some((next, asks))
-    }
-
-    /// Returns how often the hold or the permits have passed on since the store granted them.
-    pub(crate) fn turns(&self) -> u32 {
-        self.turns
-    }
-
-    /// Returns how long ago it was known that no other client waits. `None`: they must get their turn.
-    fn alone_for(&self, now: Instant) -> Option<Duration> {
-        let chain = now.saturating_duration_since(self.granted_at);
-        let may_continue = self.others.is_none() && chain < LONGEST_CHAIN;
-        may_continue.then(|| now.saturating_duration_since(self.alone_at))
-    }
-
-    /// Returns whether the store has to be asked whether another client waits.
-    fn is_due(&self, alone_for: Duration) -> bool {
-        self.hand_overs >= HAND_OVERS_PER_ANSWER || alone_for >= ALONE_FOR / 2
-    }
-
-    /// Records the answer to the question that a [`HandOver`] asks.
-    pub(crate) fn answered(&mut self, asked_at: Instant, others: Option<usize>) {
-        self.asking = false;
-        self.others = others;
-        if others.is_none() {
-            (self.alone_at, self.hand_overs) = (asked_at, 0);
-        }
-    }
-
-    /// Returns how many other clients wait, as far as the store was asked.
-    pub(crate) fn other_clients(&self) -> usize {
-        self.others.unwrap_or(0)
     }
 }
 
@@ -467,7 +366,7 @@ impl HoldState {
         if is_refused || remaining < lease / 2 {
             return None;
         }
-        let hand_over = self.hand_over_limit.hand_over(now)?;
+        let hand_over = self.hand_over_limit.hand_over(now, random_fraction)?;
         self.hold_period = HoldPeriod::begin();
         self.limits = None;
         self.began = now;
@@ -737,7 +636,7 @@ impl HoldState {
                         .then_some((self.checked_end, WatchAction::RenewOnTime)),
                 };
                 let first_after = times.first_after.filter(|_| !tracked);
-                let first = first_after.map(|after| self.hand_over_limit.granted_at + after);
+                let first = first_after.map(|after| self.hand_over_limit.granted_at() + after);
                 let first = first.map(|due| (due, WatchAction::RenewOnTime));
                 let registered_after = times.registered_after.filter(|_| !registered);
                 let register =
@@ -754,6 +653,7 @@ impl HoldState {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hold::{OtherClients, Yields};
 
     const SECOND: Duration = Duration::from_secs(1);
     /// Of servers that do not report changes.
@@ -1062,34 +962,6 @@ mod tests {
         let [first, _] = [(); 2].map(|()| state.begin_attempt());
         state.attempt_acknowledged(first);
         assert!(state.has_unacknowledged_changes() && state.has_attempt_in_flight());
-    }
-
-    #[test]
-    fn transfers_end_after_a_second_or_if_nobody_can_be_asked_soon() {
-        let now = Instant::now();
-        for (can_ask, longest, pause) in [
-            (true, LONGEST_CHAIN, ALONE_FOR / 4),
-            (true, LONGEST_CHAIN, ALONE_FOR * 4),
-            (false, ALONE_FOR, ALONE_FOR / 4),
-        ] {
-            let (mut state, mut elapsed, mut asked) = (HoldState::new(now), Duration::ZERO, 0);
-            while let Some((limit, asks)) = state.hand_over_limit.transfer(can_ask, now + elapsed) {
-                state.hand_over_limit = limit;
-                elapsed += pause;
-                asked += u32::from(asks);
-            }
-            assert_eq!(elapsed, longest);
-            let expected = longest.div_duration_f64(pause.max(ALONE_FOR / 2)) as u32 - 1;
-            assert_eq!(asked, expected * u32::from(can_ask));
-        }
-        let mut state = HoldState::new(now);
-        for transfers in 1..=2 * HAND_OVERS_PER_ANSWER {
-            let (limit, asks) = state.hand_over_limit.transfer(true, now).unwrap();
-            state.hand_over_limit = limit;
-            assert_eq!(asks, transfers % HAND_OVERS_PER_ANSWER == 0);
-        }
-        state.hand_over_limit.answered(now, Some(1));
-        assert!(state.hand_over_limit.transfer(true, now).is_none());
     }
 
     #[test]
@@ -1404,56 +1276,22 @@ mod tests {
         }
     }
 
-    /// After 64 hand-overs or 5 ms, and then not again until the answer.
-    #[test]
-    fn store_is_asked_regularly_whether_other_clients_wait() {
-        let (mut state, mut now) = transferable();
-        for _ in 0..2 {
-            for hand_over in 1..100 {
-                assert_eq!(asks(&mut state, now), Some(hand_over == 64));
-            }
-            now += MILLI;
-            state.hand_over_limit.answered(now, None);
-        }
-        for passed in [4, 5, 6, 9] {
-            let answer = asks(&mut state, now + passed * MILLI);
-            assert_eq!(answer, Some(passed == 5));
-        }
-        // The time counts from the question.
-        state.hand_over_limit.answered(now + 5 * MILLI, None);
-        assert_eq!(asks(&mut state, now + 9 * MILLI), Some(false));
-        assert_eq!(asks(&mut state, now + 10 * MILLI), Some(true));
-        assert_eq!(asks(&mut state, now + 15 * MILLI), None, "not answered");
-    }
-
     #[test]
     fn hold_is_released_if_other_clients_wait() {
         let (mut state, now) = transferable();
-        assert_eq!(state.hand_over_limit.other_clients(), 0);
-        state.hand_over_limit.answered(now, Some(3));
-        assert_eq!(
-            (state.hand_over_limit.other_clients(), asks(&mut state, now)),
-            (3, None)
-        );
+        let others = OtherClients {
+            count: 3,
+            in_queue: true,
+        };
+        state.hand_over_limit.answered(now, Some(others));
+        let yields = state.hand_over_limit.yields(now);
+        assert_eq!((yields.to, asks(&mut state, now)), (others, None));
         // The next grant begins a new chain of hand-overs.
         state.remove_guard(true);
         state.release_acknowledged(state.changes, true);
         state.add_guard(now + LEASE, true, now).unwrap();
         let answer = asks(&mut state, now);
-        assert_eq!(
-            (state.hand_over_limit.other_clients(), answer),
-            (0, Some(false))
-        );
-    }
-
-    #[test]
-    fn hold_is_released_after_a_second_of_hand_overs() {
-        let (mut state, now) = transferable();
-        for passed in 0..1000 {
-            let at = now + passed * MILLI;
-            assert!(asks(&mut state, at).is_some(), "{passed}");
-            state.hand_over_limit.answered(at, None);
-        }
-        assert_eq!(asks(&mut state, now + SECOND), None);
+        let yields = state.hand_over_limit.yields(now);
+        assert_eq!((yields, answer), (Yields::default(), Some(false)));
     }
 }

@@ -40,6 +40,7 @@ use crate::name::{CandidateKeys, GROUP_END};
 use crate::owner::{Owner, OwnerId};
 use crate::primitives::inspect::InspectNames;
 use crate::primitives::lock::Holder;
+use crate::session::Waiting;
 use crate::step::{Outcome, Step};
 use crate::watchdog::Renew;
 
@@ -707,7 +708,7 @@ macro_rules! compare_by_debug {
 compare_by_debug!(
     Transferred,
     (),
-    (bool, u64),
+    (bool, Waiting),
     bool,
     i64,
     u64,

@@ -5,8 +5,8 @@
 -- ARGV[2]  'lock', 'permits' (of an expirable semaphore), or nil: a semaphore
 -- ARGV[3]  owner; or ids, concatenated as 32 hex digits each
 -- ARGV[4]  of a lock: the requests to release it, a sorted set with the owners that were asked
--- Returns  whether it is held (a semaphore: whether it exists), 1 or 0, and how many connections subscribe to the channel, plus
---          one if its owner was asked to release it
+-- Returns  whether it is held (a semaphore: whether it exists), 1 or 0; how many connections subscribe to the channel, plus
+--          one if its owner was asked to release it; and how many owners wait in the queue of a fair lock with the same key
 local held, asking = 1, 0
 if ARGV[2] == 'lock' then
     held = redis.call('HEXISTS', KEYS[1], ARGV[3])
@@ -25,4 +25,4 @@ elseif ARGV[2] then
 else
     held = redis.call('EXISTS', KEYS[1])
 end
-return {held, redis.call('PUBSUB', 'NUMSUB', ARGV[1])[2] + asking}
+return {held, redis.call('PUBSUB', 'NUMSUB', ARGV[1])[2] + asking, fair_waiters(ARGV[1])}

@@ -42,9 +42,9 @@ mod ticket;
 mod transfer;
 
 pub(crate) use acquire::AllOrNone;
-#[cfg(test)]
-pub(crate) use hand_over::CheckHandOver;
 pub(crate) use hand_over::HandedOver;
+#[cfg(test)]
+pub(crate) use hand_over::{CheckHandOver, Waiting};
 pub(crate) use hold_ref::HoldRef;
 use registry::HoldRegistry;
 pub(crate) use transfer::TransferredHold;
@@ -202,6 +202,8 @@ impl Session {
     }
 }
 
+#[cfg(test)]
+mod growth_tests;
 #[cfg(test)]
 mod permit_tests;
 #[cfg(test)]

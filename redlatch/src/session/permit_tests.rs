@@ -11,6 +11,7 @@ use tokio::task::{JoinHandle, yield_now};
 use tokio::time::{Instant, sleep};
 
 use crate::error::Result;
+use crate::hold::Yields;
 use crate::kind::Permits;
 use crate::primitives::lock::{Acquirable, Acquire, Held as _};
 use crate::store::embedded::failure_injection::Failure;
@@ -533,7 +534,9 @@ async fn message_before_delay_is_not_lost() {
     let (_client, mine, theirs) = semaphores::<Semaphore>(2).await;
     let [guard, other] = [acquire(&mine, 1).await, acquire(&theirs, 1).await];
     let waiters = [waiter(&mine, 1).await, waiter(&mine, 1).await];
-    mine.session.waiting.yield_to(&mine.object, || 2);
+    mine.session
+        .waiting
+        .yield_to(&mine.object, Yields::counted(2));
     let begun = Instant::now();
     release(other).await;
     run_others().await;

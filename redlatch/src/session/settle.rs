@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::hold_ref::MOVED;
 use super::{HoldRef, Session, Terms};
 use crate::error::{Error, Loss, Result};
-use crate::hold::{Hold, HoldSnapshot, ReassignParams, ReleaseParams};
+use crate::hold::{Hold, HoldSnapshot, ReassignParams, ReleaseParams, Yields};
 use crate::lease::Lease;
 use crate::owner::Owner;
 use crate::step::BoxedStep;
@@ -19,6 +19,21 @@ use crate::store::{AttemptPermit, Delivery, Progress, Route};
 pub(super) const SETTLE_GRACE: Duration = Duration::from_secs(10);
 
 impl Session {
+    /// Lets the store pass the object, which was just released, to the queue of a fair lock with the same key, in the background.
+    /// A failure harms only the order: owners in that queue ask from time to time.
+    fn serve_queue(&self, hold: &Arc<Hold>) {
+        let (store, hold) = (self.store.clone(), hold.clone());
+        self.background.spawn(async move {
+            let Some(step) = hold.kind.serve_queue(&hold.object) else {
+                return;
+            };
+            if let Err(error) = store.run_idempotent(&*step).await {
+                let lock = hold.object.name();
+                tracing::debug!(lock, %error, "the queue of the fair lock was not served");
+            }
+        });
+    }
+
     /// Makes requests of an owner start again that does not hold the object any more, where each owner has a queue of its
     /// own: what the store keeps for a waiting owner is gone, too.
     pub(super) fn wake_owner(&self, hold: &Hold) {
@@ -111,9 +126,12 @@ impl HoldRef {
         });
         let release = PendingRelease::new(hold, keep);
         hold.state().begin_release(keep);
+        let mut yields = Yields::default();
         if keep == 0 {
-            let turns = hold.state().hand_over_limit.turns();
-            session.metrics().chain_ended(turns);
+            let limit = hold.state().hand_over_limit;
+            yields = limit.yields(Instant::now());
+            session.metrics().chain_ended(limit.turns());
+            session.waiting.yield_to(&hold.object, yields);
         }
         if frees {
             session.waiting.record_release(hold.object.channel());
@@ -122,6 +140,9 @@ impl HoldRef {
         release.record_result(&answer);
         let answer = answer?;
         let held = self.released(hold, now, keep, answer.reply, answer.repeated)?;
+        if yields.to.in_queue {
+            session.serve_queue(hold);
+        }
         if keep > 0 {
             if !held {
                 hold.mark_lost(Loss::NotHeld);

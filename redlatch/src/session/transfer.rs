@@ -23,6 +23,7 @@ use tokio::time::Instant;
 
 use super::settle::PendingRelease;
 use super::{HoldRef, RequestedHold};
+use crate::environment::random_fraction;
 use crate::error::Result;
 use crate::hold::{HandOverLimit, Hold, HoldSnapshot, TransferParams, Transferred};
 use crate::lease::Lease;
@@ -47,10 +48,10 @@ impl HoldRef {
             return None;
         }
         let can_ask = session.store.counts_subscribers();
-        let (limit, asks) = from
-            .state()
-            .hand_over_limit
-            .transfer(can_ask, Instant::now())?;
+        let (limit, asks) =
+            from.state()
+                .hand_over_limit
+                .transfer(can_ask, Instant::now(), random_fraction)?;
         let waiter = session.waiting.claim_first(&from.object)?;
         let hold_ref = session.claimed(&waiter.claim)?;
         Some(Claimed {
@@ -128,7 +129,10 @@ impl HoldRef {
             }
             Transferred::Kept { others } => {
                 transferred.refused();
-                session.waiting.yield_to(&from.object, || others);
+                let others = (others.count > 0).then_some(others);
+                from.state()
+                    .hand_over_limit
+                    .answered(Instant::now(), others);
                 return Ok(None);
             }
         }

@@ -278,7 +278,7 @@ async fn wait_as_first<A: Attempt>(
             },
         };
         let woken = is_woken.then(Timer::start);
-        let was_delayed = waiter.let_others_go_first().await;
+        let let_counted_go_first = waiter.let_others_go_first().await;
         while let Some((offer, _running)) = waiter.take_offer() {
             if let Some((grant, end)) = attempt.take(offer) {
                 let refused = || next.at_latest().filter(|_| waiter.answer_is_current());
@@ -320,7 +320,7 @@ async fn wait_as_first<A: Attempt>(
                     }
                 }
                 // A client that acquires permits meanwhile releases nothing.
-                if share == Share::Whole && was_delayed && !others_released {
+                if share == Share::Whole && let_counted_go_first && !others_released {
                     waiter.yielded_in_vain();
                 }
                 return Ok(grant);

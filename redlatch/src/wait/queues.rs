@@ -9,7 +9,10 @@
 //!    messages may have been missed.
 //! 3. The last waiter of the channel starts a task that ends the subscription after the linger time, unless
 //!    a waiter joins before.
-//! 4. While the subscription is being ended, new waiters get no turn (`Subscription::ending`), so that ending
+//! 4. An object without waiters keeps its queues, because they know when to expect the next release: but only the latest
+//!    [`MAX_IDLE`] of a channel. The values of a group share a channel that may never be idle, and a message visits all objects
+//!    of its channel. A waiter of an object that has no queues any more asks the store.
+//! 5. While the subscription is being ended, new waiters get no turn (`Subscription::ending`), so that ending
 //!    and subscribing cannot cross.
 
 use std::any::Any;
@@ -28,9 +31,9 @@ use self::SubscriptionState::{EndReported, NotSubscribed, Subscribed, Unconfirme
 use super::Attempt;
 use crate::background::{Background, RunningGuard};
 use crate::client_registry::{REGISTERED_AFTER, RegisteredWait};
-use crate::environment::task;
+use crate::environment::{random_fraction, task};
 use crate::error::Error;
-use crate::hold::Share;
+use crate::hold::{Share, Yielding, Yields};
 use crate::lease::Lease;
 use crate::metrics::{Metrics, SubscriptionCount};
 use crate::name::ObjectKeys;
@@ -71,8 +74,10 @@ pub(crate) struct ChannelMap {
 /// One channel: its subscription, and the objects with waiters on it.
 struct ChannelEntry {
     subscription: Arc<Subscription>,
-    /// The objects that had waiters since the subscription began: usually one.
+    /// The objects with waiters, and the latest without, in the order of their keys: usually one.
     objects: Vec<Arc<ObjectQueues>>,
+    /// Those without waiters, the oldest first.
+    idle: VecDeque<Arc<ObjectQueues>>,
     /// Number of waiters on this channel, including the first of each queue.
     waiters: usize,
     /// When the last waiter left.
@@ -174,10 +179,8 @@ struct ContactState {
     disconnected: bool,
     /// Whether the store has answered a request of the queue.
     answered: bool,
-    /// How many other clients go first. One less after each release, because one of them has had its turn then.
-    yields_to: usize,
-    /// How often [`WaitQueues::yield_to`] does nothing.
-    skipped_yields: usize,
+    /// How long other clients go first.
+    yielding: Yielding,
     /// The latest message, until the first waiter takes it; 0 if there is none.
     message: i64,
 }
@@ -225,15 +228,8 @@ struct Unclaimed {
     since: Instant,
 }
 
-/// How long the first waiter lets each of the other clients go first that have waited for longer than this client.
-/// Otherwise the client that runs already, or to which the server writes first, would win most races.
-const YIELDED_FOR: Duration = Duration::from_millis(1);
-
-/// To how many other clients the first waiter yields.
-const MAX_YIELDED_TO: usize = 5;
-
-/// How often no client goes first after none has used that: those that subscribe may not wait any more.
-const SKIPPED_YIELDS: usize = 32;
+/// How many objects of a channel keep their queues without waiters.
+const MAX_IDLE: usize = 16;
 
 /// How long an offer waits to be taken.
 const OFFERED_FOR: Duration = Duration::from_millis(10);
@@ -457,24 +453,18 @@ impl WaitQueues {
     }
 
     /// Lets other clients go first when the exclusive queue of the object requests it again after the release that
-    /// follows. `others` returns their number, and is called only if the object has a queue.
-    pub(crate) fn yield_to(&self, object: &ObjectKeys, others: impl FnOnce() -> usize) {
+    /// follows.
+    pub(crate) fn yield_to(&self, object: &ObjectKeys, yields: Yields) {
         let channels = self.channels.lock_unless_empty();
         let queues = channels.as_ref();
         if let Some(queues) = queues.and_then(|channels| queues_of(channels, object)) {
-            let others = others();
             let mut contact = queues.queue(QueueKind::Exclusive).contact.lock();
-            // One more for the message of the release itself.
-            contact.yields_to = match (others, contact.waiters, contact.skipped_yields) {
-                // Others may wait for permits although none did when these were acquired.
-                (0, ..) if matches!(contact.share, Some(Share::Permits(_))) => contact.yields_to,
-                (0, ..) | (_, 0, _) => 0,
-                (_, _, 0) => others.min(MAX_YIELDED_TO) + 1,
-                (_, _, skipped) => {
-                    contact.skipped_yields = skipped - 1;
-                    0
-                }
-            };
+            if contact.waiters > 0 {
+                let of_permits = matches!(contact.share, Some(Share::Permits(_)));
+                contact
+                    .yielding
+                    .released(yields, of_permits, random_fraction);
+            }
         }
     }
 
@@ -668,6 +658,7 @@ impl ChannelMap {
         };
         // A queue knows when to expect the next release only if it has received every release so far.
         entry.objects.clear();
+        entry.idle.clear();
         entry.subscription.begin_ending();
         Ready::Now(entry.subscription.clone(), ending)
     }
@@ -722,21 +713,33 @@ impl ChannelEntry {
                 ending: Arc::default(),
             }),
             objects: Vec::new(),
+            idle: VecDeque::new(),
             waiters: 0,
             idle_since: None,
             closer: None,
         }
     }
 
-    fn find(&self, key: &str) -> Option<&Arc<ObjectQueues>> {
-        self.objects.iter().find(|object| *object.key == *key)
+    /// Returns the index of the object with this key; without one, that of the first object behind it.
+    fn position(&self, key: &str) -> Result<usize, usize> {
+        self.objects
+            .binary_search_by(|object| (*object.key).cmp(key))
     }
 
-    /// Returns the object with this key, which is created if there is none.
+    fn find(&self, key: &str) -> Option<&Arc<ObjectQueues>> {
+        self.objects.get(self.position(key).ok()?)
+    }
+
+    /// Returns the object with this key, which is created if there is none, for a waiter.
     fn object(&mut self, key: &str) -> Arc<ObjectQueues> {
-        if let Some(object) = self.find(key) {
-            return object.clone();
-        }
+        let position = match self.position(key) {
+            Ok(found) => {
+                let object = self.objects[found].clone();
+                self.idle.retain(|idle| !Arc::ptr_eq(idle, &object));
+                return object;
+            }
+            Err(position) => position,
+        };
         let object = Arc::new(ObjectQueues {
             key: key.into(),
             queues: Default::default(),
@@ -745,8 +748,31 @@ impl ChannelEntry {
             created: Instant::now(),
             failed: Notify::new(),
         });
-        self.objects.push(object.clone());
+        self.objects.insert(position, object.clone());
         object
+    }
+
+    /// Records that an object has no waiters any more.
+    fn become_idle(&mut self, object: &Arc<ObjectQueues>) {
+        // No other waiter joins it.
+        if object.is_private() {
+            return self.forget(object);
+        }
+        *object.outage.lock() = None;
+        self.idle.push_back(object.clone());
+        for _ in MAX_IDLE..self.idle.len() {
+            match self.idle.pop_front() {
+                Some(oldest) if oldest.is_transferred() => self.idle.push_back(oldest),
+                Some(oldest) => self.forget(&oldest),
+                None => {}
+            }
+        }
+    }
+
+    fn forget(&mut self, object: &ObjectQueues) {
+        if let Ok(position) = self.position(&object.key) {
+            self.objects.remove(position);
+        }
     }
 
     fn queues(&self) -> impl Iterator<Item = &WaitQueue> {
@@ -768,7 +794,9 @@ impl ChannelEntry {
             // The release of a write lock publishes another message, too, for waiters in Java. That of permits publishes
             // their number.
             let is_release = message == 0 || contact.share != Some(Share::Whole);
-            contact.yields_to -= usize::from(is_release && contact.yields_to > 0);
+            if is_release {
+                contact.yielding.message();
+            }
             drop(contact);
             queue.wake.notify_one();
         }
@@ -826,6 +854,17 @@ impl ObjectQueues {
     /// Returns how many milliseconds ago the queues were created.
     fn age_ms(&self) -> u64 {
         self.created.elapsed().as_millis() as u64
+    }
+
+    fn has_waiters(&self) -> bool {
+        let waits = |queue: &WaitQueue| queue.contact.lock().waiters > 0;
+        self.queues.iter().any(waits)
+    }
+
+    /// Returns whether the step of a release that has claimed a waiter is in flight.
+    fn is_transferred(&self) -> bool {
+        let exclusive = self.queue(QueueKind::Exclusive).contact.lock();
+        exclusive.transferred_since.is_some()
     }
 
     fn queue(&self, kind: QueueKind) -> &WaitQueue {
@@ -1045,23 +1084,26 @@ impl Waiter {
         std::mem::take(&mut self.queue().contact.lock().message)
     }
 
-    /// Waits so long that other clients can send their requests before, unless there is an offer. Returns whether it did.
+    /// Waits so long that other clients can send their requests before, unless there is an offer. Returns whether clients are
+    /// among them that were counted.
     pub(super) async fn let_others_go_first(&self) -> bool {
-        let yields_to = self.queue().contact.lock().yields_to;
-        if yields_to == 0 || self.has_offer() {
+        if self.has_offer() {
             return false;
         }
+        let until = self.queue().contact.lock().yielding.until(Instant::now());
+        let Some((end, are_counted)) = until else {
+            return false;
+        };
         // Wakeups from now on are of others.
         self.take_wakeups();
-        let end = Instant::now() + YIELDED_FOR * yields_to as u32;
         let offered = wait_for(&self.queue().wake, || self.has_offer().then_some(()));
         let _ = timeout_at(end, offered).await;
-        true
+        are_counted
     }
 
     /// Records that no other client had its turn in the meantime.
     pub(super) fn yielded_in_vain(&self) {
-        self.queue().contact.lock().skipped_yields = SKIPPED_YIELDS;
+        self.queue().contact.lock().yielding.in_vain();
     }
 
     /// Takes the pending wakeups, and makes answers from before them out of date. Returns whether there
@@ -1130,18 +1172,13 @@ impl Drop for Waiter {
             };
         }
         drop(contact);
-        // No other waiter joins it, and it would slow down all messages of the channel.
-        if self.object.is_private() {
-            let own = |object: &Arc<ObjectQueues>| Arc::ptr_eq(object, &self.object);
-            entry.objects.retain(|object| !own(object));
+        if !self.object.has_waiters() {
+            entry.become_idle(&self.object);
         }
         if entry.waiters > 0 {
             return;
         }
         entry.idle_since = Some(Instant::now());
-        for object in &entry.objects {
-            *object.outage.lock() = None;
-        }
         let is_running = |closer: &AbortHandle| !closer.is_finished();
         let Some(runtime) = self.queues.background.runtime() else {
             return;
@@ -1162,6 +1199,12 @@ impl Drop for Waiter {
 
 #[cfg(test)]
 impl WaitQueues {
+    pub(crate) fn sizes(&self) -> [(&'static str, usize); 2] {
+        let channels = self.channels.entries.lock();
+        let objects = channels.values().map(|entry| entry.objects.len());
+        [("channels", channels.len()), ("objects", objects.sum())]
+    }
+
     /// Returns the number of objects with queues on a channel.
     pub(crate) fn objects(&self, channel: &str) -> usize {
         let channels = self.channels.entries.lock();
@@ -1245,7 +1288,7 @@ mod tests {
         };
         assert_eq!(delay().await, 0);
         for (others, delays) in [(3, [3, 2, 1, 0]), (100, [5, 4, 3, 2]), (0, [0; 4])] {
-            queues.yield_to(&object, || others);
+            queues.yield_to(&object, Yields::counted(others));
             for expected in delays {
                 // First that of the client's own release.
                 queues.channels.on_message(object.channel(), 0);
@@ -1254,12 +1297,9 @@ mod tests {
         }
         // None of them has waited, so they do not go first for a while.
         waiter.yielded_in_vain();
-        for skipped in 0..=SKIPPED_YIELDS {
-            queues.yield_to(&object, || 1);
-            queues.channels.on_message(object.channel(), 0);
-            let expected = u128::from(skipped == SKIPPED_YIELDS);
-            assert_eq!(delay().await, expected);
-        }
+        queues.yield_to(&object, Yields::counted(1));
+        queues.channels.on_message(object.channel(), 0);
+        assert_eq!(delay().await, 0);
     }
 
     /// The release of a write lock publishes two messages, of which one counts, also if its waiters take no offers.
@@ -1267,7 +1307,7 @@ mod tests {
     async fn waiter_that_can_be_claimed_counts_one_message_of_a_writer() {
         let queues = queues();
         let waiter = claimable(&queues);
-        queues.yield_to(&object(), || 2);
+        queues.yield_to(&object(), Yields::counted(2));
         for expected in [2, 1, 0] {
             for message in [1, 0] {
                 queues.channels.on_message(object().channel(), message);
@@ -1286,14 +1326,14 @@ mod tests {
         let one = Share::Permits(1);
         let mut waiter = queues.join(object.channel(), object.key(), QueueKind::Exclusive);
         waiter.enable_offers(one);
-        queues.yield_to(&object, || 2);
+        queues.yield_to(&object, Yields::counted(2));
         for expected in [2, 1, 0] {
             queues.channels.on_message(object.channel(), 7);
             let begun = Instant::now();
             waiter.let_others_go_first().await;
             assert_eq!(begun.elapsed().as_millis(), expected);
         }
-        queues.yield_to(&object, || 2);
+        queues.yield_to(&object, Yields::counted(2));
         let begun = Instant::now();
         let offer = async { queues.offer(&object, one, || Some(Box::new(()))) };
         let (was_delayed, is_offered) = tokio::join!(waiter.let_others_go_first(), offer);
@@ -1389,6 +1429,51 @@ mod tests {
         tokio::time::sleep(Duration::from_millis(20)).await;
         assert_eq!(queues.subscriptions(), 0);
         assert!(queues.channels.entries.lock().is_empty());
+    }
+
+    /// The values of a group share a channel.
+    #[tokio::test(start_paused = true)]
+    async fn objects_without_waiters_go_while_the_channel_has_waiters() {
+        let queues = queues();
+        let join = |object: &str| queues.join("c", object, QueueKind::Exclusive);
+        let _waits = [join("a"), join("z")];
+        for value in 0..1000 {
+            let waiter = join(&format!("value {value}"));
+            assert_eq!(queues.objects("c"), 3 + value.min(MAX_IDLE));
+            drop(waiter);
+        }
+        // The latest keep what they know.
+        let is_known = |value| queues.has_queue("c", &format!("value {value}"));
+        assert!(is_known(999) && is_known(1000 - MAX_IDLE) && !is_known(999 - MAX_IDLE));
+        // Each waiter makes its object the latest.
+        let again = join(&format!("value {}", 1000 - MAX_IDLE));
+        drop((again, join("another")));
+        assert!(is_known(1000 - MAX_IDLE) && !is_known(1001 - MAX_IDLE));
+        let [first, last] = ["a", "z"].map(|object| queues.has_queue("c", object));
+        assert!(first && last);
+    }
+
+    /// The release that has claimed its waiter may still take effect.
+    #[tokio::test(start_paused = true)]
+    async fn object_with_transfer_in_flight_stays() {
+        let (queues, object) = (queues(), object());
+        let channel = object.channel();
+        let _waits = queues.join(channel, "waits", QueueKind::Exclusive);
+        let waiter = claimable(&queues);
+        let mut claimed = queues.claim_first(&object).unwrap();
+        claimed.request_started();
+        drop(waiter);
+        let idle = || {
+            for value in 0..2 * MAX_IDLE {
+                queues.join(channel, &format!("{value}"), QueueKind::Exclusive);
+            }
+        };
+        idle();
+        assert!(queues.has_queue(channel, object.key()));
+        drop(claimed);
+        idle();
+        assert!(!queues.has_queue(channel, object.key()));
+        assert_eq!(queues.objects(channel), 1 + MAX_IDLE);
     }
 
     fn object() -> ObjectKeys {
@@ -1507,7 +1592,7 @@ mod tests {
     async fn waiter_with_offer_does_not_let_others_go_first() {
         let queues = queues();
         let taker = waiter(&queues, QueueKind::Exclusive, true);
-        queues.yield_to(&object(), || 3);
+        queues.yield_to(&object(), Yields::counted(3));
         offer(&queues).unwrap();
         let begun = Instant::now();
         assert!(!taker.let_others_go_first().await && begun.elapsed().is_zero());
@@ -1518,7 +1603,7 @@ mod tests {
         assert!(taker.let_others_go_first().await && !taker.take_wakeups());
         // A queue without waiters lets no client go first.
         drop(taker);
-        queues.yield_to(&object(), || 3);
+        queues.yield_to(&object(), Yields::counted(3));
         let taker = waiter(&queues, QueueKind::Exclusive, true);
         assert!(!taker.let_others_go_first().await);
     }

@@ -7,6 +7,7 @@ use redlatch_testkit::Log;
 
 use super::*;
 use crate::background::Background;
+use crate::hold::Yields;
 use crate::lease::{Expiry, WaitLimit};
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::store::embedded::Embedded;
@@ -884,7 +885,7 @@ async fn others_go_first_again_unless_it_was_in_vain() {
             if !yields {
                 return;
             }
-            queues.yield_to(&object, || 5);
+            queues.yield_to(&object, Yields::counted(5));
             queues.wake(object.channel());
             tokio::time::sleep(Duration::from_millis(1)).await;
             if released {
@@ -893,7 +894,7 @@ async fn others_go_first_again_unless_it_was_in_vain() {
         };
         let (first, ()) = tokio::join!(queues.acquire(&mut one, true), call);
         assert_eq!(first.unwrap(), Some(1));
-        queues.yield_to(&object, || 5);
+        queues.yield_to(&object, Yields::counted(5));
         assert_eq!(other.let_others_go_first().await, again);
     }
 }

@@ -8,13 +8,16 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::Fair;
-use super::rules::{Force, Release};
-use crate::hold::{Hold, ReleaseParams};
+use super::rules::{Force, Release, ServeQueue};
+use crate::hold::{Hold, ReleaseParams, Transferred};
 use crate::lease::Lease;
 use crate::name::CandidateKeys;
-use crate::primitives::differential::{Differential, assert_equivalent, hold, lease, time};
+use crate::primitives::differential::{
+    Differential, TransferMove, assert_equivalent, hold, lease, time,
+};
 use crate::primitives::inspect::{InspectNames, ObjectState, Waiter};
-use crate::primitives::lock::{AcquireParams, Rules as _};
+use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
+use crate::session::CheckHandOver;
 use crate::step::Outcome;
 
 #[derive(Debug, Clone)]
@@ -40,6 +43,15 @@ enum Move {
         time: u32,
     },
     Force,
+    /// Steps of another kind of lock with the same key.
+    Transfer(TransferMove),
+    CheckHandOver {
+        owner: u8,
+    },
+    /// A release of that kind, and the step behind it.
+    ServeQueue {
+        owner: u8,
+    },
     Inspect,
     /// Subscribes only to these channels from now on: one bit per owner, and the next one for the lock's
     /// channel, on which waiters that do not queue are woken.
@@ -96,6 +108,9 @@ fn moves() -> impl Strategy<Value = Move> {
         3 => (owner, lease).prop_map(|(owner, lease)| Move::Renew { owner, lease: lease - 1 }),
         5 => (1..10u32).prop_map(|time| Move::Advance { time }),
         1 => Just(Move::Force),
+        4 => TransferMove::any().prop_map(Move::Transfer),
+        2 => (0..OWNERS).prop_map(|owner| Move::CheckHandOver { owner }),
+        6 => (0..OWNERS).prop_map(|owner| Move::ServeQueue { owner }),
         1 => Just(Move::Inspect),
         4 => (0..2u8 << OWNERS).prop_map(Move::Subscribe),
         1 => Just(Move::SetForeign),
@@ -105,6 +120,11 @@ fn moves() -> impl Strategy<Value = Move> {
 /// Returns the grace period: a little shorter than the shortest wait time, so that the two never end together.
 fn grace() -> Lease {
     lease(1)
+}
+
+/// A hold of the re-entrant lock with the same key.
+fn plain_hold_of(owner: u8) -> Hold {
+    hold(owner, Reentrant::new("", "name"))
 }
 
 fn hold_of(owner: u8) -> Hold {
@@ -261,6 +281,30 @@ fn lua_and_rules_agree() {
                 };
                 let _ = harness.step(&force).await;
             }
+            Move::Transfer(transfer) => {
+                let transferred = harness.transfer(transfer, plain_hold_of).await;
+                if let Ok(Transferred::Kept { others }) = transferred
+                    && others.in_queue
+                {
+                    record("a transfer left the lock to the queue");
+                }
+            }
+            Move::CheckHandOver { owner } => {
+                let hold = &plain_hold_of(*owner);
+                let object = &hold.object;
+                let hold = Some(hold);
+                let _ = harness.step(&CheckHandOver { object, hold }).await;
+            }
+            Move::ServeQueue { owner } => {
+                let hold = plain_hold_of(*owner);
+                let released = harness.release(&hold, 0, 0).await;
+                let served = harness.step(&ServeQueue::new(hold.object.clone())).await;
+                if let (Ok(true), Ok(())) = (released, served)
+                    && waiters(harness).await.first() != queue.first()
+                {
+                    record("the lock was granted behind a release of another kind");
+                }
+            }
             Move::Inspect => {
                 let _ = harness.step(&fair.inspect()).await;
             }
@@ -282,6 +326,8 @@ fn lua_and_rules_agree() {
         "a waiter behind the head gave up",
         "the lock was released while waiters were queued",
         "a release granted the lock",
+        "a transfer left the lock to the queue",
+        "the lock was granted behind a release of another kind",
         "another owner replaced the holder while waiters were queued",
         "one waiter timed out",
         "several waiters timed out",

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(super) use self::queue::FairQueue;
+pub(super) use self::rules::ServeQueue;
 use self::rules::{Acquire, Force, Release};
 use crate::error::{Error, Result};
 use crate::hold::{Hold, HoldKind, ReassignParams, ReleaseParams, Renewal, Renewed};

@@ -21,6 +21,8 @@
 //! * Giving up removes the owner from the queue, shifts the timeouts of the waiters behind it, and
 //!   wakes the next waiter if the owner was the head.
 
+use std::sync::Arc;
+
 use smallvec::smallvec;
 
 use super::queue::{FairQueue, MAX_SLEEP};
@@ -340,6 +342,45 @@ impl Step for Release<'_> {
             queue.wake_next(false)?;
         }
         Ok(held)
+    }
+}
+
+/// Grants the lock to the head of the queue, or wakes it, if the lock is free: another kind of lock with the same key was
+/// released, whose steps do not look at the queue.
+pub(in crate::primitives) struct ServeQueue(FairKeys);
+
+impl ServeQueue {
+    pub(in crate::primitives) fn new(object: Arc<ObjectKeys>) -> ServeQueue {
+        ServeQueue(FairKeys::of(object))
+    }
+}
+
+impl Step for ServeQueue {
+    type Reply = ();
+
+    fn script(&self) -> &'static Script {
+        script!("queue.lua", "serve.lua")
+    }
+
+    fn keys(&self) -> Keys<'_> {
+        all_keys(&self.0)
+    }
+
+    fn args(&self, args: &mut dyn Args) {
+        args.text(self.0.object.channel());
+    }
+
+    fn decode(&self, _: ScriptReply) -> Result<()> {
+        Ok(())
+    }
+
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<()> {
+        let is_free = !keyspace.exists(self.0.object.key());
+        let mut queue = FairQueue::new(keyspace, &self.0);
+        if is_free && !queue.is_empty()? {
+            queue.wake_next(true)?;
+        }
+        Ok(())
     }
 }
 

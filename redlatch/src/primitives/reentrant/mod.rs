@@ -22,6 +22,7 @@ use crate::keyspace::Keyspace;
 use crate::lease::Lease;
 use crate::metrics::Kind;
 use crate::name::{KeyLayout, ObjectKeys};
+use crate::primitives::fair_lock::ServeQueue;
 use crate::primitives::lock::{AcquireParams, HasMinimum, Lock, OwnedKind, Reentrant, Rules};
 use crate::step::{BoxedStep, Outcome, Step};
 
@@ -111,6 +112,10 @@ impl<K: ReentrantHolds> HoldKind for K {
             of_writer,
         };
         K::TRANSFERS.then(|| Box::new(step) as BoxedStep<'a, _>)
+    }
+
+    fn serve_queue<'a>(&'a self, object: &Arc<ObjectKeys>) -> Option<BoxedStep<'a, ()>> {
+        K::TRANSFERS.then(|| Box::new(ServeQueue::new(object.clone())) as BoxedStep<'a, _>)
     }
 
     fn reassign<'a>(&'a self, params: ReassignParams<'a>) -> Option<BoxedStep<'a, bool>> {

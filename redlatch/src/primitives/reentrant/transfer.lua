@@ -11,16 +11,19 @@
 -- ARGV[7]  the requests to release the lock: sorted set with the owners that were asked
 -- Returns  the waiter's token, or '' if there are no tokens: the waiter holds the lock
 --          -2: the owner does not hold the lock
---          else the owner still holds it: the number of other subscribers, or -1 if it cannot be passed on
+--          -1: the owner still holds it, and it cannot be passed on
+--          else the owner still holds it: how many other clients wait, and 1 if some of them do in the queue of a fair lock
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
     return -2
 end
 local own = tonumber(ARGV[5])
 if own >= 0 then
     -- pcall: if the client may not count subscribers, there may be others.
-    local others = (redis.pcall('PUBSUB', 'NUMSUB', ARGV[2])[2] or own + 1) - own
+    local subscribers = redis.pcall('PUBSUB', 'NUMSUB', ARGV[2])[2] or own + 1
+    local queued = fair_waiters(ARGV[2])
+    local others = math.max(subscribers - own, 0) + queued
     if others > 0 then
-        return others
+        return {others, queued > 0 and 1 or 0}
     end
 end
 -- A writer that also reads remains a reader.

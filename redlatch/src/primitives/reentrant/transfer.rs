@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use crate::error::Result;
-use crate::hold::requests;
-use crate::hold::{Renewed, TransferParams, Transferred};
+use crate::hold::{OtherClients, Renewed, TransferParams, Transferred};
+use crate::hold::{fair_waiters, requests};
 use crate::keyspace::{FoundKey, Holds, Keyspace};
 use crate::primitives::fenced_lock::token;
 use crate::step::{Args, Keys, Script, ScriptReply, Step, script, unexpected_reply};
@@ -25,7 +25,7 @@ impl Step for Transfer<'_> {
     type Reply = Transferred;
 
     fn script(&self) -> &'static Script {
-        script!("transfer.lua")
+        script!("../../hold/fair_waiters.lua", "transfer.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
@@ -52,9 +52,17 @@ impl Step for Transfer<'_> {
     fn decode(&self, reply: ScriptReply) -> Result<Transferred> {
         Ok(match reply {
             ScriptReply::Integer(-2) => Transferred::NotHeld,
-            ScriptReply::Integer(others) => Transferred::Kept {
-                others: usize::try_from(others).unwrap_or(0),
+            ScriptReply::Integer(_) => Transferred::Kept {
+                others: OtherClients::default(),
             },
+            ScriptReply::List(_) => {
+                let [count, in_queue] = reply.array()?;
+                let count = usize::try_from(count.integer()?).unwrap_or(0);
+                let in_queue = in_queue.flag()?;
+                Transferred::Kept {
+                    others: OtherClients { count, in_queue },
+                }
+            }
             token => {
                 let text = token.text()?;
                 let token = match self.token_key {
@@ -77,6 +85,7 @@ impl Step for Transfer<'_> {
         let object = &from.object;
         let is_asked = requests::find(keyspace, from) != Renewed::Held;
         let subscribers = keyspace.subscriber_count(object.channel());
+        let queued = fair_waiters::count(keyspace, object);
         let found = keyspace.find::<Holds>(object.key())?;
         let is_owned = |holds: &FoundKey<'_, Holds>| holds.value.counts.contains_key(&*from.field);
         let Some(holds) = found.filter(is_owned) else {
@@ -84,15 +93,20 @@ impl Step for Transfer<'_> {
         };
         let is_only_hold =
             holds.value.counts.len() == 1 && holds.value.mode.is_some() == self.of_writer;
-        let others = own_subscriptions.map_or(0, |own| subscribers.saturating_sub(own as usize));
-        if others > 0 || !is_only_hold || is_asked {
+        let others = own_subscriptions.map_or_else(OtherClients::default, |own| OtherClients {
+            count: subscribers.saturating_sub(own as usize) + queued,
+            in_queue: queued > 0,
+        });
+        if others.count > 0 || !is_only_hold || is_asked {
             return Ok(Transferred::Kept { others });
         }
         let token = match self.token_key {
             None => 0,
             Some(key) => {
                 let Some(next) = token::next(keyspace, key) else {
-                    return Ok(Transferred::Kept { others: 0 });
+                    return Ok(Transferred::Kept {
+                        others: OtherClients::default(),
+                    });
                 };
                 keyspace.set(key, next, None);
                 token::unsigned(next)

@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use super::SemaphorePermits;
 use super::rules::Add;
+use crate::environment::random_fraction;
 use crate::error::{Error, Result};
 use crate::hold::{HandOverLimit, Share};
 use crate::metrics::{GuardTimer, Kind};
@@ -126,8 +127,8 @@ impl HeldPermits {
             return false;
         };
         let (object, share) = (self.object.clone(), self.share());
-        session.hand_over(&object, share, &chain, || {
-            let hand_over = chain.lock().hand_over(Instant::now())?;
+        let offered = session.hand_over(&object, share, &chain, || {
+            let hand_over = chain.lock().hand_over(Instant::now(), random_fraction)?;
             let held = HeldPermits {
                 pending: self.pending.take(),
                 permits: self.permits,
@@ -137,7 +138,12 @@ impl HeldPermits {
             };
             let chain = chain.clone();
             Some((hand_over, Box::new(OfferedPermits { held, chain })))
-        })
+        });
+        if !offered {
+            let yields = chain.lock().yields(Instant::now());
+            session.waiting.yield_to(&object, yields);
+        }
+        offered
     }
 
     /// Releases permits that too few replicas have acknowledged, to the server that granted

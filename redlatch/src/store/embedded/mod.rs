@@ -57,6 +57,16 @@ impl Embedded {
         })))
     }
 
+    /// Returns the number of channels with subscribers, and of watches.
+    #[cfg(test)]
+    pub(crate) fn sizes(&self) -> [(&'static str, usize); 2] {
+        let shared = self.0.lock();
+        [
+            ("subscribed", shared.subscribers.len()),
+            ("watches", shared.watches.len()),
+        ]
+    }
+
     /// Returns the keys that exist.
     #[cfg(test)]
     pub(crate) fn keys(&self) -> Vec<String> {

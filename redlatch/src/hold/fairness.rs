@@ -1,0 +1,467 @@
+//! When a hold or permits may pass on in the client, when the store has to be asked, and when other clients go first. All
+//! constants of that are here.
+//!
+//! 1. A *chain* begins when the store grants a hold or permits, and ends when they are released to the store. Meanwhile they
+//!    pass from one request of the client to the next.
+//! 2. After 64 of these, or 5 ms, the store is asked whether other clients wait. It counts those that subscribe to the channel
+//!    of the object, and those in the queue of a fair lock with the same key. If there are any, or no answer is newer than
+//!    10 ms, the chain ends.
+//! 3. Then the local waiters let as many clients go first as were counted, for 1 ms each, up to five.
+//! 4. Requests that leave no trace in the store cannot be counted: `try_lock`, spin locks, RedLocks, and clients of Redisson
+//!    that subscribe at a replica. For them each chain ends after 50 to 150 ms, and then the local waiters *pause* for 2 to
+//!    5 ms. Both times are random, so no request with a period of its own misses the pause again and again.
+//!
+//! The pause costs about 4 % of the time, and only of chains: clients without local waiters, and sections that are longer than
+//! a chain, have none. A request that is sent at any time therefore finds the object free with a probability of 1 in 30 at
+//! least. One that is sent ten times a second has its turn after three seconds on average, and after 14 with a probability of
+//! 99 %. One that starts with the message of the release has it after the first chain.
+//!
+//! An owner in a fair queue also gets the object from the store, because releases do not look at the queue:
+//! [`HoldKind::serve_queue`](super::HoldKind::serve_queue).
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// How long hand-overs continue after it was known that no other client waits.
+const ALONE_FOR: Duration = Duration::from_millis(10);
+
+/// The client asks the store again after this many hand-overs, or after half of that time.
+const HAND_OVERS_PER_ANSWER: u32 = 64;
+
+/// How long a chain lasts at most: random between the two.
+const CHAIN: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(150)];
+
+/// How long the local waiters pause after a chain that lasted so long: random between the two.
+const PAUSE: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(5)];
+
+/// How long the first waiter lets each of the other clients go first that were counted. Otherwise the client that runs
+/// already, or to which the server writes first, would win most races.
+const YIELDED_FOR: Duration = Duration::from_millis(1);
+
+/// To how many other clients the first waiter yields.
+const MAX_YIELDED_TO: usize = 5;
+
+/// How often no client goes first after none has used that: those that subscribe may not wait any more.
+const SKIPPED_YIELDS: usize = 32;
+
+/// Returns the time at this fraction between two times.
+fn between([shortest, longest]: [Duration; 2], fraction: f64) -> Duration {
+    shortest + (longest - shortest).mul_f64(fraction)
+}
+
+/// Other clients that wait, as far as the store knows them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct OtherClients {
+    /// How many subscribe or wait in the queue.
+    pub(crate) count: usize,
+    /// Whether owners wait in the queue of a fair lock with the same key.
+    pub(crate) in_queue: bool,
+}
+
+/// Which other clients go first after a chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Yields {
+    pub(crate) to: OtherClients,
+    /// Whether there is a pause for clients that are not counted.
+    pub(crate) pauses: bool,
+}
+
+#[cfg(test)]
+impl Yields {
+    /// Lets so many clients go first.
+    pub(crate) fn counted(count: usize) -> Yields {
+        let in_queue = false;
+        Yields {
+            to: OtherClients { count, in_queue },
+            pauses: false,
+        }
+    }
+}
+
+/// How long the requests of one client may pass a hold or permits on, so that other clients get their turn.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HandOverLimit {
+    /// When the store granted them.
+    granted_at: Instant,
+    /// How long the chain lasts at most. `None` before the first hand-over.
+    longest: Option<Duration>,
+    /// When no other client was waiting: when the store granted them, or was asked later.
+    alone_at: Instant,
+    /// Number of hand-overs since then.
+    hand_overs: u32,
+    /// Number of hand-overs since the store granted them.
+    turns: u32,
+    /// Whether the store is being asked.
+    asking: bool,
+    /// The other clients that wait, or may wait. `None`: there are none.
+    others: Option<OtherClients>,
+}
+
+/// A hand-over that is allowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HandOver {
+    /// Whether to ask the store now whether another client waits: see [`HandOverLimit::answered`].
+    pub(crate) asks: bool,
+}
+
+impl HandOverLimit {
+    pub(crate) fn new(granted_at: Instant) -> HandOverLimit {
+        HandOverLimit {
+            granted_at,
+            longest: None,
+            alone_at: granted_at,
+            hand_overs: 0,
+            turns: 0,
+            asking: false,
+            others: None,
+        }
+    }
+
+    /// Counts a hand-over, if it is allowed. `random`: returns a fraction.
+    pub(crate) fn hand_over(
+        &mut self,
+        now: Instant,
+        random: impl FnOnce() -> f64,
+    ) -> Option<HandOver> {
+        self.begin(random);
+        let alone_for = self.alone_for(now).filter(|time| *time < ALONE_FOR)?;
+        self.hand_overs += 1;
+        self.turns = self.turns.saturating_add(1);
+        let asks = self.is_due(alone_for) && !self.asking;
+        self.asking |= asks;
+        Some(HandOver { asks })
+    }
+
+    /// Counts a transfer, if it is allowed. Returns the limit for the next owner, and whether the transfer has to ask the
+    /// store if another client waits. `can_ask`: whether the store knows that.
+    pub(crate) fn transfer(
+        &mut self,
+        can_ask: bool,
+        now: Instant,
+        random: impl FnOnce() -> f64,
+    ) -> Option<(HandOverLimit, bool)> {
+        self.begin(random);
+        let alone_for = self.alone_for(now);
+        let alone_for = alone_for.filter(|time| can_ask || *time < ALONE_FOR)?;
+        let mut next = HandOverLimit {
+            hand_overs: self.hand_overs + 1,
+            turns: self.turns.saturating_add(1),
+            asking: false,
+            ..*self
+        };
+        let asks = can_ask && next.is_due(alone_for);
+        if asks {
+            (next.alone_at, next.hand_overs) = (now, 0);
+        }
+        Some((next, asks))
+    }
+
+    /// Returns how often the hold or the permits have passed on since the store granted them.
+    pub(crate) fn turns(&self) -> u32 {
+        self.turns
+    }
+
+    /// Returns when the store granted them.
+    pub(crate) fn granted_at(&self) -> Instant {
+        self.granted_at
+    }
+
+    fn begin(&mut self, random: impl FnOnce() -> f64) {
+        self.longest.get_or_insert_with(|| between(CHAIN, random()));
+    }
+
+    /// Returns whether the chain has lasted as long as it may.
+    fn is_over(&self, now: Instant) -> bool {
+        let lasted = now.saturating_duration_since(self.granted_at);
+        self.longest.is_some_and(|longest| lasted >= longest)
+    }
+
+    /// Returns how long ago it was known that no other client waits. `None`: they must get their turn.
+    fn alone_for(&self, now: Instant) -> Option<Duration> {
+        let may_continue = self.others.is_none() && !self.is_over(now);
+        may_continue.then(|| now.saturating_duration_since(self.alone_at))
+    }
+
+    /// Returns whether the store has to be asked whether another client waits.
+    fn is_due(&self, alone_for: Duration) -> bool {
+        self.hand_overs >= HAND_OVERS_PER_ANSWER || alone_for >= ALONE_FOR / 2
+    }
+
+    /// Records the answer to the question that a [`HandOver`] asks. `None`: no other client waits.
+    pub(crate) fn answered(&mut self, asked_at: Instant, others: Option<OtherClients>) {
+        self.asking = false;
+        self.others = others;
+        if others.is_none() {
+            (self.alone_at, self.hand_overs) = (asked_at, 0);
+        }
+    }
+
+    /// Returns which clients go first if the chain ends now.
+    pub(crate) fn yields(&self, now: Instant) -> Yields {
+        let to = self.others.unwrap_or_default();
+        Yields {
+            to,
+            pauses: to.in_queue || self.turns > 0 && self.is_over(now),
+        }
+    }
+}
+
+/// How long the first waiter of a queue lets other clients go first, before it requests the object again.
+#[derive(Debug, Default)]
+pub(crate) struct Yielding {
+    /// How many counted clients go first. One less after each release, because one of them has had its turn then.
+    clients: usize,
+    /// How often [`Yielding::released`] lets none go first.
+    skipped: usize,
+    pause: Option<Pause>,
+}
+
+/// A pause for clients that are not counted.
+#[derive(Debug)]
+enum Pause {
+    /// It begins when the first waiter is woken, by the message of the release.
+    Next(Duration),
+    Until(Instant),
+}
+
+impl Yielding {
+    /// Records that a chain of this client ends with a release. `of_permits`: others may wait although none did when these
+    /// permits were acquired.
+    pub(crate) fn released(
+        &mut self,
+        yields: Yields,
+        of_permits: bool,
+        random: impl FnOnce() -> f64,
+    ) {
+        self.clients = match (yields.to.count, self.skipped) {
+            (0, _) if of_permits => self.clients,
+            (0, _) => 0,
+            // One more for the message of the release itself.
+            (others, 0) => others.min(MAX_YIELDED_TO) + 1,
+            (_, skipped) => {
+                self.skipped = skipped - 1;
+                0
+            }
+        };
+        if yields.pauses {
+            self.pause = Some(Pause::Next(between(PAUSE, random())));
+        }
+    }
+
+    /// Records a message of a release.
+    pub(crate) fn message(&mut self) {
+        self.clients = self.clients.saturating_sub(1);
+    }
+
+    /// Returns until when others go first, and whether clients are among them that were counted. `None`: there are none.
+    pub(crate) fn until(&mut self, now: Instant) -> Option<(Instant, bool)> {
+        if let Some(Pause::Next(pause)) = self.pause {
+            self.pause = Some(Pause::Until(now + pause));
+        }
+        let pause = match self.pause {
+            Some(Pause::Until(end)) if end > now => end,
+            _ => now,
+        };
+        let clients = u32::try_from(self.clients).unwrap_or(u32::MAX);
+        let end = pause.max(now + YIELDED_FOR.saturating_mul(clients));
+        (end > now).then_some((end, clients > 0))
+    }
+
+    /// Records that no counted client has used its time.
+    pub(crate) fn in_vain(&mut self) {
+        self.skipped = SKIPPED_YIELDS;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MILLI: Duration = Duration::from_millis(1);
+
+    fn others(count: usize, in_queue: bool) -> Option<OtherClients> {
+        Some(OtherClients { count, in_queue })
+    }
+
+    /// Returns whether the store has to be asked beside the next hand-over. `None`: there is none.
+    fn asks(limit: &mut HandOverLimit, now: Instant) -> Option<bool> {
+        Some(limit.hand_over(now, || 0.5)?.asks)
+    }
+
+    /// After 64 hand-overs or 5 ms, and then not again until the answer.
+    #[test]
+    fn store_is_asked_regularly_whether_other_clients_wait() {
+        let mut now = Instant::now();
+        let mut limit = HandOverLimit::new(now);
+        for _ in 0..2 {
+            for hand_over in 1..100 {
+                assert_eq!(asks(&mut limit, now), Some(hand_over == 64));
+            }
+            now += MILLI;
+            limit.answered(now, None);
+        }
+        for passed in [4, 5, 6, 9] {
+            let answer = asks(&mut limit, now + passed * MILLI);
+            assert_eq!(answer, Some(passed == 5));
+        }
+        // The time counts from the question.
+        limit.answered(now + 5 * MILLI, None);
+        assert_eq!(asks(&mut limit, now + 9 * MILLI), Some(false));
+        assert_eq!(asks(&mut limit, now + 10 * MILLI), Some(true));
+        assert_eq!(asks(&mut limit, now + 15 * MILLI), None, "not answered");
+    }
+
+    /// The chain ends by its time, or if no answer can be had, and asks as often as needed.
+    #[test]
+    fn transfers_end_by_time_or_if_the_store_cannot_be_asked() {
+        let now = Instant::now();
+        for (can_ask, fraction, longest, section) in [
+            (true, 0.0, CHAIN[0], ALONE_FOR / 4),
+            (true, 0.5, (CHAIN[0] + CHAIN[1]) / 2, ALONE_FOR / 4),
+            (true, 1.0, CHAIN[1], ALONE_FOR),
+            (false, 1.0, ALONE_FOR, ALONE_FOR / 4),
+        ] {
+            let mut limit = HandOverLimit::new(now);
+            let (mut elapsed, mut asked) = (Duration::ZERO, 0);
+            while let Some((next, asks)) = limit.transfer(can_ask, now + elapsed, || fraction) {
+                limit = next;
+                elapsed += section;
+                asked += u32::from(asks);
+            }
+            assert_eq!(elapsed, longest);
+            let expected = longest.div_duration_f64(section.max(ALONE_FOR / 2)) as u32 - 1;
+            assert_eq!(asked, expected * u32::from(can_ask));
+            assert_eq!(limit.yields(now + elapsed).pauses, can_ask);
+        }
+        let mut limit = HandOverLimit::new(now);
+        for transfers in 1..=2 * HAND_OVERS_PER_ANSWER {
+            let (next, asks) = limit.transfer(true, now, || 0.0).unwrap();
+            limit = next;
+            assert_eq!(asks, transfers % HAND_OVERS_PER_ANSWER == 0);
+        }
+        limit.answered(now, others(1, false));
+        assert!(limit.transfer(true, now, || 0.0).is_none());
+    }
+
+    #[test]
+    fn hand_overs_end_by_time() {
+        let now = Instant::now();
+        for (fraction, longest) in [(0.0, 50), (0.5, 100), (1.0, 150)] {
+            let mut limit = HandOverLimit::new(now);
+            for passed in 0..longest {
+                let at = now + passed * MILLI;
+                assert!(limit.hand_over(at, || fraction).is_some(), "{passed}");
+                assert!(!limit.yields(at).pauses);
+                limit.answered(at, None);
+            }
+            let end = now + longest * MILLI;
+            assert!(limit.hand_over(end, || fraction).is_none());
+            assert!(limit.yields(end).pauses);
+        }
+    }
+
+    /// A section that is longer than a chain has passed nothing on.
+    #[test]
+    fn only_what_has_passed_on_pauses() {
+        let now = Instant::now();
+        let mut limit = HandOverLimit::new(now);
+        assert!(limit.hand_over(now + 2 * CHAIN[1], || 0.0).is_none());
+        assert_eq!(limit.yields(now + 2 * CHAIN[1]), Yields::default());
+    }
+
+    #[test]
+    fn counted_clients_go_first() {
+        let now = Instant::now();
+        for (answer, to, pauses) in [
+            (None, OtherClients::default(), false),
+            // They cannot be counted.
+            (others(0, false), OtherClients::default(), false),
+            (others(2, false), others(2, false).unwrap(), false),
+            (others(2, true), others(2, true).unwrap(), true),
+        ] {
+            let mut limit = HandOverLimit::new(now);
+            asks(&mut limit, now);
+            limit.answered(now, answer);
+            assert_eq!(limit.yields(now), Yields { to, pauses });
+            assert_eq!(asks(&mut limit, now).is_some(), answer.is_none());
+        }
+    }
+
+    /// Until when others go first, in milliseconds from the first message on, which is that of the release itself, after each
+    /// further message.
+    #[test]
+    fn others_go_first_for_a_few_milliseconds() {
+        let yields = |count, pauses| Yields {
+            pauses,
+            ..Yields::counted(count)
+        };
+        let until =
+            |millis: u64, counted| (millis > 0).then_some((Duration::from_millis(millis), counted));
+        for (yields, fraction, expected) in [
+            (yields(0, false), 0.5, [until(0, false); 3]),
+            (
+                yields(2, false),
+                0.5,
+                [until(2, true), until(1, true), until(0, false)],
+            ),
+            (
+                yields(100, false),
+                0.5,
+                [until(5, true), until(4, true), until(3, true)],
+            ),
+            // The pause ends at its time, however many messages arrive.
+            (yields(0, true), 0.0, [until(2, false); 3]),
+            (yields(0, true), 1.0, [until(5, false); 3]),
+            (
+                yields(3, true),
+                0.0,
+                [until(3, true), until(2, true), until(2, true)],
+            ),
+        ] {
+            let (mut yielding, now) = (Yielding::default(), Instant::now());
+            yielding.released(yields, false, || fraction);
+            for expected in expected {
+                yielding.message();
+                let until = yielding.until(now);
+                let until = until.map(|(end, counted)| (end - now, counted));
+                assert_eq!(until, expected, "{yields:?}");
+            }
+            let later = now + PAUSE[1];
+            while yielding.clients > 0 {
+                yielding.message();
+            }
+            assert_eq!(yielding.until(later), None);
+        }
+    }
+
+    /// Those that subscribe may not wait any more. A pause is not for them.
+    #[test]
+    fn counted_clients_do_not_go_first_for_a_while_after_it_was_in_vain() {
+        let (mut yielding, now) = (Yielding::default(), Instant::now());
+        yielding.in_vain();
+        for pauses in [false, true] {
+            for skipped in 0..SKIPPED_YIELDS / 2 {
+                let yields = Yields {
+                    pauses,
+                    ..Yields::counted(1)
+                };
+                yielding.released(yields, false, || 0.0);
+                let expected = pauses.then_some((now + PAUSE[0], false));
+                assert_eq!(yielding.until(now), expected, "{skipped}");
+            }
+        }
+        yielding.released(Yields::counted(1), false, || 0.0);
+        assert!(yielding.until(now).is_some_and(|(_, counted)| counted));
+    }
+
+    #[test]
+    fn permits_that_were_acquired_alone_do_not_end_the_turns_of_others() {
+        for of_permits in [false, true] {
+            let (mut yielding, now) = (Yielding::default(), Instant::now());
+            yielding.released(Yields::counted(2), of_permits, || 0.0);
+            yielding.released(Yields::default(), of_permits, || 0.0);
+            assert_eq!(yielding.until(now).is_some(), of_permits);
+        }
+    }
+}
