@@ -300,9 +300,6 @@ impl<'a> CommandRequest<'a> {
         }
         let replicas = node.replicas.as_ref();
         let replicas = replicas.filter(|_| self.delivery.replicate);
-        if let Some(replicas) = replicas {
-            Box::pin(replicas.ensure_counted(connection, &live)).await?;
-        }
         let channel = channel.filter(|_| same_connection);
         let context = SendContext {
             connection,
@@ -579,7 +576,7 @@ impl SendContext<'_> {
                 connection.query_node(live, cmd, self.preamble),
                 async {
                     let replicas = self.replicas?;
-                    replicas.confirm(connection, &after)
+                    Some(replicas.confirm(connection, &after))
                 },
             )
         };
