@@ -105,7 +105,7 @@ impl Pair {
     fn write_loop(&self, direction: Direction, shared: &Shared, queue: &Receiver<Delayed>) {
         for (due, bytes) in queue {
             // A side that has stopped reading may still send, so errors are ignored.
-            match shared.await_forward(self, direction, due, bytes.len()) {
+            match shared.await_forward(self, direction, due, &bytes) {
                 Action::Forward => drop(self.to(direction).write_all(&bytes)),
                 Action::Discard => {}
                 Action::ForwardThenReset(count) => {

@@ -20,9 +20,7 @@ use std::sync::Arc;
 use redis::Value;
 use tokio::time::timeout;
 
-use super::connection::{
-    Generation, LiveConnection, ReconnectingConnection, connection_ended,
-};
+use super::connection::{Generation, LiveConnection, ReconnectingConnection, connection_ended};
 use super::exchange_error::ExchangeError;
 use super::options::{RedisSettings, ReplicaSync};
 use crate::environment::task;
@@ -176,7 +174,9 @@ impl WaitSender {
     async fn run(mut self, connection: Arc<ReconnectingConnection>) {
         while let Some(WaitRequest { live, sender }) = self.next() {
             let settings = &self.replicas.settings;
-            let limit = settings.replica_timeout.saturating_add(settings.response_timeout);
+            let limit = settings
+                .replica_timeout
+                .saturating_add(settings.response_timeout);
             let waiting = self.replicas.await_replicas(&connection, &live);
             let outcome = timeout(limit, waiting).await.unwrap_or_else(|_| {
                 let reason = format!("no answer within {limit:?}");

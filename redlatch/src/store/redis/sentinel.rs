@@ -13,14 +13,13 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::time::{sleep, timeout};
 
 use super::connection::{MasterResolver, Preamble, ReconnectingConnection, Target};
 use super::connection_config::ConnectionConfig;
 use super::endpoint::Endpoint;
 use super::exchange_error::ExchangeError;
 use super::pubsub::{SubscriptionMode, text_field};
-use super::refresh_task::{MIN_QUERY_TIME, MIN_REFRESH_INTERVAL, RefreshTask, answer_within};
+use super::refresh_task::{Checks, MIN_QUERY_TIME, RefreshTask, answer_within};
 use crate::error::Error;
 use crate::join::{Boxed, join_until};
 use crate::lease::MAX_LEASE;
@@ -62,7 +61,7 @@ impl Sentinels {
         connect_timeout: Duration,
     ) -> Arc<Sentinels> {
         let refresh_task = RefreshTask::default();
-        let subscriber: SharedSubscriber = refresh_task.signal.clone();
+        let subscriber: SharedSubscriber = refresh_task.signals.changed.clone();
         let connection = |endpoint: &Endpoint| {
             let connection = ReconnectingConnection::new(
                 config.clone(),
@@ -96,12 +95,12 @@ impl Sentinels {
     /// Handles a sign of a failover.
     pub(super) fn request_refresh(self: &Arc<Self>) {
         self.ensure_refresh_task();
-        self.refresh_task.signal.notify_one();
+        self.refresh_task.signals.failed.notify_one();
     }
 
     /// Watches for changes from now on, for as long as the runtime lives.
     fn ensure_refresh_task(self: &Arc<Self>) {
-        let refresh = |signal| refresh_loop(Arc::downgrade(self), signal);
+        let refresh = |checks| refresh_loop(Arc::downgrade(self), checks);
         self.refresh_task.ensure_running(refresh);
     }
 
@@ -165,9 +164,10 @@ impl Sentinels {
     }
 
     /// Invalidates the connections that do not lead to the master. After a failover, the watchdog checks all holds.
-    async fn refresh(&self) {
+    /// Returns whether there was a failover.
+    async fn refresh(&self) -> bool {
         let Ok(master) = self.query_master().await else {
-            return;
+            return false;
         };
         let before = self.latest_master.lock().replace(master.clone());
         let failed_over = before.is_some_and(|before| before != master);
@@ -182,6 +182,7 @@ impl Sentinels {
                 connection.report_failover();
             }
         }
+        failed_over
     }
 }
 
@@ -197,22 +198,21 @@ impl MasterResolver for Sentinels {
 
 /// Repeats the query when there is a reason to. Also restores the connections to the sentinels, on which they
 /// publish such reasons.
-async fn refresh_loop(sentinels: Weak<Sentinels>, refresh_signal: Arc<Notify>) {
-    refresh_signal.notify_one();
-    let mut interval = MAX_LEASE;
+async fn refresh_loop(sentinels: Weak<Sentinels>, mut checks: Checks) {
+    let mut interval = Duration::ZERO;
     loop {
-        let _ = timeout(interval, refresh_signal.notified()).await;
+        checks.next(interval).await;
         let Some(sentinels) = sentinels.upgrade() else {
             return;
         };
-        sentinels.refresh().await;
+        let found = sentinels.refresh().await;
         let mut connections = sentinels.sentinels.iter().map(|(_, connection)| connection);
         interval = match connections.all(|connection| connection.is_connected()) {
             true => MAX_LEASE,
             false => RECONNECT_INTERVAL,
         };
         drop(sentinels);
-        sleep(MIN_REFRESH_INTERVAL).await;
+        checks.pause(found).await;
     }
 }
 
