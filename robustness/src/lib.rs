@@ -22,6 +22,7 @@ mod error;
 mod faults;
 pub mod final_check;
 pub mod history;
+mod load;
 pub mod names;
 mod namespace;
 pub mod observers;

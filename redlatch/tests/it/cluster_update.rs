@@ -31,7 +31,7 @@ fn update(cluster: &mut Cluster, node: usize) {
 
 async fn client(cluster: &Cluster) -> Client {
     let (settings, url) = (long_timeout(), cluster.url());
-    retry_transient(|| settings.connect(&url)).await
+    retry_transient(|| settings.clone().connect(&url)).await
 }
 
 /// Returns a name whose slot this node owns.

@@ -216,7 +216,7 @@ impl<'a> CommandRequest<'a> {
             };
             let other = match &failure {
                 ExchangeError::Moved(to) => {
-                    if route != self.delivery.route || matches!(route, Route::AcquisitionsOf(_)) {
+                    if let Route::AcquisitionsOf(_) = self.delivery.route {
                         Box::pin(check_moved_by_master(node)).await?;
                     }
                     Box::pin(self.topology.handle_moved(self.key, to)).await
@@ -238,6 +238,10 @@ impl<'a> CommandRequest<'a> {
                 }
                 return Err(failure);
             };
+            if !was_sent_before {
+                // The node that redirected did not run the command.
+                self.progress.mark_unsent();
+            }
             asked.push(node.id);
             if asked.contains(&other.id) {
                 self.topology.request_refresh();
@@ -248,10 +252,6 @@ impl<'a> CommandRequest<'a> {
             if let Route::AcquisitionsOf(_) = route {
                 // It has moved there with its slot.
                 route = Route::Acquisitions;
-            }
-            if !was_sent_before {
-                // The node that redirected did not run the command.
-                self.progress.mark_unsent();
             }
             resolved = other;
             (node, importing) = (&resolved, matches!(failure, ExchangeError::Ask(_)));

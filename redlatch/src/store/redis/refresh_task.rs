@@ -55,6 +55,7 @@ impl Checks {
     /// Waits for a reason to check, at most for `interval`.
     pub(super) async fn next(&self, interval: Duration) {
         tokio::select! {
+            biased;
             () = self.signals.changed.notified() => {}
             () = self.signals.failed.notified() => {}
             () = sleep(interval) => {}
