@@ -196,7 +196,7 @@ impl<'a> CommandRequest<'a> {
         };
         let mut importing = false;
         let mut asked: SmallVec<[NodeId; 4]> = SmallVec::new();
-        // If an earlier try was not answered, the store may have applied it. A redirection of this try does
+        // If an earlier try was not answered, the store may have applied it. A refusal of this try does
         // not change that.
         let was_sent_before = self.progress.was_sent();
         for _ in 0..MAX_REDIRECTIONS {
@@ -214,6 +214,10 @@ impl<'a> CommandRequest<'a> {
                 }
                 Err(failure) => failure,
             };
+            if !was_sent_before && failure.had_no_effect() {
+                // Nothing has to be settled: that would add load to an outage.
+                self.progress.mark_unsent();
+            }
             let other = match &failure {
                 ExchangeError::Moved(to) => {
                     if let Route::AcquisitionsOf(_) = self.delivery.route {
@@ -238,10 +242,6 @@ impl<'a> CommandRequest<'a> {
                 }
                 return Err(failure);
             };
-            if !was_sent_before {
-                // The node that redirected did not run the command.
-                self.progress.mark_unsent();
-            }
             asked.push(node.id);
             if asked.contains(&other.id) {
                 self.topology.request_refresh();

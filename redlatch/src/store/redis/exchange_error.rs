@@ -66,6 +66,14 @@ impl ExchangeError {
         ExchangeError::NotExecuted(cause.into())
     }
 
+    /// Returns whether the command is known to have had no effect.
+    pub(super) fn had_no_effect(&self) -> bool {
+        !matches!(
+            self,
+            ExchangeError::Unanswered(_) | ExchangeError::Permanent(_)
+        )
+    }
+
     /// Classifies an error reply of the server.
     pub(super) fn from_reply(error: &ServerError, key: &str) -> ExchangeError {
         ExchangeError::classify(error.code(), error.details(), key)
