@@ -105,11 +105,12 @@ pub enum Error {
     },
 
     /// The master granted the acquisition, but too few replicas acknowledged it in time, so a failover
-    /// could lose it. The client released it again. If that failed too, the release is retried in the
-    /// background; permits of a [`Semaphore`](crate::Semaphore) are released only to the same server.
+    /// could lose it. The client has released it again, or continues to try so in the background. Permits of a
+    /// [`Semaphore`](crate::Semaphore) have no owner, so they are not released to a server that has replaced this one,
+    /// and may not have them: then the error is [`Error::OutcomeUnknown`].
     #[error(
         "only {in_sync} of {needed} required replicas acknowledged the acquisition within \
-         {within:?}, so it was released; check that the replicas are connected and not lagging \
+         {within:?}, so the client releases it; check that the replicas are connected and not lagging \
          (builder settings `replica_sync` and `replica_timeout`)"
     )]
     #[non_exhaustive]

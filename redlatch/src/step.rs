@@ -153,9 +153,31 @@ pub(crate) enum PublishMode {
     /// With PUBLISH.
     Global,
     /// With SPUBLISH: only subscribers at the node of the slot receive the message, not all nodes of a
-    /// cluster. Subscribers are counted in the same way (SHARDNUMSUB).
+    /// cluster. Subscribers are counted in the same way (SHARDNUMSUB). On a node before Redis 7.0, which has no
+    /// sharded channels, like `Global`.
     Sharded,
 }
+
+/// Precedes scripts that publish in sharded channels. A refusal for another reason than an unknown command is raised, so
+/// that the caller learns what is missing.
+const SHARDED: &str = "local function way(refusal, sharded, global)
+    return string.find(refusal, 'nknown') and global or sharded
+end
+local function publish(call, channel, message)
+    local sent = redis.pcall('SPUBLISH', channel, message)
+    if type(sent) == 'number' then
+        return sent
+    end
+    return call(way(sent.err, 'SPUBLISH', 'PUBLISH'), channel, message)
+end
+local function numsub(call, ...)
+    local counts = redis.pcall('PUBSUB', 'SHARDNUMSUB', ...)
+    if not counts.err then
+        return counts
+    end
+    return call('PUBSUB', way(counts.err, 'SHARDNUMSUB', 'NUMSUB'), ...)
+end
+";
 
 impl Script {
     pub(crate) const fn new(source: &'static str) -> Script {
@@ -217,8 +239,18 @@ impl Script {
         match mode {
             PublishMode::Global => self.source.into(),
             PublishMode::Sharded => {
-                let published = self.source.replace("'PUBLISH'", "'SPUBLISH'");
-                published.replace("'NUMSUB'", "'SHARDNUMSUB'").into()
+                let mut source = self.source.to_owned();
+                for call in ["redis.call", "redis.pcall"] {
+                    let publish = format!("{call}('PUBLISH', ");
+                    source = source.replace(&publish, &format!("publish({call}, "));
+                    let numsub = format!("{call}('PUBSUB', 'NUMSUB', ");
+                    source = source.replace(&numsub, &format!("numsub({call}, "));
+                }
+                debug_assert!(!source.contains("PUBLISH'") && !source.contains("NUMSUB'"));
+                match source == self.source {
+                    true => self.source.into(),
+                    false => format!("{SHARDED}{source}").into(),
+                }
             }
         }
     }

@@ -22,6 +22,7 @@ mod error;
 mod faults;
 pub mod final_check;
 pub mod history;
+mod load;
 mod mechanisms;
 pub mod names;
 mod namespace;

@@ -15,6 +15,7 @@ use crate::context::Context;
 use crate::deployment::{Deployment, Needs, Topology};
 use crate::final_check::check_all_free_blocking;
 use crate::history::History;
+use crate::load::Load;
 use crate::mechanisms::Mechanisms;
 use crate::names::has_queue;
 use crate::observers::Observers;
@@ -95,14 +96,17 @@ pub(crate) fn run(
         .processes
         .wait_until_ready(Duration::from_secs(60))?;
     sleep(lease / 3);
+    let load = Load::begin(context.deployment.as_ref());
     inject(&mut context)?;
     // Time for holders to learn of losses, and for waiters to find free locks.
     sleep(lease / 2);
+    let load = load.check(context.deployment.as_ref());
     let left = shut_down_and_check(&mut context, observers, mechanisms, lease)?;
     let mut history = lock(&context.history);
     history.end = now();
     let mut violations = checker::check(&history, setup.losses, &resource.tallies());
     violations.extend(left);
+    violations.extend(load.into_iter().map(|text| violation(Rule::Load, text)));
     Ok(evaluate(&history, violations))
 }
 

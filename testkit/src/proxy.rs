@@ -60,6 +60,8 @@ struct State {
     requests_left: Option<usize>,
     /// Number of bytes that the server may still answer.
     replies_left: Option<usize>,
+    /// A word that breaks the connection on which a client sends it.
+    breaks_on: Option<&'static str>,
     ended: bool,
     open: Vec<Weak<Pair>>,
     /// How often all existing connections have been ended in any way.
@@ -175,6 +177,11 @@ impl Proxy {
     /// arrives cut off.
     pub fn reset_after_sent(&self, bytes: usize) {
         self.change(|state| state.requests_left = Some(bytes));
+    }
+
+    /// Breaks each connection (RST) on which a client sends this word, before the server receives it.
+    pub fn reset_on(&self, word: Option<&'static str>) {
+        self.change(|state| state.breaks_on = word);
     }
 
     /// Ends the server's stream towards the clients. What clients send still reaches the server
@@ -349,8 +356,9 @@ impl Shared {
         pair: &Pair,
         direction: Direction,
         due: Instant,
-        bytes: usize,
+        data: &[u8],
     ) -> Action {
+        let bytes = data.len();
         let mut state = self.lock();
         loop {
             let left = due.saturating_duration_since(Instant::now());
@@ -365,6 +373,11 @@ impl Shared {
             } else {
                 break;
             }
+        }
+        if let (Direction::Requests, Some(word)) = (direction, state.breaks_on)
+            && data.windows(word.len()).any(|part| part == word.as_bytes())
+        {
+            return Action::ForwardThenReset(0);
         }
         let discarding = match direction {
             Direction::Requests => state.discarding_requests,

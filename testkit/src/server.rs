@@ -189,6 +189,17 @@ impl Server {
         assert!(self.running.is_some(), "redis-server did not start again");
     }
 
+    /// Restarts a server with a configuration file without a setting, however often the file has it.
+    pub(crate) fn restart_without(&mut self, setting: &str) {
+        self.kill();
+        let file = &self.args[0];
+        let text = std::fs::read_to_string(file).expect("its configuration file");
+        let has_setting = |line: &&str| line.split_whitespace().next() == Some(setting);
+        let kept: Vec<&str> = text.lines().filter(|line| !has_setting(line)).collect();
+        std::fs::write(file, kept.join("\n")).expect("its configuration file");
+        self.restart();
+    }
+
     /// Stops the server (SIGSTOP): its connections stay open, but it answers nothing.
     pub fn freeze(&self) {
         self.signal("STOP");

@@ -5,7 +5,7 @@ use std::future::IntoFuture;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use redlatch::{Client, MultiLock};
+use redlatch::{Client, Error, MultiLock, ReplicaSync};
 use redlatch_testkit::{Cluster, ClusterPlan, FailoverMode, slot_of};
 
 use crate::common::{LONG, WATCHDOG, until, until_rises, within_limit};
@@ -113,6 +113,71 @@ async fn reader_survives_partial_move_of_its_keys() {
         .unlock()
         .await
         .unwrap();
+}
+
+/// Too few replicas acknowledge an acquisition of permits, which have no owner. Meanwhile the slot moves, half-way and
+/// for good. The permits are released where they are.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unreplicated_permits_are_released_where_their_slot_has_moved() {
+    let cluster = Cluster::start_with(ClusterPlan {
+        node_timeout_millis: NEVER,
+        ..ClusterPlan::default()
+    });
+    let settings = long_timeout()
+        .replica_sync(ReplicaSync::AtLeast(2))
+        .replica_timeout(Duration::from_secs(5));
+    let client = settings.connect(&cluster.url()).await.unwrap();
+    let other = long_timeout().replica_sync(ReplicaSync::Off);
+    let other = other.connect(&cluster.url()).await.unwrap();
+    let name = "{unreplicated}";
+    let slot = slot_of(name.as_bytes());
+    let permits = other.semaphore(name);
+    permits.try_set_permits(3).await.unwrap();
+    let acquiring = || {
+        let acquiring = client.semaphore(name).acquire_many(2).into_future();
+        let acquiring = tokio::spawn(acquiring);
+        let acquired = until("acquired at the master", || async {
+            permits
+                .available()
+                .await
+                .is_ok_and(|available| available == 1)
+        });
+        async {
+            acquired.await;
+            acquiring
+        }
+    };
+    let to = (cluster.master_of_slot(slot) + 1) % 3;
+    let acquired = acquiring().await;
+    cluster.begin_moving(slot, to);
+    cluster.move_keys(slot, to);
+    let error = within_limit("answered", acquired)
+        .await
+        .unwrap()
+        .unwrap_err();
+    assert!(matches!(error, Error::NotReplicated { .. }), "{error}");
+    assert_eq!(permits.available().await.unwrap(), 3);
+    cluster.finish_moving(slot, to);
+
+    let to = (to + 1) % 3;
+    let acquired = acquiring().await;
+    cluster.move_slot(slot, to);
+    let error = within_limit("answered", acquired)
+        .await
+        .unwrap()
+        .unwrap_err();
+    assert!(matches!(error, Error::NotReplicated { .. }), "{error}");
+    assert_eq!(permits.available().await.unwrap(), 3);
+
+    // A replica takes over. It may not have all acquisitions, so nothing is released, and the error says so.
+    let acquired = acquiring().await;
+    cluster.fail_over(cluster.replica_of(to), FailoverMode::Graceful);
+    let error = within_limit("answered", acquired)
+        .await
+        .unwrap()
+        .unwrap_err();
+    assert!(matches!(error, Error::OutcomeUnknown { .. }), "{error}");
+    assert_eq!(permits.available().await.unwrap(), 1);
 }
 
 /// F6: a slot moves to another node and back. Steps with a single key succeed during the move

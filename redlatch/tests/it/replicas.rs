@@ -237,6 +237,36 @@ async fn replica_sync_determines_required_replicas() {
     assert_not_replicated(take(&every).await, 1, 0);
 }
 
+/// The client has counted no replicas. Some connect, and hang, before its next acquisition.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn replica_that_connects_after_the_last_count_is_waited_for() {
+    use ReplicaSync::{All, Majority};
+    let mut all = Replicated::start(1).await;
+    let clients = [
+        all.client(short_replica_timeout(All)).await,
+        all.client(short_replica_timeout(Majority)).await,
+    ];
+    all.replicas[0].kill();
+    all.until_in_sync(0).await;
+    for client in &clients {
+        // The first acquisition learns that the replica has gone.
+        for _ in 0..2 {
+            drop(retry_transient(|| client.lock("gone").lock()).await);
+        }
+    }
+    all.replicas[0].restart();
+    all.until_in_sync(1).await;
+    all.replicas[0].freeze();
+    for client in &clients {
+        assert_not_replicated(client.lock("back").lock().await, 1, 0);
+        assert!(!all.exists("back"), "it is still held");
+    }
+    all.replicas[0].thaw();
+    for client in &clients {
+        drop(retry_transient(|| client.lock("back").lock()).await);
+    }
+}
+
 /// A server without replicas costs nothing extra. With a replica, each single acquisition costs one
 /// WAIT; renewals, inspections, waits and releases cost none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -44,6 +44,8 @@ pub enum Rule {
     Linearizability,
     /// Nothing remains in the store or in a client after all releases.
     NotCleanedUp,
+    /// Clients repeat nothing without a pause: connections and refused commands per second are limited.
+    Load,
     /// No client process exits unexpectedly.
     Crash,
 }

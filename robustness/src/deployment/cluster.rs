@@ -43,6 +43,10 @@ impl Deployment for Cluster {
         &self.nodes()[place]
     }
 
+    fn servers(&self) -> Vec<&Server> {
+        self.nodes().iter().collect()
+    }
+
     fn kill(&mut self, place: usize) {
         self.kill(place);
     }

@@ -48,6 +48,9 @@ pub(crate) trait Deployment {
 
     fn server(&self, place: usize) -> &Server;
 
+    /// Returns all servers, sentinels included.
+    fn servers(&self) -> Vec<&Server>;
+
     /// Kills a server with SIGKILL.
     fn kill(&mut self, place: usize);
 

@@ -62,6 +62,14 @@ impl Deployment for SentinelDeployment {
         &self.all.servers()[place]
     }
 
+    fn servers(&self) -> Vec<&Server> {
+        self.all
+            .servers()
+            .iter()
+            .chain(self.all.sentinels())
+            .collect()
+    }
+
     fn kill(&mut self, place: usize) {
         self.all.kill(place);
     }

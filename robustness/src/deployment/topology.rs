@@ -72,6 +72,10 @@ impl Deployment for Single {
         &self.server
     }
 
+    fn servers(&self) -> Vec<&Server> {
+        vec![&self.server]
+    }
+
     fn kill(&mut self, _: usize) {
         self.server.kill();
     }

@@ -214,6 +214,11 @@ impl Cluster {
         self.nodes[index].restart();
     }
 
+    /// Restarts a node without a setting of the [`ClusterPlan`]. It still has its view of the cluster.
+    pub fn restart_without(&mut self, index: usize, setting: &str) {
+        self.nodes[index].restart_without(setting);
+    }
+
     /// Stops a node: its connections stay open, but it answers nothing.
     pub fn freeze(&self, index: usize) {
         self.nodes[index].freeze();

@@ -109,7 +109,7 @@ impl Pair {
         let mut requests = Requests::default();
         for (due, bytes) in queue {
             // A side that has stopped reading may still send, so errors are ignored.
-            match shared.await_forward(self, direction, due, bytes.len()) {
+            match shared.await_forward(self, direction, due, &bytes) {
                 Action::Forward if self.lost.load(Ordering::Relaxed) => {}
                 Action::Forward if direction == Direction::Requests => {
                     let script_end = requests.script_end(&bytes);

@@ -177,9 +177,13 @@ impl PermitsRequest<'_> {
                                 Ok(Outcome::Done(acquired))
                             }
                             Err(error) => {
-                                // If this fails too, it continues in the background.
-                                let _ = acquired.release_unconfirmed(answer.server).await;
-                                Err(error)
+                                let released = acquired.release_unconfirmed(answer.server);
+                                Err(match released.await {
+                                    // Nothing else releases them: the caller has to know.
+                                    Err(unknown @ Error::OutcomeUnknown { .. }) => unknown,
+                                    // If this failed, too, it continues in the background.
+                                    _ => error,
+                                })
                             }
                         }
                     }

@@ -147,7 +147,8 @@ impl HeldPermits {
     }
 
     /// Releases permits that too few replicas have acknowledged, to the server that granted
-    /// them. A promoted replica may not know that they were acquired, and would have too many permits.
+    /// them, or where their slot has moved from there. A promoted replica may not know that they were
+    /// acquired, and would have too many permits.
     pub(super) async fn release_unconfirmed(mut self, server: ServerId) -> Result<()> {
         if let Some(pending) = &mut self.pending {
             pending.delivery = Delivery::on(Route::AcquisitionsOf(server));

@@ -15,12 +15,13 @@
 //! such a MOVED the nodes are queried once more; such an ASK leads to the only other master with its port.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use redis::Value;
-use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::connection::{ReconnectingConnection, Target};
 use super::endpoint::{Endpoint, UNKNOWN_HOST};
@@ -28,9 +29,10 @@ use super::exchange_error::ExchangeError;
 use super::node::{Node, NodeSettings};
 use super::node_ids::NodeIds;
 use super::pubsub::{as_text, text_field};
-use super::refresh_task::{MIN_QUERY_TIME, MIN_REFRESH_INTERVAL, RefreshTask, answer_within};
+use super::refresh_task::{Checks, MIN_QUERY_TIME, RefreshTask, answer_within};
 use super::run_id_tracker::info_field;
-use super::slot::SLOT_COUNT;
+use super::slot::{SLOT_COUNT, slot};
+use crate::environment::random;
 use crate::join::join_until;
 use crate::sync::Mutex;
 
@@ -55,6 +57,8 @@ pub(super) struct Cluster {
     /// Number of completed queries of the nodes.
     refreshes: watch::Sender<u64>,
     refresh_task: RefreshTask,
+    /// Whether no connected node is known to lack sharded channels, as of the latest check.
+    has_sharded_channels: AtomicBool,
 }
 
 /// The client's view of the cluster.
@@ -130,6 +134,7 @@ impl Cluster {
             ids: Arc::default(),
             refreshes: watch::Sender::new(0),
             refresh_task: RefreshTask::default(),
+            has_sharded_channels: AtomicBool::new(true),
         })
     }
 
@@ -166,6 +171,26 @@ impl Cluster {
         nodes.cloned().collect()
     }
 
+    /// Returns whether all nodes have sharded channels, as far as is known.
+    pub(super) fn has_sharded_channels(&self) -> bool {
+        self.has_sharded_channels.load(Ordering::Relaxed)
+    }
+
+    /// Ends subscriptions at nodes that have lost the slots of their channels, where the node does not. (See
+    /// [`super::pubsub`].)
+    fn end_moved_subscriptions(&self) {
+        let nodes = self.nodes();
+        let lacks = |node: &Arc<Node>| node.pubsub.is_without_sharded_channels();
+        self.has_sharded_channels
+            .store(!nodes.iter().any(lacks), Ordering::Relaxed);
+        for node in &nodes {
+            node.pubsub.end_moved_subscriptions(|channel| {
+                let owner = self.known_slot_owner(slot(channel));
+                owner.is_some_and(|owner| owner.id != node.id)
+            });
+        }
+    }
+
     /// Returns all known nodes.
     pub(super) fn nodes(&self) -> Vec<Arc<Node>> {
         self.map.lock().nodes.values().cloned().collect()
@@ -175,15 +200,18 @@ impl Cluster {
     pub(super) async fn handle_moved(self: &Arc<Self>, slot: u16, to: &str) -> Option<Arc<Node>> {
         let Some(to) = self.parse_redirect(slot, to) else {
             let responder = self.known_slot_owner(slot);
+            self.refresh_task.signals.changed.notify_one();
             self.refresh_and_wait().await;
             let is_other = |node: &Arc<Node>| !responder.is_some_and(|it| Arc::ptr_eq(&it, node));
             return self.known_slot_owner(slot).filter(is_other);
         };
-        self.request_refresh();
         let mut map = self.map.lock();
         let node = self.node(&mut map, &to);
-        if !map.masters().contains(&to) {
+        if map.masters().contains(&to) {
+            self.request_refresh();
+        } else {
             self.settings.suspects.add_node(node.id);
+            self.request_refresh_at_once();
         }
         let moved = Moved {
             to,
@@ -214,15 +242,21 @@ impl Cluster {
         others.next().is_none().then_some(other)
     }
 
-    /// Handles a sign that slots may have another owner.
+    /// Handles a failure that may have its reason in another owner of a slot.
     pub(super) fn request_refresh(self: &Arc<Self>) {
         self.ensure_refresh_task();
-        self.refresh_task.signal.notify_one();
+        self.refresh_task.signals.failed.notify_one();
+    }
+
+    /// Handles a node's report that slots have another owner.
+    fn request_refresh_at_once(self: &Arc<Self>) {
+        self.ensure_refresh_task();
+        self.refresh_task.signals.changed.notify_one();
     }
 
     /// Watches for changes from now on, for as long as the runtime lives.
     fn ensure_refresh_task(self: &Arc<Self>) {
-        let refresh = |signal| refresh_loop(Arc::downgrade(self), signal);
+        let refresh = |checks| refresh_loop(Arc::downgrade(self), checks);
         self.refresh_task.ensure_running(refresh);
     }
 
@@ -234,13 +268,16 @@ impl Cluster {
         let _ = refreshes.wait_for(|refreshes| *refreshes > started).await;
     }
 
-    /// Queries the nodes for the owners of the slots.
-    async fn refresh(&self) {
+    /// Queries the nodes for the owners of the slots. Returns whether there are other masters than before.
+    async fn refresh(&self) -> bool {
+        let before = self.map.lock().masters();
         // Query some connected nodes first; if no answer of theirs can be used, query all.
         if !self.query_nodes(true).await {
             self.query_nodes(false).await;
         }
+        self.end_moved_subscriptions();
         self.refreshes.send_modify(|refreshes| *refreshes += 1);
+        self.map.lock().masters() != before
     }
 
     /// Queries connected nodes, or all known ones, and uses their best answer. Returns whether one was used.
@@ -291,10 +328,10 @@ impl Cluster {
                 queried.push((at, node.commands.clone()));
             }
         }
-        if connected {
-            queried.truncate(MAX_QUERIED);
+        match connected {
+            true => random_choice(queried, MAX_QUERIED),
+            false => queried,
         }
-        queried
     }
 
     /// Uses a node's answer unless something newer is known. Returns whether it did.
@@ -374,15 +411,22 @@ fn best_report(reports: &[SlotReport]) -> Option<&SlotReport> {
 }
 
 /// Updates the map when there is a reason to, and periodically.
-async fn refresh_loop(cluster: Weak<Cluster>, refresh_signal: Arc<Notify>) {
+async fn refresh_loop(cluster: Weak<Cluster>, mut checks: Checks) {
     loop {
-        let _ = timeout(REFRESH_INTERVAL, refresh_signal.notified()).await;
-        match cluster.upgrade() {
+        checks.next(REFRESH_INTERVAL).await;
+        let found = match cluster.upgrade() {
             Some(cluster) => cluster.refresh().await,
             None => return,
-        }
-        sleep(MIN_REFRESH_INTERVAL).await;
+        };
+        checks.pause(found).await;
     }
+}
+
+/// Returns at most `count` of these nodes, so that many clients share the load among all nodes.
+fn random_choice<T>(mut nodes: Vec<T>, count: usize) -> Vec<T> {
+    nodes.sort_by_cached_key(|_| random());
+    nodes.truncate(count);
+    nodes
 }
 
 /// Queries a node for its view of the cluster.
@@ -590,6 +634,15 @@ mod tests {
         let ids = parse_ids(&Endpoint::new("responder", 1), &range);
         let ids = ids.iter().map(|(at, id)| format!("{at} {id}"));
         assert_eq!(ids.collect::<Vec<_>>(), ["responder:7 a", "other:8 b"]);
+    }
+
+    #[test]
+    fn queried_nodes_are_chosen_at_random() {
+        let chosen: std::collections::BTreeSet<usize> = (0..100)
+            .flat_map(|_| random_choice((0..20).collect(), MAX_QUERIED))
+            .collect();
+        assert_eq!(chosen.len(), 20);
+        assert_eq!(random_choice(vec![1, 2], MAX_QUERIED).len(), 2);
     }
 
     #[test]

@@ -2,7 +2,9 @@
 //!
 //! 1. It is made when it is needed, by a task that all callers wait for. So a caller that stops waiting does
 //!    not restart it for the others.
-//! 2. After a failure the next try to connect starts after a random, growing pause.
+//! 2. After a failure the next try to connect starts after a random, growing pause ([`Pace`]). A connection
+//!    counts as a success with the first answer to a step: one that breaks right after its handshake is a
+//!    failure.
 //! 3. On a new connection, subscriptions are restored before anything else is sent (only with
 //!    [`SubscriptionMode::Restored`]; otherwise they end with their connection).
 //! 4. A connection counts as broken when sending fails or when its task ends, for any reason. Waiters for
@@ -17,6 +19,7 @@
 
 use std::collections::BTreeSet;
 use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -25,9 +28,9 @@ use redis::{
     AsyncConnectionConfig, Cmd, ConnectionAddr, Pipeline, PushInfo, PushKind, RedisError,
     RedisResult, Value,
 };
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, timeout_at};
 
 use super::batch::{Batcher, CloseOnDrop};
 use super::connection_config::ConnectionConfig;
@@ -35,11 +38,12 @@ use super::connector::RawConnection;
 use super::endpoint::Endpoint;
 use super::exchange_error::ExchangeError;
 use super::node_ids::NodeIds;
+use super::pace::Pace;
 use super::pubsub::{
-    CHANNELS_PER_SUBSCRIBE, SubscriptionMode, as_text, breaks_connection, resubscribe,
+    CHANNELS_PER_SUBSCRIBE, SubscriptionMode, as_text, breaks_connection, is_unknown_command,
+    resubscribe, set_subscribed, set_subscribed_sharded,
 };
 use super::run_id_tracker::{RunIdTracker, run_id};
-use crate::backoff::Backoff;
 use crate::environment::task;
 use crate::error::{Cause, Error};
 use crate::join::Boxed;
@@ -59,10 +63,12 @@ use crate::sync::Mutex;
 /// such a connection 10 s after its buffers are full.
 const PIPELINE_CAPACITY: usize = Semaphore::MAX_PERMITS;
 
-/// Pauses before connecting is retried: short enough to find a restarted server quickly, long enough that a
-/// thousand clients do not keep it from starting. Randomized, so that clients do not retry together.
-const FIRST_PAUSE: Duration = Duration::from_millis(5);
+/// The longest pause before connecting is retried: short enough to find a restarted server quickly, long
+/// enough that a thousand clients do not keep it from starting.
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
+/// The same if each try queries all sentinels. They also report a new master, which ends the pause.
+const LONGEST_RESOLVING_PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) struct ReconnectingConnection {
     config: ConnectionConfig,
@@ -96,7 +102,6 @@ pub(super) trait MasterResolver: Send + Sync {
 
 /// The current try to connect. It runs in a task of its own: a caller may stop waiting without restarting it
 /// for the others, and all callers get its outcome.
-#[derive(Default)]
 struct Connecting {
     generation: Generation,
     outcome: Option<Outcome>,
@@ -107,9 +112,10 @@ struct Connecting {
     endpoint: Option<Endpoint>,
     /// The server of the latest connection, and its endpoint, if that can change.
     server: (ServerId, Option<Endpoint>),
-    /// Number of consecutive failures, and time of the last one.
-    failures: u32,
-    last_failure: Option<Instant>,
+    /// Connections since the latest answer to a step.
+    pace: Pace,
+    /// Ends a pause.
+    retry: Arc<Notify>,
 }
 
 type Outcome = Receiver<Result<LiveConnection, ExchangeError>>;
@@ -122,6 +128,8 @@ struct Shared {
     channels: Mutex<BTreeSet<String>>,
     /// When a connection was lost and that was logged, until there is a new one.
     lost_at: Mutex<Option<Instant>>,
+    /// The latest connection to a server without sharded channels.
+    without_sharded_channels: AtomicU64,
     /// Tracks which server process the connections lead to, if that matters.
     run_id_tracker: Option<RunIdTracker>,
 }
@@ -152,6 +160,8 @@ pub(super) struct LiveConnection {
 
 struct Established {
     live: LiveConnection,
+    /// Whether a step was answered.
+    answered: bool,
     /// Unused clones. A clone copies several reference counts; under load, cloning for each command costs
     /// more than the mutex around this list.
     idle: Vec<LiveConnection>,
@@ -178,7 +188,12 @@ impl ReconnectingConnection {
             live: Mutex::new(None),
             channels: Mutex::new(BTreeSet::new()),
             lost_at: Mutex::default(),
+            without_sharded_channels: AtomicU64::new(0),
             run_id_tracker,
+        };
+        let longest_pause = match &target {
+            Target::Fixed(_) | Target::ClusterNode(..) => LONGEST_PAUSE,
+            Target::CurrentMaster(_) => LONGEST_RESOLVING_PAUSE,
         };
         Arc::new(ReconnectingConnection {
             config,
@@ -186,7 +201,7 @@ impl ReconnectingConnection {
             connect_timeout,
             batching,
             shared: Arc::new(shared),
-            connecting: Mutex::default(),
+            connecting: Mutex::new(Connecting::new(longest_pause)),
         })
     }
 
@@ -206,8 +221,12 @@ impl ReconnectingConnection {
         )
     }
 
-    /// Records that another server has replaced the earlier one.
+    /// Records that another server has replaced the earlier one. It is connected to without a pause.
     pub(super) fn report_failover(&self) {
+        let mut connecting = self.connecting.lock();
+        connecting.pace.reset();
+        connecting.retry.notify_waiters();
+        drop(connecting);
         if let Some(run_id_tracker) = &self.shared.run_id_tracker {
             run_id_tracker.report_replaced();
         }
@@ -239,14 +258,23 @@ impl ReconnectingConnection {
         outcome.recv().await.unwrap_or_else(interrupted)
     }
 
-    /// Takes back the result of [`get_or_connect`](ReconnectingConnection::get_or_connect) for a later command. It may be
-    /// dropped instead.
+    /// Takes back the result of [`get_or_connect`](ReconnectingConnection::get_or_connect) for a later command, after an
+    /// answer to a step. It may be dropped instead.
     pub(super) fn recycle(&self, idle: LiveConnection) {
-        if let Some(established) = &mut *self.shared.live.lock()
-            && established.live.generation == idle.generation
-            && established.idle.len() < MAX_IDLE_HANDLES
-        {
+        let generation = idle.generation;
+        let mut live = self.shared.live.lock();
+        let Some(established) = live
+            .as_mut()
+            .filter(|established| established.live.generation == generation)
+        else {
+            return;
+        };
+        if established.idle.len() < MAX_IDLE_HANDLES {
             established.idle.push(idle);
+        }
+        if !std::mem::replace(&mut established.answered, true) {
+            drop(live);
+            self.connecting.lock().pace.reset();
         }
     }
 
@@ -282,11 +310,14 @@ impl ReconnectingConnection {
         let (sender, outcome) = shared_oneshot::channel();
         connecting.outcome = Some(outcome.clone());
         connecting.endpoint = None;
-        let not_before = connecting.not_before();
+        let pause = connecting.pace.not_before().map(|not_before| {
+            let retry = connecting.retry.clone().notified_owned();
+            timeout_at(not_before, retry)
+        });
         let (connection, generation) = (self.clone(), connecting.generation);
         let task = tokio::spawn(task(async move {
-            if let Some(not_before) = not_before {
-                sleep_until(not_before).await;
+            if let Some(pause) = pause {
+                let _ = pause.await;
             }
             let connected =
                 tokio::time::timeout(connection.connect_timeout, connection.connect(generation))
@@ -298,7 +329,7 @@ impl ReconnectingConnection {
                     connection.config.timeout_hint()
                 )))
             });
-            connection.connecting.lock().finished(connected.is_ok());
+            connection.connecting.lock().finished();
             let live = connected.as_ref().ok().cloned();
             sender.send(connected);
             // After the waiting callers got the connection: no caller pays for this round trip.
@@ -353,6 +384,7 @@ impl ReconnectingConnection {
         };
         let established = Established {
             live: live.clone(),
+            answered: false,
             idle: Vec::new(),
             address: addr.to_string(),
             _close_batcher: close_batcher,
@@ -362,6 +394,11 @@ impl ReconnectingConnection {
         let restored = restoring.await;
         restored.map_err(|e| ExchangeError::from_connect_error(&e))?;
         Ok(live)
+    }
+
+    /// Returns whether this connection leads to the same server as the one with this id did.
+    pub(super) fn leads_to(&self, server: ServerId) -> bool {
+        self.connecting.lock().server.0 == server
     }
 
     /// Returns the id of the server at an endpoint: a new one if the endpoint has changed.
@@ -432,7 +469,9 @@ impl ReconnectingConnection {
         channel: &str,
     ) -> Result<(), ExchangeError> {
         let mut live = self.get_or_connect().await?;
-        self.subscribe(&mut live, channel).await
+        self.subscribe(&mut live, channel).await?;
+        self.recycle(live);
+        Ok(())
     }
 
     /// Subscribes to a channel on this connection.
@@ -472,11 +511,53 @@ impl ReconnectingConnection {
         channel: &str,
     ) -> Result<(), ExchangeError> {
         let answered = {
-            let (mode, connection) = (self.shared.subscription_mode, &mut live.raw.connection);
-            let sending = pin!(mode.set_subscribed(connection, subscribed, channel));
+            let (generation, connection) = (live.generation, &mut live.raw.connection);
+            let sending = pin!(async {
+                if self.shared.subscription_mode != SubscriptionMode::Sharded
+                    || self.lacks_sharded_channels(generation)
+                {
+                    return set_subscribed(connection, subscribed, channel).await;
+                }
+                match set_subscribed_sharded(connection, subscribed, channel).await {
+                    Err(error) if is_unknown_command(&error) => {
+                        let newest = &self.shared.without_sharded_channels;
+                        newest.fetch_max(generation, Ordering::Relaxed);
+                        set_subscribed(connection, subscribed, channel).await
+                    }
+                    done => done,
+                }
+            });
             unless_invalidated(&live.invalidated, sending).await?
         };
         answered.map_err(|error| self.classify_failure(live, &error))
+    }
+
+    /// Returns whether the server of this connection is known to have no sharded channels. An updated server has
+    /// another connection.
+    fn lacks_sharded_channels(&self, generation: Generation) -> bool {
+        self.shared.without_sharded_channels.load(Ordering::Relaxed) == generation
+    }
+
+    /// Returns whether there is a connection to a server that is known to have no sharded channels.
+    pub(super) fn is_without_sharded_channels(&self) -> bool {
+        let live = self.shared.live.lock();
+        let generation = live.as_ref().map(|established| established.live.generation);
+        generation.is_some_and(|generation| self.lacks_sharded_channels(generation))
+    }
+
+    /// Ends all subscriptions if one of these channels belongs to another node now. A server with sharded channels does
+    /// that by itself.
+    pub(super) fn end_moved_subscriptions(&self, has_moved: impl Fn(&str) -> bool) {
+        if self.is_without_sharded_channels()
+            && self
+                .shared
+                .channels
+                .lock()
+                .iter()
+                .any(|channel| has_moved(channel))
+        {
+            self.invalidate();
+        }
     }
 
     /// Sends a command, and waits for its answer. An error reply is an error.
@@ -654,19 +735,24 @@ async fn is_of_cluster(
 }
 
 impl Connecting {
-    /// Returns when connecting may be retried after a failure.
-    fn not_before(&self) -> Option<Instant> {
-        let pauses = Backoff::exponential(FIRST_PAUSE, 2.0, LONGEST_PAUSE);
-        Some(self.last_failure? + pauses.pause(self.failures.saturating_sub(1)))
+    fn new(longest_pause: Duration) -> Connecting {
+        Connecting {
+            generation: Generation::default(),
+            outcome: None,
+            task: None,
+            invalidated: Generation::default(),
+            endpoint: None,
+            server: Default::default(),
+            pace: Pace::up_to(longest_pause),
+            retry: Arc::default(),
+        }
     }
 
-    fn finished(&mut self, success: bool) {
+    /// Handles the end of a try to connect. It is no success before a step was answered.
+    fn finished(&mut self) {
         // The waiting callers have it. Keeping it here would keep an invalidated connection open.
         self.outcome = None;
-        (self.failures, self.last_failure) = match success {
-            true => (0, None),
-            false => (self.failures.saturating_add(1), Some(Instant::now())),
-        };
+        self.pace.failed(Instant::now());
     }
 }
 

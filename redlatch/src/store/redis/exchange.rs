@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Arg, Cmd, Value};
+use smallvec::SmallVec;
 use tokio::time::{Instant, timeout};
 use tracing::Instrument as _;
 
@@ -15,14 +16,15 @@ use super::connection::{
     LiveConnection, Preamble, ReconnectingConnection, connection_ended, unless_invalidated,
 };
 use super::exchange_error::{ExchangeError, Retry};
-use super::node::Node;
+use super::node::{Node, NodeLimits};
+use super::pubsub::as_text;
 use super::replicas::Replicas;
 use super::topology::Topology;
 use super::{add_args, sha1};
 use crate::error::{Error, Result};
 use crate::join::Boxed;
 use crate::step::{Args, Batchable, Script, ScriptReply, Step, script_error, unexpected_reply};
-use crate::store::{Answer, AttemptPermit, Confirmation, Delivery, Progress, Route};
+use crate::store::{Answer, AttemptPermit, Confirmation, Delivery, NodeId, Progress, Route};
 
 /// Limit of consecutive redirections in a cluster.
 const MAX_REDIRECTIONS: usize = 8;
@@ -120,7 +122,10 @@ impl<'a> CommandRequest<'a> {
                     loop {
                         match self.send().await {
                             Ok(answer) => return Ok(answer),
-                            Err(failure) => retry.pause_after(failure, progress).await?,
+                            Err(failure) => {
+                                let limits = self.limits();
+                                retry.pause_after(failure, &limits.outage, progress).await?;
+                            }
                         }
                     }
                 });
@@ -164,22 +169,38 @@ impl<'a> CommandRequest<'a> {
         }
     }
 
+    /// Returns the limits of the node, as far as it is known locally.
+    pub(super) fn limits(&self) -> Arc<NodeLimits> {
+        match self.node {
+            Some(node) => node.limits.clone(),
+            None => self.topology.limits(self.key),
+        }
+    }
+
     /// Makes one exchange, following redirections of the cluster.
     pub(super) async fn send(&self) -> Result<RawAnswer, ExchangeError> {
         let mut resolved;
+        let mut route = self.delivery.route;
         let mut node = match self.node.or(self.topology.only_node()) {
             Some(node) => node,
             None => {
-                resolved = self.topology.node(self.key).await?;
+                resolved = match route {
+                    // Another node may not have the acquisition. Only this one knows whether its slot has moved away.
+                    Route::AcquisitionsOf(server) => {
+                        self.topology.node_of(server).ok_or_else(replaced)?
+                    }
+                    _ => self.topology.node(self.key).await?,
+                };
                 &resolved
             }
         };
         let mut importing = false;
-        // If an earlier try was not answered, the store may have applied it. A redirection of this try does
+        let mut asked: SmallVec<[NodeId; 4]> = SmallVec::new();
+        // If an earlier try was not answered, the store may have applied it. A refusal of this try does
         // not change that.
         let was_sent_before = self.progress.was_sent();
         for _ in 0..MAX_REDIRECTIONS {
-            let answered = self.send_to(node, importing).await;
+            let answered = self.send_to(node, route, importing).await;
             if self.delivery.queued {
                 if answered.is_ok() {
                     node.limits.attempt_limiter.record_answer();
@@ -187,11 +208,21 @@ impl<'a> CommandRequest<'a> {
                 drop(self.progress.take_permit());
             }
             let failure = match answered {
-                Ok(answer) => return Ok(answer),
+                Ok(answer) => {
+                    node.limits.outage.record_answer();
+                    return Ok(answer);
+                }
                 Err(failure) => failure,
             };
+            if !was_sent_before && failure.had_no_effect() {
+                // Nothing has to be settled: that would add load to an outage.
+                self.progress.mark_unsent();
+            }
             let other = match &failure {
                 ExchangeError::Moved(to) => {
+                    if let Route::AcquisitionsOf(_) = self.delivery.route {
+                        Box::pin(check_moved_by_master(node)).await?;
+                    }
                     Box::pin(self.topology.handle_moved(self.key, to)).await
                 }
                 ExchangeError::Ask(_) if self.script.is_some_and(Script::has_undeclared_keys) => {
@@ -211,9 +242,16 @@ impl<'a> CommandRequest<'a> {
                 }
                 return Err(failure);
             };
-            if !was_sent_before {
-                // The node that redirected did not run the command.
-                self.progress.mark_unsent();
+            asked.push(node.id);
+            if asked.contains(&other.id) {
+                self.topology.request_refresh();
+                return Err(ExchangeError::not_executed(
+                    "the nodes of the cluster redirect to each other",
+                ));
+            }
+            if let Route::AcquisitionsOf(_) = route {
+                // It has moved there with its slot.
+                route = Route::Acquisitions;
             }
             resolved = other;
             (node, importing) = (&resolved, matches!(failure, ExchangeError::Ask(_)));
@@ -225,7 +263,12 @@ impl<'a> CommandRequest<'a> {
 
     /// Makes one exchange with this node, in a span if that is enabled. Its fields follow the conventions of OpenTelemetry for
     /// database clients.
-    async fn send_to(&self, node: &Node, importing: bool) -> Result<RawAnswer, ExchangeError> {
+    async fn send_to(
+        &self,
+        node: &Node,
+        route: Route,
+        importing: bool,
+    ) -> Result<RawAnswer, ExchangeError> {
         let span = tracing::trace_span!(
             "exchange",
             otel.kind = "client",
@@ -236,9 +279,9 @@ impl<'a> CommandRequest<'a> {
             error.type = tracing::field::Empty,
         );
         if span.is_disabled() {
-            return self.exchange_with(node, importing).await;
+            return self.exchange_with(node, route, importing).await;
         }
-        let exchange = self.exchange_with(node, importing);
+        let exchange = self.exchange_with(node, route, importing);
         let answered = Box::pin(exchange.instrument(span.clone())).await;
         if let Err(error) = &answered {
             span.record("error.type", error.kind());
@@ -260,9 +303,10 @@ impl<'a> CommandRequest<'a> {
     async fn exchange_with(
         &self,
         node: &Node,
+        route: Route,
         importing: bool,
     ) -> Result<RawAnswer, ExchangeError> {
-        let connection = match self.delivery.route {
+        let connection = match route {
             Route::Commands => &node.commands,
             Route::Acquisitions | Route::AcquisitionsOf(_) => &node.attempts,
         };
@@ -292,17 +336,13 @@ impl<'a> CommandRequest<'a> {
             }
         }
         let mut live = connection.get_or_connect().await?;
-        if let Route::AcquisitionsOf(server) = self.delivery.route
+        if let Route::AcquisitionsOf(server) = route
             && server != live.server
         {
-            let reason = "another server replaced this one and may not have the acquisition";
-            return Err(ExchangeError::Unanswered(reason.into()));
+            return Err(replaced());
         }
         let replicas = node.replicas.as_ref();
         let replicas = replicas.filter(|_| self.delivery.replicate);
-        if let Some(replicas) = replicas {
-            Box::pin(replicas.ensure_counted(connection, &live)).await?;
-        }
         let channel = channel.filter(|_| same_connection);
         let context = SendContext {
             connection,
@@ -579,7 +619,7 @@ impl SendContext<'_> {
                 connection.query_node(live, cmd, self.preamble),
                 async {
                     let replicas = self.replicas?;
-                    replicas.confirm(connection, &after)
+                    Some(replicas.confirm(connection, &after))
                 },
             )
         };
@@ -598,6 +638,29 @@ impl RawAnswer {
             confirmation: self.confirmation,
             server: self.server,
         })
+    }
+}
+
+/// The error of a step that only one server may run.
+fn replaced() -> ExchangeError {
+    let reason = "another server replaced this one and may not have the acquisition";
+    ExchangeError::Unanswered(reason.into())
+}
+
+/// Checks that a node has redirected because the slot has moved away with its keys: then it is still a master. A replica
+/// that took over may not have all keys.
+async fn check_moved_by_master(node: &Node) -> Result<(), ExchangeError> {
+    let checked = async {
+        let mut live = node.attempts.get_or_connect().await?;
+        node.attempts.query(&mut live, &redis::cmd("ROLE")).await
+    };
+    // The step itself was not executed.
+    let role = checked
+        .await
+        .map_err(|failure| ExchangeError::not_executed(failure.reason()))?;
+    match role {
+        Value::Array(role) if as_text(role.first()) == Some("master") => Ok(()),
+        _ => Err(replaced()),
     }
 }
 

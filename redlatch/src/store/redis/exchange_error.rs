@@ -5,6 +5,7 @@ use std::time::Duration;
 use redis::{ErrorKind, RedisError, ServerError};
 use tokio::time::Instant;
 
+use super::pace::{Outage, Pace};
 use crate::error::{Cause, Error, Result};
 use crate::step::script_error;
 use crate::store::Progress;
@@ -63,6 +64,14 @@ const NON_LOCAL_KEY: &str = "ttempted to access a non local key";
 impl ExchangeError {
     pub(super) fn not_executed(cause: impl Into<Cause>) -> ExchangeError {
         ExchangeError::NotExecuted(cause.into())
+    }
+
+    /// Returns whether the command is known to have had no effect.
+    pub(super) fn had_no_effect(&self) -> bool {
+        !matches!(
+            self,
+            ExchangeError::Unanswered(_) | ExchangeError::Permanent(_)
+        )
     }
 
     /// Classifies an error reply of the server.
@@ -166,14 +175,13 @@ impl From<Error> for ExchangeError {
 pub(super) struct Retry {
     pub(super) started: Instant,
     timeout: Duration,
-    pause: Duration,
+    pace: Pace,
     last_error: Option<Error>,
     /// Whether an earlier try may have applied the step.
     pub(super) repeated: bool,
 }
 
-/// Pauses between tries. Connecting has its own in addition.
-const FIRST_PAUSE: Duration = Duration::from_millis(5);
+/// Limit of the pauses between the tries of one request. Connecting has its own in addition.
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 impl Retry {
@@ -181,7 +189,7 @@ impl Retry {
         Retry {
             started: Instant::now(),
             timeout,
-            pause: FIRST_PAUSE,
+            pace: Pace::up_to(LONGEST_PAUSE),
             last_error: None,
             repeated: false,
         }
@@ -193,10 +201,12 @@ impl Retry {
     }
 
     /// Sleeps until it is time to retry, or returns the error if a retry makes no sense. The failure is
-    /// recorded in `progress`, for a caller that does not wait that long.
+    /// recorded in `progress`, for a caller that does not wait that long. The pause also grows with the `outage` of the
+    /// node, which outlasts a request, and ends with it.
     pub(super) async fn pause_after(
         &mut self,
         failure: ExchangeError,
+        outage: &Outage,
         progress: &Progress,
     ) -> Result<()> {
         self.repeated |= matches!(failure, ExchangeError::Unanswered(_));
@@ -208,8 +218,8 @@ impl Retry {
         tracing::debug!(%error, "a command was not answered; retrying");
         progress.record_failure(self.started, error.clone());
         self.last_error = Some(error);
-        tokio::time::sleep(self.pause).await;
-        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        self.pace.failed(Instant::now());
+        outage.pause(self.pace.pause()).await;
         Ok(())
     }
 

@@ -43,6 +43,7 @@ mod master_view;
 mod node;
 mod node_ids;
 pub(crate) mod options;
+mod pace;
 mod pubsub;
 mod refresh_task;
 mod replicas;
@@ -166,7 +167,8 @@ impl Redis {
                 Err(ExchangeError::Unanswered(cause)) => return Err(unknown(cause)),
                 Err(failure) => {
                     progress.mark_unsent();
-                    retry.pause_after(failure, progress).await?;
+                    let limits = request.limits();
+                    retry.pause_after(failure, &limits.outage, progress).await?;
                     if retry.remaining().is_zero() {
                         return Err(retry.deadline_error(None, progress));
                     }

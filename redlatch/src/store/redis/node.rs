@@ -7,6 +7,7 @@ use tokio::sync::Semaphore;
 use super::connection::{ReconnectingConnection, Target};
 use super::connection_config::ConnectionConfig;
 use super::options::{RedisSettings, ReplicaSync};
+use super::pace::Outage;
 use super::pubsub::SubscriptionMode;
 use super::replicas::Replicas;
 use super::run_id_tracker::RunIdTracker;
@@ -32,6 +33,7 @@ const MAX_SETTLES_IN_FLIGHT: usize = 64;
 pub(super) struct NodeLimits {
     pub(super) attempt_limiter: Arc<AttemptLimiter>,
     pub(super) settle_permits: Arc<Semaphore>,
+    pub(super) outage: Outage,
 }
 
 impl Default for NodeLimits {
@@ -39,6 +41,7 @@ impl Default for NodeLimits {
         NodeLimits {
             attempt_limiter: AttemptLimiter::new(),
             settle_permits: Arc::new(Semaphore::new(MAX_SETTLES_IN_FLIGHT)),
+            outage: Outage::default(),
         }
     }
 }

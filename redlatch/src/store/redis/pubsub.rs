@@ -1,4 +1,19 @@
 //! Subscriptions: the commands and the confirmations of the server.
+//!
+//! Nodes of a cluster have sharded channels from Redis 7.0 on. During an update some have them, and a node gets
+//! them while clients are connected. So nothing is concluded from versions, or from other nodes:
+//!
+//! 1. A script publishes with SPUBLISH where its node knows that command, else with PUBLISH
+//!    ([`PublishMode`](crate::step::PublishMode)).
+//! 2. A waiter subscribes at the node that runs these scripts: with SSUBSCRIBE where the node knows that command,
+//!    else with SUBSCRIBE. Each connection finds out anew.
+//! 3. If the slot moves to another node, subscriptions end, and waiters ask again: a server ends a sharded one by
+//!    itself; for the others the client does it when it learns of the move, so within seconds.
+//!
+//! **Must not happen:** a waiter sleeps on a free lock, because it listens in another way or elsewhere than the
+//! release publishes. Feared most: a waiter has subscribed with SUBSCRIBE before the update of its node. The
+//! update ends its connection. And: the slot moves from a node that is not updated, and continues, to one that
+//! is. A message of the release there is missed; rule 3 limits how long the waiter sleeps.
 
 use redis::aio::MultiplexedConnection;
 use redis::{PushKind, RedisError, Value};
@@ -14,32 +29,41 @@ pub(super) enum SubscriptionMode {
     /// With SUBSCRIBE. Subscriptions end with their connection: in a cluster the next one may have to be at
     /// another node.
     Unrestored,
-    /// Like `Unrestored`, with SSUBSCRIBE.
+    /// Like `Unrestored`, with SSUBSCRIBE where the server has it, else with SUBSCRIBE.
     Sharded,
     /// No subscriptions: the connection carries reports of changed keys. Its subscriber learns when it ends, so that is
     /// not logged.
     Reports,
 }
 
-impl SubscriptionMode {
-    /// Subscribes to a channel, or ends its subscription.
-    pub(super) async fn set_subscribed(
-        self,
-        connection: &mut MultiplexedConnection,
-        subscribed: bool,
-        channel: &str,
-    ) -> Result<(), RedisError> {
-        match (self, subscribed) {
-            (SubscriptionMode::Sharded, true) => {
-                send_sharded(connection, "SSUBSCRIBE", PushKind::SSubscribe, channel).await
-            }
-            (SubscriptionMode::Sharded, false) => {
-                send_sharded(connection, "SUNSUBSCRIBE", PushKind::SUnsubscribe, channel).await
-            }
-            (_, true) => connection.subscribe(channel).await,
-            (_, false) => connection.unsubscribe(channel).await,
-        }
+/// Subscribes to a channel, or ends its subscription.
+pub(super) async fn set_subscribed(
+    connection: &mut MultiplexedConnection,
+    subscribed: bool,
+    channel: &str,
+) -> Result<(), RedisError> {
+    match subscribed {
+        true => connection.subscribe(channel).await,
+        false => connection.unsubscribe(channel).await,
     }
+}
+
+/// The same for a sharded channel.
+pub(super) async fn set_subscribed_sharded(
+    connection: &mut MultiplexedConnection,
+    subscribed: bool,
+    channel: &str,
+) -> Result<(), RedisError> {
+    match subscribed {
+        true => send_sharded(connection, "SSUBSCRIBE", PushKind::SSubscribe, channel).await,
+        false => send_sharded(connection, "SUNSUBSCRIBE", PushKind::SUnsubscribe, channel).await,
+    }
+}
+
+/// Returns whether the server does not know the command.
+pub(super) fn is_unknown_command(error: &RedisError) -> bool {
+    let detail = error.detail();
+    detail.is_some_and(|detail| detail.starts_with("unknown command"))
 }
 
 /// Restores subscriptions. A refused one must affect neither the others nor the connection.

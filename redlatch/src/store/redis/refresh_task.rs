@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::connection::ReconnectingConnection;
 use super::exchange_error::ExchangeError;
+use super::pace::Pace;
 use crate::environment::task;
 use crate::sync::Mutex;
 
@@ -19,22 +20,75 @@ pub(super) const MIN_QUERY_TIME: Duration = Duration::from_millis(100);
 /// Shortest time between two checks.
 pub(super) const MIN_REFRESH_INTERVAL: Duration = Duration::from_millis(50);
 
+/// Limit of the time between two checks that failures request, while the checks find nothing new.
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
 #[derive(Default)]
 pub(super) struct RefreshTask {
     running: Mutex<Option<AbortHandle>>,
-    /// Notified when there is a reason to check.
-    pub(super) signal: Arc<Notify>,
+    pub(super) signals: Arc<Signals>,
+}
+
+/// The reasons to check.
+#[derive(Default)]
+pub(super) struct Signals {
+    /// A server reports that something has changed.
+    pub(super) changed: Arc<Notify>,
+    /// Something failed. In an outage everything fails again and again.
+    pub(super) failed: Notify,
+}
+
+/// Says when to check: at once when something has changed, and in growing intervals while only failures request it.
+pub(super) struct Checks {
+    signals: Arc<Signals>,
+    pace: Pace,
+}
+
+impl Checks {
+    pub(super) fn new(signals: Arc<Signals>) -> Checks {
+        Checks {
+            signals,
+            pace: Pace::up_to(LONGEST_PAUSE),
+        }
+    }
+
+    /// Waits for a reason to check, at most for `interval`.
+    pub(super) async fn next(&self, interval: Duration) {
+        tokio::select! {
+            biased;
+            () = self.signals.changed.notified() => {}
+            () = self.signals.failed.notified() => {}
+            () = sleep(interval) => {}
+        }
+    }
+
+    /// Pauses after a check, which may have `found` something new.
+    pub(super) async fn pause(&mut self, found: bool) {
+        match found {
+            true => self.pace.reset(),
+            false => self.pace.failed(Instant::now()),
+        }
+        sleep(MIN_REFRESH_INTERVAL).await;
+        if let Some(until) = self.pace.not_before()
+            && timeout_at(until, self.signals.changed.notified())
+                .await
+                .is_ok()
+        {
+            self.pace.reset();
+            self.signals.changed.notify_one();
+        }
+    }
 }
 
 impl RefreshTask {
-    /// Starts the task, which waits for the signal, unless it is running. It ends when `self` is dropped.
+    /// Starts the task, which waits for signals, unless it is running. It ends when `self` is dropped.
     pub(super) fn ensure_running<F: Future<Output = ()> + Send + 'static>(
         &self,
-        refresh: impl FnOnce(Arc<Notify>) -> F,
+        refresh: impl FnOnce(Checks) -> F,
     ) {
         let mut running = self.running.lock();
         if running.as_ref().is_none_or(AbortHandle::is_finished) {
-            let refresh = refresh(self.signal.clone());
+            let refresh = refresh(Checks::new(self.signals.clone()));
             *running = Some(tokio::spawn(task(refresh)).abort_handle());
         }
     }

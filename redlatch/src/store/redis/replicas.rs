@@ -6,16 +6,21 @@
 //!    ([`MAX_WAITS_IN_FLIGHT`]), however many attempts there are and however long a replica does not answer.
 //! 3. While those are in flight, later attempts share one further WAIT, which is sent when one of them is
 //!    answered.
-//! 4. The number of connected replicas comes from ROLE. It is read once per connection, and again in the
-//!    background when it is old or when a WAIT was not fulfilled.
+//! 4. The number of connected replicas comes from ROLE. It is read again with each WAIT, in the same round
+//!    trip, so behind the steps that are confirmed. If more replicas are connected than the WAIT was for,
+//!    another one follows. So a replica that is connected when an acquisition runs is never left out:
+//!    without a replica at the last count, ROLE alone confirms the steps.
+//!
+//! **Must not happen:** an acquisition counts that no replica has, although one was connected. Feared most:
+//! none was connected at the last count, replicas came since, and the master fails right after the
+//! acquisition. An earlier count never decides that nothing is awaited; it only saves a round trip.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use redis::Value;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
-use super::connection::{Generation, LiveConnection, ReconnectingConnection};
+use super::connection::{Generation, LiveConnection, ReconnectingConnection, connection_ended};
 use super::exchange_error::ExchangeError;
 use super::options::{RedisSettings, ReplicaSync};
 use crate::environment::task;
@@ -28,9 +33,6 @@ use crate::sync::Mutex;
 /// Limit of WAITs in flight: a second one confirms later steps.
 const MAX_WAITS_IN_FLIGHT: usize = 2;
 
-/// Age at which the number of replicas is refreshed.
-const COUNT_MAX_AGE: Duration = Duration::from_secs(1);
-
 /// The replicas of one master.
 pub(super) struct Replicas {
     settings: RedisSettings,
@@ -39,8 +41,8 @@ pub(super) struct Replicas {
 
 #[derive(Default)]
 struct State {
-    /// Number of connected replicas, the connection on which it was read, and when.
-    connected: Option<(usize, Generation, Instant)>,
+    /// Number of connected replicas, and the connection on which it was read.
+    connected: Option<(usize, Generation)>,
     waits_in_flight: usize,
     /// The next WAIT, which is sent when one in flight has been answered.
     next: Option<WaitRequest>,
@@ -60,40 +62,13 @@ impl Replicas {
         })
     }
 
-    /// Reads how many replicas are connected to the master of this connection, if that is not known yet. If the number
-    /// is old, it is read again in the background.
-    pub(super) async fn ensure_counted(
-        self: &Arc<Self>,
-        connection: &Arc<ReconnectingConnection>,
-        live: &LiveConnection,
-    ) -> Result<(), ExchangeError> {
-        if matches!(self.settings.replica_sync, ReplicaSync::AtLeast(_)) {
-            return Ok(());
-        }
-        let known = self.state.lock().connected;
-        match known {
-            Some((.., generation, since)) if generation == live.generation => {
-                if since.elapsed() > COUNT_MAX_AGE {
-                    self.recount_in_background(connection.clone(), live.clone());
-                }
-                Ok(())
-            }
-            _ => self.count(connection, live).await,
-        }
-    }
-
     /// Starts to wait until the replicas have acknowledged everything that was sent on this connection before.
     pub(super) fn confirm(
         self: &Arc<Self>,
         connection: &Arc<ReconnectingConnection>,
         live: &LiveConnection,
-    ) -> Option<Confirmation> {
+    ) -> Confirmation {
         let (mut state, timeout) = (self.state.lock(), self.settings.replica_timeout);
-        match self.replicas_to_await(&state, live) {
-            Some(0) => return None,
-            Some(_) => {}
-            None => return Some(Confirmation::pending(shared_oneshot::channel().1, timeout)),
-        }
         let same = |next: &&WaitRequest| next.live.generation == live.generation;
         let mut start_sender = false;
         let outcome = match state.next.as_ref().filter(same) {
@@ -117,70 +92,74 @@ impl Replicas {
             };
             tokio::spawn(task(sender.run(connection.clone())));
         }
-        Some(Confirmation::pending(outcome, timeout))
+        Confirmation::pending(outcome, timeout)
     }
 
-    /// Returns the number of replicas to wait for on this connection. `None`: there is a newer connection,
-    /// perhaps to another master, whose replicas do not have the steps that were sent on this one.
-    fn replicas_to_await(&self, state: &State, live: &LiveConnection) -> Option<usize> {
-        if let ReplicaSync::AtLeast(some) = self.settings.replica_sync {
-            return Some(some);
+    /// Waits for the replicas. Returns how many were waited for, and how many of them acknowledged.
+    async fn await_replicas(
+        &self,
+        connection: &ReconnectingConnection,
+        live: &LiveConnection,
+    ) -> Result<(usize, usize), ExchangeError> {
+        let counted = self.state.lock().connected;
+        let counted = counted.filter(|(_, generation)| *generation == live.generation);
+        let mut connected = counted.map_or(0, |(connected, _)| connected);
+        loop {
+            let awaited = self.settings.replica_sync.replicas_awaited(connected);
+            // One connection keeps order: ROLE is answered before WAIT blocks it. Either is behind the steps.
+            let (counted, in_sync) = tokio::join!(
+                biased;
+                self.count(connection, live),
+                self.send_wait(connection, live, awaited),
+            );
+            connected = counted?;
+            if self.settings.replica_sync.replicas_awaited(connected) <= awaited {
+                return Ok((awaited, in_sync?));
+            }
         }
-        let (connected, generation, _) = state.connected?;
-        let same = generation == live.generation;
-        same.then(|| self.settings.replica_sync.replicas_awaited(connected))
     }
 
-    /// Sends WAIT. Returns how many replicas were waited for, and how many of them acknowledged.
+    /// Sends WAIT, unless no replica is awaited. Returns how many replicas acknowledged.
     async fn send_wait(
         &self,
         connection: &ReconnectingConnection,
-        live: &mut LiveConnection,
-    ) -> Result<(usize, usize), ExchangeError> {
-        let Some(awaited) = self.replicas_to_await(&self.state.lock(), live) else {
-            return Err(ExchangeError::Unanswered("the connection has ended".into()));
-        };
-        let for_replicas = self.settings.replica_timeout;
-        let millis = for_replicas.as_millis().max(1);
+        live: &LiveConnection,
+        awaited: usize,
+    ) -> Result<usize, ExchangeError> {
+        if awaited == 0 {
+            return Ok(0);
+        }
+        let millis = self.settings.replica_timeout.as_millis().max(1);
         let mut wait = redis::cmd("WAIT");
         wait.arg(awaited)
             .arg(u64::try_from(millis).unwrap_or(u64::MAX));
-        let limit = for_replicas.saturating_add(self.settings.response_timeout);
-        let answer = timeout(limit, connection.query(live, &wait)).await;
-        let late = |_| ExchangeError::Unanswered(format!("no answer within {limit:?}").into());
-        match answer.map_err(late)?? {
-            Value::Int(in_sync) => Ok((awaited, usize::try_from(in_sync).unwrap_or(0))),
+        match connection.query(&mut live.clone(), &wait).await? {
+            Value::Int(in_sync) => Ok(usize::try_from(in_sync).unwrap_or(0)),
             other => Err(ExchangeError::not_executed(format!(
                 "unexpected reply: {other:?}"
             ))),
         }
     }
 
-    /// Runs [`Replicas::count`] in the background.
-    fn recount_in_background(
-        self: &Arc<Self>,
-        connection: Arc<ReconnectingConnection>,
-        live: LiveConnection,
-    ) {
-        if let Some((.., since)) = &mut self.state.lock().connected {
-            // Prevents another count meanwhile.
-            *since = Instant::now();
-        }
-        let replicas = self.clone();
-        tokio::spawn(task(async move {
-            let counting = replicas.count(&connection, &live);
-            timeout(replicas.settings.response_timeout, counting).await
-        }));
-    }
-
+    /// Counts the connected replicas, unless a fixed number is awaited.
     async fn count(
         &self,
         connection: &ReconnectingConnection,
         live: &LiveConnection,
-    ) -> Result<(), ExchangeError> {
-        let connected = connected_replicas(connection, live).await?;
-        self.state.lock().connected = Some((connected, live.generation, Instant::now()));
-        Ok(())
+    ) -> Result<usize, ExchangeError> {
+        if matches!(self.settings.replica_sync, ReplicaSync::AtLeast(_)) {
+            return Ok(0);
+        }
+        let counted = connected_replicas(connection, live).await?;
+        let mut state = self.state.lock();
+        match state.connected {
+            // A newer connection may lead to another master, whose replicas do not have these steps.
+            Some((_, newest)) if newest > live.generation => Err(connection_ended()),
+            _ => {
+                state.connected = Some((counted, live.generation));
+                Ok(counted)
+            }
+        }
     }
 }
 
@@ -193,16 +172,19 @@ struct WaitSender {
 impl WaitSender {
     /// Sends one WAIT after the other until none is left.
     async fn run(mut self, connection: Arc<ReconnectingConnection>) {
-        while let Some(WaitRequest { mut live, sender }) = self.next() {
-            let replicas = &self.replicas;
-            let outcome = replicas.send_wait(&connection, &mut live).await;
-            let is_short = matches!(&outcome, Ok((awaited, in_sync)) if in_sync < awaited);
-            let sync = replicas.settings.replica_sync;
+        while let Some(WaitRequest { live, sender }) = self.next() {
+            let settings = &self.replicas.settings;
+            let limit = settings
+                .replica_timeout
+                .saturating_add(settings.response_timeout);
+            let waiting = self.replicas.await_replicas(&connection, &live);
+            let outcome = timeout(limit, waiting).await.unwrap_or_else(|_| {
+                let reason = format!("no answer within {limit:?}");
+                Err(ExchangeError::Unanswered(reason.into()))
+            });
+            let sync = settings.replica_sync;
             let outcome = outcome.map(|(awaited, in_sync)| (sync.acks_required(awaited), in_sync));
             sender.send(outcome.map_err(ExchangeError::into_error));
-            if is_short {
-                replicas.recount_in_background(connection.clone(), live);
-            }
         }
     }
 

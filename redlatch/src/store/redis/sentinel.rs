@@ -83,7 +83,7 @@ impl Sentinels {
         let refresh_task = RefreshTask::default();
         let view = Arc::new(SharedView {
             view: Mutex::new(MasterView::new(sentinels.len(), Instant::now())),
-            changed: refresh_task.signal.clone(),
+            changed: refresh_task.signals.changed.clone(),
         });
         let subscriber: SharedSubscriber = view.clone();
         let connection = |endpoint: &Endpoint| {
@@ -125,7 +125,7 @@ impl Sentinels {
 
     /// Watches for changes from now on, for as long as the runtime lives.
     fn ensure_refresh_task(self: &Arc<Self>) {
-        let refresh = |signal| refresh_loop(Arc::downgrade(self), signal);
+        let refresh = |_| refresh_loop(Arc::downgrade(self), self.view.changed.clone());
         self.refresh_task.ensure_running(refresh);
     }
 

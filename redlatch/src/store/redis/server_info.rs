@@ -79,9 +79,4 @@ impl ServerInfo {
             }),
         }
     }
-
-    /// Returns whether the server supports SPUBLISH and SSUBSCRIBE, added in Redis 7.0.
-    pub(super) fn supports_sharded_pubsub(&self) -> bool {
-        self.server != "redis" || self.major_minor >= (7, 0)
-    }
 }

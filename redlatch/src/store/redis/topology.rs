@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::join::{join_all, join_until};
 use crate::name::{SPANS_SLOTS, spans_slots};
 use crate::step::PublishMode;
-use crate::store::{SharedSubscriber, Suspects};
+use crate::store::{ServerId, SharedSubscriber, Suspects};
 
 pub(super) struct Topology {
     form: Form,
@@ -123,11 +123,7 @@ impl Topology {
     ) -> Result<Topology, ExchangeError> {
         let info = fetch_server_info(&seeds, &settings).await?;
         info.check_cluster_node()?;
-        let (publishing, subscription_mode) = match info.supports_sharded_pubsub() {
-            true => (PublishMode::Sharded, SubscriptionMode::Sharded),
-            false => (PublishMode::Global, SubscriptionMode::Unrestored),
-        };
-        settings.subscription_mode = subscription_mode;
+        settings.subscription_mode = SubscriptionMode::Sharded;
         // See `batch`.
         settings.redis.batching = false;
         let address = sorted_list(&seeds);
@@ -138,7 +134,7 @@ impl Topology {
             return Err(ExchangeError::not_executed(reason));
         }
         let form = Form::Cluster(cluster);
-        Ok(Topology::new(form, address, publishing, sync))
+        Ok(Topology::new(form, address, PublishMode::Sharded, sync))
     }
 
     /// Returns whether there is a single, fixed server.
@@ -148,7 +144,8 @@ impl Topology {
 
     /// Returns whether each node that may hold a key counts all subscribers of its channel.
     pub(super) fn counts_subscribers(&self) -> bool {
-        self.publishing == PublishMode::Sharded || self.cluster_form().is_none()
+        let cluster = self.cluster_form();
+        cluster.is_none_or(|cluster| cluster.has_sharded_channels())
     }
 
     fn cluster_form(&self) -> Option<&Arc<Cluster>> {
@@ -248,6 +245,12 @@ impl Topology {
         connection
     }
 
+    /// Returns the node of a cluster with this server.
+    pub(super) fn node_of(&self, server: ServerId) -> Option<Arc<Node>> {
+        let mut nodes = self.cluster_form()?.nodes().into_iter();
+        nodes.find(|node| node.attempts.leads_to(server))
+    }
+
     /// Returns the node that a node has redirected to (MOVED).
     pub(super) async fn handle_moved(&self, key: &str, to: &str) -> Option<Arc<Node>> {
         self.cluster_form()?.handle_moved(slot(key), to).await
@@ -289,7 +292,7 @@ fn sorted_list(endpoints: &[Endpoint]) -> String {
     all.join(",")
 }
 
-/// Returns the server info of a cluster's nodes: the first answer of a node in the URL counts for all.
+/// Returns the server info of a node in the URL, which counts for all.
 async fn fetch_server_info(seeds: &[Endpoint], settings: &NodeSettings) -> Result<ServerInfo> {
     let queries = seeds.iter().map(|seed| async move {
         let connection = ReconnectingConnection::new(

@@ -1,0 +1,129 @@
+//! A cluster is updated node by node to a version with sharded channels (Redis 7.0), while clients use it.
+//!
+//! A node of this version that does not know the commands stands for an earlier one.
+
+use std::future::IntoFuture;
+
+use redlatch::Client;
+use redlatch_testkit::{Cluster, ClusterPlan, slot_of};
+
+use crate::common::{LONG, until, within_limit};
+use crate::topology::{NEVER, long_timeout, retry_transient};
+
+/// A cluster of three masters without sharded channels.
+fn earlier_cluster() -> Cluster {
+    let args: Vec<&str> = ["SPUBLISH", "SSUBSCRIBE", "SUNSUBSCRIBE"]
+        .into_iter()
+        .flat_map(|command| ["--rename-command", command, ""])
+        .collect();
+    Cluster::start_with(ClusterPlan {
+        replicas: 0,
+        node_timeout_millis: NEVER,
+        args: &args,
+        ..ClusterPlan::default()
+    })
+}
+
+fn update(cluster: &mut Cluster, node: usize) {
+    cluster.restart_without(node, "rename-command");
+    cluster.await_healthy();
+}
+
+async fn client(cluster: &Cluster) -> Client {
+    let (settings, url) = (long_timeout(), cluster.url());
+    retry_transient(|| settings.clone().connect(&url)).await
+}
+
+/// Returns a name whose slot this node owns.
+fn name_at(cluster: &Cluster, node: usize, round: &str) -> String {
+    let mut names = (0..).map(|n| format!("{{{round}-{n}}}"));
+    names
+        .find(|name| cluster.master_of_key(name) == node)
+        .unwrap()
+}
+
+/// Each client waits for each other one, at each node. Leases are longer than the test.
+async fn all_wake_each_other(cluster: &Cluster, clients: &[Client], round: &str) {
+    for node in 0..cluster.nodes().len() {
+        for (h, holder) in clients.iter().enumerate() {
+            for (w, waiter) in clients.iter().enumerate().filter(|(w, _)| *w != h) {
+                let name = name_at(cluster, node, &format!("{round}-{h}-{w}"));
+                wakes(holder, waiter, &name).await;
+            }
+        }
+    }
+}
+
+async fn wakes(holder: &Client, waiter: &Client, name: &str) {
+    let lock = holder.lock(&format!("{name}:lock"));
+    let held = retry_transient(|| lock.lock().lease(10 * LONG)).await;
+    let semaphore = holder.semaphore(&format!("{name}:semaphore"));
+    semaphore.try_set_permits(1).await.unwrap();
+    let permit = retry_transient(|| semaphore.acquire()).await;
+    let locking = tokio::spawn(waiter.lock(lock.name()).lock().into_future());
+    let acquiring = tokio::spawn(waiter.semaphore(semaphore.name()).acquire().into_future());
+    until("they wait", || async { waiter.status().subscriptions == 2 }).await;
+    held.unlock().await.unwrap();
+    permit.release().await.unwrap();
+    let guard = within_limit("the lock", locking).await.unwrap().unwrap();
+    guard.unlock().await.unwrap();
+    let permit = within_limit("the permit", acquiring).await.unwrap();
+    permit.unwrap().release().await.unwrap();
+    until("they wait no more", || async {
+        waiter.status().subscriptions == 0
+    })
+    .await;
+}
+
+/// Clients that are older than the update, that start during it, and after it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_are_woken_before_during_and_after_an_update() {
+    let mut cluster = earlier_cluster();
+    let mut clients = vec![client(&cluster).await, client(&cluster).await];
+    all_wake_each_other(&cluster, &clients, "before").await;
+    update(&mut cluster, 0);
+    clients.push(client(&cluster).await);
+    all_wake_each_other(&cluster, &clients, "during").await;
+    for node in 1..3 {
+        update(&mut cluster, node);
+    }
+    clients.push(client(&cluster).await);
+    all_wake_each_other(&cluster, &clients, "after").await;
+}
+
+/// Waiters sleep while their node is updated, and lose their lock with its data.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiter_of_an_updated_node_asks_again() {
+    let mut cluster = earlier_cluster();
+    let (holder, waiter) = (client(&cluster).await, client(&cluster).await);
+    let name = name_at(&cluster, 1, "restarted");
+    let held = retry_transient(|| holder.lock(&name).lock().lease(10 * LONG)).await;
+    let waiting = tokio::spawn(waiter.lock(&name).lock().into_future());
+    until("it waits", || async { waiter.status().subscriptions == 1 }).await;
+    update(&mut cluster, 1);
+    let guard = within_limit("asked", waiting).await.unwrap().unwrap();
+    guard.unlock().await.unwrap();
+    assert!(held.unlock().await.is_err(), "its data is gone");
+}
+
+/// The release is published where the waiter does not listen.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiter_follows_its_slot_to_an_updated_node() {
+    let mut cluster = earlier_cluster();
+    update(&mut cluster, 0);
+    let (holder, waiter) = (client(&cluster).await, client(&cluster).await);
+    for (from, to) in [(1, 0), (0, 1)] {
+        let name = name_at(&cluster, from, &format!("moved-{from}"));
+        let held = retry_transient(|| holder.lock(&name).lock().lease(10 * LONG)).await;
+        let waiting = tokio::spawn(waiter.lock(&name).lock().into_future());
+        until("it waits", || async { waiter.status().subscriptions == 1 }).await;
+        cluster.move_slot(slot_of(name.as_bytes()), to);
+        held.unlock().await.unwrap();
+        let guard = within_limit("woken", waiting).await.unwrap().unwrap();
+        guard.unlock().await.unwrap();
+        until("it waits no more", || async {
+            waiter.status().subscriptions == 0
+        })
+        .await;
+    }
+}
