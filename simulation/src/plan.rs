@@ -273,7 +273,7 @@ impl Plan {
                 _ => 0,
             },
             // More than any buffer holds. Such a run takes as long as several others.
-            flood: if seed % 32 == 7 { 5_000 } else { 0 },
+            flood: if seed % 64 == 7 { 5_000 } else { 0 },
             shuffles_tasks: seed % 2 == 1,
             uses_tickets: seed % 4 >= 2,
             lease,

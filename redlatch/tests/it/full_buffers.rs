@@ -15,9 +15,9 @@ use crate::common::{LONG, Random, client, seed, within_limit};
 const ACQUISITIONS: u64 = 400;
 
 /// Other commands that are sent in each round, at once.
-const COMMANDS: u64 = 5000;
+const COMMANDS: u64 = 4000;
 
-const ROUNDS: usize = 4;
+const ROUNDS: usize = 6;
 
 /// Cancels acquisitions at random times, while `load` sends thousands of commands on the same connection. Then the
 /// store must hold exactly what guards hold.

@@ -17,6 +17,9 @@ use super::reporter::Reporter;
 use super::section::error_name;
 use crate::history::{EventKind, Mode, Request};
 
+/// Number of floods.
+const FLOODS: usize = 2;
+
 /// Number of requests that are canceled in a flood.
 const CANCELED: usize = 100;
 
@@ -26,7 +29,7 @@ const LONGEST_WAIT: Duration = Duration::from_millis(60);
 /// Number of a flood's tasks: no process has so many others.
 const TASKS: usize = 1 << 33;
 
-/// Sends several floods, with pauses between them.
+/// Sends the floods, with pauses between them.
 pub(super) async fn run(
     worker: Arc<WorkerOptions>,
     client: Client,
@@ -34,8 +37,11 @@ pub(super) async fn run(
     shutdown: Arc<AtomicBool>,
 ) {
     let mut random = worker.random(TASKS);
-    while !shutdown.load(Ordering::Relaxed) {
+    for _ in 0..FLOODS {
         sleep(random.between(worker.lease() / 4, worker.lease())).await;
+        if shutdown.load(Ordering::Relaxed) {
+            break;
+        }
         let others = (0..worker.flood).map(|number| {
             let lock = client.lock(&format!("lock:{{flood}}.other-{number}"));
             async move { lock.is_locked().await.map(drop) }
