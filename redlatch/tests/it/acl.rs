@@ -326,13 +326,18 @@ async fn user_without_further_keys_leaves_nothing_behind() {
         .unlock()
         .await
         .unwrap();
+    let left: Vec<String> = secured.server.plain().command(&["KEYS", "*"]);
+    assert_eq!(left, [""; 0]);
+
     let writer = data.write().lock().await.unwrap();
     // A writer also reads.
     let reading = data.read().lock().owner(writer.owner());
     assert_refused(&reading.await.unwrap_err());
-    writer.unlock().await.unwrap();
+    // Nor may it release, because other writers may wait.
+    assert_refused(&writer.unlock().await.unwrap_err());
     let left: Vec<String> = secured.server.plain().command(&["KEYS", "*"]);
-    assert_eq!(left, [""; 0]);
+    assert_eq!(left, [format!("{PREFIX}{name}")]);
+    assert!(secured.server.plain().command::<i64>(&["PTTL", &left[0]]) > 0);
 }
 
 /// Returns the user as arguments of a server.
