@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use redlatch::kind::LockKind;
@@ -189,6 +190,22 @@ async fn lock_that_was_deleted_without_connection_is_lost_on_the_next() {
         retry_transient(|| async { client.lock("other").is_locked().await }).await
     })
     .await;
+    await_losses(vec![held]).await;
+}
+
+/// A report comes once. The check behind it is lost.
+#[tokio::test]
+async fn deleted_lock_is_lost_although_the_check_behind_the_report_fails() {
+    let server = Server::start();
+    let proxy = Arc::new(Proxy::to(server.port()));
+    let client = settings().connect(&proxy.url()).await.unwrap();
+    let held = Held::new(client.lock("lock")).await;
+    until_tracked(&[&server], 1).await;
+    proxy.discard_requests(true);
+    delete(&server, "lock");
+    wait_until_discarded(&proxy).await;
+    proxy.discard_requests(false);
+    proxy.cut();
     await_losses(vec![held]).await;
 }
 

@@ -11,7 +11,9 @@ use std::time::Duration;
 use redlatch::Client;
 use redlatch_testkit::{Proxy, Server, unique};
 
-use crate::common::{LONG, WATCHDOG, client, unregistered_client, until, within_limit};
+use crate::common::{
+    LONG, WATCHDOG, client, unregistered_client, until, wait_until_discarded, within_limit,
+};
 
 fn channels(server: &Server) -> usize {
     server.info("pubsub_channels").parse().unwrap()
@@ -154,6 +156,43 @@ async fn release_during_disconnect_is_noticed_afterwards() {
         }
         let guard = within_limit("seen", waiting).await.unwrap().unwrap();
         guard.unlock().await.unwrap();
+    }
+}
+
+/// A message comes once. What the waiter sends behind it is lost: its request, or behind a grant its release.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn request_behind_message_is_repeated_if_it_is_lost() {
+    let server = Server::start();
+    let proxy = Arc::new(Proxy::to(server.port()));
+    let holder = client(&server).await;
+    let waiter = Client::connect(&proxy.url()).await.unwrap();
+    let losing = async || {
+        wait_until_discarded(&proxy).await;
+        proxy.discard_requests(false);
+        proxy.cut();
+    };
+    for _ in 0..5 {
+        let held = holder.lock("a").lock().lease(10 * LONG).await.unwrap();
+        let waiting = tokio::spawn(waiter.lock("a").lock().into_future());
+        until("it waits", || async { channels(&server) == 1 }).await;
+        proxy.discard_requests(true);
+        held.unlock().await.unwrap();
+        losing().await;
+        let guard = within_limit("acquired", waiting).await.unwrap().unwrap();
+        guard.unlock().await.unwrap();
+        until("it waits no more", || async { channels(&server) == 0 }).await;
+
+        let (fair, theirs) = (waiter.fair_lock("b"), holder.fair_lock("b"));
+        let held = theirs.lock().await.unwrap();
+        let waiting = tokio::spawn(async move { fair.lock().await.unwrap().unlock().await });
+        let is_queued = || async { theirs.queue().await.unwrap().len() == 1 };
+        until("it is queued", is_queued).await;
+        proxy.discard_requests(true);
+        held.unlock().await.unwrap();
+        losing().await;
+        within_limit("released", waiting).await.unwrap().unwrap();
+        assert!(!theirs.is_locked().await.unwrap());
+        until("it waits no more", || async { channels(&server) == 0 }).await;
     }
 }
 
