@@ -47,8 +47,7 @@ async fn possibly_lost_permits_are_logged() {
     let server = Server::start();
     let proxy = Arc::new(Proxy::to(server.port()));
     let direct = common::client(&server).await;
-    let [hasty, client] = [Duration::from_millis(300), LONG]
-        .map(|timeout| Client::builder().response_timeout(timeout));
+    let [hasty, client] = [SHORT, LONG].map(|timeout| Client::builder().response_timeout(timeout));
     let hasty = hasty.connect(&proxy.url()).await.unwrap();
     let client = client.connect(&proxy.url()).await.unwrap();
     let set = async |client: &Client, name: &str| {
