@@ -9,7 +9,8 @@ use redlatch::{Client, Lock, Owner};
 use redlatch_testkit::{Proxy, Server, unique};
 
 use crate::common::{
-    LONG, TestStore, drop_after_each_poll, poll_until_subscribed, poll_up_to, until, within_limit,
+    LONG, TestStore, client_at, drop_after_each_poll, poll_until_subscribed, poll_up_to, until,
+    within_limit,
 };
 
 /// Asserts that nothing is left: no key, no renewal, no background work.
@@ -185,7 +186,7 @@ async fn requests_dropped_while_loading_scripts_or_connecting() {
 async fn release_by_canceled_request_of_same_owner_is_no_loss() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
-    let client = Client::connect(&proxy.url()).await.unwrap();
+    let client = client_at(&proxy.url()).await;
     let (lock, me) = (client.lock("a"), Owner::new());
     // So that the server knows both scripts.
     lock.lock().await.unwrap().unlock().await.unwrap();

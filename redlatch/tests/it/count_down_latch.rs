@@ -9,8 +9,8 @@ use redlatch::{Client, CountDownLatch, Embedded, Error};
 use redlatch_testkit::{Proxy, Server, shared, unique};
 
 use crate::common::{
-    LONG, TestStore, poll_until_subscribed, poll_up_to, retry_if_late, retry_if_late_blocking,
-    until, with_lost_answer, with_lost_answer_after, within_limit,
+    LONG, TestStore, client_at, poll_until_subscribed, poll_up_to, retry_if_late,
+    retry_if_late_blocking, until, with_lost_answer, with_lost_answer_after, within_limit,
 };
 
 async fn set(client: &Client, what: &str, count: u32) -> CountDownLatch {
@@ -387,7 +387,7 @@ async fn count_down_during_disconnect_is_noticed() {
 async fn unknown_outcome_is_reported_and_not_repeated() {
     let server = Server::start();
     let proxy = Arc::new(Proxy::to(server.port()));
-    let client = Client::connect(&proxy.url()).await.unwrap();
+    let client = client_at(&proxy.url()).await;
     let latch = set(&client, "unknown", 100).await;
     let mut expected = latch.count_down().await.unwrap();
     for _ in 0..10 {
@@ -405,7 +405,7 @@ async fn unknown_outcome_is_reported_and_not_repeated() {
 async fn a_lost_answer_does_not_set_or_delete_the_latch_twice() {
     let server = Server::start();
     let proxy = Arc::new(Proxy::to(server.port()));
-    let client = Client::connect(&proxy.url()).await.unwrap();
+    let client = client_at(&proxy.url()).await;
     let direct = Client::connect(&server.url()).await.unwrap();
     // From here on, the server knows the scripts.
     let (latch, seen) = (client.count_down_latch("a"), direct.count_down_latch("a"));

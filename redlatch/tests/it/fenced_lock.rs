@@ -10,7 +10,9 @@ use redlatch::{Client, Embedded, Error, Loss, Owner};
 use redlatch_testkit::{Proxy, Server, unique};
 use tokio::time::advance;
 
-use crate::common::{TestStore, assert_lost, retry_if_late, until, with_lost_answer, within_limit};
+use crate::common::{
+    TestStore, assert_lost, client_at, retry_if_late, until, with_lost_answer, within_limit,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -231,7 +233,7 @@ async fn tokens_beyond_float_precision_are_exact() {
 async fn acquisition_with_lost_answer_keeps_its_token() {
     let server = Server::start();
     let proxy = Arc::new(Proxy::to(server.port()));
-    let client = Client::connect(&proxy.url()).await.unwrap();
+    let client = client_at(&proxy.url()).await;
     let lock = client.fenced_lock("a");
     lock.run(async {}).await.unwrap();
     let mut expected = 1;

@@ -8,7 +8,9 @@ use redlatch::{Client, Embedded, Error, GroupValue, Loss, Owner};
 use redlatch_testkit::{Server, unique};
 use tokio::time::sleep;
 
-use crate::common::{LONG, TestStore, assert_lost, unregistered_client, until, within_limit};
+use crate::common::{
+    LONG, TestStore, assert_lost, client, unregistered_client, until, within_limit,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -12,7 +12,7 @@ use tracing::dispatcher::{self, Dispatch};
 use tracing_subscriber::fmt::format::FmtSpan;
 
 use crate::common::{
-    self, LONG, SHORT, WATCHDOG, retry_if_late, retry_transient, until, wait_until_lost,
+    self, LONG, SHORT, WATCHDOG, client_at, retry_if_late, retry_transient, until, wait_until_lost,
     within_limit,
 };
 
@@ -47,8 +47,7 @@ async fn possibly_lost_permits_are_logged() {
     let server = Server::start();
     let proxy = Arc::new(Proxy::to(server.port()));
     let direct = common::client(&server).await;
-    let [hasty, client] = [Duration::from_millis(300), LONG]
-        .map(|timeout| Client::builder().response_timeout(timeout));
+    let [hasty, client] = [SHORT, LONG].map(|timeout| Client::builder().response_timeout(timeout));
     let hasty = hasty.connect(&proxy.url()).await.unwrap();
     let client = client.connect(&proxy.url()).await.unwrap();
     let set = async |client: &Client, name: &str| {
@@ -122,7 +121,7 @@ fn permits_lost_with_a_runtime_are_logged() {
         .build()
         .unwrap();
     runtime.block_on(async {
-        let client = Client::connect(&proxy.url()).await.unwrap();
+        let client = client_at(&proxy.url()).await;
         let semaphore = client.semaphore("ended");
         semaphore.try_set_permits(9).await.unwrap();
         semaphore.acquire().await.unwrap().release().await.unwrap();

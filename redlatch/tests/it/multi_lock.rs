@@ -11,7 +11,7 @@ use redlatch_testkit::{Proxy, Server, unique};
 use tokio::sync::Barrier;
 
 use crate::common::{
-    LONG, TestStore, WATCHDOG, assert_lost, drop_after_each_poll, retry_if_late,
+    LONG, TestStore, WATCHDOG, assert_lost, client_at, drop_after_each_poll, retry_if_late,
     unregistered_client, until, until_rises, with_lost_answer, within_limit,
 };
 
@@ -806,7 +806,7 @@ async fn flushed_scripts_are_loaded_again() {
 async fn repeated_step_is_held_once() {
     let server = Server::start();
     let proxy = Arc::new(Proxy::to(server.port()));
-    let client = Client::connect(&proxy.url()).await.unwrap();
+    let client = client_at(&proxy.url()).await;
     let fenced = client.fenced_lock("b");
     let multi = MultiLock::new([client.lock("a")]).and(&fenced);
     multi.lock().await.unwrap().unlock().await.unwrap();

@@ -10,7 +10,7 @@ use redlatch::kind::OwnedKind;
 use redlatch::{Client, Embedded, Error, Expiry, Lock, Owner};
 use redlatch_testkit::{Proxy, Server, unique};
 
-use crate::common::{LONG, TestStore, until, within_limit};
+use crate::common::{LONG, TestStore, client_at, until, within_limit};
 
 on_every_store! {
     tasks_of_an_owner_see_no_false_loss,
@@ -197,7 +197,7 @@ async fn owner_reacquires_fair_lock_right_after_force_unlock() {
 async fn force_unlock_is_not_repeated_against_next_holder() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
-    let forcer = Client::connect(&proxy.url()).await.unwrap();
+    let forcer = client_at(&proxy.url()).await;
     let holder = Client::connect(&server.url()).await.unwrap();
     let lock = holder.lock("a");
     let first = lock.lock().await.unwrap();

@@ -8,8 +8,8 @@ use redlatch::{Client, Error, Loss, Owner};
 use redlatch_testkit::{Proxy, Server, shared, unique};
 
 use crate::common::{
-    LONG, SHORT, WATCHDOG, assert_lost, retry_if_late, until, until_rises, with_lost_answer,
-    within_limit,
+    LONG, SHORT, WATCHDOG, assert_lost, client_at, retry_if_late, until, until_rises,
+    with_lost_answer, within_limit,
 };
 
 async fn pttl(server: &Server, key: &str) -> i64 {
@@ -225,7 +225,7 @@ async fn acquisition_without_answer_is_undone() {
 async fn acquisition_with_lost_answer_is_acquired_once() {
     let server = Server::start();
     let proxy = Arc::new(Proxy::to(server.port()));
-    let client = Client::connect(&proxy.url()).await.unwrap();
+    let client = client_at(&proxy.url()).await;
     let lock = client.lock("a");
     lock.run(async {}).await.unwrap();
     for _ in 0..10 {
@@ -255,7 +255,7 @@ async fn acquisition_with_lost_answer_is_acquired_once() {
 async fn release_with_lost_answer_succeeds_once() {
     let server = Server::start();
     let proxy = Arc::new(Proxy::to(server.port()));
-    let client = Client::connect(&proxy.url()).await.unwrap();
+    let client = client_at(&proxy.url()).await;
     let other = Client::connect(&server.url()).await.unwrap();
     for _ in 0..10 {
         let guard = client.lock("a").lock().await.unwrap();

@@ -341,8 +341,13 @@ pub(crate) fn on_every_store(test: impl Fn(&dyn Fn() -> redlatch::blocking::Clie
 
 /// Creates a client of one server, for tests that do not depend on the response timeout.
 pub(crate) async fn client(server: &Server) -> Client {
+    client_at(&server.url()).await
+}
+
+/// The same with the URL, such as that of a proxy.
+pub(crate) async fn client_at(url: &str) -> Client {
     let settings = Client::builder().response_timeout(LONG);
-    settings.connect(&server.url()).await.unwrap()
+    settings.connect(url).await.unwrap()
 }
 
 /// The same for tests that count requests: without the registry of clients, which a client writes in the background if a hold or

@@ -10,7 +10,8 @@ use redlatch::{Client, Error, Guard, Owner};
 use redlatch_testkit::{Proxy, Server, shared, unique};
 
 use crate::common::{
-    LONG, WATCHDOG, client, retry_if_late, until, until_rises, with_lost_answer, within_limit,
+    LONG, WATCHDOG, client, client_at, retry_if_late, until, until_rises, with_lost_answer,
+    within_limit,
 };
 
 fn hash(server: &Server, key: &str) -> BTreeMap<String, String> {
@@ -317,7 +318,7 @@ async fn new_read_hold_after_restart_is_renewed() {
 async fn lost_answers_count_once() {
     let server = Server::start();
     let proxy = Arc::new(Proxy::to(server.port()));
-    let client = Client::connect(&proxy.url()).await.unwrap();
+    let client = client_at(&proxy.url()).await;
     let lock = client.read_write_lock("a");
     // The scripts are loaded before any answer is discarded.
     let warm = lock.write().lock().await.unwrap().downgrade().await;

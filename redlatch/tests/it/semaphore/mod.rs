@@ -14,7 +14,7 @@ use redlatch::{Client, Embedded, Error, MAX_LEASE, Semaphore};
 use redlatch_testkit::{Proxy, Server, shared, unique};
 
 use crate::common::{
-    LONG, SHORT, TestStore, poll_until_subscribed, poll_up_to, retry_if_late, until,
+    LONG, SHORT, TestStore, client_at, poll_until_subscribed, poll_up_to, retry_if_late, until,
     with_lost_answer, with_lost_answer_after, within_limit,
 };
 

@@ -136,7 +136,7 @@ async fn flushed_scripts_are_loaded_again() {
 async fn unknown_outcome_is_reported_and_not_repeated() {
     let server = Server::start();
     let proxy = Arc::new(Proxy::to(server.port()));
-    let client = Client::connect(&proxy.url()).await.unwrap();
+    let client = client_at(&proxy.url()).await;
     let semaphore = set(&client, "unknown", 100).await;
     // Loads the scripts, so that the lost answer is that of the step itself.
     semaphore.acquire().await.unwrap().release().await.unwrap();
@@ -195,7 +195,7 @@ async fn unknown_outcome_is_reported_and_not_repeated() {
 async fn closed_connection_is_reopened() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
-    let client = Client::connect(&proxy.url()).await.unwrap();
+    let client = client_at(&proxy.url()).await;
     let semaphore = set(&client, "anew", 2).await;
     for _ in 0..20 {
         proxy.cut();
