@@ -59,7 +59,9 @@ pub(super) const FAULTS: [Fault; 4] = [
             ..PARTITION.needs
         },
         losses: Losses::Any,
-        inject: partition_with_data_loss,
+        inject: |context, duration| {
+            partition_with_loss(context, duration, DataLoss::MASTER_PARTITIONED)
+        },
         ..PARTITION
     },
     // Renewals do not wait for replicas: with a lease shorter than a failover, earlier holds would expire at the
