@@ -257,6 +257,7 @@ type Pair<'a> = (Dropped<'a>, Dropped<'a>);
 /// Defines the same functions with the attribute and without it.
 macro_rules! functions {
     ($module:ident, $log:ident, $id:ident $(, $attribute:meta)?) => {
+        #[allow(clippy::toplevel_ref_arg, reason = "the attribute has to accept it, too")]
         mod $module {
             use super::*;
 
