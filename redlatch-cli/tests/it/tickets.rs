@@ -161,13 +161,12 @@ fn revoked_ticket_is_not_renewed_or_adopted_silently() {
     // Within the limit.
     with_ticket(&ticket, &["renew", "--lease", "20s"]).expect(0);
     let refused = with_ticket(&ticket, &["renew", "--lease", LONG]).expect(74);
-    refused.assert_stderr("was revoked");
-    refused.assert_stderr("is not extended beyond");
+    refused.assert_stderr("was revoked, so its hold does not pass on, and is not extended beyond");
     assert!(remaining(shared(), &name) <= 60_000);
     let args = ["run", "--ticket", &ticket, "--", "echo", "never"];
     let refused = redlatch_finishes(&args).expect(74);
-    refused.assert_stderr("was revoked");
     assert_eq!(refused.stdout, "");
+    refused.assert_stderr("was revoked");
     with_ticket(&ticket, &["unlock"]).expect(0);
     assert!(!is_held(shared(), &name), "released");
 }
