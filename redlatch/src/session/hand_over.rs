@@ -853,9 +853,9 @@ mod tests {
             changes
         };
         tokio::time::sleep(SECOND).await;
-        // A chain and a pause last 52 to 155 ms.
+        // A chain and a pause last 52 to 155 ms. There is no owner during the pause.
         let changes = changes_in_a_second().await;
-        assert!((6..=20).contains(&changes), "{changes}");
+        assert!((12..=40).contains(&changes), "{changes}");
         let other = tokio::spawn(contend(peer.lock("a")));
         assert!(changes_in_a_second().await >= 1000 / 20);
         other.abort();
