@@ -183,9 +183,10 @@ impl Lock<Fenced> {
     /// If dropped after it started, it continues in the background.
     pub async fn delete_token(&self) -> Result<bool> {
         let keys = self.valid_kind()?.keys.clone();
+        let object = keys.object.clone();
         let step = DeleteToken { keys };
         self.session
-            .run_at_most_once(step, "deleting a token")
+            .run_at_most_once(&object, step, "deleting a token")
             .await
     }
 }
