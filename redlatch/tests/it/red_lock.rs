@@ -221,9 +221,9 @@ async fn lost_minority_does_no_harm(stores: TestStores) {
     let guard = lock.lock().await.unwrap();
     let mut lost = pin!(guard.lost());
     assert!(clients[0].lock("a").force_unlock().await.unwrap());
+    let member = clients[0].lock("a");
     until("the minority is acquired again", || async {
-        let member = clients[0].lock("a").is_held_by(guard.owner());
-        member.await.unwrap() && guard.held_members() == 3
+        member.is_held_by(guard.owner()).await.unwrap() && guard.held_members() == 3
     })
     .await;
     assert!(guard.is_valid());
