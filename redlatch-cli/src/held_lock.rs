@@ -346,12 +346,12 @@ async fn acquire_permit(
     limits: &WaitLimits,
     run: &Run,
 ) -> redlatch::Result<Option<HeldLock>> {
-    let semaphore = client.expirable_semaphore(name);
+    let semaphore = client.expirable_semaphore(name).permits(permits);
     let deadline = limits
         .wait()
         .and_then(|wait| Instant::now().checked_add(wait));
-    // A store that loses its data also loses the number of permits, and sends no message: a waiter would
-    // never be woken. So this function waits in slices, and sets the number again after each slice.
+    // A store that loses its data also loses the number of permits, and sends no message: a waiter would be woken only when a held
+    // permit would have expired. So this function waits in slices. Each request sets the number again if it is lost.
     let slice = watchdog_lease(run).min(DEFAULT_WATCHDOG_LEASE);
     let guard = loop {
         // If a slice ends during an outage, `try_acquire` fails, although the outage limit has not
@@ -377,8 +377,6 @@ async fn acquire_permit(
         if guard.is_some() || is_last_attempt {
             break guard;
         }
-        let set_again = async || semaphore.try_set_permits(permits).await;
-        limits.retry_through_outage(name, set_again).await?;
     };
     Ok(guard.map(|guard| HeldLock {
         // One permit was requested, so there is one id.

@@ -76,7 +76,12 @@ pub(crate) async fn connect_within(
 
 /// Gives pending releases time to complete before the program ends.
 pub(crate) async fn flush(client: &Client) {
-    let _ = tokio::time::timeout(FLUSH_TIMEOUT, client.flush()).await;
+    let unsettled = client.flush_within(FLUSH_TIMEOUT).await;
+    if !unsettled.is_empty() {
+        warning!(
+            "the store has not confirmed the release of {unsettled}; what it still has ends with its lease"
+        );
+    }
 }
 
 /// How long a command waits.

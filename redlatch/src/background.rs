@@ -1,16 +1,18 @@
 //! Background work of a client that no caller waits for: undo, release, clean-up.
 
+use std::collections::{BTreeSet, HashMap};
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
 use crate::environment::task;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::name::ObjectKeys;
 use crate::runtime;
 use crate::sync::{Mutex, wait_for};
 
@@ -24,8 +26,49 @@ struct Inner {
     dedicated: OnceLock<Handle>,
     /// The runtime that was used last.
     latest: Mutex<Option<Handle>>,
-    running: AtomicUsize,
-    idle: Notify,
+    works: Mutex<Works>,
+    /// Notified when work has ended, or no flush waits for it any more.
+    changed: Notify,
+}
+
+/// The work that is running.
+#[derive(Default)]
+struct Works {
+    /// Number of works that only pass something on. Most last for one poll, so they have no entry.
+    passing: usize,
+    entries: HashMap<u64, (Arc<ObjectKeys>, Need)>,
+    /// Number of the latest entry.
+    latest: u64,
+}
+
+/// Whether work is still of use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Need {
+    /// A flush waits for it.
+    Awaited,
+    /// The store refuses it. It is tried again, but no flush waits for it.
+    Refused,
+    /// The store has nothing of it any more, as far as is known, whether it succeeds or not.
+    Needless,
+}
+
+impl Works {
+    fn running(&self) -> usize {
+        self.passing + self.entries.len()
+    }
+
+    /// Returns whether a flush has to wait.
+    fn are_awaited(&self) -> bool {
+        let mut needs = self.entries.values().map(|(_, need)| *need);
+        self.passing > 0 || needs.any(|need| need == Need::Awaited)
+    }
+
+    /// Returns the names of the objects of which something is left to settle.
+    fn unsettled(&self) -> BTreeSet<String> {
+        let entries = self.entries.values();
+        let needed = entries.filter(|(_, need)| *need != Need::Needless);
+        needed.map(|(object, _)| object.name().to_owned()).collect()
+    }
 }
 
 impl Background {
@@ -67,17 +110,25 @@ impl Background {
             .or_else(|| self.latest_runtime())
     }
 
-    /// Runs `work` in the background. Never blocks, never panics. Without a live runtime it drops the work,
+    /// Runs work for an object in the background. Never blocks, never panics. Without a live runtime it drops the work,
     /// which `work` can detect in its own `Drop`.
-    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
-        let Some(runtime) = self.runtime() else {
-            return;
-        };
-        let running = self.count();
-        runtime.spawn(task(async move {
+    pub(crate) fn spawn(
+        &self,
+        object: &Arc<ObjectKeys>,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let running = self.begin(object);
+        self.spawn_counted(async move {
             let _running = running;
             work.await;
-        }));
+        });
+    }
+
+    /// The same for work that has [begun](Background::begin).
+    pub(crate) fn spawn_counted(&self, work: impl Future<Output = ()> + Send + 'static) {
+        if let Some(runtime) = self.runtime() {
+            runtime.spawn(task(work));
+        }
     }
 
     /// Runs `work` in the calling task. If the future is dropped after its first poll, and `detaches` then
@@ -85,10 +136,12 @@ impl Background {
     /// repeated nor abandoned: the answer determines how to undo them.
     pub(crate) fn detach_on_drop<T: Send + 'static>(
         &self,
+        object: &Arc<ObjectKeys>,
         work: impl Future<Output = T> + Send + 'static,
         detaches: impl Fn() -> bool + Send + Unpin,
     ) -> impl Future<Output = T> + Send {
         DetachOnDrop {
+            object: object.clone(),
             work: Some(Box::pin(work)),
             polled: false,
             detaches,
@@ -96,23 +149,46 @@ impl Background {
         }
     }
 
-    /// Counts work that runs elsewhere, until the returned value is dropped.
-    pub(crate) fn count(&self) -> RunningGuard {
-        RunningGuard::new(self.0.clone())
+    /// Counts work that only passes something on, until the returned value is dropped.
+    pub(crate) fn pass_on(&self) -> RunningWork {
+        self.0.works.lock().passing += 1;
+        RunningWork {
+            inner: self.0.clone(),
+            number: None,
+        }
     }
 
-    /// Waits until no background work is running.
+    /// Counts work for an object, until the returned value is dropped.
+    pub(crate) fn begin(&self, object: &Arc<ObjectKeys>) -> RunningWork {
+        let works = &mut *self.0.works.lock();
+        works.latest += 1;
+        let entry = (object.clone(), Need::Awaited);
+        works.entries.insert(works.latest, entry);
+        RunningWork {
+            inner: self.0.clone(),
+            number: Some(works.latest),
+        }
+    }
+
+    /// Waits until no work is running, except for what the store refuses, or has nothing of any more.
     pub(crate) async fn flush(&self) {
-        wait_for(&self.0.idle, || (self.running() == 0).then_some(())).await;
+        let is_done = || (!self.0.works.lock().are_awaited()).then_some(());
+        wait_for(&self.0.changed, is_done).await;
+    }
+
+    /// Returns the names of the objects of which something is left to settle.
+    pub(crate) fn unsettled(&self) -> BTreeSet<String> {
+        self.0.works.lock().unsettled()
     }
 
     pub(crate) fn running(&self) -> usize {
-        self.0.running.load(Ordering::SeqCst)
+        self.0.works.lock().running()
     }
 }
 
 /// Work that moves to the background when its caller drops it.
 struct DetachOnDrop<T: Send + 'static, W: Fn() -> bool> {
+    object: Arc<ObjectKeys>,
     /// `None` when it is done.
     work: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
     polled: bool,
@@ -141,25 +217,137 @@ impl<T: Send + 'static, W: Fn() -> bool> Drop for DetachOnDrop<T, W> {
             && (self.detaches)()
         {
             // Dropping the output is part of the work: it may start more work.
-            self.background.spawn(async move { drop(work.await) });
+            let work = async move { drop(work.await) };
+            self.background.spawn(&self.object, work);
         }
     }
 }
 
 /// Counts as running work until it is dropped.
-pub(crate) struct RunningGuard(Arc<Inner>);
+pub(crate) struct RunningWork {
+    inner: Arc<Inner>,
+    number: Option<u64>,
+}
 
-impl RunningGuard {
-    fn new(inner: Arc<Inner>) -> RunningGuard {
-        inner.running.fetch_add(1, Ordering::SeqCst);
-        RunningGuard(inner)
+impl RunningWork {
+    /// Records that the store refuses it: from now on no flush waits for it.
+    pub(crate) fn refused(&self) {
+        self.set(Need::Refused);
+    }
+
+    /// Records that the store has nothing of it any more, as far as is known.
+    pub(crate) fn needless(&self) {
+        self.set(Need::Needless);
+    }
+
+    fn set(&self, need: Need) {
+        if let Some(number) = &self.number
+            && let Some((_, current)) = self.inner.works.lock().entries.get_mut(number)
+        {
+            *current = need;
+        }
+        self.inner.changed.notify_waiters();
     }
 }
 
-impl Drop for RunningGuard {
+impl Drop for RunningWork {
     fn drop(&mut self) {
-        if self.0.running.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.0.idle.notify_waiters();
+        {
+            let mut works = self.inner.works.lock();
+            match &self.number {
+                None => works.passing -= 1,
+                Some(number) => drop(works.entries.remove(number)),
+            }
+        }
+        self.inner.changed.notify_waiters();
+    }
+}
+
+/// The pause between two tries of work that the store could not do.
+const PAUSE: Duration = Duration::from_millis(500);
+/// After this many refusals the store is expected to refuse the work again: an error in its configuration that lasts longer
+/// than five seconds, which is time enough to replace a password or a rule.
+const REFUSALS: u32 = 10;
+/// The pause between two tries from then on.
+const PAUSE_REFUSED: Duration = Duration::from_secs(5);
+
+/// The tries of one work, without a clock.
+#[derive(Debug, Default)]
+pub(crate) struct Tries {
+    refusals: u32,
+}
+
+impl Tries {
+    /// Returns whether the store has refused the work so often that no flush waits for it.
+    pub(crate) fn are_refused(&self) -> bool {
+        self.refusals >= REFUSALS
+    }
+
+    /// Records a failure. Returns the pause before the next try.
+    pub(crate) fn failed(&mut self, error: &Error) -> Duration {
+        let is_refused = !error.is_outage();
+        self.refusals = self.refusals.saturating_add(u32::from(is_refused));
+        match self.are_refused() {
+            true => PAUSE_REFUSED,
+            false => PAUSE,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::name::KeyLayout;
+
+    fn object(name: &str) -> Arc<ObjectKeys> {
+        Arc::new(ObjectKeys::new(KeyLayout::Lock, "", name))
+    }
+
+    #[test]
+    fn works_are_awaited_until_they_end_are_refused_or_needless() {
+        let background = Background::default();
+        let state = || {
+            let works = background.0.works.lock();
+            (
+                works.are_awaited(),
+                Vec::from_iter(works.unsettled()).concat(),
+            )
+        };
+        assert_eq!(state(), (false, String::new()));
+        let passing = background.pass_on();
+        assert_eq!(state(), (true, String::new()));
+        drop(passing);
+        let works = ["a", "b", "c"].map(|name| background.begin(&object(name)));
+        assert_eq!(state(), (true, "abc".into()));
+        works[0].refused();
+        works[1].needless();
+        assert_eq!(state(), (true, "ac".into()));
+        works[2].refused();
+        assert_eq!(state(), (false, "ac".into()));
+        assert_eq!(background.running(), 3);
+        drop(works);
+        assert_eq!((state(), background.running()), ((false, String::new()), 0));
+    }
+
+    #[test]
+    fn refused_work_is_tried_a_few_times_and_then_seldom() {
+        let (outage, refusal) = (
+            Error::unavailable("down"),
+            Error::NotPermitted {
+                reason: String::new(),
+            },
+        );
+        let mut tries = Tries::default();
+        for _ in 0..100 {
+            assert_eq!(tries.failed(&outage), PAUSE);
+        }
+        for n in 1..REFUSALS {
+            assert_eq!(tries.failed(&refusal), PAUSE, "{n}");
+            assert!(!tries.are_refused());
+        }
+        for error in [&refusal, &outage, &refusal] {
+            assert_eq!(tries.failed(error), PAUSE_REFUSED);
+            assert!(tries.are_refused());
         }
     }
 }

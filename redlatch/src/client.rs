@@ -1,9 +1,12 @@
 //! The client: connects to a store and creates handles.
 
+use std::collections::BTreeSet;
 #[cfg(feature = "tls")]
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+
+use tokio::time::Instant;
 
 use crate::background::Background;
 use crate::client_registry::Registration;
@@ -209,13 +212,44 @@ impl Client {
     /// Otherwise the locks of dropped guards may stay held until their leases end, and permits of a semaphore, which have no
     /// lease, forever.
     ///
+    /// If the store cannot be reached, it waits for a lock until its lease has ended, after which other clients can acquire it, and
+    /// for permits of a [`Semaphore`] for up to ten minutes. [`Client::flush_within`] has a limit. If the store answers but refuses
+    /// the release of a lock or of permits, for example because a password has changed, it waits for that for five seconds. The
+    /// client logs that, and tries to release it for as long as the program runs.
+    ///
     /// # Cancel safety
     ///
     /// Only waits; may be dropped.
     pub async fn flush(&self) {
+        let begun = Instant::now();
         self.session.waiting.drop_offers();
         self.session.background.flush().await;
-        self.session.registration.flush().await;
+        self.session.registration.flush(begun).await;
+    }
+
+    /// Waits as [`Client::flush`] does, but at most this long. Returns what is not settled yet, because the store does not answer
+    /// or refuses it. It is still tried in the background.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+    /// # use std::time::Duration;
+    /// # let client = redlatch::Client::embedded();
+    /// drop(client.lock("orders:42").lock().await?);
+    /// // After SIGTERM, Kubernetes waits for 30 seconds.
+    /// let unsettled = client.flush_within(Duration::from_secs(5)).await;
+    /// if !unsettled.is_empty() {
+    ///     eprintln!("may be held until their leases end: {unsettled}");
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Cancel safety
+    ///
+    /// Only waits; may be dropped.
+    pub async fn flush_within(&self, limit: Duration) -> Unsettled {
+        let _ = tokio::time::timeout(limit, self.flush()).await;
+        let names = self.session.background.unsettled();
+        Unsettled { names }
     }
 
     #[cfg(feature = "blocking")]
@@ -254,6 +288,37 @@ pub struct ClientStatus {
     pub subscriptions: usize,
     /// Number of releases and canceled acquisitions that are being settled in the background.
     pub background: usize,
+}
+
+/// What a client has not settled: the result of [`Client::flush_within`]. Its `Display` lists the names.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[must_use = "the locks and permits that it names may still be held in the store"]
+#[non_exhaustive]
+pub struct Unsettled {
+    names: BTreeSet<String>,
+}
+
+impl Unsettled {
+    /// Returns whether everything is settled.
+    pub fn is_empty(&self) -> bool {
+        self.names.is_empty()
+    }
+
+    /// Returns the names of the objects of which something is not settled, in alphabetical order: a lock whose release was not
+    /// confirmed, an acquisition that may have to be undone, permits, or another call that was dropped before its answer.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.names.iter().map(String::as_str)
+    }
+}
+
+impl std::fmt::Display for Unsettled {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (i, name) in self.names.iter().enumerate() {
+            let separator = if i == 0 { "" } else { ", " };
+            write!(f, "{separator}{name:?}")?;
+        }
+        Ok(())
+    }
 }
 
 /// Settings of a [`Client`].

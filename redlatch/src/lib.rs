@@ -42,7 +42,7 @@ pub mod blocking;
 pub mod tower;
 
 pub use backoff::Backoff;
-pub use client::{Client, ClientBuilder, ClientStatus};
+pub use client::{Client, ClientBuilder, ClientStatus, Unsettled};
 pub use error::{Error, ErrorSource, Loss, Result, TicketRefusal};
 pub use lease::{Expiry, MAX_LEASE};
 #[cfg(feature = "macros")]

@@ -378,7 +378,7 @@ impl PermitKeys {
 #[derive(Debug)]
 pub(crate) struct OnceKeys {
     /// The name, and a lock with this name, which the job does not use itself.
-    pub(crate) object: ObjectKeys,
+    pub(crate) object: Arc<ObjectKeys>,
     /// The record of the latest run, or of the run of a slot with a name.
     pub(crate) record: String,
 }
@@ -395,6 +395,7 @@ impl OnceKeys {
             // Else `x{t}:y`, and `x{t}` with the slot `y`, would have one record.
             record = format!("{record}:{}", object.key.len());
         }
+        let object = object.into();
         OnceKeys { object, record }
     }
 }

@@ -3,6 +3,7 @@
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_core::Stream;
 
@@ -16,7 +17,7 @@ use super::once::Once;
 use super::{Blocking, Worker};
 use crate::error::{Error, Result};
 use crate::inspect::{Event, Listed, ObjectState, WaitGraph, WaitingOwner};
-use crate::{ClientBuilder, ClientStatus, Embedded, GroupValue, Owner, OwnerId, Slot};
+use crate::{ClientBuilder, ClientStatus, Embedded, GroupValue, Owner, OwnerId, Slot, Unsettled};
 
 /// A connection to a store, for threads: [`crate::Client`].
 ///
@@ -93,6 +94,13 @@ impl Client {
     pub fn flush(&self) -> Result<()> {
         let client = self.inner.clone();
         self.worker.run(async move { client.flush().await })
+    }
+
+    /// Blocks until no background work is left, at most this long: [`crate::Client::flush_within`].
+    pub fn flush_within(&self, limit: Duration) -> Result<Unsettled> {
+        let client = self.inner.clone();
+        self.worker
+            .run(async move { client.flush_within(limit).await })
     }
 }
 

@@ -195,6 +195,7 @@ forward! { [Semaphore] "crate::Semaphore" {
 
 forward! { [ExpirableSemaphore] "crate::ExpirableSemaphore" {
     get name() -> &str;
+    set permits(permits: u32);
     new acquire() -> Acquire<crate::Lock<Permits>>;
     new acquire_many(permits: u32) -> Acquire<crate::Lock<Permits>>;
     new try_acquire() -> TryAcquire<crate::Lock<Permits>>;

@@ -270,8 +270,8 @@ impl Registration {
         }
     }
 
-    /// Waits until the store has all changes so far, or writing has failed.
-    pub(crate) async fn flush(&self) {
+    /// Waits until the store has all changes so far, or writing has failed; not longer than a lease after `begun`.
+    pub(crate) async fn flush(&self, begun: Instant) {
         let shared = &self.0;
         let is_flushed = || {
             let state = &mut *shared.state.lock();
@@ -284,7 +284,8 @@ impl Registration {
         };
         // The runtime of the task may not be driven.
         let written = wait_for(&shared.written, is_flushed);
-        let _ = timeout(shared.ttl.renewal_interval(), written).await;
+        let left = shared.ttl.duration().saturating_sub(begun.elapsed());
+        let _ = timeout(shared.ttl.renewal_interval().min(left), written).await;
     }
 }
 

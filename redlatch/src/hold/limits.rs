@@ -54,8 +54,8 @@ impl Limit {
 }
 
 /// The limits of a hold period.
-#[derive(Debug, Default)]
-pub(super) struct RunningLimits {
+#[derive(Debug, Clone, Default)]
+pub(crate) struct RunningLimits {
     at_most: Option<Limit>,
     fed_every: Option<Limit>,
 }

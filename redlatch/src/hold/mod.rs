@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
@@ -293,6 +294,8 @@ pub(crate) struct Hold {
     state: Mutex<HoldState>,
     /// Notified when the hold was acquired or lost.
     changed: Notify,
+    /// Whether it is one of several that are a RedLock, which is not lost with it.
+    is_red_lock_member: AtomicBool,
     pub(crate) metrics: KindMetrics,
 }
 
@@ -313,6 +316,7 @@ impl Hold {
             first_generation: None,
             state: Mutex::new(HoldState::new(Instant::now())),
             changed: Notify::new(),
+            is_red_lock_member: AtomicBool::new(false),
             metrics,
         }
     }
@@ -406,6 +410,11 @@ impl Hold {
         self.first_generation = Some(first.clone());
         self.state().supersede(&mut lost.state());
         self
+    }
+
+    /// Records that the hold is one of several that are a RedLock.
+    pub(crate) fn is_red_lock_member(&self) {
+        self.is_red_lock_member.store(true, Ordering::Relaxed);
     }
 
     /// Returns how this hold was lost, if it was.
@@ -568,7 +577,12 @@ impl Hold {
     }
 
     fn notify_loss(&self, loss: Loss) {
-        tracing::warn!(lock = self.object.name(), owner = %self.field, %loss, "lost");
+        let lock = self.object.name();
+        match self.is_red_lock_member.load(Ordering::Relaxed) {
+            true => tracing::warn!(lock, owner = %self.field, %loss,
+                "a member of a RedLock was lost"),
+            false => tracing::warn!(lock, owner = %self.field, %loss, "lost"),
+        }
         self.metrics.lost(loss);
         self.changed.notify_waiters();
     }

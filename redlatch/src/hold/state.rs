@@ -263,6 +263,15 @@ impl HoldState {
         running.add(limits, now);
     }
 
+    /// Returns the limits of this hold period with their ends, for another member of a RedLock.
+    pub(crate) fn running_limits(&self) -> Option<Box<RunningLimits>> {
+        self.limits.clone()
+    }
+
+    pub(crate) fn set_running_limits(&mut self, limits: Box<RunningLimits>) {
+        self.limits = Some(limits);
+    }
+
     /// Records that the holder still works.
     pub(super) fn feed(&mut self, now: Instant) {
         if let Some(limits) = &mut self.limits {
@@ -538,6 +547,19 @@ impl HoldState {
         let left = |end: Instant| end.saturating_duration_since(now);
         let lease = left(self.end).saturating_sub(clock_drift);
         lease.min(left(self.next_loss().0))
+    }
+
+    /// Returns how long the store has the hold at most, after a guard with these terms was removed.
+    pub(crate) fn left_in_store(&self, renewed: bool, lease: Duration, now: Instant) -> Duration {
+        // A step that was not answered may have extended it.
+        let is_known = !renewed
+            && self.open_attempt == 0
+            && !self.watchdog.renewing
+            && self.watchdog.not_before.is_none();
+        match is_known {
+            true => self.end.saturating_duration_since(now),
+            false => lease,
+        }
     }
 
     /// Returns the owner's hold period, if it holds the object now.

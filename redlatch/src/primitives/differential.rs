@@ -648,6 +648,13 @@ impl<T: Comparable> Comparable for Outcome<T> {
     }
 }
 
+impl<T: Comparable> Comparable for Option<Outcome<T>> {
+    fn comparable(&self) -> String {
+        let unset = || "no permits are set".into();
+        self.as_ref().map_or_else(unset, Comparable::comparable)
+    }
+}
+
 impl Comparable for Vec<Holder> {
     fn comparable(&self) -> String {
         let mut holders: Vec<_> = self

@@ -143,7 +143,7 @@ impl Drop for HandedOver {
     fn drop(&mut self) {
         if let Some(hold_ref) = self.hold_ref.take() {
             hold_ref.remove_guard(self.terms);
-            hold_ref.settle_in_background(self.terms.lease);
+            hold_ref.settle_removed_guard(self.terms);
         }
     }
 }
@@ -165,9 +165,9 @@ impl super::Session {
             Some(offer)
         });
         if asks {
-            let (asking, object, chain) = (self.clone(), object.clone(), chain.clone());
-            let check = async move { asking.check_hand_over(&object, &chain).await };
-            self.background.spawn(check);
+            let (asking, asked, chain) = (self.clone(), object.clone(), chain.clone());
+            let check = async move { asking.check_hand_over(&asked, &chain).await };
+            self.background.spawn(object, check);
         }
         offered
     }
@@ -253,7 +253,8 @@ impl HoldRef {
         let verifying = async move {
             session.verify_hold(&hold.object, Some(&hold)).await;
         };
-        self.session.background.spawn(verifying);
+        let background = &self.session.background;
+        background.spawn(&self.hold.object, verifying);
     }
 }
 

@@ -12,7 +12,8 @@
 //!    settled in the background.
 //! 5. [`HoldRef::settle`] sends the hold count of this client to the store; 0 releases the hold. Unlocking,
 //!    dropping a guard, dropping an attempt and failing all settle in this way.
-//! 6. Settling in the background retries until the lease must have ended ([`SETTLE_GRACE`]).
+//! 6. Settling in the background retries until the lease must have ended ([`SETTLE_GRACE`]). A flush waits no longer than the
+//!    lease, and not for what the store has refused several times.
 //! 7. A hold that is lost at a limit is settled in the background, too, while its guards still exist.
 
 use std::sync::Arc;
@@ -26,6 +27,7 @@ use crate::error::Result;
 use crate::hold::{Hold, HoldLimits};
 use crate::lease::{Expiry, Lease};
 use crate::metrics::Metrics;
+use crate::name::ObjectKeys;
 use crate::owner::ClientId;
 use crate::step::Step;
 use crate::store::{Delivery, Progress, Store};
@@ -179,6 +181,7 @@ impl Session {
     /// if this is dropped, it continues in the background.
     pub(crate) async fn run_at_most_once<S: Step<Reply: 'static> + 'static>(
         &self,
+        object: &Arc<ObjectKeys>,
         step: S,
         what: &'static str,
     ) -> Result<S::Reply> {
@@ -189,16 +192,18 @@ impl Session {
                 store.run_at_most_once(&step, what, Delivery::IMMEDIATE, Duration::ZERO, &progress);
             Ok(run.await?.reply)
         };
-        self.run_to_completion(work).await
+        self.run_to_completion(object, work).await
     }
 
     /// Completes `work` once it is started: if this is dropped, it continues in the background.
     pub(crate) async fn run_to_completion<T: Send + 'static>(
         &self,
+        object: &Arc<ObjectKeys>,
         work: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
         self.background.remember_runtime()?;
-        self.background.detach_on_drop(work, || true).await
+        let work = self.background.detach_on_drop(object, work, || true);
+        work.await
     }
 }
 

@@ -1,13 +1,15 @@
 //! Makes the store match this client: sends the current hold count, at once or in the background.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use super::hold_ref::MOVED;
 use super::{HoldRef, Session, Terms};
+use crate::background::{RunningWork, Tries};
 use crate::error::{Error, Loss, Result};
 use crate::hold::{Hold, HoldSnapshot, ReassignParams, ReleaseParams, Yields};
 use crate::lease::Lease;
@@ -15,7 +17,8 @@ use crate::owner::Owner;
 use crate::step::BoxedStep;
 use crate::store::{AttemptPermit, Delivery, Progress, Route};
 
-/// How long after the end of a lease a release is retried.
+/// How long after the end of a lease a release is retried. No flush waits for that: the store has the lock at most until a step
+/// that takes effect late, such as an attempt which a frozen server executes when it continues, has been undone.
 pub(super) const SETTLE_GRACE: Duration = Duration::from_secs(10);
 
 impl Session {
@@ -230,6 +233,15 @@ impl HoldRef {
         Ok(held)
     }
 
+    /// Settles the removal of a guard in the background.
+    pub(crate) fn settle_removed_guard(&self, terms: Terms) {
+        let lease =
+            self.hold
+                .state()
+                .left_in_store(terms.renewed, terms.lease.duration(), Instant::now());
+        self.clone().settle_detached(lease, None);
+    }
+
     /// Settles in the background. Retries until the lease in the store must have ended.
     pub(crate) fn settle_in_background(&self, lease: Lease) {
         self.clone().settle_detached(lease.duration(), None);
@@ -240,23 +252,36 @@ impl HoldRef {
     /// many callers start and cancel attempts.
     pub(super) fn settle_detached(self, lease: Duration, attempt_permit: Option<AttemptPermit>) {
         let background = self.session.background.clone();
+        let running = background.begin(&self.hold.object);
         let unstarted = WarnIfDropped(Some(self));
-        background.spawn(async move {
+        background.spawn_counted(async move {
             let mut unstarted = unstarted;
             if let Some(hold_ref) = unstarted.0.take() {
-                hold_ref.settle_with_retries(lease, attempt_permit).await;
+                let ends = Instant::now() + lease;
+                let settling = hold_ref.settle_with_retries(ends, attempt_permit, &running);
+                let mut settling = pin!(settling);
+                if timeout_at(ends, settling.as_mut()).await.is_err() {
+                    tracing::warn!(lock = hold_ref.hold.object.name(), owner = %hold_ref.hold.field,
+                        "release failed until the lease ended");
+                    running.needless();
+                    settling.await;
+                }
                 hold_ref.hold.state().settling_ended();
             }
+            drop(running);
         });
     }
 
+    /// `ends`: when the lease has ended that the store has without a further step.
     pub(super) async fn settle_with_retries(
         &self,
-        lease: Duration,
+        ends: Instant,
         mut attempt_permit: Option<AttemptPermit>,
+        running: &RunningWork,
     ) {
+        let mut tries = Tries::default();
         // A step in flight may take effect this late; its lease starts then.
-        let deadline = Instant::now() + lease + SETTLE_GRACE;
+        let deadline = ends + SETTLE_GRACE;
         let name = self.hold.object.name();
         loop {
             let key = self.hold.object.key();
@@ -269,11 +294,18 @@ impl HoldRef {
                 Err(error) if Instant::now() < deadline => {
                     tracing::debug!(lock = name, owner = %self.hold.field, %error,
                         "release failed; retrying");
-                    tokio::time::sleep(SETTLE_GRACE / 20).await;
+                    let was_refused = tries.are_refused();
+                    let pause = tries.failed(&error);
+                    if tries.are_refused() && !was_refused {
+                        tracing::warn!(lock = name, owner = %self.hold.field, %error,
+                            "release refused; the lock is free when its lease ends");
+                        running.refused();
+                    }
+                    tokio::time::sleep(pause).await;
                 }
                 Err(error) => {
-                    tracing::warn!(lock = name, owner = %self.hold.field, %error,
-                        "release failed; the lock is free when its lease ends");
+                    tracing::debug!(lock = name, owner = %self.hold.field, %error,
+                        "release abandoned");
                     return;
                 }
             }

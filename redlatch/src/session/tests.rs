@@ -16,7 +16,7 @@ use crate::primitives::fair_lock::Fair;
 use crate::primitives::lock::{AcquireParams, Rules as _};
 use crate::step::Outcome;
 use crate::store::embedded::failure_injection::Failure::{
-    self, NoAnswer, NoEffect, NotSent, Repeated, Unconfirmed,
+    self, NoAnswer, NoEffect, NotSent, Refused, Repeated, Unconfirmed,
 };
 use crate::{Client, Embedded, Guard, Lock, MultiLock};
 
@@ -443,6 +443,18 @@ async fn last_hold_ref_settles_open_changes() {
     assert!(refs(&session).is_empty());
 }
 
+/// A flush waits until the lease has ended. The client tries for [`SETTLE_GRACE`] more.
+async fn assert_unsettled_for(client: &Client, lease: Duration) {
+    let unsettled = client.flush_within(lease - SECOND).await;
+    assert_eq!(Vec::from_iter(unsettled.names()), ["a"]);
+    assert_eq!(flush_duration(client).await, SECOND);
+    assert!(client.flush_within(Duration::ZERO).await.is_empty());
+    let ended = client.status().background == 0;
+    assert!(!ended, "it is still tried");
+    tokio::time::sleep(SETTLE_GRACE + PAUSE).await;
+    assert_eq!(client.status().background, 0);
+}
+
 /// The pause between two attempts to release in the background.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -468,15 +480,59 @@ async fn release_is_abandoned_after_lease_has_ended() {
         let session = session(&guard).clone();
         store.fail([NoEffect; 1000]);
         drop(guard);
-        let abandoned_after = flush_duration(&client).await;
-        let end = lease + SETTLE_GRACE;
-        assert!(
-            (end..=end + PAUSE).contains(&abandoned_after),
-            "{abandoned_after:?}"
-        );
+        assert_unsettled_for(&client, lease).await;
         assert!(refs(&session).is_empty());
         store.recover();
     }
+}
+
+/// The store has the lock only for the rest of a fixed lease. A renewal may have had an effect.
+#[tokio::test(start_paused = true)]
+async fn flush_in_outage_ends_with_lease() {
+    let (store, client) = client();
+    let fixed = client.lock("a").lock().lease(60 * SECOND).await.unwrap();
+    let renewed = client.lock("b").lock().await.unwrap();
+    tokio::time::sleep(45 * SECOND).await;
+    store.fail([NoEffect; 1000]);
+    let background = || client.status().background;
+    let mut settled = Vec::new();
+    drop(fixed);
+    settled.push(flush_duration(&client).await);
+    drop(renewed);
+    settled.push(flush_duration(&client).await);
+    assert_eq!(settled, [15 * SECOND, 30 * SECOND]);
+    assert!(background() > 0, "it is still tried");
+}
+
+#[tokio::test(start_paused = true)]
+async fn flush_does_not_wait_for_what_the_store_refuses() {
+    let (store, client) = client();
+    let (lock, semaphore) = (client.lock("a"), client.semaphore("b"));
+    semaphore.try_set_permits(1).await.unwrap();
+    for lost in ["a", "b"] {
+        let guard = lock.lock().lease(600 * SECOND).await.unwrap();
+        let permit = semaphore.acquire().await.unwrap();
+        store.fail([Refused; 1000]);
+        match lost {
+            "a" => drop(guard),
+            _ => drop(permit),
+        }
+        assert!(flush_duration(&client).await <= 5 * SECOND, "{lost}");
+        let unsettled = client.flush_within(SECOND).await;
+        assert_eq!(Vec::from_iter(unsettled.names()), [lost]);
+        assert_eq!(unsettled.to_string(), format!("{lost:?}"));
+        // The reason may end later.
+        tokio::time::sleep(60 * SECOND).await;
+        store.recover();
+        tokio::time::sleep(6 * SECOND).await;
+        client.flush().await;
+        assert_eq!(client.status().background, 0);
+        assert!(client.flush_within(Duration::ZERO).await.is_empty());
+    }
+    // The other one is dropped at the end of each round.
+    client.flush().await;
+    assert_eq!(semaphore.available().await.unwrap(), 1);
+    assert!(!lock.is_locked().await.unwrap());
 }
 
 #[tokio::test(start_paused = true)]
@@ -497,7 +553,9 @@ async fn impossible_release_is_not_retried() {
     let hold_ref = guard.hold_ref().clone();
     hold_ref.hold.mark_lost(Loss::NotHeld);
     let begun = Instant::now();
-    hold_ref.settle_with_retries(guard.valid_for(), None).await;
+    let running = client.session.background.begin(&hold_ref.hold.object);
+    let settling = hold_ref.settle_with_retries(begun + guard.valid_for(), None, &running);
+    settling.await;
     assert_eq!(begun.elapsed(), Duration::ZERO, "lost");
 }
 
@@ -544,12 +602,7 @@ async fn undo_of_acquisition_is_abandoned_after_its_lease() {
         store.fail([NoEffect; 1000]);
         let failed = lock.try_lock().lease(lease).await.map(drop);
         assert!(failed.is_err());
-        let abandoned_after = flush_duration(&client).await;
-        let end = lease + SETTLE_GRACE;
-        assert!(
-            (end..=end + PAUSE).contains(&abandoned_after),
-            "{abandoned_after:?}"
-        );
+        assert_unsettled_for(&client, lease).await;
         store.recover();
     }
 }

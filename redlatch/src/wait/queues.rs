@@ -29,7 +29,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use self::SubscriptionState::{EndReported, NotSubscribed, Subscribed, Unconfirmed};
 use super::Attempt;
-use crate::background::{Background, RunningGuard};
+use crate::background::{Background, RunningWork};
 use crate::client_registry::{REGISTERED_AFTER, RegisteredWait};
 use crate::environment::{random_fraction, task};
 use crate::error::Error;
@@ -1052,10 +1052,10 @@ impl Waiter {
     /// Takes what another request of this client has offered, if there is anything. Drops the offer of a whole object if that
     /// may have been released since: the store then decides which owner holds it. The offer counts as background work until
     /// the second value is dropped, because it may be released.
-    pub(super) fn take_offer(&self) -> Option<(Offer, RunningGuard)> {
+    pub(super) fn take_offer(&self) -> Option<(Offer, RunningWork)> {
         let mut offers = self.queue().offers.lock();
         let unclaimed = offers.unclaimed.pop_front()?;
-        let running = self.queues.background.count();
+        let running = self.queues.background.pass_on();
         drop(offers);
         let is_valid = unclaimed.share != Share::Whole || self.answer_is_current();
         is_valid.then_some((unclaimed.offer, running))

@@ -203,7 +203,7 @@ fn failed_release_of_dropped_guard_is_logged() {
     let said = log.text();
     let warned = said.lines().any(|line| {
         line.contains("WARN")
-            && line.contains("release failed; the lock is free")
+            && line.contains("release failed until the lease ended")
             && line.contains("left")
     });
     assert!(warned, "{said}");
@@ -212,6 +212,63 @@ fn failed_release_of_dropped_guard_is_logged() {
         .any(|line| line.contains("WARN") && line.contains("lost"));
     assert!(lost, "{said}");
     assert!(!said.contains("sesame"), "{said}");
+}
+
+/// Once for each handle, until permits are set.
+#[tokio::test]
+async fn semaphore_without_permits_is_logged() {
+    let (log, _guard) = log();
+    let client = Client::embedded();
+    let (plain, expirable) = (
+        client.semaphore("plain"),
+        client.expirable_semaphore("expirable"),
+    );
+    let mut expected = 0;
+    for _ in 0..2 {
+        for _ in 0..3 {
+            assert!(plain.try_acquire().await.unwrap().is_none());
+            assert!(expirable.try_acquire().await.unwrap().is_none());
+        }
+        expected += 1;
+        for name in ["plain", "expirable"] {
+            let about = format!("semaphore=\"{name}\"");
+            let warned = log.lines(&["WARN", "no permits are set", &about]);
+            assert_eq!(warned.len(), expected, "{}", log.text());
+        }
+        plain.try_set_permits(1).await.unwrap();
+        expirable.try_set_permits(1).await.unwrap();
+        plain
+            .try_acquire()
+            .await
+            .unwrap()
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+        expirable.acquire().await.unwrap().release().await.unwrap();
+        assert!(plain.delete().await.unwrap() && expirable.delete().await.unwrap());
+    }
+}
+
+/// The loss of one member is not reported as the loss of the RedLock.
+#[tokio::test(start_paused = true)]
+async fn losses_of_red_lock_and_its_members_differ() {
+    let (log, _guard) = log();
+    let clients = [(); 3].map(|()| Client::embedded());
+    let lock = redlatch::RedLock::new(clients.each_ref().map(|client| client.lock("several")));
+    let guard = lock.lock().await.unwrap();
+    clients[0].lock("several").force_unlock().await.unwrap();
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    let about = |what: &'static str| log.lines(&[what, "lock=\"several\""]).len();
+    let member = "a member of a RedLock was lost";
+    assert_eq!([about(member), about(": lost ")], [1, 0], "{}", log.text());
+    assert_eq!(about("a member of a RedLock was acquired again"), 1);
+    for client in &clients[1..] {
+        client.lock("several").force_unlock().await.unwrap();
+    }
+    guard.lost().await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!([about(member), about(": lost ")], [3, 1], "{}", log.text());
 }
 
 /// However often connecting fails in the meantime.

@@ -221,13 +221,16 @@ async fn lost_minority_does_no_harm(stores: TestStores) {
     let guard = lock.lock().await.unwrap();
     let mut lost = pin!(guard.lost());
     assert!(clients[0].lock("a").force_unlock().await.unwrap());
-    until("the minority's loss is known", || async {
-        guard.held_members() == 2
+    let member = clients[0].lock("a");
+    until("the minority is acquired again", || async {
+        member.is_held_by(guard.owner()).await.unwrap() && guard.held_members() == 3
     })
     .await;
     assert!(guard.is_valid());
     assert!(poll_up_to(1, &mut lost).await.is_none());
-    assert!(clients[2].lock("a").force_unlock().await.unwrap());
+    for client in &clients[1..] {
+        assert!(client.lock("a").force_unlock().await.unwrap());
+    }
     within_limit("the loss is reported", lost).await;
     assert!(!guard.is_valid());
     let error = guard.run(std::future::pending::<()>()).await.unwrap_err();
@@ -789,4 +792,189 @@ async fn only_identical_requests_share_a_queue() {
     drop(within_limit("it is woken", single).await.unwrap().unwrap());
     assert!(!blocked.is_finished());
     blocked.abort();
+}
+
+/// Each server restarts without its data. No two of them do so at the same time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rolling_restart_without_persistence_keeps_the_lock() {
+    let mut all: Vec<_> = (0..3).map(|_| Server::start()).collect();
+    let (mut clients, mut others) = (Vec::new(), Vec::new());
+    for server in &all {
+        clients.push(Client::connect(&server.url()).await.unwrap());
+        others.push(Client::connect(&server.url()).await.unwrap());
+    }
+    let (lock, other) = (red_lock(&clients, "a"), red_lock(&others, "a"));
+    let guard = lock.lock().await.unwrap();
+    for _ in 0..2 {
+        for (server, client) in all.iter_mut().zip(&clients) {
+            server.restart();
+            let member = client.lock("a");
+            until("acquired again", || async {
+                matches!(member.is_held_by(guard.owner()).await, Ok(true))
+            })
+            .await;
+            until("it counts", || async { guard.held_members() == 3 }).await;
+            assert!(guard.is_valid());
+        }
+    }
+    assert!(other.try_lock().await.unwrap().is_none());
+    guard.unlock().await.unwrap();
+    other.lock().await.unwrap().unlock().await.unwrap();
+    assert_nothing_left(&clients, "a").await;
+}
+
+/// Two of three servers lose their data at the same time: the lock is lost for good, and what is left of it is released.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn simultaneous_restart_of_majority_loses_the_lock() {
+    let mut all: Vec<_> = (0..3).map(|_| Server::start()).collect();
+    let mut clients = Vec::new();
+    for server in &all {
+        clients.push(Client::connect(&server.url()).await.unwrap());
+    }
+    let lock = red_lock(&clients, "a");
+    let guard = lock.lock().await.unwrap();
+    all[..2].iter_mut().for_each(Server::kill);
+    all[..2].iter_mut().for_each(Server::restart);
+    within_limit("lost", guard.lost()).await;
+    assert!(!guard.is_valid());
+    assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
+    assert_nothing_left(&clients, "a").await;
+}
+
+/// The guard is dropped at any time while a member that has restarted is requested.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn release_while_member_is_requested_leaves_nothing_behind() {
+    let mut all: Vec<_> = (0..3).map(|_| Server::start()).collect();
+    let mut clients = Vec::new();
+    for server in &all {
+        clients.push(Client::connect(&server.url()).await.unwrap());
+    }
+    let lock = red_lock(&clients, "a");
+    for n in 0..6 {
+        let guard = within_limit("acquired", lock.lock().into_future())
+            .await
+            .unwrap();
+        all[n % 3].restart();
+        // About when the first request is sent.
+        tokio::time::sleep(Duration::from_millis(100 + 30 * n as u64)).await;
+        match n % 2 {
+            0 => drop(guard),
+            _ => drop(within_limit("released", guard.unlock()).await),
+        }
+        for client in &clients {
+            until("nothing is left", || async {
+                within_limit("settled", client.flush()).await;
+                matches!(client.lock("a").is_locked().await, Ok(false))
+            })
+            .await;
+        }
+    }
+    assert_nothing_left(&clients, "a").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_and_refused_members_are_acquired_again() {
+    let stores = embedded(3);
+    let (clients, others) = (stores.clients().await, stores.clients().await);
+    let lock = RedLock::new(clients.iter().map(|client| client.lock("a")));
+    let theirs = others[0].lock("a").lock().await.unwrap();
+    let guard = lock.lock().await.unwrap();
+    tokio::time::sleep(60 * SECOND).await;
+    assert_eq!(guard.held_members(), 2, "another owner holds one");
+    theirs.unlock().await.unwrap();
+    tokio::time::sleep(2 * SECOND).await;
+    assert_eq!(guard.held_members(), 3);
+    let lost = tokio::spawn(guard.lost());
+    for _ in 0..3 {
+        for other in &others {
+            assert!(other.lock("a").force_unlock().await.unwrap());
+            // A third of the lease, and the first pause.
+            tokio::time::sleep(11 * SECOND).await;
+            assert_eq!((guard.held_members(), holders(&others, "a").await), (3, 3));
+        }
+    }
+    // A flush does not wait for the lock itself.
+    for client in &clients {
+        within_limit("idle", client.flush()).await;
+    }
+    assert!(guard.is_valid() && !lost.is_finished());
+    guard.unlock().await.unwrap();
+    assert_nothing_left(&clients, "a").await;
+    // Both at once.
+    let guard = lock.lock().await.unwrap();
+    for other in &others[..2] {
+        assert!(other.lock("a").force_unlock().await.unwrap());
+    }
+    guard.lost().await;
+    let theirs = others[0].lock("a").lock().await.unwrap();
+    tokio::time::sleep(60 * SECOND).await;
+    assert!(!guard.is_valid());
+    assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
+    theirs.unlock().await.unwrap();
+    assert_nothing_left(&clients, "a").await;
+}
+
+/// A member that is acquired again makes the lock neither longer than its lease nor than its limit.
+#[tokio::test(start_paused = true)]
+async fn members_acquired_again_have_the_limits_of_the_lock() {
+    for is_fixed in [true, false] {
+        let stores = embedded(3);
+        let (clients, others) = (stores.clients().await, stores.clients().await);
+        let lock = RedLock::new(clients.iter().map(|client| client.lock("a")));
+        let theirs = others[0].lock("a").lock().await.unwrap();
+        let begun = tokio::time::Instant::now();
+        let guard = match is_fixed {
+            true => lock.lock().lease(60 * SECOND).await.unwrap(),
+            false => lock.lock().at_most(60 * SECOND).await.unwrap(),
+        };
+        tokio::time::sleep(10 * SECOND).await;
+        theirs.unlock().await.unwrap();
+        tokio::time::sleep(2 * SECOND).await;
+        if !is_fixed {
+            // Another one of the first two.
+            assert!(others[1].lock("a").force_unlock().await.unwrap());
+            tokio::time::sleep(12 * SECOND).await;
+        }
+        assert_eq!(guard.held_members(), 3, "fixed: {is_fixed}");
+        guard.lost().await;
+        let held = begun.elapsed();
+        assert!((59 * SECOND..=60 * SECOND).contains(&held), "{held:?}");
+        tokio::time::sleep(2 * SECOND).await;
+        assert_eq!(holders(&others, "a").await, 0);
+        let reason = match is_fixed {
+            true => Loss::LeaseEnded,
+            false => {
+                let Error::Lost { reason, .. } = guard.unlock().await.unwrap_err() else {
+                    panic!("not lost");
+                };
+                assert!(matches!(reason, Loss::HeldTooLong { .. }), "{reason}");
+                continue;
+            }
+        };
+        assert_lost(&guard.unlock().await.unwrap_err(), reason);
+    }
+}
+
+/// The guards of one owner keep the lock each for itself.
+#[tokio::test(start_paused = true)]
+async fn reentered_lock_regains_members_for_each_guard() {
+    let stores = embedded(3);
+    let (clients, others) = (stores.clients().await, stores.clients().await);
+    let lock = RedLock::new(clients.iter().map(|client| client.lock("a")));
+    let me = Owner::new();
+    let [outer, inner] = [
+        lock.lock().owner(me).await.unwrap(),
+        lock.lock().owner(me).await.unwrap(),
+    ];
+    for other in &others {
+        assert!(other.lock("a").force_unlock().await.unwrap());
+        tokio::time::sleep(13 * SECOND).await;
+        assert_eq!((outer.held_members(), inner.held_members()), (3, 3));
+    }
+    assert_eq!(clients[0].lock("a").hold_count(me).await.unwrap(), 2);
+    outer.unlock().await.unwrap();
+    assert!(inner.is_valid());
+    assert_eq!(holders(&others, "a").await, 3);
+    inner.unlock().await.unwrap();
+    assert_nothing_left(&clients, "a").await;
 }

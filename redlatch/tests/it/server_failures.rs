@@ -462,6 +462,43 @@ async fn release_is_retried_after_refusal() {
     assert!(!client.lock("a").is_locked().await.unwrap());
 }
 
+/// The server refuses the release for much longer than a flush waits, although the lease is long.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn flush_ends_after_a_few_refusals() {
+    let server = Server::start();
+    let rules = ["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all"];
+    let _: () = server.command(&rules);
+    let url = format!("redis://app:pw@127.0.0.1:{}", server.port());
+    let client = Client::connect(&url).await.unwrap();
+    let lock = client.lock("a");
+    let guard = lock.lock().lease(10 * LONG).await.unwrap();
+    let _: () = server.command(&["ACL", "SETUSER", "app", "resetkeys"]);
+    drop(guard);
+    within_limit("not awaited any more", client.flush()).await;
+    let unsettled = client.flush_within(Duration::ZERO).await;
+    assert_eq!(Vec::from_iter(unsettled.names()), ["a"]);
+    let _: () = server.command(&["ACL", "SETUSER", "app", "~*"]);
+    until("tried again", || async {
+        client.flush_within(Duration::ZERO).await.is_empty()
+    })
+    .await;
+    assert!(!lock.is_locked().await.unwrap());
+}
+
+/// A service that is asked to end while the store is down needs no more than the rest of the lease, and as little as it wants.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn flush_in_outage_ends_with_lease() {
+    let mut server = Server::start();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let guard = client.lock("a").lock().lease(SHORT).await.unwrap();
+    server.kill();
+    drop(guard);
+    let unsettled = client.flush_within(Duration::from_millis(10)).await;
+    assert_eq!(Vec::from_iter(unsettled.names()), ["a"]);
+    within_limit("the lease has ended", client.flush()).await;
+    assert!(client.flush_within(Duration::ZERO).await.is_empty());
+}
+
 /// Attempts that were never sent leave nothing to settle.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unsent_attempts_need_no_settling() {

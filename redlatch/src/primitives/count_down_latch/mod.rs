@@ -120,7 +120,7 @@ impl CountDownLatch {
             overwrites_nonpositive: true,
         };
         self.session
-            .run_at_most_once(step, "setting the count")
+            .run_at_most_once(&self.object, step, "setting the count")
             .await
     }
 
@@ -167,7 +167,9 @@ impl CountDownLatch {
             return self.count().await;
         }
         let step = CountDown { object, by };
-        self.session.run_at_most_once(step, "counting down").await
+        self.session
+            .run_at_most_once(&self.object, step, "counting down")
+            .await
     }
 
     /// Returns the count; 0 if the latch is open.
@@ -245,7 +247,7 @@ impl CountDownLatch {
             payload: Some(OPENED),
         };
         self.session
-            .run_at_most_once(step, "deleting a latch")
+            .run_at_most_once(&self.object, step, "deleting a latch")
             .await
     }
 

@@ -2,6 +2,7 @@
 //! counter is set.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::smallvec;
 
@@ -10,6 +11,18 @@ use crate::keyspace::Keyspace;
 use crate::lease::Lease;
 use crate::name::ObjectKeys;
 use crate::step::{Args, Keys, Script, ScriptReply, Step, script};
+
+/// Warns that the number of a semaphore's permits is not set: once, until it is set.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct UnsetWarning(Arc<AtomicBool>);
+
+impl UnsetWarning {
+    pub(crate) fn record(&self, semaphore: &str, is_set: bool) {
+        if !self.0.swap(!is_set, Ordering::Relaxed) && !is_set {
+            tracing::warn!(semaphore, "no permits are set; no request gets any");
+        }
+    }
+}
 
 /// Returns the counter's value; 0 if it does not exist.
 pub(crate) struct Read<'a> {

@@ -3,10 +3,15 @@
 -- `available`, KEYS and ARGV[1]: see prelude.lua.
 -- ARGV[2]  ids, concatenated as 32 hex digits each
 -- ARGV[3]  lease in ms
+-- ARGV[4]  total number of permits, to set if none are set; 0: none
 -- Returns  nil: the permits are held under these ids
---          else the ms until the first held permit expires; -1: none expires
+--          else the ms until the first held permit expires; -1: none expires, -2: no permits are set
 if not available then
-    return -1
+    if ARGV[4] == '0' then
+        return -2
+    end
+    add(ARGV[4])
+    available = tonumber(ARGV[4])
 end
 local ids = permits(ARGV[2])
 -- Repeated because the answer was lost: the permits are already held.

@@ -25,6 +25,7 @@ enum Move {
         owner: u8,
         n: u8,
         lease: u32,
+        permits: u32,
     },
     Release {
         ids: Vec<(u8, u8)>,
@@ -81,8 +82,8 @@ fn moves() -> impl Strategy<Value = Move> {
         Just(-i64::from(i32::MAX))
     ];
     prop_oneof![
-        10 => (owner.clone(), n.clone(), lease.clone())
-            .prop_map(|(owner, n, lease)| Move::Acquire { owner, n, lease }),
+        10 => (owner.clone(), n.clone(), lease.clone(), prop_oneof![3 => Just(0), 1 => 1..6u32])
+            .prop_map(|(owner, n, lease, permits)| Move::Acquire { owner, n, lease, permits }),
         4 => (ids, mode).prop_map(|(ids, mode)| Move::Release { ids, mode }),
         4 => (owner, n, lease.clone())
             .prop_map(|(owner, n, lease)| Move::Renew { owner, n, lease: lease - 1 }),
@@ -130,6 +131,8 @@ impl Comparable for usize {
 #[derive(Debug, Default)]
 struct Seen {
     acquired: u32,
+    acquired_with_number: u32,
+    unset: u32,
     waits_for_expiry: u32,
     waits_for_message: u32,
     released: u32,
@@ -153,15 +156,26 @@ fn lua_and_rules_agree() {
         let keys = kind.keys.clone();
         let count = |what: &mut u32, happened: bool| *what += u32::from(happened);
         match one {
-            Move::Acquire { owner, n, lease: l } => {
-                let (ids, lease) = (&ids(*owner, *n), lease(*l));
-                let step = OnSemaphore(keys, Acquire { ids, lease });
-                let got = harness.step(&step).await;
-                count(&mut seen.acquired, got == Ok(Outcome::Done(())));
-                match got {
-                    Ok(Outcome::Wait(Expiry::Never)) => seen.waits_for_message += 1,
-                    Ok(Outcome::Wait(_)) => seen.waits_for_expiry += 1,
-                    Ok(Outcome::Done(())) => {}
+            Move::Acquire {
+                owner,
+                n,
+                lease: l,
+                permits,
+            } => {
+                let (ids, lease, permits) = (&ids(*owner, *n), lease(*l), *permits);
+                let acquire = Acquire {
+                    ids,
+                    lease,
+                    permits,
+                };
+                match harness.step(&OnSemaphore(keys, acquire)).await {
+                    Ok(Some(Outcome::Wait(Expiry::Never))) => seen.waits_for_message += 1,
+                    Ok(Some(Outcome::Wait(_))) => seen.waits_for_expiry += 1,
+                    Ok(Some(Outcome::Done(()))) => {
+                        seen.acquired += 1;
+                        seen.acquired_with_number += u32::from(permits > 0);
+                    }
+                    Ok(None) => seen.unset += 1,
                     Err(_) => seen.wrong_kind += 1,
                 }
             }
@@ -244,6 +258,8 @@ fn lua_and_rules_agree() {
     println!("{seen:?}");
     let Seen {
         acquired,
+        acquired_with_number,
+        unset,
         waits_for_expiry,
         waits_for_message,
         released,
@@ -260,6 +276,8 @@ fn lua_and_rules_agree() {
     } = seen;
     let all = [
         acquired,
+        acquired_with_number,
+        unset,
         waits_for_expiry,
         waits_for_message,
         released,

@@ -30,12 +30,32 @@ struct Ends([[Option<Instant>; MAX_PER_OWNER as usize]; OWNERS as usize]);
 
 #[derive(Debug, Clone, Copy)]
 enum Step {
-    Set { if_absent: bool },
-    Acquire { owner: u8, n: u8, ticks: u8 },
-    Release { owner: u8, n: u8 },
-    Renew { owner: u8, n: u8, ticks: u8 },
-    UpdateLease { owner: u8, ticks: u8 },
-    Forget { owner: u8 },
+    Set {
+        if_absent: bool,
+    },
+    Acquire {
+        owner: u8,
+        n: u8,
+        ticks: u8,
+        /// Whether it sets the number of permits if none are set.
+        sets: bool,
+    },
+    Release {
+        owner: u8,
+        n: u8,
+    },
+    Renew {
+        owner: u8,
+        n: u8,
+        ticks: u8,
+    },
+    UpdateLease {
+        owner: u8,
+        ticks: u8,
+    },
+    Forget {
+        owner: u8,
+    },
 }
 
 fn id(owner: u8, n: u8) -> PermitId {
@@ -67,7 +87,14 @@ impl Model for Ends {
         for owner in 0..OWNERS {
             for ticks in 1..=2 {
                 for n in 1..=MAX_PER_OWNER {
-                    steps.push(Step::Acquire { owner, n, ticks });
+                    for sets in [false, true] {
+                        steps.push(Step::Acquire {
+                            owner,
+                            n,
+                            ticks,
+                            sets,
+                        });
+                    }
                     steps.push(Step::Renew { owner, n, ticks });
                 }
                 steps.push(Step::UpdateLease { owner, ticks });
@@ -89,11 +116,21 @@ impl Model for Ends {
                 let set = OnSemaphore(keys, Set { permits, if_absent });
                 set.apply(keyspace).map_err(error)?.into()
             }
-            Step::Acquire { owner, n, ticks: t } => {
+            Step::Acquire {
+                owner,
+                n,
+                ticks: t,
+                sets,
+            } => {
                 let (ids, lease) = (&ids(owner, n), ticks(t));
-                let acquire = OnSemaphore(keys, Acquire { ids, lease });
+                let acquire = Acquire {
+                    ids,
+                    lease,
+                    permits: if sets { PERMITS } else { 0 },
+                };
+                let acquire = OnSemaphore(keys, acquire);
                 let outcome = acquire.apply(keyspace).map_err(error)?;
-                if outcome == Outcome::Done(()) {
+                if outcome == Some(Outcome::Done(())) {
                     let end = Some(now + ticks(t).duration());
                     let ends = &mut self.0[usize::from(owner)];
                     for known in &mut ends[..n.into()] {
@@ -104,7 +141,7 @@ impl Model for Ends {
                 ensure(live <= PERMITS as usize, || {
                     format!("{live} permits are acquired")
                 })?;
-                (outcome == Outcome::Done(())).into()
+                (outcome == Some(Outcome::Done(()))).into()
             }
             Step::Release { owner, n } => {
                 let (ids, mode) = (&ids(owner, n), ReleaseMode::Held);

@@ -29,6 +29,7 @@ use crate::lease::{Expiry, Lease};
 use crate::metrics::Kind;
 use crate::name::{ObjectKeys, PermitKeys};
 use crate::owner::{ClientId, Owner};
+use crate::primitives::counter::UnsetWarning;
 use crate::primitives::inspect::HeldPermit;
 use crate::primitives::lock::{Acquire, AcquireParams, Guard, Holder, Lock, Rules, TryAcquire};
 use crate::session::Session;
@@ -55,7 +56,8 @@ const MAX_PER_REQUEST: u32 = 1000;
 /// overtaken for as long as others take the few that are free. Leases are measured by the server's clock.
 ///
 /// A store that loses its data (`FLUSHALL`, eviction, a restart without persistence) loses the
-/// permits. Holders detect this at their next renewal, and waiters wait until the permits are set again.
+/// permits and their number. Holders detect this at their next renewal. Requests of a handle that knows the number
+/// ([`ExpirableSemaphore::permits`]) set it again. Others wait until it is set, and log that once for each handle (level WARN).
 ///
 /// # When to use it, and when not
 ///
@@ -98,6 +100,9 @@ pub type PermitGuard = Guard<Lock<Permits>>;
 pub struct Permits {
     keys: Arc<PermitKeys>,
     n: u32,
+    /// The total number of permits, to set if none are set.
+    total: Option<u32>,
+    warning: UnsetWarning,
 }
 
 impl ExpirableSemaphore {
@@ -110,6 +115,27 @@ impl ExpirableSemaphore {
     /// Returns the name as it was passed in.
     pub fn name(&self) -> &str {
         self.lock.name()
+    }
+
+    /// Sets the total number of permits that requests of this handle set in the store if none are set: before the first one, after
+    /// the store has lost its data, or after [`ExpirableSemaphore::delete`]. It changes no number that is set. From 1 to 2147483647;
+    /// requests with another number fail with [`Error::InvalidCount`]. Use the same number everywhere.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+    /// # let client = redlatch::Client::embedded();
+    /// let jobs = client.expirable_semaphore("jobs").permits(3);
+    /// let one = jobs.acquire().await?;
+    /// assert_eq!(jobs.available().await?, 2);
+    /// # one.release().await }
+    /// ```
+    #[must_use]
+    pub fn permits(self, permits: u32) -> ExpirableSemaphore {
+        let total = Some(permits);
+        let kind = (*self.lock.kind).clone();
+        ExpirableSemaphore {
+            lock: self.lock.with_kind(Permits { total, ..kind }),
+        }
     }
 
     /// Acquires one permit and waits for it without a limit. Await the request, or set a lease
@@ -341,7 +367,7 @@ impl ExpirableSemaphore {
         let step = self.set(permits, true)?;
         let session = &self.lock.session;
         let set = session
-            .run_at_most_once(step, "setting the permits")
+            .run_at_most_once(&self.lock.kind.keys.object, step, "setting the permits")
             .await?;
         self.wake_waiters();
         Ok(set)
@@ -393,7 +419,10 @@ impl ExpirableSemaphore {
         let delta = i64::from(permits);
         let step = OnSemaphore(self.keys()?, Add { delta });
         let session = &self.lock.session;
-        match session.run_at_most_once(step, "adding permits").await? {
+        match session
+            .run_at_most_once(&self.lock.kind.keys.object, step, "adding permits")
+            .await?
+        {
             true => {
                 self.wake_waiters();
                 Ok(())
@@ -427,7 +456,9 @@ impl ExpirableSemaphore {
     pub async fn delete(&self) -> Result<bool> {
         let step = OnSemaphore(self.keys()?, Delete);
         let session = &self.lock.session;
-        session.run_at_most_once(step, "deleting a semaphore").await
+        session
+            .run_at_most_once(&self.lock.kind.keys.object, step, "deleting a semaphore")
+            .await
     }
 
     /// Makes the local waiters ask the store. Its message may arrive after the next request of the caller, on another
@@ -438,8 +469,9 @@ impl ExpirableSemaphore {
     }
 
     fn with_permits(&self, permits: u32) -> Lock<Permits> {
-        let keys = self.lock.kind.keys.clone();
-        self.lock.clone().with_kind(Permits { keys, n: permits })
+        let n = permits;
+        let kind = (*self.lock.kind).clone();
+        self.lock.clone().with_kind(Permits { n, ..kind })
     }
 
     fn keys(&self) -> Result<Arc<PermitKeys>> {
@@ -543,6 +575,8 @@ impl Permits {
         Permits {
             keys: Arc::new(PermitKeys::new(prefix, name)),
             n: 1,
+            total: None,
+            warning: UnsetWarning::default(),
         }
     }
 }
@@ -592,18 +626,34 @@ impl Rules for Permits {
     const OWNED: bool = false;
 
     fn check(&self) -> Result<()> {
-        if (1..=MAX_PER_REQUEST).contains(&self.n) {
-            return Ok(());
+        let invalid = |count: u32, reason| {
+            let count = count.into();
+            Err(Error::InvalidCount { count, reason })
+        };
+        match self.total {
+            _ if !(1..=MAX_PER_REQUEST).contains(&self.n) => {
+                invalid(self.n, "request 1 to 1000 permits at a time")
+            }
+            Some(0) => invalid(0, "a semaphore with no permits refuses every request"),
+            Some(total) if total > MAX_PERMITS => invalid(total, TOO_MANY),
+            _ => Ok(()),
         }
-        Err(Error::InvalidCount {
-            count: self.n.into(),
-            reason: "request 1 to 1000 permits at a time",
-        })
     }
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
         let (ids, lease) = (&*params.hold.field, params.lease);
-        OnSemaphore(self.keys.clone(), rules::Acquire { ids, lease })
+        let permits = self.total.unwrap_or(0);
+        let acquire = rules::Acquire {
+            ids,
+            lease,
+            permits,
+        };
+        let step = OnSemaphore(self.keys.clone(), acquire);
+        MapReply(step, |outcome: Option<Outcome>| {
+            let name = self.keys.object.name();
+            self.warning.record(name, outcome.is_some());
+            Ok(outcome.unwrap_or(Outcome::Wait(Expiry::Never)))
+        })
     }
 
     fn inspect(&self) -> impl Step<Reply = Vec<Holder>> {

@@ -4,7 +4,7 @@
 //!
 //! * Every step except renewal first removes the expired permits from the set and adds them to the
 //!   free ones ([`OnSemaphore`], `prelude.lua`).
-//! * Acquire: the client chooses the ids. Ids that are already in the set were taken by an earlier
+//! * Acquire: if no permits are set, first set the number that the request carries, if any. The client chooses the ids. Ids that are already in the set were taken by an earlier
 //!   attempt whose answer was lost, and are not counted again. If there are too few free permits,
 //!   return when the first held permit expires.
 //! * Release: remove the ids from the set, add them to the free permits, and publish their number.
@@ -180,10 +180,13 @@ fn signed(count: usize) -> i64 {
 pub(super) struct Acquire<'a> {
     pub(super) ids: &'a str,
     pub(super) lease: Lease,
+    /// The total number of permits, to set if none are set; 0: none.
+    pub(super) permits: u32,
 }
 
 impl Operation for Acquire<'_> {
-    type Reply = Outcome;
+    /// `None`: no permits are set.
+    type Reply = Option<Outcome>;
 
     fn script(&self) -> &'static Script {
         script!("prelude.lua", "acquire.lua")
@@ -192,19 +195,27 @@ impl Operation for Acquire<'_> {
     fn args(&self, args: &mut dyn Args) {
         args.text(self.ids);
         args.number(self.lease.millis());
+        args.number(self.permits.into());
     }
 
-    fn decode(&self, reply: ScriptReply) -> Result<Outcome> {
-        match reply {
-            ScriptReply::Nil => Ok(Outcome::Done(())),
-            other => Ok(Outcome::Wait(Expiry::from_millis(other.integer()?))),
-        }
+    fn decode(&self, reply: ScriptReply) -> Result<Option<Outcome>> {
+        Ok(match reply {
+            ScriptReply::Nil => Some(Outcome::Done(())),
+            ScriptReply::Integer(-2) => None,
+            other => Some(Outcome::Wait(Expiry::from_millis(other.integer()?))),
+        })
     }
 
-    fn apply(&self, semaphore: &mut SemaphoreState<'_>) -> Result<Outcome> {
-        let Some(available) = semaphore.available else {
-            return Ok(Outcome::Wait(Expiry::Never));
+    fn apply(&self, semaphore: &mut SemaphoreState<'_>) -> Result<Option<Outcome>> {
+        let available = match semaphore.available {
+            Some(available) => available,
+            None if self.permits == 0 => return Ok(None),
+            None => {
+                semaphore.add_and_publish(self.permits.into())?;
+                self.permits.into()
+            }
         };
+        semaphore.available = Some(available);
         // Repeated because the answer was lost: the permits are already held.
         let missing = signed(split_ids(self.ids).count() - semaphore.count_held(self.ids)?);
         if missing > 0 {
@@ -212,7 +223,7 @@ impl Operation for Acquire<'_> {
                 let held = semaphore.timestamps()?;
                 let first = held.and_then(|held| held.values().min().copied());
                 let wait = first.map_or(Expiry::Never, |first| semaphore.left(first));
-                return Ok(Outcome::Wait(wait));
+                return Ok(Some(Outcome::Wait(wait)));
             }
             semaphore.add(-missing)?;
         }
@@ -223,7 +234,7 @@ impl Operation for Acquire<'_> {
             let timestamp = held.entry(id.to_owned()).or_insert(end);
             *timestamp = end.max(*timestamp);
         }
-        Ok(Outcome::Done(()))
+        Ok(Some(Outcome::Done(())))
     }
 }
 

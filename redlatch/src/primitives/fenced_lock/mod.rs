@@ -183,10 +183,11 @@ impl Lock<Fenced> {
     /// If dropped after it started, it continues in the background.
     pub async fn delete_token(&self) -> Result<bool> {
         let keys = self.valid_kind()?.keys.clone();
-        let term = term_key(keys.object.key());
+        let object = keys.object.clone();
+        let term = term_key(object.key());
         let step = DeleteToken { keys, term };
         self.session
-            .run_at_most_once(step, "deleting a token")
+            .run_at_most_once(&object, step, "deleting a token")
             .await
     }
 }

@@ -141,7 +141,7 @@ impl Drop for HoldGuard {
         }
         self.remove();
         if !self.settled {
-            self.hold_ref.settle_in_background(self.terms.lease);
+            self.hold_ref.settle_removed_guard(self.terms);
         }
     }
 }

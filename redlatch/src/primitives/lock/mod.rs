@@ -319,9 +319,10 @@ impl<K: LockKind> Lock<K> {
     pub async fn force_unlock(&self) -> Result<bool> {
         let kind = self.valid_kind()?.clone();
         let (store, waiting) = (self.session.store.clone(), self.session.waiting.clone());
+        let object = kind.object().clone();
         waiting.record_release(kind.object().channel());
         // Not repeated: a second execution would release the next owner's hold.
-        let unlocked = self.session.run_to_completion(async move {
+        let unlocked = self.session.run_to_completion(&object, async move {
             let step = kind.force();
             let (what, progress) = ("unlocking by force", Progress::default());
             let run =

@@ -174,7 +174,8 @@ impl Once {
     pub async fn begin(&self) -> Result<Result<OnceRun, AlreadyRan>> {
         let once = self.clone();
         let beginning = async move { once.begin_unless_dropped().await };
-        self.session.run_to_completion(beginning).await
+        let object = &self.keys.object;
+        self.session.run_to_completion(object, beginning).await
     }
 
     async fn begin_unless_dropped(&self) -> Result<Result<OnceRun, AlreadyRan>> {
@@ -325,7 +326,8 @@ impl OnceRun {
     pub async fn finish(mut self, outcome: impl Into<String>) -> Result<bool> {
         self.is_finished = true;
         let finishing = self.finish_step(outcome.into());
-        self.session.run_to_completion(finishing).await
+        let object = self.keys.object.clone();
+        self.session.run_to_completion(&object, finishing).await
     }
 
     /// Records that the work of [`Once::run`] is done. If that fails, logs it.
@@ -359,12 +361,14 @@ impl Drop for OnceRun {
         if !self.is_finished {
             let finishing = self.finish_step(DROPPED.to_owned());
             let keys = self.keys.clone();
-            self.session.background.spawn(async move {
-                if let Err(error) = finishing.await {
-                    let once = keys.object.name();
-                    tracing::warn!(once, %error, "the outcome of a run was not recorded");
-                }
-            });
+            self.session
+                .background
+                .spawn(&self.keys.object, async move {
+                    if let Err(error) = finishing.await {
+                        let once = keys.object.name();
+                        tracing::warn!(once, %error, "the outcome of a run was not recorded");
+                    }
+                });
         }
     }
 }

@@ -1,37 +1,70 @@
 //! The members that hold a RedLock.
 
 use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::regain::{MemberStatus, counts};
 use super::{RedGuard, quorum};
 use crate::error::{Error, Loss, Result};
-use crate::hold::Hold;
+use crate::hold::{Hold, HoldLimits};
 use crate::join::join_until;
 use crate::owner::Owner;
 use crate::primitives::lock::{Held, HeldForLease, HoldGuard};
-use crate::primitives::lock_set::any_lost;
+use crate::primitives::lock_set::{Member, any_lost};
 use crate::runtime::sleep_until;
+use crate::session::HoldRef;
+use crate::sync::{Mutex, wait_for};
 
-/// The holds of the members that granted the lock.
+/// A RedLock that a majority granted.
 pub(crate) struct HeldMajority {
     pub(super) owner: Owner,
-    pub(super) members: Vec<HoldGuard>,
     pub(super) majority: Arc<Majority>,
 }
 
-/// Tracks whether a majority is held.
+/// The members of a RedLock that is held, and whether a majority of them is.
 pub(super) struct Majority {
-    /// The acquired holds, and the leases that were requested.
-    holds: Vec<(Arc<Hold>, Duration)>,
-    /// Number of members of the lock, whether they granted it or not.
-    members: usize,
+    members: Mutex<Vec<MemberHold>>,
     /// How long one member may take to answer.
     member_timeout: Duration,
     state: AtomicU8,
+    /// Notified when a member was acquired again, and at the end.
+    changed: Notify,
+}
+
+/// A member, and its hold if it granted the lock. The hold may be lost.
+pub(super) struct MemberHold {
+    pub(super) member: Member,
+    pub(super) held: Option<HoldGuard>,
+}
+
+impl MemberHold {
+    fn hold(&self) -> Option<&Arc<Hold>> {
+        self.held.as_ref().map(HoldGuard::hold)
+    }
+
+    fn status(&self) -> MemberStatus {
+        match self.hold() {
+            Some(hold) if !hold.valid_for().is_zero() => MemberStatus::Held,
+            Some(hold) if hold.loss().is_some_and(Loss::is_at_limit) => MemberStatus::AtLimit,
+            _ => MemberStatus::Missing,
+        }
+    }
+
+    /// Returns how long its hold is valid. It may have been acquired for longer, before or since: clocks have had that long to
+    /// drift.
+    fn valid_for(&self) -> Duration {
+        self.held.as_ref().map_or(Duration::ZERO, |held| {
+            let longest = held.hold().state().longest;
+            let lease = longest.max(held.terms.lease.duration());
+            held.hold().valid_despite(clock_drift(lease))
+        })
+    }
 }
 
 const HELD: u8 = 0;
@@ -45,61 +78,142 @@ pub(super) fn clock_drift(lease: Duration) -> Duration {
 }
 
 impl Majority {
-    pub(super) fn new(
-        held_members: &[HoldGuard],
-        members: usize,
-        member_timeout: Duration,
-    ) -> Majority {
-        let hold = |held: &HoldGuard| (held.hold().clone(), held.terms.lease.duration());
+    pub(super) fn new(members: Vec<MemberHold>, member_timeout: Duration) -> Majority {
         Majority {
-            holds: held_members.iter().map(hold).collect(),
-            members,
+            members: Mutex::new(members),
             member_timeout,
             state: AtomicU8::new(HELD),
+            changed: Notify::new(),
         }
     }
 
-    /// Returns how long a quorum of the holds is valid: the quorum-th longest of their remaining
-    /// leases. A loss is permanent.
+    /// Returns how long a quorum of the holds is valid now: the quorum-th longest of their remaining
+    /// leases.
+    pub(super) fn quorum_valid_for(&self) -> Duration {
+        let members = self.members.lock();
+        let mut each: Vec<_> = members.iter().map(MemberHold::valid_for).collect();
+        each.sort_unstable_by(|one, other| other.cmp(one));
+        let valid = each.get(quorum(each.len()) - 1);
+        valid.copied().unwrap_or_default()
+    }
+
+    /// The same, unless the lock is lost or released. A loss is permanent.
     pub(super) fn valid_for(&self) -> Duration {
         if self.state.load(Ordering::SeqCst) != HELD {
             return Duration::ZERO;
         }
-        // The hold may have been acquired for longer, before or since: clocks have had that long to drift.
-        let valid = |(hold, lease): &(Arc<Hold>, Duration)| {
-            let longest = hold.state().longest.max(*lease);
-            hold.valid_despite(clock_drift(longest))
-        };
-        let mut each: Vec<_> = self.holds.iter().map(valid).collect();
-        each.sort_unstable_by(|one, other| other.cmp(one));
-        let valid = each.get(quorum(self.members) - 1);
-        let valid = valid.copied().unwrap_or_default();
+        let valid = self.quorum_valid_for();
         if valid.is_zero() {
             self.end(LOST);
         }
         valid
     }
 
+    /// Notices that no majority is held any more.
+    pub(super) fn check(&self) {
+        let _ = self.valid_for();
+    }
+
+    /// Returns what is known about each member, and the holds that are not lost.
+    pub(super) fn status(&self) -> (Vec<MemberStatus>, Vec<Arc<Hold>>) {
+        let members = self.members.lock();
+        let statuses = members.iter().map(MemberHold::status).collect();
+        let holds = members.iter().filter_map(MemberHold::hold);
+        let held = holds.filter(|hold| hold.loss().is_none()).cloned();
+        (statuses, held.collect())
+    }
+
+    pub(super) fn member(&self, i: usize) -> Member {
+        self.members.lock()[i].member.clone()
+    }
+
+    /// Returns the members that are held, and their holds; `None` for the others.
+    pub(super) fn held(&self) -> Vec<Option<(Member, HoldRef)>> {
+        let members = self.members.lock();
+        let held = |one: &MemberHold| {
+            let hold_ref = || Some(one.held.as_ref()?.hold_ref.clone());
+            let is_held = one.status() == MemberStatus::Held;
+            Some(one.member.clone()).zip(hold_ref().filter(|_| is_held))
+        };
+        members.iter().map(held).collect()
+    }
+
+    /// Adds a member that was acquired again, if it [`counts`] and the lock has not ended. Else it is released.
+    pub(super) fn add(&self, i: usize, granted: HoldGuard, confirmed: &[bool]) {
+        let dropped = {
+            let mut members = self.members.lock();
+            let statuses: Vec<_> = members.iter().map(MemberHold::status).collect();
+            let is_held =
+                |(status, confirmed): (&_, &_)| *status == MemberStatus::Held && *confirmed;
+            let held: Vec<_> = statuses.iter().zip(confirmed).map(is_held).collect();
+            if self.state.load(Ordering::SeqCst) == HELD && counts(i, &held) {
+                let mut valid = members.iter().zip(&held).filter(|(_, held)| **held);
+                if let Some(limits) =
+                    valid.find_map(|(other, _)| other.hold()?.state().running_limits())
+                {
+                    granted.hold().state().set_running_limits(limits);
+                    let watchdog = &granted.hold_ref.session.watchdog;
+                    watchdog.watch(granted.hold());
+                }
+                let (hold, of) = (granted.hold(), members.len());
+                tracing::info!(lock = hold.object.name(), owner = %hold.field, of,
+                    "a member of a RedLock was acquired again");
+                members[i].held.replace(granted)
+            } else {
+                Some(granted)
+            }
+        };
+        // What was lost, or has to be released.
+        drop(dropped);
+        self.changed.notify_waiters();
+    }
+
+    /// Takes the holds of the members.
+    pub(super) fn take(&self) -> Vec<HoldGuard> {
+        let mut members = self.members.lock();
+        members
+            .iter_mut()
+            .filter_map(|one| one.held.take())
+            .collect()
+    }
+
     /// Sets the final state, once.
     fn end(&self, how: u8) {
-        let _ = self
+        let ended = self
             .state
             .compare_exchange(HELD, how, Ordering::SeqCst, Ordering::SeqCst);
+        if ended.is_err() {
+            return;
+        }
+        if how == LOST
+            && let Some((hold, loss)) = self.first_loss()
+        {
+            tracing::warn!(lock = hold.object.name(), owner = %hold.field, %loss, "lost");
+        }
+        self.changed.notify_waiters();
+    }
+
+    /// Waits until the lock is lost or released.
+    pub(super) async fn ended(&self) {
+        let has_ended = || (self.state.load(Ordering::SeqCst) != HELD).then_some(());
+        wait_for(&self.changed, has_ended).await;
     }
 
     /// Returns when no majority is held any more; never if it is released first.
     async fn lost(&self) {
         loop {
+            let mut changed = pin!(self.changed.notified());
+            changed.as_mut().enable();
             let left = self.valid_for();
             match self.state.load(Ordering::SeqCst) {
                 LOST => return,
                 RELEASED => std::future::pending().await,
                 _ => {}
             }
-            let held = self.holds.iter().map(|(hold, _)| hold.clone());
-            let held: Vec<_> = held.filter(|hold| hold.loss().is_none()).collect();
+            let (_, held) = self.status();
             tokio::select! {
                 biased;
+                () = changed => {}
                 () = any_lost(held) => {}
                 () = sleep_until(Instant::now() + left) => {}
             }
@@ -108,45 +222,57 @@ impl Majority {
 
     /// Returns how many members granted the lock and are known to keep it.
     fn held_members(&self) -> usize {
-        let holds = self.holds.iter();
-        holds
-            .filter(|(hold, _)| !hold.valid_for().is_zero())
-            .count()
+        let (statuses, _) = self.status();
+        let held = statuses.iter().filter(|one| **one == MemberStatus::Held);
+        held.count()
+    }
+
+    /// Returns the hold of a member and why the lock was lost.
+    fn first_loss(&self) -> Option<(Arc<Hold>, Loss)> {
+        let members = self.members.lock();
+        let holds = || members.iter().filter_map(MemberHold::hold);
+        let losses = || holds().filter_map(|hold| hold.loss());
+        let is_missing = losses().find(|loss| *loss == Loss::NotHeld);
+        let reason = is_missing.or_else(|| losses().find(|loss| loss.is_at_limit()));
+        let reason = reason.unwrap_or(Loss::LeaseEnded);
+        Some((holds().next()?.clone(), reason))
     }
 
     /// Returns the error, if the majority is lost.
     fn loss(&self) -> Option<Error> {
-        let _ = self.valid_for();
+        self.check();
         if self.state.load(Ordering::SeqCst) != LOST {
             return None;
         }
-        let losses = || self.holds.iter().filter_map(|(hold, _)| hold.loss());
-        let is_missing = losses().find(|loss| *loss == Loss::NotHeld);
-        let reason = is_missing.or_else(|| losses().find(|loss| loss.is_at_limit()));
-        let reason = reason.unwrap_or(Loss::LeaseEnded);
-        let (hold, _) = self.holds.first()?;
+        let (hold, reason) = self.first_loss()?;
         Some(hold.lost_error(reason))
+    }
+
+    /// Starts the limits of the request, which begin when a majority is held.
+    pub(super) fn start_limits(&self, limits: Option<&HoldLimits>) {
+        let members = self.members.lock();
+        let held = members.iter().filter_map(|one| one.held.as_ref());
+        held.for_each(|held| held.start_limits(limits));
     }
 }
 
 impl Held for HeldMajority {
     /// Releases the members that granted the lock, concurrently. After their time limit it returns as
     /// soon as the unconfirmed members are too few to withhold a majority from other owners.
-    async fn release(mut self) -> Result<()> {
+    async fn release(self) -> Result<()> {
         if let Some(lost) = self.majority.loss() {
             return Err(lost);
         }
         self.majority.end(RELEASED);
-        let members = self.majority.members;
+        let held_members = self.majority.take();
+        let members = self.majority.members.lock().len();
         let is_lost = |one: &&Option<Result<()>>| matches!(one, Some(Err(Error::Lost { .. })));
         let is_kept = |one: &&Option<Result<()>>| !is_lost(one) && !matches!(one, Some(Ok(())));
         let released = |done: &[Option<Result<()>>]| {
             let kept = done.iter().filter(is_kept).count();
             members - kept >= quorum(members)
         };
-        let releases = std::mem::take(&mut self.members)
-            .into_iter()
-            .map(HoldGuard::release);
+        let releases = held_members.into_iter().map(HoldGuard::release);
         let done = join_until(releases, released, self.majority.member_timeout).await;
         // Other owners may have held the members that were lost or that did not grant it.
         let lost = done.iter().filter(is_lost).count();
@@ -175,8 +301,9 @@ impl HeldForLease for HeldMajority {
     }
 
     fn feed(&self) {
-        let holds = self.majority.holds.iter();
-        holds.for_each(|(hold, _)| hold.feed());
+        let members = self.majority.members.lock();
+        let holds = members.iter().filter_map(MemberHold::hold);
+        holds.for_each(|hold| hold.feed());
     }
 
     fn owner(&self) -> Owner {
@@ -195,6 +322,7 @@ impl RedGuard {
 impl Drop for HeldMajority {
     fn drop(&mut self) {
         self.majority.end(RELEASED);
+        drop(self.majority.take());
     }
 }
 

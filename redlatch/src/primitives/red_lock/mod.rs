@@ -3,15 +3,18 @@
 //! `round` describes the algorithm.
 
 mod held;
+mod regain;
 mod round;
 
 use std::fmt::Write as _;
 use std::future::Future;
 use std::time::Duration;
 
+use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use self::held::{HeldMajority, clock_drift};
+use self::regain::MemberRequests;
 use self::round::RedLockRequest;
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
@@ -37,7 +40,10 @@ use crate::store::Progress;
 /// and the next round starts after a short random pause. So it can be acquired and kept while a
 /// minority hangs or is down, and it is still held when one server loses its data.
 ///
-/// Each member is renewed by its client's watchdog; the guard is valid while a majority is.
+/// Each member is renewed by its client's watchdog; the guard is valid while a majority is. Meanwhile, members that were
+/// lost or have not granted the lock are requested again, a few times a second at most, and count once they have granted it. So a
+/// held lock survives that its servers restart one after the other, even without their data, if each is back before the next one
+/// restarts. To force it open, force all members within a tenth of a second.
 ///
 /// # When not to use it
 ///
@@ -260,12 +266,13 @@ impl AcquireOnce for RedLock {
         let outage_limit = shortest_outage_limit(&members).unwrap_or(Expiry::Never);
         let limits = options.limits(Some(outage_limit));
         let progress = Progress::default();
+        let member_timeout = self.checked_member_timeout(shortest)?;
         let mut request = RedLockRequest {
             members: &members,
             options,
             owner,
             lease,
-            member_timeout: self.checked_member_timeout(shortest)?,
+            member_timeout,
             backoff: self.backoff,
             queue_name: queue_name(&members),
             tries: 0,
@@ -286,14 +293,16 @@ impl AcquireOnce for RedLock {
         let waiting = &first.session().waiting;
         let acquiring = waiting.within(&limits, &progress, &mut request);
         match acquiring.instrument(span).await? {
-            Some((members, majority)) => {
-                let held = members.iter();
-                held.for_each(|held| held.start_limits(hold_limits));
-                Ok(Some(HeldMajority {
+            Some(majority) => {
+                majority.start_limits(hold_limits);
+                let requests = MemberRequests {
+                    majority: majority.clone(),
                     owner,
-                    members,
-                    majority,
-                }))
+                    ends: lease.map(|_| Instant::now() + majority.valid_for()),
+                    member_timeout,
+                };
+                requests.start(first);
+                Ok(Some(HeldMajority { owner, majority }))
             }
             // `failure` is set if so many members failed in the last round that the others could not form a
             // quorum. Otherwise the lock was refused.

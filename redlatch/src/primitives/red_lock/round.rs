@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
-use super::held::Majority;
+use super::held::{Majority, MemberHold};
 use super::{quorum, timeout_error};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
@@ -23,7 +23,7 @@ use crate::lease::{Expiry, Lease};
 use crate::owner::Owner;
 use crate::primitives::lock::{AcquireParams, HoldGuard, Options};
 use crate::primitives::lock_set::Member;
-use crate::session::RequestedHold;
+use crate::session::{HoldRef, RequestedHold, Terms};
 use crate::step::Outcome;
 use crate::store::{LastContact, Progress};
 use crate::wait::{Attempt, Request};
@@ -51,7 +51,45 @@ pub(super) struct RedLockRequest<'a> {
 }
 
 /// The members that a quorum granted.
-pub(super) type Grant = (Vec<HoldGuard>, Arc<Majority>);
+pub(super) type Grant = Arc<Majority>;
+
+/// Requests one member once. `None`: another owner holds it. The holds of a failed request, or of one that is dropped, are settled in
+/// the background.
+pub(super) async fn request_member(
+    member: &Member,
+    hold_ref: HoldRef,
+    terms: Terms,
+    member_timeout: Duration,
+) -> Result<Option<HoldGuard>> {
+    hold_ref.hold.state().acquires_again = true;
+    hold_ref.hold.is_red_lock_member();
+    let step = |hold, count| {
+        member.0.acquire(AcquireParams {
+            hold,
+            count,
+            lease: terms.lease,
+            waits: false,
+            request_number: 0,
+        })
+    };
+    // A member that does not answer in time may have granted the lock: dropping the attempt
+    // undoes it in the background.
+    let progress = Progress::default();
+    let requested = RequestedHold {
+        hold_ref: &hold_ref,
+        terms,
+        // They begin when a majority is held.
+        limits: None,
+        request_number: 0,
+    };
+    let outcome = timeout(member_timeout, requested.try_acquire(None, &progress, step)).await;
+    match outcome {
+        Ok(Ok(Outcome::Done(_))) => Ok(Some(HoldGuard::new(hold_ref, terms))),
+        Ok(Ok(Outcome::Wait(_))) => Ok(None),
+        Ok(Err(error)) => Err(error),
+        Err(_) => Err(timeout_error(member_timeout)),
+    }
+}
 
 impl RedLockRequest<'_> {
     /// Runs rounds with pauses in between.
@@ -76,59 +114,32 @@ impl RedLockRequest<'_> {
         for member in self.members {
             // Looked up anew in each round, so that a hold that was lost meanwhile is not re-entered.
             let hold_ref = member.0.hold_ref(self.owner)?;
-            hold_ref.hold.state().acquires_again = true;
             self.options.set_note(&hold_ref.hold);
             holds.push((member, hold_ref));
         }
         let (lease, member_timeout) = (self.lease, self.member_timeout);
         let attempts = holds.into_iter().map(|(member, hold_ref)| async move {
-            let terms = member.terms(lease);
-            let step = |hold, count| {
-                member.0.acquire(AcquireParams {
-                    hold,
-                    count,
-                    lease: terms.lease,
-                    waits: false,
-                    request_number: 0,
-                })
-            };
-            // A member that does not answer in time may have granted the lock: dropping the attempt
-            // undoes it in the background.
-            let progress = Progress::default();
-            let requested = RequestedHold {
-                hold_ref: &hold_ref,
-                terms,
-                // They begin when a majority is held.
-                limits: None,
-                request_number: 0,
-            };
-            let outcome =
-                timeout(member_timeout, requested.try_acquire(None, &progress, step)).await;
-            match outcome {
-                Ok(Ok(Outcome::Done(_))) => Ok(Some(HoldGuard::new(hold_ref, terms))),
-                Ok(Ok(Outcome::Wait(_))) => Ok(None),
-                Ok(Err(error)) => Err(error),
-                Err(_) => Err(timeout_error(member_timeout)),
-            }
+            let requested = request_member(member, hold_ref, member.terms(lease), member_timeout);
+            (member, requested.await)
         });
-        let mut held_members = Vec::with_capacity(self.members.len());
+        let mut members = Vec::with_capacity(self.members.len());
         let mut errors = Vec::new();
-        for answer in join_all(attempts).await {
-            match answer {
-                Ok(held_member) => held_members.extend(held_member),
-                Err(error) => errors.push(error),
-            }
+        for (member, answer) in join_all(attempts).await {
+            let held = answer.unwrap_or_else(|error| {
+                errors.push(error);
+                None
+            });
+            let member = member.clone();
+            members.push(MemberHold { member, held });
         }
-        let majority = Majority::new(&held_members, self.members.len(), self.member_timeout);
-        if !majority.valid_for().is_zero() {
-            return Ok(Some((held_members, Arc::new(majority))));
+        let had = members.iter().filter(|one| one.held.is_some()).count();
+        let majority = Majority::new(members, self.member_timeout);
+        if !majority.quorum_valid_for().is_zero() {
+            return Ok(Some(Arc::new(majority)));
         }
-        tracing::debug!(
-            had = held_members.len(),
-            of = self.members.len(),
-            "no quorum"
-        );
-        let releases = held_members
+        tracing::debug!(had, of = self.members.len(), "no quorum");
+        let releases = majority
+            .take()
             .into_iter()
             .map(|held_member| timeout(member_timeout, held_member.release()));
         join_all(releases).await;

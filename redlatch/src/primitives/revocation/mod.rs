@@ -133,7 +133,7 @@ impl<K: Revocable> Lock<K> {
 
     async fn ask_until(&self, limit: Option<Duration>) -> Result<Option<OwnerId>> {
         let kind = self.valid_kind()?.clone();
-        let store = self.session.store.clone();
+        let (store, object) = (self.session.store.clone(), kind.object().clone());
         let asking = async move {
             let requests = kind.object().requests_key();
             let step = Ask {
@@ -146,7 +146,7 @@ impl<K: Revocable> Lock<K> {
                 store.run_at_most_once(&step, what, Delivery::IMMEDIATE, Duration::ZERO, &progress);
             Ok(run.await?.reply)
         };
-        self.session.run_to_completion(asking).await
+        self.session.run_to_completion(&object, asking).await
     }
 
     /// Waits until `owner`, mostly the result of [`Lock::ask`], does not hold the lock, at most this long. Returns whether it does not.

@@ -132,6 +132,7 @@ impl PermitsRequest<'_> {
     async fn try_acquire(&self) -> Result<Outcome<HeldPermits>> {
         let session = self.semaphore.session.clone();
         let object = self.semaphore.object.clone();
+        let warning = self.semaphore.warning.clone();
         let (background, store) = (session.background.clone(), session.store.clone());
         let (permits, progress) = (self.semaphore.permits, Arc::new(Progress::default()));
         let shared_progress = progress.clone();
@@ -161,8 +162,9 @@ impl PermitsRequest<'_> {
             );
             attempt.outcome = Some(match answer.await {
                 Ok(answer) => match answer.reply {
-                    Outcome::Done(ttl) => {
+                    Some(Outcome::Done(ttl)) => {
                         tracing::debug!(semaphore = object.name(), permits, "acquired");
+                        warning.record(object.name(), true);
                         let ends = ttl
                             .duration()
                             .and_then(|ttl| answer.sent_at.checked_add(ttl));
@@ -187,14 +189,18 @@ impl PermitsRequest<'_> {
                             }
                         }
                     }
-                    Outcome::Wait(left) => Ok(Outcome::Wait(left)),
+                    Some(Outcome::Wait(left)) => Ok(Outcome::Wait(left)),
+                    None => {
+                        warning.record(object.name(), false);
+                        Ok(Outcome::Wait(Expiry::Never))
+                    }
                 },
                 Err(error) => Err(error),
             });
             attempt
         };
         let in_flight = || shared_progress.was_sent();
-        let mut work = pin!(background.detach_on_drop(work, in_flight));
+        let mut work = pin!(background.detach_on_drop(&self.semaphore.object, work, in_flight));
         let (begun, after) = (
             Instant::now(),
             store.response_timeout().unwrap_or(MAX_LEASE),

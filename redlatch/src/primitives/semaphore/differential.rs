@@ -78,10 +78,13 @@ fn lua_and_rules_agree() {
                     permits,
                 };
                 let outcome = harness.step(&step).await.unwrap();
-                count(&taken, matches!(outcome, Outcome::Done(_)));
-                count(&refused, matches!(outcome, Outcome::Wait(_)));
+                count(&taken, matches!(outcome, Some(Outcome::Done(_))));
+                count(&refused, matches!(outcome, Some(Outcome::Wait(_))));
                 let ends = |&ttl: &Expiry| ttl < Expiry::Never;
-                count(&ending, matches!(&outcome, Outcome::Done(ttl) if ends(ttl)));
+                count(
+                    &ending,
+                    matches!(&outcome, Some(Outcome::Done(ttl)) if ends(ttl)),
+                );
             }
             Move::Add { permits, if_exists } => {
                 let step = Add {

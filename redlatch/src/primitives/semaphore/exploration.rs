@@ -82,11 +82,11 @@ impl Model for Permits {
                     permits,
                 };
                 match take.apply(keyspace).map_err(error)? {
-                    Outcome::Done(_) => {
+                    Some(Outcome::Done(_)) => {
                         self.taken[owner] += permits;
                         true
                     }
-                    Outcome::Wait(_) => false,
+                    Some(Outcome::Wait(_)) | None => false,
                 }
             }
             Step::Release { owner, permits } => {

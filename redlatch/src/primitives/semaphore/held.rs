@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use super::SemaphorePermits;
 use super::rules::Add;
+use crate::background::{RunningWork, Tries};
 use crate::environment::random_fraction;
 use crate::error::{Error, Result};
 use crate::hold::{HandOverLimit, Share};
@@ -20,9 +21,6 @@ use crate::sync::Mutex;
 /// How long a release is retried in the background while the store is unavailable. The permits have
 /// no lease, so nothing else releases them.
 pub(super) const RELEASE_RETRY_LIMIT: Duration = Duration::from_secs(600);
-
-/// The pause between two background attempts. Each attempt lasts up to the response timeout.
-const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 /// Acquired permits. When dropped, they pass to another request of this client, or are released in the background.
 pub(crate) struct HeldPermits {
@@ -177,16 +175,15 @@ impl HeldPermits {
             return Ok(());
         };
         let background = pending.session.background.clone();
-        let retries = background.clone();
         let work = async move {
             let released = pending.try_release().await;
             if released.is_err() && pending.final_error.is_none() {
-                retries.spawn(pending.retry_release());
+                pending.release_in_background();
                 return (None, released);
             }
             (Some(pending), released)
         };
-        let (pending, released) = background.detach_on_drop(work, || true).await;
+        let (pending, released) = background.detach_on_drop(&self.object, work, || true).await;
         if let Some(mut pending) = pending {
             // The caller gets the error, so it is not logged as well.
             pending.permits = 0;
@@ -253,8 +250,7 @@ impl Drop for HeldPermits {
             return;
         }
         if let Some(pending) = self.pending.take() {
-            let background = pending.session.background.clone();
-            background.spawn(pending.retry_release());
+            pending.release_in_background();
         }
     }
 }
@@ -334,8 +330,16 @@ impl PendingRelease {
         self.ends.is_some_and(|ends| Instant::now() >= ends)
     }
 
-    /// Retries until the release succeeds or is known to be impossible.
-    async fn retry_release(mut self) {
+    fn release_in_background(self) {
+        let background = self.session.background.clone();
+        let running = background.begin(&self.object);
+        background.spawn_counted(self.retry_release(running));
+    }
+
+    /// Retries until the release succeeds or is known to be impossible. No flush waits for it after several refusals; as nothing
+    /// else releases the permits, it continues.
+    async fn retry_release(mut self, running: RunningWork) {
+        let mut tries = Tries::default();
         let give_up = Instant::now() + RELEASE_RETRY_LIMIT;
         let (object, permits) = (self.object.clone(), self.permits);
         while let Err(error) = self.try_release().await {
@@ -346,9 +350,13 @@ impl PendingRelease {
                 self.final_error = Some(error);
                 return;
             }
+            let pause = tries.failed(&error);
+            if tries.are_refused() {
+                running.refused();
+            }
             tracing::debug!(semaphore = object.name(), permits, %error,
                 "release failed; retrying");
-            tokio::time::sleep(RETRY_PAUSE).await;
+            tokio::time::sleep(pause).await;
         }
     }
 }

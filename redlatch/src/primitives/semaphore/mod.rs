@@ -16,7 +16,7 @@ use self::rules::{Add, Drain};
 pub use self::try_set_permits::TrySetPermits;
 use crate::error::{Error, Result};
 use crate::name::{KeyLayout, ObjectKeys};
-use crate::primitives::counter::{Delete, Read};
+use crate::primitives::counter::{Delete, Read, UnsetWarning};
 use crate::primitives::lock::{Acquire, Guard, TryAcquire};
 use crate::session::Session;
 
@@ -63,6 +63,7 @@ pub struct Semaphore {
     pub(crate) object: Arc<ObjectKeys>,
     /// How many permits a request of this handle acquires.
     permits: u32,
+    warning: UnsetWarning,
 }
 
 /// Acquired permits of a [`Semaphore`] (Redisson has no such type: there, callers
@@ -87,6 +88,7 @@ impl Semaphore {
             session,
             object: Arc::new(object),
             permits: 1,
+            warning: UnsetWarning::default(),
         }
     }
 
@@ -254,7 +256,7 @@ impl Semaphore {
     pub async fn drain(&self) -> Result<i64> {
         let object = self.object()?.clone();
         self.session
-            .run_at_most_once(Drain { object }, "draining")
+            .run_at_most_once(&self.object, Drain { object }, "draining")
             .await
     }
 
@@ -289,7 +291,7 @@ impl Semaphore {
             payload: None,
         };
         self.session
-            .run_at_most_once(step, "deleting a semaphore")
+            .run_at_most_once(&self.object, step, "deleting a semaphore")
             .await
     }
 
@@ -316,7 +318,7 @@ impl Semaphore {
         waiting.record_release(channel);
         let added = self
             .session
-            .run_at_most_once(step, "adding permits")
+            .run_at_most_once(&self.object, step, "adding permits")
             .await?;
         if added.is_none() {
             // There is no message.

@@ -29,7 +29,8 @@ pub(super) struct TakePermits<'a> {
 }
 
 impl Step for TakePermits<'_> {
-    type Reply = Outcome<Expiry>;
+    /// `None`: no permits are set.
+    type Reply = Option<Outcome<Expiry>>;
 
     fn script(&self) -> &'static Script {
         script!(batchable(1, 1) "../counter/counter.lua", "take.lua")
@@ -43,23 +44,27 @@ impl Step for TakePermits<'_> {
         args.number(self.permits.into());
     }
 
-    fn decode(&self, reply: ScriptReply) -> Result<Outcome<Expiry>> {
-        if reply == ScriptReply::Integer(0) {
-            return Ok(Outcome::Wait(Expiry::Never));
+    fn decode(&self, reply: ScriptReply) -> Result<Option<Outcome<Expiry>>> {
+        match reply {
+            ScriptReply::Integer(-1) => return Ok(None),
+            ScriptReply::Integer(0) => return Ok(Some(Outcome::Wait(Expiry::Never))),
+            _ => {}
         }
         let [ttl] = reply.array()?;
-        Ok(Outcome::Done(Expiry::from_millis(ttl.integer()?)))
+        let ttl = Expiry::from_millis(ttl.integer()?);
+        Ok(Some(Outcome::Done(ttl)))
     }
 
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<Outcome<Expiry>> {
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<Option<Outcome<Expiry>>> {
         let permits = i64::from(self.permits);
-        match keyspace.find::<i64>(self.object.key())? {
+        Ok(match keyspace.find::<i64>(self.object.key())? {
             Some(found) if *found.value >= permits => {
                 *found.value -= permits;
-                Ok(Outcome::Done(found.remaining()))
+                Some(Outcome::Done(found.remaining()))
             }
-            _ => Ok(Outcome::Wait(Expiry::Never)),
-        }
+            Some(_) => Some(Outcome::Wait(Expiry::Never)),
+            None => None,
+        })
     }
 }
 

@@ -40,7 +40,7 @@ impl TrySetPermits {
         };
         let session = &self.semaphore.session;
         let set = session
-            .run_at_most_once(step, "setting the permits")
+            .run_at_most_once(&self.semaphore.object, step, "setting the permits")
             .await?;
         // The message may arrive after the next request of the caller, on another connection.
         session.waiting.wake(self.semaphore.object.channel());

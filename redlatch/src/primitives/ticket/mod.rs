@@ -331,6 +331,7 @@ impl<K: HasTicket> Lock<K> {
     /// If dropped after it started, it continues in the background.
     pub async fn unlock_ticket(&self, ticket: &Ticket) -> Result<()> {
         let (of_ticket, lock) = (self.ticket_hold(ticket)?, self.clone());
+        let object = of_ticket.object.clone();
         let releasing = async move {
             let store = &lock.session.store;
             lock.session
@@ -353,7 +354,7 @@ impl<K: HasTicket> Lock<K> {
                 false => Err(lock.refusal().await),
             }
         };
-        self.session.run_to_completion(releasing).await
+        self.session.run_to_completion(&object, releasing).await
     }
 
     /// Returns the hold of a ticket as the store has it, if the ticket is one of this lock.

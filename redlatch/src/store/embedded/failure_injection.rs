@@ -25,6 +25,8 @@ pub(super) struct InjectedFailures {
 pub(crate) enum Failure {
     /// It is not sent.
     NotSent,
+    /// The store refuses it: it has no effect, as long as its configuration is the same.
+    Refused,
     /// It is sent and has no effect.
     NoEffect,
     /// It has its effect, but the answer is lost.
@@ -77,7 +79,7 @@ impl EmbeddedConnection {
             progress.mark_sent();
         }
         let applied = match failure {
-            Failure::NotSent | Failure::NoEffect => None,
+            Failure::NotSent | Failure::Refused | Failure::NoEffect => None,
             Failure::NoAnswer | Failure::Repeated | Failure::Unconfirmed => Some(self.apply(step)),
         };
         if let (Failure::Unconfirmed | Failure::Repeated, Some(answer)) = (failure, applied) {
@@ -91,7 +93,12 @@ impl EmbeddedConnection {
                 ..answer
             }));
         }
-        let error = Error::unavailable(format!("{failure:?}"));
+        let error = match failure {
+            Failure::Refused => Error::NotPermitted {
+                reason: "injected".into(),
+            },
+            _ => Error::unavailable(format!("{failure:?}")),
+        };
         progress.record_failure(Instant::now(), error.clone());
         Some(Err(error))
     }

@@ -214,6 +214,13 @@ pub(crate) async fn with_lost_answer_after<T>(
         .0
 }
 
+/// Waits until the proxy has discarded an answer of the server.
+pub(crate) async fn wait_until_discarded(proxy: &Arc<Proxy>) {
+    let proxy = proxy.clone();
+    let discarded = tokio::task::spawn_blocking(move || proxy.wait_until_discarded());
+    discarded.await.unwrap();
+}
+
 /// Asserts that the error reports a lost hold with this cause.
 #[track_caller]
 pub(crate) fn assert_lost(error: &Error, why: Loss) {

@@ -30,6 +30,7 @@ on_every_store! {
     many_permits_are_acquired_all_or_none,
     a_semaphore_that_was_never_set_has_no_permits,
     permits_are_set_once,
+    handle_with_number_of_permits_sets_it_if_absent,
     exhausted_semaphore_is_not_set_again,
     permits_can_be_set_while_some_are_acquired,
     permits_can_be_added_and_removed,
@@ -140,6 +141,35 @@ async fn a_semaphore_that_was_never_set_has_no_permits(store: TestStore) {
     // None of these calls has set the number of permits.
     assert!(semaphore.try_set_permits(0).await.unwrap());
     assert!(!semaphore.try_set_permits(1).await.unwrap());
+}
+
+async fn handle_with_number_of_permits_sets_it_if_absent(store: TestStore) {
+    let client = store.client().await;
+    let plain = client.expirable_semaphore(&unique("numbered"));
+    let semaphore = client.expirable_semaphore(plain.name()).permits(3);
+    let two = semaphore.acquire_many(2).await.unwrap();
+    assert_eq!(counts(&plain).await, (1, 2, 3));
+    // Another number changes nothing.
+    let five = client.expirable_semaphore(plain.name()).permits(5);
+    assert!(five.try_acquire_many(2).await.unwrap().is_none());
+    two.release().await.unwrap();
+    assert_eq!(counts(&plain).await, (3, 0, 3));
+    // The number is lost while a request waits, and permits are held.
+    let all = semaphore.acquire_many(3).lease(SHORT).await.unwrap();
+    let waiting = tokio::spawn(semaphore.acquire().into_future());
+    assert!(plain.delete().await.unwrap());
+    let next = within_limit("set again", waiting).await.unwrap().unwrap();
+    assert_eq!(counts(&plain).await, (2, 1, 3));
+    // What was held before does not count.
+    assert!(all.release().await.is_err());
+    assert_eq!(counts(&plain).await, (2, 1, 3));
+    next.release().await.unwrap();
+    for permits in [0, 1 << 31] {
+        let invalid = semaphore.clone().permits(permits);
+        let error = invalid.try_acquire().await.unwrap_err();
+        assert!(matches!(error, Error::InvalidCount { .. }), "{error}");
+    }
+    plain.delete().await.unwrap();
 }
 
 async fn permits_are_set_once(store: TestStore) {

@@ -482,3 +482,20 @@ async fn disconnected_holder_learns_that_its_permit_is_lost() {
         (0, 1, 1)
     );
 }
+
+/// All processes go on after the server has lost its data, and none has more permits than there are.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn number_of_permits_survives_loss_of_data() {
+    let mut server = Server::start();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let semaphore = client.expirable_semaphore("jobs").permits(2);
+    let held = semaphore.acquire_many(2).lease(SHORT).await.unwrap();
+    let waiting = tokio::spawn(semaphore.acquire().into_future());
+    until("it waits", || async { client.status().subscriptions == 1 }).await;
+    server.restart();
+    let one = within_limit("goes on", waiting).await.unwrap().unwrap();
+    assert_eq!(counts(&semaphore).await, (1, 1, 2));
+    assert!(held.release().await.is_err());
+    one.release().await.unwrap();
+    assert_eq!(counts(&semaphore).await, (2, 0, 2));
+}
