@@ -546,7 +546,8 @@ mod tests {
     /// Anybody who may write to the store can make such queues.
     #[test]
     fn cost_grows_with_the_number_of_waits() {
-        let shapes: [(&str, fn(usize) -> Vec<WaitingOwner>); 4] = [
+        type Shape = fn(usize) -> Vec<WaitingOwner>;
+        let shapes: [(&str, Shape); 4] = [
             (
                 "the holder waits behind all others for itself, often",
                 |n| (0..n).map(|i| wait(i % 2 * i, [0])).collect(),

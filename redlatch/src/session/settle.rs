@@ -26,7 +26,8 @@ impl Session {
     /// A failure harms only the order: owners in that queue ask from time to time.
     fn serve_queue(&self, hold: &Arc<Hold>) {
         let (store, hold) = (self.store.clone(), hold.clone());
-        self.background.spawn(async move {
+        let object = hold.object.clone();
+        self.background.spawn(&object, async move {
             let Some(step) = hold.kind.serve_queue(&hold.object) else {
                 return;
             };

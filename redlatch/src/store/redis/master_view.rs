@@ -235,7 +235,8 @@ mod tests {
         use Verdict::{FailedOver, Master, Undecided};
         // The replies, whether the known master works, the verdict at once, and the verdict on the same replies
         // when they have been given for as long as earlier epochs are ignored.
-        let cases: [(&[(u16, u64)], bool, Verdict, Verdict); 12] = [
+        type Case<'a> = (&'a [(u16, u64)], bool, Verdict, Verdict);
+        let cases: [Case<'_>; 12] = [
             (&[], true, Undecided, Undecided),
             (&[(1, 5)], true, Master(at(1)), Master(at(1))),
             (&[(2, 6)], true, FailedOver(at(2)), Master(at(2))),
