@@ -136,19 +136,17 @@ async fn unreplicated_permits_are_released_where_their_slot_has_moved() {
     let acquiring = || {
         let acquiring = client.semaphore(name).acquire_many(2).into_future();
         let acquiring = tokio::spawn(acquiring);
-        let acquired = until("acquired at the master", || async {
+        let begun = until("acquired at the master", || async {
             permits
                 .available()
                 .await
                 .is_ok_and(|available| available == 1)
         });
-        async {
-            acquired.await;
-            acquiring
-        }
+        (acquiring, begun)
     };
     let to = (cluster.master_of_slot(slot) + 1) % 3;
-    let acquired = acquiring().await;
+    let (acquired, begun) = acquiring();
+    begun.await;
     cluster.begin_moving(slot, to);
     cluster.move_keys(slot, to);
     let error = within_limit("answered", acquired)
@@ -160,7 +158,8 @@ async fn unreplicated_permits_are_released_where_their_slot_has_moved() {
     cluster.finish_moving(slot, to);
 
     let to = (to + 1) % 3;
-    let acquired = acquiring().await;
+    let (acquired, begun) = acquiring();
+    begun.await;
     cluster.move_slot(slot, to);
     let error = within_limit("answered", acquired)
         .await
@@ -170,7 +169,8 @@ async fn unreplicated_permits_are_released_where_their_slot_has_moved() {
     assert_eq!(permits.available().await.unwrap(), 3);
 
     // A replica takes over. It may not have all acquisitions, so nothing is released, and the error says so.
-    let acquired = acquiring().await;
+    let (acquired, begun) = acquiring();
+    begun.await;
     cluster.fail_over(cluster.replica_of(to), FailoverMode::Graceful);
     let error = within_limit("answered", acquired)
         .await
