@@ -23,6 +23,7 @@ mod election;
 mod examples;
 mod expirable_semaphore;
 mod fair_lock;
+mod feature_pairs;
 mod fenced_lock;
 mod fencing_tokens;
 mod frozen_node;
