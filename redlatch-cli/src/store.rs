@@ -10,7 +10,7 @@ use redlatch::{Client, ClientBuilder, Error};
 use crate::args::{Cmd, Run};
 use crate::duration;
 use crate::exit::Failure;
-use crate::stderr::{note, printable};
+use crate::stderr::{note, printable, warning};
 use crate::store_args::StoreArgs;
 
 /// How long to wait for pending releases before the program ends. Anything left after that ends
