@@ -11,7 +11,7 @@ use super::hold_ref::MOVED;
 use super::{HoldRef, Session, Terms};
 use crate::background::{RunningWork, Tries};
 use crate::error::{Error, Loss, Result};
-use crate::hold::{Hold, HoldSnapshot, ReassignParams, ReleaseParams, Yields};
+use crate::hold::{Hold, HoldSnapshot, ReassignParams, ReleaseParams};
 use crate::lease::Lease;
 use crate::owner::Owner;
 use crate::step::BoxedStep;
@@ -130,10 +130,11 @@ impl HoldRef {
         });
         let release = PendingRelease::new(hold, keep);
         hold.state().begin_release(keep);
-        let mut yields = Yields::default();
+        let mut serves_queue = false;
         if keep == 0 {
             let limit = hold.state().hand_over_limit;
-            yields = limit.yields(Instant::now());
+            let yields = limit.yields(Instant::now());
+            serves_queue = yields.to.in_queue;
             session.metrics().chain_ended(limit.turns());
             session.waiting.yield_to(&hold.object, yields);
         }
@@ -144,7 +145,7 @@ impl HoldRef {
         release.record_result(&answer);
         let answer = answer?;
         let held = self.released(hold, now, keep, answer.reply, answer.repeated)?;
-        if yields.to.in_queue {
+        if serves_queue {
             session.serve_queue(hold);
         }
         if keep > 0 {

@@ -116,7 +116,8 @@ async fn sharing_with_redisson() -> Result<()> {
 
 #[test]
 fn code_on_all_pages_compiles() {
-    let compiled = without_whitespace(include_str!("guide.rs"));
+    let here = without_whitespace(include_str!("guide.rs"));
+    let compiled = here + &without_whitespace(include_str!("../../../examples/http_service.rs"));
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let docs = std::fs::read_dir(root.join("docs")).unwrap();
     let mut pages: Vec<_> = docs.map(|entry| entry.unwrap().path()).collect();

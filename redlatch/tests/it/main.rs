@@ -25,6 +25,7 @@ mod examples;
 mod expirable_semaphore;
 mod fair_lock;
 mod fairness;
+mod feature_pairs;
 mod fenced_lock;
 mod fencing_tokens;
 mod frozen_node;

@@ -54,11 +54,19 @@ async fn permits_pass_from_task_to_task_without_commands() {
         let expirable = client.expirable_semaphore(&format!("b {hand_over}"));
         assert!(semaphore.try_set_permits(PERMITS).await.unwrap());
         assert!(expirable.try_set_permits(PERMITS).await.unwrap());
-        let commands = [
-            commands_per_pair(&server, semaphore.clone(), pair).await,
-            commands_per_pair(&server, expirable.clone(), expirable_pair).await,
-        ];
-        println!("hand-over {hand_over}: {commands:.3?} commands per pair");
+        // Permits pass on for some time, in which a paused machine does little. So a measurement may be repeated.
+        let mut tries = 0;
+        let commands = loop {
+            let commands = [
+                commands_per_pair(&server, semaphore.clone(), pair).await,
+                commands_per_pair(&server, expirable.clone(), expirable_pair).await,
+            ];
+            println!("hand-over {hand_over}: {commands:.3?} commands per pair");
+            tries += 1;
+            if commands.iter().all(|each| limit.contains(each)) || tries == 5 {
+                break commands;
+            }
+        };
         assert!(
             commands.iter().all(|each| limit.contains(each)),
             "{commands:?}"

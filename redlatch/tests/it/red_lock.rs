@@ -70,8 +70,12 @@ async fn holders(clients: &[Client], name: &str) -> usize {
 async fn assert_nothing_left(clients: &[Client], name: &str) {
     for client in clients {
         within_limit("settled", client.flush()).await;
-        let status = client.status();
-        assert_eq!((status.holds, status.background), (0, 0), "{status:?}");
+        // Releases of holds whose lease has ended continue behind a flush.
+        until("nothing is left in the client", || async {
+            let status = client.status();
+            (status.holds, status.background) == (0, 0)
+        })
+        .await;
     }
     assert_eq!(holders(clients, name).await, 0);
 }
@@ -228,7 +232,7 @@ async fn lost_minority_does_no_harm(stores: TestStores) {
     .await;
     assert!(guard.is_valid());
     assert!(poll_up_to(1, &mut lost).await.is_none());
-    for client in &clients[1..] {
+    for client in [&clients[0], &clients[2]] {
         assert!(client.lock("a").force_unlock().await.unwrap());
     }
     within_limit("the loss is reported", lost).await;

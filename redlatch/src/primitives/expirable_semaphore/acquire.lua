@@ -6,24 +6,28 @@
 -- ARGV[4]  total number of permits, to set if none are set; 0: none
 -- Returns  nil: the permits are held under these ids
 --          else the ms until the first held permit expires; -1: none expires, -2: no permits are set
-if not available then
-    if ARGV[4] == '0' then
-        return -2
-    end
-    add(ARGV[4])
-    available = tonumber(ARGV[4])
+local free = available or tonumber(ARGV[4])
+if not available and free == 0 then
+    return -2
 end
 local ids = permits(ARGV[2])
--- Repeated because the answer was lost: the permits are already held.
-local missing = #ids - count_held(ids)
+-- Repeated because the answer was lost: the permits are already held. Those of a deleted semaphore do not count.
+local missing = #ids - (available and count_held(ids) or 0)
 if missing > 0 then
-    if available < missing then
+    if free < missing then
+        if not available then
+            add(free)
+        end
         local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
         return first[2] and left(first[2]) or -1
     end
     -- Changes nothing: see prelude.lua.
     redis.call('ZADD', KEYS[2], 'XX', 0, '')
-    redis.call('DECRBY', KEYS[1], missing)
+    if available then
+        redis.call('DECRBY', KEYS[1], missing)
+    else
+        add(free - missing)
+    end
 end
 for _, id in ipairs(ids) do
     redis.call('ZADD', KEYS[2], 'GT', now_rounded_up + ARGV[3], id)

@@ -207,25 +207,31 @@ impl Operation for Acquire<'_> {
     }
 
     fn apply(&self, semaphore: &mut SemaphoreState<'_>) -> Result<Option<Outcome>> {
-        let available = match semaphore.available {
-            Some(available) => available,
-            None if self.permits == 0 => return Ok(None),
-            None => {
-                semaphore.add_and_publish(self.permits.into())?;
-                self.permits.into()
-            }
+        let is_set = semaphore.available.is_some();
+        let free = semaphore.available.unwrap_or(self.permits.into());
+        if !is_set && free == 0 {
+            return Ok(None);
+        }
+        // Repeated because the answer was lost: the permits are already held. Those of a deleted semaphore do not count.
+        let held = match is_set {
+            true => semaphore.count_held(self.ids)?,
+            false => 0,
         };
-        semaphore.available = Some(available);
-        // Repeated because the answer was lost: the permits are already held.
-        let missing = signed(split_ids(self.ids).count() - semaphore.count_held(self.ids)?);
+        let missing = signed(split_ids(self.ids).count() - held);
         if missing > 0 {
-            if available < missing {
+            if free < missing {
+                if !is_set {
+                    semaphore.add_and_publish(free)?;
+                }
                 let held = semaphore.timestamps()?;
                 let first = held.and_then(|held| held.values().min().copied());
                 let wait = first.map_or(Expiry::Never, |first| semaphore.left(first));
                 return Ok(Some(Outcome::Wait(wait)));
             }
-            semaphore.add(-missing)?;
+            match is_set {
+                true => drop(semaphore.add(-missing)?),
+                false => semaphore.add_and_publish(free - missing)?,
+            }
         }
         let end = end(semaphore.now_rounded_up, self.lease);
         let deadlines = &semaphore.keys.deadlines;

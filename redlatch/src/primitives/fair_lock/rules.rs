@@ -359,7 +359,7 @@ impl Step for ServeQueue {
     type Reply = ();
 
     fn script(&self) -> &'static Script {
-        script!("queue.lua", "serve.lua")
+        script!("../expire.lua", "queue.lua", "serve.lua")
     }
 
     fn keys(&self) -> Keys<'_> {

@@ -1,0 +1,306 @@
+//! The table of docs/feature-pairs.md, and the pairs of settings that are checked together.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::IntoFuture;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use redlatch::kind::Revocable;
+use redlatch::{Acquire, Client, Embedded, Error, HasMinimum, HasTicket, Lock, Loss};
+use tokio::time::{Instant, sleep};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// All features that can meet.
+const FEATURES: [&str; 18] = [
+    "re-entry",
+    "fixed lease",
+    "`at_least`",
+    "`at_most`",
+    "`fed_every`",
+    "hand-over",
+    "transfer",
+    "grant",
+    "ticket",
+    "adoption",
+    "renewal of a ticket",
+    "`ask`",
+    "`revoke`",
+    "election",
+    "group values",
+    "multi-lock",
+    "RedLock",
+    "`flush`",
+];
+
+/// Returns the names of all functions in Rust files below a folder.
+fn functions(folder: &Path, names: &mut BTreeSet<String>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            functions(&path, names);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = std::fs::read_to_string(&path).unwrap();
+            let named = text
+                .lines()
+                .filter_map(|line| line.trim_start().split_once("fn "));
+            let is_item = |before: &str| matches!(before, "" | "async " | "pub(super) async ");
+            let named = named.filter(|(before, _)| is_item(before));
+            names.extend(named.filter_map(|(_, rest)| {
+                let end = rest.find(['(', '<'])?;
+                Some(rest[..end].to_owned())
+            }));
+        }
+    }
+}
+
+/// Each pair is in the table once, with what must hold, and a test that exists or the reason why there is none.
+#[test]
+fn each_pair_has_a_test_or_a_reason() {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let mut tests = BTreeSet::new();
+    for folder in ["src", "tests"] {
+        functions(&root.join(folder), &mut tests);
+    }
+    let page = std::fs::read_to_string(root.join("../docs/feature-pairs.md")).unwrap();
+    let rows = page
+        .lines()
+        .filter(|line| line.starts_with("| ") && !line.starts_with("| one "));
+    let mut pairs = BTreeMap::new();
+    for row in rows {
+        let cells: Vec<_> = row.trim_matches('|').split(" | ").map(str::trim).collect();
+        let [one, others, holds, check] = cells.as_slice() else {
+            panic!("not four columns: {row}");
+        };
+        assert!(!holds.is_empty(), "{row}");
+        match check.strip_prefix("none: ") {
+            Some(reason) => assert!(!reason.is_empty(), "{row}"),
+            None => {
+                let named = check.split("`").skip(1).step_by(2);
+                let named: Vec<_> = named
+                    .map(|test| test.split(' ').next_back().unwrap())
+                    .collect();
+                assert!(!named.is_empty(), "no test and no reason: {row}");
+                for test in named {
+                    assert!(tests.contains(test), "there is no test {test}: {row}");
+                }
+            }
+        }
+        for other in others.split(", ") {
+            for feature in [one, other] {
+                assert!(FEATURES.contains(&feature), "{feature:?}: {row}");
+            }
+            let pair = BTreeSet::from([*one, other]);
+            assert_eq!(pair.len(), 2, "{row}");
+            assert!(pairs.insert(pair, row).is_none(), "twice: {one}, {other}");
+        }
+    }
+    let all = FEATURES.iter().enumerate().flat_map(|(i, one)| {
+        FEATURES[..i]
+            .iter()
+            .map(move |other| BTreeSet::from([*one, *other]))
+    });
+    let missing: Vec<_> = all.filter(|pair| !pairs.contains_key(pair)).collect();
+    assert!(missing.is_empty(), "missing: {missing:?}");
+}
+
+/// What a request sets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Setting {
+    Lease,
+    AtLeast,
+    AtMost,
+    FedEvery,
+}
+use Setting::{AtLeast, AtMost, FedEvery, Lease};
+
+/// What the holder, or another client, does ten seconds after the acquisition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Act {
+    /// Nothing: the holder hangs.
+    Hang,
+    Unlock,
+    /// It drops its guards, and waits until they are released.
+    DropAndFlush,
+    Revoke,
+    Ticket,
+    /// Another client adopts the ticket two seconds later, and releases it at once.
+    Adopt,
+}
+
+/// The time of each setting in seconds. `at_least` ends after the limits, and before the lease.
+fn seconds(setting: Setting) -> u64 {
+    match setting {
+        Lease => 40,
+        AtLeast => 35,
+        AtMost => 30,
+        FedEvery => 25,
+    }
+}
+
+/// Returns after how many seconds another owner acquires the lock, and how the guard was lost, if it was.
+fn expected(settings: &[Setting], act: Act, is_reentered: bool) -> (Option<u64>, Option<Loss>) {
+    let has = |setting| settings.contains(&setting);
+    let length = |setting| Duration::from_secs(seconds(setting));
+    // The watchdog renews a hold if any of its guards requires it.
+    let is_renewed = !has(Lease) || is_reentered;
+    let kept = if has(AtLeast) { seconds(AtLeast) } else { 0 };
+    let at_limit = if has(FedEvery) {
+        let limit = length(FedEvery);
+        Some((seconds(FedEvery), Loss::NotFed { limit }))
+    } else {
+        let limit = length(AtMost);
+        has(AtMost).then_some((seconds(AtMost), Loss::HeldTooLong { limit }))
+    };
+    let ends = match at_limit {
+        Some((end, loss)) => (Some(end.max(kept)), Some(loss)),
+        None if is_renewed => (None, None),
+        None => (Some(seconds(Lease)), Some(Loss::LeaseEnded)),
+    };
+    match act {
+        Act::Hang => ends,
+        Act::Unlock | Act::DropAndFlush => (Some(kept.max(10)), None),
+        Act::Revoke => (Some(kept.max(15)), Some(Loss::Revoked)),
+        // The owner has several guards, or a minimum time: it keeps them, and releases them.
+        Act::Ticket | Act::Adopt if has(AtLeast) || is_reentered => (Some(kept.max(10)), None),
+        // The rest of a fixed lease, or of a limit that ends before; else the lease of the watchdog, without the limits.
+        Act::Ticket if !is_renewed => (Some(at_limit.map_or(40, |(end, _)| end)), None),
+        Act::Ticket => (Some(40), None),
+        Act::Adopt => (Some(12), None),
+    }
+}
+
+fn with<R: HasMinimum>(request: Acquire<R>, setting: Setting) -> Acquire<R> {
+    let length = Duration::from_secs(seconds(setting));
+    match setting {
+        Lease => request.lease(length),
+        AtLeast => request.at_least(length),
+        AtMost => request.at_most(length),
+        FedEvery => request.fed_every(length),
+    }
+}
+
+/// Acquires a lock with both settings, in one request or in two, and checks when a waiter of another client acquires it, and how
+/// the guards end.
+async fn check<K: HasTicket + Revocable>(
+    clients: &[Client; 2],
+    locks: [Lock<K>; 2],
+    settings: [Setting; 2],
+    act: Act,
+    is_reentered: bool,
+) where
+    Lock<K>: HasMinimum,
+{
+    let case = format!("{settings:?}, {act:?}, re-entered: {is_reentered}");
+    let [lock, other] = locks;
+    let begun = Instant::now();
+    let mut guards = Vec::new();
+    if is_reentered {
+        let outer = with(lock.lock(), settings[0]).await.unwrap();
+        let inner = with(outer.reenter(), settings[1]).await.unwrap();
+        guards.extend([outer, inner]);
+    } else {
+        let request = with(with(lock.lock(), settings[0]), settings[1]);
+        guards.push(request.await.unwrap());
+    }
+    let waiting = other.lock().into_future();
+    let waiter = tokio::spawn(async move {
+        let guard = waiting.await.unwrap();
+        let acquired_at = begun.elapsed();
+        guard.unlock().await.unwrap();
+        acquired_at
+    });
+    let asked = tokio::spawn(guards[0].asked());
+    sleep(10 * SECOND).await;
+    match act {
+        Act::Hang => {}
+        Act::Unlock => {
+            for guard in guards.drain(..) {
+                guard.unlock().await.unwrap();
+            }
+        }
+        Act::DropAndFlush => {
+            guards.clear();
+            assert!(clients[0].flush_within(SECOND).await.is_empty(), "{case}");
+        }
+        Act::Revoke => {
+            assert!(other.revoke(5 * SECOND).await.unwrap().is_some(), "{case}");
+        }
+        Act::Ticket | Act::Adopt => {
+            let guard = guards.remove(0);
+            match guard.into_ticket().await {
+                Ok(ticket) if act == Act::Adopt => {
+                    sleep(2 * SECOND).await;
+                    let adopted = other.adopt(&ticket).await.unwrap();
+                    adopted.unlock().await.unwrap();
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    guards.extend(error.into_guard());
+                    for guard in guards.drain(..) {
+                        guard.unlock().await.unwrap();
+                    }
+                }
+            }
+        }
+    }
+    let (free_after, loss) = expected(&settings, act, is_reentered);
+    let acquired_at = tokio::time::timeout(120 * SECOND, waiter).await;
+    match free_after.map(Duration::from_secs) {
+        Some(free_after) => {
+            let acquired_at = acquired_at.expect(&case).unwrap();
+            let limits = free_after - SECOND / 10..free_after + SECOND;
+            assert!(limits.contains(&acquired_at), "{case}: {acquired_at:?}");
+        }
+        None => assert!(acquired_at.is_err(), "{case}"),
+    }
+    for guard in guards {
+        match (guard.unlock().await, loss) {
+            (Err(Error::Lost { reason, .. }), Some(loss)) => assert_eq!(reason, loss, "{case}"),
+            (unlocked, loss) => {
+                assert!(unlocked.is_ok() && loss.is_none(), "{case}: {unlocked:?}");
+            }
+        }
+    }
+    asked.abort();
+    for client in clients {
+        client.flush().await;
+        assert_eq!(client.status().background, 0, "{case}");
+    }
+}
+
+macro_rules! pairs_of_settings {
+    ($($kind:ident,)*) => {
+        $(#[tokio::test(start_paused = true)]
+        async fn $kind() {
+            let acts = [
+                Act::Hang,
+                Act::Unlock,
+                Act::DropAndFlush,
+                Act::Revoke,
+                Act::Ticket,
+                Act::Adopt,
+            ];
+            let settings = [Lease, AtLeast, AtMost, FedEvery];
+            for (i, one) in settings.into_iter().enumerate() {
+                for other in settings[i + 1..].iter().copied() {
+                    for (act, is_reentered) in
+                        acts.into_iter().flat_map(|act| [(act, false), (act, true)])
+                    {
+                        let store = Embedded::new();
+                        let clients =
+                            [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
+                        let locks = clients.each_ref().map(|client| client.$kind("a"));
+                        check(&clients, locks, [one, other], act, is_reentered).await;
+                    }
+                }
+            }
+        })*
+    };
+}
+
+mod settings_and_ends {
+    use super::*;
+
+    pairs_of_settings! { lock, fair_lock, fenced_lock, spin_lock, }
+}
