@@ -229,6 +229,11 @@ fn check_run(source: &str, before: &Dump, complete: &Run, run: &Run) -> Result<(
     if !is_error && source.contains("ZSCORE") && reads_requests {
         return Ok(());
     }
+    // A user that may not read the queue of a fair lock passes the lock on as if nobody waited there.
+    let reads_queue = run.command == "LRANGE" || run.subject.starts_with("redisson_lock_queue");
+    if !is_error && source.contains("fair_waiters") && (reads_queue || run.command == "PUBSUB") {
+        return Ok(());
+    }
     let is_between = is_partial_release || (is_error && (is_free || is_undone_by_client));
     if now != all && now != nothing && !is_between {
         return Err(format!(

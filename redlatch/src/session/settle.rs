@@ -75,7 +75,8 @@ impl HoldRef {
     pub(super) async fn settle_in_turn(&self, up_to_change: u64) -> Result<bool> {
         let snapshot = self.hold.snapshot();
         if !snapshot.superseded {
-            return self.settle_hold(&self.hold, &snapshot, up_to_change).await;
+            let is_released = snapshot.released_at >= up_to_change;
+            return self.settle_hold(&self.hold, &snapshot, is_released).await;
         }
         // It was lost. The store's state of this owner now belongs to the latest generation. Its request may have been
         // canceled before it released what this generation left there.
@@ -83,19 +84,20 @@ impl HoldRef {
             && let snapshot = latest.snapshot()
             && snapshot.has_unacknowledged_changes
         {
-            let up_to_change = snapshot.changes;
+            let is_released = snapshot.released_at >= snapshot.changes;
             // Boxed: seldom needed.
-            Box::pin(self.settle_hold(&latest, &snapshot, up_to_change)).await?;
+            Box::pin(self.settle_hold(&latest, &snapshot, is_released)).await?;
         }
         self.hold.check_not_lost().map(|()| false)
     }
 
-    /// Settles the latest generation of the hold.
+    /// Settles the latest generation of the hold. `is_released`: a release that was answered has sent all changes that must be
+    /// settled.
     async fn settle_hold(
         &self,
         hold: &Arc<Hold>,
         now: &HoldSnapshot,
-        up_to_change: u64,
+        is_released: bool,
     ) -> Result<bool> {
         let session = &self.session;
         let keep = match now.is_lost {
@@ -105,7 +107,7 @@ impl HoldRef {
         };
         if keep == 0 {
             session.watchdog.unwatch(hold);
-            if now.released_at >= up_to_change {
+            if is_released {
                 // A release through another reference has sent the same count.
                 return Ok(true);
             }
