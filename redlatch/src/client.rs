@@ -212,7 +212,8 @@ impl Client {
     /// Otherwise the locks of dropped guards may stay held until their leases end, and permits of a semaphore, which have no
     /// lease, forever.
     ///
-    /// If the store cannot be reached, it waits for a lock until its lease has ended, after which other clients can acquire it, and
+    /// If the store cannot be reached, it waits for a lock until its lease has ended (at least for one response timeout), after which
+    /// other clients can acquire it, and
     /// for permits of a [`Semaphore`] for up to ten minutes. [`Client::flush_within`] has a limit. If the store answers but refuses
     /// the release of a lock or of permits, for example because a password has changed, it waits for that for five seconds. The
     /// client logs that, and tries to release it for as long as the program runs.

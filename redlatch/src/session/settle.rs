@@ -21,6 +21,9 @@ use crate::store::{AttemptPermit, Delivery, Progress, Route};
 /// that takes effect late, such as an attempt which a frozen server executes when it continues, has been undone.
 pub(super) const SETTLE_GRACE: Duration = Duration::from_secs(10);
 
+/// How long a flush waits at least for a store that has no response timeout.
+const FIRST_TRY: Duration = Duration::from_secs(1);
+
 impl Session {
     /// Lets the store pass the object, which was just released, to the queue of a fair lock with the same key, in the background.
     /// A failure harms only the order: owners in that queue ask from time to time.
@@ -261,7 +264,9 @@ impl HoldRef {
         background.spawn_counted(async move {
             let mut unstarted = unstarted;
             if let Some(hold_ref) = unstarted.0.take() {
-                let ends = Instant::now() + lease;
+                // If the lease has ended already, the first try is awaited all the same.
+                let response_timeout = hold_ref.session.store.response_timeout();
+                let ends = Instant::now() + lease.max(response_timeout.unwrap_or(FIRST_TRY));
                 let settling = hold_ref.settle_with_retries(ends, attempt_permit, &running);
                 let mut settling = pin!(settling);
                 if timeout_at(ends, settling.as_mut()).await.is_err() {

@@ -486,6 +486,17 @@ async fn release_is_abandoned_after_lease_has_ended() {
     }
 }
 
+/// Nothing is wrong, so a flush waits for the release, and nothing is logged about it.
+#[tokio::test(start_paused = true)]
+async fn guard_dropped_after_its_lease_is_settled_by_flush() {
+    let client = Client::embedded();
+    let guard = client.lock("a").lock().lease(SECOND).await.unwrap();
+    tokio::time::sleep(2 * SECOND).await;
+    drop(guard);
+    assert_eq!(flush_duration(&client).await, Duration::ZERO);
+    assert_eq!(client.status().background, 0);
+}
+
 /// The store has the lock only for the rest of a fixed lease. A renewal may have had an effect.
 #[tokio::test(start_paused = true)]
 async fn flush_in_outage_ends_with_lease() {

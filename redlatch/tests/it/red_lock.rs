@@ -241,6 +241,8 @@ async fn lost_minority_does_no_harm(stores: TestStores) {
     assert_lost(&error, Loss::NotHeld);
     let error = guard.unlock().await.unwrap_err();
     assert!(matches!(error, Error::Lost { .. }), "{error}");
+    // All members are free.
+    assert_nothing_left(&clients, "a").await;
     // A release that finds a minority gone has released the lock; one that finds a majority gone
     // has not.
     let guard = lock.lock().await.unwrap();

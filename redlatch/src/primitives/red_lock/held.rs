@@ -114,13 +114,16 @@ impl Majority {
         let _ = self.valid_for();
     }
 
-    /// Returns what is known about each member, and the holds that are not lost.
+    /// Returns what is known about each member, and the holds that counted as held. One of them may be lost since.
     pub(super) fn status(&self) -> (Vec<MemberStatus>, Vec<Arc<Hold>>) {
         let members = self.members.lock();
-        let statuses = members.iter().map(MemberHold::status).collect();
-        let holds = members.iter().filter_map(MemberHold::hold);
-        let held = holds.filter(|hold| hold.loss().is_none()).cloned();
-        (statuses, held.collect())
+        let statuses: Vec<_> = members.iter().map(MemberHold::status).collect();
+        let held = members
+            .iter()
+            .zip(&statuses)
+            .filter(|(_, status)| **status == MemberStatus::Held);
+        let holds = held.filter_map(|(one, _)| one.hold().cloned()).collect();
+        (statuses, holds)
     }
 
     pub(super) fn member(&self, i: usize) -> Member {
@@ -204,13 +207,14 @@ impl Majority {
         loop {
             let mut changed = pin!(self.changed.notified());
             changed.as_mut().enable();
+            // Before the validity: a hold that is lost in between is among these.
+            let (_, held) = self.status();
             let left = self.valid_for();
             match self.state.load(Ordering::SeqCst) {
                 LOST => return,
                 RELEASED => std::future::pending().await,
                 _ => {}
             }
-            let (_, held) = self.status();
             tokio::select! {
                 biased;
                 () = changed => {}
