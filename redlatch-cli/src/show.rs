@@ -204,7 +204,7 @@ async fn ask_holder<K: Revocable>(lock: &Lock<K>, unlock: &Unlock) -> Result<u8,
     let written = write(&asked)?;
     if owner.as_str().starts_with("ticket-") {
         warning!(
-            "{shown}: it is a ticket, which no process holds now; a process that adopts it is not asked"
+            "{shown}: it is a ticket, which no process holds now; none can adopt it any more, and `redlatch unlock` with the ticket releases it"
         );
     }
     let Some(wait) = unlock.wait else {

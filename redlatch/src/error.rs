@@ -105,7 +105,7 @@ pub enum Error {
     },
 
     /// The master granted the acquisition, but too few replicas acknowledged it in time, so a failover
-    /// could lose it. The client has released it again, or continues to try so in the background. Permits of a
+    /// could lose it. The client has released it again, or continues to try that in the background. Permits of a
     /// [`Semaphore`](crate::Semaphore) have no owner, so they are not released to a server that has replaced this one,
     /// and may not have them: then the error is [`Error::OutcomeUnknown`].
     #[error(
@@ -287,8 +287,8 @@ pub enum Error {
     },
 
     /// There is no tokio runtime that the client could use: the call is outside of one, the runtime was
-    /// built without time or I/O, or it has shut down. Or it is that of a process which has forked this one, and a
-    /// client of [`blocking`](crate::blocking) was created there.
+    /// built without time or I/O, or it has shut down. Or this process was forked: a client of
+    /// [`blocking`](crate::blocking) works only in the process that created it.
     #[error(
         "there is no running tokio runtime with time and I/O enabled; \
          call from within one, or use `redlatch::blocking`, and connect again in a forked process"

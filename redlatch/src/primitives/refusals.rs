@@ -26,8 +26,9 @@
 //!
 //! One case remains: a user that may create a key, but neither expire nor delete it. Such a user cannot release a lock either.
 //!
-//! The differential tests run each script on random states anyway. Some of their steps run first with each of their calls refused, on the state that the history has reached, which is then restored. A directory
-//! with scripts has such a test, which must run each of them.
+//! The differential tests run each script on random states. Before some of their steps, the step runs with each of its calls
+//! refused, on the state that the history has reached, which is then restored. Each directory with scripts has such a test, which
+//! must run each of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

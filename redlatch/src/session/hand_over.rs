@@ -15,8 +15,8 @@
 //! 5. Beside the hand-overs, the store is asked regularly whether it still has the hold, and whether another client
 //!    subscribes to the channel of the lock or asks for it. As soon as one does, or the answer is late, the hold is released, and
 //!    the local waiter waits for the message like all others. If others wait, it lets them go first
-//!    ([`WaitQueues::yield_to`](crate::wait::WaitQueues::yield_to)). So it does after a chain of hand-overs that ended by its
-//!    time, because not all who wait can be counted (`hold/fairness`). Owners in the queue of a fair lock with the same key are
+//!    ([`WaitQueues::yield_to`](crate::wait::WaitQueues::yield_to)). It also pauses after a chain of hand-overs that ended by its
+//!    time, because not all waiters can be counted (`hold/fairness`). Owners in the queue of a fair lock with the same key are
 //!    counted, too, and get the object from the store behind the release.
 //!
 //! Invariant: the hold has one guard or one offer at any time, and no request for its owner is in flight. So

@@ -36,7 +36,7 @@ impl ServerId {
 pub(crate) struct Suspects {
     pending: Mutex<Suspected>,
     added: Notify,
-    /// Whether servers are asked to report changes of keys that a renewal has read. A server that refuses is not asked again.
+    /// Whether servers are asked to report changes of keys that a renewal has read. A server process that refuses is not asked again: see `store/redis/tracking`.
     tracking: bool,
 }
 

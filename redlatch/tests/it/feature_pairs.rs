@@ -122,6 +122,7 @@ enum Act {
     Unlock,
     /// It drops its guards, and waits until they are released.
     DropAndFlush,
+    Ask,
     Revoke,
     Ticket,
     /// Another client adopts the ticket two seconds later, and releases it at once.
@@ -158,7 +159,7 @@ fn expected(settings: &[Setting], act: Act, is_reentered: bool) -> (Option<u64>,
         None => (Some(seconds(Lease)), Some(Loss::LeaseEnded)),
     };
     match act {
-        Act::Hang => ends,
+        Act::Hang | Act::Ask => ends,
         Act::Unlock | Act::DropAndFlush => (Some(kept.max(10)), None),
         Act::Revoke => (Some(kept.max(15)), Some(Loss::Revoked)),
         // The owner has several guards, or a minimum time: it keeps them, and releases them.
@@ -223,6 +224,11 @@ async fn check<K: HasTicket + Revocable>(
             guards.clear();
             assert!(clients[0].flush_within(SECOND).await.is_empty(), "{case}");
         }
+        Act::Ask => {
+            assert!(other.ask().await.unwrap().is_some(), "{case}");
+            sleep(SECOND).await;
+            assert!(asked.is_finished(), "{case}");
+        }
         Act::Revoke => {
             assert!(other.revoke(5 * SECOND).await.unwrap().is_some(), "{case}");
         }
@@ -277,6 +283,7 @@ macro_rules! pairs_of_settings {
                 Act::Hang,
                 Act::Unlock,
                 Act::DropAndFlush,
+                Act::Ask,
                 Act::Revoke,
                 Act::Ticket,
                 Act::Adopt,

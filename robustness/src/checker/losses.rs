@@ -9,7 +9,10 @@
 //! 4. If the fault is too short to prevent renewal, or concerns another server, any loss is
 //!    [`Rule::AvoidableLoss`], unless the process was stopped and could not renew.
 //! 5. A hold that was revoked may be lost from the limit of the revocation on, for that reason only. Then points 3 and 4 do
-//!    not apply. That may be the next hold of the owner, if a promoted replica lacks the release of the revoked one. Nor do they if the hold became a ticket whose lease has ended. Its guard must be invalid when the limit and a lease have both passed ([`Rule::ValidTooLong`]).
+//!    not apply.
+//!    A revoked hold may also be the owner's next one, if a promoted replica lacks the release of the first. Points 3 and 4 do not
+//!    apply either if the hold became a ticket whose lease has ended. The guard of a revoked hold must be invalid when the limit
+//!    and a lease have both passed ([`Rule::ValidTooLong`]).
 
 use super::allowances::MARGIN;
 use super::violation::{Rule, Violation};

@@ -38,7 +38,7 @@ pub enum Rule {
     Order,
     /// The last report of an observer is the final state of its election.
     Observer,
-    /// Behind all faults, clients use again what they can work without: see `mechanisms`.
+    /// After all faults, clients use all optional mechanisms again: see `mechanisms`.
     Mechanism,
     /// Some sequential order of the operations on a lock explains all answers.
     Linearizability,

@@ -1,6 +1,6 @@
 //! Thousands of commands at once on one connection: more than the buffers on its way hold.
 //!
-//! Meanwhile requests for locks are canceled. Then nobody holds these locks, and each is acquired again. A request
+//! Meanwhile requests for locks are canceled. Then these locks are free, and each is acquired again. A request
 //! that waits for the end of a lease shows that the store still holds its lock.
 
 use std::sync::Arc;

@@ -43,7 +43,7 @@ const MAX_PER_REQUEST: u32 = 1000;
 /// A semaphore whose permits have leases: the permits of a crashed process return by themselves
 /// (Redisson: `RPermitExpirableSemaphore`).
 ///
-/// It has as many permits as were set ([`ExpirableSemaphore::try_set_permits`]); before that, none.
+/// It has as many permits as were set ([`ExpirableSemaphore::try_set_permits`], or by the first request of a handle with [`ExpirableSemaphore::permits`]); before that, none.
 /// A [`PermitGuard`] holds permits. The client's watchdog renews them until they are released or
 /// dropped, or they are held for a fixed time ([`Acquire::lease`]). When the process dies, its
 /// permits are free at the end of their lease, by default at most 30 s later. Permits have ids: a

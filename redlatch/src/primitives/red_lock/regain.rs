@@ -2,7 +2,7 @@
 //! was down. So it survives that one server after the other restarts.
 //!
 //! 1. While a majority is valid, each missing member is requested for the same owner, with pauses. The first request follows after
-//!    a pause, too: a caller who forces all members open would otherwise not release the lock.
+//!    a pause, too: otherwise a forced release of all members one after the other would not free the lock.
 //! 2. Such a request is an acquisition of a new hold: it first releases what the store may still have of the lost one. Its lease
 //!    counts from before it was sent.
 //! 3. After the grant the other members are checked in their stores. The member counts from then on, if a majority of the *others*
