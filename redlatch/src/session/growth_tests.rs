@@ -9,7 +9,7 @@ use std::future::{Future, IntoFuture};
 use std::time::Duration;
 
 use tokio::task::yield_now;
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::Session;
 use crate::error::Result;
@@ -153,35 +153,18 @@ async fn collections_are_as_before_after_many_names() {
 /// The values of a group share a channel, which is never idle here. What each of them leaves behind would be visited by each
 /// message.
 #[tokio::test]
-async fn values_of_a_group_cost_nothing_later() {
+async fn values_of_a_group_leave_nothing_behind() {
     let store = Embedded::new();
     let [client, other] = [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
     let group = |client: &Client, value: usize| client.group_lock("group", value.to_string());
     let _held = group(&other, 0).lock().await.unwrap();
     let waiting = tokio::spawn(group(&client, 0).lock().into_future());
-    let turn = async |value: usize| {
+    for value in 1..10_000 {
         let held = group(&other, value).lock().await.unwrap();
         wait_for(group(&client, value).lock(), async { drop(held) }).await;
-    };
-    let measure = async |from: usize| {
-        let begun = Instant::now();
-        for value in from..from + 200 {
-            turn(value).await;
-        }
-        begun.elapsed()
-    };
-    measure(1).await;
-    let few = measure(1_000).await.max(measure(2_000).await);
-    for value in 10_000..20_000 {
-        turn(value).await;
     }
-    let many = measure(30_000).await.min(measure(40_000).await);
     let session = group(&client, 0).session.clone();
     let objects = session.waiting.sizes();
     assert!(objects.iter().all(|(_, size)| *size < 50), "{objects:?}");
-    assert!(
-        many < 10 * few,
-        "{few:?} with few values, {many:?} with many"
-    );
     waiting.abort();
 }
