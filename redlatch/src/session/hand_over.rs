@@ -223,6 +223,9 @@ impl super::Session {
                             self.watchdog.report_missing(hold);
                             self.waiting.wake(object.channel());
                         }
+                        if matches!(in_turn, Ok((true, _))) {
+                            hold.watchdog_state(|state| state.suspect = false);
+                        }
                         in_turn
                     }
                     Err(error) => Err(error),

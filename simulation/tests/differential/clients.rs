@@ -286,7 +286,7 @@ impl Clients {
     }
 
     /// Two owners of one client take turns until a release has acquired the lock for the other, and two anonymous ones until
-    /// the client has checked the hold that passes from one to the other.
+    /// the client has checked the hold that passes from one to the other, and has served the queue of a fair lock.
     async fn transfers(&self) -> Result<()> {
         let lock = self.one.lock("name");
         let turns = async |owner: Option<Owner>| {
@@ -302,6 +302,7 @@ impl Clients {
             }
             Ok(())
         };
+        let queue = async || self.other.fair_lock("name").lock().await?.unlock().await;
         let is_missing = |name: &str| {
             let missing = missing(&self.bridge.recorded());
             missing.iter().any(|script| script.ends_with(name))
@@ -311,6 +312,8 @@ impl Clients {
                 tokio::try_join!(turns(Some(Owner::new())), turns(Some(Owner::new())))?;
             } else if is_missing("session/check_hand_over.lua") {
                 tokio::try_join!(turns(None), turns(None))?;
+            } else if is_missing("fair_lock/serve.lua") {
+                tokio::try_join!(turns(None), turns(None), queue())?;
             } else {
                 break;
             }
@@ -494,7 +497,12 @@ impl Clients {
         let permit = semaphore.acquire().await?;
         let value = client.group_lock("group", "a").lock().await?;
         let all_sent = async {
-            while !missing(&self.bridge.recorded()).is_empty() {
+            for looks in 0.. {
+                let missing = missing(&self.bridge.recorded());
+                if missing.is_empty() {
+                    break;
+                }
+                assert!(looks < 1_000, "not sent: {missing:?}");
                 // Reading all scripts takes long, and the client works in the same thread.
                 tokio::time::sleep(SHORT / 30).await;
             }

@@ -295,20 +295,19 @@ impl Cluster {
             report.ok()
         };
         let queries = self.nodes_to_query(connected).into_iter().map(query);
-        let is_ours = |report: &SlotReport| {
-            let ids = self.ids.lock();
-            ids.accepts_answer(&report.ids, Instant::now())
-        };
+        let is_ours = |report: &SlotReport| self.ids.lock().are_ours(&report.ids);
         let enough = |answers: &[Option<Option<SlotReport>>]| {
             let mut reports = answers.iter().flatten().flatten();
             reports.any(|report| report.is_healthy && is_ours(report))
         };
         let answers = join_until(queries, enough, MIN_QUERY_TIME).await;
-        let reports = answers.into_iter().flatten().flatten().filter(is_ours);
-        let reports: Vec<SlotReport> = reports.collect();
-        for report in &reports {
-            let mut ids = self.ids.lock();
-            ids.record_answer(&report.ids, Instant::now());
+        let mut reports: Vec<SlotReport> = answers.into_iter().flatten().flatten().collect();
+        let is_set_up_again = {
+            let answers = reports.iter().map(|report| &report.ids);
+            self.ids.lock().end_query(answers, Instant::now())
+        };
+        if !is_set_up_again {
+            reports.retain(is_ours);
         }
         let latest = best_report(&reports);
         // Use an answer of a node that is cut off only if there is no map at all.
@@ -346,7 +345,7 @@ impl Cluster {
         let before = map.masters();
         map.current_epoch = Some((report.epoch, now));
         map.ranges.clone_from(&report.ranges);
-        self.ids.lock().replace(&report.ids, now);
+        self.ids.lock().replace(&report.ids);
         map.moved.retain(|_, moved| {
             report.epoch <= moved.epoch && now < moved.at + OLD_EPOCH_IGNORED_FOR
         });

@@ -624,7 +624,18 @@ impl SendContext<'_> {
             )
         };
         let (subscribed, answer, confirmation) = tokio::task::unconstrained(all).await;
-        subscribed?;
+        if let Err(failure) = subscribed {
+            // The step was not refused with it: it may have been executed.
+            let may_be_executed = failure.had_no_effect()
+                && answer
+                    .as_ref()
+                    .err()
+                    .is_none_or(|answer| !answer.had_no_effect());
+            return Err(match may_be_executed {
+                true => ExchangeError::Unanswered(failure.reason().into()),
+                false => failure,
+            });
+        }
         Ok((answer?, confirmation))
     }
 }

@@ -141,7 +141,10 @@ impl MasterView {
         };
         let mut by_majority = votes * 2 > self.sentinels;
         if let Some(known) = &self.known {
-            let is_outdated = epoch < known.epoch && (known.by_majority || !by_majority);
+            // A failover has a later epoch. Of the same epoch, there is another address only at a sentinel of other servers.
+            let is_other = epoch == known.epoch && endpoint != known.endpoint && !by_majority;
+            let is_outdated = is_other && known.by_majority
+                || epoch < known.epoch && (known.by_majority || !by_majority);
             if is_outdated {
                 let since = *self.outdated_since.get_or_insert(now);
                 if now < since + EARLIER_EPOCH_IGNORED_FOR || works && !by_majority {
@@ -236,13 +239,16 @@ mod tests {
         // The replies, whether the known master works, the verdict at once, and the verdict on the same replies
         // when they have been given for as long as earlier epochs are ignored.
         type Case<'a> = (&'a [(u16, u64)], bool, Verdict, Verdict);
-        let cases: [Case<'_>; 12] = [
+        let cases: [Case<'_>; 14] = [
             (&[], true, Undecided, Undecided),
             (&[(1, 5)], true, Master(at(1)), Master(at(1))),
             (&[(2, 6)], true, FailedOver(at(2)), Master(at(2))),
             (&[(2, 6), (2, 6)], true, FailedOver(at(2)), Master(at(2))),
             (&[(2, 5), (2, 5)], true, FailedOver(at(2)), Master(at(2))),
             (&[(1, 5), (2, 6), (3, 7)], true, Undecided, Undecided),
+            // One sentinel of other servers.
+            (&[(2, 5)], true, Master(at(1)), Master(at(1))),
+            (&[(2, 5)], false, Master(at(1)), FailedOver(at(2))),
             // One sentinel that missed the failover.
             (&[(2, 4)], true, Master(at(1)), Master(at(1))),
             (&[(2, 4)], false, Master(at(1)), FailedOver(at(2))),

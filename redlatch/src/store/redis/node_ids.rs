@@ -7,8 +7,9 @@
 //! 1. The ids of all nodes in the answer in use are known, by address. On every new connection a node is asked for its id.
 //!    If another one is expected at its address, it is used only if that id is known at another address.
 //! 2. An answer that names none of the known nodes is from another cluster, and does not count.
-//! 3. A cluster that was set up again has new ids. So both rules end when no answer that counts was received for
-//!    [`FORGOTTEN_AFTER`]. From then on a client that reaches only a node of another cluster uses that.
+//! 3. A cluster that was set up again has new ids. So both rules end when the nodes have been queried for
+//!    [`FORGOTTEN_AFTER`] and none of the answers named a known node. From then on a client that reaches only a node of another
+//!    cluster uses that. Time alone ends nothing: a client that was stopped, or did not run, has queried no node.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,16 +18,15 @@ use tokio::time::Instant;
 
 use super::endpoint::Endpoint;
 
-/// How long ids are known after the last answer of a node that belongs to the cluster: as long as earlier epochs are
-/// ignored.
+/// How long ids are known while no answer is from a node that belongs to the cluster: as long as earlier epochs are ignored.
 pub(super) const FORGOTTEN_AFTER: Duration = Duration::from_secs(10);
 
 /// The ids of the nodes of the cluster.
 #[derive(Debug, Default)]
 pub(super) struct NodeIds {
     known: BTreeMap<Endpoint, String>,
-    /// When the latest answer that counts was received.
-    confirmed_at: Option<Instant>,
+    /// Since when no query of the nodes has found a known one.
+    missed_since: Option<Instant>,
 }
 
 impl NodeIds {
@@ -35,36 +35,43 @@ impl NodeIds {
         !self.known.contains_key(at) || self.contains(id) || self.is_forgotten(now)
     }
 
-    /// Returns whether an answer that names these nodes is from this cluster.
-    pub(super) fn accepts_answer(&self, nodes: &BTreeMap<Endpoint, String>, now: Instant) -> bool {
-        self.is_named_in(nodes) || self.is_forgotten(now)
+    /// Returns whether an answer that names these nodes is from this cluster. Servers before 4.0 report no ids.
+    pub(super) fn are_ours(&self, nodes: &BTreeMap<Endpoint, String>) -> bool {
+        nodes.is_empty() || self.includes_known(nodes)
     }
 
-    /// Records an answer, whether it is used or not.
-    pub(super) fn record_answer(&mut self, nodes: &BTreeMap<Endpoint, String>, now: Instant) {
-        if self.is_named_in(nodes) {
-            self.confirmed_at = Some(now);
+    /// Handles the end of a query of several nodes, each of whose answers names these nodes. Returns whether answers of another
+    /// cluster may be used.
+    pub(super) fn end_query<'a>(
+        &mut self,
+        mut answers: impl Iterator<Item = &'a BTreeMap<Endpoint, String>>,
+        now: Instant,
+    ) -> bool {
+        match answers.any(|nodes| self.includes_known(nodes)) {
+            true => self.missed_since = None,
+            false => drop(self.missed_since.get_or_insert(now)),
         }
+        self.is_forgotten(now)
     }
 
     /// Records the nodes in the answer in use.
-    pub(super) fn replace(&mut self, nodes: &BTreeMap<Endpoint, String>, now: Instant) {
+    pub(super) fn replace(&mut self, nodes: &BTreeMap<Endpoint, String>) {
         self.known.clone_from(nodes);
-        self.confirmed_at = Some(now);
+        self.missed_since = None;
     }
 
     fn contains(&self, id: &str) -> bool {
         self.known.values().any(|known| known == id)
     }
 
-    /// Returns whether these nodes include a known one. Servers before 4.0 report no ids.
-    fn is_named_in(&self, nodes: &BTreeMap<Endpoint, String>) -> bool {
-        self.known.is_empty() || nodes.is_empty() || nodes.values().any(|id| self.contains(id))
+    /// Returns whether these nodes include a known one, or none is known.
+    fn includes_known(&self, nodes: &BTreeMap<Endpoint, String>) -> bool {
+        self.known.is_empty() || nodes.values().any(|id| self.contains(id))
     }
 
     fn is_forgotten(&self, now: Instant) -> bool {
-        self.confirmed_at
-            .is_none_or(|confirmed_at| now >= confirmed_at + FORGOTTEN_AFTER)
+        self.missed_since
+            .is_some_and(|missed_since| now >= missed_since + FORGOTTEN_AFTER)
     }
 }
 
@@ -87,7 +94,7 @@ mod tests {
         let begun = Instant::now();
         let mut ids = NodeIds::default();
         assert!(ids.accepts_node(&at(1), "a", begun), "nothing is known");
-        ids.replace(&nodes(&[(1, "a"), (2, "b")]), begun);
+        ids.replace(&nodes(&[(1, "a"), (2, "b")]));
         let cases = [
             (1, "a", true),
             // It has moved.
@@ -97,24 +104,20 @@ mod tests {
             (3, "new", true),
         ];
         for (port, id, accepted) in cases {
-            assert_eq!(
-                ids.accepts_node(&at(port), id, begun),
-                accepted,
-                "{port} {id}"
-            );
-            // A cluster that was set up again.
-            let later = begun + FORGOTTEN_AFTER;
-            assert!(ids.accepts_node(&at(port), id, later), "{port} {id}");
+            // Also if the client did not run in between.
+            for now in [begun, begun + 10 * FORGOTTEN_AFTER] {
+                let accepts = ids.accepts_node(&at(port), id, now);
+                assert_eq!(accepts, accepted, "{port} {id}");
+            }
         }
     }
 
     #[test]
     fn answer_counts_if_it_names_known_node() {
-        let begun = Instant::now();
-        let foreign = nodes(&[(1, "x"), (2, "y")]);
+        let (foreign, ours) = (nodes(&[(1, "x"), (2, "y")]), nodes(&[(9, "a")]));
         let mut ids = NodeIds::default();
-        assert!(ids.accepts_answer(&foreign, begun), "nothing is known");
-        ids.replace(&nodes(&[(1, "a"), (2, "b")]), begun);
+        assert!(ids.are_ours(&foreign), "nothing is known");
+        ids.replace(&nodes(&[(1, "a"), (2, "b")]));
         let cases: [(&[(u16, &str)], bool); 4] = [
             (&[(1, "a"), (3, "c")], true),
             (&[(7, "b")], true),
@@ -122,19 +125,24 @@ mod tests {
             (&[], true),
         ];
         for (all, accepted) in cases {
-            assert_eq!(ids.accepts_answer(&nodes(all), begun), accepted, "{all:?}");
+            assert_eq!(ids.are_ours(&nodes(all)), accepted, "{all:?}");
         }
-        // Known nodes that answer all the time, also if their answers are not used.
-        for n in 1..10 {
-            let now = begun + n * FORGOTTEN_AFTER / 2;
-            ids.record_answer(&nodes(&[(9, "a")]), now);
-            ids.record_answer(&foreign, now);
-            assert!(!ids.accepts_answer(&foreign, now));
-            assert!(!ids.accepts_node(&at(1), "x", now));
+        // Known nodes answer from time to time, also if their answers are not used.
+        let mut now = Instant::now();
+        for _ in 0..10 {
+            now += FORGOTTEN_AFTER / 2;
+            assert!(!ids.end_query([&foreign].into_iter(), now));
+            now += FORGOTTEN_AFTER / 2;
+            assert!(!ids.end_query([&foreign, &ours].into_iter(), now));
         }
-        let last = begun + 9 * FORGOTTEN_AFTER / 2;
-        assert!(ids.accepts_answer(&foreign, last + FORGOTTEN_AFTER));
-        ids.replace(&foreign, last);
-        assert!(!ids.accepts_answer(&nodes(&[(1, "a")]), last));
+        // A cluster that was set up again. A node without slots names none, and does not confirm the ids.
+        let none = nodes(&[]);
+        assert!(!ids.end_query([].into_iter(), now));
+        assert!(!ids.accepts_node(&at(1), "x", now));
+        now += FORGOTTEN_AFTER;
+        assert!(ids.end_query([&none, &foreign].into_iter(), now));
+        assert!(ids.accepts_node(&at(1), "x", now));
+        ids.replace(&foreign);
+        assert!(!ids.are_ours(&ours) && !ids.end_query([&ours].into_iter(), now));
     }
 }
