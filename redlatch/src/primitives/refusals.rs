@@ -46,8 +46,12 @@ pub(super) type Dump = BTreeMap<String, (DumpedValue, i64)>;
 /// that are refused, '' for any; the reply; the state.
 const REFUSE: &str = "
 local live, saved = redis, {}
+-- With the times of expiry, and not what is left: the attempts take time, in which the keys grow older.
+local time = live.call('TIME')
 for _, key in ipairs(live.call('KEYS', '*')) do
-    table.insert(saved, { key, math.max(live.call('PTTL', key), 0), live.call('DUMP', key) })
+    local left = live.call('PTTL', key)
+    local ends = left < 0 and 0 or time[1] * 1000 + math.floor(time[2] / 1000) + left
+    table.insert(saved, { key, ends, live.call('DUMP', key), 'ABSTTL' })
 end
 local function restore()
     for _, key in ipairs(live.call('KEYS', '*')) do

