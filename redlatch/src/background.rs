@@ -57,10 +57,12 @@ impl Works {
         self.passing + self.entries.len()
     }
 
-    /// Returns whether a flush has to wait.
-    fn are_awaited(&self) -> bool {
-        let mut needs = self.entries.values().map(|(_, need)| *need);
-        self.passing > 0 || needs.any(|need| need == Need::Awaited)
+    /// Returns whether a flush has to wait for works up to this number.
+    fn are_awaited(&self, latest: u64) -> bool {
+        let mut entries = self.entries.iter();
+        let awaited =
+            |(number, (_, need)): (&u64, &(_, Need))| *number <= latest && *need == Need::Awaited;
+        self.passing > 0 || entries.any(awaited)
     }
 
     /// Returns the names of the objects of which something is left to settle.
@@ -117,14 +119,33 @@ impl Background {
         object: &Arc<ObjectKeys>,
         work: impl Future<Output = ()> + Send + 'static,
     ) {
+        self.spawn_as(self.begin(object), work);
+    }
+
+    /// The same for a check of an object. It leaves nothing in the store, so no flush waits for it.
+    pub(crate) fn spawn_check(
+        &self,
+        object: &Arc<ObjectKeys>,
+        check: impl Future<Output = ()> + Send + 'static,
+    ) {
         let running = self.begin(object);
+        running.needless();
+        self.spawn_as(running, check);
+    }
+
+    /// The same for work that has [begun](Background::begin), which ends with it.
+    pub(crate) fn spawn_as(
+        &self,
+        running: RunningWork,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) {
         self.spawn_counted(async move {
             let _running = running;
             work.await;
         });
     }
 
-    /// The same for work that has [begun](Background::begin).
+    /// The same for work that says itself when it ends.
     pub(crate) fn spawn_counted(&self, work: impl Future<Output = ()> + Send + 'static) {
         if let Some(runtime) = self.runtime() {
             runtime.spawn(task(work));
@@ -170,10 +191,15 @@ impl Background {
         }
     }
 
-    /// Waits until no work is running, except for what the store refuses, or has nothing of any more.
+    /// Waits until the work that runs now has ended, and what it has begun, except for what the store refuses, or has nothing of
+    /// any more. Work that others begin meanwhile does not count: there may be some at any time.
     pub(crate) async fn flush(&self) {
-        let is_done = || (!self.0.works.lock().are_awaited()).then_some(());
-        wait_for(&self.0.changed, is_done).await;
+        // An unanswered step, the undoing of its result, and the release that this needs.
+        for _ in 0..3 {
+            let latest = self.0.works.lock().latest;
+            let is_done = || (!self.0.works.lock().are_awaited(latest)).then_some(());
+            wait_for(&self.0.changed, is_done).await;
+        }
     }
 
     /// Returns the names of the objects of which something is left to settle.
@@ -309,7 +335,7 @@ mod tests {
         let state = || {
             let works = background.0.works.lock();
             (
-                works.are_awaited(),
+                works.are_awaited(works.latest),
                 Vec::from_iter(works.unsettled()).concat(),
             )
         };
@@ -327,6 +353,44 @@ mod tests {
         assert_eq!(background.running(), 3);
         drop(works);
         assert_eq!((state(), background.running()), ((false, String::new()), 0));
+    }
+
+    /// A busy client has work at any time. A flush waits for what ran before, and what that has begun.
+    #[tokio::test]
+    async fn flush_ends_beside_later_work() {
+        let background = Background::default();
+        let (first, child) = (
+            background.begin(&object("a")),
+            background.begin(&object("a")),
+        );
+        let mut flush = std::pin::pin!(background.flush());
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        assert!(flush.as_mut().poll(&mut cx).is_pending());
+        let mut latest = background.begin(&object("b"));
+        drop(first);
+        assert!(flush.as_mut().poll(&mut cx).is_pending());
+        let grandchild = background.begin(&object("a"));
+        drop(child);
+        assert!(flush.as_mut().poll(&mut cx).is_pending());
+        drop(grandchild);
+        let ends = (0..3).any(|_| {
+            latest = background.begin(&object("b"));
+            flush.as_mut().poll(&mut cx).is_ready()
+        });
+        assert!(ends && background.running() == 1);
+        drop(latest);
+    }
+
+    /// A check that is not answered delays no flush, and names no object that may be held.
+    #[tokio::test]
+    async fn flush_waits_for_no_check() {
+        let background = Background::default();
+        background.remember_runtime().unwrap();
+        background.spawn_check(&object("a"), std::future::pending());
+        let flush = tokio::time::timeout(Duration::from_secs(60), background.flush());
+        flush.await.unwrap();
+        assert!(background.unsettled().is_empty());
+        assert_eq!(background.running(), 1);
     }
 
     #[test]

@@ -207,8 +207,9 @@ impl Client {
         self.session.id.owner_id(owner)
     }
 
-    /// Waits until no background work is running: dropped guards and dropped acquisitions are settled, and what a
-    /// release has passed to another task that has not taken it yet is released. Call it before a program ends.
+    /// Waits until the background work that runs now has ended: dropped guards and dropped acquisitions are settled, and what a
+    /// release has passed to another task that has not taken it yet is released. Work that other tasks begin meanwhile does not count.
+    /// Call it before a program ends.
     /// Otherwise the locks of dropped guards may stay held until their leases end, and permits of a semaphore, which have no
     /// lease, forever.
     ///

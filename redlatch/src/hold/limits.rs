@@ -63,11 +63,17 @@ pub(crate) struct RunningLimits {
 impl RunningLimits {
     /// Starts the limits of another guard.
     pub(super) fn add(&mut self, limits: &HoldLimits, now: Instant) {
-        let at_most = Limit::start(limits.at_most, now);
-        let both = self.at_most.into_iter().chain(at_most);
+        self.merge(&RunningLimits {
+            at_most: Limit::start(limits.at_most, now),
+            fed_every: Limit::start(limits.fed_every, now),
+        });
+    }
+
+    /// Adds limits that run already.
+    pub(super) fn merge(&mut self, other: &RunningLimits) {
+        let both = self.at_most.into_iter().chain(other.at_most);
         self.at_most = both.min_by_key(|limit| limit.end);
-        let fed_every = Limit::start(limits.fed_every, now);
-        let both = self.fed_every.into_iter().chain(fed_every);
+        let both = self.fed_every.into_iter().chain(other.fed_every);
         self.fed_every = both.reduce(|one, other| Limit {
             length: one.length.min(other.length),
             end: one.end.min(other.end),
@@ -171,6 +177,28 @@ mod tests {
             running.fed_every.map(|limit| limit.length),
             Some(2 * SECOND)
         );
+    }
+
+    #[test]
+    fn merged_limits_end_with_the_first_of_both() {
+        let now = Instant::now();
+        let running = |at_most, fed_every| {
+            let mut running = RunningLimits::default();
+            running.add(&limits(at_most, fed_every), now);
+            running
+        };
+        let (long, short, none) = (running(10, 8), running(5, 2), running(0, 0));
+        for (one, other) in [
+            (&long, &short),
+            (&short, &long),
+            (&short, &none),
+            (&none, &short),
+        ] {
+            let mut merged = one.clone();
+            merged.merge(other);
+            assert_eq!(merged.at_most, short.at_most);
+            assert_eq!(merged.fed_every, short.fed_every);
+        }
     }
 
     #[test]

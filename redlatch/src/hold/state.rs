@@ -268,8 +268,9 @@ impl HoldState {
         self.limits.clone()
     }
 
-    pub(crate) fn set_running_limits(&mut self, limits: Box<RunningLimits>) {
-        self.limits = Some(limits);
+    /// Adds the limits that run for other members of a RedLock. Guards of other locks may have set some here.
+    pub(crate) fn add_running_limits(&mut self, limits: &RunningLimits) {
+        self.limits.get_or_insert_default().merge(limits);
     }
 
     /// Records that the holder still works.

@@ -167,7 +167,7 @@ impl super::Session {
         if asks {
             let (asking, asked, chain) = (self.clone(), object.clone(), chain.clone());
             let check = async move { asking.check_hand_over(&asked, &chain).await };
-            self.background.spawn(object, check);
+            self.background.spawn_check(object, check);
         }
         offered
     }
@@ -257,7 +257,7 @@ impl HoldRef {
             session.verify_hold(&hold.object, Some(&hold)).await;
         };
         let background = &self.session.background;
-        background.spawn(&self.hold.object, verifying);
+        background.spawn_check(&self.hold.object, verifying);
     }
 }
 
@@ -635,7 +635,9 @@ mod tests {
         let guard = client.lock("a").lock().await.unwrap();
         peer.lock("a").force_unlock().await.unwrap();
         guard.hold_ref().verify_in_background();
-        client.flush().await;
+        // Long before the watchdog would notice it.
+        let limit = Duration::from_secs(1);
+        tokio::time::timeout(limit, guard.lost()).await.unwrap();
         assert!(!guard.is_valid());
     }
 

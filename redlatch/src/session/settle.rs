@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::hold_ref::MOVED;
 use super::{HoldRef, Session, Terms};
@@ -21,20 +21,23 @@ use crate::store::{AttemptPermit, Delivery, Progress, Route};
 /// that takes effect late, such as an attempt which a frozen server executes when it continues, has been undone.
 pub(super) const SETTLE_GRACE: Duration = Duration::from_secs(10);
 
-/// How long a flush waits at least for a store that has no response timeout.
+/// How long a flush waits at least for a store that has no response timeout, and at most for work that settles nothing.
 const FIRST_TRY: Duration = Duration::from_secs(1);
 
 impl Session {
     /// Lets the store pass the object, which was just released, to the queue of a fair lock with the same key, in the background.
-    /// A failure harms only the order: owners in that queue ask from time to time.
+    /// A failure harms only the order: owners in that queue ask from time to time. So a flush waits for one try, and has nothing to
+    /// report.
     fn serve_queue(&self, hold: &Arc<Hold>) {
         let (store, hold) = (self.store.clone(), hold.clone());
-        let object = hold.object.clone();
-        self.background.spawn(&object, async move {
+        let running = self.background.pass_on();
+        self.background.spawn_as(running, async move {
             let Some(step) = hold.kind.serve_queue(&hold.object) else {
                 return;
             };
-            if let Err(error) = store.run_idempotent(&*step).await {
+            let served = timeout(FIRST_TRY, store.run_idempotent(&*step)).await;
+            let after = FIRST_TRY;
+            if let Err(error) = served.unwrap_or(Err(Error::ResponseTimeout { after })) {
                 let lock = hold.object.name();
                 tracing::debug!(lock, %error, "the queue of the fair lock was not served");
             }
@@ -270,8 +273,11 @@ impl HoldRef {
                 let settling = hold_ref.settle_with_retries(ends, attempt_permit, &running);
                 let mut settling = pin!(settling);
                 if timeout_at(ends, settling.as_mut()).await.is_err() {
-                    tracing::warn!(lock = hold_ref.hold.object.name(), owner = %hold_ref.hold.field,
-                        "release failed until the lease ended");
+                    // One that had ended before was free without the release.
+                    if !lease.is_zero() {
+                        tracing::warn!(lock = hold_ref.hold.object.name(),
+                            owner = %hold_ref.hold.field, "release failed until the lease ended");
+                    }
                     running.needless();
                     settling.await;
                 }

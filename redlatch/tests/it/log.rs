@@ -513,3 +513,20 @@ fn arguments(source: &str) -> (Option<String>, BTreeSet<String>) {
     }
     (message, fields)
 }
+
+/// A lock whose lease has ended is free, whether its release is answered or not.
+#[tokio::test]
+async fn release_after_the_lease_warns_of_nothing() {
+    let (log, _guard) = log();
+    let mut server = Server::start();
+    let settings = Client::builder().response_timeout(Duration::from_millis(300));
+    let client = settings.connect(&server.url()).await.unwrap();
+    let lock = client.lock("ended");
+    let guard = retry_if_late(|| lock.lock().lease(Duration::from_millis(200))).await;
+    server.kill();
+    within_limit("the lease has ended", guard.lost()).await;
+    drop(guard);
+    within_limit("flushed", client.flush()).await;
+    assert_eq!(client.status().background, 1, "it is tried again");
+    assert_eq!(log.lines(&["WARN", "release failed"]), Vec::<String>::new());
+}

@@ -6,11 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use redlatch::{Backoff, Client, ClientBuilder, Embedded, Error, Loss, Member, Owner, RedLock};
+use redlatch::{
+    Backoff, Client, ClientBuilder, Embedded, Error, Loss, Member, Owner, RedGuard, RedLock,
+};
 use redlatch_testkit::Server;
 
 use crate::common::{
-    LONG, WATCHDOG, assert_lost, drop_after_each_poll, poll_up_to, retry_if_late, until,
+    LONG, SHORT, WATCHDOG, assert_lost, drop_after_each_poll, poll_up_to, retry_if_late, until,
     within_limit,
 };
 
@@ -983,4 +985,39 @@ async fn reentered_lock_regains_members_for_each_guard() {
     assert_eq!(holders(&others, "a").await, 3);
     inner.unlock().await.unwrap();
     assert_nothing_left(&clients, "a").await;
+}
+
+/// Members that do not answer are requested for as long as their locks are held. A flush does not wait for that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn flush_ends_while_members_are_requested() {
+    let servers: Vec<_> = (0..3).map(|_| Server::start()).collect();
+    let settings = Client::builder().watchdog_lease(WATCHDOG);
+    let settings = settings.response_timeout(SHORT);
+    let mut clients = Vec::new();
+    for server in &servers {
+        clients.push(settings.clone().connect(&server.url()).await.unwrap());
+    }
+    servers[2].freeze();
+    // So many that a request for one of them is in flight at almost any time.
+    let names: Vec<_> = (0..20).map(|n| format!("a-{n}")).collect();
+    let locking = names.iter().map(|name| {
+        let lock = red_lock(&clients, name).member_timeout(SECOND);
+        tokio::spawn(async move { retry_if_late(|| lock.lock()).await })
+    });
+    let mut guards = Vec::new();
+    for one in Vec::from_iter(locking) {
+        guards.push(one.await.unwrap());
+    }
+    for client in &clients {
+        within_limit("flushed", client.flush()).await;
+    }
+    assert!(guards.iter().all(RedGuard::is_valid));
+    drop(guards);
+    servers[2].thaw();
+    for client in &clients {
+        within_limit("flushed", client.flush()).await;
+    }
+    for name in &names {
+        assert_nothing_left(&clients, name).await;
+    }
 }

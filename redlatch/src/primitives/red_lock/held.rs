@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::regain::{MemberStatus, counts};
 use super::{RedGuard, quorum};
+use crate::background::RunningWork;
 use crate::error::{Error, Loss, Result};
 use crate::hold::{Hold, HoldLimits};
 use crate::join::join_until;
@@ -35,6 +36,24 @@ pub(super) struct Majority {
     state: AtomicU8,
     /// Notified when a member was acquired again, and at the end.
     changed: Notify,
+    requests: Mutex<Requests>,
+}
+
+/// What requests missing members again. The end of the lock cancels it, and it settles a request in flight then.
+#[derive(Default)]
+struct Requests {
+    are_made: bool,
+    /// Lets a flush wait for the cancellation, and not for a request before it: members that are down are requested without end.
+    canceling: Vec<RunningWork>,
+}
+
+/// Counts requests of missing members until it is dropped.
+pub(super) struct RunningRequests(Arc<Majority>);
+
+impl Drop for RunningRequests {
+    fn drop(&mut self) {
+        *self.0.requests.lock() = Requests::default();
+    }
 }
 
 /// A member, and its hold if it granted the lock. The hold may be lost.
@@ -84,7 +103,14 @@ impl Majority {
             member_timeout,
             state: AtomicU8::new(HELD),
             changed: Notify::new(),
+            requests: Mutex::default(),
         }
+    }
+
+    /// Records that missing members are requested from now on.
+    pub(super) fn begin_requests(self: &Arc<Self>) -> RunningRequests {
+        self.requests.lock().are_made = true;
+        RunningRequests(self.clone())
     }
 
     /// Returns how long a quorum of the holds is valid now: the quorum-th longest of their remaining
@@ -154,7 +180,7 @@ impl Majority {
                 if let Some(limits) =
                     valid.find_map(|(other, _)| other.hold()?.state().running_limits())
                 {
-                    granted.hold().state().set_running_limits(limits);
+                    granted.hold().state().add_running_limits(&limits);
                     let watchdog = &granted.hold_ref.session.watchdog;
                     watchdog.watch(granted.hold());
                 }
@@ -187,6 +213,14 @@ impl Majority {
             .compare_exchange(HELD, how, Ordering::SeqCst, Ordering::SeqCst);
         if ended.is_err() {
             return;
+        }
+        {
+            let (members, mut requests) = (self.members.lock(), self.requests.lock());
+            if requests.are_made {
+                let sessions = members.iter().map(|one| one.member.session());
+                let canceling = sessions.map(|session| session.background.pass_on());
+                requests.canceling = canceling.collect();
+            }
         }
         if how == LOST
             && let Some((hold, loss)) = self.first_loss()

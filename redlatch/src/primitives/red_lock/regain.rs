@@ -123,7 +123,11 @@ impl MemberRequests {
     /// Requests missing members in the background for as long as the lock is held.
     pub(super) fn start(self, first: &Member) {
         if let Some(runtime) = first.session().background.runtime() {
-            runtime.spawn(task(self.run()));
+            let requesting = self.majority.begin_requests();
+            runtime.spawn(task(async move {
+                self.run().await;
+                drop(requesting);
+            }));
         }
     }
 
@@ -157,8 +161,6 @@ impl MemberRequests {
     /// Requests a member once.
     async fn request(&self, i: usize) {
         let member = self.majority.member(i);
-        // The end of the lock drops this: then a flush waits until it is settled.
-        let _running = member.session().background.pass_on();
         let now = Instant::now();
         let lease = self.ends.map(|ends| Lease::from_remaining(ends - now));
         let terms = member.terms(lease);
