@@ -243,10 +243,16 @@ impl Probed<'_> {
         Ok(self.scripts() - before < PAIRS)
     }
 
-    /// Starts a request for a held lock, and lets it join the queue.
+    /// Starts a request for a held lock, and waits until the store has refused it.
     async fn waiter(&self, lock: Lock) -> JoinHandle<redlatch::Result<Guard>> {
+        let before = self.scripts();
         let waiting = tokio::spawn(lock.lock().into_future());
-        sleep(Duration::from_millis(3)).await;
+        let refused = async {
+            while self.scripts() == before {
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let _ = timeout(PROMPT, refused).await;
         waiting
     }
 
