@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-/// Kinds with leases. A `multi` is a multi-lock of three kinds, a `red` a RedLock of three locks, a `group` has two values.
+/// Kinds with leases. A `multi` is a multi-lock of three kinds, a `red` a RedLock of three locks, a
+/// `group` has two values.
 pub const KINDS: [&str; 10] = [
     "lock", "fair", "fenced", "rw", "permits", "spin", "multi", "red", "election", "group",
 ];
@@ -18,8 +19,9 @@ pub(crate) fn has_queue(name: &str) -> bool {
     name.starts_with("fair") || name.starts_with("election")
 }
 
-/// Returns the names of the locks that are acquired for a name: itself, or the members of a multi-lock or a
-/// RedLock, or the values of a group. Two multi-locks share members, with each other and with tasks that use these alone.
+/// Returns the names of the locks that are acquired for a name: itself, or the members of a
+/// multi-lock or a RedLock, or the values of a group. Two multi-locks share members, with each
+/// other and with tasks that use these alone.
 pub fn locks_of(name: &str) -> Vec<String> {
     match name.split_once(':') {
         Some(("red", number)) => (0..3).map(|one| format!("lock:{number}.{one}")).collect(),
@@ -38,7 +40,8 @@ pub fn locks_of(name: &str) -> Vec<String> {
     }
 }
 
-/// Returns the locks that are requested together for a name, all or none. A RedLock does not need all.
+/// Returns the locks that are requested together for a name, all or none. A RedLock does not need
+/// all.
 pub(crate) fn members_of(name: &str) -> Vec<String> {
     let mut members = locks_of(name);
     members.retain(|member| member != name && !name.starts_with("red:"));

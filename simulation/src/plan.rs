@@ -48,7 +48,8 @@ pub struct Plan {
     pub flood: usize,
     /// Whether ready tasks of a process run in a random order.
     pub shuffles_tasks: bool,
-    /// Whether tasks make tickets of holds and adopt, renew or release them, ask for locks, and revoke holds.
+    /// Whether tasks make tickets of holds and adopt, renew or release them, ask for locks, and
+    /// revoke holds.
     pub uses_tickets: bool,
     /// Whether requests have limits, and guards are dropped and flushed.
     pub uses_limits: bool,

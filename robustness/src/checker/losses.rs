@@ -8,14 +8,15 @@
 //! 3. The store keeps a hold until the end of its lease. An earlier loss is [`Rule::LostBeforeExpiry`].
 //! 4. If the fault is too short to prevent renewal, or concerns another server, any loss is
 //!    [`Rule::AvoidableLoss`], unless the process was stopped and could not renew.
-//! 5. A hold that was revoked may be lost from the limit of the revocation on, for that reason only. Then points 3 and 4 do
-//!    not apply.
-//!    A revoked hold may also be the owner's next one, if a promoted replica lacks the release of the first, or a slot
-//!    moved meanwhile. Points 3 and 4 do not apply either if the hold became a ticket whose lease has ended. The guard of a revoked hold must be invalid when the limit
-//!    and a lease have both passed ([`Rule::ValidTooLong`]).
-//! 6. A guard must be invalid after the first limit of its request ([`Rule::ValidTooLong`]): a fixed lease, `at_most`, or
-//!    `fed_every` since it was fed. It may be lost at that limit, not before it: `valid_for` includes the limits, so point 3
-//!    applies. A loss at a limit that the request does not have is [`Rule::AvoidableLoss`].
+//! 5. A hold that was revoked may be lost from the limit of the revocation on, for that reason
+//!    only. Then points 3 and 4 do not apply. A revoked hold may also be the owner's next one, if a
+//!    promoted replica lacks the release of the first, or a slot moved meanwhile. Points 3 and 4 do
+//!    not apply either if the hold became a ticket whose lease has ended. The guard of a revoked
+//!    hold must be invalid when the limit and a lease have both passed ([`Rule::ValidTooLong`]).
+//! 6. A guard must be invalid after the first limit of its request ([`Rule::ValidTooLong`]): a
+//!    fixed lease, `at_most`, or `fed_every` since it was fed. It may be lost at that limit, not
+//!    before it: `valid_for` includes the limits, so point 3 applies. A loss at a limit that the
+//!    request does not have is [`Rule::AvoidableLoss`].
 
 use super::allowances::MARGIN;
 use super::violation::{Rule, Violation};
@@ -114,8 +115,8 @@ fn valid_after_limit(section: &Section) -> Option<Violation> {
     Some(violation(Rule::ValidTooLong, section, end, until, text))
 }
 
-/// Returns each limit of the request, since when it counts at the earliest, and the start of the error if the hold is lost at
-/// it.
+/// Returns each limit of the request, since when it counts at the earliest, and the start of the
+/// error if the hold is lost at it.
 fn limits(section: &Section) -> [(Option<Time>, Time, &'static str); 3] {
     let Limits {
         lease,
@@ -136,7 +137,8 @@ fn limits(section: &Section) -> [(Option<Time>, Time, &'static str); 3] {
     ]
 }
 
-/// Returns whether the hold was lost at the end of a limit of its request, or later, and for that reason.
+/// Returns whether the hold was lost at the end of a limit of its request, or later, and for that
+/// reason.
 fn was_at_limit(section: &Section) -> bool {
     let Some(lost_at) = section.loss_reported.or(section.released) else {
         return false;
@@ -201,8 +203,8 @@ fn was_revoked(history: &History, section: &Section) -> bool {
 
 /// Returns since when requests to release may concern the hold of a section.
 ///
-/// A release removes the requests for its owner. If a promoted replica lacks that release, or a slot moved meanwhile, they concern
-/// the owner's next hold, too.
+/// A release removes the requests for its owner. If a promoted replica lacks that release, or a
+/// slot moved meanwhile, they concern the owner's next hold, too.
 fn requests_since(history: &History, section: &Section) -> Time {
     let begun = hold_begun(history, section);
     let of_owner = history

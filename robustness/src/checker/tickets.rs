@@ -2,11 +2,12 @@
 //!
 //! 1. After the adoption or the release of a ticket has succeeded, no request uses it.
 //! 2. A hold whose owner was asked for the lock does not become a ticket.
-//! 3. A ticket whose lock was asked for is not adopted, and not renewed beyond the limit of a revocation.
+//! 3. A ticket whose lock was asked for is not adopted, and not renewed beyond the limit of a
+//!    revocation.
 //!
-//! The request to release must be answered before the other one is sent, and nothing else may have held the lock meanwhile: points 2
-//! and 3 do not apply to an owner that several tasks share, nor after another request to adopt the ticket. Lost data may restore a
-//! ticket, and lose requests.
+//! The request to release must be answered before the other one is sent, and nothing else may have
+//! held the lock meanwhile: points 2 and 3 do not apply to an owner that several tasks share, nor
+//! after another request to adopt the ticket. Lost data may restore a ticket, and lose requests.
 
 use super::allowances::RECONNECT_ALLOWANCE;
 use super::violation::{Rule, Violation};
@@ -70,8 +71,8 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
     found
 }
 
-/// Returns whether a fault may have broken a connection during a request. A release that is sent again then succeeds, also if the
-/// ticket was not valid.
+/// Returns whether a fault may have broken a connection during a request. A release that is sent
+/// again then succeeds, also if the ticket was not valid.
 fn met_fault(history: &History, one: &Section) -> bool {
     let mut windows = history.windows.iter();
     windows.any(|window| {
@@ -80,11 +81,12 @@ fn met_fault(history: &History, one: &Section) -> bool {
     })
 }
 
-/// Returns whether no client requested to adopt or to release the ticket before this use of it, or meanwhile.
+/// Returns whether no client requested to adopt or to release the ticket before this use of it, or
+/// meanwhile.
 fn is_first(ticket: &MadeTicket, one: &Section) -> bool {
     let adopted = ticket.requested;
     match one.enters_none() {
-        true => adopted.is_none() || one.answered < adopted,
+        true => adopted.is_none() || one.answered <= adopted,
         false => adopted == Some(one.requested),
     }
 }
@@ -127,7 +129,8 @@ mod tests {
         adopts("one", request(mode, from))
     }
 
-    /// Counts the violations if a hold from 0 to 100 ms becomes a ticket, whose first adoption is requested at this time.
+    /// Counts the violations if a hold from 0 to 100 ms becomes a ticket, whose first adoption is
+    /// requested at this time.
     fn found(adopted: Option<Time>, others: &[Section]) -> usize {
         let mut maker = becomes_ticket(section("a", 0, 100), "one", 3000);
         let requested = adopted.map(|at| at * MS);

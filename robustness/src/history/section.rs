@@ -3,14 +3,16 @@
 use super::event::{EventKind, Limits, Mode, Request};
 use crate::clock::Time;
 
-/// The ticket that the hold of a section became, or what keeps the lock after its release, for a minimum time.
+/// The ticket that the hold of a section became, or what keeps the lock after its release, for a
+/// minimum time.
 #[derive(Debug, Clone)]
 pub struct MadeTicket {
     /// `None`: no client can adopt it.
     pub text: Option<String>,
     /// The store keeps its hold at least until then, unless a client adopts it.
     pub kept_until: Time,
-    /// The same without renewals: an adoption that fails may give the hold back with the first lease.
+    /// The same without renewals: an adoption that fails may give the hold back with the first
+    /// lease.
     pub kept_first: Time,
     /// When the first adoption or release was requested.
     pub requested: Option<Time>,
@@ -157,7 +159,8 @@ impl Section {
         self.released.is_some() || (self.answered.is_some() && self.acquired.is_none())
     }
 
-    /// Returns when the hold is lost at a limit of its request at the latest, unless it is fed later.
+    /// Returns when the hold is lost at a limit of its request at the latest, unless it is fed
+    /// later.
     fn limit_end(&self) -> Option<Time> {
         let acquired = self.acquired?;
         let Limits {
@@ -171,7 +174,8 @@ impl Section {
         others.into_iter().chain([fed]).flatten().min()
     }
 
-    /// Returns what keeps the lock after a release that succeeded at this time, until the minimum time has passed.
+    /// Returns what keeps the lock after a release that succeeded at this time, until the minimum
+    /// time has passed.
     fn minimum(&self, released: Time) -> Option<MadeTicket> {
         let end = self.acquired? + self.request.limits.at_least?;
         let left = end - self.release_started?;

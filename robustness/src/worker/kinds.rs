@@ -173,7 +173,8 @@ impl Handle {
                     .run_section(lock.name(), Mode::Shared, acquiring, time)
                     .await
             }
-            // Only of every second group several values are locked together: promptness is checked for the others.
+            // Only of every second group several values are locked together: promptness is checked
+            // for the others.
             Handle::Group(_, lock, name) if name.ends_with('1') && random.below(3) == 0 => {
                 let (request, other) =
                     (lock.lock().limited(limits), lock.try_lock().limited(limits));

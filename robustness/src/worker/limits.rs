@@ -1,8 +1,10 @@
 //! Limits of holds: a fixed lease, `at_most`, `fed_every` and `at_least`.
 //!
-//! 1. A task draws the limits of a request together with the time of its section. About half of the limits end before the section.
+//! 1. A task draws the limits of a request together with the time of its section. About half of the
+//!    limits end before the section.
 //! 2. Some holders drop their guard, and then wait until their client has settled that.
-//! 3. A holder feeds its hold twice in each interval. Half of the holders stop that at a random moment, as a task that hangs.
+//! 3. A holder feeds its hold twice in each interval. Half of the holders stop that at a random
+//!    moment, as a task that hangs.
 
 use std::time::Duration;
 
@@ -13,7 +15,8 @@ use crate::clock::{Time, nanos};
 use crate::history::Limits;
 use crate::random::Random;
 
-/// What a task needs to set limits. Its random numbers are its own, so that those of the sections do not depend on it.
+/// What a task needs to set limits. Its random numbers are its own, so that those of the sections
+/// do not depend on it.
 #[derive(Debug)]
 pub(crate) struct LimitUse {
     pub(super) client: Client,
@@ -30,7 +33,8 @@ pub(super) struct Feeding {
 }
 
 impl LimitUse {
-    /// Draws the limits of a request whose section lasts this long. No limit is longer than a lease.
+    /// Draws the limits of a request whose section lasts this long. No limit is longer than a
+    /// lease.
     pub(super) fn draw(&mut self, time: Duration) -> Limits {
         let (random, lease) = (&mut self.random, self.lease);
         let millisecond = Duration::from_millis(1);

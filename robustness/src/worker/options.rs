@@ -62,7 +62,8 @@ pub struct WorkerOptions {
     /// The longest time that the other tasks hold a lock, in ms.
     #[arg(long)]
     pub max_hold_ms: u64,
-    /// Whether tasks make tickets of holds and adopt, renew or release them, ask for locks, and revoke holds.
+    /// Whether tasks make tickets of holds and adopt, renew or release them, ask for locks, and
+    /// revoke holds.
     #[arg(long)]
     pub uses_tickets: bool,
     /// Whether requests have limits, and guards are dropped and flushed. Only in simulations.

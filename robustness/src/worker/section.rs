@@ -123,7 +123,8 @@ impl SectionRunner {
         self.limits = Limits::default();
     }
 
-    /// Draws the limits of the next request, whose section lasts this long. `has_minimum`: they may include `at_least`.
+    /// Draws the limits of the next request, whose section lasts this long. `has_minimum`: they may
+    /// include `at_least`.
     pub(super) fn draw_limits(&mut self, time: Duration, has_minimum: bool) -> Limits {
         let drawn = self.limit_use.as_mut();
         self.limits = drawn.map_or_else(Limits::default, |limit_use| limit_use.draw(time));
@@ -338,7 +339,10 @@ impl SectionRunner {
         }
         self.report(EventKind::Releasing);
         let how = match (how, &mut self.limit_use) {
-            (ReleaseMode::Unlock, Some(limit_use)) => limit_use.release_mode(),
+            // A dropped guard does not report that it was lost before.
+            (ReleaseMode::Unlock, Some(limit_use)) if !guard.valid_for().is_zero() => {
+                limit_use.release_mode()
+            }
             (how, _) => how,
         };
         let released = match how {
@@ -359,7 +363,8 @@ impl SectionRunner {
         released
     }
 
-    /// Waits until the client has settled the dropped guard. Returns an error if it has not within this time.
+    /// Waits until the client has settled the dropped guard. Returns an error if it has not within
+    /// this time.
     async fn flush(&self, limit: Duration) -> Option<String> {
         let unsettled = self.limit_use.as_ref()?.client.flush_within(limit).await;
         let names = locks_of(&self.name);

@@ -5,8 +5,8 @@
 //! 3. A holder sometimes makes a ticket of its hold, and its section ends. It keeps the text, or puts it into a [`TicketBox`], or
 //!    both. Several tasks may get the text. Some tickets are never adopted: the lock is free when their lease ends.
 //! 4. A task that adopts a ticket has a section of its own, whose request names the ticket.
-//! 5. A task that has the text sometimes renews the ticket, asks for its lock, or releases it instead of adopting it. These requests
-//!    are no sections of the lock, but name the ticket, too.
+//! 5. A task that has the text sometimes renews the ticket, asks for its lock, or releases it
+//!    instead of adopting it. These requests are no sections of the lock, but name the ticket, too.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex};
@@ -186,7 +186,8 @@ async fn use_ticket<K: HasTicket + Revocable>(
     adopt(lock, text, runner, random).await
 }
 
-/// Renews or releases a ticket, sometimes only until a random moment. An error is recorded with the request.
+/// Renews or releases a ticket, sometimes only until a random moment. An error is recorded with the
+/// request.
 async fn manage_ticket<K: HasTicket>(
     lock: &Lock<K>,
     text: &str,
