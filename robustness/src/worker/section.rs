@@ -152,12 +152,16 @@ impl SectionRunner {
     ) -> Result<Option<T>, Error> {
         self.name = name.to_owned();
         self.sections.clear();
-        let limits = match mode {
-            Mode::Ask(_) | Mode::RenewTicket(_) | Mode::ReleaseTicket => Limits::default(),
-            _ => std::mem::take(&mut self.limits),
+        // Adopters of tickets, and requests that enter no section, have none.
+        let limits = match (&ticket, mode) {
+            (None, Mode::Ask(_)) => Limits::default(),
+            (None, _) => std::mem::take(&mut self.limits),
+            (Some(_), Mode::RenewTicket(_) | Mode::ReleaseTicket) => Limits::default(),
+            (Some(_), _) => {
+                self.clear_limits();
+                Limits::default()
+            }
         };
-        // The adopter of a ticket has none.
-        let limits = ticket.is_none().then_some(limits).unwrap_or_default();
         self.feeding = limits
             .fed_every
             .zip(self.limit_use.as_mut())
