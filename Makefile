@@ -46,8 +46,8 @@ patch:
 	@tools/need patch patch "The mutants of the simulation are patches"
 
 lint: patch
-	@for mutant in simulation/mutants/*.patch; do \
-		patch --quiet --strip 1 --dry-run <$$mutant >/dev/null || { echo "$$mutant does not apply any more: make it again"; exit 1; }; \
+	@for mutant in simulation/mutants/*.patch simulation/mutants/missed/*.patch; do \
+		patch --quiet --strip 1 --fuzz 0 --dry-run <$$mutant >/dev/null || { echo "$$mutant does not apply any more: make it again"; exit 1; }; \
 	done
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --all-features --locked -- -D warnings

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
-/// Kinds with leases. A `multi` is a multi-lock of three kinds, a `red` a RedLock of three locks.
-pub const KINDS: [&str; 9] = [
-    "lock", "fair", "fenced", "rw", "permits", "spin", "multi", "red", "election",
+/// Kinds with leases. A `multi` is a multi-lock of three kinds, a `red` a RedLock of three locks, a
+/// `group` has two values.
+pub const KINDS: [&str; 10] = [
+    "lock", "fair", "fenced", "rw", "permits", "spin", "multi", "red", "election", "group",
 ];
 
 /// Kinds without leases: what they lose in an outage is lost for good. Only simulated runs use them.
@@ -18,11 +19,15 @@ pub(crate) fn has_queue(name: &str) -> bool {
     name.starts_with("fair") || name.starts_with("election")
 }
 
-/// Returns the names of the locks that are acquired for a name: itself, or the members of a multi-lock or a
-/// RedLock. Two multi-locks share members, with each other and with tasks that use these alone.
+/// Returns the names of the locks that are acquired for a name: itself, or the members of a
+/// multi-lock or a RedLock, or the values of a group. Two multi-locks share members, with each
+/// other and with tasks that use these alone.
 pub fn locks_of(name: &str) -> Vec<String> {
     match name.split_once(':') {
         Some(("red", number)) => (0..3).map(|one| format!("lock:{number}.{one}")).collect(),
+        Some(("group", number)) if !number.contains('.') => {
+            (0..2).map(|value| format!("{name}.{value}")).collect()
+        }
         Some(("multi", number)) => {
             let half = number.parse().unwrap_or(0) / 2;
             vec![
@@ -33,6 +38,14 @@ pub fn locks_of(name: &str) -> Vec<String> {
         }
         _ => vec![name.to_owned()],
     }
+}
+
+/// Returns the locks that are requested together for a name, all or none. A RedLock does not need
+/// all.
+pub(crate) fn members_of(name: &str) -> Vec<String> {
+    let mut members = locks_of(name);
+    members.retain(|member| member != name && !name.starts_with("red:"));
+    members
 }
 
 /// Returns the names of all locks that are acquired for these names, each once.

@@ -213,7 +213,11 @@ impl Run<'_> {
                     network.set_frozen(host, false);
                 }
             }
-            Fault::SlotsMoved { pause } => self.move_slots(pause).await,
+            Fault::SlotsMoved { pause } => {
+                self.move_slots(pause).await;
+                let moved = (from, self.now());
+                lock(&self.history).slot_moves.push(moved);
+            }
         }
         let is_single = self.deployment.topology == Topology::Single;
         let is_outage = matches!(fault, Fault::Freeze | Fault::Restart | Fault::RestartEmpty);

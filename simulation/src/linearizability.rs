@@ -104,7 +104,8 @@ impl LockModel {
             Mode::Permit | Mode::Semaphore => self.holds.len() < PERMITS as usize,
             Mode::Shared => others.all(|(_, mode)| *mode == Mode::Shared),
             Mode::Exclusive => others.next().is_none() && (writes || self.holds.is_empty()),
-            Mode::SetCount(_) | Mode::CountDown | Mode::AwaitZero | Mode::Ask(_) => false,
+            Mode::SetCount(_) | Mode::CountDown | Mode::AwaitZero => false,
+            Mode::Ask(_) | Mode::RenewTicket(_) | Mode::ReleaseTicket => false,
         }
     }
 }
@@ -366,7 +367,7 @@ fn is_linearizable(operations: &[Operation], until: Time) -> bool {
 mod tests {
     use std::time::Duration;
 
-    use redlatch_robustness::history::{FaultWindow, Request};
+    use redlatch_robustness::history::{FaultWindow, Limits, Request};
 
     use super::*;
 
@@ -466,6 +467,7 @@ mod tests {
                 mode: Mode::Exclusive,
                 is_member: false,
                 ticket: None,
+                limits: Limits::default(),
             };
             let mut section = Section::new(process, requested, request);
             (section.answered, section.acquired) = (Some(answered), acquired);

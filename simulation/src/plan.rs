@@ -48,8 +48,11 @@ pub struct Plan {
     pub flood: usize,
     /// Whether ready tasks of a process run in a random order.
     pub shuffles_tasks: bool,
-    /// Whether tasks make tickets of holds and adopt them, ask for locks, and revoke holds.
+    /// Whether tasks make tickets of holds and adopt, renew or release them, ask for locks, and
+    /// revoke holds.
     pub uses_tickets: bool,
+    /// Whether requests have limits, and guards are dropped and flushed.
+    pub uses_limits: bool,
     /// The watchdog's lease.
     pub lease: Duration,
     /// The longest time that most tasks hold a lock.
@@ -276,6 +279,7 @@ impl Plan {
             flood: if seed % 64 == 7 { 5_000 } else { 0 },
             shuffles_tasks: seed % 2 == 1,
             uses_tickets: seed % 4 >= 2,
+            uses_limits: seed % 8 >= 4,
             lease,
             // A quarter holds so briefly that locks pass from task to task.
             max_hold: millis(match random.below(300) as u64 {

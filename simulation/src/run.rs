@@ -192,6 +192,7 @@ impl Run<'_> {
         worker.url = self.deployment.url();
         worker.sync = plan.sync;
         worker.uses_tickets = plan.uses_tickets;
+        worker.uses_limits = plan.uses_limits;
         worker.owners = plan.owners;
         worker.clients = plan.clients;
         worker.contended_names = plan.contended_names.clone();
@@ -207,7 +208,9 @@ impl Run<'_> {
             check_interval: plan.check_interval,
         });
         let shared = (self.records.clone(), self.tickets.clone());
-        let running = run_process(process.clone(), worker, sink, shared, self.shutdown.clone());
+        let flushes = plan.has_only_minor_faults();
+        let shutdown = self.shutdown.clone();
+        let running = run_process(process.clone(), worker, sink, shared, shutdown, flushes);
         process.spawn(running);
         process
     }
@@ -344,13 +347,14 @@ impl Run<'_> {
     }
 }
 
-/// Runs the tasks of a process.
+/// Runs the tasks of a process. `flushes`: nothing prevents the clients from settling everything.
 async fn run_process(
     process: Arc<Process>,
     worker: WorkerOptions,
     sink: Arc<EventRecorder>,
     (records, tickets): (Arc<Records>, TicketBox),
     shutdown: Arc<AtomicBool>,
+    flushes: bool,
 ) {
     let reporter = Reporter::new(sink);
     let mut clients = Vec::new();
@@ -373,6 +377,14 @@ async fn run_process(
     }
     while tasks.join_next().await.is_some() {}
     for (number, client) in clients.iter().enumerate() {
+        if flushes {
+            client.flush().await;
+            let status = client.status();
+            if status.background + status.holds > 0 {
+                let (client, status) = (number, format!("{status:?} after a flush"));
+                reporter.report(EventKind::Leftover { client, status });
+            }
+        }
         report_leftovers(&reporter, number, || client.status()).await;
     }
     reporter.report(EventKind::Done);

@@ -88,6 +88,9 @@ fn smaller_plans(plan: &Plan) -> Vec<Plan> {
     if plan.uses_tickets {
         with(&|plan| plan.uses_tickets = false);
     }
+    if plan.uses_limits {
+        with(&|plan| plan.uses_limits = false);
+    }
     if plan.chosen_ids {
         with(&|plan| plan.chosen_ids = false);
     }

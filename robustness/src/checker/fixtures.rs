@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::clock::Time;
-use crate::history::{History, MadeTicket, Mode, Request, Section};
+use crate::history::{History, Limits, MadeTicket, Mode, Request, Section};
 
 pub(super) const MS: Time = 1_000_000;
 
@@ -18,6 +18,7 @@ pub(super) fn section(name: &str, from: Time, until: Time) -> Section {
         mode: Mode::Exclusive,
         is_member: false,
         ticket: None,
+        limits: Limits::default(),
     };
     Section {
         answered: Some(from),
@@ -44,10 +45,12 @@ pub(super) fn history(sections: Vec<Section>) -> History {
 pub(super) fn becomes_ticket(one: Section, text: &str, kept_until: Time) -> Section {
     let kept_until = kept_until * MS;
     let ticket = MadeTicket {
-        text: text.to_owned(),
+        text: Some(text.to_owned()),
         kept_until,
+        kept_first: kept_until,
         requested: None,
         adopted: None,
+        may_get_back: false,
         free_at: kept_until,
     };
     Section {

@@ -8,16 +8,20 @@
 //! 3. The store keeps a hold until the end of its lease. An earlier loss is [`Rule::LostBeforeExpiry`].
 //! 4. If the fault is too short to prevent renewal, or concerns another server, any loss is
 //!    [`Rule::AvoidableLoss`], unless the process was stopped and could not renew.
-//! 5. A hold that was revoked may be lost from the limit of the revocation on, for that reason only. Then points 3 and 4 do
-//!    not apply.
-//!    A revoked hold may also be the owner's next one, if a promoted replica lacks the release of the first. Points 3 and 4 do not
-//!    apply either if the hold became a ticket whose lease has ended. The guard of a revoked hold must be invalid when the limit
-//!    and a lease have both passed ([`Rule::ValidTooLong`]).
+//! 5. A hold that was revoked may be lost from the limit of the revocation on, for that reason
+//!    only. Then points 3 and 4 do not apply. A revoked hold may also be the owner's next one, if a
+//!    promoted replica lacks the release of the first, or a slot moved meanwhile. Points 3 and 4 do
+//!    not apply either if the hold became a ticket whose lease has ended. The guard of a revoked
+//!    hold must be invalid when the limit and a lease have both passed ([`Rule::ValidTooLong`]).
+//! 6. A guard must be invalid after the first limit of its request ([`Rule::ValidTooLong`]): a
+//!    fixed lease, `at_most`, or `fed_every` since it was fed. It may be lost at that limit, not
+//!    before it: `valid_for` includes the limits, so point 3 applies. A loss at a limit that the
+//!    request does not have is [`Rule::AvoidableLoss`].
 
 use super::allowances::MARGIN;
 use super::violation::{Rule, Violation};
 use crate::clock::{Time, millis, nanos};
-use crate::history::{History, Mode, Section};
+use crate::history::{History, Limits, Mode, Section};
 use crate::names::locks_of;
 
 /// Which holds may be lost during a fault.
@@ -38,6 +42,8 @@ pub(super) fn check(history: &History, losses: Losses) -> Vec<Violation> {
     for section in sections.filter(|section| !section.request.is_member) {
         found.extend(valid_too_long(history, section));
         found.extend(valid_after_revocation(history, section));
+        found.extend(valid_after_limit(section));
+        found.extend(lost_at_other_limit(section));
         found.extend(reported_late(history, section));
         if was_ended_ticket(section) || section.was_lost() && was_revoked(history, section) {
             continue;
@@ -48,7 +54,8 @@ pub(super) fn check(history: &History, losses: Losses) -> Vec<Violation> {
             Losses::Unreachable => history.unreachable_names.contains(&section.request.name),
             Losses::Any => true,
         };
-        if !may_be_lost && section.was_lost() && !was_stopped(history, section, losses) {
+        let is_explained = was_at_limit(section) || was_stopped(history, section, losses);
+        if !may_be_lost && section.was_lost() && !is_explained {
             let at = section
                 .loss_reported
                 .or(section.released)
@@ -101,6 +108,60 @@ fn valid_after_revocation(history: &History, section: &Section) -> Option<Violat
     Some(violation(Rule::ValidTooLong, section, end, until, text))
 }
 
+/// Finds a guard that was valid after the end of a limit of its request.
+fn valid_after_limit(section: &Section) -> Option<Violation> {
+    let (end, until) = (section.valid_after_limit?, section.valid_until?);
+    let text = "was valid after a limit of its request";
+    Some(violation(Rule::ValidTooLong, section, end, until, text))
+}
+
+/// Returns each limit of the request, since when it counts at the earliest, and the start of the
+/// error if the hold is lost at it.
+fn limits(section: &Section) -> [(Option<Time>, Time, &'static str); 3] {
+    let Limits {
+        lease,
+        at_most,
+        fed_every,
+        ..
+    } = section.request.limits;
+    let requested = section.requested;
+    // A RedLock allows for the drift of clocks: 1 % of the lease and 2 ms.
+    let drift = |lease: Time| match section.request.name.starts_with("red:") {
+        true => lease / 100 + 2_000_000,
+        false => 0,
+    };
+    [
+        (lease, requested - lease.map_or(0, drift), "Lost("),
+        (at_most, requested, "Lost(HeldTooLong"),
+        (fed_every, section.fed.unwrap_or(requested), "Lost(NotFed"),
+    ]
+}
+
+/// Returns whether the hold was lost at the end of a limit of its request, or later, and for that
+/// reason.
+fn was_at_limit(section: &Section) -> bool {
+    let Some(lost_at) = section.loss_reported.or(section.released) else {
+        return false;
+    };
+    let error = section.unlock_error.as_ref();
+    limits(section).into_iter().any(|(limit, since, reason)| {
+        limit.is_some_and(|limit| since + limit <= lost_at)
+            && error.is_none_or(|error| !error.starts_with("Lost") || error.starts_with(reason))
+    })
+}
+
+/// Finds a hold that was lost at a limit that its request does not have.
+fn lost_at_other_limit(section: &Section) -> Option<Violation> {
+    let error = section.unlock_error.as_ref()?;
+    let [_, others @ ..] = limits(section);
+    let is_other = others
+        .into_iter()
+        .any(|(limit, _, reason)| limit.is_none() && error.starts_with(reason));
+    let at = section.loss_reported.or(section.released)?;
+    let text = "was lost at a limit that it does not have";
+    is_other.then(|| violation(Rule::AvoidableLoss, section, at, at, text))
+}
+
 /// Returns whether the hold became a ticket whose lease ended before an answer arrived. A repetition of the step, after a
 /// broken connection, finds neither the owner nor the ticket.
 fn was_ended_ticket(section: &Section) -> bool {
@@ -142,8 +203,8 @@ fn was_revoked(history: &History, section: &Section) -> bool {
 
 /// Returns since when requests to release may concern the hold of a section.
 ///
-/// A release removes the requests for its owner. If a promoted replica lacks that release, they concern the owner's next
-/// hold, too.
+/// A release removes the requests for its owner. If a promoted replica lacks that release, or a
+/// slot moved meanwhile, they concern the owner's next hold, too.
 fn requests_since(history: &History, section: &Section) -> Time {
     let begun = hold_begun(history, section);
     let of_owner = history
@@ -156,7 +217,9 @@ fn requests_since(history: &History, section: &Section) -> Time {
         .max_by_key(|&(end, _)| end);
     let release_may_be_lost = |&(end, _): &(Time, &Section)| {
         let mut losses = history.data_losses.iter();
+        let mut moves = history.slot_moves.iter();
         losses.any(|loss| loss.from <= end && end <= loss.until + nanos(MARGIN))
+            || moves.any(|&(from, until)| from <= end && end <= until)
     };
     before
         .filter(release_may_be_lost)
@@ -530,6 +593,58 @@ mod tests {
         let mut later = valid_until(3520);
         later.sections[0].acquired = Some(505 * MS);
         assert_eq!(rules(&later, Losses::None), []);
+    }
+
+    /// A hold that is acquired at 0 with limits of 500 ms, fed at 300 ms, and lost at this time.
+    fn limited(limits: Limits, at: Time, reason: &str) -> Section {
+        let mut one = lost(at, reason);
+        (one.request.limits, one.kept_until) = (limits, Some(at * MS));
+        one.fed = limits.fed_every.map(|_| 300 * MS);
+        one
+    }
+
+    #[test]
+    fn limited_hold_is_lost_at_its_limit_for_that_reason() {
+        let limit = Some(500 * MS);
+        let lease = Limits {
+            lease: limit,
+            ..Limits::default()
+        };
+        let at_most = Limits {
+            at_most: limit,
+            ..Limits::default()
+        };
+        let fed_every = Limits {
+            fed_every: limit,
+            ..Limits::default()
+        };
+        let (too_long, not_fed) = ("Lost(HeldTooLong { limit: 500ms })", "Lost(NotFed)");
+        let rules =
+            |limits, at, reason| rules(&history(vec![limited(limits, at, reason)]), Losses::None);
+        for (limits, at, reason) in [
+            (lease, 500, "Lost(LeaseEnded)"),
+            (at_most, 500, too_long),
+            (fed_every, 800, not_fed),
+        ] {
+            assert_eq!(rules(limits, at, reason), [], "{limits:?}");
+            assert_eq!(rules(limits, at, "Unsettled"), [], "{limits:?}");
+            assert_eq!(rules(limits, at - 1, reason), [Rule::AvoidableLoss]);
+        }
+        assert_eq!(rules(at_most, 500, "Lost(NotHeld)"), [Rule::AvoidableLoss]);
+        // Once because of the reason, and once because of the loss.
+        let other = [Rule::AvoidableLoss; 2];
+        assert_eq!(rules(at_most, 800, not_fed), other);
+        assert_eq!(rules(Limits::default(), 500, too_long), other);
+    }
+
+    #[test]
+    fn guard_that_outlives_limit_is_found() {
+        let mut one = section("a", 0, 100);
+        one.valid_after_limit = Some(90 * MS);
+        assert_eq!(
+            rules(&history(vec![one]), Losses::Any),
+            [Rule::ValidTooLong]
+        );
     }
 
     #[test]

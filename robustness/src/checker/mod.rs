@@ -1,8 +1,8 @@
 //! Checks the invariants of a history. Pure functions: no clock, no network.
 //!
-//! 1. Each module checks one group of [`Rule`]s: valid guards (`exclusion`), lost holds (`losses`), tokens and writes
-//!    (`fencing`), permits without leases (`semaphores`), latches, idle waiters (`waits`), and the queues of fair
-//!    locks (`order`).
+//! 1. Each module checks one group of [`Rule`]s: valid guards (`exclusion`), lost holds (`losses`),
+//!    tokens and writes (`fencing`), permits without leases (`semaphores`), latches, tickets, idle
+//!    waiters (`waits`), and the queues of fair locks (`order`).
 //! 2. The checks are cautious. Where the history leaves several explanations, such as a request without an answer,
 //!    a check reports a [`Violation`] only if none of them is allowed.
 //! 3. [`check`] returns all violations, ordered by time. [`check_promptness`] and [`check_order`] are separate checks,
@@ -18,6 +18,7 @@ mod latches;
 mod losses;
 mod order;
 mod semaphores;
+mod tickets;
 mod violation;
 mod waits;
 
@@ -55,6 +56,7 @@ pub fn check(history: &History, losses: Losses, tallies: &[Tally]) -> Vec<Violat
     found.extend(semaphores::check(history));
     found.extend(latches::check(history));
     found.extend(waits::check(history));
+    found.extend(tickets::check(history));
     for text in history.processes.values().flat_map(|one| &one.leftovers) {
         found.push(Violation::at(history.end, Rule::NotCleanedUp, text));
     }

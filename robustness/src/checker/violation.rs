@@ -28,6 +28,8 @@ pub enum Rule {
     SameToken,
     /// No write that the resource accepted is lost.
     LostWrite,
+    /// No request uses a ticket that was used up, or that was asked for.
+    Ticket,
     /// No waiter waits longer than a lease for a free lock.
     Hang,
     /// The same for a fair lock, if the entries of departed waiters in its queue can explain the delay.

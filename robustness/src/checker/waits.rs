@@ -17,7 +17,7 @@ use super::violation::{Rule, Violation};
 use super::{latches, semaphores};
 use crate::clock::{Time, millis, nanos};
 use crate::history::{History, Mode, PERMITS, Section};
-use crate::names::{has_queue, locks_of};
+use crate::names::{has_queue, locks_of, members_of};
 
 /// The sections by name.
 type SectionsByName<'a> = BTreeMap<&'a str, Vec<&'a Section>>;
@@ -71,7 +71,7 @@ pub fn check_promptness(history: &History, limit: Duration) -> Vec<Violation> {
     // of them, or be the head of its queue, and so block other requests.
     let may_be_delayed = |name: &str| {
         let mut kinds = ["spin", "red", "multi"].iter();
-        kinds.any(|kind| name.starts_with(kind))
+        kinds.any(|kind| name.starts_with(kind)) || !members_of(name).is_empty()
     };
     let must_be_prompt = |(name, sections): &(&&str, &Vec<&Section>)| {
         !may_be_delayed(name) && !sections.iter().any(|section| section.request.is_member)

@@ -36,6 +36,8 @@ pub enum EventKind {
     LossReported,
     /// The resource accepted a write with the section's token, or refused it.
     Wrote { accepted: bool },
+    /// The holder is about to feed the hold.
+    Fed,
     /// The lock is about to be released.
     Releasing,
     /// The hold is about to become a ticket with this lease in nanoseconds.
@@ -67,6 +69,21 @@ pub struct Request {
     /// The text of the ticket that it adopts. `None`: it acquires the lock.
     #[serde(default)]
     pub ticket: Option<String>,
+    #[serde(default)]
+    pub limits: Limits,
+}
+
+/// The limits of a hold in nanoseconds, counted from its acquisition.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Limits {
+    /// The hold has this lease, and is not renewed.
+    pub lease: Option<Time>,
+    /// The hold is lost after this time.
+    pub at_most: Option<Time>,
+    /// The hold is lost this long after its holder fed it for the last time.
+    pub fed_every: Option<Time>,
+    /// No other owner acquires the lock before, also after a release.
+    pub at_least: Option<Time>,
 }
 
 /// Which sections may be active at the same time.
@@ -88,4 +105,8 @@ pub enum Mode {
     AwaitZero,
     /// Asks the holder of a lock to release it, and revokes its hold after this time in nanoseconds, if there is one.
     Ask(Option<Time>),
+    /// Renews a ticket for this time in nanoseconds.
+    RenewTicket(Time),
+    /// Releases the hold of a ticket.
+    ReleaseTicket,
 }

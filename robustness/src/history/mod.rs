@@ -8,7 +8,7 @@
 mod event;
 mod section;
 
-pub use event::{Event, EventKind, Mode, Request};
+pub use event::{Event, EventKind, Limits, Mode, Request};
 pub use section::{MadeTicket, Section};
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,6 +37,8 @@ pub struct History {
     pub data_losses: Vec<DataLossWindow>,
     /// Names of locks on a server that could not be reached.
     pub unreachable_names: BTreeSet<String>,
+    /// Times in which slots moved.
+    pub slot_moves: Vec<(Time, Time)>,
     pub lease: Time,
     /// Whether acquisitions wait for replicas.
     pub awaits_replicas: bool,
@@ -177,7 +179,15 @@ impl History {
             }
             EventKind::Requested(request) => {
                 if let Some(ticket) = self.made_ticket(request.ticket.as_deref()) {
-                    ticket.requested.get_or_insert(t);
+                    match request.mode {
+                        // The store may execute a request without an answer later.
+                        Mode::RenewTicket(lease) => ticket.may_end_at(t + 2 * lease),
+                        Mode::ReleaseTicket => {
+                            ticket.requested.get_or_insert(t);
+                            ticket.kept_until = ticket.kept_until.min(t);
+                        }
+                        _ => _ = ticket.requested.get_or_insert(t),
+                    }
                 }
                 self.open.insert((process, number), self.sections.len());
                 self.sections.push(Section::new(process, t, request));
@@ -198,14 +208,28 @@ impl History {
         }
         let is_acquired = section.acquired.is_some();
         if let Some(ticket) = &section.ticket {
-            self.tickets.insert(ticket.text.clone(), at);
+            self.tickets
+                .extend(ticket.text.clone().map(|text| (text, at)));
         }
-        let adopted = section.request.ticket.clone().filter(|_| is_answer);
-        if let Some(ticket) = self.made_ticket(adopted.as_deref()) {
-            match is_acquired {
-                true => _ = ticket.adopted.get_or_insert(t),
+        let (requested, mode) = (section.requested, section.request.mode);
+        let used = section.request.ticket.clone().filter(|_| is_answer);
+        if let Some(ticket) = self.made_ticket(used.as_deref()) {
+            match (mode, is_acquired) {
+                (Mode::RenewTicket(lease), is_renewed) => {
+                    ticket.may_end_at(t + lease);
+                    if is_renewed && ticket.requested.is_none() {
+                        ticket.kept_until = ticket.kept_until.max(requested + lease);
+                    }
+                }
+                (Mode::ReleaseTicket, true) if !ticket.may_get_back => ticket.free_at = t,
+                (Mode::ReleaseTicket, _) => {}
+                (_, true) => _ = ticket.adopted.get_or_insert(t),
                 // If the adoption had an effect, the client gives the hold back to the ticket, with a new lease.
-                false => ticket.free_at = t + lease + GIVE_BACK_TIME,
+                (_, false) => {
+                    ticket.free_at = t + lease + GIVE_BACK_TIME;
+                    ticket.may_get_back = true;
+                    ticket.kept_until = ticket.kept_until.min(ticket.kept_first);
+                }
             }
         }
     }
@@ -220,7 +244,7 @@ impl History {
     pub fn entered(&self) -> usize {
         self.sections
             .iter()
-            .filter(|one| one.acquired.is_some() && !one.is_ask())
+            .filter(|one| one.acquired.is_some() && !one.enters_none())
             .count()
     }
 
@@ -237,10 +261,10 @@ impl History {
         tickets.any(|ticket| ticket.adopted.is_none())
     }
 
-    /// Returns the sections, grouped by name. Requests to release are no sections of the lock.
+    /// Returns the sections, grouped by name.
     pub fn by_name(&self) -> BTreeMap<&str, Vec<&Section>> {
         let mut names: BTreeMap<&str, Vec<&Section>> = BTreeMap::new();
-        for section in self.sections.iter().filter(|one| !one.is_ask()) {
+        for section in self.sections.iter().filter(|one| !one.enters_none()) {
             names
                 .entry(&section.request.name)
                 .or_default()
@@ -291,6 +315,7 @@ mod tests {
             mode: Mode::Exclusive,
             is_member: false,
             ticket: ticket.map(str::to_owned),
+            limits: Limits::default(),
         };
         record(history, at, section, EventKind::Requested(request));
     }
@@ -325,6 +350,102 @@ mod tests {
         assert_eq!(ticket(&history).adopted, Some(40 * MS));
         assert_eq!(history.sections[0].held_span(), Some((MS, 40 * MS)));
         assert!(!history.has_unused_tickets());
+    }
+
+    /// Makes a ticket from 5 to 7 ms, with a lease of 1 s.
+    fn with_ticket() -> History {
+        let (token, holds) = (None, None);
+        let mut history = History::new(Duration::from_secs(3));
+        request(&mut history, 0, 1, None);
+        record(&mut history, 1, 1, EventKind::Acquired { token, holds });
+        let lease = 1000 * MS;
+        record(&mut history, 5, 1, EventKind::MakingTicket { lease });
+        let text = "one".to_owned();
+        record(&mut history, 7, 1, EventKind::BecameTicket { text });
+        history
+    }
+
+    /// Records a request that uses the ticket, and its answer 10 ms later.
+    fn use_ticket(history: &mut History, at: Time, mode: Mode, succeeds: bool) {
+        let section = u64::try_from(at).unwrap();
+        let request = Request {
+            task: 0,
+            client: 0,
+            owner: None,
+            name: "a".to_owned(),
+            mode,
+            is_member: false,
+            ticket: Some("one".to_owned()),
+            limits: Limits::default(),
+        };
+        record(history, at, section, EventKind::Requested(request));
+        let (token, holds) = (None, None);
+        let answer = match succeeds {
+            true => EventKind::Acquired { token, holds },
+            false => EventKind::NotAcquired,
+        };
+        record(history, at + 10, section, answer);
+    }
+
+    fn ticket_times(history: &History) -> (Time, Time) {
+        let ticket = history.sections[0].ticket.as_ref().unwrap();
+        (ticket.kept_until / MS, ticket.free_at / MS)
+    }
+
+    #[test]
+    fn renewal_extends_lease_of_ticket() {
+        let mut history = with_ticket();
+        let renewed = Mode::RenewTicket(1500 * MS);
+        use_ticket(&mut history, 100, renewed, true);
+        assert_eq!(ticket_times(&history), (1600, 3100));
+        // It may have been extended.
+        use_ticket(&mut history, 2000, renewed, false);
+        assert_eq!(ticket_times(&history), (1600, 5000));
+        // An adoption that fails gives the hold back with the first lease.
+        use_ticket(&mut history, 2100, Mode::Exclusive, false);
+        assert_eq!(ticket_times(&history), (1005, 5610));
+        use_ticket(&mut history, 2200, renewed, true);
+        assert_eq!(ticket_times(&history), (1005, 5610));
+    }
+
+    #[test]
+    fn ticket_is_free_when_its_release_is_answered() {
+        let mut history = with_ticket();
+        use_ticket(&mut history, 100, Mode::ReleaseTicket, true);
+        assert_eq!(ticket_times(&history), (100, 110));
+        assert_eq!(history.sections[0].held_span(), Some((MS, 110 * MS)));
+    }
+
+    #[test]
+    fn lock_stays_held_for_minimum_time() {
+        let mut history = with_ticket();
+        let mut section = Section::new(0, 0, history.sections[0].request.clone());
+        section.request.limits.at_least = Some(500 * MS);
+        let (token, holds, error) = (None, None, None);
+        section.record(10 * MS, EventKind::Acquired { token, holds });
+        section.record(100 * MS, EventKind::Releasing);
+        assert!(section.record(120 * MS, EventKind::Released { error }));
+        history.sections = vec![section];
+        assert_eq!(ticket_times(&history), (509, 530));
+        assert_eq!(history.sections[0].held_span(), Some((10 * MS, 530 * MS)));
+    }
+
+    #[test]
+    fn guard_that_is_valid_after_limit_is_recorded() {
+        let history = with_ticket();
+        let mut section = Section::new(0, 0, history.sections[0].request.clone());
+        section.request.limits.fed_every = Some(50 * MS);
+        let (token, holds) = (None, None);
+        section.record(10 * MS, EventKind::Acquired { token, holds });
+        let valid = |section: &mut Section, at: Time| {
+            let (until, at_least) = (at * MS, at * MS);
+            section.record(at * MS, EventKind::Valid { until, at_least });
+            section.valid_after_limit
+        };
+        assert_eq!(valid(&mut section, 60), None);
+        section.record(60 * MS, EventKind::Fed);
+        assert_eq!(valid(&mut section, 110), None);
+        assert_eq!(valid(&mut section, 111), Some(110 * MS));
     }
 
     #[test]

@@ -1,18 +1,25 @@
 //! One critical section, from the request to the release.
 
-use super::event::{EventKind, Mode, Request};
+use super::event::{EventKind, Limits, Mode, Request};
 use crate::clock::Time;
 
-/// The ticket that the hold of a section became.
+/// The ticket that the hold of a section became, or what keeps the lock after its release, for a
+/// minimum time.
 #[derive(Debug, Clone)]
 pub struct MadeTicket {
-    pub text: String,
+    /// `None`: no client can adopt it.
+    pub text: Option<String>,
     /// The store keeps its hold at least until then, unless a client adopts it.
     pub kept_until: Time,
-    /// When the first adoption was requested.
+    /// The same without renewals: an adoption that fails may give the hold back with the first
+    /// lease.
+    pub kept_first: Time,
+    /// When the first adoption or release was requested.
     pub requested: Option<Time>,
     /// When the first adoption had succeeded.
     pub adopted: Option<Time>,
+    /// Whether an adoption has failed: then the ticket may get the hold back at any time.
+    pub may_get_back: bool,
     /// If no adoption succeeds, the lock is free then at the latest.
     pub free_at: Time,
 }
@@ -40,6 +47,10 @@ pub struct Section {
     pub deadline: Option<Time>,
     /// The store keeps the hold at least until then, unless it is released.
     pub kept_until: Option<Time>,
+    /// When the holder fed the hold for the last time.
+    pub fed: Option<Time>,
+    /// The end of a limit of the hold, if the guard was valid after it.
+    pub valid_after_limit: Option<Time>,
     /// When the loss was reported.
     pub loss_reported: Option<Time>,
     /// Whether the guard reported that it is valid after the loss was reported.
@@ -53,6 +64,13 @@ pub struct Section {
     pub ticket_lease: Option<Time>,
     /// The ticket that the hold became. The section ends with that.
     pub ticket: Option<MadeTicket>,
+}
+
+impl MadeTicket {
+    /// Records that its lease may last until then.
+    pub(super) fn may_end_at(&mut self, t: Time) {
+        self.free_at = self.free_at.max(t);
+    }
 }
 
 impl Section {
@@ -70,6 +88,8 @@ impl Section {
             valid_until: None,
             deadline: None,
             kept_until: None,
+            fed: None,
+            valid_after_limit: None,
             loss_reported: None,
             valid_after_loss: false,
             accepted: 0,
@@ -100,24 +120,33 @@ impl Section {
                 self.valid_until = Some(t);
                 self.deadline = self.deadline.max(Some(until));
                 self.kept_until = self.kept_until.max(Some(at_least));
+                let passed = self.limit_end().filter(|&end| end < t);
+                self.valid_after_limit = self.valid_after_limit.or(passed);
             }
             EventKind::LossReported => self.loss_reported = Some(t),
             EventKind::Wrote { accepted: true } => self.accepted += 1,
             EventKind::Wrote { accepted: false } => self.refused += 1,
+            EventKind::Fed => self.fed = Some(t),
             EventKind::Releasing => self.release_started = Some(t),
-            EventKind::Released { error } => (self.released, self.unlock_error) = (Some(t), error),
+            EventKind::Released { error } => {
+                self.ticket = self.minimum(t).filter(|_| error.is_none());
+                (self.released, self.unlock_error) = (Some(t), error);
+            }
             EventKind::MakingTicket { lease } => {
                 (self.release_started, self.ticket_lease) = (Some(t), Some(lease));
             }
             EventKind::BecameTicket { text } => {
                 let lease = self.ticket_lease.unwrap_or_default();
+                // The store counts the lease from when it executes the step.
+                let kept_until = self.release_started.unwrap_or(t) + lease;
                 self.released = Some(t);
                 self.ticket = Some(MadeTicket {
-                    text,
-                    // The store counts the lease from when it executes the step.
-                    kept_until: self.release_started.unwrap_or(t) + lease,
+                    text: Some(text),
+                    kept_until,
+                    kept_first: kept_until,
                     requested: None,
                     adopted: None,
+                    may_get_back: false,
                     free_at: t + lease,
                 });
             }
@@ -128,6 +157,38 @@ impl Section {
             | EventKind::Done => {}
         }
         self.released.is_some() || (self.answered.is_some() && self.acquired.is_none())
+    }
+
+    /// Returns when the hold is lost at a limit of its request at the latest, unless it is fed
+    /// later.
+    fn limit_end(&self) -> Option<Time> {
+        let acquired = self.acquired?;
+        let Limits {
+            lease,
+            at_most,
+            fed_every,
+            ..
+        } = self.request.limits;
+        let fed = fed_every.map(|interval| self.fed.unwrap_or(acquired) + interval);
+        let others = [lease, at_most].map(|limit| limit.map(|limit| acquired + limit));
+        others.into_iter().chain([fed]).flatten().min()
+    }
+
+    /// Returns what keeps the lock after a release that succeeded at this time, until the minimum
+    /// time has passed.
+    fn minimum(&self, released: Time) -> Option<MadeTicket> {
+        let end = self.acquired? + self.request.limits.at_least?;
+        let left = end - self.release_started?;
+        (left > 0).then_some(MadeTicket {
+            text: None,
+            // In whole milliseconds.
+            kept_until: end - 1_000_000,
+            kept_first: end - 1_000_000,
+            requested: None,
+            adopted: None,
+            may_get_back: false,
+            free_at: released + left,
+        })
     }
 
     /// Returns the time in which the guard is known to have been valid.
@@ -152,15 +213,19 @@ impl Section {
         Some((acquired, end.unwrap_or(acquired)))
     }
 
-    /// Returns whether it only asks the holder of the lock, or revokes its hold.
-    pub fn is_ask(&self) -> bool {
-        matches!(self.request.mode, Mode::Ask(_))
+    /// Returns whether it enters no section: it asks for the lock, or renews or releases a ticket.
+    pub fn enters_none(&self) -> bool {
+        let mode = self.request.mode;
+        matches!(
+            mode,
+            Mode::Ask(_) | Mode::RenewTicket(_) | Mode::ReleaseTicket
+        )
     }
 
     /// Returns whether it adopts the ticket of the other section.
     pub fn adopts(&self, other: &Section) -> bool {
-        let made = other.ticket.as_ref().map(|ticket| &ticket.text);
-        made.is_some() && made == self.request.ticket.as_ref()
+        let made = other.ticket.as_ref().and_then(|made| made.text.as_ref());
+        made.is_some() && made == self.request.ticket.as_ref() && !self.enters_none()
     }
 
     /// Returns whether it was lost while it was held.

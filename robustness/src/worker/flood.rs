@@ -15,7 +15,7 @@ use super::options::WorkerOptions;
 use super::permanent_locks::join_all;
 use super::reporter::Reporter;
 use super::section::error_name;
-use crate::history::{EventKind, Mode, Request};
+use crate::history::{EventKind, Limits, Mode, Request};
 
 /// Number of floods.
 const FLOODS: usize = 2;
@@ -72,6 +72,7 @@ async fn acquire(client: &Client, reporter: &Reporter, number: usize, limit: Opt
         mode: Mode::Exclusive,
         is_member: false,
         ticket: None,
+        limits: Limits::default(),
     };
     reporter.report_in(section, EventKind::Requested(request));
     let acquiring = async { lock.lock().await };

@@ -4,16 +4,17 @@ use std::future::IntoFuture;
 use std::time::Duration;
 
 use redlatch::kind::Revocable;
-use redlatch::{Acquire, Guard, HasLease, HasTicket, ReadWriteLock, TryAcquire};
+use redlatch::{Acquire, GroupLock, Guard, HasLease, HasTicket, ReadWriteLock, TryAcquire};
 use redlatch::{Client, Error, ExpirableSemaphore, FairLock, FencedLock, Lock};
 use redlatch::{CountDownLatch, Election, Leadership, Member, MultiLock, OwnerId, RedLock};
 use redlatch::{Semaphore, SpinLock};
 use tokio::time::timeout;
 
+use super::limits::{Kept as _, Limited as _};
 use super::section::{AsyncGuard, ReleaseMode, SectionRunner};
 use super::tickets;
 use crate::Result;
-use crate::history::{Mode, PERMITS};
+use crate::history::{Limits, Mode, PERMITS};
 use crate::names::{COUNTERS, KINDS, locks_of};
 use crate::random::Random;
 
@@ -27,6 +28,9 @@ pub enum Handle {
     Multi(MultiLock, String),
     Red(RedLock, String),
     Election(Election, Duration),
+    /// The values of a group, and a lock of all of them.
+    Group([(GroupLock, String); 2], MultiLock, String),
+    Value(GroupLock),
     Semaphore(Semaphore, Duration),
     Latch(CountDownLatch, Duration),
 }
@@ -51,6 +55,18 @@ impl Handle {
                 Handle::Red(lock, name.to_owned())
             }
             "election" => Handle::Election(client.election(name), lease),
+            "group" => match name.split_once('.') {
+                Some((group, value)) => Handle::Value(client.group_lock(group, value)),
+                None => {
+                    let value = |value: &str| {
+                        let lock = client.group_lock(name, value);
+                        (lock, format!("{name}.{value}"))
+                    };
+                    let values = ["0", "1"];
+                    let all = client.multi_lock(name, values);
+                    Handle::Group(values.map(value), all, name.to_owned())
+                }
+            },
             "semaphore" => Handle::Semaphore(client.semaphore(name), lease),
             "latch" => Handle::Latch(client.count_down_latch(name), lease),
             other => {
@@ -73,13 +89,14 @@ impl Handle {
             }
             Handle::Spin(lock) => try_once(lock.try_lock()).await,
             // Their members are checked instead.
-            Handle::Multi(..) | Handle::Red(..) => Ok(true),
+            Handle::Multi(..) | Handle::Red(..) | Handle::Group(..) => Ok(true),
             Handle::Election(election, lease) => {
                 match timeout(*lease, election.campaign("").into_future()).await {
                     Ok(leadership) => leadership?.resign().await.map(|()| true),
                     Err(_) => Ok(false),
                 }
             }
+            Handle::Value(lock) => try_once(lock.try_lock()).await,
             // Exactly as many permits as were set.
             Handle::Semaphore(semaphore, _) => {
                 semaphore.try_set_permits(PERMITS).await?;
@@ -96,52 +113,116 @@ impl Handle {
         time: Duration,
         random: &mut Random,
     ) -> Result<(), Error> {
+        let has_minimum = matches!(
+            self,
+            Handle::Lock(_) | Handle::Fair(_) | Handle::Fenced(_) | Handle::Spin(_)
+        );
+        let limits = runner.draw_limits(time, has_minimum);
         match self {
             // Some wait with a limit.
             Handle::Lock(lock) if random.below(4) == 0 => {
-                let request = lock.try_lock().wait(time * 4);
+                let request = lock.try_lock().wait(time * 4).limited(limits).kept(limits);
                 let acquiring = request.into_future();
                 tickets::run_section(lock, acquiring, |_| None, runner, time).await
             }
-            Handle::Lock(lock) => lock_and_run(lock, |_| None, runner, time).await,
-            Handle::Fair(lock) => lock_and_run(lock, |_| None, runner, time).await,
-            Handle::Spin(lock) => lock_and_run(lock, |_| None, runner, time).await,
+            Handle::Lock(lock) => {
+                lock_and_run(
+                    lock,
+                    lock.lock().kept(limits),
+                    |_| None,
+                    limits,
+                    runner,
+                    time,
+                )
+                .await
+            }
+            Handle::Fair(lock) => {
+                lock_and_run(
+                    lock,
+                    lock.lock().kept(limits),
+                    |_| None,
+                    limits,
+                    runner,
+                    time,
+                )
+                .await
+            }
+            Handle::Spin(lock) => {
+                lock_and_run(
+                    lock,
+                    lock.lock().kept(limits),
+                    |_| None,
+                    limits,
+                    runner,
+                    time,
+                )
+                .await
+            }
             Handle::Fenced(lock) => {
-                lock_and_run(lock, |guard| Some(guard.token()), runner, time).await
+                let token = |guard: &Guard<FencedLock>| Some(guard.token());
+                lock_and_run(lock, lock.lock().kept(limits), token, limits, runner, time).await
             }
             Handle::ReadWrite(lock) if random.below(3) == 0 => {
-                lock_and_run(&lock.write(), |_| None, runner, time).await
+                let lock = lock.write();
+                lock_and_run(&lock, lock.lock(), |_| None, limits, runner, time).await
             }
             Handle::ReadWrite(lock) => {
                 let lock = lock.read();
-                let acquiring = async { lock.lock().await.map(Some) };
+                let acquiring = async { lock.lock().limited(limits).await.map(Some) };
                 runner
                     .run_section(lock.name(), Mode::Shared, acquiring, time)
                     .await
             }
+            // Only of every second group several values are locked together: promptness is checked
+            // for the others.
+            Handle::Group(_, lock, name) if name.ends_with('1') && random.below(3) == 0 => {
+                let (request, other) =
+                    (lock.lock().limited(limits), lock.try_lock().limited(limits));
+                let acquiring = lock_many(request, other, time * 4, random.below(6));
+                runner
+                    .run_section(name, Mode::Exclusive, acquiring, time)
+                    .await
+            }
+            Handle::Group(values, ..) => {
+                let (lock, name) = random.pick(values);
+                let acquiring = async { lock.lock().limited(limits).await.map(Some) };
+                runner
+                    .run_section(name, Mode::Exclusive, acquiring, time)
+                    .await
+            }
+            // Only the final check has such a handle.
+            Handle::Value(_) => Ok(()),
             Handle::Permits(semaphore, lease) => {
                 // A store that lost its data lost the permits, too; no other client sets them.
                 semaphore.try_set_permits(PERMITS).await?;
-                let request = semaphore.try_acquire().wait(*lease * 4);
+                let request = semaphore.try_acquire().wait(*lease * 4).limited(limits);
                 let (name, acquiring) = (semaphore.name(), request.into_future());
                 runner
                     .run_section(name, Mode::Permit, acquiring, time)
                     .await
             }
             Handle::Multi(lock, name) => {
-                let acquiring = lock_many(lock.lock(), lock.try_lock(), time * 4, random.below(6));
+                let (request, other) =
+                    (lock.lock().limited(limits), lock.try_lock().limited(limits));
+                let acquiring = lock_many(request, other, time * 4, random.below(6));
                 runner
                     .run_section(name, Mode::Exclusive, acquiring, time)
                     .await
             }
             Handle::Red(lock, name) => {
-                let acquiring = lock_many(lock.lock(), lock.try_lock(), time * 4, random.below(6));
+                let (request, other) =
+                    (lock.lock().limited(limits), lock.try_lock().limited(limits));
+                let acquiring = lock_many(request, other, time * 4, random.below(6));
                 runner
                     .run_section(name, Mode::Exclusive, acquiring, time)
                     .await
             }
-            Handle::Election(election, _) => lead(election, runner, time, random).await,
+            Handle::Election(election, _) => {
+                runner.clear_limits();
+                lead(election, runner, time, random).await
+            }
             Handle::Semaphore(semaphore, lease) => {
+                runner.clear_limits();
                 semaphore.try_set_permits(PERMITS).await?;
                 let request = semaphore.try_acquire().wait(*lease * 4);
                 let acquiring =
@@ -149,7 +230,10 @@ impl Handle {
                 let permits = acquiring.await?;
                 runner.hold_permits(permits, time).await
             }
-            Handle::Latch(latch, lease) => use_latch(latch, *lease, runner, random).await,
+            Handle::Latch(latch, lease) => {
+                runner.clear_limits();
+                use_latch(latch, *lease, runner, random).await
+            }
         }
     }
 }
@@ -285,11 +369,13 @@ async fn try_once<R: HasLease>(request: TryAcquire<R>) -> Result<bool, Error> {
 /// Runs one critical section whose request waits.
 async fn lock_and_run<K: HasTicket + Revocable>(
     lock: &Lock<K>,
+    request: Acquire<Lock<K>>,
     token: fn(&Guard<Lock<K>>) -> Option<u64>,
+    limits: Limits,
     runner: &mut SectionRunner,
     time: Duration,
 ) -> Result<(), Error> {
-    let acquiring = async { lock.lock().await.map(Some) };
+    let acquiring = async { request.limited(limits).await.map(Some) };
     tickets::run_section(lock, acquiring, token, runner, time).await
 }
 

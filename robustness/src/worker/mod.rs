@@ -6,6 +6,7 @@
 
 mod flood;
 mod kinds;
+mod limits;
 mod options;
 mod owners;
 mod permanent_locks;
@@ -31,6 +32,7 @@ use crate::names::has_queue;
 use crate::resource::ResourceClient;
 use crate::stall_monitor;
 pub use kinds::Handle;
+use limits::LimitUse;
 pub(crate) use options::LINGER;
 use options::wait_to_reconnect;
 pub use options::{Sync, WorkerOptions};
@@ -44,6 +46,9 @@ use tickets::TicketUse;
 
 /// Added to the number of a task, for its random numbers about tickets: no process has so many tasks.
 const TICKET_TASKS: usize = 1 << 32;
+
+/// Added for its random numbers about limits.
+const LIMIT_TASKS: usize = 1 << 34;
 
 /// Number of tasks that share an owner.
 const TASKS_PER_OWNER: usize = 2;
@@ -216,8 +221,15 @@ impl WorkerTasks {
             random: self.worker.random(task + TICKET_TASKS),
             lease: self.worker.lease(),
         });
+        let limit_use = self.worker.uses_limits.then(|| LimitUse {
+            client: self.clients[client].clone(),
+            random: self.worker.random(task + LIMIT_TASKS),
+            lease: self.worker.lease(),
+        });
         let shutdown = self.shutdown.clone();
-        SectionRunner::new(task, client, reporter, resource, shutdown, ticket_use)
+        SectionRunner::new(
+            task, client, reporter, resource, shutdown, ticket_use, limit_use,
+        )
     }
 }
 

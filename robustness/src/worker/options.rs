@@ -62,9 +62,13 @@ pub struct WorkerOptions {
     /// The longest time that the other tasks hold a lock, in ms.
     #[arg(long)]
     pub max_hold_ms: u64,
-    /// Whether tasks make tickets of holds and adopt them, ask for locks, and revoke holds.
+    /// Whether tasks make tickets of holds and adopt, renew or release them, ask for locks, and
+    /// revoke holds.
     #[arg(long)]
     pub uses_tickets: bool,
+    /// Whether requests have limits, and guards are dropped and flushed. Only in simulations.
+    #[arg(skip)]
+    pub uses_limits: bool,
     #[arg(long)]
     pub sync: Sync,
     #[arg(long)]
@@ -122,6 +126,7 @@ impl WorkerOptions {
             timeout: millis(lease / 3),
             max_hold_ms: 20,
             uses_tickets: false,
+            uses_limits: false,
             sync: Sync::All,
             seed,
         }

@@ -13,7 +13,7 @@ use tokio::time::sleep;
 use super::options::WorkerOptions;
 use super::reporter::Reporter;
 use super::section::error_name;
-use crate::history::{EventKind, Mode, Request};
+use crate::history::{EventKind, Limits, Mode, Request};
 
 /// Number of hash tags of the names: some for every node of a cluster.
 const TAGS: usize = 30;
@@ -74,6 +74,7 @@ async fn acquire(worker: &WorkerOptions, client: &Client, reporter: &Reporter) -
                 mode: Mode::Exclusive,
                 is_member: false,
                 ticket: None,
+                limits: Limits::default(),
             };
             reporter.report_in(section, EventKind::Requested(request));
             let acquired = lock.lock().await;

@@ -8,11 +8,12 @@ use std::time::Duration;
 use redlatch::{Error, Guard, HasLease, Owner, SemaphorePermits};
 use tokio::time::{Instant, sleep, timeout};
 
+use super::limits::{Feeding, LimitUse};
 use super::reporter::{CHECK_INTERVAL, Reporter};
 use super::tickets::TicketUse;
 use crate::clock::Time;
-use crate::history::{EventKind, Mode, Request};
-use crate::names::locks_of;
+use crate::history::{EventKind, Limits, Mode, Request};
+use crate::names::{locks_of, members_of};
 use crate::random::Random;
 use crate::resource::ResourceClient;
 
@@ -36,6 +37,12 @@ pub(crate) struct SectionRunner {
     resource: ResourceClient,
     /// `None`: it does not use tickets, and asks for no lock.
     ticket_use: Option<TicketUse>,
+    /// `None`: its requests have no limits.
+    limit_use: Option<LimitUse>,
+    /// The limits of its next request.
+    limits: Limits,
+    /// How it feeds the hold of its current section.
+    feeding: Option<Feeding>,
 }
 
 /// Way in which a guard is released.
@@ -45,6 +52,8 @@ pub(crate) enum ReleaseMode {
     Unlock,
     /// In the background.
     Drop,
+    /// In the background, which is then flushed for this time.
+    Flush(Duration),
 }
 
 impl SectionRunner {
@@ -55,6 +64,7 @@ impl SectionRunner {
         resource: ResourceClient,
         shutdown: Arc<AtomicBool>,
         ticket_use: Option<TicketUse>,
+        limit_use: Option<LimitUse>,
     ) -> SectionRunner {
         SectionRunner {
             task,
@@ -66,6 +76,9 @@ impl SectionRunner {
             shutdown,
             resource,
             ticket_use,
+            limit_use,
+            limits: Limits::default(),
+            feeding: None,
         }
     }
 
@@ -89,6 +102,9 @@ impl SectionRunner {
             shutdown: self.shutdown.clone(),
             resource: self.resource.clone(),
             ticket_use: None,
+            limit_use: None,
+            limits: Limits::default(),
+            feeding: None,
         }
     }
 
@@ -100,6 +116,20 @@ impl SectionRunner {
             random,
             ..ticket_use.clone()
         })
+    }
+
+    /// The next request has no limits.
+    pub(super) fn clear_limits(&mut self) {
+        self.limits = Limits::default();
+    }
+
+    /// Draws the limits of the next request, whose section lasts this long. `has_minimum`: they may
+    /// include `at_least`.
+    pub(super) fn draw_limits(&mut self, time: Duration, has_minimum: bool) -> Limits {
+        let drawn = self.limit_use.as_mut();
+        self.limits = drawn.map_or_else(Limits::default, |limit_use| limit_use.draw(time));
+        self.limits.at_least = self.limits.at_least.filter(|_| has_minimum);
+        self.limits
     }
 
     /// Requests a lock and reports the result.
@@ -122,11 +152,23 @@ impl SectionRunner {
     ) -> Result<Option<T>, Error> {
         self.name = name.to_owned();
         self.sections.clear();
-        self.begin_section(name, ticket, mode, false);
-        if name.starts_with("multi:") {
-            for member in locks_of(name) {
-                self.begin_section(&member, None, mode, true);
+        // Adopters of tickets, and requests that enter no section, have none.
+        let limits = match (&ticket, mode) {
+            (None, Mode::Ask(_)) => Limits::default(),
+            (None, _) => std::mem::take(&mut self.limits),
+            (Some(_), Mode::RenewTicket(_) | Mode::ReleaseTicket) => Limits::default(),
+            (Some(_), _) => {
+                self.clear_limits();
+                Limits::default()
             }
+        };
+        self.feeding = limits
+            .fed_every
+            .zip(self.limit_use.as_mut())
+            .map(|(interval, limit_use)| limit_use.feeding(interval));
+        self.begin_section(name, ticket, limits, mode, false);
+        for member in members_of(name) {
+            self.begin_section(&member, None, limits, mode, true);
         }
         let answer = acquiring.await;
         match &answer {
@@ -140,7 +182,14 @@ impl SectionRunner {
         answer
     }
 
-    fn begin_section(&mut self, name: &str, ticket: Option<String>, mode: Mode, is_member: bool) {
+    fn begin_section(
+        &mut self,
+        name: &str,
+        ticket: Option<String>,
+        limits: Limits,
+        mode: Mode,
+        is_member: bool,
+    ) {
         let section = self.reporter.section();
         self.sections.push(section);
         let request = Request {
@@ -152,6 +201,7 @@ impl SectionRunner {
             mode,
             is_member,
             ticket,
+            limits,
         };
         self.reporter
             .report_in(section, EventKind::Requested(request));
@@ -212,7 +262,8 @@ impl SectionRunner {
 
     /// Watches the guard for this long, or until it is lost. Returns whether it was lost.
     pub(crate) async fn watch<H: AsyncGuard>(&self, guard: &H, time: Duration) -> bool {
-        let end = Instant::now() + time;
+        let begun = Instant::now();
+        let end = begun + time;
         let mut until = self.check_validity(guard);
         let mut lost = std::pin::pin!(guard.lost());
         loop {
@@ -224,6 +275,10 @@ impl SectionRunner {
             } else {
                 left.min(interval)
             };
+            let feeding = self
+                .feeding
+                .filter(|feeding| begun.elapsed() < feeding.lasts);
+            let pause = feeding.map_or(pause, |feeding| pause.min(feeding.interval / 2));
             tokio::select! {
                 biased;
                 () = &mut lost => {
@@ -236,6 +291,10 @@ impl SectionRunner {
                     return true;
                 }
                 () = sleep(pause) => {}
+            }
+            if feeding.is_some() {
+                self.report(EventKind::Fed);
+                guard.feed();
             }
             let before = until;
             until = self.check_validity(guard);
@@ -283,8 +342,21 @@ impl SectionRunner {
             self.write(token).await;
         }
         self.report(EventKind::Releasing);
+        let how = match (how, &mut self.limit_use) {
+            // A dropped guard does not report that it was lost before.
+            (ReleaseMode::Unlock, Some(limit_use)) if !guard.valid_for().is_zero() => {
+                limit_use.release_mode()
+            }
+            (how, _) => how,
+        };
         let released = match how {
             ReleaseMode::Unlock => guard.unlock().await,
+            ReleaseMode::Flush(limit) => {
+                drop(guard);
+                let error = self.flush(limit).await;
+                self.report(EventKind::Released { error });
+                return Ok(());
+            }
             ReleaseMode::Drop => {
                 drop(guard);
                 Ok(())
@@ -293,6 +365,17 @@ impl SectionRunner {
         let error = released.as_ref().err().map(error_name);
         self.report(EventKind::Released { error });
         released
+    }
+
+    /// Waits until the client has settled the dropped guard. Returns an error if it has not within
+    /// this time.
+    async fn flush(&self, limit: Duration) -> Option<String> {
+        let unsettled = self.limit_use.as_ref()?.client.flush_within(limit).await;
+        let names = locks_of(&self.name);
+        let is_settled = !unsettled
+            .names()
+            .any(|name| names.iter().any(|own| own == name));
+        (!is_settled).then(|| "Unsettled".to_owned())
     }
 
     /// Records whether the guard is valid, and until when.
@@ -346,6 +429,8 @@ impl SectionRunner {
 pub(crate) trait AsyncGuard: Send {
     fn valid_for(&self) -> Duration;
     fn lost(&self) -> impl Future<Output = ()> + Send + 'static;
+    /// Feeds the hold. If it was lost, that is reported elsewhere.
+    fn feed(&self) {}
     fn unlock(self) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
@@ -356,6 +441,10 @@ impl<R: HasLease> AsyncGuard for Guard<R> {
 
     fn lost(&self) -> impl Future<Output = ()> + Send + 'static {
         Guard::lost(self)
+    }
+
+    fn feed(&self) {
+        let _ = Guard::feed(self);
     }
 
     async fn unlock(self) -> Result<(), Error> {

@@ -12,7 +12,7 @@ use super::owners::random_hold_duration;
 use super::reporter::{CHECK_INTERVAL, Reporter};
 use super::section::error_name;
 use crate::Result;
-use crate::history::{EventKind, Mode, Request};
+use crate::history::{EventKind, Limits, Mode, Request};
 use crate::names::locks_of;
 use crate::random::Random;
 
@@ -220,6 +220,7 @@ impl Thread {
             mode,
             is_member: false,
             ticket: None,
+            limits: Limits::default(),
         }));
         match request() {
             Ok(Some(guard)) => {

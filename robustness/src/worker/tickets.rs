@@ -5,6 +5,8 @@
 //! 3. A holder sometimes makes a ticket of its hold, and its section ends. It keeps the text, or puts it into a [`TicketBox`], or
 //!    both. Several tasks may get the text. Some tickets are never adopted: the lock is free when their lease ends.
 //! 4. A task that adopts a ticket has a section of its own, whose request names the ticket.
+//! 5. A task that has the text sometimes renews the ticket, asks for its lock, or releases it
+//!    instead of adopting it. These requests are no sections of the lock, but name the ticket, too.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex};
@@ -70,7 +72,7 @@ pub(super) async fn run_section<K: HasTicket + Revocable>(
     let random = &mut ticket_use.random;
     let stays = random.one_in(3);
     let mut guard = match ticket_use.tickets.take(name, stays) {
-        Some(text) => adopt(lock, text, runner, random).await?,
+        Some(text) => use_ticket(lock, text, runner, random, ticket_use.lease).await?,
         None => runner.request(name, Mode::Exclusive, acquiring).await?,
     };
     while let Some(held) = guard.take() {
@@ -107,7 +109,7 @@ pub(super) async fn run_section<K: HasTicket + Revocable>(
                     ticket_use.tickets.put(name, text.clone());
                 }
                 sleep(random.between(Duration::ZERO, CANCEL_TIME)).await;
-                guard = adopt(lock, text, runner, random).await?;
+                guard = use_ticket(lock, text, runner, random, ticket_use.lease).await?;
             }
         }
     }
@@ -119,13 +121,21 @@ pub(super) async fn ask_sometimes<K: Revocable>(lock: &Lock<K>, runner: &mut Sec
     let Some(mut ticket_use) = runner.ticket_use() else {
         return;
     };
-    let limit = match ticket_use.random.below(12) {
+    if ticket_use.random.one_in(4) {
+        ask(lock, runner, &mut ticket_use.random, ticket_use.lease).await;
+    }
+}
+
+/// Asks the holder of a lock to release it, or revokes its hold.
+async fn ask<K: Revocable>(
+    lock: &Lock<K>,
+    runner: &mut SectionRunner,
+    random: &mut Random,
+    lease: Duration,
+) {
+    let limit = match random.below(3) {
         0 => None,
-        1 | 2 => {
-            let longest = ticket_use.lease * 3 / 2;
-            Some(ticket_use.random.between(Duration::ZERO, longest))
-        }
-        _ => return,
+        _ => Some(random.between(Duration::ZERO, lease * 3 / 2)),
     };
     let asking = async {
         let asked = match limit {
@@ -137,6 +147,73 @@ pub(super) async fn ask_sometimes<K: Revocable>(lock: &Lock<K>, runner: &mut Sec
     let mode = Mode::Ask(limit.map(nanos));
     // An error is recorded with the request.
     if let Ok(Some(())) = runner.request(lock.name(), mode, asking).await {
+        runner.report_acquired(None, None);
+    }
+}
+
+/// Adopts a ticket or releases it. Sometimes asks for its lock, or renews it, before.
+async fn use_ticket<K: HasTicket + Revocable>(
+    lock: &Lock<K>,
+    text: String,
+    runner: &mut SectionRunner,
+    random: &mut Random,
+    lease: Duration,
+) -> Result<Option<Guard<Lock<K>>>, Error> {
+    if random.one_in(4) {
+        ask(lock, runner, random, lease).await;
+    }
+    let ticket = text.parse()?;
+    if random.one_in(3) {
+        // In whole milliseconds, as in the store.
+        let most = usize::try_from(lease.as_millis()).unwrap_or_default();
+        let lease = Duration::from_millis(1 + random.below(most) as u64);
+        let mode = Mode::RenewTicket(nanos(lease));
+        manage_ticket(
+            lock,
+            &text,
+            mode,
+            lock.renew_ticket(&ticket, lease),
+            runner,
+            random,
+        )
+        .await;
+        // The lock is free when the new lease ends.
+        if random.one_in(3) {
+            return Ok(None);
+        }
+    }
+    if random.one_in(6) {
+        let releasing = lock.unlock_ticket(&ticket);
+        manage_ticket(lock, &text, Mode::ReleaseTicket, releasing, runner, random).await;
+        return Ok(None);
+    }
+    adopt(lock, text, runner, random).await
+}
+
+/// Renews or releases a ticket, sometimes only until a random moment. An error is recorded with the
+/// request.
+async fn manage_ticket<K: HasTicket>(
+    lock: &Lock<K>,
+    text: &str,
+    mode: Mode,
+    managing: impl Future<Output = Result<(), Error>>,
+    runner: &mut SectionRunner,
+    random: &mut Random,
+) {
+    let limit = match random.one_in(6) {
+        true => random.between(Duration::ZERO, CANCEL_TIME),
+        false => Duration::MAX,
+    };
+    let managing = async {
+        match timeout(limit, managing).await {
+            Ok(Ok(())) => Ok(Some(())),
+            Ok(Err(Error::TicketRefused { .. } | Error::Asked { .. })) | Err(_) => Ok(None),
+            Ok(Err(error)) => Err(error),
+        }
+    };
+    let text = Some(text.to_owned());
+    let managing = runner.request_with_ticket(lock.name(), text, mode, managing);
+    if let Ok(Some(())) = managing.await {
         runner.report_acquired(None, None);
     }
 }

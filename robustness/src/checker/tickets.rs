@@ -1,0 +1,172 @@
+//! Checks the requests that use a ticket ([`Rule::Ticket`]).
+//!
+//! 1. After the adoption or the release of a ticket has succeeded, no request uses it.
+//! 2. A hold whose owner was asked for the lock does not become a ticket.
+//! 3. A ticket whose lock was asked for is not adopted, and not renewed beyond the limit of a
+//!    revocation.
+//!
+//! The request to release must be answered before the other one is sent, and nothing else may have
+//! held the lock meanwhile: points 2 and 3 do not apply to an owner that several tasks share, nor
+//! after another request to adopt the ticket. Lost data may restore a ticket, and lose requests.
+
+use super::allowances::RECONNECT_ALLOWANCE;
+use super::violation::{Rule, Violation};
+use crate::clock::{Time, millis};
+use crate::history::{History, MadeTicket, Mode, Section};
+
+/// The store counts in whole milliseconds.
+const ROUNDING: Time = 2_000_000;
+
+pub(super) fn check(history: &History) -> Vec<Violation> {
+    let mut found = Vec::new();
+    if !history.data_losses.is_empty() {
+        return found;
+    }
+    let succeeded = history.sections.iter().filter(|one| one.acquired.is_some());
+    let (asks, others): (Vec<&Section>, Vec<_>) =
+        succeeded.partition(|one| matches!(one.request.mode, Mode::Ask(_)));
+    for maker in &others {
+        let Some((made, ticket)) = maker.released.zip(maker.ticket.as_ref()) else {
+            continue;
+        };
+        if ticket.text.is_none() {
+            continue;
+        }
+        let (acquired, left) = (maker.acquired, maker.release_started);
+        let was_asked = |ask: &&Section| {
+            let is_of_maker =
+                ask.request.name == maker.request.name && acquired <= Some(ask.requested);
+            is_of_maker && ask.answered <= left
+        };
+        if maker.request.owner.is_none() && asks.iter().any(was_asked) {
+            found.push(violation(
+                maker,
+                "made a ticket of a hold that was asked for",
+            ));
+        }
+        let uses = others
+            .iter()
+            .filter(|one| one.request.ticket == ticket.text);
+        let ends = |one: &&&Section| match one.request.mode {
+            Mode::RenewTicket(_) => false,
+            Mode::ReleaseTicket => !met_fault(history, one),
+            _ => true,
+        };
+        let used_up = uses.clone().filter(ends);
+        let used_up = used_up.filter_map(|one| one.answered).min();
+        for one in uses {
+            let is_repeated = one.request.mode == Mode::ReleaseTicket && met_fault(history, one);
+            if used_up.is_some_and(|at| at < one.requested) && !is_repeated {
+                found.push(violation(one, "used a ticket again"));
+            }
+            let asks = asks
+                .iter()
+                .filter(|ask| ask.request.name == maker.request.name);
+            let mut asks = asks.filter(|ask| made <= ask.requested);
+            if is_first(ticket, one) && asks.any(|ask| forbids(ask, one)) {
+                found.push(violation(one, "used a ticket that was asked for"));
+            }
+        }
+    }
+    found
+}
+
+/// Returns whether a fault may have broken a connection during a request. A release that is sent
+/// again then succeeds, also if the ticket was not valid.
+fn met_fault(history: &History, one: &Section) -> bool {
+    let mut windows = history.windows.iter();
+    windows.any(|window| {
+        one.answered.is_none_or(|at| window.from <= at)
+            && one.requested <= window.until + RECONNECT_ALLOWANCE
+    })
+}
+
+/// Returns whether no client requested to adopt or to release the ticket before this use of it, or
+/// meanwhile.
+fn is_first(ticket: &MadeTicket, one: &Section) -> bool {
+    let adopted = ticket.requested;
+    match one.enters_none() {
+        true => adopted.is_none() || one.answered <= adopted,
+        false => adopted == Some(one.requested),
+    }
+}
+
+/// Returns whether a ticket must not be used after this request to release.
+fn forbids(ask: &Section, one: &Section) -> bool {
+    if ask.answered > Some(one.requested) {
+        return false;
+    }
+    match (one.request.mode, ask.request.mode, ask.answered) {
+        (Mode::RenewTicket(lease), Mode::Ask(Some(limit)), Some(answered)) => {
+            answered + limit + ROUNDING < one.requested + lease
+        }
+        (Mode::RenewTicket(_) | Mode::ReleaseTicket, ..) => false,
+        _ => true,
+    }
+}
+
+fn violation(section: &Section, text: &str) -> Violation {
+    let at = section.answered.unwrap_or(section.requested);
+    let (requester, name) = (section.requester(), &section.request.name);
+    let asked_after = millis(at - section.requested);
+    let text = format!("{name}: {requester} {text}, {asked_after} ms after its request");
+    Violation::at(at, Rule::Ticket, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixtures::{MS, adopts, becomes_ticket, history, section};
+    use super::*;
+
+    /// A request that is sent at `from` and answered 10 ms later.
+    fn request(mode: Mode, from: Time) -> Section {
+        let mut one = section("a", from + 10, from + 10);
+        (one.requested, one.request.mode) = (from * MS, mode);
+        one
+    }
+
+    fn used(mode: Mode, from: Time) -> Section {
+        adopts("one", request(mode, from))
+    }
+
+    /// Counts the violations if a hold from 0 to 100 ms becomes a ticket, whose first adoption is
+    /// requested at this time.
+    fn found(adopted: Option<Time>, others: &[Section]) -> usize {
+        let mut maker = becomes_ticket(section("a", 0, 100), "one", 3000);
+        let requested = adopted.map(|at| at * MS);
+        maker.ticket.as_mut().unwrap().requested = requested;
+        check(&history([&[maker], others].concat())).len()
+    }
+
+    #[test]
+    fn ticket_that_is_used_again_is_found() {
+        let (adopted, released) = (used(Mode::Exclusive, 200), used(Mode::ReleaseTicket, 200));
+        let renewed = |at| used(Mode::RenewTicket(50 * MS), at);
+        assert_eq!(found(Some(200), &[renewed(150), adopted.clone()]), 0);
+        assert_eq!(found(Some(200), &[adopted.clone(), renewed(205)]), 0);
+        assert_eq!(found(Some(200), &[adopted.clone(), renewed(211)]), 1);
+        assert_eq!(found(Some(200), &[adopted, used(Mode::Exclusive, 211)]), 1);
+        assert_eq!(found(None, &[released, renewed(211)]), 1);
+    }
+
+    #[test]
+    fn hold_and_ticket_that_were_asked_for_are_not_passed_on() {
+        let ask = |at| request(Mode::Ask(None), at);
+        assert_eq!(found(None, &[ask(50)]), 1);
+        assert_eq!(found(None, &[ask(95)]), 0);
+        let adopted = used(Mode::Exclusive, 200);
+        assert_eq!(found(Some(200), &[ask(150), adopted.clone()]), 1);
+        assert_eq!(found(Some(200), &[ask(195), adopted.clone()]), 0);
+        // Its canceled adoption may have been asked for.
+        assert_eq!(found(Some(120), &[ask(150), adopted]), 0);
+    }
+
+    #[test]
+    fn ticket_is_not_renewed_beyond_limit_of_revocation() {
+        let revoked = request(Mode::Ask(Some(100 * MS)), 150);
+        let renewed = |lease| used(Mode::RenewTicket(lease * MS), 200);
+        assert_eq!(found(None, &[revoked.clone(), renewed(62)]), 0);
+        assert_eq!(found(None, &[revoked.clone(), renewed(63)]), 1);
+        assert_eq!(found(Some(205), &[revoked, renewed(63)]), 0);
+    }
+}
