@@ -112,7 +112,7 @@ impl Step for ReadToken<'_> {
 
 /// Raises the token to `at_least`, unless it is greater, and to the epoch of the latest term, if there is one. Raises that epoch,
 /// too, unless there is a leader. Returns the resulting token.
-pub(crate) struct AdvanceToken<'a> {
+pub(super) struct AdvanceToken<'a> {
     pub(super) keys: &'a FencedKeys,
     pub(super) term: &'a str,
     pub(super) at_least: i64,
