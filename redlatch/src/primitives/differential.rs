@@ -13,7 +13,7 @@
 //!    and timestamps on the server. Times are compared in multiples of [`TIME_UNIT`].
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::panic::Location;
 use std::path::Path;
@@ -92,9 +92,22 @@ where
     M: Debug + Clone,
     F: AsyncFnMut(&mut Differential, &M),
 {
+    assert_equivalent_times(1, moves, run_move);
+}
+
+/// The same with this many times the usual number of histories, for rare cases.
+#[track_caller]
+pub(crate) fn assert_equivalent_times<M, F>(
+    times: u32,
+    moves: impl Strategy<Value = M>,
+    run_move: F,
+) where
+    M: Debug + Clone,
+    F: AsyncFnMut(&mut Differential, &M),
+{
     let caller = Path::new(Location::caller().file());
     let histories = prop::collection::vec(moves, 1..25);
-    let coverage = assert_equivalent_histories(histories, HISTORIES, run_move);
+    let coverage = assert_equivalent_histories(histories, times * HISTORIES, run_move);
     let directory = caller.parent().expect("a directory");
     // The path is relative to the workspace.
     coverage.assert_complete(
@@ -466,6 +479,18 @@ impl Differential {
             .await
             .unwrap();
         self.keyspace_at_now().set(key, number, None);
+    }
+
+    /// Replaces a key by a hash of texts.
+    pub(crate) async fn set_texts(&mut self, key: &str, fields: &[(&str, String)]) {
+        let mut set = redis::pipe();
+        set.del(key).ignore().hset_multiple(key, fields).ignore();
+        let () = set.query_async(&mut self.connection).await.unwrap();
+        let fields = fields.iter().cloned();
+        let texts: BTreeMap<String, String> = fields
+            .map(|(field, text)| (field.to_owned(), text))
+            .collect();
+        self.keyspace_at_now().set(key, texts, None);
     }
 
     /// Removes the expiry of a key, as another program might.

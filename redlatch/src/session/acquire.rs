@@ -228,7 +228,7 @@ impl RequestedHold<'_> {
 /// Waits until the replicas have confirmed an attempt. If they do not, settles it. Boxed: most attempts wait for no
 /// replica.
 fn confirm<'a>(
-    confirmation: Confirmation,
+    confirmation: Box<Confirmation>,
     progress: &'a Progress,
     unsettled: &'a [SettleOnDrop<'a>],
 ) -> Boxed<'a, Result<()>> {

@@ -345,7 +345,8 @@ mod tests {
     use super::*;
     use crate::error::Error;
     use crate::primitives::differential;
-    use crate::primitives::lock::Reentrant;
+    use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
+    use crate::step::Outcome;
     use crate::{Client, Embedded, Guard, Lock, Owner, OwnerId};
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -627,6 +628,34 @@ mod tests {
         peer.lock("a").force_unlock().await.unwrap();
         session.check_hand_over(&hold.object, hold).await;
         assert!(!guard.is_valid());
+    }
+
+    /// Out of turn, the store did not have the hold: a step of the owner was in flight, and has acquired it again.
+    #[tokio::test(start_paused = true)]
+    async fn refuted_doubt_is_cleared() {
+        let [client, peer] = clients();
+        let guard = client.lock("a").lock().await.unwrap();
+        let HoldRef { session, hold, .. } = guard.hold_ref();
+        let in_flight = hold.turn().await.unwrap();
+        assert!(peer.lock("a").force_unlock().await.unwrap());
+        let (checking, checked) = (session.clone(), hold.clone());
+        let checking = async move { checking.verify_hold(&checked.object, Some(&checked)).await };
+        let checking = tokio::spawn(checking);
+        run_others().await;
+        assert!(hold.state().is_doubtful());
+        let kind = Reentrant::new("", "a");
+        let step = kind.acquire(AcquireParams {
+            hold,
+            count: 1,
+            lease: session.watchdog.lease(),
+            waits: false,
+            request_number: 0,
+        });
+        let acquired = session.store.run_idempotent(&step).await;
+        assert!(matches!(acquired, Ok(Outcome::Done(()))));
+        drop(in_flight);
+        assert!(checking.await.unwrap().is_some());
+        assert!(guard.is_valid() && !hold.state().is_doubtful());
     }
 
     #[tokio::test(start_paused = true)]

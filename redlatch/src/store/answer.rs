@@ -1,5 +1,7 @@
 //! An answer of the store, and the confirmation of its replicas.
 
+use std::any::Any;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -17,8 +19,8 @@ pub(crate) struct Answer<R> {
     pub(crate) sent_at: Instant,
     /// Whether the step was sent before without an answer, so that this may be the reply to a repetition.
     pub(crate) repeated: bool,
-    /// For an acquisition that replicas have to confirm: resolves when they have.
-    pub(crate) confirmation: Option<Confirmation>,
+    /// For an acquisition that replicas have to confirm: resolves when they have. Boxed, because every request has place for it.
+    pub(crate) confirmation: Option<Box<Confirmation>>,
     pub(crate) server: ServerId,
 }
 
@@ -26,20 +28,29 @@ pub(crate) struct Answer<R> {
 pub(crate) struct Confirmation {
     outcome: Receiver<WaitResult>,
     timeout: Duration,
+    /// The node of a cluster that made the acquisition. It is known for as long as this or a clone exists.
+    pub(crate) node: Option<KeptNode>,
 }
+
+/// Keeps a node of a cluster that has lost all slots, so that an acquisition can be settled there.
+pub(crate) type KeptNode = Arc<dyn Any + Send + Sync>;
 
 /// Result of a WAIT: how many replicas were required, and how many acknowledged.
 pub(super) type WaitResult = Result<(usize, usize)>;
 
 impl Confirmation {
     /// A WAIT that gives the replicas this long was sent, or is about to be.
-    pub(super) fn pending(outcome: Receiver<WaitResult>, timeout: Duration) -> Confirmation {
-        Confirmation { outcome, timeout }
+    pub(super) fn pending(outcome: Receiver<WaitResult>, timeout: Duration) -> Box<Confirmation> {
+        Box::new(Confirmation {
+            outcome,
+            timeout,
+            node: None,
+        })
     }
 
     /// Waits until enough replicas have acknowledged. Fails if too few did, or if that cannot be
     /// determined. Until then the request has no answer: it is unknown whether it has acquired anything.
-    pub(crate) async fn confirmed(self, progress: &Progress) -> Result<()> {
+    pub(crate) async fn confirmed(self: Box<Self>, progress: &Progress) -> Result<()> {
         progress.expect_answer();
         match self.outcome.recv().await {
             Some(Ok((needed, in_sync))) if in_sync < needed => Err(Error::NotReplicated {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::OwnedSemaphorePermit;
 
-pub(crate) use self::answer::{Answer, Confirmation};
+pub(crate) use self::answer::{Answer, Confirmation, KeptNode};
 pub(crate) use self::attempt_limiter::AttemptPermit;
 pub(crate) use self::changes::Changes;
 pub(crate) use self::delivery::{Delivery, Route};

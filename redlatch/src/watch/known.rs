@@ -71,6 +71,8 @@ impl Known {
 
     /// Returns when something of it ends next. The store does not report all of that, and not at once.
     pub(super) fn next_end(&self) -> End {
+        #[cfg(test)]
+        LOOKS_AT_ENDS.with(|looks| looks.set(looks.get() + 1));
         let holds = self.holds.values().chain(self.waiters.values());
         let ends = holds.chain(self.value.iter().map(|(_, end)| end));
         ends.flatten().min().copied()
@@ -132,6 +134,17 @@ impl Known {
 
 /// How long after its end something has ended for the store, too: ends are rounded to milliseconds.
 pub(super) const ROUNDING: Duration = Duration::from_millis(1);
+
+#[cfg(test)]
+thread_local! {
+    static LOOKS_AT_ENDS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+/// Returns how often this thread has read when something of an object ends.
+#[cfg(test)]
+pub(super) fn looks_at_ends() -> usize {
+    LOOKS_AT_ENDS.get()
+}
 
 #[cfg(test)]
 mod tests {

@@ -382,8 +382,8 @@ mod tests {
     use super::*;
     use crate::{Client, Embedded};
 
-    /// Returns the shortest time of three in which 100 changes are reported beside so many other objects.
-    async fn time(others: usize) -> Duration {
+    /// Returns how often an end is read while 200 changes are reported beside so many other objects.
+    async fn looks_at_ends(others: usize) -> usize {
         let client = Client::builder();
         let client = client.connect_embedded(&Embedded::new()).unwrap();
         for i in 0..others {
@@ -393,26 +393,20 @@ mod tests {
         let mut watch = client.watch("*");
         while watch.next().await.unwrap() != Event::Synchronized {}
         let lock = client.lock("changes");
-        let mut shortest = Duration::MAX;
-        for _ in 0..3 {
-            let mut took = Duration::ZERO;
-            for _ in 0..100 {
-                let guard = lock.lock().await.unwrap();
-                guard.unlock().await.unwrap();
-                let begun = std::time::Instant::now();
-                // Both changes may be seen at once: then there is no event, and the look was in vain.
-                let _ = tokio::time::timeout(MIN_INTERVAL, watch.next()).await;
-                took += begun.elapsed();
-            }
-            shortest = shortest.min(took);
+        let before = known::looks_at_ends();
+        for _ in 0..100 {
+            let guard = lock.lock().await.unwrap();
+            watch.next().await.unwrap();
+            guard.unlock().await.unwrap();
+            watch.next().await.unwrap();
         }
-        shortest
+        known::looks_at_ends() - before
     }
 
-    /// 64 times as many objects cost less than eight times as much; it was more than twenty times.
     #[tokio::test(start_paused = true)]
     async fn report_costs_what_has_changed() {
-        let [few, many] = [time(500).await, time(32_000).await];
-        assert!(many < 8 * few, "{few:?}, {many:?}");
+        let [few, many] = [looks_at_ends(10).await, looks_at_ends(1000).await];
+        assert!(few > 0);
+        assert_eq!(many, few);
     }
 }

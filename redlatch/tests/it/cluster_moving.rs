@@ -133,51 +133,78 @@ async fn unreplicated_permits_are_released_where_their_slot_has_moved() {
     let slot = slot_of(name.as_bytes());
     let permits = other.semaphore(name);
     permits.try_set_permits(3).await.unwrap();
-    let acquiring = || {
-        let acquiring = client.semaphore(name).acquire_many(2).into_future();
-        let acquiring = tokio::spawn(acquiring);
-        let begun = until("acquired at the master", || async {
-            permits
-                .available()
-                .await
-                .is_ok_and(|available| available == 1)
-        });
-        (acquiring, begun)
+    // Acquires two permits, which too few replicas acknowledge, and returns the error of that after `change`.
+    let refused = async |change: &dyn Fn()| {
+        let acquiring = tokio::spawn(client.semaphore(name).acquire_many(2).into_future());
+        until("acquired at the master", || async {
+            permits.available().await.is_ok_and(|left| left == 1)
+        })
+        .await;
+        change();
+        let answered = within_limit("answered", acquiring).await.unwrap();
+        answered.unwrap_err()
     };
     let to = (cluster.master_of_slot(slot) + 1) % 3;
-    let (acquired, begun) = acquiring();
-    begun.await;
-    cluster.begin_moving(slot, to);
-    cluster.move_keys(slot, to);
-    let error = within_limit("answered", acquired)
-        .await
-        .unwrap()
-        .unwrap_err();
+    let move_half_way = || {
+        cluster.begin_moving(slot, to);
+        cluster.move_keys(slot, to);
+    };
+    let error = refused(&move_half_way).await;
     assert!(matches!(error, Error::NotReplicated { .. }), "{error}");
     assert_eq!(permits.available().await.unwrap(), 3);
     cluster.finish_moving(slot, to);
 
     let to = (to + 1) % 3;
-    let (acquired, begun) = acquiring();
-    begun.await;
-    cluster.move_slot(slot, to);
-    let error = within_limit("answered", acquired)
-        .await
-        .unwrap()
-        .unwrap_err();
+    let error = refused(&|| cluster.move_slot(slot, to)).await;
     assert!(matches!(error, Error::NotReplicated { .. }), "{error}");
     assert_eq!(permits.available().await.unwrap(), 3);
 
     // A replica takes over. It may not have all acquisitions, so nothing is released, and the error says so.
-    let (acquired, begun) = acquiring();
-    begun.await;
-    cluster.fail_over(cluster.replica_of(to), FailoverMode::Graceful);
-    let error = within_limit("answered", acquired)
-        .await
-        .unwrap()
-        .unwrap_err();
+    let replica = cluster.replica_of(to);
+    let error = refused(&|| cluster.fail_over(replica, FailoverMode::Graceful)).await;
     assert!(matches!(error, Error::OutcomeUnknown { .. }), "{error}");
     assert_eq!(permits.available().await.unwrap(), 1);
+}
+
+/// The slot was the last one of its node, so the client does not use that node any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn permits_are_acquired_once_if_their_node_loses_its_last_slot() {
+    let mut cluster = Cluster::start_with(ClusterPlan {
+        node_timeout_millis: NEVER,
+        // Else the node becomes a replica.
+        args: &["--cluster-allow-replica-migration", "no"],
+        ..ClusterPlan::default()
+    });
+    let name = "{last-slot}";
+    let slot = slot_of(name.as_bytes());
+    let home = cluster.master_of_slot(slot);
+    let added = cluster.add_node();
+    cluster.move_slot(slot, added);
+    let settings = long_timeout()
+        .replica_sync(ReplicaSync::AtLeast(1))
+        .replica_timeout(LONG);
+    let client = settings.connect(&cluster.url()).await.unwrap();
+    let other = long_timeout().connect(&cluster.url()).await.unwrap();
+    // Also loads the script: behind a WAIT it would not be run for a minute.
+    let loaded = other.semaphore(name);
+    loaded.try_set_permits(3).await.unwrap();
+    loaded.acquire().await.unwrap().release().await.unwrap();
+    let permits = client.semaphore(name);
+    let acquiring = tokio::spawn(client.semaphore(name).acquire_many(2).into_future());
+    let available = || async { permits.available().await.unwrap() };
+    until("acquired at the master", || async {
+        available().await == 1
+    })
+    .await;
+    cluster.move_slot(slot, home);
+    // Redirected, it learns that the node has no slots.
+    available().await;
+    // They are released there, and acquired where a replica confirms them.
+    let answered = within_limit("answered", acquiring).await.unwrap();
+    let held = answered.unwrap();
+    assert_eq!(available().await, 1);
+    held.release().await.unwrap();
+    assert_eq!(available().await, 3);
 }
 
 /// F6: a slot moves to another node and back. Steps with a single key succeed during the move

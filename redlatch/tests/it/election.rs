@@ -161,6 +161,33 @@ async fn epoch_is_advanced_after_lost_data(store: TestStore) {
     assert_eq!(epoch().await, 1);
 }
 
+/// Earlier versions counted epochs in the term, without a token, and their candidates still do.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn term_of_an_earlier_version_is_advanced() {
+    let server = redlatch_testkit::shared();
+    let client = client(server).await;
+    let election = client.election(&unique("election"));
+    let tokens = client.fenced_lock(election.name());
+    let term = format!("redlatch_election:{{{}}}", election.name());
+    let of_term = || -> String { server.command(&["HGET", &term, "epoch"]) };
+    let fields = [
+        "epoch", "41", "leader", "client:1", "value", "", "revision", "0",
+    ];
+    let _: u32 = server.command(&[&["HSET", &term], &fields[..]].concat());
+    assert_eq!(election.advance_epoch(0).await.unwrap(), 41);
+    assert_eq!(tokens.advance_token(7).await.unwrap(), 41);
+    assert_eq!(tokens.advance_token(100).await.unwrap(), 100);
+    assert_eq!(of_term(), "100");
+    let leadership = election.campaign("").await.unwrap();
+    assert_eq!(leadership.epoch(), 101);
+    // The leader keeps its epoch.
+    assert_eq!(election.advance_epoch(200).await.unwrap(), 200);
+    assert_eq!(of_term(), "101");
+    leadership.resign().await.unwrap();
+    assert_eq!(election.advance_epoch(0).await.unwrap(), 200);
+    assert_eq!(of_term(), "200");
+}
+
 /// A term without its token (or with a smaller one) still counts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn epoch_is_greater_than_that_of_the_latest_term() {

@@ -33,25 +33,65 @@ const FEATURES: [&str; 18] = [
     "`flush`",
 ];
 
-/// Returns the names of all functions in Rust files below a folder.
-fn functions(folder: &Path, names: &mut BTreeSet<String>) {
+/// Returns the names of all tests in Rust files below a folder.
+fn tests_below(folder: &Path, names: &mut BTreeSet<String>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            functions(&path, names);
+            tests_below(&path, names);
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             let text = std::fs::read_to_string(&path).unwrap();
-            let named = text
-                .lines()
-                .filter_map(|line| line.trim_start().split_once("fn "));
-            let is_item = |before: &str| matches!(before, "" | "async " | "pub(super) async ");
-            let named = named.filter(|(before, _)| is_item(before));
-            names.extend(named.filter_map(|(_, rest)| {
-                let end = rest.find(['(', '<'])?;
-                Some(rest[..end].to_owned())
-            }));
+            names.extend(tests_in(&text).into_iter().map(str::to_owned));
         }
     }
+}
+
+/// Returns the names of the functions with a test attribute, or in the list of a macro that adds it: `name,` or `name(3),`.
+fn tests_in(text: &str) -> BTreeSet<&str> {
+    let (mut listed, mut functions) = (BTreeSet::new(), Vec::new());
+    let mut has_attribute = false;
+    for line in text.lines().map(str::trim) {
+        if line.starts_with("#[") {
+            has_attribute |= line.starts_with("#[test]") || line.starts_with("#[tokio::test");
+        } else if let Some((before, rest)) = line.split_once("fn ")
+            && matches!(before, "" | "async " | "pub(super) async ")
+            && let Some(end) = rest.find(['(', '<'])
+        {
+            functions.push((&rest[..end], std::mem::take(&mut has_attribute)));
+        } else if !line.starts_with("//") {
+            has_attribute = false;
+            let name = line.strip_suffix(',').unwrap_or_default();
+            listed.insert(name.split('(').next().unwrap_or_default());
+        }
+    }
+    let is_test = |(name, has_attribute): &(&str, bool)| *has_attribute || listed.contains(name);
+    let tests = functions.into_iter().filter(is_test);
+    tests.map(|(name, _)| name).collect()
+}
+
+#[test]
+fn only_functions_that_run_as_tests_are_tests() {
+    let text = "
+        on_every_store! {
+            listed,
+            listed_with_number(3),
+        }
+        #[test]
+        fn plain() {
+            helper(3),
+        }
+        #[tokio::test(start_paused = true)]
+        // Why.
+        async fn asynchronous() {}
+        #[derive(Debug)]
+        struct Other;
+        async fn listed(store: TestStore) {}
+        async fn listed_with_number<S>(stores: S) {}
+        async fn unlisted(store: TestStore) {}
+        #[inline]
+        fn inlined() {}";
+    let wanted = ["asynchronous", "listed", "listed_with_number", "plain"];
+    assert_eq!(tests_in(text), BTreeSet::from(wanted));
 }
 
 /// Each pair is in the table once, with what must hold, and a test that exists or the reason why there is none.
@@ -60,7 +100,7 @@ fn each_pair_has_a_test_or_a_reason() {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     let mut tests = BTreeSet::new();
     for folder in ["src", "tests"] {
-        functions(&root.join(folder), &mut tests);
+        tests_below(&root.join(folder), &mut tests);
     }
     let page = std::fs::read_to_string(root.join("../docs/feature-pairs.md")).unwrap();
     let rows = page
@@ -275,39 +315,51 @@ async fn check<K: HasTicket + Revocable>(
     }
 }
 
-macro_rules! pairs_of_settings {
-    ($($kind:ident,)*) => {
-        $(#[tokio::test(start_paused = true)]
-        async fn $kind() {
-            let acts = [
-                Act::Hang,
-                Act::Unlock,
-                Act::DropAndFlush,
-                Act::Ask,
-                Act::Revoke,
-                Act::Ticket,
-                Act::Adopt,
-            ];
-            let settings = [Lease, AtLeast, AtMost, FedEvery];
-            for (i, one) in settings.into_iter().enumerate() {
-                for other in settings[i + 1..].iter().copied() {
-                    for (act, is_reentered) in
-                        acts.into_iter().flat_map(|act| [(act, false), (act, true)])
-                    {
-                        let store = Embedded::new();
-                        let clients =
-                            [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
-                        let locks = clients.each_ref().map(|client| client.$kind("a"));
-                        check(&clients, locks, [one, other], act, is_reentered).await;
-                    }
+/// Checks all pairs of settings of this kind of lock with all acts.
+macro_rules! check_all_pairs {
+    ($kind:ident) => {
+        let acts = [
+            Act::Hang,
+            Act::Unlock,
+            Act::DropAndFlush,
+            Act::Ask,
+            Act::Revoke,
+            Act::Ticket,
+            Act::Adopt,
+        ];
+        let settings = [Lease, AtLeast, AtMost, FedEvery];
+        for (i, one) in settings.into_iter().enumerate() {
+            for other in settings[i + 1..].iter().copied() {
+                for (act, is_reentered) in
+                    acts.into_iter().flat_map(|act| [(act, false), (act, true)])
+                {
+                    let store = Embedded::new();
+                    let clients =
+                        [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
+                    let locks = clients.each_ref().map(|client| client.$kind("a"));
+                    check(&clients, locks, [one, other], act, is_reentered).await;
                 }
             }
-        })*
+        }
     };
 }
 
-mod settings_and_ends {
-    use super::*;
+#[tokio::test(start_paused = true)]
+async fn settings_of_a_lock_meet_each_end() {
+    check_all_pairs!(lock);
+}
 
-    pairs_of_settings! { lock, fair_lock, fenced_lock, spin_lock, }
+#[tokio::test(start_paused = true)]
+async fn settings_of_a_fair_lock_meet_each_end() {
+    check_all_pairs!(fair_lock);
+}
+
+#[tokio::test(start_paused = true)]
+async fn settings_of_a_fenced_lock_meet_each_end() {
+    check_all_pairs!(fenced_lock);
+}
+
+#[tokio::test(start_paused = true)]
+async fn settings_of_a_spin_lock_meet_each_end() {
+    check_all_pairs!(spin_lock);
 }

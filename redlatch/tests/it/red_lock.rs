@@ -56,6 +56,22 @@ fn servers(n: usize) -> TestStores {
     TestStores::Servers((0..n).map(|_| Server::start()).collect())
 }
 
+/// Returns one client for each server.
+async fn clients_of(servers: &[Server]) -> Vec<Client> {
+    let mut clients = Vec::new();
+    for server in servers {
+        clients.push(Client::connect(&server.url()).await.unwrap());
+    }
+    clients
+}
+
+/// Starts three servers for a test that stops or restarts them, and connects a client to each.
+async fn restartable() -> (Vec<Server>, Vec<Client>) {
+    let servers: Vec<_> = (0..3).map(|_| Server::start()).collect();
+    let clients = clients_of(&servers).await;
+    (servers, clients)
+}
+
 /// Creates a RedLock over these clients, with timeouts long enough for a busy machine.
 fn red_lock(clients: &[Client], name: &str) -> RedLock {
     RedLock::new(clients.iter().map(|client| client.lock(name))).member_timeout(5 * SECOND)
@@ -545,11 +561,7 @@ async fn minority_may_hang_or_be_down() {
 /// recover.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_majority_there_is_no_lock() {
-    let all: Vec<_> = (0..3).map(|_| Server::start()).collect();
-    let mut clients = Vec::new();
-    for server in &all {
-        clients.push(Client::connect(&server.url()).await.unwrap());
-    }
+    let (all, clients) = restartable().await;
     let lock = red_lock(&clients, "a").member_timeout(SECOND / 5);
     lock.lock().await.unwrap().unlock().await.unwrap();
     all[0].freeze();
@@ -602,12 +614,8 @@ async fn late_quorum_does_not_acquire() {
 /// A server that lost its data grants the lock to another owner; the majority keeps it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn server_that_lost_its_data_does_not_break_the_lock() {
-    let mut all: Vec<_> = (0..3).map(|_| Server::start()).collect();
-    let (mut clients, mut others) = (Vec::new(), Vec::new());
-    for server in &all {
-        clients.push(Client::connect(&server.url()).await.unwrap());
-        others.push(Client::connect(&server.url()).await.unwrap());
-    }
+    let (mut all, clients) = restartable().await;
+    let others = clients_of(&all).await;
     let (lock, other) = (red_lock(&clients, "a"), red_lock(&others, "a"));
     let guard = lock.lock().await.unwrap();
     all[1].restart();
@@ -805,12 +813,8 @@ async fn only_identical_requests_share_a_queue() {
 /// Each server restarts without its data. No two of them do so at the same time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rolling_restart_without_persistence_keeps_the_lock() {
-    let mut all: Vec<_> = (0..3).map(|_| Server::start()).collect();
-    let (mut clients, mut others) = (Vec::new(), Vec::new());
-    for server in &all {
-        clients.push(Client::connect(&server.url()).await.unwrap());
-        others.push(Client::connect(&server.url()).await.unwrap());
-    }
+    let (mut all, clients) = restartable().await;
+    let others = clients_of(&all).await;
     let (lock, other) = (red_lock(&clients, "a"), red_lock(&others, "a"));
     let guard = lock.lock().await.unwrap();
     for _ in 0..2 {
@@ -834,11 +838,7 @@ async fn rolling_restart_without_persistence_keeps_the_lock() {
 /// Two of three servers lose their data at the same time: the lock is lost for good, and what is left of it is released.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn simultaneous_restart_of_majority_loses_the_lock() {
-    let mut all: Vec<_> = (0..3).map(|_| Server::start()).collect();
-    let mut clients = Vec::new();
-    for server in &all {
-        clients.push(Client::connect(&server.url()).await.unwrap());
-    }
+    let (mut all, clients) = restartable().await;
     let lock = red_lock(&clients, "a");
     let guard = lock.lock().await.unwrap();
     all[..2].iter_mut().for_each(Server::kill);
@@ -852,11 +852,7 @@ async fn simultaneous_restart_of_majority_loses_the_lock() {
 /// The guard is dropped at any time while a member that has restarted is requested.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn release_while_member_is_requested_leaves_nothing_behind() {
-    let mut all: Vec<_> = (0..3).map(|_| Server::start()).collect();
-    let mut clients = Vec::new();
-    for server in &all {
-        clients.push(Client::connect(&server.url()).await.unwrap());
-    }
+    let (mut all, clients) = restartable().await;
     let lock = red_lock(&clients, "a");
     for n in 0..6 {
         let guard = within_limit("acquired", lock.lock().into_future())

@@ -33,6 +33,7 @@ use std::time::Duration;
 
 pub use self::observer::Observer;
 use self::rules::{Acquire, Proclaim, Read, Release};
+pub(crate) use self::rules::{INVALID_EPOCH, Term};
 use crate::error::{Loss, Result};
 use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal, Renewed};
 use crate::join::Boxed;

@@ -5,7 +5,8 @@
 //!
 //! * Acquire: as the fair lock. If the candidate acquires the lock, a term begins: the token is incremented and is the epoch,
 //!   and the candidate is its leader. A repetition after a lost answer finds the term and returns its epoch.
-//! * Advance, delete: the steps of the fenced lock. The leader keeps its epoch when the token is advanced.
+//! * Advance, delete: the steps of the fenced lock. The token becomes at least the epoch of the term, which earlier versions
+//!   counted up without it, and so does the epoch of the term. But a leader keeps its epoch.
 //! * Proclaim: changes the value, if the owner holds the lock and leads the latest term.
 //! * Read: the leader is that of the latest term, if it still holds the lock. Otherwise there is none.
 //! * Release: as the fair lock, after moving a successor to the head of the queue. The turn of the next candidate, which may
@@ -30,10 +31,10 @@ use crate::primitives::fenced_lock::token;
 use crate::primitives::reentrant::rules::{wait_outcome, wrong_kind};
 use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script};
 
-const INVALID_EPOCH: &str = "its epoch is no number that can be counted up";
+pub(crate) const INVALID_EPOCH: &str = "its epoch is no number that can be counted up";
 
 /// The fields of the latest term.
-type Term = BTreeMap<String, String>;
+pub(crate) type Term = BTreeMap<String, String>;
 
 /// Returns the keys of steps on the term: the lock, which its leader has to hold, and the term.
 fn term_keys(keys: &ElectionKeys) -> Keys<'_> {
@@ -62,9 +63,7 @@ fn holds_lock(keyspace: &mut Keyspace, keys: &ElectionKeys, owner: &str) -> Resu
 }
 
 fn parse_epoch(keys: &ElectionKeys, text: &str) -> Result<i64> {
-    let epoch = text.parse().ok().filter(|epoch| *epoch > 0);
-    let epoch = epoch.filter(|epoch: &i64| epoch.to_string() == text);
-    epoch.ok_or_else(|| wrong_kind(&keys.fair.object, INVALID_EPOCH))
+    token::parse_epoch(text).ok_or_else(|| wrong_kind(&keys.fair.object, INVALID_EPOCH))
 }
 
 /// Acquires the election's lock for a candidate whose turn it is, and begins its term.

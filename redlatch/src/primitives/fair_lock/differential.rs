@@ -13,7 +13,7 @@ use crate::hold::{Hold, ReleaseParams, Transferred};
 use crate::lease::Lease;
 use crate::name::CandidateKeys;
 use crate::primitives::differential::{
-    Differential, TransferMove, assert_equivalent, hold, lease, time,
+    Differential, TransferMove, assert_equivalent_times, hold, lease, time,
 };
 use crate::primitives::inspect::{InspectNames, ObjectState, Waiter};
 use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
@@ -178,7 +178,7 @@ fn lua_and_rules_agree() {
     let covered = RefCell::new(BTreeMap::<&str, u32>::new());
     let record = |case: &'static str| *covered.borrow_mut().entry(case).or_default() += 1;
     let has_subscribed = RefCell::new(false);
-    assert_equivalent(moves(), async |harness, next_move| {
+    assert_equivalent_times(3, moves(), async |harness, next_move| {
         if !has_subscribed.replace(true) {
             subscribe(harness, u8::MAX).await;
         }
@@ -332,6 +332,6 @@ fn lua_and_rules_agree() {
         "one waiter timed out",
         "several waiters timed out",
     ] {
-        assert!(covered.contains_key(case), "{case}");
+        assert!(covered.get(case).is_some_and(|&times| times > 5), "{case}");
     }
 }

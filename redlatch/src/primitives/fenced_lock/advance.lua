@@ -1,20 +1,38 @@
--- Increases the token to a number; never decreases it.
+-- Increases the token to a number; never decreases it. If the lock is that of an election, the token becomes at least the epoch of
+-- the latest term: earlier versions counted epochs only there.
 --
 -- KEYS[1]  the token
+-- KEYS[2]  the latest term of the election with this name
+-- KEYS[3]  the lock
 -- ARGV[1]  minimum of the new token, from 0 to 2^63 - 2
 -- Returns  the new token, as text
-local token = redis.call('GET', KEYS[1])
-if token and token ~= '0' and not token:find('^-?[1-9]%d*$') then
+local token = redis.call('GET', KEYS[1]) or '0'
+if token ~= '0' and not token:find('^-?[1-9]%d*$') then
     return redis.error_reply('WRONGKIND its token is no number that can be counted up')
 end
+local epoch, leader = unpack(redis.call('HMGET', KEYS[2], 'epoch', 'leader'))
+if epoch and not epoch:find('^[1-9]%d*$') then
+    return redis.error_reply('WRONGKIND its epoch is no number that can be counted up')
+end
 
--- Compares text, because Lua numbers are exact only up to 2^53: the longer number is greater.
+-- Compares text, because Lua numbers are exact only up to 2^53: the longer number is greater. `b` is not negative.
 local function is_less(a, b)
     return a:sub(1, 1) == '-' or #a < #b or (#a == #b and a < b)
 end
 
-if is_less(token or '0', ARGV[1]) then
-    redis.call('SET', KEYS[1], ARGV[1])
-    return ARGV[1]
+local latest = token
+for _, number in ipairs({ epoch or '0', ARGV[1] }) do
+    if is_less(latest, number) then
+        latest = number
+    end
 end
-return token or '0'
+-- A leader keeps its epoch. Candidates of earlier versions count up that of the term.
+local raises_term = epoch and epoch ~= latest
+    and not (leader and redis.call('HEXISTS', KEYS[3], leader) == 1)
+if latest ~= token then
+    redis.call('SET', KEYS[1], latest)
+end
+if raises_term then
+    redis.call('HSET', KEYS[2], 'epoch', latest)
+end
+return latest

@@ -38,6 +38,13 @@ enum Move {
     SetForeign {
         token: i64,
     },
+    /// There is a term of an election, led by this owner if it holds the lock.
+    SetTerm {
+        epoch: i64,
+        leader: u8,
+    },
+    /// The term is no hash.
+    SetForeignTerm,
 }
 
 fn moves() -> impl Strategy<Value = Move> {
@@ -56,6 +63,9 @@ fn moves() -> impl Strategy<Value = Move> {
         1 => Just(Move::Delete),
         1 => prop_oneof![any::<i64>(), Just(i64::MAX), Just(1 << 53)]
             .prop_map(|token| Move::SetForeign { token }),
+        2 => (prop_oneof![-1..9i64, any::<i64>(), Just(i64::MAX), Just((1 << 53) + 1)], 0..3u8)
+            .prop_map(|(epoch, leader)| Move::SetTerm { epoch, leader }),
+        1 => Just(Move::SetForeignTerm),
     ]
 }
 
@@ -98,12 +108,21 @@ fn lua_and_rules_agree() {
                     .await;
             }
             Move::Advance { at_least } => {
-                let keys = &kind.keys;
-                harness
-                    .step(&AdvanceToken { keys, at_least })
-                    .await
-                    .unwrap();
+                let step = AdvanceToken {
+                    keys: &kind.keys,
+                    term: &term_key("name"),
+                    at_least,
+                };
+                let _ = harness.step(&step).await;
             }
+            Move::SetTerm { epoch, leader } => {
+                let fields = [
+                    ("epoch", epoch.to_string()),
+                    ("leader", of(leader).field.to_string()),
+                ];
+                harness.set_texts(&term_key("name"), &fields).await;
+            }
+            Move::SetForeignTerm => harness.set_foreign(&term_key("name"), 5).await,
             Move::Delete => {
                 let (keys, term) = (kind.keys.clone(), term_key("name"));
                 harness.step(&DeleteToken { keys, term }).await.unwrap();

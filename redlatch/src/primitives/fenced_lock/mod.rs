@@ -152,6 +152,7 @@ impl Lock<Fenced> {
     /// ```
     pub async fn advance_token(&self, at_least: u64) -> Result<u64> {
         let keys = &self.valid_kind()?.keys;
+        let term = &*term_key(keys.object.key());
         let at_least = match i64::try_from(at_least) {
             Ok(number) if at_least <= MAX_TOKEN => number,
             _ => {
@@ -161,10 +162,12 @@ impl Lock<Fenced> {
                 });
             }
         };
-        self.session
-            .store
-            .run_idempotent(&AdvanceToken { keys, at_least })
-            .await
+        let step = AdvanceToken {
+            keys,
+            term,
+            at_least,
+        };
+        self.session.store.run_idempotent(&step).await
     }
 
     /// Deletes the key that counts the tokens, if the lock is free. Returns whether it was free;

@@ -17,6 +17,7 @@ use crate::keyspace::{Holds, Keyspace};
 use crate::lease::Expiry;
 use crate::name::FencedKeys;
 use crate::primitives::counter::read_number;
+use crate::primitives::election::{INVALID_EPOCH, Term};
 use crate::primitives::lock::AcquireParams;
 use crate::primitives::reentrant::rules::{try_acquire, wait_outcome, wrong_kind};
 use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script, unexpected_reply};
@@ -109,9 +110,11 @@ impl Step for ReadToken<'_> {
     }
 }
 
-/// Raises the token to `at_least`, unless it is greater. Returns the resulting token.
+/// Raises the token to `at_least`, unless it is greater, and to the epoch of the latest term, if there is one. Raises that epoch,
+/// too, unless there is a leader. Returns the resulting token.
 pub(super) struct AdvanceToken<'a> {
     pub(super) keys: &'a FencedKeys,
+    pub(super) term: &'a str,
     pub(super) at_least: i64,
 }
 
@@ -123,7 +126,7 @@ impl Step for AdvanceToken<'_> {
     }
 
     fn keys(&self) -> Keys<'_> {
-        smallvec![&*self.keys.token]
+        smallvec![&*self.keys.token, self.term, self.keys.object.key()]
     }
 
     fn args(&self, args: &mut dyn Args) {
@@ -135,11 +138,30 @@ impl Step for AdvanceToken<'_> {
     }
 
     fn apply(&self, keyspace: &mut Keyspace) -> Result<u64> {
+        let object = &self.keys.object;
         let token = read_number(keyspace, &self.keys.token)?.unwrap_or(0);
-        if token < self.at_least {
-            keyspace.set(&self.keys.token, self.at_least, None);
+        let term = keyspace.find::<Term>(self.term)?;
+        let term = term.map_or_else(Term::new, |found| found.value.clone());
+        let parse = |text: &String| {
+            let epoch = token::parse_epoch(text);
+            epoch.ok_or_else(|| wrong_kind(object, INVALID_EPOCH))
+        };
+        let epoch = term.get("epoch").map(parse).transpose()?;
+        let latest = token.max(epoch.unwrap_or(0)).max(self.at_least);
+        let is_behind = epoch.is_some_and(|epoch| epoch != latest);
+        let mut has_leader = false;
+        if let Some(leader) = term.get("leader").filter(|_| is_behind) {
+            let holds = keyspace.find::<Holds>(object.key())?;
+            has_leader = holds.is_some_and(|holds| holds.value.counts.contains_key(leader));
         }
-        Ok(token::unsigned(token.max(self.at_least)))
+        if latest != token {
+            keyspace.set(&self.keys.token, latest, None);
+        }
+        if is_behind && !has_leader {
+            let term: &mut Term = keyspace.find_or_create(self.term)?;
+            term.insert("epoch".to_owned(), latest.to_string());
+        }
+        Ok(token::unsigned(latest))
     }
 }
 

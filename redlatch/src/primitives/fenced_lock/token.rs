@@ -14,6 +14,12 @@ pub(crate) fn next(keyspace: &mut Keyspace, key: &str) -> Option<i64> {
     read(keyspace, key)?.checked_add(1)
 }
 
+/// Parses the epoch of an election's term.
+pub(crate) fn parse_epoch(text: &str) -> Option<i64> {
+    let epoch = text.parse().ok().filter(|epoch| *epoch > 0);
+    epoch.filter(|epoch: &i64| epoch.to_string() == text)
+}
+
 /// Parses a token as the store writes it.
 pub(crate) fn parse(text: &str) -> Option<u64> {
     text.parse().ok().map(unsigned)

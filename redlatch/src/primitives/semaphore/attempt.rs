@@ -170,7 +170,10 @@ impl PermitsRequest<'_> {
                             .and_then(|ttl| answer.sent_at.checked_add(ttl));
                         let mut acquired = HeldPermits::new(session, object, permits, ends);
                         let confirmed = match answer.confirmation {
-                            Some(confirmation) => confirmation.confirmed(&progress).await,
+                            Some(confirmation) => {
+                                acquired.keep_node(&confirmation);
+                                confirmation.confirmed(&progress).await
+                            }
                             None => Ok(()),
                         };
                         match confirmed {

@@ -15,7 +15,7 @@ use crate::metrics::{GuardTimer, Kind};
 use crate::name::ObjectKeys;
 use crate::primitives::lock::Held;
 use crate::session::Session;
-use crate::store::{Delivery, Progress, Route, ServerId};
+use crate::store::{Confirmation, Delivery, KeptNode, Progress, Route, ServerId};
 use crate::sync::Mutex;
 
 /// How long a release is retried in the background while the store is unavailable. The permits have
@@ -76,6 +76,7 @@ impl HeldPermits {
             final_error: None,
             ends,
             delivery: Delivery::IMMEDIATE,
+            node: None,
         });
         HeldPermits {
             pending,
@@ -97,8 +98,18 @@ impl HeldPermits {
         });
     }
 
+    /// Keeps the node that made the acquisition, until replicas have confirmed it or it is settled.
+    pub(super) fn keep_node(&mut self, confirmation: &Confirmation) {
+        if let Some(pending) = &mut self.pending {
+            pending.node.clone_from(&confirmation.node);
+        }
+    }
+
     /// Records that enough replicas have confirmed the acquisition. From now on the permits may pass to another request.
     pub(super) fn confirmed(&mut self) {
+        if let Some(pending) = &mut self.pending {
+            pending.node = None;
+        }
         let hands_over = |pending: &PendingRelease| pending.session.hands_over;
         if self.pending.as_ref().is_some_and(hands_over) {
             let limit = HandOverLimit::new(Instant::now());
@@ -275,6 +286,8 @@ struct PendingRelease {
     /// When the semaphore's time to live ends, after which there is nothing to release.
     ends: Option<Instant>,
     delivery: Delivery,
+    /// The node of an acquisition that is not confirmed.
+    node: Option<KeptNode>,
 }
 
 impl PendingRelease {

@@ -71,6 +71,8 @@ struct SlotMap {
     /// By slot, the owners that MOVED has named since. They have precedence.
     moved: BTreeMap<u16, Moved>,
     nodes: BTreeMap<Endpoint, Arc<Node>>,
+    /// Nodes that have lost all slots. Acquisitions that may still have to be settled there keep them.
+    departed: Vec<Weak<Node>>,
 }
 
 /// The first and the last of several slots, and their owner.
@@ -194,6 +196,12 @@ impl Cluster {
     /// Returns all known nodes.
     pub(super) fn nodes(&self) -> Vec<Arc<Node>> {
         self.map.lock().nodes.values().cloned().collect()
+    }
+
+    /// Returns the nodes that have lost all slots and are still in use.
+    pub(super) fn departed_nodes(&self) -> Vec<Arc<Node>> {
+        let map = self.map.lock();
+        map.departed.iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Handles MOVED: a node reports that another node owns the slot. Returns that node, if it can be found.
@@ -368,6 +376,8 @@ impl Cluster {
             }
             stays
         });
+        map.departed.retain(|node| node.strong_count() > 0);
+        map.departed.extend(gone.iter().map(Arc::downgrade));
         drop(map);
         // Not under the lock: invalidating a connection notifies waiters.
         for node in gone {

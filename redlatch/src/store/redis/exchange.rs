@@ -208,8 +208,11 @@ impl<'a> CommandRequest<'a> {
                 drop(self.progress.take_permit());
             }
             let failure = match answered {
-                Ok(answer) => {
+                Ok(mut answer) => {
                     node.limits.outage.record_answer();
+                    if let Some(confirmation) = &mut answer.confirmation {
+                        confirmation.node = Some(node.clone());
+                    }
                     return Ok(answer);
                 }
                 Err(failure) => failure,
@@ -528,7 +531,7 @@ struct SendContext<'a> {
 }
 
 /// The answer to a command, when the command was sent, and the confirmation of the replicas.
-type Sent = (Value, Instant, Option<Confirmation>);
+type Sent = (Value, Instant, Option<Box<Confirmation>>);
 
 impl SendContext<'_> {
     /// Sends a command, behind a subscription and followed by WAIT for the replicas, in one round trip; or together
@@ -600,7 +603,7 @@ impl SendContext<'_> {
         live: &mut LiveConnection,
         cmd: &Cmd,
         channel: Option<&str>,
-    ) -> Result<(Value, Option<Confirmation>), ExchangeError> {
+    ) -> Result<(Value, Option<Box<Confirmation>>), ExchangeError> {
         let connection = self.connection;
         let (mut before, after) = (live.clone(), live.clone());
         // One connection keeps order: the step runs after the subscription has started, and WAIT comes
@@ -700,5 +703,79 @@ impl Drop for CancelOnDrop<'_> {
         if self.step.cancel() {
             self.mark_unsent();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redlatch_testkit::Server;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::Client;
+    use crate::lease::Lease;
+    use crate::primitives::differential::hold;
+    use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
+    use crate::store::Store;
+
+    /// Forwards all that a client sends to a server, which gets PING in place of SUBSCRIBE. The client gets this error for that.
+    async fn refuse_subscriptions(mut client: TcpStream, mut server: TcpStream) {
+        let error = "-BUSY a script runs\r\n";
+        let (mut sent, mut answered) = ([0; 4096], [0; 4096]);
+        loop {
+            tokio::select! {
+                read = client.read(&mut sent) => {
+                    let sent = std::str::from_utf8(&sent[..read.unwrap()]).unwrap();
+                    let other = "*2\r\n$4\r\nPING\r\n$7\r\nrefused";
+                    server.write_all(sent.replace("*2\r\n$9\r\nSUBSCRIBE\r\n$7\r\nchannel", other).as_bytes()).await.unwrap();
+                    if sent.is_empty() {
+                        return;
+                    }
+                }
+                read = server.read(&mut answered) => {
+                    let answered = String::from_utf8_lossy(&answered[..read.unwrap()]);
+                    client.write_all(answered.replace("$7\r\nrefused\r\n", error).as_bytes()).await.unwrap();
+                }
+            }
+        }
+    }
+
+    /// The subscription is refused for now, and the step behind it is executed.
+    #[tokio::test]
+    async fn step_behind_a_refused_subscription_may_be_executed() {
+        let server = Server::start();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("redis://{}", listener.local_addr().unwrap());
+        let port = server.port();
+        let proxy = tokio::spawn(async move {
+            loop {
+                let (client, _) = listener.accept().await.unwrap();
+                let server = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+                tokio::spawn(refuse_subscriptions(client, server));
+            }
+        });
+        let client = Client::connect(&url).await.unwrap();
+        let guard = client.lock("other").lock().await.unwrap();
+        let Store::Redis(redis) = &*guard.hold_ref().session.store else {
+            unreachable!("it is not embedded");
+        };
+        let (hold, kind) = (hold(1, Reentrant::new("", "a")), Reentrant::new("", "a"));
+        let step = kind.acquire(AcquireParams {
+            hold: &hold,
+            count: 1,
+            lease: Lease::WATCHDOG,
+            waits: true,
+            request_number: 0,
+        });
+        let (channel, progress) = (Some("channel"), Progress::default());
+        let delivery = Delivery::on(Route::Acquisitions);
+        let request =
+            CommandRequest::for_step(&redis.topology, &step, channel, delivery, &progress);
+        let error = request.unwrap().send().await.err().unwrap();
+        assert!(matches!(error, ExchangeError::Unanswered(_)), "{error:?}");
+        assert!(progress.was_sent());
+        assert_eq!(server.command::<u32>(&["EXISTS", "a"]), 1);
+        proxy.abort();
     }
 }

@@ -67,7 +67,7 @@ impl Replicas {
         self: &Arc<Self>,
         connection: &Arc<ReconnectingConnection>,
         live: &LiveConnection,
-    ) -> Confirmation {
+    ) -> Box<Confirmation> {
         let (mut state, timeout) = (self.state.lock(), self.settings.replica_timeout);
         let same = |next: &&WaitRequest| next.live.generation == live.generation;
         let mut start_sender = false;

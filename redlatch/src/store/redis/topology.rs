@@ -245,9 +245,10 @@ impl Topology {
         connection
     }
 
-    /// Returns the node of a cluster with this server.
+    /// Returns the node of a cluster with this server, also if it has lost all slots since.
     pub(super) fn node_of(&self, server: ServerId) -> Option<Arc<Node>> {
-        let mut nodes = self.cluster_form()?.nodes().into_iter();
+        let cluster = self.cluster_form()?;
+        let mut nodes = cluster.nodes().into_iter().chain(cluster.departed_nodes());
         nodes.find(|node| node.attempts.leads_to(server))
     }
 
