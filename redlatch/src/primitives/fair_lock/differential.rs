@@ -178,7 +178,7 @@ fn lua_and_rules_agree() {
     let covered = RefCell::new(BTreeMap::<&str, u32>::new());
     let record = |case: &'static str| *covered.borrow_mut().entry(case).or_default() += 1;
     let has_subscribed = RefCell::new(false);
-    assert_equivalent_times(3, moves(), async |harness, next_move| {
+    assert_equivalent_times(2, moves(), async |harness, next_move| {
         if !has_subscribed.replace(true) {
             subscribe(harness, u8::MAX).await;
         }
