@@ -1,5 +1,10 @@
 //! Background work of a client that no caller waits for: undo, release, clean-up.
+//!
+//! Each work has a number. What a work begins while it is polled or dropped has the number of that
+//! work as its *origin*: a flush waits for the works that had begun before, and for all that these
+//! have led to, and for no other.
 
+use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap};
 use std::future::Future;
 use std::pin::Pin;
@@ -34,11 +39,21 @@ struct Inner {
 /// The work that is running.
 #[derive(Default)]
 struct Works {
-    /// Number of works that only pass something on. Most last for one poll, so they have no entry.
-    passing: usize,
-    entries: HashMap<u64, (Arc<ObjectKeys>, Need)>,
-    /// Number of the latest entry.
+    running: HashMap<u64, Work>,
+    /// Number of the latest one.
     latest: u64,
+}
+
+struct Work {
+    object: Arc<ObjectKeys>,
+    /// The number of the work that led to it, or its own.
+    origin: u64,
+    need: Need,
+}
+
+thread_local! {
+    /// The work that this thread polls or drops: its client and its origin.
+    static CURRENT: Cell<Option<(*const Inner, u64)>> = const { Cell::new(None) };
 }
 
 /// Whether work is still of use.
@@ -46,6 +61,8 @@ struct Works {
 enum Need {
     /// A flush waits for it.
     Awaited,
+    /// A flush waits for it, but it settles nothing.
+    Unnamed,
     /// The store refuses it. It is tried again, but no flush waits for it.
     Refused,
     /// The store has nothing of it any more, as far as is known, whether it succeeds or not.
@@ -53,23 +70,19 @@ enum Need {
 }
 
 impl Works {
-    fn running(&self) -> usize {
-        self.passing + self.entries.len()
-    }
-
-    /// Returns whether a flush has to wait for works up to this number.
+    /// Returns whether a flush has to wait for works up to this number, and what they led to.
     fn are_awaited(&self, latest: u64) -> bool {
-        let mut entries = self.entries.iter();
-        let awaited =
-            |(number, (_, need)): (&u64, &(_, Need))| *number <= latest && *need == Need::Awaited;
-        self.passing > 0 || entries.any(awaited)
+        let is_awaited = |work: &Work| {
+            work.origin <= latest && matches!(work.need, Need::Awaited | Need::Unnamed)
+        };
+        self.running.values().any(is_awaited)
     }
 
     /// Returns the names of the objects of which something is left to settle.
     fn unsettled(&self) -> BTreeSet<String> {
-        let entries = self.entries.values();
-        let needed = entries.filter(|(_, need)| *need != Need::Needless);
-        needed.map(|(object, _)| object.name().to_owned()).collect()
+        let is_left = |work: &&Work| matches!(work.need, Need::Awaited | Need::Refused);
+        let left = self.running.values().filter(is_left);
+        left.map(|work| work.object.name().to_owned()).collect()
     }
 }
 
@@ -112,14 +125,14 @@ impl Background {
             .or_else(|| self.latest_runtime())
     }
 
-    /// Runs work for an object in the background. Never blocks, never panics. Without a live runtime it drops the work,
-    /// which `work` can detect in its own `Drop`.
+    /// Runs work for an object in the background. Never blocks, never panics. Without a live runtime
+    /// it drops the work, which `work` can detect in its own `Drop`.
     pub(crate) fn spawn(
         &self,
         object: &Arc<ObjectKeys>,
         work: impl Future<Output = ()> + Send + 'static,
     ) {
-        self.spawn_as(self.begin(object), work);
+        self.spawn_begun(self.begin(object), work);
     }
 
     /// The same for a check of an object. It leaves nothing in the store, so no flush waits for it.
@@ -129,24 +142,17 @@ impl Background {
         check: impl Future<Output = ()> + Send + 'static,
     ) {
         let running = self.begin(object);
-        running.needless();
-        self.spawn_as(running, check);
+        running.to_ref().needless();
+        self.spawn_begun(running, check);
     }
 
-    /// The same for work that has [begun](Background::begin), which ends with it.
-    pub(crate) fn spawn_as(
+    /// The same for work that has [begun](Background::begin).
+    pub(crate) fn spawn_begun(
         &self,
         running: RunningWork,
         work: impl Future<Output = ()> + Send + 'static,
     ) {
-        self.spawn_counted(async move {
-            let _running = running;
-            work.await;
-        });
-    }
-
-    /// The same for work that says itself when it ends.
-    pub(crate) fn spawn_counted(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let work = Counted::new(Box::pin(work), running);
         if let Some(runtime) = self.runtime() {
             runtime.spawn(task(work));
         }
@@ -170,36 +176,33 @@ impl Background {
         }
     }
 
-    /// Counts work that only passes something on, until the returned value is dropped.
-    pub(crate) fn pass_on(&self) -> RunningWork {
-        self.0.works.lock().passing += 1;
-        RunningWork {
-            inner: self.0.clone(),
-            number: None,
-        }
-    }
-
     /// Counts work for an object, until the returned value is dropped.
     pub(crate) fn begin(&self, object: &Arc<ObjectKeys>) -> RunningWork {
         let works = &mut *self.0.works.lock();
         works.latest += 1;
-        let entry = (object.clone(), Need::Awaited);
-        works.entries.insert(works.latest, entry);
-        RunningWork {
+        let number = works.latest;
+        let current = CURRENT.get();
+        let current = current.filter(|(client, _)| *client == Arc::as_ptr(&self.0));
+        let origin = current.map_or(number, |(_, origin)| origin);
+        let work = Work {
+            object: object.clone(),
+            origin,
+            need: Need::Awaited,
+        };
+        works.running.insert(number, work);
+        RunningWork(WorkRef {
             inner: self.0.clone(),
-            number: Some(works.latest),
-        }
+            number,
+            origin,
+        })
     }
 
-    /// Waits until the work that runs now has ended, and what it has begun, except for what the store refuses, or has nothing of
-    /// any more. Work that others begin meanwhile does not count: there may be some at any time.
+    /// Waits until the work that runs now has ended, and all that it leads to, except for what the
+    /// store refuses, or has nothing of any more.
     pub(crate) async fn flush(&self) {
-        // An unanswered step, the undoing of its result, and the release that this needs.
-        for _ in 0..3 {
-            let latest = self.0.works.lock().latest;
-            let is_done = || (!self.0.works.lock().are_awaited(latest)).then_some(());
-            wait_for(&self.0.changed, is_done).await;
-        }
+        let latest = self.0.works.lock().latest;
+        let is_done = || (!self.0.works.lock().are_awaited(latest)).then_some(());
+        wait_for(&self.0.changed, is_done).await;
     }
 
     /// Returns the names of the objects of which something is left to settle.
@@ -208,7 +211,7 @@ impl Background {
     }
 
     pub(crate) fn running(&self) -> usize {
-        self.0.works.lock().running()
+        self.0.works.lock().running.len()
     }
 }
 
@@ -250,12 +253,46 @@ impl<T: Send + 'static, W: Fn() -> bool> Drop for DetachOnDrop<T, W> {
 }
 
 /// Counts as running work until it is dropped.
-pub(crate) struct RunningWork {
+pub(crate) struct RunningWork(WorkRef);
+
+/// Refers to work, which may have ended.
+#[derive(Clone)]
+pub(crate) struct WorkRef {
     inner: Arc<Inner>,
-    number: Option<u64>,
+    number: u64,
+    origin: u64,
 }
 
 impl RunningWork {
+    pub(crate) fn to_ref(&self) -> WorkRef {
+        self.0.clone()
+    }
+
+    /// Runs a part of the work. What this begins has the same origin.
+    fn enter<T>(&self, part: impl FnOnce() -> T) -> T {
+        struct Restore(Option<(*const Inner, u64)>);
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                CURRENT.set(self.0);
+            }
+        }
+        let WorkRef { inner, origin, .. } = &self.0;
+        let _restore = Restore(CURRENT.replace(Some((Arc::as_ptr(inner), *origin))));
+        part()
+    }
+}
+
+impl WorkRef {
+    /// Records that a flush waits for it.
+    pub(crate) fn awaited(&self) {
+        self.set(Need::Awaited);
+    }
+
+    /// Records that a flush waits for it, although it settles nothing.
+    pub(crate) fn unnamed(&self) {
+        self.set(Need::Unnamed);
+    }
+
     /// Records that the store refuses it: from now on no flush waits for it.
     pub(crate) fn refused(&self) {
         self.set(Need::Refused);
@@ -267,10 +304,8 @@ impl RunningWork {
     }
 
     fn set(&self, need: Need) {
-        if let Some(number) = &self.number
-            && let Some((_, current)) = self.inner.works.lock().entries.get_mut(number)
-        {
-            *current = need;
+        if let Some(work) = self.inner.works.lock().running.get_mut(&self.number) {
+            work.need = need;
         }
         self.inner.changed.notify_waiters();
     }
@@ -278,14 +313,68 @@ impl RunningWork {
 
 impl Drop for RunningWork {
     fn drop(&mut self) {
-        {
-            let mut works = self.inner.works.lock();
-            match &self.number {
-                None => works.passing -= 1,
-                Some(number) => drop(works.entries.remove(number)),
-            }
+        let WorkRef { inner, number, .. } = &self.0;
+        let ended = inner.works.lock().running.remove(number);
+        drop(ended);
+        inner.changed.notify_waiters();
+    }
+}
+
+/// A value that is part of running work until it is taken or dropped, such as a future.
+pub(crate) struct Counted<T> {
+    value: Option<T>,
+    running: RunningWork,
+}
+
+impl<T> Counted<T> {
+    pub(crate) fn new(value: T, running: RunningWork) -> Counted<T> {
+        Counted {
+            value: Some(value),
+            running,
         }
-        self.inner.changed.notify_waiters();
+    }
+
+    /// Returns a value whose work no client knows.
+    #[cfg(test)]
+    pub(crate) fn for_test(value: T) -> Counted<T> {
+        let object = ObjectKeys::new(crate::name::KeyLayout::Lock, "", "a");
+        let background = Background::default();
+        Counted::new(value, background.begin(&Arc::new(object)))
+    }
+
+    /// Hands the value on, or drops it, as the last part of the work.
+    pub(crate) fn end<R>(mut self, end: impl FnOnce(T) -> Option<R>) -> Option<R> {
+        let value = self.value.take()?;
+        self.running.enter(|| end(value))
+    }
+}
+
+impl<F: Future> Future for Counted<Pin<Box<F>>> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let Counted { value, running } = &mut *self;
+        running.enter(|| {
+            let Some(work) = value else {
+                return Poll::Pending;
+            };
+            let output = std::task::ready!(work.as_mut().poll(cx));
+            *value = None;
+            Poll::Ready(output)
+        })
+    }
+}
+
+impl<T> Drop for Counted<T> {
+    fn drop(&mut self) {
+        let value = self.value.take();
+        self.running.enter(|| drop(value));
+    }
+}
+
+impl<T> std::fmt::Debug for Counted<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Counted").finish_non_exhaustive()
     }
 }
 
@@ -340,45 +429,84 @@ mod tests {
             )
         };
         assert_eq!(state(), (false, String::new()));
-        let passing = background.pass_on();
+        let unnamed = background.begin(&object("a"));
+        unnamed.to_ref().unnamed();
         assert_eq!(state(), (true, String::new()));
-        drop(passing);
+        drop(unnamed);
         let works = ["a", "b", "c"].map(|name| background.begin(&object(name)));
         assert_eq!(state(), (true, "abc".into()));
-        works[0].refused();
-        works[1].needless();
+        works[0].to_ref().refused();
+        works[1].to_ref().needless();
         assert_eq!(state(), (true, "ac".into()));
-        works[2].refused();
+        works[2].to_ref().refused();
         assert_eq!(state(), (false, "ac".into()));
         assert_eq!(background.running(), 3);
         drop(works);
         assert_eq!((state(), background.running()), ((false, String::new()), 0));
     }
 
-    /// A busy client has work at any time. A flush waits for what ran before, and what that has begun.
+    /// A busy client has work at any time. A flush waits for what ran before, and what that leads to.
     #[tokio::test]
     async fn flush_ends_beside_later_work() {
         let background = Background::default();
-        let (first, child) = (
-            background.begin(&object("a")),
-            background.begin(&object("a")),
-        );
         let mut flush = std::pin::pin!(background.flush());
-        let mut cx = Context::from_waker(std::task::Waker::noop());
-        assert!(flush.as_mut().poll(&mut cx).is_pending());
-        let mut latest = background.begin(&object("b"));
-        drop(first);
-        assert!(flush.as_mut().poll(&mut cx).is_pending());
-        let grandchild = background.begin(&object("a"));
-        drop(child);
-        assert!(flush.as_mut().poll(&mut cx).is_pending());
-        drop(grandchild);
-        let ends = (0..3).any(|_| {
-            latest = background.begin(&object("b"));
+        let mut is_done = || {
+            let mut cx = Context::from_waker(std::task::Waker::noop());
             flush.as_mut().poll(&mut cx).is_ready()
+        };
+        let mut work = background.begin(&object("a"));
+        assert!(!is_done());
+        let _later = background.begin(&object("b"));
+        for _ in 0..9 {
+            let next = work.enter(|| background.begin(&object("a")));
+            drop(work);
+            assert!(!is_done(), "what it led to still runs");
+            work = next;
+        }
+        drop(work);
+        assert!(is_done());
+    }
+
+    /// What is polled, handed on or dropped as part of a work has the origin of that work, in the
+    /// same client.
+    #[tokio::test]
+    async fn parts_of_a_work_lead_to_what_they_begin() {
+        struct Part(Background, u64);
+        impl Part {
+            fn begin(&self) {
+                assert_eq!(self.0.begin(&object("b")).0.origin, self.1);
+            }
+        }
+        impl Drop for Part {
+            fn drop(&mut self) {
+                self.begin();
+            }
+        }
+        let (background, other) = (Background::default(), Background::default());
+        let part = |of: &Background| {
+            let running = background.begin(&object("a"));
+            let origin = match Arc::ptr_eq(&of.0, &background.0) {
+                true => running.0.origin,
+                false => of.0.works.lock().latest + 1,
+            };
+            Counted::new(Part(of.clone(), origin), running)
+        };
+        drop(part(&background));
+        drop(part(&other));
+        part(&background).end(|part| {
+            drop(part);
+            Some(())
         });
-        assert!(ends && background.running() == 1);
-        drop(latest);
+        let running = background.begin(&object("a"));
+        let value = Part(background.clone(), running.0.origin);
+        let work = Box::pin(async move {
+            value.begin();
+            tokio::task::yield_now().await;
+            value.begin();
+        });
+        Counted::new(work, running).await;
+        let later = background.begin(&object("c"));
+        assert_eq!(later.0.origin, later.0.number);
     }
 
     /// A check that is not answered delays no flush, and names no object that may be held.

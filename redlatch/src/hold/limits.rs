@@ -61,12 +61,16 @@ pub(crate) struct RunningLimits {
 }
 
 impl RunningLimits {
-    /// Starts the limits of another guard.
-    pub(super) fn add(&mut self, limits: &HoldLimits, now: Instant) {
-        self.merge(&RunningLimits {
+    pub(crate) fn start(limits: &HoldLimits, now: Instant) -> RunningLimits {
+        RunningLimits {
             at_most: Limit::start(limits.at_most, now),
             fed_every: Limit::start(limits.fed_every, now),
-        });
+        }
+    }
+
+    /// Starts the limits of another guard.
+    pub(super) fn add(&mut self, limits: &HoldLimits, now: Instant) {
+        self.merge(&RunningLimits::start(limits, now));
     }
 
     /// Adds limits that run already.
@@ -81,7 +85,7 @@ impl RunningLimits {
     }
 
     /// Restarts the interval in which the holder must feed the hold.
-    pub(super) fn feed(&mut self, now: Instant) {
+    pub(crate) fn feed(&mut self, now: Instant) {
         if let Some(interval) = &self.fed_every {
             self.fed_every = Limit::start(Some(interval.length), now);
         }
@@ -182,11 +186,7 @@ mod tests {
     #[test]
     fn merged_limits_end_with_the_first_of_both() {
         let now = Instant::now();
-        let running = |at_most, fed_every| {
-            let mut running = RunningLimits::default();
-            running.add(&limits(at_most, fed_every), now);
-            running
-        };
+        let running = |at_most, fed_every| RunningLimits::start(&limits(at_most, fed_every), now);
         let (long, short, none) = (running(10, 8), running(5, 2), running(0, 0));
         for (one, other) in [
             (&long, &short),

@@ -28,7 +28,7 @@ pub(crate) mod requests;
 mod state;
 
 pub(crate) use fairness::{HandOver, HandOverLimit, OtherClients, Yielding, Yields};
-pub(crate) use limits::HoldLimits;
+pub(crate) use limits::{HoldLimits, RunningLimits};
 pub(crate) use state::{
     Due, HoldPeriod, HoldSnapshot, HoldState, RenewalTimes, TicketHold, WatchAction, WatchdogState,
 };

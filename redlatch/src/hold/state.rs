@@ -263,12 +263,7 @@ impl HoldState {
         running.add(limits, now);
     }
 
-    /// Returns the limits of this hold period with their ends, for another member of a RedLock.
-    pub(crate) fn running_limits(&self) -> Option<Box<RunningLimits>> {
-        self.limits.clone()
-    }
-
-    /// Adds the limits that run for other members of a RedLock. Guards of other locks may have set some here.
+    /// Adds the limits of a RedLock of which this is a member. Guards of other locks may have set some.
     pub(crate) fn add_running_limits(&mut self, limits: &RunningLimits) {
         self.limits.get_or_insert_default().merge(limits);
     }

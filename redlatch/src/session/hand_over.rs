@@ -43,6 +43,7 @@ use smallvec::smallvec;
 use tokio::time::Instant;
 
 use super::{HoldRef, Terms};
+use crate::background::Counted;
 use crate::error::{Loss, Result};
 use crate::hold::{
     HandOver, HandOverLimit, Hold, HoldLimits, OtherClients, Renewed, Share, fair_waiters, requests,
@@ -162,7 +163,7 @@ impl super::Session {
         let offered = self.waiting.offer(object, share, || {
             let (hand_over, offer) = offer()?;
             asks = hand_over.asks;
-            Some(offer)
+            Some(Counted::new(offer, self.background.begin(object)))
         });
         if asks {
             let (asking, asked, chain) = (self.clone(), object.clone(), chain.clone());

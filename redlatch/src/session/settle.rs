@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::hold_ref::MOVED;
 use super::{HoldRef, Session, Terms};
-use crate::background::{RunningWork, Tries};
+use crate::background::{Tries, WorkRef};
 use crate::error::{Error, Loss, Result};
 use crate::hold::{Hold, HoldSnapshot, ReassignParams, ReleaseParams};
 use crate::lease::Lease;
@@ -30,8 +30,9 @@ impl Session {
     /// report.
     fn serve_queue(&self, hold: &Arc<Hold>) {
         let (store, hold) = (self.store.clone(), hold.clone());
-        let running = self.background.pass_on();
-        self.background.spawn_as(running, async move {
+        let running = self.background.begin(&hold.object);
+        running.to_ref().unnamed();
+        self.background.spawn_begun(running, async move {
             let Some(step) = hold.kind.serve_queue(&hold.object) else {
                 return;
             };
@@ -263,14 +264,14 @@ impl HoldRef {
     pub(super) fn settle_detached(self, lease: Duration, attempt_permit: Option<AttemptPermit>) {
         let background = self.session.background.clone();
         let running = background.begin(&self.hold.object);
-        let unstarted = WarnIfDropped(Some(self));
-        background.spawn_counted(async move {
+        let (unstarted, work) = (WarnIfDropped(Some(self)), running.to_ref());
+        background.spawn_begun(running, async move {
             let mut unstarted = unstarted;
             if let Some(hold_ref) = unstarted.0.take() {
                 // If the lease has ended already, the first try is awaited all the same.
                 let response_timeout = hold_ref.session.store.response_timeout();
                 let ends = Instant::now() + lease.max(response_timeout.unwrap_or(FIRST_TRY));
-                let settling = hold_ref.settle_with_retries(ends, attempt_permit, &running);
+                let settling = hold_ref.settle_with_retries(ends, attempt_permit, &work);
                 let mut settling = pin!(settling);
                 if timeout_at(ends, settling.as_mut()).await.is_err() {
                     // One that had ended before was free without the release.
@@ -278,12 +279,11 @@ impl HoldRef {
                         tracing::warn!(lock = hold_ref.hold.object.name(),
                             owner = %hold_ref.hold.field, "release failed until the lease ended");
                     }
-                    running.needless();
+                    work.needless();
                     settling.await;
                 }
                 hold_ref.hold.state().settling_ended();
             }
-            drop(running);
         });
     }
 
@@ -292,7 +292,7 @@ impl HoldRef {
         &self,
         ends: Instant,
         mut attempt_permit: Option<AttemptPermit>,
-        running: &RunningWork,
+        work: &WorkRef,
     ) {
         let mut tries = Tries::default();
         // A step in flight may take effect this late; its lease starts then.
@@ -314,7 +314,7 @@ impl HoldRef {
                     if tries.are_refused() && !was_refused {
                         tracing::warn!(lock = name, owner = %self.hold.field, %error,
                             "release refused; the lock is free when its lease ends");
-                        running.refused();
+                        work.refused();
                     }
                     tokio::time::sleep(pause).await;
                 }

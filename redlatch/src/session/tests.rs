@@ -565,7 +565,8 @@ async fn impossible_release_is_not_retried() {
     hold_ref.hold.mark_lost(Loss::NotHeld);
     let begun = Instant::now();
     let running = client.session.background.begin(&hold_ref.hold.object);
-    let settling = hold_ref.settle_with_retries(begun + guard.valid_for(), None, &running);
+    let work = running.to_ref();
+    let settling = hold_ref.settle_with_retries(begun + guard.valid_for(), None, &work);
     settling.await;
     assert_eq!(begun.elapsed(), Duration::ZERO, "lost");
 }

@@ -23,6 +23,7 @@ use tokio::time::Instant;
 
 use super::settle::PendingRelease;
 use super::{HoldRef, RequestedHold};
+use crate::background::Counted;
 use crate::environment::random_fraction;
 use crate::error::Result;
 use crate::hold::{HandOverLimit, Hold, HoldSnapshot, TransferParams, Transferred};
@@ -119,7 +120,8 @@ impl HoldRef {
         match answer.reply {
             Transferred::ToWaiter { token } => {
                 transferred.token = token;
-                waiter.offer(Box::new(transferred));
+                let running = session.background.begin(&from.object);
+                waiter.offer(Counted::new(Box::new(transferred), running));
             }
             // The first of the repeated steps may have transferred it. Dropping `transferred` settles that.
             Transferred::NotHeld if answer.repeated => {}
@@ -265,6 +267,28 @@ mod tests {
         guard.unlock().await.unwrap();
         assert!(!lock.is_locked().await.unwrap());
         assert_eq!(client.status().holds, 0);
+    }
+
+    /// A release in the background passes the lock on after the flush has begun, and again, to requests that are
+    /// not polled any more.
+    #[tokio::test(start_paused = true)]
+    async fn flush_waits_for_what_releases_in_the_background_pass_on() {
+        let (_, [client, _]) = clients();
+        let lock = client.lock("a");
+        let guard = lock.lock().owner(Owner::new()).await.unwrap();
+        let mut parked = Vec::new();
+        for _ in 0..4 {
+            let mut request = Box::pin(lock.lock().owner(Owner::new()).into_future());
+            let polls =
+                std::future::poll_fn(|cx| std::task::Poll::Ready(request.as_mut().poll(cx)));
+            assert!(polls.await.is_pending());
+            parked.push(request);
+            run_others().await;
+        }
+        drop(guard);
+        client.flush().await;
+        assert!(!lock.is_locked().await.unwrap());
+        assert_eq!(client.status().background, 0);
     }
 
     /// The lease of the waiter counts from its transfer, and is not renewed if it is fixed.

@@ -279,8 +279,8 @@ async fn wait_as_first<A: Attempt>(
         };
         let woken = is_woken.then(Timer::start);
         let let_counted_go_first = waiter.let_others_go_first().await;
-        while let Some((offer, _running)) = waiter.take_offer() {
-            if let Some((grant, end)) = attempt.take(offer) {
+        while let Some(offer) = waiter.take_offer() {
+            if let Some((grant, end)) = offer.end(|offer| attempt.take(offer)) {
                 let refused = || next.at_latest().filter(|_| waiter.answer_is_current());
                 let end = end.map_or_else(refused, |end| Some(end + ROUNDING));
                 *turn = end.map(|end| (end, share));

@@ -29,7 +29,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 
 use self::SubscriptionState::{EndReported, NotSubscribed, Subscribed, Unconfirmed};
 use super::Attempt;
-use crate::background::{Background, RunningWork};
+use crate::background::{Background, Counted};
 use crate::client_registry::{REGISTERED_AFTER, RegisteredWait};
 use crate::environment::{random_fraction, task};
 use crate::error::Error;
@@ -223,7 +223,8 @@ struct Offers {
 /// An offer that no waiter has taken.
 #[derive(Debug)]
 struct Unclaimed {
-    offer: Offer,
+    /// Counted, because a flush waits until it is taken, or released.
+    offer: Counted<Offer>,
     share: Share,
     since: Instant,
 }
@@ -276,7 +277,7 @@ impl ClaimedWaiter {
     }
 
     /// Offers the waiter the object, which the store has granted to it.
-    pub(crate) fn offer(mut self, offer: Offer) {
+    pub(crate) fn offer(mut self, offer: Counted<Offer>) {
         let queue = self.object.queue(QueueKind::Exclusive);
         let mut contact = queue.contact.lock();
         if contact.waiters == 0 {
@@ -370,7 +371,7 @@ impl WaitQueues {
         &self,
         object: &ObjectKeys,
         share: Share,
-        offer: impl FnOnce() -> Option<Offer>,
+        offer: impl FnOnce() -> Option<Counted<Offer>>,
     ) -> bool {
         let Some(channels) = self.channels.lock_unless_empty() else {
             return false;
@@ -408,7 +409,7 @@ impl WaitQueues {
     fn put_offer(
         &self,
         object: &Arc<ObjectQueues>,
-        offer: Offer,
+        offer: Counted<Offer>,
         share: Share,
     ) -> VecDeque<Unclaimed> {
         let queue = object.queue(QueueKind::Exclusive);
@@ -1050,15 +1051,11 @@ impl Waiter {
     }
 
     /// Takes what another request of this client has offered, if there is anything. Drops the offer of a whole object if that
-    /// may have been released since: the store then decides which owner holds it. The offer counts as background work until
-    /// the second value is dropped, because it may be released.
-    pub(super) fn take_offer(&self) -> Option<(Offer, RunningWork)> {
-        let mut offers = self.queue().offers.lock();
-        let unclaimed = offers.unclaimed.pop_front()?;
-        let running = self.queues.background.pass_on();
-        drop(offers);
+    /// may have been released since: the store then decides which owner holds it.
+    pub(super) fn take_offer(&self) -> Option<Counted<Offer>> {
+        let unclaimed = self.queue().offers.lock().unclaimed.pop_front()?;
         let is_valid = unclaimed.share != Share::Whole || self.answer_is_current();
-        is_valid.then_some((unclaimed.offer, running))
+        is_valid.then_some(unclaimed.offer)
     }
 
     /// Returns whether the object was not released since the latest answer.
@@ -1335,7 +1332,7 @@ mod tests {
         }
         queues.yield_to(&object, Yields::counted(2));
         let begun = Instant::now();
-        let offer = async { queues.offer(&object, one, || Some(Box::new(()))) };
+        let offer = async { queues.offer(&object, one, || Some(Counted::for_test(Box::new(())))) };
         let (was_delayed, is_offered) = tokio::join!(waiter.let_others_go_first(), offer);
         assert!(was_delayed && is_offered);
         assert_eq!(begun.elapsed(), Duration::ZERO);
@@ -1494,7 +1491,9 @@ mod tests {
         let offered = Arc::new(());
         let weak = Arc::downgrade(&offered);
         queues
-            .offer(&object(), Share::Whole, || Some(Box::new(offered)))
+            .offer(&object(), Share::Whole, || {
+                Some(Counted::for_test(Box::new(offered)))
+            })
             .then_some(weak)
     }
 
@@ -1543,7 +1542,7 @@ mod tests {
         let permits = Share::Permits(1);
         let mut taker = queues.join(object().channel(), object().key(), QueueKind::Exclusive);
         taker.enable_offers(permits);
-        let offer = || queues.offer(&object(), permits, || Some(Box::new(())));
+        let offer = || queues.offer(&object(), permits, || Some(Counted::for_test(Box::new(()))));
         let sending = taker.sending();
         assert!(!offer(), "it may need none");
         let mut other = queues.join(object().channel(), object().key(), QueueKind::Exclusive);
@@ -1663,7 +1662,7 @@ mod tests {
         let first = claimable();
         let mut claimed = queues.claim_first(&object).unwrap();
         claimed.request_started();
-        claimed.offer(Box::new(()));
+        claimed.offer(Counted::for_test(Box::new(())));
         assert!(first.answer_is_current() && first.take_offer().is_some());
     }
 

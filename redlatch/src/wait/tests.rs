@@ -7,6 +7,7 @@ use redlatch_testkit::Log;
 
 use super::*;
 use crate::background::Background;
+use crate::background::Counted;
 use crate::hold::Yields;
 use crate::lease::{Expiry, WaitLimit};
 use crate::name::{KeyLayout, ObjectKeys};
@@ -787,7 +788,11 @@ fn taker(queues: &WaitQueues, answers: impl IntoIterator<Item = Answer>) -> Scri
 }
 
 fn offer(queues: &WaitQueues, end: Instant) {
-    assert!(queues.offer(&object(), Share::Whole, || Some(Box::new(end))));
+    assert!(
+        queues.offer(&object(), Share::Whole, || Some(Counted::for_test(
+            Box::new(end)
+        )))
+    );
 }
 
 /// It sends no request for the hold, and the next waiter sends none before the lease has ended.

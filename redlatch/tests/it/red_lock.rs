@@ -1017,3 +1017,23 @@ async fn flush_ends_while_members_are_requested() {
         assert_nothing_left(&clients, name).await;
     }
 }
+
+/// A member that is acquired again has the limits of the RedLock, not those of another guard.
+#[tokio::test(start_paused = true)]
+async fn limit_of_one_member_stays_with_it() {
+    let stores = embedded(3);
+    let (clients, others) = (stores.clients().await, stores.clients().await);
+    let lock = RedLock::new(clients.iter().map(|client| client.lock("a")));
+    let me = Owner::new();
+    let guard = lock.lock().owner(me).await.unwrap();
+    let single = clients[0].lock("a").lock().owner(me).at_most(20 * SECOND);
+    let single = single.await.unwrap();
+    assert!(others[1].lock("a").force_unlock().await.unwrap());
+    tokio::time::sleep(13 * SECOND).await;
+    assert_eq!(guard.held_members(), 3);
+    tokio::time::sleep(8 * SECOND).await;
+    assert!(!single.is_valid());
+    assert!(guard.is_valid());
+    assert_eq!(guard.held_members(), 2);
+    guard.unlock().await.unwrap();
+}

@@ -11,9 +11,9 @@ use tokio::time::Instant;
 
 use super::regain::{MemberStatus, counts};
 use super::{RedGuard, quorum};
-use crate::background::RunningWork;
+use crate::background::{RunningWork, WorkRef};
 use crate::error::{Error, Loss, Result};
-use crate::hold::{Hold, HoldLimits};
+use crate::hold::{Hold, HoldLimits, RunningLimits};
 use crate::join::join_until;
 use crate::owner::Owner;
 use crate::primitives::lock::{Held, HeldForLease, HoldGuard};
@@ -36,24 +36,12 @@ pub(super) struct Majority {
     state: AtomicU8,
     /// Notified when a member was acquired again, and at the end.
     changed: Notify,
-    requests: Mutex<Requests>,
-}
-
-/// What requests missing members again. The end of the lock cancels it, and it settles a request in flight then.
-#[derive(Default)]
-struct Requests {
-    are_made: bool,
-    /// Lets a flush wait for the cancellation, and not for a request before it: members that are down are requested without end.
-    canceling: Vec<RunningWork>,
-}
-
-/// Counts requests of missing members until it is dropped.
-pub(super) struct RunningRequests(Arc<Majority>);
-
-impl Drop for RunningRequests {
-    fn drop(&mut self) {
-        *self.0.requests.lock() = Requests::default();
-    }
+    /// The requests for missing members, by member, which may have ended. A flush waits for none while
+    /// the lock is held, because members that are down are requested without end. The end of the lock
+    /// cancels them; then a flush waits until they are settled.
+    requests: Mutex<Vec<Option<WorkRef>>>,
+    /// The limits of this lock, which also count for members that are acquired again.
+    limits: Mutex<Option<RunningLimits>>,
 }
 
 /// A member, and its hold if it granted the lock. The hold may be lost.
@@ -104,13 +92,23 @@ impl Majority {
             state: AtomicU8::new(HELD),
             changed: Notify::new(),
             requests: Mutex::default(),
+            limits: Mutex::default(),
         }
     }
 
-    /// Records that missing members are requested from now on.
-    pub(super) fn begin_requests(self: &Arc<Self>) -> RunningRequests {
-        self.requests.lock().are_made = true;
-        RunningRequests(self.clone())
+    /// Records a request for a missing member.
+    pub(super) fn begin_request(&self, i: usize) -> RunningWork {
+        let member = self.member(i);
+        let running = member.session().background.begin(member.0.object());
+        let work = running.to_ref();
+        let mut requests = self.requests.lock();
+        if self.state.load(Ordering::SeqCst) == HELD {
+            work.needless();
+        }
+        let members = requests.len().max(i + 1);
+        requests.resize(members, None);
+        requests[i] = Some(work);
+        running
     }
 
     /// Returns how long a quorum of the holds is valid now: the quorum-th longest of their remaining
@@ -176,11 +174,8 @@ impl Majority {
                 |(status, confirmed): (&_, &_)| *status == MemberStatus::Held && *confirmed;
             let held: Vec<_> = statuses.iter().zip(confirmed).map(is_held).collect();
             if self.state.load(Ordering::SeqCst) == HELD && counts(i, &held) {
-                let mut valid = members.iter().zip(&held).filter(|(_, held)| **held);
-                if let Some(limits) =
-                    valid.find_map(|(other, _)| other.hold()?.state().running_limits())
-                {
-                    granted.hold().state().add_running_limits(&limits);
+                if let Some(limits) = &*self.limits.lock() {
+                    granted.hold().state().add_running_limits(limits);
                     let watchdog = &granted.hold_ref.session.watchdog;
                     watchdog.watch(granted.hold());
                 }
@@ -208,19 +203,16 @@ impl Majority {
 
     /// Sets the final state, once.
     fn end(&self, how: u8) {
-        let ended = self
-            .state
-            .compare_exchange(HELD, how, Ordering::SeqCst, Ordering::SeqCst);
-        if ended.is_err() {
-            return;
-        }
         {
-            let (members, mut requests) = (self.members.lock(), self.requests.lock());
-            if requests.are_made {
-                let sessions = members.iter().map(|one| one.member.session());
-                let canceling = sessions.map(|session| session.background.pass_on());
-                requests.canceling = canceling.collect();
+            // Held until they count, so that no other task sees the end before.
+            let mut requests = self.requests.lock();
+            let ended = self
+                .state
+                .compare_exchange(HELD, how, Ordering::SeqCst, Ordering::SeqCst);
+            if ended.is_err() {
+                return;
             }
+            requests.drain(..).flatten().for_each(|work| work.awaited());
         }
         if how == LOST
             && let Some((hold, loss)) = self.first_loss()
@@ -288,6 +280,7 @@ impl Majority {
 
     /// Starts the limits of the request, which begin when a majority is held.
     pub(super) fn start_limits(&self, limits: Option<&HoldLimits>) {
+        *self.limits.lock() = limits.map(|limits| RunningLimits::start(limits, Instant::now()));
         let members = self.members.lock();
         let held = members.iter().filter_map(|one| one.held.as_ref());
         held.for_each(|held| held.start_limits(limits));
@@ -339,6 +332,9 @@ impl HeldForLease for HeldMajority {
     }
 
     fn feed(&self) {
+        if let Some(limits) = &mut *self.majority.limits.lock() {
+            limits.feed(Instant::now());
+        }
         let members = self.majority.members.lock();
         let holds = members.iter().filter_map(MemberHold::hold);
         holds.for_each(|hold| hold.feed());

@@ -24,6 +24,7 @@ use tokio::time::{Instant, timeout};
 use super::held::Majority;
 use super::quorum;
 use super::round::request_member;
+use crate::background::Counted;
 use crate::backoff::Backoff;
 use crate::environment::task;
 use crate::join::join_all;
@@ -123,11 +124,7 @@ impl MemberRequests {
     /// Requests missing members in the background for as long as the lock is held.
     pub(super) fn start(self, first: &Member) {
         if let Some(runtime) = first.session().background.runtime() {
-            let requesting = self.majority.begin_requests();
-            runtime.spawn(task(async move {
-                self.run().await;
-                drop(requesting);
-            }));
+            runtime.spawn(task(self.run()));
         }
     }
 
@@ -158,8 +155,13 @@ impl MemberRequests {
         }
     }
 
-    /// Requests a member once.
+    /// Requests a member once. The end of the lock drops this, which settles the request.
     async fn request(&self, i: usize) {
+        let running = self.majority.begin_request(i);
+        Counted::new(Box::pin(self.request_counted(i)), running).await;
+    }
+
+    async fn request_counted(&self, i: usize) {
         let member = self.majority.member(i);
         let now = Instant::now();
         let lease = self.ends.map(|ends| Lease::from_remaining(ends - now));

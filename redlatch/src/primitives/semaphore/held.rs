@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::SemaphorePermits;
 use super::rules::Add;
-use crate::background::{RunningWork, Tries};
+use crate::background::{Tries, WorkRef};
 use crate::environment::random_fraction;
 use crate::error::{Error, Result};
 use crate::hold::{HandOverLimit, Share};
@@ -346,12 +346,13 @@ impl PendingRelease {
     fn release_in_background(self) {
         let background = self.session.background.clone();
         let running = background.begin(&self.object);
-        background.spawn_counted(self.retry_release(running));
+        let work = running.to_ref();
+        background.spawn_begun(running, self.retry_release(work));
     }
 
     /// Retries until the release succeeds or is known to be impossible. No flush waits for it after several refusals; as nothing
     /// else releases the permits, it continues.
-    async fn retry_release(mut self, running: RunningWork) {
+    async fn retry_release(mut self, work: WorkRef) {
         let mut tries = Tries::default();
         let give_up = Instant::now() + RELEASE_RETRY_LIMIT;
         let (object, permits) = (self.object.clone(), self.permits);
@@ -365,7 +366,7 @@ impl PendingRelease {
             }
             let pause = tries.failed(&error);
             if tries.are_refused() {
-                running.refused();
+                work.refused();
             }
             tracing::debug!(semaphore = object.name(), permits, %error,
                 "release failed; retrying");
