@@ -38,6 +38,7 @@ use crate::lease::{Expiry, Lease};
 use crate::metrics::KindMetrics;
 use crate::name::{CandidateKeys, GROUP_END};
 use crate::owner::{Owner, OwnerId};
+use crate::primitives::fenced_lock::token;
 use crate::primitives::inspect::InspectNames;
 use crate::primitives::lock::Holder;
 use crate::session::Waiting;
@@ -51,6 +52,9 @@ const HISTORIES: u32 = 1000;
 /// Leases are multiples of this, so that real time that passes during the test does not count as a
 /// difference.
 pub(crate) const TIME_UNIT: Duration = Duration::from_secs(100_000);
+
+/// The field of a hash that stands in the keyspace for a text that is no number. Keyspaces have no such texts.
+const FOREIGN_TEXT: &str = "text of another program";
 
 /// Timestamps above this, in milliseconds, mean never.
 const NEVER_MS: i64 = 900_000_000_000_000;
@@ -160,6 +164,30 @@ where
     harness.into_inner().coverage
 }
 
+/// Returns texts where a token or an epoch may be: numbers at the limits of what can be counted, and what is no number.
+pub(crate) fn number_texts() -> impl Strategy<Value = String> {
+    let numbers = prop_oneof![
+        3 => -1..9i64,
+        1 => any::<i64>(),
+        1 => Just(i64::MAX),
+        1 => Just(i64::MAX - 1),
+        1 => Just(i64::MIN),
+        1 => Just((1 << 53) + 1),
+    ];
+    let others = prop_oneof![
+        Just("9223372036854775808"),
+        Just("-9223372036854775809"),
+        Just("99999999999999999999"),
+        Just("-99999999999999999999"),
+        Just("007"),
+        Just("-0"),
+    ];
+    prop_oneof![
+        4 => numbers.prop_map(|number| number.to_string()),
+        1 => others.prop_map(str::to_owned),
+    ]
+}
+
 /// A transfer from one owner to another.
 #[derive(Debug, Clone)]
 pub(crate) struct TransferMove {
@@ -258,6 +286,8 @@ impl Differential {
             .query_async(&mut self.connection)
             .await
             .unwrap();
+        // Of a history that has failed.
+        while self.pushes.try_recv().is_ok() {}
     }
 
     /// Sets the keyspace's clock to the current time plus `clock_offset`, and returns the keyspace.
@@ -481,6 +511,21 @@ impl Differential {
         self.keyspace_at_now().set(key, number, None);
     }
 
+    /// Sets a key to a text, as another program might.
+    pub(crate) async fn set_foreign_text(&mut self, key: &str, text: &str) {
+        if let Some(number) = token::parse_number(text) {
+            return self.set_foreign(key, number).await;
+        }
+        let () = redis::cmd("SET")
+            .arg(key)
+            .arg(text)
+            .query_async(&mut self.connection)
+            .await
+            .unwrap();
+        let stand_in = BTreeMap::from([(FOREIGN_TEXT.to_owned(), text.to_owned())]);
+        self.keyspace_at_now().set(key, stand_in, None);
+    }
+
     /// Replaces a key by a hash of texts.
     pub(crate) async fn set_texts(&mut self, key: &str, fields: &[(&str, String)]) {
         let mut set = redis::pipe();
@@ -518,6 +563,10 @@ impl Differential {
         let now = self.keyspace.now_ms();
         for (value, _) in keyspace.values_mut() {
             if let DumpedValue::Hash(fields) = value {
+                if let Some(text) = fields.remove(FOREIGN_TEXT) {
+                    *value = DumpedValue::Text(text);
+                    continue;
+                }
                 fields
                     .iter_mut()
                     .for_each(|(field, value)| *value = aged(field, value, now));

@@ -1,5 +1,6 @@
 -- Acquires the election's lock for a candidate whose turn it is, and begins its term in the same step; or returns
--- when to retry. The caller prepends fair_lock/acquire.lua as the function `acquire_lock`.
+-- when to retry. The caller prepends fenced_lock/numbers.lua, and fair_lock/acquire.lua as the
+-- function `acquire_lock`.
 --
 -- KEYS     see fair_lock/queue.lua
 -- KEYS[6]  the latest term: hash with epoch, leader, value and revision, which never expires
@@ -11,15 +12,6 @@
 local candidate = ARGV[1]
 local epoch, leader = unpack(redis.call('HMGET', KEYS[6], 'epoch', 'leader'))
 local token = redis.call('GET', KEYS[7]) or '0'
-
--- Returns whether INCR can count up from this number: it is a signed 64-bit integer, but not the greatest. (A negative one is
--- replaced below.)
-local function can_count_up(text)
-    if not text:find('^[1-9]%d*$') then
-        return text == '0' or text:find('^-[1-9]%d*$')
-    end
-    return #text < 19 or (#text == 19 and text < '9223372036854775807')
-end
 
 -- Checked before anything changes.
 if not can_count_up(token) or (epoch and (epoch:find('^[-0]') or not can_count_up(epoch))) then
@@ -35,9 +27,8 @@ if held and leader == candidate then
     return { epoch }
 end
 local begun, refused = pcall(function()
-    -- The token is missing or smaller only if it was not counted with the epoch. Lua numbers are not exact from 2^53 on,
-    -- but rounding keeps their order.
-    if tonumber(token) < tonumber(epoch or '0') then
+    -- The token is missing or smaller only if it was not counted with the epoch.
+    if is_less(token, epoch or '0') then
         redis.call('SET', KEYS[7], epoch or '0')
     end
     redis.call('INCR', KEYS[7])

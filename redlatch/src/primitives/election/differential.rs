@@ -13,7 +13,8 @@ use crate::hold::Hold;
 use crate::lease::Expiry;
 use crate::owner::OwnerId;
 use crate::primitives::differential::{
-    Comparable, Differential, assert_equivalent, assert_equivalent_histories, hold, lease, time,
+    Comparable, Differential, assert_equivalent, assert_equivalent_histories, hold, lease,
+    number_texts, time,
 };
 use crate::primitives::fair_lock::Fair;
 use crate::primitives::lock::{AcquireParams, Rules as _};
@@ -54,7 +55,15 @@ enum Move {
     },
     /// The epoch is advanced, or another program writes one.
     SetToken(i64),
+    /// Another program, or a client of an earlier version, writes the epoch of the term and the token.
+    SetTerm {
+        epoch: String,
+        token: String,
+    },
 }
+
+/// Above 2^53 not each number is a Lua number: this one and the one before are equal there.
+const INEXACT: i64 = (1 << 53) + 1;
 
 const OWNERS: u8 = 4;
 
@@ -78,6 +87,9 @@ fn moves() -> impl Strategy<Value = Move> {
         1 => any::<bool>().prop_map(|term| Move::SetForeign { term }),
         2 => prop_oneof![0..9i64, any::<i64>(), Just(i64::MAX), Just(i64::MAX - 1), Just((1 << 53) + 1)]
             .prop_map(Move::SetToken),
+        1 => (number_texts(), number_texts())
+            .prop_map(|(epoch, token)| Move::SetTerm { epoch, token }),
+        1 => Just(Move::SetTerm { epoch: INEXACT.to_string(), token: (INEXACT - 1).to_string() }),
     ]
 }
 
@@ -146,6 +158,8 @@ fn lua_and_rules_agree() {
     let successor_of = Cell::new(None);
     // The latest number to which the epoch was advanced.
     let advanced_to = Cell::new(None);
+    // Whether the term is ahead of the token, but not for Lua.
+    let is_inexact = Cell::new(false);
     assert_equivalent(moves(), async |harness, next_move| {
         if !has_subscribed.replace(true) {
             subscribe(harness, u8::MAX).await;
@@ -186,6 +200,12 @@ fn lua_and_rules_agree() {
                     && epoch.checked_sub(1) == u64::try_from(token).ok()
                 {
                     record("an advanced epoch was counted up");
+                }
+                if let Ok(Outcome::Done(epoch)) = acquired
+                    && is_inexact.take()
+                    && i64::try_from(epoch) == Ok(INEXACT + 1)
+                {
+                    record("an epoch that is no Lua number was counted up");
                 }
                 // Of another history if it is the first term.
                 if let Ok(Outcome::Done(epoch)) = acquired
@@ -240,6 +260,11 @@ fn lua_and_rules_agree() {
                 harness.set_foreign(&keys.token, token).await;
                 advanced_to.set(Some(token).filter(|token| *token > 0));
             }
+            Move::SetTerm { epoch, token } => {
+                is_inexact.set(epoch == INEXACT.to_string());
+                harness.set_foreign_text(&keys.token, &token).await;
+                harness.set_texts(&keys.term, &[("epoch", epoch)]).await;
+            }
             Move::SetForeign { term: true } => harness.set_foreign(&keys.term, 5).await,
             Move::SetForeign { term: false } => harness.set_foreign("name", 5).await,
         }
@@ -252,6 +277,7 @@ fn lua_and_rules_agree() {
         "a later term began",
         "a term that is no hash was refused",
         "an advanced epoch was counted up",
+        "an epoch that is no Lua number was counted up",
         "the successor acquired the lock",
         "the leader proclaimed a value",
         "a value of another owner was refused",

@@ -83,6 +83,7 @@ impl<L: Step<Reply = Outcome>> Step for Acquire<'_, L> {
         static SCRIPT: Script = Script::new(concat!(
             include_str!("../expire.lua"),
             include_str!("../fair_lock/queue.lua"),
+            include_str!("../fenced_lock/numbers.lua"),
             "local function acquire_lock()\n",
             include_str!("../fair_lock/acquire.lua"),
             "end\n",

@@ -1,5 +1,6 @@
--- Increases the token to a number; never decreases it. If the lock is that of an election, the token becomes at least the epoch of
--- the latest term: earlier versions counted epochs only there.
+-- Increases the token to a number; never decreases it. If the lock is that of an election, the token
+-- becomes at least the epoch of the latest term: earlier versions counted epochs only there. The
+-- caller prepends numbers.lua.
 --
 -- KEYS[1]  the token
 -- KEYS[2]  the latest term of the election with this name
@@ -7,17 +8,13 @@
 -- ARGV[1]  minimum of the new token, from 0 to 2^63 - 2
 -- Returns  the new token, as text
 local token = redis.call('GET', KEYS[1]) or '0'
-if token ~= '0' and not token:find('^-?[1-9]%d*$') then
+local epoch, leader = unpack(redis.call('HMGET', KEYS[2], 'epoch', 'leader'))
+-- Checked before anything changes.
+if not can_count_up(token) then
     return redis.error_reply('WRONGKIND its token is no number that can be counted up')
 end
-local epoch, leader = unpack(redis.call('HMGET', KEYS[2], 'epoch', 'leader'))
-if epoch and not epoch:find('^[1-9]%d*$') then
+if epoch and (epoch:find('^[-0]') or not can_count_up(epoch)) then
     return redis.error_reply('WRONGKIND its epoch is no number that can be counted up')
-end
-
--- Compares text, because Lua numbers are exact only up to 2^53: the longer number is greater. `b` is not negative.
-local function is_less(a, b)
-    return a:sub(1, 1) == '-' or #a < #b or (#a == #b and a < b)
 end
 
 local latest = token

@@ -1,12 +1,16 @@
 //! Compares the fenced lock's Lua scripts and rules over random histories. Release, renewal and
 //! inspection are the lock's, but run on other states here.
 
+use std::cell::Cell;
+
 use proptest::prelude::*;
 
-use super::Fenced;
 use super::rules::{AdvanceToken, DeleteToken, ReadToken};
+use super::{Fenced, MAX_TOKEN, token};
 use crate::name::term_key;
-use crate::primitives::differential::{TransferMove, assert_equivalent, hold, lease, time};
+use crate::primitives::differential::{
+    TransferMove, assert_equivalent, hold, lease, number_texts, time,
+};
 use crate::primitives::lock::{AcquireParams, Rules as _};
 
 #[derive(Debug, Clone)]
@@ -36,11 +40,11 @@ enum Move {
     Delete,
     /// Another program writes another token.
     SetForeign {
-        token: i64,
+        token: String,
     },
     /// There is a term of an election, led by this owner if it holds the lock.
     SetTerm {
-        epoch: i64,
+        epoch: String,
         leader: u8,
     },
     /// The term is no hash.
@@ -61,9 +65,8 @@ fn moves() -> impl Strategy<Value = Move> {
         2 => prop_oneof![0..5i64, 0..i64::MAX, Just(i64::MAX - 1), Just((1 << 53) + 1)]
             .prop_map(|at_least| Move::Advance { at_least }),
         1 => Just(Move::Delete),
-        1 => prop_oneof![any::<i64>(), Just(i64::MAX), Just(1 << 53)]
-            .prop_map(|token| Move::SetForeign { token }),
-        2 => (prop_oneof![-1..9i64, any::<i64>(), Just(i64::MAX), Just((1 << 53) + 1)], 0..3u8)
+        2 => number_texts().prop_map(|token| Move::SetForeign { token }),
+        2 => (number_texts(), 0..3u8)
             .prop_map(|(epoch, leader)| Move::SetTerm { epoch, leader }),
         1 => Just(Move::SetForeignTerm),
     ]
@@ -71,6 +74,8 @@ fn moves() -> impl Strategy<Value = Move> {
 
 #[test]
 fn lua_and_rules_agree() {
+    // Whether another program has written a token that is no number.
+    let has_text = Cell::new(false);
     assert_equivalent(moves(), async |harness, one| {
         let kind = Fenced::new("", "name");
         let of = |owner| hold(owner, kind.clone());
@@ -80,6 +85,10 @@ fn lua_and_rules_agree() {
                 count,
                 lease: n,
             } => {
+                // A repetition fails on both sides, but not with the same error: see `Acquire`.
+                if has_text.take() {
+                    harness.remove(&kind.keys.token).await;
+                }
                 let params = AcquireParams {
                     hold: &of(owner),
                     count,
@@ -103,9 +112,8 @@ fn lua_and_rules_agree() {
                 harness.step(&kind.force()).await.unwrap();
             }
             Move::SetForeign { token } => {
-                harness
-                    .set_foreign("redisson_lock_token:{name}", token)
-                    .await;
+                harness.set_foreign_text(&kind.keys.token, &token).await;
+                has_text.set(token::parse_number(&token).is_none());
             }
             Move::Advance { at_least } => {
                 let step = AdvanceToken {
@@ -113,13 +121,13 @@ fn lua_and_rules_agree() {
                     term: &term_key("name"),
                     at_least,
                 };
-                let _ = harness.step(&step).await;
+                // An acquisition can count up from the result.
+                if let Ok(latest) = harness.step(&step).await {
+                    assert!(latest <= MAX_TOKEN, "{latest}");
+                }
             }
             Move::SetTerm { epoch, leader } => {
-                let fields = [
-                    ("epoch", epoch.to_string()),
-                    ("leader", of(leader).field.to_string()),
-                ];
+                let fields = [("epoch", epoch), ("leader", of(leader).field.to_string())];
                 harness.set_texts(&term_key("name"), &fields).await;
             }
             Move::SetForeignTerm => harness.set_foreign(&term_key("name"), 5).await,
@@ -129,7 +137,7 @@ fn lua_and_rules_agree() {
             }
             Move::Current => {
                 let keys = &kind.keys;
-                harness.step(&ReadToken { keys }).await.unwrap();
+                let _ = harness.step(&ReadToken { keys }).await;
             }
         }
     });

@@ -135,7 +135,8 @@ impl Lock<Fenced> {
     /// # Errors
     ///
     /// [`Error::InvalidSetting`] above [`MAX_TOKEN`], because the store counts in signed 64-bit
-    /// integers; otherwise as [`Lock::is_locked`].
+    /// integers; [`Error::WrongKind`] if the token, or the epoch of an election with this name, is
+    /// no number from which the store can count up; otherwise as [`Lock::is_locked`].
     ///
     /// # Cancel safety
     ///

@@ -122,7 +122,7 @@ impl Step for AdvanceToken<'_> {
     type Reply = u64;
 
     fn script(&self) -> &'static Script {
-        script!("advance.lua")
+        script!("numbers.lua", "advance.lua")
     }
 
     fn keys(&self) -> Keys<'_> {
@@ -140,10 +140,14 @@ impl Step for AdvanceToken<'_> {
     fn apply(&self, keyspace: &mut Keyspace) -> Result<u64> {
         let object = &self.keys.object;
         let token = read_number(keyspace, &self.keys.token)?.unwrap_or(0);
+        // From the greatest number no acquisition can count up.
+        if token == i64::MAX {
+            return Err(wrong_kind(object, INVALID_TOKEN));
+        }
         let term = keyspace.find::<Term>(self.term)?;
         let term = term.map_or_else(Term::new, |found| found.value.clone());
         let parse = |text: &String| {
-            let epoch = token::parse_epoch(text);
+            let epoch = token::parse_epoch(text).filter(|epoch| *epoch < i64::MAX);
             epoch.ok_or_else(|| wrong_kind(object, INVALID_EPOCH))
         };
         let epoch = term.get("epoch").map(parse).transpose()?;

@@ -14,15 +14,20 @@ pub(crate) fn next(keyspace: &mut Keyspace, key: &str) -> Option<i64> {
     read(keyspace, key)?.checked_add(1)
 }
 
+/// Parses a number as the store writes it. Any other text is no number for INCR either.
+pub(crate) fn parse_number(text: &str) -> Option<i64> {
+    let number = text.parse().ok();
+    number.filter(|number: &i64| number.to_string() == text)
+}
+
 /// Parses the epoch of an election's term.
 pub(crate) fn parse_epoch(text: &str) -> Option<i64> {
-    let epoch = text.parse().ok().filter(|epoch| *epoch > 0);
-    epoch.filter(|epoch: &i64| epoch.to_string() == text)
+    parse_number(text).filter(|epoch| *epoch > 0)
 }
 
 /// Parses a token as the store writes it.
 pub(crate) fn parse(text: &str) -> Option<u64> {
-    text.parse().ok().map(unsigned)
+    parse_number(text).map(unsigned)
 }
 
 /// Converts a token. A negative one, which only another program can have set, counts as 0.

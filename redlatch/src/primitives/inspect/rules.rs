@@ -9,6 +9,7 @@ use crate::keyspace::{Holds, Keyspace, Mode};
 use crate::lease::Expiry;
 use crate::name::{CandidateKeys, ReadWriteKeys};
 use crate::primitives::expirable_semaphore::PermitId;
+use crate::primitives::fenced_lock::token;
 use crate::primitives::lock::Holder;
 use crate::primitives::read_write_lock::Inspect;
 use crate::step::{Keys, Script, ScriptReply, Step, script, unexpected_reply};
@@ -188,7 +189,8 @@ fn parse_inspected(reply: ScriptReply) -> Result<Inspected> {
                 });
             }
             let holder = owner.map(|owner| Holder::new(owner.into(), holds, remaining));
-            let token = token.and_then(|token| token.parse().ok());
+            let token = token.and_then(|token| token::parse_number(&token));
+            let token = token.and_then(|token| u64::try_from(token).ok());
             return Ok(Ok(lock_state(holder, queue, token)));
         }
         "rwlock" => {
