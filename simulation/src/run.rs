@@ -308,9 +308,9 @@ impl Run<'_> {
         let process = Process::start(self.started, self.plan.seed ^ 1, &self.network);
         let (url, mut names) = (self.deployment.url(), self.plan.all_names());
         names.retain(|name| !checker::may_lack_permits(&lock(&self.history), name));
-        // If nothing is lost, everything has been released: no client waits for the end of a lease, except for that of a
-        // ticket.
-        let has_tickets = lock(&self.history).has_unused_tickets();
+        // If nothing is lost, everything has been released: no client waits for the end of a lease,
+        // except for that of a ticket, or for that of a minimum time.
+        let has_tickets = lock(&self.history).has_unused_tickets(self.now());
         let limit = match self.plan.has_only_minor_faults() && !has_tickets {
             true => self.plan.latency * PROMPT_LATENCIES,
             false => self.plan.lease + checker::MARGIN,
