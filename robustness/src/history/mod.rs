@@ -358,7 +358,7 @@ mod tests {
         record(&mut history, 60, 4, EventKind::NotAcquired);
         assert_eq!(ticket(&history).adopted, Some(40 * MS));
         assert_eq!(history.sections[0].held_span(), Some((MS, 40 * MS)));
-        assert!(!history.has_unused_tickets());
+        assert!(!history.has_unused_tickets(60 * MS));
     }
 
     /// Makes a ticket from 5 to 7 ms, with a lease of 1 s.
@@ -437,6 +437,14 @@ mod tests {
         history.sections = vec![section];
         assert_eq!(ticket_times(&history), (509, 530));
         assert_eq!(history.sections[0].held_span(), Some((10 * MS, 530 * MS)));
+
+        // It was revoked.
+        let one = &mut history.sections[0];
+        one.ticket = None;
+        (one.valid_until, one.unlock_error) = (Some(100 * MS), Some("Lost(Revoked)".to_owned()));
+        assert_eq!(one.held_span(), Some((10 * MS, 510 * MS)));
+        assert!(history.has_unused_tickets(3619 * MS));
+        assert!(!history.has_unused_tickets(3620 * MS));
     }
 
     #[test]
