@@ -196,7 +196,7 @@ impl Probed<'_> {
 
     async fn messages(&self, name: &str) -> Result<bool> {
         let guard = self.holder.lock(name).lock().await?;
-        let waiting = self.waiter(self.other.lock(name)).await;
+        let waiting = self.waiter(self.other.lock(name)).await?;
         guard.unlock().await?;
         acquired_and_released(waiting).await
     }
@@ -221,7 +221,7 @@ impl Probed<'_> {
         let lock = self.holder.lock(name);
         let guard = lock.lock().await?;
         let before = lock.holder().await?.map(|holder| holder.owner);
-        let waiting = self.waiter(lock.clone()).await;
+        let waiting = self.waiter(lock.clone()).await?;
         guard.unlock().await?;
         let guard = timeout(PROMPT, waiting).await???;
         let after = lock.holder().await?.map(|holder| holder.owner);
@@ -244,7 +244,7 @@ impl Probed<'_> {
     }
 
     /// Starts a request for a held lock, and waits until the store has refused it.
-    async fn waiter(&self, lock: Lock) -> JoinHandle<redlatch::Result<Guard>> {
+    async fn waiter(&self, lock: Lock) -> Result<JoinHandle<redlatch::Result<Guard>>> {
         let before = self.scripts();
         let waiting = tokio::spawn(lock.lock().into_future());
         let refused = async {
@@ -252,8 +252,8 @@ impl Probed<'_> {
                 sleep(Duration::from_millis(1)).await;
             }
         };
-        let _ = timeout(PROMPT, refused).await;
-        waiting
+        timeout(PROMPT, refused).await?;
+        Ok(waiting)
     }
 
     /// Returns how many scripts all servers were sent.

@@ -308,9 +308,9 @@ impl Run<'_> {
         let process = Process::start(self.started, self.plan.seed ^ 1, &self.network);
         let (url, mut names) = (self.deployment.url(), self.plan.all_names());
         names.retain(|name| !checker::may_lack_permits(&lock(&self.history), name));
-        // If nothing is lost, everything has been released: no client waits for the end of a lease, except for that of a
-        // ticket.
-        let has_tickets = lock(&self.history).has_unused_tickets();
+        // If nothing is lost, everything has been released: no client waits for the end of a lease,
+        // except for that of a ticket, or for that of a minimum time.
+        let has_tickets = lock(&self.history).has_unused_tickets(self.now());
         let limit = match self.plan.has_only_minor_faults() && !has_tickets {
             true => self.plan.latency * PROMPT_LATENCIES,
             false => self.plan.lease + checker::MARGIN,
@@ -378,10 +378,12 @@ async fn run_process(
     while tasks.join_next().await.is_some() {}
     for (number, client) in clients.iter().enumerate() {
         if flushes {
-            client.flush().await;
-            let status = client.status();
-            if status.background + status.holds > 0 {
-                let (client, status) = (number, format!("{status:?} after a flush"));
+            // The background also counts checks, for which no flush waits.
+            let unsettled = client.flush_within(Duration::MAX).await;
+            let holds = client.status().holds;
+            if !unsettled.is_empty() || holds > 0 {
+                let status = format!("{holds} holds, not settled after a flush: {unsettled}");
+                let client = number;
                 reporter.report(EventKind::Leftover { client, status });
             }
         }

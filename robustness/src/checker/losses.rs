@@ -43,7 +43,7 @@ pub(super) fn check(history: &History, losses: Losses) -> Vec<Violation> {
         found.extend(valid_too_long(history, section));
         found.extend(valid_after_revocation(history, section));
         found.extend(valid_after_limit(section));
-        found.extend(lost_at_other_limit(section));
+        found.extend(lost_at_other_limit(history, section));
         found.extend(reported_late(history, section));
         if was_ended_ticket(section) || section.was_lost() && was_revoked(history, section) {
             continue;
@@ -54,7 +54,7 @@ pub(super) fn check(history: &History, losses: Losses) -> Vec<Violation> {
             Losses::Unreachable => history.unreachable_names.contains(&section.request.name),
             Losses::Any => true,
         };
-        let is_explained = was_at_limit(section) || was_stopped(history, section, losses);
+        let is_explained = was_at_limit(history, section) || was_stopped(history, section, losses);
         if !may_be_lost && section.was_lost() && !is_explained {
             let at = section
                 .loss_reported
@@ -115,9 +115,32 @@ fn valid_after_limit(section: &Section) -> Option<Violation> {
     Some(violation(Rule::ValidTooLong, section, end, until, text))
 }
 
+/// Returns since when `at_most`, and `fed_every` before the first feed, count at the earliest.
+///
+/// The client starts them when it adds the guard. The simulated clock stands still while a task
+/// runs, so the acquisition has the same time, unless the process was stopped in between. Only the
+/// simulation uses limits.
+fn limits_started(history: &History, section: &Section) -> Time {
+    let Some(acquired) = section.acquired else {
+        return section.requested;
+    };
+    let process = history.processes.get(&section.process);
+    let stop_at = |at: Time| {
+        let mut stops = process.iter().flat_map(|process| &process.stopped);
+        stops.find(|&&(stopped, continued)| {
+            stopped < at && continued.is_none_or(|continued| at <= continued)
+        })
+    };
+    let mut since = acquired;
+    while let Some(&(stopped, _)) = stop_at(since) {
+        since = stopped;
+    }
+    since.max(section.requested)
+}
+
 /// Returns each limit of the request, since when it counts at the earliest, and the start of the
 /// error if the hold is lost at it.
-fn limits(section: &Section) -> [(Option<Time>, Time, &'static str); 3] {
+fn limits(history: &History, section: &Section) -> [(Option<Time>, Time, &'static str); 3] {
     let Limits {
         lease,
         at_most,
@@ -125,6 +148,7 @@ fn limits(section: &Section) -> [(Option<Time>, Time, &'static str); 3] {
         ..
     } = section.request.limits;
     let requested = section.requested;
+    let started = limits_started(history, section);
     // A RedLock allows for the drift of clocks: 1 % of the lease and 2 ms.
     let drift = |lease: Time| match section.request.name.starts_with("red:") {
         true => lease / 100 + 2_000_000,
@@ -132,28 +156,29 @@ fn limits(section: &Section) -> [(Option<Time>, Time, &'static str); 3] {
     };
     [
         (lease, requested - lease.map_or(0, drift), "Lost("),
-        (at_most, requested, "Lost(HeldTooLong"),
-        (fed_every, section.fed.unwrap_or(requested), "Lost(NotFed"),
+        (at_most, started, "Lost(HeldTooLong"),
+        (fed_every, section.fed.unwrap_or(started), "Lost(NotFed"),
     ]
 }
 
 /// Returns whether the hold was lost at the end of a limit of its request, or later, and for that
 /// reason.
-fn was_at_limit(section: &Section) -> bool {
+fn was_at_limit(history: &History, section: &Section) -> bool {
     let Some(lost_at) = section.loss_reported.or(section.released) else {
         return false;
     };
     let error = section.unlock_error.as_ref();
-    limits(section).into_iter().any(|(limit, since, reason)| {
+    let mut limits = limits(history, section).into_iter();
+    limits.any(|(limit, since, reason)| {
         limit.is_some_and(|limit| since + limit <= lost_at)
             && error.is_none_or(|error| !error.starts_with("Lost") || error.starts_with(reason))
     })
 }
 
 /// Finds a hold that was lost at a limit that its request does not have.
-fn lost_at_other_limit(section: &Section) -> Option<Violation> {
+fn lost_at_other_limit(history: &History, section: &Section) -> Option<Violation> {
     let error = section.unlock_error.as_ref()?;
-    let [_, others @ ..] = limits(section);
+    let [_, others @ ..] = limits(history, section);
     let is_other = others
         .into_iter()
         .any(|(limit, _, reason)| limit.is_none() && error.starts_with(reason));
@@ -635,6 +660,37 @@ mod tests {
         let other = [Rule::AvoidableLoss; 2];
         assert_eq!(rules(at_most, 800, not_fed), other);
         assert_eq!(rules(Limits::default(), 500, too_long), other);
+    }
+
+    #[test]
+    fn limit_counts_from_acquisition() {
+        for limits in [
+            Limits {
+                at_most: Some(500 * MS),
+                ..Limits::default()
+            },
+            Limits {
+                fed_every: Some(500 * MS),
+                ..Limits::default()
+            },
+        ] {
+            let waited = |at, stops: &[(Time, Time)]| {
+                let mut one = limited(limits, at, "Unsettled");
+                (one.requested, one.acquired, one.fed) = (-1000 * MS, Some(0), None);
+                let mut history = history(vec![one]);
+                let process = history.processes.entry(0).or_default();
+                let stops = stops.iter();
+                process.stopped = stops.map(|(a, b)| (a * MS, Some(b * MS))).collect();
+                was_at_limit(&history, &history.sections[0])
+            };
+            assert!(waited(500, &[]));
+            assert!(!waited(499, &[]));
+            assert!(!waited(499, &[(-100, -1)]));
+            // The client may have acquired it before the stop.
+            assert!(waited(400, &[(-100, 0)]));
+            assert!(!waited(399, &[(-100, 0)]));
+            assert!(waited(300, &[(-200, -100), (-100, 0)]));
+        }
     }
 
     #[test]

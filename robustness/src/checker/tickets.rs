@@ -4,6 +4,9 @@
 //! 2. A hold whose owner was asked for the lock does not become a ticket.
 //! 3. A ticket whose lock was asked for is not adopted, and not renewed beyond the limit of a
 //!    revocation.
+//! 4. The renewal or the release of a ticket is not refused while the store must keep the ticket.
+//!    Only checked without a fault since the request for the lock, without a request to release it,
+//!    and without another request to adopt or to release the ticket.
 //!
 //! The request to release must be answered before the other one is sent, and nothing else may have
 //! held the lock meanwhile: points 2 and 3 do not apply to an owner that several tasks share, nor
@@ -44,6 +47,14 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
                 "made a ticket of a hold that was asked for",
             ));
         }
+        let of_ticket = history.sections.iter();
+        let of_ticket: Vec<&Section> = of_ticket
+            .filter(|one| one.request.ticket == ticket.text)
+            .collect();
+        let refused = of_ticket.iter().filter(|one| is_refusal(one));
+        for one in refused.filter(|one| must_succeed(history, maker, &of_ticket, one)) {
+            found.push(violation(one, "was refused the use of a valid ticket"));
+        }
         let uses = others
             .iter()
             .filter(|one| one.request.ticket == ticket.text);
@@ -69,6 +80,48 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
         }
     }
     found
+}
+
+/// Returns whether the renewal or the release of a ticket was refused.
+fn is_refusal(one: &Section) -> bool {
+    one.enters_none() && matches!(one.failed.as_deref(), Some("TicketRefused" | "Asked"))
+}
+
+/// Returns whether nothing explains that this use of the ticket was refused. `of_ticket`: all
+/// requests that use the ticket.
+fn must_succeed(history: &History, maker: &Section, of_ticket: &[&Section], one: &Section) -> bool {
+    let Some(answered) = one.answered else {
+        return false;
+    };
+    let renewals = of_ticket.iter().filter_map(|other| {
+        let is_before = other.acquired.is_some() && other.answered <= Some(one.requested);
+        match other.request.mode {
+            Mode::RenewTicket(lease) if is_before => Some(other.requested + lease),
+            _ => None,
+        }
+    });
+    let made_until = maker.release_started.zip(maker.ticket_lease);
+    let made_until = made_until.map(|(sent, lease)| sent + lease);
+    let kept_until = renewals.chain(made_until).max();
+    let may_use_up = |other: &&Section| {
+        let is_renewal = matches!(other.request.mode, Mode::RenewTicket(_));
+        !is_renewal && !std::ptr::eq(*other, one) && other.requested <= answered
+    };
+    let may_be_asked = |ask: &Section| {
+        // Without an answer, or after an error, the store may execute it at any later time.
+        let is_over = ask.failed.is_none() && ask.answered.is_some_and(|at| at < maker.requested);
+        matches!(ask.request.mode, Mode::Ask(_))
+            && ask.request.name == maker.request.name
+            && ask.requested <= answered
+            && !is_over
+    };
+    let is_in_fault = history.windows.iter().any(|window| {
+        window.from <= answered && maker.requested <= window.until + RECONNECT_ALLOWANCE
+    });
+    Some(answered + ROUNDING) < kept_until
+        && !is_in_fault
+        && !of_ticket.iter().any(may_use_up)
+        && !history.sections.iter().any(may_be_asked)
 }
 
 /// Returns whether a fault may have broken a connection during a request. A release that is sent
@@ -147,6 +200,36 @@ mod tests {
         assert_eq!(found(Some(200), &[adopted.clone(), renewed(211)]), 1);
         assert_eq!(found(Some(200), &[adopted, used(Mode::Exclusive, 211)]), 1);
         assert_eq!(found(None, &[released, renewed(211)]), 1);
+    }
+
+    #[test]
+    fn refusal_of_valid_ticket_is_found() {
+        let refused = |mode, from: Time| {
+            let mut one = used(mode, from);
+            (one.acquired, one.failed) = (None, Some("TicketRefused".to_owned()));
+            one
+        };
+        let found = |others: &[Section]| {
+            let mut maker = becomes_ticket(section("a", 0, 100), "one", 3000);
+            maker.ticket_lease = Some(900 * MS);
+            check(&history([&[maker], others].concat())).len()
+        };
+        let (renewal, release) = (Mode::RenewTicket(50 * MS), Mode::ReleaseTicket);
+        for mode in [renewal, release] {
+            assert_eq!(found(&[refused(mode, 200)]), 1);
+            assert_eq!(found(&[refused(mode, 987)]), 1);
+            assert_eq!(found(&[refused(mode, 988)]), 0);
+            // It was renewed.
+            let renewed = used(Mode::RenewTicket(900 * MS), 500);
+            assert_eq!(found(&[renewed, refused(mode, 988)]), 1);
+            for other in [Mode::Exclusive, release, Mode::Ask(None)] {
+                assert_eq!(found(&[used(other, 205), refused(mode, 200)]), 0);
+                assert_eq!(found(&[refused(mode, 200), used(other, 211)]), 1);
+            }
+        }
+        let mut canceled = refused(release, 200);
+        canceled.failed = None;
+        assert_eq!(found(&[canceled]), 0);
     }
 
     #[test]

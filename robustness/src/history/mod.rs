@@ -255,10 +255,18 @@ impl History {
         entered.filter(|&at| meanwhile(at)).count()
     }
 
-    /// Returns whether a ticket may have been left to the end of its lease.
-    pub fn has_unused_tickets(&self) -> bool {
-        let mut tickets = self.sections.iter().filter_map(|one| one.ticket.as_ref());
-        tickets.any(|ticket| ticket.adopted.is_none())
+    /// Returns whether a ticket that was left to the end of its lease, or a minimum time, may still
+    /// keep a lock at this time.
+    pub fn has_unused_tickets(&self, now: Time) -> bool {
+        let kept_until = |one: &Section| match &one.ticket {
+            Some(ticket) => Some(ticket.free_at).filter(|_| ticket.adopted.is_none()),
+            // The minimum time of a release that was settled later may end later, too.
+            None => {
+                let settled_late = one.released.filter(|_| one.unlock_error.is_some());
+                Some(settled_late? + one.request.limits.at_least? + self.lease)
+            }
+        };
+        self.sections.iter().any(|one| kept_until(one) > Some(now))
     }
 
     /// Returns the sections, grouped by name.
@@ -335,7 +343,8 @@ mod tests {
         let made = ticket(&history);
         assert_eq!((made.kept_until, made.requested), (1005 * MS, None));
         assert_eq!(history.sections[0].held_span(), Some((MS, 1007 * MS)));
-        assert!(history.has_unused_tickets());
+        assert!(history.has_unused_tickets(1006 * MS));
+        assert!(!history.has_unused_tickets(1007 * MS));
 
         // An adoption that is canceled gives the hold back.
         request(&mut history, 10, 2, Some("one"));
@@ -349,7 +358,7 @@ mod tests {
         record(&mut history, 60, 4, EventKind::NotAcquired);
         assert_eq!(ticket(&history).adopted, Some(40 * MS));
         assert_eq!(history.sections[0].held_span(), Some((MS, 40 * MS)));
-        assert!(!history.has_unused_tickets());
+        assert!(!history.has_unused_tickets(60 * MS));
     }
 
     /// Makes a ticket from 5 to 7 ms, with a lease of 1 s.
@@ -428,6 +437,14 @@ mod tests {
         history.sections = vec![section];
         assert_eq!(ticket_times(&history), (509, 530));
         assert_eq!(history.sections[0].held_span(), Some((10 * MS, 530 * MS)));
+
+        // It was revoked.
+        let one = &mut history.sections[0];
+        one.ticket = None;
+        (one.valid_until, one.unlock_error) = (Some(100 * MS), Some("Lost(Revoked)".to_owned()));
+        assert_eq!(one.held_span(), Some((10 * MS, 510 * MS)));
+        assert!(history.has_unused_tickets(3619 * MS));
+        assert!(!history.has_unused_tickets(3620 * MS));
     }
 
     #[test]

@@ -210,6 +210,9 @@ impl Section {
                 .max(self.release_started)
                 .max(self.valid_until)
         };
+        // A hold that is lost at a limit, or whose release fails, is kept for its minimum time.
+        let minimum = self.unlock_error.as_ref().and(self.request.limits.at_least);
+        let end = end.max(minimum.map(|at_least| acquired + at_least));
         Some((acquired, end.unwrap_or(acquired)))
     }
 

@@ -190,8 +190,8 @@ async fn use_ticket<K: HasTicket + Revocable>(
     adopt(lock, text, runner, random).await
 }
 
-/// Renews or releases a ticket, sometimes only until a random moment. An error is recorded with the
-/// request.
+/// Renews or releases a ticket, sometimes only until a random moment. An error, also a refusal, is
+/// recorded with the request.
 async fn manage_ticket<K: HasTicket>(
     lock: &Lock<K>,
     text: &str,
@@ -206,9 +206,8 @@ async fn manage_ticket<K: HasTicket>(
     };
     let managing = async {
         match timeout(limit, managing).await {
-            Ok(Ok(())) => Ok(Some(())),
-            Ok(Err(Error::TicketRefused { .. } | Error::Asked { .. })) | Err(_) => Ok(None),
-            Ok(Err(error)) => Err(error),
+            Ok(managed) => managed.map(Some),
+            Err(_) => Ok(None),
         }
     };
     let text = Some(text.to_owned());
