@@ -35,8 +35,8 @@ if position then
     if earlier_timeout and timeout and earlier_timeout < timeout then
         shift(position, earlier_timeout - timeout)
     end
-    if position == 0 then
-        -- The message that woke this owner is now meant for the next waiter.
+    if position == 0 or left == -2 then
+        -- The message that woke this owner, also in place of absent owners before it, is now meant for the next waiter.
         if left == -2 and redis.call('EXISTS', KEYS[2]) == 0 then
             wake_unqueued(channel)
         else

@@ -7,9 +7,9 @@ use tokio::time::Instant;
 
 use super::Fair;
 use super::queue::FairQueue;
-use super::rules::Acquire;
+use super::rules::{Acquire, Release};
 use crate::error::Result;
-use crate::hold::Hold;
+use crate::hold::{Hold, ReleaseParams};
 use crate::keyspace::{Holds, Keyspace};
 use crate::lease::Lease;
 use crate::primitives::differential::hold;
@@ -64,6 +64,25 @@ impl World {
         step.apply(&mut self.keyspace)
     }
 
+    /// An owner releases the lock or leaves the queue. Returns the channels of the messages.
+    fn woken_by_release(&mut self, owner: u8) -> Vec<String> {
+        let (hold, kind) = (World::hold(owner), Fair::new("", "name"));
+        let step = Release {
+            keys: &kind.keys,
+            params: ReleaseParams {
+                hold: &hold,
+                keep: 0,
+                lease: None,
+            },
+            grace: Lease::new(Duration::from_millis(GRACE)).unwrap(),
+            requests: None,
+        };
+        self.keyspace.take_published();
+        step.apply(&mut self.keyspace).unwrap();
+        let published = self.keyspace.take_published().into_iter();
+        published.map(|message| message.channel).collect()
+    }
+
     /// Returns in how many milliseconds the timeout of a waiter passes.
     fn timeout(&mut self, owner: u8) -> i64 {
         let (hold, kind) = (World::hold(owner), Fair::new("", "name"));
@@ -105,6 +124,22 @@ fn waiter_retries_when_the_timeout_of_the_one_before_it_passes() {
     assert_eq!(world.retry_after(1, 50_000, WAIT), None);
     assert_eq!(world.retry_after(4, 2000, WAIT), Some(3100));
     assert_eq!((world.timeout(2), world.timeout(3)), (2100, 3100));
+}
+
+/// A waiter that was woken in place of an absent one leaves the queue: the next one is woken.
+#[test]
+fn wake_up_of_a_waiter_that_leaves_passes_to_the_next() {
+    let mut world = World::new();
+    for owner in 1..=4 {
+        world.retry_after(owner, 20_000, WAIT);
+    }
+    let kind = Fair::new("", "name");
+    let channel = |owner| kind.keys.waiter_channel(&World::hold(owner).field);
+    for owner in [3, 4] {
+        world.keyspace.set_subscriber_count(&channel(owner), 1);
+    }
+    assert_eq!(world.woken_by_release(1).last(), Some(&channel(3)));
+    assert_eq!(world.woken_by_release(3).last(), Some(&channel(4)));
 }
 
 #[test]

@@ -67,9 +67,6 @@ const PIPELINE_CAPACITY: usize = Semaphore::MAX_PERMITS;
 /// enough that a thousand clients do not keep it from starting.
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
-/// The same if each try queries all sentinels. They also report a new master, which ends the pause.
-const LONGEST_RESOLVING_PAUSE: Duration = Duration::from_secs(1);
-
 pub(super) struct ReconnectingConnection {
     config: ConnectionConfig,
     target: Target,
@@ -191,17 +188,13 @@ impl ReconnectingConnection {
             without_sharded_channels: AtomicU64::new(0),
             run_id_tracker,
         };
-        let longest_pause = match &target {
-            Target::Fixed(_) | Target::ClusterNode(..) => LONGEST_PAUSE,
-            Target::CurrentMaster(_) => LONGEST_RESOLVING_PAUSE,
-        };
         Arc::new(ReconnectingConnection {
             config,
             target,
             connect_timeout,
             batching,
             shared: Arc::new(shared),
-            connecting: Mutex::new(Connecting::new(longest_pause)),
+            connecting: Mutex::new(Connecting::new(LONGEST_PAUSE)),
         })
     }
 

@@ -13,6 +13,8 @@
 //!    succeeds makes no difference.
 //! 4. A failed step or a broken connection is a weaker reason than a message: it begins such a series of queries
 //!    only if the last one has ended and nothing failed since. So the load stays low in an outage.
+//! 5. While the latest query has named no master, a connection that needs one does not wait for the next query:
+//!    it asks for one, after pauses that grow to [`LONGEST_WITHOUT_MASTER`].
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -25,6 +27,9 @@ use crate::backoff::Backoff;
 
 /// Longest interval at which the sentinels are queried without a reason.
 pub(super) const REFRESH_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Longest interval while the sentinels name no master and a connection needs one.
+const LONGEST_WITHOUT_MASTER: Duration = Duration::from_millis(500);
 
 /// How long answers with an earlier epoch are ignored. Sentinels tell each other of a failover every two seconds.
 const EARLIER_EPOCH_IGNORED_FOR: Duration = Duration::from_secs(10);
@@ -41,6 +46,8 @@ pub(super) struct MasterView {
     queries: u32,
     /// Whether something failed since the last query.
     suspected: bool,
+    /// How many queries in a row have named no master, and when a connection that needs one may ask for the next.
+    undecided: Option<(u32, Instant)>,
     /// When the latest query ended.
     queried_at: Option<Instant>,
     next_query: Instant,
@@ -81,6 +88,7 @@ impl MasterView {
             outdated_since: None,
             queries: 0,
             suspected: false,
+            undecided: None,
             queried_at: None,
             next_query: now,
         }
@@ -104,6 +112,13 @@ impl MasterView {
         self.next_query = self.next_query.min(due);
     }
 
+    /// Handles that a connection needs the master.
+    pub(super) fn on_needed(&mut self) {
+        if let Some((_, due)) = self.undecided {
+            self.next_query = self.next_query.min(due);
+        }
+    }
+
     /// Handles a sign that another server may have become the master.
     pub(super) fn on_suspicion(&mut self, now: Instant) {
         let was_quiet = !self.suspected && self.queries > QUERIES_IN_SERIES;
@@ -120,6 +135,15 @@ impl MasterView {
         works: bool,
         now: Instant,
     ) -> Verdict {
+        let verdict = self.decide(replies, works, now);
+        let retries = Backoff::exponential(MIN_REFRESH_INTERVAL, 2.0, LONGEST_WITHOUT_MASTER);
+        self.undecided = match &verdict {
+            Verdict::Undecided => {
+                let earlier = self.undecided.map_or(0, |(queries, _)| queries);
+                Some((earlier.saturating_add(1), now + retries.pause(earlier)))
+            }
+            Verdict::Master(_) | Verdict::FailedOver(_) => None,
+        };
         // The last pause is repeated while something fails.
         let last = QUERIES_IN_SERIES + u32::from(!self.suspected);
         let pauses = Backoff::exponential(MIN_REFRESH_INTERVAL, 2.0, REFRESH_INTERVAL);
@@ -127,7 +151,7 @@ impl MasterView {
         self.queries = (self.queries + 1).min(last);
         self.suspected = false;
         self.queried_at = Some(now);
-        self.decide(replies, works, now)
+        verdict
     }
 
     fn decide<'a>(
@@ -321,6 +345,33 @@ mod tests {
             view.on_replies(replies(&[(1, 5)][pauses.len() % 2..]).iter(), true, now);
         }
         pauses
+    }
+
+    /// All connections broke while the last query of a series was in flight: nothing else repeats it.
+    #[test]
+    fn client_without_master_queries_often() {
+        let begun = Instant::now();
+        let mut view = view(begun);
+        let now = begun + Duration::from_secs(60);
+        pauses(&mut view, now, true);
+        view.on_suspicion(now);
+        view.on_replies(replies(&[(1, 5), (1, 5)]).iter(), true, now);
+        let mut longest = MIN_REFRESH_INTERVAL;
+        for n in 0..20 {
+            view.on_suspicion(now);
+            view.on_replies([].iter(), n % 2 == 0, now);
+            assert!(
+                view.next_query() > now + LONGEST_WITHOUT_MASTER,
+                "no connection needs it"
+            );
+            view.on_needed();
+            let pause = view.next_query() - now;
+            assert!(pause >= longest / 2 && pause <= longest, "{pause:?}");
+            longest = (longest * 2).min(LONGEST_WITHOUT_MASTER);
+        }
+        view.on_replies(replies(&[(1, 5), (1, 5)]).iter(), false, now);
+        view.on_needed();
+        assert!(view.next_query() > now + LONGEST_WITHOUT_MASTER);
     }
 
     #[test]

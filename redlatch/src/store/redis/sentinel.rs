@@ -236,6 +236,7 @@ impl MasterResolver for Sentinels {
     fn resolve(self: Arc<Self>) -> Boxed<'static, Result<Endpoint, ExchangeError>> {
         Box::pin(async move {
             let mut outcomes = self.latest.subscribe();
+            self.view.view.lock().on_needed();
             self.request_refresh();
             let next_query = self.view.view.lock().next_query();
             if next_query <= Instant::now() {
