@@ -125,8 +125,8 @@ impl Background {
             .or_else(|| self.latest_runtime())
     }
 
-    /// Runs work for an object in the background. Never blocks, never panics. Without a live runtime
-    /// it drops the work, which `work` can detect in its own `Drop`.
+    /// Runs work for an object in the background. Never blocks, never panics. Without a live
+    /// runtime it drops the work, which `work` can detect in its own `Drop`.
     pub(crate) fn spawn(
         &self,
         object: &Arc<ObjectKeys>,
@@ -445,7 +445,8 @@ mod tests {
         assert_eq!((state(), background.running()), ((false, String::new()), 0));
     }
 
-    /// A busy client has work at any time. A flush waits for what ran before, and what that leads to.
+    /// A busy client has work at any time. A flush waits for what ran before, and what that leads
+    /// to.
     #[tokio::test]
     async fn flush_ends_beside_later_work() {
         let background = Background::default();

@@ -207,11 +207,11 @@ impl Client {
         self.session.id.owner_id(owner)
     }
 
-    /// Waits until the background work that runs now has ended: dropped guards and dropped acquisitions are settled, and what a
-    /// release has passed to another task that has not taken it yet is released. Work that other tasks begin meanwhile does not count.
-    /// Call it before a program ends.
-    /// Otherwise the locks of dropped guards may stay held until their leases end, and permits of a semaphore, which have no
-    /// lease, forever.
+    /// Waits until the background work that runs now has ended: dropped guards and dropped
+    /// acquisitions are settled, and what a release has passed to another task that has not taken
+    /// it yet is released. Work that other tasks begin meanwhile does not count. Call it before a
+    /// program ends. Otherwise the locks of dropped guards may stay held until their leases end,
+    /// and permits of a semaphore, which have no lease, forever.
     ///
     /// If the store cannot be reached, it waits for a lock until its lease has ended (at least for one response timeout), after which
     /// other clients can acquire it, and

@@ -263,7 +263,8 @@ impl HoldState {
         running.add(limits, now);
     }
 
-    /// Adds the limits of a RedLock of which this is a member. Guards of other locks may have set some.
+    /// Adds the limits of a RedLock of which this is a member. Guards of other locks may have set
+    /// some.
     pub(crate) fn add_running_limits(&mut self, limits: &RunningLimits) {
         self.limits.get_or_insert_default().merge(limits);
     }

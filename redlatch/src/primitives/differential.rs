@@ -53,7 +53,8 @@ const HISTORIES: u32 = 1000;
 /// difference.
 pub(crate) const TIME_UNIT: Duration = Duration::from_secs(100_000);
 
-/// The field of a hash that stands in the keyspace for a text that is no number. Keyspaces have no such texts.
+/// The field of a hash that stands in the keyspace for a text that is no number. Keyspaces have no
+/// such texts.
 const FOREIGN_TEXT: &str = "text of another program";
 
 /// Timestamps above this, in milliseconds, mean never.
@@ -164,7 +165,8 @@ where
     harness.into_inner().coverage
 }
 
-/// Returns texts where a token or an epoch may be: numbers at the limits of what can be counted, and what is no number.
+/// Returns texts where a token or an epoch may be: numbers at the limits of what can be counted,
+/// and what is no number.
 pub(crate) fn number_texts() -> impl Strategy<Value = String> {
     let numbers = prop_oneof![
         3 => -1..9i64,

@@ -631,7 +631,8 @@ mod tests {
         assert!(!guard.is_valid());
     }
 
-    /// Out of turn, the store did not have the hold: a step of the owner was in flight, and has acquired it again.
+    /// Out of turn, the store did not have the hold: a step of the owner was in flight, and has
+    /// acquired it again.
     #[tokio::test(start_paused = true)]
     async fn refuted_doubt_is_cleared() {
         let [client, peer] = clients();

@@ -21,13 +21,14 @@ use crate::store::{AttemptPermit, Delivery, Progress, Route};
 /// that takes effect late, such as an attempt which a frozen server executes when it continues, has been undone.
 pub(super) const SETTLE_GRACE: Duration = Duration::from_secs(10);
 
-/// How long a flush waits at least for a store that has no response timeout, and at most for work that settles nothing.
+/// How long a flush waits at least for a store that has no response timeout, and at most for work
+/// that settles nothing.
 const FIRST_TRY: Duration = Duration::from_secs(1);
 
 impl Session {
-    /// Lets the store pass the object, which was just released, to the queue of a fair lock with the same key, in the background.
-    /// A failure harms only the order: owners in that queue ask from time to time. So a flush waits for one try, and has nothing to
-    /// report.
+    /// Lets the store pass the object, which was just released, to the queue of a fair lock with
+    /// the same key, in the background. A failure harms only the order: owners in that queue ask
+    /// from time to time. So a flush waits for one try, and has nothing to report.
     fn serve_queue(&self, hold: &Arc<Hold>) {
         let (store, hold) = (self.store.clone(), hold.clone());
         let running = self.background.begin(&hold.object);

@@ -269,8 +269,8 @@ mod tests {
         assert_eq!(client.status().holds, 0);
     }
 
-    /// A release in the background passes the lock on after the flush has begun, and again, to requests that are
-    /// not polled any more.
+    /// A release in the background passes the lock on after the flush has begun, and again, to
+    /// requests that are not polled any more.
     #[tokio::test(start_paused = true)]
     async fn flush_waits_for_what_releases_in_the_background_pass_on() {
         let (_, [client, _]) = clients();

@@ -19,7 +19,8 @@ pub(crate) struct Answer<R> {
     pub(crate) sent_at: Instant,
     /// Whether the step was sent before without an answer, so that this may be the reply to a repetition.
     pub(crate) repeated: bool,
-    /// For an acquisition that replicas have to confirm: resolves when they have. Boxed, because every request has place for it.
+    /// For an acquisition that replicas have to confirm: resolves when they have. Boxed, because
+    /// every request has place for it.
     pub(crate) confirmation: Option<Box<Confirmation>>,
     pub(crate) server: ServerId,
 }
@@ -28,7 +29,8 @@ pub(crate) struct Answer<R> {
 pub(crate) struct Confirmation {
     outcome: Receiver<WaitResult>,
     timeout: Duration,
-    /// The node of a cluster that made the acquisition. It is known for as long as this or a clone exists.
+    /// The node of a cluster that made the acquisition. It is known for as long as this or a clone
+    /// exists.
     pub(crate) node: Option<KeptNode>,
 }
 

@@ -382,7 +382,8 @@ mod tests {
     use super::*;
     use crate::{Client, Embedded};
 
-    /// Returns how often an end is read while 200 changes are reported beside so many other objects.
+    /// Returns how often an end is read while 200 changes are reported beside so many other
+    /// objects.
     async fn looks_at_ends(others: usize) -> usize {
         let client = Client::builder();
         let client = client.connect_embedded(&Embedded::new()).unwrap();

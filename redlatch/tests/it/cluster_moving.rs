@@ -133,7 +133,8 @@ async fn unreplicated_permits_are_released_where_their_slot_has_moved() {
     let slot = slot_of(name.as_bytes());
     let permits = other.semaphore(name);
     permits.try_set_permits(3).await.unwrap();
-    // Acquires two permits, which too few replicas acknowledge, and returns the error of that after `change`.
+    // Acquires two permits, which too few replicas acknowledge, and returns the error of that after
+    // `change`.
     let refused = async |change: &dyn Fn()| {
         let acquiring = tokio::spawn(client.semaphore(name).acquire_many(2).into_future());
         until("acquired at the master", || async {

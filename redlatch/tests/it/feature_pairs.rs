@@ -46,7 +46,8 @@ fn tests_below(folder: &Path, names: &mut BTreeSet<String>) {
     }
 }
 
-/// Returns the names of the functions with a test attribute, or in the list of a macro that adds it: `name,` or `name(3),`.
+/// Returns the names of the functions with a test attribute, or in the list of a macro that adds
+/// it: `name,` or `name(3),`.
 fn tests_in(text: &str) -> BTreeSet<&str> {
     let (mut listed, mut functions) = (BTreeSet::new(), Vec::new());
     let mut has_attribute = false;

@@ -983,7 +983,8 @@ async fn reentered_lock_regains_members_for_each_guard() {
     assert_nothing_left(&clients, "a").await;
 }
 
-/// Members that do not answer are requested for as long as their locks are held. A flush does not wait for that.
+/// Members that do not answer are requested for as long as their locks are held. A flush does not
+/// wait for that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn flush_ends_while_members_are_requested() {
     let servers: Vec<_> = (0..3).map(|_| Server::start()).collect();

@@ -253,7 +253,8 @@ async fn failover_is_followed_although_queries_behind_its_messages_are_late() {
     assert_eq!(role[0], redis::Value::BulkString(b"master".to_vec()));
     hold_queries(false);
 
-    // One of its connections breaks, and finds the new master, unless the client has followed already.
+    // One of its connections breaks, and finds the new master, unless the client has followed
+    // already.
     let connections: String = all.command(old, &["CLIENT", "LIST"]);
     let attempts = connections.lines().find(|line| line.contains(" cmd=wait "));
     if let Some(id) = attempts.and_then(|line| line.split([' ', '=']).nth(1)) {

@@ -55,7 +55,8 @@ enum Move {
     },
     /// The epoch is advanced, or another program writes one.
     SetToken(i64),
-    /// Another program, or a client of an earlier version, writes the epoch of the term and the token.
+    /// Another program, or a client of an earlier version, writes the epoch of the term and the
+    /// token.
     SetTerm {
         epoch: String,
         token: String,

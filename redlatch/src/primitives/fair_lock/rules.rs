@@ -447,8 +447,8 @@ fn leave_queue(queue: &mut FairQueue<'_>, owner: &str, remaining: Option<i64>) -
         queue.shift(position, earlier_timeout - timeout)?;
     }
     if position == 0 || remaining.is_none() {
-        // This owner may have used up the wake-up of the last release, also in place of absent owners
-        // before it: pass it to the next waiter.
+        // This owner may have used up the wake-up of the last release, also in place of absent
+        // owners before it: pass it to the next waiter.
         if remaining.is_none() && queue.is_empty()? {
             queue.wake_unqueued();
         } else {

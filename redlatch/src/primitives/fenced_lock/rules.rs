@@ -110,8 +110,8 @@ impl Step for ReadToken<'_> {
     }
 }
 
-/// Raises the token to `at_least`, unless it is greater, and to the epoch of the latest term, if there is one. Raises that epoch,
-/// too, unless there is a leader. Returns the resulting token.
+/// Raises the token to `at_least`, unless it is greater, and to the epoch of the latest term, if
+/// there is one. Raises that epoch, too, unless there is a leader. Returns the resulting token.
 pub(super) struct AdvanceToken<'a> {
     pub(super) keys: &'a FencedKeys,
     pub(super) term: &'a str,

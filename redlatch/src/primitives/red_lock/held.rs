@@ -36,9 +36,9 @@ pub(super) struct Majority {
     state: AtomicU8,
     /// Notified when a member was acquired again, and at the end.
     changed: Notify,
-    /// The requests for missing members, by member, which may have ended. A flush waits for none while
-    /// the lock is held, because members that are down are requested without end. The end of the lock
-    /// cancels them; then a flush waits until they are settled.
+    /// The requests for missing members, by member, which may have ended. A flush waits for none
+    /// while the lock is held, because members that are down are requested without end. The end of
+    /// the lock cancels them; then a flush waits until they are settled.
     requests: Mutex<Vec<Option<WorkRef>>>,
     /// The limits of this lock, which also count for members that are acquired again.
     limits: Mutex<Option<RunningLimits>>,

@@ -71,7 +71,8 @@ struct SlotMap {
     /// By slot, the owners that MOVED has named since. They have precedence.
     moved: BTreeMap<u16, Moved>,
     nodes: BTreeMap<Endpoint, Arc<Node>>,
-    /// Nodes that have lost all slots. Acquisitions that may still have to be settled there keep them.
+    /// Nodes that have lost all slots. Acquisitions that may still have to be settled there keep
+    /// them.
     departed: Vec<Weak<Node>>,
 }
 

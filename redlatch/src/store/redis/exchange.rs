@@ -719,7 +719,8 @@ mod tests {
     use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
     use crate::store::Store;
 
-    /// Forwards all that a client sends to a server, which gets PING in place of SUBSCRIBE. The client gets this error for that.
+    /// Forwards all that a client sends to a server, which gets PING in place of SUBSCRIBE. The
+    /// client gets this error for that.
     async fn refuse_subscriptions(mut client: TcpStream, mut server: TcpStream) {
         let error = "-BUSY a script runs\r\n";
         let (mut sent, mut answered) = ([0; 4096], [0; 4096]);

@@ -46,7 +46,8 @@ pub(super) struct MasterView {
     queries: u32,
     /// Whether something failed since the last query.
     suspected: bool,
-    /// How many queries in a row have named no master, and when a connection that needs one may ask for the next.
+    /// How many queries in a row have named no master, and when a connection that needs one may ask
+    /// for the next.
     undecided: Option<(u32, Instant)>,
     /// When the latest query ended.
     queried_at: Option<Instant>,
@@ -347,7 +348,8 @@ mod tests {
         pauses
     }
 
-    /// All connections broke while the last query of a series was in flight: nothing else repeats it.
+    /// All connections broke while the last query of a series was in flight: nothing else repeats
+    /// it.
     #[test]
     fn client_without_master_queries_often() {
         let begun = Instant::now();
