@@ -18,8 +18,9 @@ impl ScriptPair {
     /// Returns the scripts of redlatch.
     pub(crate) fn ours() -> ScriptPair {
         ScriptPair {
-            acquire: Script::new(include_str!(
-                "../../redlatch/src/primitives/reentrant/acquire.lua"
+            acquire: Script::new(concat!(
+                include_str!("../../redlatch/src/primitives/expire.lua"),
+                include_str!("../../redlatch/src/primitives/reentrant/acquire.lua")
             )),
             release: Script::new(include_str!(
                 "../../redlatch/src/primitives/reentrant/release.lua"
@@ -103,6 +104,31 @@ impl Bare {
         match released {
             1 => Ok(()),
             _ => Err("the held object could not be released".into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use redlatch_testkit::Server;
+
+    use super::*;
+
+    /// The scripts are those of redlatch with all their parts, so they run without it.
+    #[tokio::test]
+    async fn scripts_run_without_redlatch() {
+        let server = Server::start();
+        let connection = connect(&server.url()).await.unwrap();
+        for (n, scripts) in [ScriptPair::ours(), ScriptPair::classic()]
+            .iter()
+            .enumerate()
+        {
+            load(&connection, scripts).await.unwrap();
+            let mut bare = Bare::new(&connection, scripts, format!("a-{n}"));
+            for _ in 0..2 {
+                bare.acquire_and_release().await.unwrap();
+            }
+            assert_eq!(server.command::<u32>(&["DBSIZE"]), 0);
         }
     }
 }

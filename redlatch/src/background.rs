@@ -5,7 +5,7 @@
 //! have led to, and for no other.
 
 use std::cell::Cell;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -39,7 +39,7 @@ struct Inner {
 /// The work that is running.
 #[derive(Default)]
 struct Works {
-    running: HashMap<u64, Work>,
+    running: BTreeMap<u64, Work>,
     /// Number of the latest one.
     latest: u64,
 }
