@@ -30,6 +30,9 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// A hold becomes a second old, is tracked, and is registered then.
 const LONG_HELD: Duration = Duration::from_millis(2000);
 
+/// Within this time a request is refused and waits. If not, the probe is repeated.
+const JOINED: Duration = Duration::from_millis(3);
+
 /// Interval at which locks are acquired during the run, and how long they are kept.
 const INTERVAL: Duration = Duration::from_millis(100);
 const KEPT: Duration = Duration::from_millis(1500);
@@ -196,7 +199,7 @@ impl Probed<'_> {
 
     async fn messages(&self, name: &str) -> Result<bool> {
         let guard = self.holder.lock(name).lock().await?;
-        let waiting = self.waiter(self.other.lock(name)).await?;
+        let waiting = self.refused_waiter(self.other.lock(name)).await?;
         guard.unlock().await?;
         acquired_and_released(waiting).await
     }
@@ -221,7 +224,9 @@ impl Probed<'_> {
         let lock = self.holder.lock(name);
         let guard = lock.lock().await?;
         let before = lock.holder().await?.map(|holder| holder.owner);
-        let waiting = self.waiter(lock.clone()).await?;
+        let waiting = tokio::spawn(lock.lock().into_future());
+        // The request joins the queue. A lock that is held for longer does not pass on in the client.
+        sleep(JOINED).await;
         guard.unlock().await?;
         let guard = timeout(PROMPT, waiting).await???;
         let after = lock.holder().await?.map(|holder| holder.owner);
@@ -244,7 +249,7 @@ impl Probed<'_> {
     }
 
     /// Starts a request for a held lock, and waits until the store has refused it.
-    async fn waiter(&self, lock: Lock) -> Result<JoinHandle<redlatch::Result<Guard>>> {
+    async fn refused_waiter(&self, lock: Lock) -> Result<JoinHandle<redlatch::Result<Guard>>> {
         let before = self.scripts();
         let waiting = tokio::spawn(lock.lock().into_future());
         let refused = async {

@@ -8,8 +8,9 @@
 //! 3. The step returns the number of fields. If it is another one than expected (the hash has expired, was deleted or changed, or is that
 //!    of another client with the same id), the task replaces the hash.
 //! 4. When the last entry has ended, the task deletes the hash and ends. If the process dies, the hash expires.
-//! 5. An outage makes the task wait until the next renewal, and then replace the hash. After any other error (no memory) it
-//!    pauses for minutes ([`PAUSE_AFTER_REFUSAL`]). Without permission the client registers nothing any more.
+//! 5. An outage makes the task wait until the next renewal, and then replace the hash. After any
+//!    other error (no memory) it pauses for some seconds, and in the end for minutes
+//!    ([`LONGEST_PAUSE`]). Without permission the client registers nothing any more.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
@@ -24,6 +25,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use self::step::{INSTANCE, Setting, Write};
 use crate::background::Background;
+use crate::backoff::Backoff;
 use crate::environment::{ProcessInfo, process_info, task, task_id};
 use crate::error::{Error, Result};
 use crate::lease::Lease;
@@ -50,8 +52,11 @@ pub(crate) const REGISTERED_AFTER: Duration = Duration::from_secs(1);
 /// How long changes are collected before they are written.
 const BATCH_WINDOW: Duration = Duration::from_millis(50);
 
-/// How long nothing is written after the store has refused it.
-const PAUSE_AFTER_REFUSAL: Duration = Duration::from_secs(180);
+/// How long nothing is written after the store has refused it once.
+const FIRST_PAUSE: Duration = Duration::from_secs(4);
+
+/// How long nothing is written after the store has refused it again and again.
+const LONGEST_PAUSE: Duration = Duration::from_secs(180);
 
 /// Limit of entries in one step, so that no script blocks the server.
 const MAX_STEP_ENTRIES: usize = 100;
@@ -114,6 +119,8 @@ struct State {
     is_writing: bool,
     /// Whether the latest attempt to write has failed.
     failed: bool,
+    /// How often in a row the store has refused to write.
+    refusals: u32,
     task: Option<AbortHandle>,
 }
 
@@ -434,7 +441,12 @@ impl Shared {
             // What the store has is unknown. Its time to live limits how long.
             state.is_known = false;
         }
-        let is_refused = refusal.is_some();
+        let pauses = Backoff::exponential(FIRST_PAUSE, 2.0, LONGEST_PAUSE);
+        let pause = refusal.is_some().then(|| pauses.pause(state.refusals));
+        state.refusals = match pause {
+            Some(_) => state.refusals.saturating_add(1),
+            None => 0,
+        };
         if let Some(error @ Error::NotPermitted { .. }) = refusal {
             self.switch_off(&error);
             (state.entries, state.unwritten, state.waits) = Default::default();
@@ -445,10 +457,10 @@ impl Shared {
             state.task = None;
         }
         self.written.notify_waiters();
-        match (is_done, is_refused) {
+        match (is_done, pause) {
             (true, _) => Next::End,
-            (false, true) => Next::Pause,
-            (false, false) => Next::Renew,
+            (false, Some(pause)) => Next::Pause(pause),
+            (false, None) => Next::Renew,
         }
     }
 
@@ -479,7 +491,7 @@ impl State {
 /// What the task does after an attempt to write.
 enum Next {
     Renew,
-    Pause,
+    Pause(Duration),
     End,
 }
 
@@ -502,7 +514,7 @@ async fn run_task(shared: Arc<Shared>) {
             Next::Renew => {
                 let _ = timeout(shared.ttl.renewal_interval(), shared.changed.notified()).await;
             }
-            Next::Pause => sleep(PAUSE_AFTER_REFUSAL).await,
+            Next::Pause(pause) => sleep(pause).await,
             Next::End => break,
         }
     }

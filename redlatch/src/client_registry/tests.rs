@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
+use super::{FIRST_PAUSE, LONGEST_PAUSE};
 use super::{RequestInfo, Role};
 use crate::error::Loss;
 use crate::inspect::{ObjectState, RegistryEntry, WaitingOwner};
@@ -557,9 +558,17 @@ async fn refusal_pauses_the_registry() {
     sleep(3 * SECOND).await;
     assert_eq!(holder(&peer, "a").await, None);
     store.remove(&key);
-    sleep(60 * SECOND).await;
+    sleep(FIRST_PAUSE).await;
+    assert!(holder(&peer, "a").await.is_some());
+
+    // For longer: seldom.
+    store.remove(&key);
+    foreign.try_set_permits(1).await.unwrap();
+    sleep(3600 * SECOND).await;
+    store.remove(&key);
+    sleep(SECOND).await;
     assert_eq!(holder(&peer, "a").await, None);
-    sleep(180 * SECOND).await;
+    sleep(LONGEST_PAUSE).await;
     assert!(holder(&peer, "a").await.is_some());
 }
 

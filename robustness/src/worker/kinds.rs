@@ -123,40 +123,19 @@ impl Handle {
             Handle::Lock(lock) if random.below(4) == 0 => {
                 let request = lock.try_lock().wait(time * 4).limited(limits).kept(limits);
                 let acquiring = request.into_future();
-                tickets::run_section(lock, acquiring, |_| None, runner, time).await
+                tickets::run_section(lock, acquiring, no_token, runner, time).await
             }
             Handle::Lock(lock) => {
-                lock_and_run(
-                    lock,
-                    lock.lock().kept(limits),
-                    |_| None,
-                    limits,
-                    runner,
-                    time,
-                )
-                .await
+                let request = lock.lock().kept(limits);
+                lock_and_run(lock, request, no_token, limits, runner, time).await
             }
             Handle::Fair(lock) => {
-                lock_and_run(
-                    lock,
-                    lock.lock().kept(limits),
-                    |_| None,
-                    limits,
-                    runner,
-                    time,
-                )
-                .await
+                let request = lock.lock().kept(limits);
+                lock_and_run(lock, request, no_token, limits, runner, time).await
             }
             Handle::Spin(lock) => {
-                lock_and_run(
-                    lock,
-                    lock.lock().kept(limits),
-                    |_| None,
-                    limits,
-                    runner,
-                    time,
-                )
-                .await
+                let request = lock.lock().kept(limits);
+                lock_and_run(lock, request, no_token, limits, runner, time).await
             }
             Handle::Fenced(lock) => {
                 let token = |guard: &Guard<FencedLock>| Some(guard.token());
@@ -164,7 +143,7 @@ impl Handle {
             }
             Handle::ReadWrite(lock) if random.below(3) == 0 => {
                 let lock = lock.write();
-                lock_and_run(&lock, lock.lock(), |_| None, limits, runner, time).await
+                lock_and_run(&lock, lock.lock(), no_token, limits, runner, time).await
             }
             Handle::ReadWrite(lock) => {
                 let lock = lock.read();
@@ -364,6 +343,11 @@ async fn try_once<R: HasLease>(request: TryAcquire<R>) -> Result<bool, Error> {
         Some(guard) => guard.unlock().await.map(|()| true),
         None => Ok(false),
     }
+}
+
+/// The token of a lock that has none.
+fn no_token<G>(_: &G) -> Option<u64> {
+    None
 }
 
 /// Runs one critical section whose request waits.
