@@ -226,6 +226,18 @@ fn later_cluster() -> Cluster {
     cluster
 }
 
+/// Returns two clients, and a lock that the first one holds.
+async fn held_in(cluster: &Cluster) -> (Client, Client, redlatch::Guard) {
+    let url = cluster.url();
+    let connect = || long_timeout().watchdog_lease(LASTING).connect(&url);
+    let (holder, other) = (
+        retry_transient(connect).await,
+        retry_transient(connect).await,
+    );
+    let held = retry_transient(|| holder.lock("{a}:held").lock()).await;
+    (holder, other, held)
+}
+
 /// Asserts that a name is held and that no node of another cluster has run a script.
 async fn assert_held_elsewhere(other: &Client, held: &redlatch::Guard, foreign: &Cluster) {
     let lock = other.lock(held.name());
@@ -246,13 +258,7 @@ async fn assert_held_elsewhere(other: &Client, held: &redlatch::Guard, foreign: 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn node_of_another_cluster_at_address_of_master_is_not_used() {
     let (mut cluster, foreign) = (Cluster::start(), later_cluster());
-    let url = cluster.url();
-    let settings = || long_timeout().watchdog_lease(LASTING);
-    let (holder, other) = (
-        retry_transient(|| settings().connect(&url)).await,
-        retry_transient(|| settings().connect(&url)).await,
-    );
-    let held = retry_transient(|| holder.lock("{a}:held").lock()).await;
+    let (_holder, other, held) = held_in(&cluster).await;
     assert!(other.lock("{a}:held").try_lock().await.unwrap().is_none());
     let master = cluster.master_of_key("{a}");
     let same_slots = foreign.nodes()[foreign.master_of_key("{a}")].port();
@@ -278,13 +284,7 @@ async fn node_of_another_cluster_does_not_replace_map() {
         unreachable!()
     };
     let foreign = later_cluster();
-    let url = cluster.url();
-    let settings = || long_timeout().watchdog_lease(LASTING);
-    let (holder, other) = (
-        retry_transient(|| settings().connect(&url)).await,
-        retry_transient(|| settings().connect(&url)).await,
-    );
-    let held = retry_transient(|| holder.lock("{a}:held").lock()).await;
+    let (_holder, other, held) = held_in(&cluster).await;
     let replica = 5;
     cluster.kill(replica);
     let reused = &cluster.nodes()[replica];

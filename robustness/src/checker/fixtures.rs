@@ -3,23 +3,14 @@
 use std::time::Duration;
 
 use crate::clock::Time;
-use crate::history::{History, Limits, MadeTicket, Mode, Request, Section};
+use crate::history::{History, MadeTicket, Request, Section};
 
 pub(super) const MS: Time = 1_000_000;
 
 /// Creates a section that is requested and acquired at `from`, and valid and held until `until`, in milliseconds.
 pub(super) fn section(name: &str, from: Time, until: Time) -> Section {
     let (from, until) = (from * MS, until * MS);
-    let request = Request {
-        task: 0,
-        client: 0,
-        owner: None,
-        name: name.to_owned(),
-        mode: Mode::Exclusive,
-        is_member: false,
-        ticket: None,
-        limits: Limits::default(),
-    };
+    let request = Request::exclusive(0, name.to_owned());
     Section {
         answered: Some(from),
         acquired: Some(from),

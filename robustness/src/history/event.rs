@@ -73,6 +73,22 @@ pub struct Request {
     pub limits: Limits,
 }
 
+impl Request {
+    /// Returns the request for a lock by an owner of its own, through the first client.
+    pub(crate) fn exclusive(task: usize, name: String) -> Request {
+        Request {
+            task,
+            client: 0,
+            owner: None,
+            name,
+            mode: Mode::Exclusive,
+            is_member: false,
+            ticket: None,
+            limits: Limits::default(),
+        }
+    }
+}
+
 /// The limits of a hold in nanoseconds, counted from its acquisition.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Limits {

@@ -316,14 +316,8 @@ mod tests {
 
     fn request(history: &mut History, at: Time, section: u64, ticket: Option<&str>) {
         let request = Request {
-            task: 0,
-            client: 0,
-            owner: None,
-            name: "a".to_owned(),
-            mode: Mode::Exclusive,
-            is_member: false,
             ticket: ticket.map(str::to_owned),
-            limits: Limits::default(),
+            ..Request::exclusive(0, "a".to_owned())
         };
         record(history, at, section, EventKind::Requested(request));
     }
@@ -378,14 +372,9 @@ mod tests {
     fn use_ticket(history: &mut History, at: Time, mode: Mode, succeeds: bool) {
         let section = u64::try_from(at).unwrap();
         let request = Request {
-            task: 0,
-            client: 0,
-            owner: None,
-            name: "a".to_owned(),
             mode,
-            is_member: false,
             ticket: Some("one".to_owned()),
-            limits: Limits::default(),
+            ..Request::exclusive(0, "a".to_owned())
         };
         record(history, at, section, EventKind::Requested(request));
         let (token, holds) = (None, None);

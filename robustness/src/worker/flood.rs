@@ -12,10 +12,10 @@ use tokio::task::unconstrained;
 use tokio::time::{sleep, timeout};
 
 use super::options::WorkerOptions;
-use super::permanent_locks::join_all;
+use super::permanent_locks::{join_all, release};
 use super::reporter::Reporter;
 use super::section::error_name;
-use crate::history::{EventKind, Limits, Mode, Request};
+use crate::history::{EventKind, Request};
 
 /// Number of floods.
 const FLOODS: usize = 2;
@@ -64,16 +64,7 @@ async fn acquire(client: &Client, reporter: &Reporter, number: usize, limit: Opt
     let name = format!("lock:{{flood}}.{number}");
     let lock = client.lock(&name);
     let section = reporter.section();
-    let request = Request {
-        task: TASKS + number,
-        client: 0,
-        owner: None,
-        name,
-        mode: Mode::Exclusive,
-        is_member: false,
-        ticket: None,
-        limits: Limits::default(),
-    };
+    let request = Request::exclusive(TASKS + number, name);
     reporter.report_in(section, EventKind::Requested(request));
     let acquiring = async { lock.lock().await };
     let acquired: Option<Result<Guard, Error>> = match limit {
@@ -85,10 +76,7 @@ async fn acquire(client: &Client, reporter: &Reporter, number: usize, limit: Opt
         Some(Ok(guard)) => {
             let (token, holds) = (None, None);
             reporter.report_in(section, EventKind::Acquired { token, holds });
-            reporter.report_in(section, EventKind::Releasing);
-            let released = guard.unlock().await;
-            let error = released.err().map(|error| error_name(&error));
-            reporter.report_in(section, EventKind::Released { error });
+            release(reporter, section, guard).await;
         }
         Some(Err(error)) => failed(error_name(&error)),
         None => failed("Canceled".to_owned()),

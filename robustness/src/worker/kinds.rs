@@ -155,12 +155,8 @@ impl Handle {
             // Only of every second group several values are locked together: promptness is checked
             // for the others.
             Handle::Group(_, lock, name) if name.ends_with('1') && random.below(3) == 0 => {
-                let (request, other) =
-                    (lock.lock().limited(limits), lock.try_lock().limited(limits));
-                let acquiring = lock_many(request, other, time * 4, random.below(6));
-                runner
-                    .run_section(name, Mode::Exclusive, acquiring, time)
-                    .await
+                let requests = (lock.lock().limited(limits), lock.try_lock().limited(limits));
+                lock_many_and_run(name, requests, random.below(6), runner, time).await
             }
             Handle::Group(values, ..) => {
                 let (lock, name) = random.pick(values);
@@ -181,20 +177,12 @@ impl Handle {
                     .await
             }
             Handle::Multi(lock, name) => {
-                let (request, other) =
-                    (lock.lock().limited(limits), lock.try_lock().limited(limits));
-                let acquiring = lock_many(request, other, time * 4, random.below(6));
-                runner
-                    .run_section(name, Mode::Exclusive, acquiring, time)
-                    .await
+                let requests = (lock.lock().limited(limits), lock.try_lock().limited(limits));
+                lock_many_and_run(name, requests, random.below(6), runner, time).await
             }
             Handle::Red(lock, name) => {
-                let (request, other) =
-                    (lock.lock().limited(limits), lock.try_lock().limited(limits));
-                let acquiring = lock_many(request, other, time * 4, random.below(6));
-                runner
-                    .run_section(name, Mode::Exclusive, acquiring, time)
-                    .await
+                let requests = (lock.lock().limited(limits), lock.try_lock().limited(limits));
+                lock_many_and_run(name, requests, random.below(6), runner, time).await
             }
             Handle::Election(election, _) => {
                 runner.clear_limits();
@@ -363,19 +351,30 @@ async fn lock_and_run<K: HasTicket + Revocable>(
     tickets::run_section(lock, acquiring, token, runner, time).await
 }
 
-/// Requests several locks in one of three ways: with a limit, canceled at the limit, or without one.
-async fn lock_many<R: HasLease>(
-    lock: Acquire<R>,
-    try_lock: TryAcquire<R>,
-    limit: Duration,
+/// Runs a section with several locks, which are requested in one of three ways: with a limit,
+/// canceled at the limit, or without one.
+async fn lock_many_and_run<R: HasLease>(
+    name: &str,
+    (lock, try_lock): (Acquire<R>, TryAcquire<R>),
     way: usize,
-) -> Result<Option<Guard<R>>, Error> {
-    match way {
-        0 => try_lock.wait(limit).await,
-        1 => match timeout(limit, lock.into_future()).await {
-            Ok(guard) => guard.map(Some),
-            Err(_) => Ok(None),
-        },
-        _ => lock.await.map(Some),
-    }
+    runner: &mut SectionRunner,
+    time: Duration,
+) -> Result<(), Error>
+where
+    Guard<R>: AsyncGuard,
+{
+    let limit = time * 4;
+    let acquiring = async {
+        match way {
+            0 => try_lock.wait(limit).await,
+            1 => match timeout(limit, lock.into_future()).await {
+                Ok(guard) => guard.map(Some),
+                Err(_) => Ok(None),
+            },
+            _ => lock.await.map(Some),
+        }
+    };
+    runner
+        .run_section(name, Mode::Exclusive, acquiring, time)
+        .await
 }

@@ -13,7 +13,7 @@ use tokio::time::sleep;
 use super::options::WorkerOptions;
 use super::reporter::Reporter;
 use super::section::error_name;
-use crate::history::{EventKind, Limits, Mode, Request};
+use crate::history::{EventKind, Request};
 
 /// Number of hash tags of the names: some for every node of a cluster.
 const TAGS: usize = 30;
@@ -66,16 +66,7 @@ async fn acquire(worker: &WorkerOptions, client: &Client, reporter: &Reporter) -
             let name = format!("lock:{{held-{}}}.{}.{number}", number % TAGS, worker.seed);
             let lock = client.lock(&name);
             let section = reporter.section();
-            let request = Request {
-                task: *number,
-                client: 0,
-                owner: None,
-                name,
-                mode: Mode::Exclusive,
-                is_member: false,
-                ticket: None,
-                limits: Limits::default(),
-            };
+            let request = Request::exclusive(*number, name);
             reporter.report_in(section, EventKind::Requested(request));
             let acquired = lock.lock().await;
             let (token, holds) = (None, None);
@@ -106,15 +97,15 @@ async fn hold(mut held: Vec<HeldLock>, reporter: Reporter, shutdown: Arc<AtomicB
     }
     while !held.is_empty() {
         let some = held.drain(..held.len().min(AT_ONCE));
-        let leaving = some.map(|(section, guard)| {
-            let reporter = &reporter;
-            async move {
-                reporter.report_in(section, EventKind::Releasing);
-                let released = guard.unlock().await;
-                let error = released.err().map(|error| error_name(&error));
-                reporter.report_in(section, EventKind::Released { error });
-            }
-        });
+        let leaving = some.map(|(section, guard)| release(&reporter, section, guard));
         join_all(leaving).await;
     }
+}
+
+/// Releases a lock, and reports that.
+pub(super) async fn release(reporter: &Reporter, section: u64, guard: Guard) {
+    reporter.report_in(section, EventKind::Releasing);
+    let released = guard.unlock().await;
+    let error = released.err().map(|error| error_name(&error));
+    reporter.report_in(section, EventKind::Released { error });
 }

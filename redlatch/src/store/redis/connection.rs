@@ -194,7 +194,7 @@ impl ReconnectingConnection {
             connect_timeout,
             batching,
             shared: Arc::new(shared),
-            connecting: Mutex::new(Connecting::new(LONGEST_PAUSE)),
+            connecting: Mutex::new(Connecting::new()),
         })
     }
 
@@ -728,7 +728,7 @@ async fn is_of_cluster(
 }
 
 impl Connecting {
-    fn new(longest_pause: Duration) -> Connecting {
+    fn new() -> Connecting {
         Connecting {
             generation: Generation::default(),
             outcome: None,
@@ -736,7 +736,7 @@ impl Connecting {
             invalidated: Generation::default(),
             endpoint: None,
             server: Default::default(),
-            pace: Pace::up_to(longest_pause),
+            pace: Pace::up_to(LONGEST_PAUSE),
             retry: Arc::default(),
         }
     }
