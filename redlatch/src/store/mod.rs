@@ -70,19 +70,21 @@ impl Store {
         progress: &'a Progress,
     ) -> impl Future<Output = Result<Answer<R>>> + Send + 'a {
         async move {
-            match self {
+            let (answer, subscriber) = match self {
                 Store::Redis(redis) => {
                     let answer = redis.run(step, channel, delivery, progress)?.await?;
-                    answer.decode(step)
+                    (answer.decode(step)?, &redis.subscriber)
                 }
                 Store::Embedded(embedded) => {
                     channel.inspect(|channel| embedded.subscribe(channel));
                     let answer = embedded.run(step, progress);
                     #[cfg(test)]
                     embedded.answer_arrives().await;
-                    answer
+                    (answer?, &embedded.subscriber)
                 }
-            }
+            };
+            channel.inspect(|channel| subscriber.on_subscribed(channel));
+            Ok(answer)
         }
     }
 

@@ -10,6 +10,10 @@ pub(crate) trait Subscriber: Send + Sync {
     fn on_message(&self, channel: &str, message: i64);
     /// The connection broke: messages may have been missed since.
     fn on_disconnect(&self);
+    /// A step of this client was answered, and `channel` subscribed to before it.
+    fn on_subscribed(&self, channel: &str) {
+        let _ = channel;
+    }
     /// The subscription of `channel` has ended. Its messages are missed until it is subscribed to again.
     fn on_unsubscribed(&self, channel: &str);
 

@@ -71,16 +71,12 @@ pub(crate) trait Attempt: Send {
         QueueKind::Exclusive
     }
 
-    /// Makes one attempt, behind a subscription to the channel if `subscribe` is true.
+    /// Makes one attempt. If `subscribe` is true, its first step to the store of the channel is sent
+    /// behind a subscription, which the store reports: the attempt may also end before that step.
     fn send(
         &mut self,
         subscribe: bool,
     ) -> impl Future<Output = Result<Outcome<Self::Grant>>> + Send;
-
-    /// Returns whether the last [`Attempt::send`] has sent the subscription, if one was requested.
-    fn has_subscribed(&self) -> bool {
-        true
-    }
 
     /// Returns the record of whether the steps of this request were sent, and with which outcome.
     fn progress(&self) -> &Progress;
@@ -303,9 +299,6 @@ async fn wait_as_first<A: Attempt>(
         let pause = attempt.pause();
         let subscribe = pause.is_none() && waiter.begin_subscribing();
         let outcome = request_as_first(waiter, attempt, subscribe).await?;
-        if subscribe && attempt.has_subscribed() {
-            waiter.subscribed();
-        }
         next = match (outcome, pause) {
             (Outcome::Done(grant), _) => {
                 waiter.metrics().acquired_after_wake(woken);

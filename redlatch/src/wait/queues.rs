@@ -691,6 +691,13 @@ impl Subscriber for ChannelMap {
         }
     }
 
+    /// Not if the subscription has ended already.
+    fn on_subscribed(&self, channel: &str) {
+        if let Some(entry) = self.entries.lock().get(channel) {
+            entry.subscription.change(&[Unconfirmed], Subscribed);
+        }
+    }
+
     fn on_unsubscribed(&self, channel: &str) {
         if let Some(entry) = self.entries.lock().get(channel) {
             let subscription = &entry.subscription;
@@ -1130,11 +1137,6 @@ impl Waiter {
         let subscription = &self.subscription;
         subscription.change(&[NotSubscribed, EndReported], Unconfirmed) != Subscribed
     }
-
-    /// Records that the subscription took effect, unless it has ended already.
-    pub(super) fn subscribed(&self) {
-        self.subscription.change(&[Unconfirmed], Subscribed);
-    }
 }
 
 impl Drop for Waiter {
@@ -1344,11 +1346,11 @@ mod tests {
         let queues = queues();
         let waiter = queues.join("c", "object", QueueKind::Exclusive);
         assert!(waiter.begin_subscribing() && waiter.begin_subscribing());
-        waiter.subscribed();
+        queues.channels.on_subscribed(waiter.channel());
         assert!(!waiter.begin_subscribing());
         queues.channels.on_unsubscribed("c");
         // The answer to a request without a subscription confirms none.
-        waiter.subscribed();
+        queues.channels.on_subscribed(waiter.channel());
         assert!(!waiter.is_subscribed() && waiter.begin_subscribing());
     }
 
@@ -1413,7 +1415,7 @@ mod tests {
         for _ in 0..3 {
             let waiter = queues.join("c", "object", QueueKind::Exclusive);
             waiter.begin_subscribing();
-            waiter.subscribed();
+            queues.channels.on_subscribed(waiter.channel());
             drop(waiter);
             tokio::time::sleep(LINGER / 2).await;
             let tasks = tokio::runtime::Handle::current()
@@ -1706,7 +1708,7 @@ mod tests {
         let waiter = waiter(&queues, QueueKind::Exclusive, false);
         waiter.begin_subscribing();
         assert!(!queues.is_subscribed(&channel));
-        waiter.subscribed();
+        queues.channels.on_subscribed(waiter.channel());
         assert!(queues.is_subscribed(&channel) && !queues.is_subscribed("another"));
     }
 }

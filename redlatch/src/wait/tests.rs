@@ -33,7 +33,8 @@ struct Scripted {
     takes_offers: bool,
     /// The message that grants the object, and when the hold ends then.
     granted: Option<(i64, Instant)>,
-    has_subscribed: bool,
+    /// Whether it sends the subscriptions.
+    subscribes: bool,
     /// Whether a message arrives while each request is in flight.
     is_overtaken: bool,
     doubts: usize,
@@ -77,7 +78,7 @@ fn scripted(queues: &WaitQueues, answers: impl IntoIterator<Item = Answer>) -> S
         shares_outcome: true,
         takes_offers: false,
         granted: None,
-        has_subscribed: true,
+        subscribes: true,
         is_overtaken: false,
         doubts: 0,
         reports: Arc::default(),
@@ -111,7 +112,12 @@ impl Attempt for Scripted {
             return std::future::pending().await;
         };
         match &answer {
-            Ok(_) => self.progress.record_answer(),
+            Ok(_) => {
+                self.progress.record_answer();
+                if subscribe && self.subscribes {
+                    self.queues.channels.on_subscribed(&self.channel);
+                }
+            }
             Err(error) => self.progress.record_failure(Instant::now(), error.clone()),
         }
         answer
@@ -135,10 +141,6 @@ impl Attempt for Scripted {
 
     fn doubt(&mut self) {
         self.doubts += 1;
-    }
-
-    fn has_subscribed(&self) -> bool {
-        self.has_subscribed
     }
 
     /// An offer is the end of the lease.
@@ -211,7 +213,7 @@ async fn acquisition_with_message_in_flight_is_checked() {
         assert_eq!(queues.acquire(&mut one, true).await.unwrap(), Some(1));
         assert_eq!(one.doubts, doubts);
         let waiter = queues.join("channel", "object", QueueKind::Exclusive);
-        waiter.subscribed();
+        queues.channels.on_subscribed("channel");
         drop(waiter);
         let mut two = scripted(&queues, [Ok(Outcome::Done(2))]);
         assert_eq!(queues.acquire(&mut two, true).await.unwrap(), Some(2));
@@ -866,7 +868,7 @@ async fn subscription_that_was_not_sent_is_sent_with_next_request() {
     let queues = queues();
     let answers = [wait(1), wait(1), wait(1), Ok(Outcome::Done(1))];
     let mut one = scripted(&queues, answers);
-    one.has_subscribed = false;
+    one.subscribes = false;
     queues.acquire(&mut one, true).await.unwrap();
     let subscribed: Vec<_> = one.sent.lock().unwrap().iter().map(|sent| sent.1).collect();
     assert_eq!(subscribed, [false, true, true, true]);

@@ -65,8 +65,6 @@ pub(super) struct MultiLockRequest<'a> {
     may_be_registered: bool,
     /// Whether a step that requests that member is in flight.
     member_in_flight: bool,
-    /// Whether the latest attempt got as far as requesting that member.
-    member_requested: bool,
     /// Whether the latest attempt acquired all members.
     acquired_all: bool,
     /// Number of pauses since the request has been waiting for that member.
@@ -131,7 +129,6 @@ impl<'a> MultiLockRequest<'a> {
             blocking_member: None,
             may_be_registered: false,
             member_in_flight: false,
-            member_requested: false,
             acquired_all: false,
             tries: 0,
             last_switch: None,
@@ -190,7 +187,6 @@ impl<'a> MultiLockRequest<'a> {
         subscribe: bool,
     ) -> Result<std::result::Result<Vec<HeldMember>, (usize, Expiry)>> {
         let _running = AttemptRuns::begin(&self.attempt_runs);
-        self.member_requested = false;
         self.acquired_all = false;
         let mut held_members = Vec::with_capacity(self.members.len());
         for batch in self.batches.clone() {
@@ -200,7 +196,6 @@ impl<'a> MultiLockRequest<'a> {
             let result = self.acquire_batch(batch.clone(), subscribe).await;
             self.member_in_flight = false;
             self.may_be_registered |= requests_member && self.progress.was_sent();
-            self.member_requested |= requests_member;
             let grants = match result {
                 Ok(AllOrNone::Acquired(grants)) => grants,
                 Ok(AllOrNone::Blocked(i, left)) => {
@@ -414,10 +409,6 @@ impl Attempt for MultiLockRequest<'_> {
             Err((i, left)) if self.blocking_member == Some(i) => Outcome::Wait(left),
             Err((i, _)) => Outcome::Done(QueueResult::BlockedBy(i)),
         })
-    }
-
-    fn has_subscribed(&self) -> bool {
-        self.member_requested
     }
 
     fn progress(&self) -> &Progress {

@@ -545,6 +545,25 @@ async fn calls_of_asked_leave_no_queue_behind() {
     waiting.await.unwrap().1.unlock().await.unwrap();
 }
 
+/// The second look of `asked` finds that the hold has ended, and sends nothing: neither a step nor a subscription.
+#[tokio::test(start_paused = true)]
+async fn asked_that_ends_before_it_subscribes_leaves_later_waiters_awake() {
+    let (store, [client, other]) = clients();
+    let guard = client.lock("a").lock().await.unwrap();
+    store.delay_answers([SECOND]);
+    let _asked = tokio::spawn(guard.asked());
+    run_others().await;
+    guard.unlock().await.unwrap();
+    let held = other.lock("a").lock().await.unwrap();
+    sleep(SECOND + SECOND / 10).await;
+    let waiting = waiter(&client.lock("a"));
+    run_others().await;
+    let released = Instant::now();
+    held.unlock().await.unwrap();
+    let (acquired, _guard) = waiting.await.unwrap();
+    assert_eq!(acquired, released, "no message woke the waiter");
+}
+
 /// The request waits for its turn while the hold that was revoked ends.
 #[tokio::test(start_paused = true)]
 async fn acquisition_behind_revoked_hold_has_its_whole_lease() {

@@ -119,7 +119,7 @@ impl std::fmt::Debug for Embedded {
 pub(crate) struct EmbeddedConnection {
     id: u64,
     store: Embedded,
-    subscriber: SharedSubscriber,
+    pub(super) subscriber: SharedSubscriber,
 }
 
 impl EmbeddedConnection {

@@ -63,6 +63,7 @@ const SCAN_COUNT: usize = 500;
 
 pub(crate) struct Redis {
     topology: Topology,
+    pub(super) subscriber: SharedSubscriber,
     pub(super) suspects: Arc<Suspects>,
     pub(super) response_timeout: Duration,
 }
@@ -82,9 +83,11 @@ impl Redis {
             let limit = settings.connect_timeout.saturating_add(response_timeout);
             let suspects = Arc::new(Suspects::new(settings.tracking));
             let parsed = url::parse(url, options)?;
-            let connecting = Topology::connect(parsed, settings, subscriber, suspects.clone());
+            let connecting =
+                Topology::connect(parsed, settings, subscriber.clone(), suspects.clone());
             Ok(Redis {
                 topology: with_response_timeout(limit, connecting).await?,
+                subscriber,
                 suspects,
                 response_timeout,
             })
