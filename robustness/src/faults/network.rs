@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use redlatch_testkit::Proxy;
 
 use super::fault::{BASE, Fault, FaultDuration};
+use super::server::run_command;
 use crate::Result;
 use crate::checker::Losses;
 use crate::context::Context;
@@ -124,7 +125,8 @@ pub(super) const FAULTS: [Fault; 14] = [
     },
     Fault {
         name: "signals",
-        description: "behind each message, so also each grant, what clients send is lost, or its answers, or it is late",
+        description: "behind each message, so also each grant, and each deleted or expired key, whose holder gets a report, \
+               what clients send is lost, or its answers, or it is late",
         inject: fail_behind_messages,
         ..NETWORK
     },
@@ -191,12 +193,14 @@ fn break_repeatedly(
 /// How long what follows a message is late or discarded, and how long no other message counts.
 const BEHIND_MESSAGE: Duration = Duration::from_millis(30);
 
-/// Breaks the network right behind messages, which come only once, in four ways in turn.
+/// Breaks the network right behind messages and reports, which come only once, in four ways in turn.
 fn fail_behind_messages(context: &mut Context, duration: Duration) -> Result<()> {
     let master = context.master()?;
     context.with_fault_window(|context| {
         let (server, network) = (context.server(master), context.network()?);
         let mut own = server.connection();
+        // Reports of changed keys are pushed at the same time as these notifications.
+        run_command(server, &["CONFIG", "SET", "notify-keyspace-events", "Egx"])?;
         let mut channels = own.as_pubsub();
         channels.psubscribe("*")?;
         channels.set_read_timeout(Some(BEHIND_MESSAGE))?;
@@ -226,6 +230,7 @@ fn fail_behind_messages(context: &mut Context, duration: Duration) -> Result<()>
             while Instant::now() < end && channels.get_message().is_ok() {}
             channels.set_read_timeout(Some(BEHIND_MESSAGE))?;
         }
+        run_command(server, &["CONFIG", "SET", "notify-keyspace-events", ""])?;
         if messages == 0 && duration > Duration::from_millis(300) {
             return Err("no message was published".into());
         }
