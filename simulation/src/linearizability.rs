@@ -296,7 +296,11 @@ fn operations(history: &History, sections: &[&Section]) -> Vec<Operation> {
 
 /// Returns when a hold can have ended: the earliest and the latest time.
 fn release_interval(history: &History, section: &Section, acquired: Time) -> (Time, Time) {
-    let last_valid = section.valid_until.unwrap_or(acquired);
+    let last_valid = section.valid_until.unwrap_or_else(|| {
+        // The fixed lease of one of several locks may end before all of them are acquired.
+        let lease = section.request.limits.lease;
+        lease.map_or(acquired, |lease| acquired.min(section.requested + lease))
+    });
     let process = history.processes.get(&section.process);
     let is_dead = process.is_some_and(|process| process.killed.is_some());
     let earliest = match section.release_started {
@@ -455,24 +459,44 @@ mod tests {
         assert!(!refused((21, 30)));
     }
 
+    fn section(process: usize, requested: Time, answered: Time, acquired: Option<Time>) -> Section {
+        let request = Request {
+            task: 0,
+            client: 0,
+            owner: None,
+            name: "lock:0".into(),
+            mode: Mode::Exclusive,
+            is_member: false,
+            ticket: None,
+            limits: Limits::default(),
+        };
+        let mut section = Section::new(process, requested, request);
+        (section.answered, section.acquired) = (Some(answered), acquired);
+        section
+    }
+
+    /// One of several locks may be acquired long before the last one.
+    #[test]
+    fn fixed_lease_may_end_before_all_locks_are_acquired() {
+        let explained = |lease, loses: bool| {
+            let mut slow = section(0, 0, 50, Some(50));
+            slow.request.limits.lease = lease;
+            (slow.loss_reported, slow.release_started) = (loses.then_some(50), Some(55));
+            let mut other = section(1, 20, 40, Some(40));
+            other.release_started = Some(60);
+            let sections = [slow, other];
+            let history = History::new(Duration::from_secs(1));
+            first_unexplained(&operations(&history, &sections.each_ref())).is_none()
+        };
+        assert!(explained(Some(30), true));
+        assert!(
+            !explained(Some(45), true) && !explained(None, true) && !explained(Some(30), false)
+        );
+    }
+
     /// In a fault, an attempt may acquire the lock, lose its answer, and be undone before the request acquires it.
     #[test]
     fn refusal_beside_request_that_met_a_fault_is_not_checked() {
-        let section = |process, requested, answered, acquired| {
-            let request = Request {
-                task: 0,
-                client: 0,
-                owner: None,
-                name: "lock:0".into(),
-                mode: Mode::Exclusive,
-                is_member: false,
-                ticket: None,
-                limits: Limits::default(),
-            };
-            let mut section = Section::new(process, requested, request);
-            (section.answered, section.acquired) = (Some(answered), acquired);
-            section
-        };
         let sections = [section(0, 0, 50, Some(50)), section(1, 20, 30, None)];
         let mut history = History::new(Duration::from_secs(1));
         let checks_refusal = |history: &History| {
