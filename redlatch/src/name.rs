@@ -70,7 +70,9 @@ const UNLOCK_LATCH: &str = "redisson_unlock_latch";
 /// [`FencedKeys`], [`GroupKeys`], [`ReadWriteKeys`] and [`PermitKeys`].
 #[derive(Debug)]
 pub(crate) struct ObjectKeys {
-    name: String,
+    /// The name with the client's prefix, which is this long.
+    full_name: String,
+    prefix_len: usize,
     key: String,
     channel: String,
     layout: KeyLayout,
@@ -126,7 +128,8 @@ impl ObjectKeys {
             invalid: invalid_reason(&key, name),
             identity: None,
             hash: hash_of(&key),
-            name: name.to_owned(),
+            full_name: key.clone(),
+            prefix_len: prefix.len(),
             channel,
             layout,
             key,
@@ -138,14 +141,19 @@ impl ObjectKeys {
         match self.invalid {
             None => Ok(()),
             Some(reason) => Err(Error::InvalidName {
-                name: self.name.chars().take(64).collect(),
+                name: self.name().chars().take(64).collect(),
                 reason,
             }),
         }
     }
 
     pub(crate) fn name(&self) -> &str {
-        &self.name
+        self.full_name.get(self.prefix_len..).unwrap_or_default()
+    }
+
+    /// Returns the name with the client's prefix, for log events.
+    pub(crate) fn full_name(&self) -> &str {
+        &self.full_name
     }
 
     pub(crate) fn key(&self) -> &str {
@@ -306,7 +314,7 @@ impl GroupKeys {
         // Equals no other key, because no name has a NUL.
         let identity = [&object.key, "\0", value].concat();
         let shown: String = shown.escape_debug().take(MAX_SHOWN_CHARS).collect();
-        object.name = format!("{group}[{shown}]");
+        object.full_name = format!("{prefix}{group}[{shown}]");
         object.hash = hash_of(&identity);
         object.identity = Some(identity);
         GroupKeys {
@@ -710,7 +718,10 @@ mod tests {
     /// Names are part of messages.
     #[test]
     fn values_are_shown_in_one_short_line() {
-        let shown = |value: &str| GroupKeys::new("", "g", "field", value).object.name.clone();
+        let shown = |value: &str| {
+            let keys = GroupKeys::new("", "g", "field", value);
+            keys.object.full_name.clone()
+        };
         assert_eq!(shown("größe\nERROR"), "g[größe\\nERROR]");
         assert_eq!(shown(&"a".repeat(1000)).len(), "g[]".len() + 64);
     }
@@ -726,7 +737,7 @@ mod tests {
         assert_eq!(tagged.channel(), "redisson_lock__channel:{orders}:42");
 
         let prefixed = lock("shop:", "a");
-        assert_eq!(prefixed.name(), "a");
+        assert_eq!((prefixed.name(), prefixed.full_name()), ("a", "shop:a"));
         assert_eq!(prefixed.key(), "shop:a");
         assert_eq!(prefixed.channel(), "redisson_lock__channel:{shop:a}");
 

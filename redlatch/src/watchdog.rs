@@ -348,7 +348,7 @@ impl Core {
             });
             if is_checked {
                 tracing::debug!(
-                    lock = hold.object.name(),
+                    lock = hold.object.full_name(),
                     "another client has changed a lock"
                 );
                 self.reschedule(schedule, &hold);
@@ -720,7 +720,7 @@ async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>]) {
                     core.metrics.renewed(|| hold.valid_for());
                 }
                 hold.renewed(answer.sent_at, step.lease, reply);
-                tracing::trace!(lock = hold.object.name(), owner = %hold.field, "renewed");
+                tracing::trace!(lock = hold.object.full_name(), owner = %hold.field, "renewed");
             }
             tracing::debug!(renewed, of = step.holds.len(), "renewed a batch");
             if renewed < step.holds.len() {
@@ -729,7 +729,7 @@ async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>]) {
         }
         Err(error) => {
             let holds = step.holds.len();
-            let locks = join_names(step.holds.iter().map(|hold| hold.object.name()));
+            let locks = join_names(step.holds.iter().map(|hold| hold.object.full_name()));
             if step.holds.iter().all(is_retried) {
                 tracing::debug!(%error, holds, locks, "renewal failed again");
             } else {

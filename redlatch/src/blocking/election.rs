@@ -77,6 +77,14 @@ impl Leadership {
         Ok(self.worker.run(waiting)?.is_ok() || !self.is_valid())
     }
 
+    /// Blocks until another client asks the leader to resign, at most this long: [`crate::Leadership::asked`]. Returns
+    /// whether it has asked.
+    pub fn asked(&self, wait: Duration) -> Result<bool> {
+        let asked = self.inner.asked();
+        let waiting = async move { tokio::time::timeout(wait, asked).await };
+        Ok(self.worker.run(waiting)?.is_ok())
+    }
+
     /// Replaces the value that observers see: [`crate::Leadership::proclaim`].
     pub fn proclaim(&self, value: impl Into<String>) -> Result<()> {
         self.worker.run(self.inner.proclaim(value))?

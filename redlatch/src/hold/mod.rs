@@ -372,7 +372,7 @@ impl Hold {
     pub(crate) fn mark_asked(&self, granted_in: HoldPeriod, limit: Option<Instant>) {
         let newly_asked = self.state().mark_asked(granted_in, limit);
         if newly_asked {
-            tracing::info!(lock = self.object.name(), owner = %self.field, "asked to release");
+            tracing::info!(lock = self.object.full_name(), owner = %self.field, "asked to release");
         }
         // The limit may be earlier than before.
         self.changed.notify_waiters();
@@ -577,7 +577,7 @@ impl Hold {
     }
 
     fn notify_loss(&self, loss: Loss) {
-        let lock = self.object.name();
+        let lock = self.object.full_name();
         match self.is_red_lock_member.load(Ordering::Relaxed) {
             true => tracing::warn!(lock, owner = %self.field, %loss,
                 "a member of a RedLock was lost"),

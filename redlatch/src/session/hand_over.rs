@@ -125,7 +125,7 @@ impl HandedOver {
         limits.inspect(|limits| hold.start_limits(limits));
         // The watchdog's task may have ended with the runtime of an earlier guard.
         session.watchdog.watch(hold);
-        tracing::debug!(lock = hold.object.name(), owner = %hold.field, "handed over");
+        tracing::debug!(lock = hold.object.full_name(), owner = %hold.field, "handed over");
         Some(self)
     }
 
@@ -243,7 +243,7 @@ impl super::Session {
     async fn check(&self, step: &CheckHandOver<'_>) -> Result<(bool, Waiting)> {
         let answer = self.store.run_idempotent(step).await;
         if let Err(error) = &answer {
-            let lock = step.object.name();
+            let lock = step.object.full_name();
             tracing::debug!(lock, %error, "a hold that is passed on could not be checked");
         }
         answer

@@ -40,7 +40,7 @@ impl Session {
             let served = timeout(FIRST_TRY, store.run_idempotent(&*step)).await;
             let after = FIRST_TRY;
             if let Err(error) = served.unwrap_or(Err(Error::ResponseTimeout { after })) {
-                let lock = hold.object.name();
+                let lock = hold.object.full_name();
                 tracing::debug!(lock, %error, "the queue of the fair lock was not served");
             }
         });
@@ -224,7 +224,7 @@ impl HoldRef {
             // There may be no message, so another waiter's request is necessary to learn who holds it now.
             session.waiting.wake(hold.object.channel());
         }
-        tracing::debug!(lock = hold.object.name(), owner = %hold.field, keep,
+        tracing::debug!(lock = hold.object.full_name(), owner = %hold.field, keep,
             held = reply, "released");
         if keep == 0 {
             session.wake_owner(hold);
@@ -277,7 +277,7 @@ impl HoldRef {
                 if timeout_at(ends, settling.as_mut()).await.is_err() {
                     // One that had ended before was free without the release.
                     if !lease.is_zero() {
-                        tracing::warn!(lock = hold_ref.hold.object.name(),
+                        tracing::warn!(lock = hold_ref.hold.object.full_name(),
                             owner = %hold_ref.hold.field, "release failed until the lease ended");
                     }
                     work.needless();
@@ -298,7 +298,7 @@ impl HoldRef {
         let mut tries = Tries::default();
         // A step in flight may take effect this late; its lease starts then.
         let deadline = ends + SETTLE_GRACE;
-        let name = self.hold.object.name();
+        let name = self.hold.object.full_name();
         loop {
             let key = self.hold.object.key();
             let permit = self.session.store.settling_permit(key).await;
@@ -370,7 +370,7 @@ pub(super) struct WarnIfDropped(pub(super) Option<HoldRef>);
 impl Drop for WarnIfDropped {
     fn drop(&mut self) {
         if let Some(hold_ref) = &self.0 {
-            tracing::warn!(lock = hold_ref.hold.object.name(), owner = %hold_ref.hold.field,
+            tracing::warn!(lock = hold_ref.hold.object.full_name(), owner = %hold_ref.hold.field,
                 "no runtime to release the lock in; it is free when its lease ends");
             hold_ref.hold.state().settling_ended();
         }

@@ -116,7 +116,7 @@ impl HoldRef {
         ticket.hold.state().attempt_acknowledged(ticket_change);
         session.watchdog.unwatch(hold);
         session.wake_owner(hold);
-        tracing::debug!(lock = hold.object.name(), owner = %hold.field, ticket = %ticket.hold.field,
+        tracing::debug!(lock = hold.object.full_name(), owner = %hold.field, ticket = %ticket.hold.field,
             "became a ticket");
         Ok(Ok(()))
     }

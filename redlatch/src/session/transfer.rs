@@ -179,7 +179,7 @@ impl TransferredHold {
         hold.state().hand_over_limit = self.limit;
         self.hold_ref = None;
         session.guard_added(hold);
-        tracing::debug!(lock = hold.object.name(), owner = %hold.field, "transferred");
+        tracing::debug!(lock = hold.object.full_name(), owner = %hold.field, "transferred");
         Some((grant, self.end))
     }
 

@@ -151,6 +151,17 @@ fn code_on_all_pages_compiles() {
     assert!(checked > 5, "only {checked} blocks of code were found");
 }
 
+#[test]
+fn readme_counts_the_tasks_of_the_cookbook() {
+    let cookbook = include_str!("../../../docs/cookbook.md");
+    let is_task = |line: &&str| line.starts_with("## ") && line.contains(". ");
+    let tasks = cookbook.lines().filter(is_task).count();
+    let words = ["twelve", "thirteen", "fourteen", "fifteen", "sixteen"];
+    let word = words[tasks - 12];
+    let said = format!("has {word} tasks");
+    assert!(include_str!("../../../README.md").contains(&said), "{said}");
+}
+
 fn without_whitespace(text: &str) -> String {
     text.split_whitespace().collect()
 }

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use redlatch::{Client, Embedded, Error};
+use redlatch::{Client, Embedded, Error, MultiLock};
 use redlatch_testkit::{Log, Proxy, Server};
+use tokio::time::timeout;
 use tracing::dispatcher::{self, Dispatch};
 use tracing_subscriber::fmt::format::FmtSpan;
 
@@ -365,11 +366,69 @@ async fn long_wait_names_the_holder() {
     assert!(logged[0].contains(&named), "{logged:?}");
 
     // The same for a member of a multi-lock.
-    let several = redlatch::MultiLock::new([lock.clone(), client.lock("free-for-long")]);
+    let several = MultiLock::new([lock.clone(), client.lock("free-for-long")]);
     let waited = several.try_lock().wait(Duration::from_secs(90)).await;
     assert!(waited.unwrap().is_none());
     // Including the one of this client's own holder.
     assert_eq!(log.lines(&words).len(), 3);
+}
+
+/// A standby waits as long as the leader lives.
+#[tokio::test(start_paused = true)]
+async fn wait_for_an_election_is_not_reported() {
+    let (log, _guard) = log();
+    let store = Embedded::new();
+    let [leader, standby] = [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
+    let _leads = leader.election("scheduler").campaign("a").await.unwrap();
+    let election = standby.election("scheduler");
+    let waiting = tokio::time::timeout(10 * LONG, election.campaign("b").into_future());
+    assert!(waiting.await.is_err());
+    assert_eq!(log.lines(&["long wait"]), Vec::<String>::new());
+}
+
+/// Otherwise staging and production would look the same.
+#[tokio::test(start_paused = true)]
+async fn names_in_events_have_the_prefix() {
+    let (log, _guard) = log();
+    let store = Embedded::new();
+    let [client, other] = [(); 2].map(|()| {
+        let settings = Client::builder().prefix("staging:").client_tracking(true);
+        settings.connect_embedded(&store).unwrap()
+    });
+    let lock = client.lock("a");
+    let guard = lock.lock().await.unwrap();
+    let waited = other.lock("a").try_lock().wait(Duration::from_secs(40));
+    assert!(waited.await.unwrap().is_none(), "a long wait");
+    other.lock("a").ask().await.unwrap();
+    guard.asked().await;
+    other.lock("a").force_unlock().await.unwrap();
+    guard.lost().await;
+    let several = MultiLock::new([client.lock("b"), client.lock("c")]);
+    several.lock().await.unwrap().unlock().await.unwrap();
+    let value = client.group_lock("g", "v").lock().await.unwrap();
+    drop(value);
+    let ticket = lock
+        .lock()
+        .await
+        .unwrap()
+        .into_ticket_for(LONG)
+        .await
+        .unwrap();
+    let adopted = lock.adopt(&ticket).await.unwrap();
+    drop(adopted);
+    let _ = timeout(LONG, client.semaphore("s").acquire()).await;
+    let _ = timeout(LONG, client.expirable_semaphore("e").acquire()).await;
+    client.flush().await;
+    let logged = log.text();
+    let mut fields = 0;
+    for field in ["lock=\"", "locks=\"", "semaphore=\"", "once=\""] {
+        for value in logged.split(field).skip(1) {
+            let value = value.split('"').next().unwrap_or_default();
+            assert!(value.starts_with("staging:"), "{field}{value}");
+            fields += 1;
+        }
+    }
+    assert!(fields > 20, "{logged}");
 }
 
 /// Exchanges are in spans with the fields that OpenTelemetry names, behind that of the acquisition.

@@ -46,6 +46,7 @@ use crate::primitives::fair_lock::{Fair, FairLock};
 use crate::primitives::fenced_lock::{Fenced, FencedLock};
 use crate::primitives::inspect::Waiter;
 use crate::primitives::lock::{self, AcquireParams, Guard, Lock, OwnedKind, Rules};
+use crate::primitives::revocation::Revocable;
 use crate::session::Session;
 use crate::step::{BoxedStep, Outcome, Step};
 
@@ -313,6 +314,16 @@ impl Leadership {
         self.guard.lost()
     }
 
+    /// Completes when another client asks the leader to resign, as the holder of a fair lock with the election's name
+    /// ([`Lock::ask`]). Otherwise as [`Guard::asked`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Can be dropped and called again at any time.
+    pub fn asked(&self) -> impl Future<Output = ()> + Send + 'static + use<> {
+        self.guard.asked()
+    }
+
     /// Runs `work` while this leads. The leadership continues afterwards.
     ///
     /// # Errors
@@ -419,6 +430,7 @@ pub(crate) struct Elected {
 }
 
 impl OwnedKind for Elected {}
+impl Revocable for Elected {}
 
 impl HoldKind for Elected {
     fn object(&self) -> &Arc<ObjectKeys> {

@@ -4,7 +4,7 @@ use std::future::IntoFuture as _;
 use std::time::Duration;
 
 use tokio::task::{JoinHandle, yield_now};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::rules::Proclaim;
 use super::*;
@@ -37,6 +37,21 @@ async fn led(waiting: JoinHandle<Result<Leadership>>) -> Leadership {
 fn value(leader: &Option<Leader>) -> Option<(u64, &str)> {
     let leader = leader.as_ref()?;
     Some((leader.epoch, &leader.value))
+}
+
+#[tokio::test(start_paused = true)]
+async fn leader_is_asked_to_resign_and_the_next_one_is_not() {
+    let [one, two, other] = clients();
+    let leader = one.election("e").campaign("a").await.unwrap();
+    let (_, next) = candidate(&two, "b").await;
+    let asked = tokio::spawn(leader.asked());
+    let owner = other.fair_lock("e").ask().await.unwrap();
+    assert_eq!(owner.as_ref(), Some(leader.owner_id()));
+    let limit = Duration::from_secs(1);
+    timeout(limit, asked).await.unwrap().unwrap();
+    leader.resign().await.unwrap();
+    let next = led(next).await;
+    assert!(timeout(limit, next.asked()).await.is_err());
 }
 
 #[tokio::test(start_paused = true)]

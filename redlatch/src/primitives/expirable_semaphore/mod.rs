@@ -650,7 +650,7 @@ impl Rules for Permits {
         };
         let step = OnSemaphore(self.keys.clone(), acquire);
         MapReply(step, |outcome: Option<Outcome>| {
-            let name = self.keys.object.name();
+            let name = self.keys.object.full_name();
             self.warning.record(name, outcome.is_some());
             Ok(outcome.unwrap_or(Outcome::Wait(Expiry::Never)))
         })

@@ -107,7 +107,7 @@ impl<K: LockKind> Lock<K> {
             let progress = Progress::default();
             // Boxed, as is its future below, so that programs that do not log at this level do not pay for them.
             let span = {
-                let (lock, owner) = (self.name(), &hold_ref.hold.field);
+                let (lock, owner) = (self.kind.object().full_name(), &hold_ref.hold.field);
                 let span = tracing::debug_span!("acquire", lock, %owner);
                 (!span.is_disabled()).then(|| Box::new(span))
             };

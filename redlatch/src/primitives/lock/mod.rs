@@ -336,7 +336,7 @@ impl<K: LockKind> Lock<K> {
         });
         let unlocked = unlocked.await?;
         if unlocked {
-            tracing::info!(lock = self.name(), "unlocked by force");
+            tracing::info!(lock = self.kind.object().full_name(), "unlocked by force");
         }
         Ok(unlocked)
     }

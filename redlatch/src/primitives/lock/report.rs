@@ -9,6 +9,7 @@ use crate::hold::Hold;
 use crate::join::Boxed;
 use crate::lease::Expiry;
 use crate::log::join_names;
+use crate::metrics::Kind;
 
 /// Reads which owners hold the lock, and logs them with the waiting owner and the time waited since `since`.
 ///
@@ -19,10 +20,14 @@ pub(crate) fn report<K: LockKind>(
     since: Instant,
 ) -> Boxed<'static, ()> {
     Box::pin(async move {
+        // A standby waits as long as the leader lives.
+        if lock.kind.metric_kind() == Kind::Election {
+            return;
+        }
         let holders = match lock.holders().await {
             Ok(holders) => holders,
             Err(error) => {
-                tracing::debug!(lock = lock.name(), %error, "the holder could not be queried");
+                tracing::debug!(lock = lock.kind.object().full_name(), %error, "the holder could not be queried");
                 return;
             }
         };
@@ -43,7 +48,7 @@ pub(crate) fn report<K: LockKind>(
         let owners = holders.iter().map(|holder| holder.owner.as_str());
         let by_this_client = owners.clone().any(is_own);
         let holder = join_names(owners);
-        let (lock, owner) = (lock.name(), &waiting.field);
+        let (lock, owner) = (lock.kind.object().full_name(), &waiting.field);
         let elapsed_ms = since.elapsed().as_millis();
         match by_this_client {
             false => tracing::warn!(

@@ -334,7 +334,7 @@ impl OnceRun {
     pub(crate) async fn finish_or_log(self) {
         let keys = self.keys.clone();
         if let Err(error) = self.finish(FINISHED).await {
-            let once = keys.object.name();
+            let once = keys.object.full_name();
             tracing::warn!(once, %error, "the outcome of a run was not recorded");
         }
     }
@@ -365,7 +365,7 @@ impl Drop for OnceRun {
                 .background
                 .spawn(&self.keys.object, async move {
                     if let Err(error) = finishing.await {
-                        let once = keys.object.name();
+                        let once = keys.object.full_name();
                         tracing::warn!(once, %error, "the outcome of a run was not recorded");
                     }
                 });

@@ -180,7 +180,7 @@ impl Majority {
                     watchdog.watch(granted.hold());
                 }
                 let (hold, of) = (granted.hold(), members.len());
-                tracing::info!(lock = hold.object.name(), owner = %hold.field, of,
+                tracing::info!(lock = hold.object.full_name(), owner = %hold.field, of,
                     "a member of a RedLock was acquired again");
                 members[i].held.replace(granted)
             } else {
@@ -217,7 +217,7 @@ impl Majority {
         if how == LOST
             && let Some((hold, loss)) = self.first_loss()
         {
-            tracing::warn!(lock = hold.object.name(), owner = %hold.field, %loss, "lost");
+            tracing::warn!(lock = hold.object.full_name(), owner = %hold.field, %loss, "lost");
         }
         self.changed.notify_waiters();
     }

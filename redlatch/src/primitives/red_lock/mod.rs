@@ -286,7 +286,7 @@ impl AcquireOnce for RedLock {
         };
         let span = tracing::debug_span!(
             "acquire",
-            lock = first.name(),
+            lock = first.0.object().full_name(),
             members = members.len(),
             owner = owner.number()
         );

@@ -175,9 +175,12 @@ impl MemberRequests {
                 let confirmed = self.confirm().await;
                 self.majority.add(i, guard, &confirmed);
             }
-            Ok(None) => tracing::debug!(lock = member.name(), "a member of a RedLock is held"),
+            Ok(None) => tracing::debug!(
+                lock = member.0.object().full_name(),
+                "a member of a RedLock is held"
+            ),
             Err(error) => {
-                tracing::debug!(lock = member.name(), %error,
+                tracing::debug!(lock = member.0.object().full_name(), %error,
                     "a member of a RedLock could not be acquired again");
             }
         }

@@ -342,7 +342,7 @@ async fn check_while_held(session: &Session, hold: &Arc<Hold>, period: HoldPerio
     if session.background.remember_runtime().is_ok() {
         let observed = observe(session, &hold.object, &limits, &progress, &look).await;
         if let Err(error) = observed {
-            let lock = hold.object.name();
+            let lock = hold.object.full_name();
             tracing::debug!(lock, %error, "requests to release are found by renewals only");
         }
     }

@@ -163,8 +163,8 @@ impl PermitsRequest<'_> {
             attempt.outcome = Some(match answer.await {
                 Ok(answer) => match answer.reply {
                     Some(Outcome::Done(ttl)) => {
-                        tracing::debug!(semaphore = object.name(), permits, "acquired");
-                        warning.record(object.name(), true);
+                        tracing::debug!(semaphore = object.full_name(), permits, "acquired");
+                        warning.record(object.full_name(), true);
                         let ends = ttl
                             .duration()
                             .and_then(|ttl| answer.sent_at.checked_add(ttl));
@@ -194,7 +194,7 @@ impl PermitsRequest<'_> {
                     }
                     Some(Outcome::Wait(left)) => Ok(Outcome::Wait(left)),
                     None => {
-                        warning.record(object.name(), false);
+                        warning.record(object.full_name(), false);
                         Ok(Outcome::Wait(Expiry::Never))
                     }
                 },
@@ -262,7 +262,7 @@ impl Drop for UnclaimedAttempt {
         };
         if lost {
             tracing::warn!(
-                semaphore = self.object.name(),
+                semaphore = self.object.full_name(),
                 permits = self.permits,
                 "an unanswered request may have acquired permits; if so, they stay acquired"
             );

@@ -51,7 +51,7 @@ impl OfferedPermits {
         let is_usable = held.share() == share && held.exists();
         is_usable.then(|| {
             tracing::debug!(
-                semaphore = held.object.name(),
+                semaphore = held.object.full_name(),
                 permits = held.permits,
                 "handed over"
             );
@@ -315,7 +315,7 @@ impl PendingRelease {
                     waiting.wake(channel);
                 }
                 tracing::debug!(
-                    semaphore = self.object.name(),
+                    semaphore = self.object.full_name(),
                     permits = self.permits,
                     ?available,
                     "released"
@@ -368,7 +368,7 @@ impl PendingRelease {
             if tries.are_refused() {
                 work.refused();
             }
-            tracing::debug!(semaphore = object.name(), permits, %error,
+            tracing::debug!(semaphore = object.full_name(), permits, %error,
                 "release failed; retrying");
             tokio::time::sleep(pause).await;
         }
@@ -380,7 +380,7 @@ impl Drop for PendingRelease {
         if self.permits == 0 || self.has_expired() {
             return;
         }
-        let (semaphore, permits) = (self.object.name(), self.permits);
+        let (semaphore, permits) = (self.object.full_name(), self.permits);
         match &self.final_error {
             Some(error) => tracing::warn!(semaphore, permits, %error,
                 "the permits may not have been released; if so, they stay acquired"),

@@ -269,7 +269,7 @@ impl<K: HasTicket> Lock<K> {
             Ok(false) | Err(Error::AlreadyHeld { .. }) => return Err(self.refusal().await),
             Err(error) => return Err(error),
         }
-        tracing::debug!(lock = self.name(), owner = %hold.field, ticket = %of_ticket.field,
+        tracing::debug!(lock = self.kind.object().full_name(), owner = %hold.field, ticket = %of_ticket.field,
             "adopted a ticket");
         let terms = Terms {
             reentrant: self.reentrant,
