@@ -530,6 +530,11 @@ impl Hold {
         }
     }
 
+    /// Returns the error that the store does not have the hold, or why it was lost before that answer.
+    pub(crate) fn not_held_error(&self) -> Error {
+        self.lost_error(self.loss().unwrap_or(Loss::NotHeld))
+    }
+
     /// Returns when the watchdog has to look at this hold, and what it does then. `None` if there is
     /// nothing to watch.
     pub(crate) fn next_watch(&self, times: RenewalTimes) -> Option<(Instant, WatchAction)> {

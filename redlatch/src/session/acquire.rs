@@ -258,7 +258,7 @@ impl HoldRef {
         self.hold.mark_lost(Loss::NotHeld);
         self.session.watchdog.watch(&self.hold);
         self.session.watchdog.report_missing(&self.hold);
-        self.hold.lost_error(Loss::NotHeld)
+        self.hold.not_held_error()
     }
 }
 

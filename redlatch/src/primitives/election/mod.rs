@@ -34,7 +34,7 @@ use std::time::Duration;
 pub use self::observer::Observer;
 use self::rules::{Acquire, Proclaim, Read, Release};
 pub(crate) use self::rules::{INVALID_EPOCH, Term};
-use crate::error::{Loss, Result};
+use crate::error::Result;
 use crate::hold::{Hold, HoldKind, ReleaseParams, Renewal, Renewed};
 use crate::join::Boxed;
 use crate::keyspace::Keyspace;
@@ -372,7 +372,7 @@ impl Leadership {
                 return Ok(());
             }
             hold_ref.session.watchdog.report_missing(hold);
-            Err(hold.lost_error(Loss::NotHeld))
+            Err(hold.not_held_error())
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::error::{Error, Loss, Result};
+use crate::error::{Error, Result};
 use crate::hold::{Hold, HoldLimits};
 use crate::lease::Lease;
 use crate::metrics::GuardTimer;
@@ -67,7 +67,7 @@ impl HoldGuard {
             false => {
                 let hold = self.hold();
                 self.hold_ref.session.watchdog.report_missing(hold);
-                Err(hold.lost_error(Loss::NotHeld))
+                Err(hold.not_held_error())
             }
         }
     }

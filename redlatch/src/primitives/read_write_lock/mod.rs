@@ -277,7 +277,7 @@ impl Guard<WriteLock> {
         }
         // The writer can always read. If another owner blocks it, the write hold is lost.
         let Some(reader) = reading.await? else {
-            return Err(hold.lost_error(hold.loss().unwrap_or(Loss::NotHeld)));
+            return Err(hold.not_held_error());
         };
         match self.unlock().await {
             Err(lost @ Error::Lost { .. }) => Err(lost),
@@ -394,8 +394,7 @@ impl RequiredWriteHold {
             }
         }
         match (self.write_hold.loss(), outcome) {
-            (Some(loss), _) => Err(self.write_hold.lost_error(loss)),
-            (None, Outcome::Wait(_)) => Err(self.write_hold.lost_error(Loss::NotHeld)),
+            (Some(_), _) | (None, Outcome::Wait(_)) => Err(self.write_hold.not_held_error()),
             (None, done) => Ok(done),
         }
     }

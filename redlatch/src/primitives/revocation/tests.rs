@@ -564,6 +564,21 @@ async fn asked_that_ends_before_it_subscribes_leaves_later_waiters_awake() {
     assert_eq!(acquired, released, "no message woke the waiter");
 }
 
+/// The loss that was reported first, also if the store says later that the owner does not hold the lock.
+#[tokio::test(start_paused = true)]
+async fn release_in_flight_at_the_limit_reports_the_revocation() {
+    let (store, [client, other]) = clients();
+    let guard = client.lock("a").lock().await.unwrap();
+    let inner = guard.reenter().await.unwrap();
+    other.lock("a").revoke(10 * SECOND).await.unwrap();
+    assert!(is_asked(&guard).await);
+    sleep(9 * SECOND).await;
+    other.lock("a").force_unlock().await.unwrap();
+    store.delay_answers([2 * SECOND]);
+    assert!(is_revoked(inner.unlock().await));
+    assert!(is_revoked(guard.unlock().await));
+}
+
 /// The request waits for its turn while the hold that was revoked ends.
 #[tokio::test(start_paused = true)]
 async fn acquisition_behind_revoked_hold_has_its_whole_lease() {
