@@ -96,6 +96,8 @@ pub(crate) enum KeyLayout {
     Fenced,
     /// `RedissonFairLock`: the hash, a queue, and a channel for each waiter.
     Fair,
+    /// The same, and the keys of the election.
+    Election,
     /// `RedissonReadLock`: the hash and a timeout for each hold.
     Read,
     /// `RedissonWriteLock`: the same hash with other fields.
@@ -118,6 +120,7 @@ impl ObjectKeys {
             | KeyLayout::Spin
             | KeyLayout::Fenced
             | KeyLayout::Fair
+            | KeyLayout::Election
             | KeyLayout::Group => prefixed(LOCK_CHANNEL, &key),
             KeyLayout::Read | KeyLayout::Write => prefixed("redisson_rwlock", &key),
             KeyLayout::Semaphore | KeyLayout::Permits => prefixed("redisson_sc", &key),
@@ -267,7 +270,7 @@ pub(crate) struct ElectionKeys {
 
 impl ElectionKeys {
     pub(crate) fn new(prefix: &str, name: &str) -> ElectionKeys {
-        let fair = FairKeys::new(prefix, name);
+        let fair = FairKeys::of(ObjectKeys::new(KeyLayout::Election, prefix, name).into());
         ElectionKeys {
             token: prefixed(TOKEN, &fair.object.key),
             term: term_key(&fair.object.key),

@@ -32,7 +32,8 @@ pub(super) struct Look {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Lock {
     pub(super) name: String,
-    /// What the holder uses it as: `lock`, `fair`, `fenced`, `spin`, `read`, `write` or `permit`.
+    /// What the holder uses it as: `lock`, `fair`, `election`, `fenced`, `spin`,
+    /// `read`, `write` or `permit`.
     pub(super) kind: String,
     pub(super) holders: Vec<Holder>,
     pub(super) holder_count: usize,
@@ -175,6 +176,8 @@ impl Lock {
         lock.kind = match (default_kind, used_as) {
             // The queue and the token say more than the request of the holder. A writer may be registered as a reader, too.
             ("lock", Some(used_as)) => used_as,
+            // An election is a fair lock with a term.
+            ("fair", Some(used_as)) if used_as == "election" => used_as,
             (kind, _) => kind.to_owned(),
         };
         lock.holder_count = lock.holder_count.max(lock.holders.len());

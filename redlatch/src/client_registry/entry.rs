@@ -60,7 +60,8 @@ pub struct RegistryEntry {
     pub client: Arc<ClientInfo>,
     /// How long it has lasted, by the clock of the store.
     pub age: Duration,
-    /// Kind of the object: `lock`, `fair`, `fenced`, `spin`, `read`, `write`, `group` or `permits`.
+    /// Kind of the object: `lock`, `fair`, `election`, `fenced`, `spin`, `read`, `write`, `group` or
+    /// `permits`.
     pub kind: String,
     /// The note of the request: [`Acquire::note`](crate::Acquire::note).
     pub note: Option<String>,
@@ -126,6 +127,7 @@ pub(super) fn entry_text(object: &ObjectKeys, request: &RequestInfo) -> String {
         KeyLayout::Spin => "spin",
         KeyLayout::Fenced => "fenced",
         KeyLayout::Fair => "fair",
+        KeyLayout::Election => "election",
         KeyLayout::Read => "read",
         KeyLayout::Write => "write",
         KeyLayout::Group => "group",

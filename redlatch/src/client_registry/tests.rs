@@ -304,6 +304,17 @@ async fn several_locks_are_registered_each() {
     other.await.unwrap().unwrap();
 }
 
+/// For the store it is a fair lock.
+#[tokio::test(start_paused = true)]
+async fn leader_is_registered_as_that_of_an_election() {
+    let (_, [client, peer]) = clients();
+    let _leads = client.election("a").campaign("1").await.unwrap();
+    sleep(2 * SECOND).await;
+    let state = peer.inspect("a").await.unwrap().unwrap();
+    let entry = state.holders()[0].registered.as_ref().unwrap();
+    assert_eq!(entry.kind, "election");
+}
+
 /// The owner of a write lock that also reads has two entries.
 #[tokio::test(start_paused = true)]
 async fn both_sides_of_read_write_lock_are_registered() {

@@ -61,7 +61,7 @@ mod tests {
         let mut all = vec![key.clone(), object.channel().to_owned()];
         match layout {
             KeyLayout::Fenced => all.push(FencedKeys::new(prefix, name).token),
-            KeyLayout::Fair => {
+            KeyLayout::Fair | KeyLayout::Election => {
                 let keys = FairKeys::new(prefix, name);
                 all.push(keys.waiter_channel("c:1"));
                 all.extend([
@@ -101,6 +101,7 @@ mod tests {
                 KeyLayout::Spin,
                 KeyLayout::Fenced,
                 KeyLayout::Fair,
+                KeyLayout::Election,
                 KeyLayout::Read,
                 KeyLayout::Write,
                 KeyLayout::Group,
