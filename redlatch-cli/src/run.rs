@@ -192,6 +192,9 @@ pub(crate) async fn run_cmd(
     let cmd_ended = child.has_ended();
     // Even if CMD itself has ended: its children still rely on the lock.
     child.end(true, false, cmd.kill_after, signals).await;
+    if let Some(remaining) = child.remaining() {
+        stderr!("{names}: these processes could not be ended and continue: {remaining}");
+    }
     once::finish(unfinished, &names, "lost the lock".into()).await;
     child.resend_key_signal();
     Ok(CmdEnd::Lost {
