@@ -161,8 +161,9 @@ fn json_text(level: Level, message: &str) -> String {
 
 /// Returns whether colors may be used at this stream.
 pub(crate) fn has_colors(stream: &impl IsTerminal) -> bool {
-    let is_set = |variable| std::env::var_os(variable).is_some_and(|value| !value.is_empty());
-    stream.is_terminal() && !is_set("NO_COLOR")
+    let refuses = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let lacks_them = std::env::var_os("TERM").is_some_and(|terminal| terminal == "dumb");
+    stream.is_terminal() && !refuses && !lacks_them
 }
 
 /// Takes each log event as a whole.
