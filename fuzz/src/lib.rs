@@ -23,6 +23,9 @@ mod exit;
 #[path = "../../redlatch-cli/src/http.rs"]
 #[allow(dead_code)]
 mod http;
+#[path = "../../redlatch-cli/src/line_queue.rs"]
+#[allow(dead_code)]
+mod line_queue;
 #[path = "../../redlatch-cli/src/stderr.rs"]
 #[allow(dead_code, unused_imports, unused_macros)]
 mod stderr;
@@ -32,6 +35,9 @@ mod store;
 #[path = "../../redlatch-cli/src/store_args.rs"]
 #[allow(dead_code)]
 mod store_args;
+#[path = "../../redlatch-cli/src/streams.rs"]
+#[allow(dead_code)]
+mod streams;
 #[path = "../../redlatch-cli/src/ticket_args.rs"]
 #[allow(dead_code)]
 mod ticket_args;

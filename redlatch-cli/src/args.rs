@@ -507,7 +507,8 @@ Exit codes:
    70  a bug in redlatch
    71  the system refused an operation, such as starting another process
    73  --once-per, --slot: CMD has run already
-   74  the lock was lost while CMD or its children ran; they were ended
+   74  the lock was lost while CMD or its children ran; they were ended, and a message
+       names those that could not be
    75  another owner holds the lock (or N of -E)
   126  CMD was found but cannot be executed
   127  CMD was not found";

@@ -88,7 +88,8 @@ impl Child {
         let process = match &terminal {
             Some(terminal) => terminal.with_original_mask(|| command.spawn()),
             None => command.spawn(),
-        }?;
+        };
+        let process = process.map_err(start_error)?;
         let pid = i32::try_from(process.id()).ok().and_then(Pid::from_raw);
         Ok(Child {
             cmd: pid.ok_or_else(|| io::Error::other("the process id of CMD is out of range"))?,
@@ -227,6 +228,23 @@ impl Child {
     pub(crate) fn descendant_counter(&self) -> impl FnOnce() -> usize + use<> {
         let earlier_children = self.earlier_children.clone();
         move || process_tree::descendants(&earlier_children).len()
+    }
+
+    /// Names the processes that have outlasted [`end`](Child::end): `4711 (sleep)`. `None` if all
+    /// have ended.
+    pub(crate) fn remaining(&mut self) -> Option<String> {
+        if self.all_ended() {
+            return None;
+        }
+        let mut named = self.descendants().into_iter().map(|process| {
+            let name = process_tree::name(process.pid).unwrap_or_default();
+            format!("{} ({name})", process.pid)
+        });
+        Some(match named.next() {
+            Some(first) => named.fold(first, |list, one| format!("{list}, {one}")),
+            // The system does not list processes.
+            None => format!("processes of group {}", self.cmd),
+        })
     }
 
     /// Stops all descendants. Repeats until none is running, because a running process may start
@@ -426,4 +444,14 @@ fn redlatch_command() -> Command {
 #[cfg(not(target_os = "linux"))]
 fn redlatch_command() -> Command {
     Command::new(std::env::current_exe().unwrap_or_else(|_| "redlatch".into()))
+}
+
+/// Adds the cause to the error of a process that could not be started.
+fn start_error(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::NotFound if cfg!(target_os = "linux") => io::Error::other(format!(
+            "redlatch executes itself as /proc/self/exe: {error}; is /proc mounted?"
+        )),
+        _ => error,
+    }
 }

@@ -7,7 +7,7 @@ use crate::args::{Args, Completions, Shell};
 use crate::exit::Failure;
 use crate::show;
 
-pub(crate) fn completions(completions: &Completions) -> Result<u8, Failure> {
+pub(crate) async fn completions(completions: &Completions) -> Result<u8, Failure> {
     let mut script = Vec::new();
     let shell = match completions.shell {
         Shell::Bash => aot::Shell::Bash,
@@ -15,5 +15,5 @@ pub(crate) fn completions(completions: &Completions) -> Result<u8, Failure> {
         Shell::Fish => aot::Shell::Fish,
     };
     aot::generate(shell, &mut Args::command(), "redlatch", &mut script);
-    show::write(&String::from_utf8_lossy(&script))
+    show::write(String::from_utf8_lossy(&script).into_owned()).await
 }

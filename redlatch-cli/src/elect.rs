@@ -298,7 +298,7 @@ async fn observe(store_args: &StoreArgs, elect: &Elect) -> Result<u8, Failure> {
                 true => show::json_lines(&[line])?,
                 false => text(&line),
             };
-            if !show::write_if_open(&text)? {
+            if !show::write_if_open(text).await? {
                 return Ok(exit::OK);
             }
             printed = Some(leader);

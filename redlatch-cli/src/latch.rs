@@ -48,7 +48,7 @@ pub(crate) async fn latch(store_args: &StoreArgs, latch: &Latch) -> Result<u8, F
     match latch.command {
         LatchCommand::Set { n } => {
             if handle.try_set_count(n).await? {
-                return show::write(&format!("{n}\n"));
+                return show::write(format!("{n}\n")).await;
             }
             let left = match handle.count().await? {
                 1 => "1 is left".to_owned(),
@@ -59,7 +59,7 @@ pub(crate) async fn latch(store_args: &StoreArgs, latch: &Latch) -> Result<u8, F
         }
         LatchCommand::CountDown { by } => {
             let left = handle.count_down_by(by).await?;
-            show::write(&format!("{left}\n"))
+            show::write(format!("{left}\n")).await
         }
         LatchCommand::Wait { .. } => {
             let open = async {

@@ -15,6 +15,7 @@ mod exporter;
 mod held_lock;
 mod http;
 mod latch;
+mod line_queue;
 #[cfg(feature = "man")]
 mod man;
 mod once;
@@ -26,6 +27,7 @@ mod signals;
 mod stderr;
 mod store;
 mod store_args;
+mod streams;
 mod terminal;
 mod ticket;
 mod ticket_args;
@@ -34,8 +36,10 @@ mod top;
 mod watch;
 mod why;
 
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::ffi::OsString;
-use std::io::IsTerminal as _;
+use std::io::{self, IsTerminal};
+use std::panic;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
@@ -46,8 +50,17 @@ use crate::args::{Args, Command, Elect, InternalCommand, Run};
 use crate::config::Config;
 use crate::exit::Failure;
 use crate::stderr::{LogFormat, Output, stderr};
+use crate::streams::WrittenAtEnd;
 
 fn main() -> ExitCode {
+    let _written = WrittenAtEnd;
+    panic::set_hook(Box::new(|info| {
+        stderr!("{info}");
+        let backtrace = Backtrace::capture();
+        if backtrace.status() == BacktraceStatus::Captured {
+            stderr::usage_text(&format!("{backtrace}\n"));
+        }
+    }));
     let first = std::env::args_os().nth(1);
     if first.is_some_and(|first| InternalCommand::is_named(&first)) {
         return run_internal(&InternalCommand::parse());
@@ -89,7 +102,7 @@ fn main() -> ExitCode {
     exit_code(dispatch(args))
 }
 
-/// Runs a command that needs no log, no runtime and no threads.
+/// Runs a command that needs no log and no runtime.
 fn run_internal(command: &InternalCommand) -> ExitCode {
     match command {
         // This process becomes CMD and does not hold the lock.
@@ -111,10 +124,7 @@ fn exit_code(result: Result<u8, Failure>) -> ExitCode {
 fn dispatch(args: Args) -> Result<u8, Failure> {
     // CMD is killed when the thread that started it ends (see `child`). So everything runs on this
     // thread, which lives as long as the process.
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::system("cannot start the tokio runtime", &error))?;
+    let runtime = runtime()?;
     let code = runtime.block_on(async {
         match args.command {
             Command::Run(run) => run::run(&args.store_args, run).await,
@@ -131,12 +141,19 @@ fn dispatch(args: Args) -> Result<u8, Failure> {
             Command::Token(token) => token::token(&args.store_args, &token).await,
             Command::Top(top) => top::top(args.store_args, top).await,
             Command::Exporter(exporter) => exporter::exporter(&args.store_args, &exporter).await,
-            Command::Completions(completions) => completions::completions(&completions),
+            Command::Completions(completions) => completions::completions(&completions).await,
         }
     });
     // Do not wait for a pending host name lookup.
     runtime.shutdown_background();
     code
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::system("cannot start the tokio runtime", &error))
 }
 
 /// Prints a usage error, or the requested help. Quoted parts of the command line are printed
@@ -154,19 +171,17 @@ fn print_usage_error(error: clap::Error) -> ExitCode {
             (shown != arg).then_some((arg, shown))
         })
         .collect();
-    let code = if error.use_stderr() {
-        exit::USAGE
-    } else {
-        exit::OK
-    };
+    if !error.use_stderr() {
+        let text = text_of(&error, &io::stdout());
+        return exit_code(runtime().and_then(|runtime| runtime.block_on(show::write(text))));
+    }
     let mut message = error.to_string();
     let lacks_cmd =
         error.kind() == ErrorKind::MissingRequiredArgument && message.contains("  <CMD>");
     if error.kind() == ErrorKind::MissingSubcommand {
         stderr::usage_text(&Args::command().render_help().to_string());
-    } else if secrets.is_empty() && (!error.use_stderr() || !stderr::is_json()) {
-        // Uses colors at a terminal. Errors are ignored: a closed pipe has no reader.
-        let _ = error.print();
+    } else if secrets.is_empty() && !stderr::is_json() {
+        stderr::usage_text(&text_of(&error, &io::stderr()));
     } else {
         for (secret, shown) in secrets {
             message = message.replace(&secret, &shown);
@@ -182,7 +197,15 @@ fn print_usage_error(error: clap::Error) -> ExitCode {
             "CMD comes after --: redlatch {command} NAME -- CMD\n"
         ));
     }
-    code.into()
+    exit::USAGE.into()
+}
+
+/// Returns the text of an error or of help, with colors if the stream may have them.
+fn text_of(error: &clap::Error, stream: &impl IsTerminal) -> String {
+    match stderr::has_colors(stream) {
+        true => error.render().ansi().to_string(),
+        false => error.render().to_string(),
+    }
 }
 
 /// Returns the format of messages that is requested on a command line that is wrong elsewhere, or in the

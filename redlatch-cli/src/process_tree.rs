@@ -4,9 +4,9 @@
 use rustix::process::Pid;
 
 #[cfg(target_os = "linux")]
-pub(crate) use linux::{adopt_orphans, descendants, is_group_orphaned};
+pub(crate) use linux::{adopt_orphans, descendants, is_group_orphaned, name};
 #[cfg(not(target_os = "linux"))]
-pub(crate) use others::{adopt_orphans, descendants, is_group_orphaned};
+pub(crate) use others::{adopt_orphans, descendants, is_group_orphaned, name};
 
 #[derive(Debug, Clone, Copy)]
 #[cfg_attr(not(target_os = "linux"), allow(dead_code))]
@@ -65,6 +65,12 @@ mod linux {
         }
         found.retain(|process| process.state != State::Dead);
         found
+    }
+
+    /// Returns the name of a process, up to 15 bytes of it.
+    pub(crate) fn name(pid: Pid) -> Option<String> {
+        let name = fs::read(format!("/proc/{pid}/comm")).ok()?;
+        Some(String::from_utf8_lossy(name.trim_ascii_end()).into_owned())
     }
 
     fn process(pid: Pid) -> Option<Process> {
@@ -167,6 +173,10 @@ mod others {
 
     pub(crate) fn descendants(_: &HashSet<Pid>) -> Vec<Process> {
         Vec::new()
+    }
+
+    pub(crate) fn name(_: Pid) -> Option<String> {
+        None
     }
 
     pub(crate) fn is_group_orphaned() -> bool {

@@ -148,7 +148,7 @@ pub(crate) async fn run_cmd(
     signals: &mut Signals,
 ) -> Result<CmdEnd, Failure> {
     let names = held_lock.names();
-    // This process may have been stopped since it acquired the lock, or waited for a reader of its messages.
+    // This process may have been stopped since it acquired the lock.
     if let Some(loss) = held_lock.known_loss().await {
         stderr!("{names}: lost before CMD began: {loss}");
         once::finish(once_run, &names, "lost the lock before CMD began".into()).await;
@@ -192,6 +192,9 @@ pub(crate) async fn run_cmd(
     let cmd_ended = child.has_ended();
     // Even if CMD itself has ended: its children still rely on the lock.
     child.end(true, false, cmd.kill_after, signals).await;
+    if let Some(remaining) = child.remaining() {
+        stderr!("{names}: these processes could not be ended and continue: {remaining}");
+    }
     once::finish(unfinished, &names, "lost the lock".into()).await;
     child.resend_key_signal();
     Ok(CmdEnd::Lost {
@@ -406,4 +409,39 @@ async fn report_remaining(names: String, cmd: &Cmd, count: impl FnOnce() -> usiz
         duration::short(cmd.kill_after)
     );
     std::future::pending().await
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::args::{Args, Command};
+
+    /// The process was stopped between the acquisition and the start of CMD.
+    #[tokio::test]
+    async fn cmd_is_not_started_after_a_loss() {
+        let client = Client::embedded();
+        let acquiring = client.lock("lost").lock().lease(Duration::from_millis(1));
+        let held_lock = HeldLock::from_guard(acquiring.await.unwrap(), None);
+        let args = Args::parse_from(["redlatch", "run", "--slot", "1", "lost", "--", "true"]);
+        let Command::Run(run) = args.command else {
+            unreachable!("it is `run`");
+        };
+        let once_run = once::begin(&client, &run).await.unwrap().unwrap();
+        held_lock.lost().await;
+        let mut signals = Signals::none();
+        let end = run_cmd(&client, held_lock, once_run, &run.cmd, &mut signals).await;
+        assert!(matches!(
+            end,
+            Ok(CmdEnd::Lost {
+                cmd_ended: false,
+                end_requested: false
+            })
+        ));
+        let limits = WaitLimits::new(None, None);
+        let earlier = once::earlier_run(&client, &limits, &run).await.unwrap();
+        let outcome = earlier.and_then(|earlier| earlier.outcome);
+        assert_eq!(outcome.as_deref(), Some("lost the lock before CMD began"));
+    }
 }

@@ -1,7 +1,7 @@
 //! `redlatch show`, `ls` and `unlock`. They print tables or JSON to standard output.
 
 use std::collections::BTreeMap;
-use std::io::{self, ErrorKind, Write as _};
+use std::io::{self, ErrorKind};
 use std::time::Duration;
 
 use redlatch::inspect::{HeldPermit, Holder, ObjectKind, ObjectState, Waiter};
@@ -14,6 +14,7 @@ use crate::exit::{self, Failure};
 use crate::registered::{self, Registered};
 use crate::stderr::{self, printable, stderr, warning};
 use crate::store_args::StoreArgs;
+use crate::streams::STDOUT;
 use crate::{duration, store, ticket};
 
 /// An object in JSON. The first six fields are present for every object, the others where they
@@ -84,8 +85,8 @@ pub(crate) async fn show(store_args: &StoreArgs, show: &Show) -> Result<u8, Fail
         });
     }
     match show.json {
-        true => write(&json_lines(&objects)?),
-        false => write(&(table(&objects, false) + &sentences)),
+        true => write(json_lines(&objects)?).await,
+        false => write(table(&objects, false) + &sentences).await,
     }
 }
 
@@ -130,8 +131,8 @@ pub(crate) async fn ls(store_args: &StoreArgs, ls: &Ls) -> Result<u8, Failure> {
     }
     let objects: Vec<Object> = objects.into_values().collect();
     match ls.json {
-        true => write(&json_lines(&objects)?),
-        false => write(&table(&objects, ls.wide)),
+        true => write(json_lines(&objects)?).await,
+        false => write(table(&objects, ls.wide)).await,
     }
 }
 
@@ -161,7 +162,8 @@ pub(crate) async fn unlock(store_args: &StoreArgs, unlock: &Unlock) -> Result<u8
     if asks {
         return ask(&client, name, unlock).await;
     }
-    write(&format!("{}\n", force_unlock(&client, name, None).await?))
+    let unlocked = force_unlock(&client, name, None).await?;
+    write(format!("{unlocked}\n")).await
 }
 
 /// Asks the holder of a lock to release it. With --wait, waits until it has.
@@ -191,7 +193,7 @@ async fn ask_holder<K: Revocable>(lock: &Lock<K>, unlock: &Unlock) -> Result<u8,
         None => lock.ask().await?,
     };
     let Some(owner) = asked else {
-        return write(&format!("{shown}: was not locked\n"));
+        return write(format!("{shown}: was not locked\n")).await;
     };
     let limit = unlock.revoke.map_or(String::new(), |limit| {
         // Redisson and earlier versions continue to renew it.
@@ -201,7 +203,7 @@ async fn ask_holder<K: Revocable>(lock: &Lock<K>, unlock: &Unlock) -> Result<u8,
         )
     });
     let asked = format!("{shown}: asked {}{limit}\n", printable(owner.as_str()));
-    let written = write(&asked)?;
+    let written = write(asked).await?;
     if owner.as_str().starts_with("ticket-") {
         warning!(
             "{shown}: it is a ticket, which no process holds now; none can adopt it any more, and `redlatch unlock` with the ticket releases it"
@@ -211,7 +213,7 @@ async fn ask_holder<K: Revocable>(lock: &Lock<K>, unlock: &Unlock) -> Result<u8,
         return Ok(written);
     };
     if lock.released_by(owner, wait).await? {
-        return write(&format!("{shown}: released\n"));
+        return write(format!("{shown}: released\n")).await;
     }
     stderr!("{shown}: not released within {}", duration::short(wait));
     Ok(exit::NOT_RELEASED)
@@ -525,14 +527,14 @@ fn shortened(text: &str, width: usize) -> String {
     start.chain(['…']).chain(end).collect()
 }
 
-pub(crate) fn write(text: &str) -> Result<u8, Failure> {
-    write_if_open(text).map(|_| exit::OK)
+/// Writes a result to standard output. Returns when all of it is written.
+pub(crate) async fn write(text: String) -> Result<u8, Failure> {
+    write_if_open(text).await.map(|_| exit::OK)
 }
 
-/// Writes to standard output, and returns whether it is still read.
-pub(crate) fn write_if_open(text: &str) -> Result<bool, Failure> {
-    let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+/// The same. Returns whether standard output is still read.
+pub(crate) async fn write_if_open(text: String) -> Result<bool, Failure> {
+    match STDOUT.write(text).await {
         Ok(()) => Ok(true),
         // `redlatch ls | head -1`: the reader has read enough.
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),

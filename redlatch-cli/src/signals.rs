@@ -86,6 +86,12 @@ impl Signals {
         Signals::catch(ENDING.into_iter().chain(others).chain([SIGCHLD]), OPTIONAL)
     }
 
+    /// Catches none.
+    #[cfg(test)]
+    pub(crate) fn none() -> Signals {
+        Signals(mpsc::unbounded_channel().1)
+    }
+
     fn catch(
         numbers: impl Iterator<Item = i32>,
         optional: &[std::ops::RangeInclusive<i32>],

@@ -1,8 +1,8 @@
-//! Messages for users: always on standard error, and never a panic. Standard error may be a pipe
-//! whose reader has gone, and `redlatch` must not abandon CMD because of that.
+//! Messages for users, and log events: always on standard error. They delay nothing (see
+//! [`streams`](crate::streams)).
 
 use std::fmt;
-use std::io::{IsTerminal as _, Write as _};
+use std::io::{self, IsTerminal};
 use std::sync::OnceLock;
 
 use clap::ValueEnum;
@@ -15,6 +15,8 @@ use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt as _;
+
+use crate::streams::STDERR;
 
 /// Prints an error like `eprintln!`, with the name of the program as prefix.
 macro_rules! stderr {
@@ -111,25 +113,33 @@ struct JsonMessage<'a> {
 
 /// Prints one message of this level.
 pub(crate) fn line(level: Level, what: fmt::Arguments<'_>) {
+    STDERR.send(line_text(level, &what.to_string()));
+}
+
+fn line_text(level: Level, what: &str) -> String {
     if is_json() {
-        return json_line(level, &what.to_string());
+        return json_text(level, what);
     }
     let prefix = match level {
         Level::WARN => "warning: ",
         _ => "",
     };
-    // A single write, so that lines of several processes do not mix.
-    let what = printable(&what.to_string());
-    write(&format!("redlatch: {prefix}{what}\n"));
+    format!("redlatch: {prefix}{}\n", printable(what))
+}
+
+/// Returns the line that stands in place of dropped ones.
+pub(crate) fn dropped_text(lines: usize) -> String {
+    let what = format!("{lines} lines were dropped, because they were not read in time");
+    line_text(Level::WARN, &what)
 }
 
 /// Prints the explanation of wrong usage, which may have several lines.
 pub(crate) fn usage_text(text: &str) {
     if is_json() {
         let text = text.strip_prefix("error: ").unwrap_or(text);
-        return json_line(Level::ERROR, text.trim_end());
+        return STDERR.send(json_text(Level::ERROR, text.trim_end()));
     }
-    write(text);
+    STDERR.send(text.to_owned());
 }
 
 /// Returns the current time in UTC, as in the log.
@@ -139,20 +149,35 @@ pub(crate) fn timestamp() -> String {
     timestamp
 }
 
-fn json_line(level: Level, message: &str) {
+fn json_text(level: Level, message: &str) -> String {
     let message = JsonMessage {
         timestamp: timestamp(),
         level: level.as_str(),
         message,
         target: "redlatch",
     };
-    if let Ok(line) = serde_json::to_string(&message) {
-        write(&(line + "\n"));
-    }
+    serde_json::to_string(&message).unwrap_or_default() + "\n"
 }
 
-fn write(text: &str) {
-    let _ = std::io::stderr().write_all(text.as_bytes());
+/// Returns whether colors may be used at this stream.
+pub(crate) fn has_colors(stream: &impl IsTerminal) -> bool {
+    let refuses = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let lacks_them = std::env::var_os("TERM").is_some_and(|terminal| terminal == "dumb");
+    stream.is_terminal() && !refuses && !lacks_them
+}
+
+/// Takes each log event as a whole.
+struct LogWriter;
+
+impl io::Write for LogWriter {
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        STDERR.send(String::from_utf8_lossy(event).into_owned());
+        Ok(event.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Escapes control characters: text from the store must not control the reader's terminal.
@@ -183,9 +208,9 @@ pub(crate) fn start_log() {
     }));
     let base = tracing_subscriber::fmt()
         .with_max_level(Level::TRACE)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal() && custom_filter.is_some() && !is_json())
-        // Otherwise it would panic when standard error is closed.
+        .with_writer(|| LogWriter)
+        .with_ansi(io::stderr().is_terminal() && custom_filter.is_some() && !is_json())
+        // Otherwise it would print them by itself.
         .log_internal_errors(false);
     if is_json() {
         let json = base.json().flatten_event(true).with_span_list(false);

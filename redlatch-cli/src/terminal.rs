@@ -21,7 +21,7 @@ impl Terminal {
     /// outside its PID namespace: such a group cannot be put into the foreground.
     ///
     /// Blocks SIGTTOU for this thread: a process in the background would otherwise be stopped when
-    /// it changes the foreground or, with `stty tostop`, when it prints a message.
+    /// it changes the foreground.
     pub(crate) fn open() -> Option<Terminal> {
         let group = Pid::from_raw(getpgrp().as_raw())?;
         let device = File::options()

@@ -1,9 +1,11 @@
 //! `redlatch lock`, `redlatch renew` and `redlatch unlock --ticket`: a lock that is held across several processes.
 //!
-//! 1. `lock` acquires the lock, makes a ticket of it and prints it. If it cannot be printed, it releases the lock.
+//! 1. `lock` acquires the lock, makes a ticket of it and prints it. If it cannot be printed, or a
+//!    signal arrives before it is written, `lock` releases the lock.
 //! 2. `renew` and `unlock --ticket` use the ticket as it is. `run --ticket` adopts it.
 //! 3. `lock --hold` makes no ticket. It waits for a signal or the loss of the lock.
 
+use std::future::pending;
 use std::io::{Error as IoError, ErrorKind};
 
 use redlatch::kind::Revocable;
@@ -19,7 +21,7 @@ use crate::stderr::{detail, note, printable, stderr};
 use crate::store::WaitLimits;
 use crate::store_args::StoreArgs;
 use crate::ticket_args::{Lock, Renew};
-use crate::{show, store};
+use crate::{show, store, streams};
 
 /// The longest text that is read from standard input. The library refuses tickets that are much shorter.
 const MAX_INPUT: usize = 4096;
@@ -57,6 +59,15 @@ macro_rules! with_lock {
 pub(crate) async fn lock(store_args: &StoreArgs, args: &Lock) -> Result<u8, Failure> {
     let mut signals = Signals::catch_ending()?;
     let (name, kind) = (&args.name, args.kind());
+    if !args.hold && streams::is_stdout_closed() {
+        return Err(Failure {
+            code: exit::SYSTEM,
+            message:
+                "standard output is closed or /dev/null, so nothing would receive the ticket; \
+                      the lock was not requested"
+                    .into(),
+        });
+    }
     let mut settings = Client::builder().label("redlatch lock");
     if let Some(watchdog) = args.watchdog {
         settings = settings.watchdog_lease(watchdog);
@@ -134,43 +145,45 @@ async fn lock_with<K: HasTicket + Revocable>(
     let made = tokio::select! {
         biased;
         signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
-        // Not interrupted between the ticket and its output, because there is no other await point.
-        made = make_ticket(guard, args) => made?,
+        made = guard.into_ticket_for(args.lease) => made,
     };
-    match made {
-        (_, Ok(())) => Ok(exit::OK),
-        (ticket, Err(failure)) => {
-            lock.unlock_ticket(&ticket).await?;
-            Err(failure)
-        }
+    let ticket = made.map_err(IntoTicketError::into_error)?;
+    let printed = tokio::select! {
+        biased;
+        signal = signals.next_end() => Ok(Some(signal)),
+        printed = print(&ticket) => printed.map(|()| None),
+    };
+    if let Ok(None) = printed {
+        return Ok(exit::OK);
     }
+    lock.unlock_ticket(&ticket).await?;
+    Ok(printed?.map_or(exit::OK, |signal| exit::by_signal(signal.as_raw())))
 }
 
-/// Makes a ticket and prints it.
-async fn make_ticket<K: HasTicket>(
-    guard: Guard<redlatch::Lock<K>>,
-    args: &Lock,
-) -> Result<(Ticket, Result<(), Failure>), Failure> {
-    let ticket = guard.into_ticket_for(args.lease).await;
-    let ticket = ticket.map_err(IntoTicketError::into_error)?;
-    let printed = match show::write_if_open(&format!("{ticket}\n")) {
-        Ok(true) => Ok(()),
-        Ok(false) => Err(Failure::system(
+/// Prints a ticket. A reader that has gone is an error: nothing else has the ticket.
+async fn print(ticket: &Ticket) -> Result<(), Failure> {
+    match show::write_if_open(format!("{ticket}\n")).await? {
+        true => Ok(()),
+        false => Err(Failure::system(
             "cannot write the ticket to standard output, so the lock was released",
             &ErrorKind::BrokenPipe.into(),
         )),
-        Err(failure) => Err(failure),
-    };
-    Ok((ticket, printed))
+    }
 }
 
 /// Holds the lock until a signal asks to release it, or it is lost.
 async fn hold(name: &str, mut held: HeldLock, signals: &mut Signals) -> Result<u8, Failure> {
-    show::write(&match held.token() {
+    let text = match held.token() {
         Some(token) => format!("{} {token}\n", held.owner()),
         None => format!("{}\n", held.owner()),
-    })?;
+    };
     let asked = held.take_asked();
+    let unwritten = async {
+        match show::write(text).await {
+            Ok(_) => pending().await,
+            Err(failure) => failure,
+        }
+    };
     tokio::select! {
         biased;
         loss = held.lost() => {
@@ -179,6 +192,7 @@ async fn hold(name: &str, mut held: HeldLock, signals: &mut Signals) -> Result<u
         }
         _ = signals.next_end() => {}
         () = asked => note!("{name}: asked to release it"),
+        failure = unwritten => return Err(failure),
     }
     held.unlock().await?;
     detail!("{name}: released");

@@ -124,12 +124,13 @@ Examples:
 const LOCK_CODES: &str = "\
 Exit codes:
     0  the ticket was printed; with --hold the lock was released
-  128+n  signal n ended the wait for the lock
+  128+n  signal n ended the wait for the lock, or for the reader of the ticket
     2  wrong usage: options, durations, the name, the URL, the configuration file
    65  NAME is an object of another kind
    69  the store cannot be reached or refused the client (credentials, version),
        or too few replicas acknowledged the lock in time
-   71  the ticket could not be written; the lock was released
+   71  the ticket could not be written; the lock was released, or not requested if standard
+       output is closed
    74  the lock was lost
    75  another owner holds the lock (or N of -E)";
 

@@ -33,5 +33,5 @@ pub(crate) async fn token(store_args: &StoreArgs, token: &Token) -> Result<u8, F
             return Ok(exit::NOT_ACQUIRED);
         }
     };
-    show::write(&format!("{number}\n"))
+    show::write(format!("{number}\n")).await
 }

@@ -69,7 +69,7 @@ pub(crate) async fn watch(store_args: &StoreArgs, watch: &Watch) -> Result<u8, F
                 true => show::json_lines(&[line])?,
                 false => line.text(),
             };
-            if !show::write_if_open(&text)? {
+            if !show::write_if_open(text).await? {
                 return Ok(exit::OK);
             }
         }

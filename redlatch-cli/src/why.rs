@@ -88,7 +88,7 @@ pub(crate) async fn why(store_args: &StoreArgs, why: &Why) -> Result<u8, Failure
             object: Object::new(name.clone(), state),
             waiters: waiters.map(|waiters| waiters.iter().map(Party::waiter).collect()),
         };
-        return show::write(&show::json_lines(&[explained])?);
+        return show::write(show::json_lines(&[explained])?).await;
     }
     let shown = printable(name);
     let mut text = String::new();
@@ -112,7 +112,7 @@ pub(crate) async fn why(store_args: &StoreArgs, why: &Why) -> Result<u8, Failure
         let queued = wait.position.map_or("", |_| ", in the queue");
         text.push_str(&format!("  {}. {}{queued}\n", i + 1, waiter_text(wait)));
     }
-    show::write(&text)
+    show::write(text).await
 }
 
 /// Describes a holder: `report@db7 (pid 4711) since 02:00:13 UTC, "reindex 42", lease 24 s left`.
@@ -172,7 +172,7 @@ pub(crate) async fn deadlocks(store_args: &StoreArgs, args: &Deadlocks) -> Resul
             texts("deadlock", &deadlocks) + &texts("possible deadlock", &possible)
         }
     };
-    show::write(&text)?;
+    show::write(text).await?;
     Ok(match deadlocks.is_empty() {
         true => exit::OK,
         false => exit::FOUND,

@@ -255,3 +255,18 @@ fn unreachable_store_at_the_end_does_not_change_the_exit_code() {
     let finished = holder.finish().expect(5);
     assert!(finished.stderr.contains("not released"), "{finished:#?}");
 }
+
+/// redlatch executes itself by its path in `/proc`.
+#[test]
+fn missing_proc_is_named() {
+    let name = unique("no-proc");
+    let line = r#"mount -t tmpfs none /proc && exec "$@""#;
+    let mut command = std::process::Command::new("unshare");
+    // Users other than root may mount only as root of a namespace.
+    command.args(["--map-root-user", "--mount", "sh", "-c", line, "sh"]);
+    command.args([env!("CARGO_BIN_EXE_redlatch"), "run", &name, "--", "true"]);
+    command.env("REDLATCH_URL", shared().url());
+    let finished = finish(command).expect(71);
+    finished.assert_stderr("is /proc mounted?");
+    assert!(!is_held(shared(), &name));
+}

@@ -22,5 +22,6 @@ mod terminal;
 mod tickets;
 mod tokens;
 mod top;
+mod unread_output;
 mod usage;
 mod watch;

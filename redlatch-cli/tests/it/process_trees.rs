@@ -421,3 +421,41 @@ fn cmd_in_a_pipeline_reads_the_terminal() {
     shell.finish().expect(0);
     assert!(!is_held(shared(), &name));
 }
+
+/// A process of CMD that the user of redlatch may not signal, because it has become root. Users
+/// other than root need `sudo` without a password to prepare that.
+#[test]
+fn processes_that_cannot_be_ended_are_named() {
+    let (name, temp_dir) = (unique("unkillable"), TempDir::new());
+    let becomes_root = temp_dir.path("becomes-root");
+    let is_root = rustix::process::geteuid().is_root();
+    let as_root = if is_root { "" } else { "sudo -n" };
+    let line = format!(
+        r#"cp "$(command -v setpriv)" "$0" && {as_root} chown root "$0" && {as_root} chmod 4755 "$0""#
+    );
+    let mut prepare = std::process::Command::new("sh");
+    prepare.args(["-c", &line, &becomes_root]);
+    finish(prepare).expect(0);
+    let own_pid = std::process::id();
+    let outlasts = format!("{becomes_root} --reuid 0 tail --pid {own_pid} -f /dev/null");
+    let script = format!("{outlasts} >/dev/null 2>&1 & echo $!; exec cat");
+    let args = ["run", "--watchdog", "6s", "--kill-after", "100ms", &name];
+    let mut command = redlatch(
+        shared(),
+        &[&args[..], &["--", "sh", "-c", &script]].concat(),
+    );
+    if is_root {
+        command.uid(65534).gid(65534);
+    }
+    let holder = Running::start(command);
+    let left = KillOnDrop(Pid::from_raw(holder.cmd_pid() as i32).unwrap());
+    let comm = format!("/proc/{}/comm", left.0);
+    until("it is root", || {
+        std::fs::read_to_string(&comm).is_ok_and(|name| name == "tail\n")
+    });
+    finish(redlatch(shared(), &["unlock", "--force", &name])).expect(0);
+    let finished = holder.finish().expect(74);
+    let remaining = format!("{} (tail)", left.0);
+    let named = format!("these processes could not be ended and continue: {remaining}\n");
+    assert!(finished.stderr.contains(&named), "{finished:#?}");
+}

@@ -1,9 +1,7 @@
 //! Starting the command, waiting for conditions, and ending started processes.
 
-use std::io::{Read, Write as _};
+use std::io::{PipeReader, PipeWriter, Read, Write as _};
 use std::net::TcpStream;
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use redlatch_testkit::Server;
+use rustix::io::ioctl_fionbio;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Waits until a condition holds. The limit is far longer than anything takes, even on a busy
@@ -56,33 +55,47 @@ pub(crate) fn at_a_terminal(line: &str) -> Running {
     Running::start(command)
 }
 
-/// A reader of standard error that reads nothing until [`BusyReader::read`]. The buffer is full, so a process that writes a message
-/// waits.
-pub(crate) struct BusyReader(UnixStream);
+/// A full pipe: a process that writes to it waits until it is read.
+pub(crate) struct FullPipe {
+    reader: PipeReader,
+    writer: PipeWriter,
+}
 
-impl BusyReader {
-    /// Starts a command with this reader.
-    pub(crate) fn start(mut command: Command) -> (Running, BusyReader) {
-        let (reader, mut writer) = UnixStream::pair().expect("sockets");
-        writer.set_nonblocking(true).expect("a mode");
+impl FullPipe {
+    pub(crate) fn new() -> FullPipe {
+        let (reader, mut writer) = std::io::pipe().expect("a pipe");
+        ioctl_fionbio(&writer, true).expect("a mode");
         for filler in [&[b' '; 4096][..], b" "] {
             while let Ok(1..) = writer.write(filler) {}
         }
-        writer.set_nonblocking(false).expect("a mode");
-        command.stdin(Stdio::piped());
-        command.stdout(Stdio::piped());
-        command.stderr(OwnedFd::from(writer));
-        (Running::start_with_own_stdio(command), BusyReader(reader))
+        ioctl_fionbio(&writer, false).expect("a mode");
+        FullPipe { reader, writer }
     }
 
-    /// Reads everything from now on. Returns it once no process has standard error any more.
-    pub(crate) fn read(mut self) -> thread::JoinHandle<String> {
-        thread::spawn(move || {
-            let mut text = String::new();
-            self.0.read_to_string(&mut text).expect("text");
-            text.trim_start().to_owned()
-        })
+    /// Starts a command with this pipe as standard error.
+    pub(crate) fn start(&self, mut command: Command) -> Running {
+        command.stdin(Stdio::piped());
+        command.stdout(Stdio::piped());
+        command.stderr(self.writer());
+        Running::start_with_own_stdio(command)
     }
+
+    pub(crate) fn writer(&self) -> PipeWriter {
+        self.writer.try_clone().expect("a pipe")
+    }
+}
+
+/// Waits until a thread of a process waits for the reader of a pipe.
+pub(crate) fn until_writing_to_pipe(running: &Running) {
+    until("it waits for the reader of a pipe", || {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", running.pid()));
+        let mut threads = threads.expect("it runs").flatten();
+        threads.any(|thread| {
+            // Where the thread waits in the kernel.
+            let place = std::fs::read_to_string(thread.path().join("wchan"));
+            place.is_ok_and(|place| place.contains("pipe_write"))
+        })
+    });
 }
 
 /// Runs a command to its end.
@@ -260,6 +273,16 @@ impl Running {
             stderr: CapturedOutput::of(child.stderr.take()),
             child,
         }
+    }
+
+    /// Reads a pipe that this process has as standard output.
+    pub(crate) fn read_stdout(&mut self, pipe: FullPipe) {
+        self.stdout = CapturedOutput::of(Some(pipe.reader));
+    }
+
+    /// Reads a pipe that this process has as standard error.
+    pub(crate) fn read_stderr(&mut self, pipe: FullPipe) {
+        self.stderr = CapturedOutput::of(Some(pipe.reader));
     }
 
     /// Returns the standard output so far.

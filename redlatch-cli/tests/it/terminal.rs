@@ -37,6 +37,20 @@ fn cmd_receives_ctrl_c_once() {
     assert!(!is_held(shared(), &name));
 }
 
+/// While CMD is in the foreground, the terminal would stop other processes that write.
+#[test]
+fn message_is_written_in_the_background() {
+    let name = unique("tostop");
+    let binary = env!("CARGO_BIN_EXE_redlatch");
+    let running = at_a_terminal(&format!(
+        "stty tostop; exec '{binary}' run --verbose --watchdog 6s {name} -- sh -c 'echo ready; exec sleep 1000'"
+    ));
+    running.until_stdout("ready");
+    finish(redlatch(shared(), &["unlock", "--force", &name])).expect(0);
+    let finished = running.finish().expect(74);
+    assert!(finished.stdout.contains("lost: "), "{finished:#?}");
+}
+
 #[test]
 fn cmd_is_ended_when_the_lock_is_lost() {
     let name = unique("lost");

@@ -1,5 +1,7 @@
 //! Tests of `redlatch lock`, `renew`, `unlock --ticket` and `run --ticket`: each step is a process of its own.
 
+use std::process::Stdio;
+
 use redlatch_testkit::{Server, shared, unique};
 use rustix::process::Signal;
 
@@ -197,22 +199,6 @@ fn exit_code_is_that_of_cmd_and_lost_ticket_ends_cmd() {
     running.finish().expect(74);
 }
 
-/// The process waits longer than its lease for the reader of its message that it has adopted the ticket.
-#[test]
-fn ticket_that_was_lost_before_cmd_began_starts_no_cmd() {
-    let name = unique("late");
-    let ticket = ticket(&["--lease", LONG], &name);
-    let args = ["run", "--verbose", "--watchdog", "1s", "--ticket", &ticket];
-    let cmd = ["--", "echo", "began"];
-    let (late, reader) = BusyReader::start(redlatch(shared(), &[&args[..], &cmd].concat()));
-    until("the lease has ended", || !is_held(shared(), &name));
-    let stderr = reader.read();
-    let finished = late.finish().expect(74);
-    assert_eq!(finished.stdout, "");
-    let stderr = stderr.join().unwrap();
-    assert!(stderr.contains("lost before CMD began"), "{stderr}");
-}
-
 /// Of several processes with one ticket, one runs CMD.
 #[test]
 fn one_of_many_processes_adopts_ticket() {
@@ -341,17 +327,46 @@ fn wrong_usage_is_explained() {
 /// Nothing can use a ticket that was not read, so the lock is free.
 #[test]
 fn ticket_that_cannot_be_written_is_released() {
-    let name = unique("unread");
+    let full = std::fs::File::options().write(true).open("/dev/full");
+    let (reader, closed_pipe) = std::io::pipe().unwrap();
+    drop(reader);
+    for (stdout, cause) in [
+        (Stdio::from(full.unwrap()), "No space left"),
+        (Stdio::from(closed_pipe), "broken pipe"),
+    ] {
+        let name = unique("unread");
+        let mut command = redlatch(shared(), &["lock", "--lease", LONG, &name]);
+        command.stdout(stdout).stderr(Stdio::piped());
+        let finished = Running::start_with_own_stdio(command).finish().expect(71);
+        finished.assert_stderr(cause);
+        assert!(!is_held(shared(), &name));
+    }
+}
+
+/// Rust opens `/dev/null` in place of a standard output that is closed, so writing does not fail.
+#[test]
+fn ticket_for_closed_standard_output_is_refused() {
+    let name = unique("closed");
+    let mut command = std::process::Command::new("sh");
+    let line = r#"exec "$0" lock --lease "$1" "$2" >&-"#;
+    command.args(["-c", line, env!("CARGO_BIN_EXE_redlatch"), LONG, &name]);
+    command.env("REDLATCH_URL", shared().url());
+    let finished = finish(command).expect(71);
+    finished.assert_stderr("standard output is closed");
+    assert!(!is_held(shared(), &name));
+}
+
+/// A ticket that is not read, in a pipe that is full.
+#[test]
+fn signal_releases_lock_whose_ticket_is_not_read() {
+    let (name, unread) = (unique("unread"), FullPipe::new());
     let mut command = redlatch(shared(), &["lock", "--lease", LONG, &name]);
-    command.stdout(
-        std::fs::OpenOptions::new()
-            .write(true)
-            .open("/dev/full")
-            .unwrap(),
-    );
-    command.stderr(std::process::Stdio::piped());
-    let finished = Running::start_with_own_stdio(command).finish().expect(71);
-    finished.assert_stderr("cannot write to standard output");
+    command.stdout(unread.writer()).stderr(Stdio::piped());
+    let waiting = Running::start_with_own_stdio(command);
+    until_writing_to_pipe(&waiting);
+    assert!(is_held(shared(), &name));
+    waiting.signal(Signal::TERM);
+    waiting.finish().expect(143);
     assert!(!is_held(shared(), &name));
 }
 
