@@ -9,6 +9,7 @@ mod config;
 mod documented_commands;
 mod duration;
 mod elect;
+mod escape;
 mod exec;
 mod exit;
 mod exporter;
@@ -24,6 +25,7 @@ mod run;
 mod show;
 mod signals;
 mod stderr;
+mod stdout;
 mod store;
 mod store_args;
 mod terminal;
@@ -34,11 +36,10 @@ mod top;
 mod watch;
 mod why;
 
-use std::ffi::OsString;
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser as _, ValueEnum as _};
 
@@ -139,41 +140,25 @@ fn dispatch(args: Args) -> Result<u8, Failure> {
     code
 }
 
-/// Prints a usage error, or the requested help. Quoted parts of the command line are printed
-/// without passwords.
-fn print_usage_error(error: clap::Error) -> ExitCode {
+/// Prints a usage error, or the requested help.
+fn print_usage_error(mut error: clap::Error) -> ExitCode {
     stderr::set_output(Output {
         log_format: requested_log_format(),
         ..Output::default()
     });
-    let secrets: Vec<(String, String)> = std::env::args_os()
-        .map(OsString::into_string)
-        .filter_map(Result::ok)
-        .filter_map(|arg| {
-            let shown = store::without_secrets(&arg);
-            (shown != arg).then_some((arg, shown))
-        })
-        .collect();
-    let code = if error.use_stderr() {
-        exit::USAGE
-    } else {
-        exit::OK
-    };
-    let mut message = error.to_string();
-    let lacks_cmd =
-        error.kind() == ErrorKind::MissingRequiredArgument && message.contains("  <CMD>");
-    if error.kind() == ErrorKind::MissingSubcommand {
-        stderr::usage_text(&Args::command().render_help().to_string());
-    } else if secrets.is_empty() && (!error.use_stderr() || !stderr::is_json()) {
-        // Uses colors at a terminal. Errors are ignored: a closed pipe has no reader.
+    if !error.use_stderr() {
+        // Text of this program alone, with colors at a terminal. Errors are ignored: a closed pipe
+        // has no reader.
         let _ = error.print();
-    } else {
-        for (secret, shown) in secrets {
-            message = message.replace(&secret, &shown);
-        }
-        stderr::usage_text(&message);
+        return exit::OK.into();
     }
-    if lacks_cmd {
+    shorten_arguments(&mut error);
+    let message = match error.kind() {
+        ErrorKind::MissingSubcommand => Args::command().render_help().to_string(),
+        _ => error.to_string(),
+    };
+    stderr::usage_text(&message);
+    if error.kind() == ErrorKind::MissingRequiredArgument && message.contains("  <CMD>") {
         let command = match message.contains("redlatch elect") {
             true => "elect",
             false => "run",
@@ -182,7 +167,25 @@ fn print_usage_error(error: clap::Error) -> ExitCode {
             "CMD comes after --: redlatch {command} NAME -- CMD\n"
         ));
     }
-    code.into()
+    exit::USAGE.into()
+}
+
+/// Shortens the arguments and variables that a usage error quotes to one line without secrets.
+fn shorten_arguments(error: &mut clap::Error) {
+    for kind in [
+        ContextKind::InvalidArg,
+        ContextKind::InvalidSubcommand,
+        ContextKind::InvalidValue,
+    ] {
+        if let Some(ContextValue::String(quoted)) = error.get(kind) {
+            let shown = escape::line(&store_args::without_secrets(quoted));
+            if shown != *quoted {
+                error.insert(kind, ContextValue::String(shown));
+                // Advice that quotes it, too.
+                error.remove(ContextKind::Suggested);
+            }
+        }
+    }
 }
 
 /// Returns the format of messages that is requested on a command line that is wrong elsewhere, or in the

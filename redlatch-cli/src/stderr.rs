@@ -2,7 +2,7 @@
 //! whose reader has gone, and `redlatch` must not abandon CMD because of that.
 
 use std::fmt;
-use std::io::{IsTerminal as _, Write as _};
+use std::io::{self, Write};
 use std::sync::OnceLock;
 
 use clap::ValueEnum;
@@ -15,6 +15,8 @@ use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt as _;
+
+use crate::escape;
 
 /// Prints an error like `eprintln!`, with the name of the program as prefix.
 macro_rules! stderr {
@@ -71,6 +73,7 @@ pub(crate) struct Output {
         long,
         global = true,
         env = "REDLATCH_LOG_FORMAT",
+        hide_env_values = true,
         value_name = "FORMAT",
         hide_possible_values = true
     )]
@@ -118,9 +121,7 @@ pub(crate) fn line(level: Level, what: fmt::Arguments<'_>) {
         Level::WARN => "warning: ",
         _ => "",
     };
-    // A single write, so that lines of several processes do not mix.
-    let what = printable(&what.to_string());
-    write(&format!("redlatch: {prefix}{what}\n"));
+    write([&*format!("redlatch: {prefix}{what}")]);
 }
 
 /// Prints the explanation of wrong usage, which may have several lines.
@@ -129,7 +130,7 @@ pub(crate) fn usage_text(text: &str) {
         let text = text.strip_prefix("error: ").unwrap_or(text);
         return json_line(Level::ERROR, text.trim_end());
     }
-    write(text);
+    write(text.lines());
 }
 
 /// Returns the current time in UTC, as in the log.
@@ -147,25 +148,35 @@ fn json_line(level: Level, message: &str) {
         target: "redlatch",
     };
     if let Ok(line) = serde_json::to_string(&message) {
-        write(&(line + "\n"));
+        write([&*line]);
     }
 }
 
-fn write(text: &str) {
-    let _ = std::io::stderr().write_all(text.as_bytes());
+/// Writes lines: text, or objects if messages are in JSON. Escapes them here, so that no caller can
+/// forget it.
+fn write<'a>(lines: impl IntoIterator<Item = &'a str>) {
+    let escape = match is_json() {
+        true => escape::json,
+        false => escape::line,
+    };
+    let lines = lines.into_iter();
+    let text: String = lines.map(|line| escape(line) + "\n").collect();
+    // A single write, so that lines of several processes do not mix.
+    let _ = io::stderr().write_all(text.as_bytes());
 }
 
-/// Escapes control characters: text from the store must not control the reader's terminal.
-pub(crate) fn printable(text: &str) -> String {
-    let mut printable = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c.is_control() {
-            printable.extend(c.escape_default());
-        } else {
-            printable.push(c);
-        }
+/// Writes log events, each of them as one line.
+struct LogWriter;
+
+impl Write for LogWriter {
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        write([String::from_utf8_lossy(event).trim_end_matches('\n')]);
+        Ok(event.len())
     }
-    printable
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Prints the library's warnings for the operator. If REDLATCH_LOG or RUST_LOG is set, prints a log
@@ -174,17 +185,21 @@ pub(crate) fn start_log() {
     let output = output();
     let custom_filter = ["REDLATCH_LOG", "RUST_LOG"]
         .into_iter()
-        .filter_map(|variable| std::env::var(variable).ok())
-        .find(|filter| !filter.is_empty());
-    let filter = targets(custom_filter.as_deref().unwrap_or(match output {
-        Output { quiet: true, .. } => QUIET_FILTER,
-        Output { verbose: true, .. } => VERBOSE_FILTER,
-        _ => DEFAULT_FILTER,
-    }));
+        .filter_map(|variable| Some((variable, std::env::var(variable).ok()?)))
+        .find(|(_, filter)| !filter.is_empty());
+    let filter = match &custom_filter {
+        Some((variable, filter)) => custom_targets(variable, filter),
+        None => targets(match output {
+            Output { quiet: true, .. } => QUIET_FILTER,
+            Output { verbose: true, .. } => VERBOSE_FILTER,
+            _ => DEFAULT_FILTER,
+        }),
+    };
     let base = tracing_subscriber::fmt()
         .with_max_level(Level::TRACE)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal() && custom_filter.is_some() && !is_json())
+        .with_writer(|| LogWriter)
+        // Colors would be escaped.
+        .with_ansi(false)
         // Otherwise it would panic when standard error is closed.
         .log_internal_errors(false);
     if is_json() {
@@ -200,12 +215,18 @@ pub(crate) fn start_log() {
     }
 }
 
-/// Parses a filter. Instead of an invalid one, which may be meant for another program, the default applies.
-fn targets(filter: &str) -> Targets {
+/// Parses a filter of the user. Instead of an invalid one, which may be meant for another program,
+/// the default applies.
+fn custom_targets(variable: &str, filter: &str) -> Targets {
     filter.parse().unwrap_or_else(|error| {
-        warning!("the log filter {filter:?} is invalid ({error}); using {DEFAULT_FILTER:?}");
+        warning!("the log filter in {variable} is invalid ({error}); using {DEFAULT_FILTER:?}");
         targets(DEFAULT_FILTER)
     })
+}
+
+/// Parses one of the filters below.
+fn targets(filter: &str) -> Targets {
+    filter.parse().unwrap_or_default()
 }
 
 /// `run` reports a loss itself, with its consequences. A lost connection is a warning, so its
@@ -235,6 +256,6 @@ where
         };
         let mut fields = String::new();
         context.format_fields(Writer::new(&mut fields), event)?;
-        writeln!(writer, "redlatch: {level}{}", printable(&fields))
+        writeln!(writer, "redlatch: {level}{fields}")
     }
 }

@@ -15,11 +15,11 @@ use crate::exit::{self, Failure};
 use crate::held_lock::{DEFAULT_WATCHDOG_LEASE, HeldLock};
 use crate::run::{report_conflict, report_waiting};
 use crate::signals::Signals;
-use crate::stderr::{detail, note, printable, stderr};
+use crate::stderr::{detail, note, stderr};
 use crate::store::WaitLimits;
 use crate::store_args::StoreArgs;
 use crate::ticket_args::{Lock, Renew};
-use crate::{show, store};
+use crate::{stdout, store};
 
 /// The longest text that is read from standard input. The library refuses tickets that are much shorter.
 const MAX_INPUT: usize = 4096;
@@ -124,12 +124,12 @@ async fn lock_with<K: HasTicket + Revocable>(
             return Err(store::explain_error(client, names, wanted, error).await);
         }
     };
-    let name = printable(&args.name);
+    let name = &args.name;
     detail!("{name}: acquired by {}", guard.owner_id());
     if args.hold {
         let token = token(&guard);
         let held = HeldLock::from_revocable(guard, token);
-        return hold(&name, held, signals).await;
+        return hold(name, held, signals).await;
     }
     let made = tokio::select! {
         biased;
@@ -153,7 +153,7 @@ async fn make_ticket<K: HasTicket>(
 ) -> Result<(Ticket, Result<(), Failure>), Failure> {
     let ticket = guard.into_ticket_for(args.lease).await;
     let ticket = ticket.map_err(IntoTicketError::into_error)?;
-    let printed = match show::write_if_open(&format!("{ticket}\n")) {
+    let printed = match stdout::lines_if_open([ticket.to_string()]) {
         Ok(true) => Ok(()),
         Ok(false) => Err(Failure::system(
             "cannot write the ticket to standard output, so the lock was released",
@@ -166,10 +166,10 @@ async fn make_ticket<K: HasTicket>(
 
 /// Holds the lock until a signal asks to release it, or it is lost.
 async fn hold(name: &str, mut held: HeldLock, signals: &mut Signals) -> Result<u8, Failure> {
-    show::write(&match held.token() {
-        Some(token) => format!("{} {token}\n", held.owner()),
-        None => format!("{}\n", held.owner()),
-    })?;
+    stdout::lines([match held.token() {
+        Some(token) => format!("{} {token}", held.owner()),
+        None => held.owner().to_string(),
+    }])?;
     let asked = held.take_asked();
     tokio::select! {
         biased;
@@ -202,7 +202,7 @@ pub(crate) async fn unlock(store_args: &StoreArgs, text: &str) -> Result<u8, Fai
     with_lock!(client, ticket.kind(), ticket.name(), lock => {
         lock.unlock_ticket(&ticket).await?;
     });
-    detail!("{}: released", printable(ticket.name()));
+    detail!("{}: released", ticket.name());
     Ok(exit::OK)
 }
 
