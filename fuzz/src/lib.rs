@@ -17,6 +17,9 @@ mod config;
 #[path = "../../redlatch-cli/src/duration.rs"]
 #[allow(dead_code)]
 mod duration;
+#[path = "../../redlatch-cli/src/escape.rs"]
+#[allow(dead_code)]
+mod escape;
 #[path = "../../redlatch-cli/src/exit.rs"]
 #[allow(dead_code)]
 mod exit;

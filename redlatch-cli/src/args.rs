@@ -20,6 +20,8 @@ use crate::{duration, http};
 #[derive(Debug, Parser)]
 #[command(
     name = "redlatch",
+    // Not the name with which it was started.
+    bin_name = "redlatch",
     version,
     disable_help_subcommand = true,
     max_term_width = 100,
@@ -44,6 +46,7 @@ pub(crate) struct Args {
         long,
         global = true,
         env = "REDLATCH_CONFIG",
+        hide_env_values = true,
         value_name = "FILE",
         value_hint = ValueHint::FilePath,
         help_heading = "Configuration"
@@ -115,7 +118,7 @@ impl InternalCommand {
 /// CMD gets the variables REDLATCH_LOCK (the name, or the names separated by spaces, each once) and
 /// REDLATCH_OWNER (the lock's owner, as in `redlatch show`), and with --fenced REDLATCH_FENCING_TOKEN. It
 /// gets no passwords: those in REDLATCH_PASSWORD, REDLATCH_SENTINEL_PASSWORD and REDLATCH_URL are removed,
-/// except with --keep-passwords.
+/// except with --keep-passwords. A REDLATCH_URL that cannot be parsed becomes `invalid`.
 ///
 /// With or without a terminal, the lock is released only after CMD has ended and, if a signal ended it,
 /// after the last of its child processes has ended, too. If the lock is lost while they run (its lease
@@ -395,7 +398,12 @@ pub(crate) struct Cmd {
     pub(crate) kill_after: Duration,
 
     /// How this run is called when others ask who holds the lock (`redlatch show`) [default: the name of CMD]
-    #[arg(long, env = "REDLATCH_LABEL", value_name = "TEXT")]
+    #[arg(
+        long,
+        env = "REDLATCH_LABEL",
+        hide_env_values = true,
+        value_name = "TEXT"
+    )]
     pub(crate) label: Option<String>,
 
     /// What this run does, for the same [default: the first words of CMD, up to an option]
@@ -1022,4 +1030,26 @@ pub(crate) struct Exec {
 
     #[arg(last = true, required = true)]
     pub(crate) command: Vec<OsString>,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    /// They may have passwords in the wrong place, and characters that control the terminal.
+    #[test]
+    fn help_does_not_show_the_values_of_variables() {
+        let mut commands = vec![Args::command()];
+        while let Some(command) = commands.pop() {
+            commands.extend(command.get_subcommands().cloned());
+            for arg in command
+                .get_arguments()
+                .filter(|arg| arg.get_env().is_some())
+            {
+                assert!(arg.is_hide_env_values_set(), "{}", arg.get_id());
+            }
+        }
+    }
 }

@@ -4,8 +4,8 @@ use clap::CommandFactory as _;
 use clap_complete::aot;
 
 use crate::args::{Args, Completions, Shell};
-use crate::exit::Failure;
-use crate::show;
+use crate::exit::{self, Failure};
+use crate::stdout;
 
 pub(crate) async fn completions(completions: &Completions) -> Result<u8, Failure> {
     let mut script = Vec::new();
@@ -15,5 +15,6 @@ pub(crate) async fn completions(completions: &Completions) -> Result<u8, Failure
         Shell::Fish => aot::Shell::Fish,
     };
     aot::generate(shell, &mut Args::command(), "redlatch", &mut script);
-    show::write(String::from_utf8_lossy(&script).into_owned()).await
+    let text = String::from_utf8_lossy(&script).into_owned();
+    stdout::raw(text).await.map(|_| exit::OK)
 }

@@ -20,7 +20,7 @@ use toml::de::{DeTable, DeValue};
 
 use crate::duration;
 use crate::exit::Failure;
-use crate::stderr::{LogFormat, printable, warning};
+use crate::stderr::{LogFormat, warning};
 use crate::store_args::{self, StoreArgs, UrlSource};
 
 /// The file of all users of the machine.
@@ -134,7 +134,7 @@ fn read(path: &Path) -> Result<Config, Failure> {
 
 fn read_text(path: &Path) -> Result<String, Failure> {
     std::fs::read_to_string(path).map_err(|error| {
-        let shown = printable(&path.to_string_lossy());
+        let shown = store_args::without_secrets(&path.to_string_lossy());
         let reason = match error.kind() {
             ErrorKind::InvalidData => io::Error::other("it is not valid UTF-8"),
             _ => error,
@@ -193,8 +193,8 @@ impl Source<'_> {
 
     /// Returns an error at this byte of the file.
     fn failure_at(&self, at: usize, message: &str) -> Failure {
-        let (path, line) = (self.path.to_string_lossy(), self.line_at(at));
-        Failure::usage(printable(&format!("{path}:{line}: {message}")))
+        let (path, line) = (self.path.display(), self.line_at(at));
+        Failure::usage(format!("{path}:{line}: {message}"))
     }
 
     /// Returns the number of the line that contains this byte, from 1.
@@ -289,7 +289,8 @@ impl Entry<'_> {
             }
             _ => format!("; the keys are {}", KEYS.join(", ")),
         };
-        let message = format!("{}: unknown key{hint}", self.key);
+        let key = store_args::without_secrets(self.key);
+        let message = format!("{key}: unknown key{hint}");
         self.source.failure_at(self.key_span.start, &message)
     }
 }
@@ -341,7 +342,7 @@ mod tests {
             ("store.url = 'x'", 1, "store: unknown key"),
             ("password = 'secret'", 1, "use password-file"),
             ("b = 1\na = 1", 1, "b: unknown key"),
-            ("\"\\u001b[2J\" = 1", 1, "\\u{1b}[2J: unknown key"),
+            ("\"redis://:secret@h\" = 'url'", 1, "***: unknown key"),
             (
                 "url = 'x'\nuser = 5",
                 2,

@@ -24,11 +24,11 @@ use crate::exit::{self, Failure};
 use crate::held_lock::HeldLock;
 use crate::run::{CmdEnd, report_waiting, run_cmd};
 use crate::signals::Signals;
-use crate::stderr::{note, printable, timestamp, warning};
+use crate::stderr::{note, timestamp, warning};
 use crate::store::WaitLimits;
 use crate::store_args::StoreArgs;
 use crate::watch::reader_left;
-use crate::{http, show, store};
+use crate::{escape, http, stdout, store};
 
 /// The pause before the leader is read again during an outage.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
@@ -88,7 +88,7 @@ async fn campaign_and_run(
     signals: &mut Signals,
 ) -> Result<u8, Failure> {
     let names = [elect.name.clone()];
-    let name = printable(&elect.name);
+    let name = &elect.name;
     let election = client.election(&elect.name);
     loop {
         let leadership = tokio::select! {
@@ -236,13 +236,13 @@ impl Status {
                     true => StatusCode::OK,
                     false => StatusCode::SERVICE_UNAVAILABLE,
                 };
-                let body = serde_json::to_string(&answer).unwrap_or_default() + "\n";
+                let body = escape::to_json(&answer).unwrap_or_default() + "\n";
                 http::response(status, "application/json", body)
             }
             "/healthz" => match &state.leader {
                 Ok(_) => http::response(StatusCode::OK, http::TEXT, "ok\n"),
                 Err(error) => {
-                    let body = format!("{error}\n");
+                    let body = escape::line(error) + "\n";
                     http::response(StatusCode::SERVICE_UNAVAILABLE, http::TEXT, body)
                 }
             },
@@ -294,11 +294,11 @@ async fn observe(store_args: &StoreArgs, elect: &Elect) -> Result<u8, Failure> {
                 time: timestamp(),
                 leader: Fields::new(leader.as_ref()),
             };
-            let text = match elect.json {
-                true => show::json_lines(&[line])?,
-                false => text(&line),
+            let is_open = match elect.json {
+                true => stdout::json_if_open(&[line]).await?,
+                false => stdout::lines_if_open([text(&line)]).await?,
             };
-            if !show::write_if_open(text).await? {
+            if !is_open {
                 return Ok(exit::OK);
             }
             printed = Some(leader);
@@ -319,8 +319,8 @@ fn text(line: &Line<'_>) -> String {
         value,
     } = &line.leader;
     let epoch = epoch.map_or("-".to_owned(), |epoch| epoch.to_string());
-    let [leader, value] = [leader, value].map(|text| printable(text.unwrap_or("-")));
-    format!("{}  {epoch}  {leader}  {value}\n", line.time)
+    let [leader, value] = [leader, value].map(|text| text.unwrap_or("-"));
+    format!("{}  {epoch}  {leader}  {value}", line.time)
 }
 
 #[cfg(test)]

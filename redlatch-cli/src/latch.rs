@@ -11,7 +11,7 @@ use crate::signals::Signals;
 use crate::stderr::note;
 use crate::store::WaitLimits;
 use crate::store_args::StoreArgs;
-use crate::{show, store};
+use crate::{stdout, store};
 
 pub(crate) async fn latch(store_args: &StoreArgs, latch: &Latch) -> Result<u8, Failure> {
     let name = &latch.name;
@@ -48,7 +48,7 @@ pub(crate) async fn latch(store_args: &StoreArgs, latch: &Latch) -> Result<u8, F
     match latch.command {
         LatchCommand::Set { n } => {
             if handle.try_set_count(n).await? {
-                return show::write(format!("{n}\n")).await;
+                return stdout::lines([n.to_string()]).await;
             }
             let left = match handle.count().await? {
                 1 => "1 is left".to_owned(),
@@ -59,7 +59,7 @@ pub(crate) async fn latch(store_args: &StoreArgs, latch: &Latch) -> Result<u8, F
         }
         LatchCommand::CountDown { by } => {
             let left = handle.count_down_by(by).await?;
-            show::write(format!("{left}\n")).await
+            stdout::lines([left.to_string()]).await
         }
         LatchCommand::Wait { .. } => {
             let open = async {

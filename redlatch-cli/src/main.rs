@@ -9,6 +9,7 @@ mod config;
 mod documented_commands;
 mod duration;
 mod elect;
+mod escape;
 mod exec;
 mod exit;
 mod exporter;
@@ -25,6 +26,7 @@ mod run;
 mod show;
 mod signals;
 mod stderr;
+mod stdout;
 mod store;
 mod store_args;
 mod streams;
@@ -37,12 +39,11 @@ mod watch;
 mod why;
 
 use std::backtrace::{Backtrace, BacktraceStatus};
-use std::ffi::OsString;
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal as _};
 use std::panic;
 use std::process::ExitCode;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser as _, ValueEnum as _};
 
@@ -156,39 +157,28 @@ fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
         .map_err(|error| Failure::system("cannot start the tokio runtime", &error))
 }
 
-/// Prints a usage error, or the requested help. Quoted parts of the command line are printed
-/// without passwords.
-fn print_usage_error(error: clap::Error) -> ExitCode {
+/// Prints a usage error, or the requested help.
+fn print_usage_error(mut error: clap::Error) -> ExitCode {
     stderr::set_output(Output {
         log_format: requested_log_format(),
         ..Output::default()
     });
-    let secrets: Vec<(String, String)> = std::env::args_os()
-        .map(OsString::into_string)
-        .filter_map(Result::ok)
-        .filter_map(|arg| {
-            let shown = store::without_secrets(&arg);
-            (shown != arg).then_some((arg, shown))
-        })
-        .collect();
     if !error.use_stderr() {
-        let text = text_of(&error, &io::stdout());
-        return exit_code(runtime().and_then(|runtime| runtime.block_on(show::write(text))));
+        // Text of this program alone.
+        let text = match stderr::has_colors(&io::stdout()) {
+            true => error.render().ansi().to_string(),
+            false => error.render().to_string(),
+        };
+        let printed = runtime().and_then(|runtime| runtime.block_on(stdout::raw(text)));
+        return exit_code(printed.map(|_| exit::OK));
     }
-    let mut message = error.to_string();
-    let lacks_cmd =
-        error.kind() == ErrorKind::MissingRequiredArgument && message.contains("  <CMD>");
-    if error.kind() == ErrorKind::MissingSubcommand {
-        stderr::usage_text(&Args::command().render_help().to_string());
-    } else if secrets.is_empty() && !stderr::is_json() {
-        stderr::usage_text(&text_of(&error, &io::stderr()));
-    } else {
-        for (secret, shown) in secrets {
-            message = message.replace(&secret, &shown);
-        }
-        stderr::usage_text(&message);
-    }
-    if lacks_cmd {
+    shorten_arguments(&mut error);
+    let message = match error.kind() {
+        ErrorKind::MissingSubcommand => Args::command().render_help().to_string(),
+        _ => error.to_string(),
+    };
+    stderr::usage_text(&message);
+    if error.kind() == ErrorKind::MissingRequiredArgument && message.contains("  <CMD>") {
         let command = match message.contains("redlatch elect") {
             true => "elect",
             false => "run",
@@ -200,11 +190,21 @@ fn print_usage_error(error: clap::Error) -> ExitCode {
     exit::USAGE.into()
 }
 
-/// Returns the text of an error or of help, with colors if the stream may have them.
-fn text_of(error: &clap::Error, stream: &impl IsTerminal) -> String {
-    match stderr::has_colors(stream) {
-        true => error.render().ansi().to_string(),
-        false => error.render().to_string(),
+/// Shortens the arguments and variables that a usage error quotes to one line without secrets.
+fn shorten_arguments(error: &mut clap::Error) {
+    for kind in [
+        ContextKind::InvalidArg,
+        ContextKind::InvalidSubcommand,
+        ContextKind::InvalidValue,
+    ] {
+        if let Some(ContextValue::String(quoted)) = error.get(kind) {
+            let shown = escape::line(&store_args::without_secrets(quoted));
+            if shown != *quoted {
+                error.insert(kind, ContextValue::String(shown));
+                // Advice that quotes it, too.
+                error.remove(ContextKind::Suggested);
+            }
+        }
     }
 }
 

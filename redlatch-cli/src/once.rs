@@ -13,7 +13,7 @@ use crate::args::Run;
 use crate::child::exit_code;
 use crate::exit::Failure;
 use crate::registered::utc;
-use crate::stderr::{note, printable, warning};
+use crate::stderr::{note, warning};
 use crate::store::WaitLimits;
 
 /// Returns the run that the slot has had already. `None`: it has had none, or `run` has no slot.
@@ -59,7 +59,7 @@ pub(crate) fn outcome(status: WaitStatus) -> String {
 
 /// Prints which machine has run CMD, and when and how.
 pub(crate) fn report(run: &Run, earlier: &AlreadyRan) {
-    let name = printable(&run.names.join(" "));
+    let name = run.names.join(" ");
     note!("{name}: {}", text(earlier, SystemTime::now()));
 }
 
@@ -70,9 +70,9 @@ fn text(earlier: &AlreadyRan, now: SystemTime) -> String {
         true => String::new(),
         false => format!("{date} "),
     };
-    let host = printable(&earlier.host);
+    let host = &earlier.host;
     match &earlier.outcome {
-        Some(outcome) => format!("ran on {host} at {date}{time} UTC, {}", printable(outcome)),
+        Some(outcome) => format!("ran on {host} at {date}{time} UTC, {outcome}"),
         None => format!("started on {host} at {date}{time} UTC, not finished"),
     }
 }

@@ -6,7 +6,6 @@ use redlatch::inspect::RegistryEntry;
 use serde::Serialize;
 
 use crate::show::whole_millis;
-use crate::stderr::printable;
 
 const DAY: u64 = 24 * 60 * 60;
 
@@ -50,7 +49,7 @@ impl Registered {
 
 /// Describes a holder or waiter: `report@db7 (pid 4711) since 02:00:13 UTC, "reindex 42"`.
 pub(crate) fn text(entry: &RegistryEntry) -> String {
-    let client = printable(&entry.client.to_string());
+    let client = &entry.client;
     let since = SystemTime::now().checked_sub(entry.age);
     let [date, time] = utc(since.unwrap_or(UNIX_EPOCH));
     let date = match entry.age < Duration::from_secs(DAY) {
@@ -58,7 +57,7 @@ pub(crate) fn text(entry: &RegistryEntry) -> String {
         false => format!("{date} "),
     };
     let note = entry.note.as_ref();
-    let note = note.map_or(String::new(), |note| format!(", \"{}\"", printable(note)));
+    let note = note.map_or(String::new(), |note| format!(", \"{note}\""));
     format!("{client} since {date}{time} UTC{note}")
 }
 

@@ -27,7 +27,7 @@ use crate::held_lock::{self, BoxFuture, HeldLock};
 use crate::registered;
 use crate::show::lease_text;
 use crate::signals::{self, Caught, Signals};
-use crate::stderr::{self, detail, note, printable, stderr};
+use crate::stderr::{self, detail, note, stderr};
 use crate::store::WaitLimits;
 use crate::store_args::StoreArgs;
 use crate::{duration, once, store, ticket};
@@ -239,7 +239,7 @@ pub(crate) async fn report_waiting(client: &Client, names: &[String]) -> Infalli
     }
     for name in names {
         if let Some(holder_text) = holder_text(client, name).await {
-            note!("waiting for {}, {holder_text}", printable(name));
+            note!("waiting for {name}, {holder_text}");
         }
     }
     std::future::pending().await
@@ -249,7 +249,7 @@ pub(crate) async fn report_waiting(client: &Client, names: &[String]) -> Infalli
 /// passed.
 pub(crate) async fn report_conflict(client: &Client, names: &[String], wait: Option<Duration>) {
     let deadline = Instant::now() + REPORT_DELAY;
-    let shown = printable(&names.join(" "));
+    let shown = names.join(" ");
     let what = match wait {
         Some(wait) => format!("not acquired within {}", duration::short(wait)),
         None => "not acquired".into(),
@@ -260,7 +260,7 @@ pub(crate) async fn report_conflict(client: &Client, names: &[String], wait: Opt
         if let Ok(Some(holder_text)) = holder_text {
             reasons.push(match names.len() {
                 1 => holder_text,
-                _ => format!("{} is {holder_text}", printable(name)),
+                _ => format!("{name} is {holder_text}"),
             });
         }
     }
@@ -289,10 +289,7 @@ async fn holder_text(client: &Client, name: &str) -> Option<String> {
             Some(latest) => format!(" for up to {}", duration::rough(latest)),
             None => " forever".into(),
         };
-        return Some(format!(
-            "held by {}{others}{until}",
-            printable(first.owner.as_str())
-        ));
+        return Some(format!("held by {}{others}{until}", first.owner));
     }
     match &state {
         ObjectState::ExpirableSemaphore { held, .. } => {
@@ -309,7 +306,7 @@ async fn holder_text(client: &Client, name: &str) -> Option<String> {
         }
         ObjectState::Lock { queue, .. } => queue
             .first()
-            .map(|next| format!("next in its queue is {}", printable(next.owner.as_str()))),
+            .map(|next| format!("next in its queue is {}", next.owner)),
         _ => None,
     }
 }
@@ -401,7 +398,6 @@ async fn end_asked(
 /// Reports once that processes outlive CMD.
 async fn report_remaining(names: String, cmd: &Cmd, count: impl FnOnce() -> usize) -> Infallible {
     tokio::time::sleep(REPORT_DELAY).await;
-    let names = printable(&names);
     note!(
         "{names}: CMD has ended, but {} of its child processes have not; the lock is held until they \
          end (SIGKILL {} after CMD)",

@@ -1,7 +1,7 @@
 //! `redlatch show`, `ls` and `unlock`. They print tables or JSON to standard output.
 
 use std::collections::BTreeMap;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::time::Duration;
 
 use redlatch::inspect::{HeldPermit, Holder, ObjectKind, ObjectState, Waiter};
@@ -12,10 +12,9 @@ use serde::Serialize;
 use crate::args::{Ls, Show, Unlock};
 use crate::exit::{self, Failure};
 use crate::registered::{self, Registered};
-use crate::stderr::{self, printable, stderr, warning};
+use crate::stderr::{self, stderr, warning};
 use crate::store_args::StoreArgs;
-use crate::streams::STDOUT;
-use crate::{duration, store, ticket};
+use crate::{duration, escape, stdout, store, ticket};
 
 /// An object in JSON. The first six fields are present for every object, the others where they
 /// apply.
@@ -75,7 +74,7 @@ pub(crate) async fn show(store_args: &StoreArgs, show: &Show) -> Result<u8, Fail
     store::check_name(&show.name).await?;
     let client = store::connect(store_args, Client::builder()).await?;
     let state = client.inspect(&show.name).await?;
-    let sentences = state.iter().flat_map(sentences).collect::<String>();
+    let sentences: Vec<String> = state.iter().flat_map(sentences).collect();
     let objects = [Object::new(show.name.clone(), state)];
     if quiet {
         return Ok(if objects[0].held {
@@ -85,13 +84,13 @@ pub(crate) async fn show(store_args: &StoreArgs, show: &Show) -> Result<u8, Fail
         });
     }
     match show.json {
-        true => write(json_lines(&objects)?).await,
-        false => write(table(&objects, false) + &sentences).await,
+        true => stdout::json(&objects).await,
+        false => stdout::lines(table(&objects, false).into_iter().chain(sentences)).await,
     }
 }
 
 /// Returns the table for one object.
-pub(crate) fn table_of(name: &str, state: &Option<ObjectState>) -> String {
+pub(crate) fn table_of(name: &str, state: &Option<ObjectState>) -> Vec<String> {
     table(&[Object::new(name.to_owned(), state.clone())], false)
 }
 
@@ -99,7 +98,7 @@ pub(crate) fn table_of(name: &str, state: &Option<ObjectState>) -> String {
 fn sentences(state: &ObjectState) -> Vec<String> {
     let holders = state.holders().into_iter().filter_map(|holder| {
         let text = registered::text(holder.registered.as_ref()?);
-        Some(format!("held by {text}{}\n", lease_text(holder.remaining)))
+        Some(format!("held by {text}{}", lease_text(holder.remaining)))
     });
     let queue = match state {
         ObjectState::Lock { queue, .. } => &queue[..],
@@ -107,7 +106,7 @@ fn sentences(state: &ObjectState) -> Vec<String> {
     };
     let waiters = queue.iter().enumerate().filter_map(|(at, waiter)| {
         let text = registered::text(waiter.registered.as_ref()?);
-        Some(format!("waiter {}: {text}\n", at + 1))
+        Some(format!("waiter {}: {text}", at + 1))
     });
     holders.chain(waiters).collect()
 }
@@ -131,8 +130,8 @@ pub(crate) async fn ls(store_args: &StoreArgs, ls: &Ls) -> Result<u8, Failure> {
     }
     let objects: Vec<Object> = objects.into_values().collect();
     match ls.json {
-        true => write(json_lines(&objects)?).await,
-        false => write(table(&objects, ls.wide)).await,
+        true => stdout::json(&objects).await,
+        false => stdout::lines(table(&objects, ls.wide)).await,
     }
 }
 
@@ -162,16 +161,14 @@ pub(crate) async fn unlock(store_args: &StoreArgs, unlock: &Unlock) -> Result<u8
     if asks {
         return ask(&client, name, unlock).await;
     }
-    let unlocked = force_unlock(&client, name, None).await?;
-    write(format!("{unlocked}\n")).await
+    stdout::lines([force_unlock(&client, name, None).await?]).await
 }
 
 /// Asks the holder of a lock to release it. With --wait, waits until it has.
 async fn ask(client: &Client, name: &str, unlock: &Unlock) -> Result<u8, Failure> {
     match client.inspect(name).await? {
         Some(ObjectState::ReadWriteLock { writer: None, .. }) => Err(Failure::wrong_kind(format!(
-            "{}: readers cannot be asked: others would take their place",
-            printable(name)
+            "{name}: readers cannot be asked: others would take their place"
         ))),
         Some(ObjectState::ReadWriteLock { .. }) => {
             ask_holder(&client.read_write_lock(name).write(), unlock).await
@@ -179,21 +176,20 @@ async fn ask(client: &Client, name: &str, unlock: &Unlock) -> Result<u8, Failure
         // Locks of the other kinds have the same data.
         Some(ObjectState::Lock { .. }) | None => ask_holder(&client.lock(name), unlock).await,
         Some(state) => Err(Failure::wrong_kind(format!(
-            "{}: the holder of {} cannot be asked",
-            printable(name),
+            "{name}: the holder of {} cannot be asked",
             store::with_article(&state.kind().to_string())
         ))),
     }
 }
 
 async fn ask_holder<K: Revocable>(lock: &Lock<K>, unlock: &Unlock) -> Result<u8, Failure> {
-    let shown = printable(lock.name());
+    let shown = lock.name();
     let asked = match unlock.revoke {
         Some(limit) => lock.revoke(limit).await?,
         None => lock.ask().await?,
     };
     let Some(owner) = asked else {
-        return write(format!("{shown}: was not locked\n")).await;
+        return stdout::lines([format!("{shown}: was not locked")]).await;
     };
     let limit = unlock.revoke.map_or(String::new(), |limit| {
         // Redisson and earlier versions continue to renew it.
@@ -202,8 +198,7 @@ async fn ask_holder<K: Revocable>(lock: &Lock<K>, unlock: &Unlock) -> Result<u8,
             duration::short(limit)
         )
     });
-    let asked = format!("{shown}: asked {}{limit}\n", printable(owner.as_str()));
-    let written = write(asked).await?;
+    let written = stdout::lines([format!("{shown}: asked {owner}{limit}")]).await?;
     if owner.as_str().starts_with("ticket-") {
         warning!(
             "{shown}: it is a ticket, which no process holds now; none can adopt it any more, and `redlatch unlock` with the ticket releases it"
@@ -213,7 +208,7 @@ async fn ask_holder<K: Revocable>(lock: &Lock<K>, unlock: &Unlock) -> Result<u8,
         return Ok(written);
     };
     if lock.released_by(owner, wait).await? {
-        return write(format!("{shown}: released\n")).await;
+        return stdout::lines([format!("{shown}: released")]).await;
     }
     stderr!("{shown}: not released within {}", duration::short(wait));
     Ok(exit::NOT_RELEASED)
@@ -226,14 +221,13 @@ pub(crate) async fn force_unlock(
     name: &str,
     confirmed: Option<&[String]>,
 ) -> Result<String, Failure> {
-    let shown = printable(name);
     let state = client.inspect(name).await?;
     let holders = state.iter().flat_map(ObjectState::holders);
     let is_confirmed = |holder: &Holder| {
         confirmed.is_none_or(|owners| owners.iter().any(|owner| *owner == holder.owner.as_str()))
     };
     if !holders.into_iter().all(is_confirmed) {
-        return Ok(format!("{shown}: not unlocked: another owner holds it now"));
+        return Ok(format!("{name}: not unlocked: another owner holds it now"));
     }
     let unlocked = match state {
         None => false,
@@ -247,7 +241,7 @@ pub(crate) async fn force_unlock(
                 1 => "1 waits".to_owned(),
                 n => format!("{n} wait"),
             };
-            return Ok(format!("{shown}: not held; {waiting} for it"));
+            return Ok(format!("{name}: not held; {waiting} for it"));
         }
         // Its waiters are notified one by one, each on its own channel.
         Some(state) if state.kind() == ObjectKind::FairLock => {
@@ -269,7 +263,7 @@ pub(crate) async fn force_unlock(
                 _ => "",
             };
             return Err(Failure::wrong_kind(format!(
-                "{shown}: {kind} cannot be unlocked{why}"
+                "{name}: {kind} cannot be unlocked{why}"
             )));
         }
     };
@@ -277,7 +271,7 @@ pub(crate) async fn force_unlock(
         true => "unlocked",
         false => "was not locked",
     };
-    Ok(format!("{shown}: {what}"))
+    Ok(format!("{name}: {what}"))
 }
 
 impl Object {
@@ -359,7 +353,7 @@ impl Object {
         };
         let row = |owner: String, holds: Option<u32>, remaining: String, client: String| {
             [
-                printable(&self.name),
+                self.name.clone(),
                 match (&self.kind, self.token) {
                     (Some(kind), Some(token)) => format!("{kind}, token {token}"),
                     (Some(kind), None) => kind.clone(),
@@ -393,16 +387,12 @@ impl Object {
                 true => format_remaining(self.remaining_ms),
                 false => "-".into(),
             };
-            let owner = self.owner.as_deref().map_or("(free)".into(), printable);
+            let owner = self.owner.clone().unwrap_or("(free)".into());
             let client = client(&self.registered);
             rows.push(row(owner, Some(self.holds), remaining, client));
         }
         for entry in &self.holders {
-            let owner = format!(
-                "{} ({})",
-                printable(&entry.owner),
-                entry.side.unwrap_or("hold")
-            );
+            let owner = format!("{} ({})", entry.owner, entry.side.unwrap_or("hold"));
             rows.push(row(
                 owner,
                 entry.holds,
@@ -411,7 +401,7 @@ impl Object {
             ));
         }
         for (at, entry) in self.queue.iter().enumerate() {
-            let owner = format!("{} (waits, {})", printable(&entry.owner), at + 1);
+            let owner = format!("{} (waits, {})", entry.owner, at + 1);
             let remaining = format_remaining(entry.remaining_ms);
             rows.push(row(owner, None, remaining, client(&entry.registered)));
         }
@@ -438,48 +428,36 @@ fn format_remaining(remaining_ms: Option<u64>) -> String {
     })
 }
 
-/// Returns one object a line.
-pub(crate) fn json_lines(objects: &[impl Serialize]) -> Result<String, Failure> {
-    let mut lines = String::new();
-    for object in objects {
-        let line = serde_json::to_string(object).map_err(|error| Failure {
-            code: exit::SOFTWARE,
-            message: error.to_string(),
-        })?;
-        lines.push_str(&line);
-        lines.push('\n');
-    }
-    Ok(lines)
-}
-
 /// The columns of the table. The last one is only in a wide table.
 const HEAD: [&str; 6] = ["NAME", "KIND", "OWNER", "HOLDS", "REMAINING", "CLIENT"];
 
 type Row = [String; HEAD.len()];
 
-fn table(objects: &[Object], wide: bool) -> String {
+fn table(objects: &[Object], wide: bool) -> Vec<String> {
     let mut cells: Vec<_> = std::iter::once(HEAD.map(str::to_owned))
         .chain(objects.iter().flat_map(Object::rows))
         .collect();
     if !wide {
         cells.iter_mut().for_each(|[.., client]| client.clear());
     }
+    // Also when they are printed, but then the columns would not be aligned.
+    for cell in cells.iter_mut().flatten() {
+        *cell = escape::line(cell);
+    }
     // A wide table is for a pager.
     if let Some(columns) = terminal_columns().filter(|_| !wide) {
         fit_columns(&mut cells, columns);
     }
     let widths = widths(&cells);
-    let mut table = String::new();
-    for [name, kind, owner, holds, remaining, client] in &cells {
+    let line = |[name, kind, owner, holds, remaining, client]: &Row| {
         let [w_name, w_kind, w_owner, w_holds, w_remaining, _] = widths;
         let row = format!(
             "{name:w_name$}  {kind:w_kind$}  {owner:w_owner$}  {holds:>w_holds$}  \
              {remaining:>w_remaining$}  {client}"
         );
-        table.push_str(row.trim_end());
-        table.push('\n');
-    }
-    table
+        row.trim_end().to_owned()
+    };
+    cells.iter().map(line).collect()
 }
 
 fn widths(cells: &[Row]) -> [usize; HEAD.len()] {
@@ -525,21 +503,6 @@ fn shortened(text: &str, width: usize) -> String {
     let start = text.chars().take(head);
     let end = text.chars().skip(length - tail);
     start.chain(['…']).chain(end).collect()
-}
-
-/// Writes a result to standard output. Returns when all of it is written.
-pub(crate) async fn write(text: String) -> Result<u8, Failure> {
-    write_if_open(text).await.map(|_| exit::OK)
-}
-
-/// The same. Returns whether standard output is still read.
-pub(crate) async fn write_if_open(text: String) -> Result<bool, Failure> {
-    match STDOUT.write(text).await {
-        Ok(()) => Ok(true),
-        // `redlatch ls | head -1`: the reader has read enough.
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(Failure::system("cannot write to standard output", &error)),
-    }
 }
 
 #[cfg(test)]

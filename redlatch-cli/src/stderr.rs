@@ -16,6 +16,7 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
+use crate::escape;
 use crate::streams::STDERR;
 
 /// Prints an error like `eprintln!`, with the name of the program as prefix.
@@ -73,6 +74,7 @@ pub(crate) struct Output {
         long,
         global = true,
         env = "REDLATCH_LOG_FORMAT",
+        hide_env_values = true,
         value_name = "FORMAT",
         hide_possible_values = true
     )]
@@ -124,7 +126,7 @@ fn line_text(level: Level, what: &str) -> String {
         Level::WARN => "warning: ",
         _ => "",
     };
-    format!("redlatch: {prefix}{}\n", printable(what))
+    text_of([&*format!("redlatch: {prefix}{what}")])
 }
 
 /// Returns the line that stands in place of dropped ones.
@@ -139,7 +141,7 @@ pub(crate) fn usage_text(text: &str) {
         let text = text.strip_prefix("error: ").unwrap_or(text);
         return STDERR.send(json_text(Level::ERROR, text.trim_end()));
     }
-    STDERR.send(text.to_owned());
+    STDERR.send(text_of(text.lines()));
 }
 
 /// Returns the current time in UTC, as in the log.
@@ -156,7 +158,8 @@ fn json_text(level: Level, message: &str) -> String {
         message,
         target: "redlatch",
     };
-    serde_json::to_string(&message).unwrap_or_default() + "\n"
+    let line = serde_json::to_string(&message).unwrap_or_default();
+    text_of([&*line])
 }
 
 /// Returns whether colors may be used at this stream.
@@ -166,12 +169,24 @@ pub(crate) fn has_colors(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && !refuses && !lacks_them
 }
 
-/// Takes each log event as a whole.
+/// Returns the text of lines, or of objects if messages are in JSON. Escapes them here, so that no
+/// caller can forget it.
+fn text_of<'a>(lines: impl IntoIterator<Item = &'a str>) -> String {
+    let escape = match is_json() {
+        true => escape::json,
+        false => escape::line,
+    };
+    let lines = lines.into_iter();
+    lines.map(|line| escape(line) + "\n").collect()
+}
+
+/// Writes log events, each of them as one line.
 struct LogWriter;
 
 impl io::Write for LogWriter {
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
-        STDERR.send(String::from_utf8_lossy(event).into_owned());
+        let line = String::from_utf8_lossy(event);
+        STDERR.send(text_of([line.trim_end_matches('\n')]));
         Ok(event.len())
     }
 
@@ -180,36 +195,27 @@ impl io::Write for LogWriter {
     }
 }
 
-/// Escapes control characters: text from the store must not control the reader's terminal.
-pub(crate) fn printable(text: &str) -> String {
-    let mut printable = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c.is_control() {
-            printable.extend(c.escape_default());
-        } else {
-            printable.push(c);
-        }
-    }
-    printable
-}
-
 /// Prints the library's warnings for the operator. If REDLATCH_LOG or RUST_LOG is set, prints a log
 /// with all events that it selects.
 pub(crate) fn start_log() {
     let output = output();
     let custom_filter = ["REDLATCH_LOG", "RUST_LOG"]
         .into_iter()
-        .filter_map(|variable| std::env::var(variable).ok())
-        .find(|filter| !filter.is_empty());
-    let filter = targets(custom_filter.as_deref().unwrap_or(match output {
-        Output { quiet: true, .. } => QUIET_FILTER,
-        Output { verbose: true, .. } => VERBOSE_FILTER,
-        _ => DEFAULT_FILTER,
-    }));
+        .filter_map(|variable| Some((variable, std::env::var(variable).ok()?)))
+        .find(|(_, filter)| !filter.is_empty());
+    let filter = match &custom_filter {
+        Some((variable, filter)) => custom_targets(variable, filter),
+        None => targets(match output {
+            Output { quiet: true, .. } => QUIET_FILTER,
+            Output { verbose: true, .. } => VERBOSE_FILTER,
+            _ => DEFAULT_FILTER,
+        }),
+    };
     let base = tracing_subscriber::fmt()
         .with_max_level(Level::TRACE)
         .with_writer(|| LogWriter)
-        .with_ansi(io::stderr().is_terminal() && custom_filter.is_some() && !is_json())
+        // Colors would be escaped.
+        .with_ansi(false)
         // Otherwise it would print them by itself.
         .log_internal_errors(false);
     if is_json() {
@@ -225,12 +231,18 @@ pub(crate) fn start_log() {
     }
 }
 
-/// Parses a filter. Instead of an invalid one, which may be meant for another program, the default applies.
-fn targets(filter: &str) -> Targets {
+/// Parses a filter of the user. Instead of an invalid one, which may be meant for another program,
+/// the default applies.
+fn custom_targets(variable: &str, filter: &str) -> Targets {
     filter.parse().unwrap_or_else(|error| {
-        warning!("the log filter {filter:?} is invalid ({error}); using {DEFAULT_FILTER:?}");
+        warning!("the log filter in {variable} is invalid ({error}); using {DEFAULT_FILTER:?}");
         targets(DEFAULT_FILTER)
     })
+}
+
+/// Parses one of the filters below.
+fn targets(filter: &str) -> Targets {
+    filter.parse().unwrap_or_default()
 }
 
 /// `run` reports a loss itself, with its consequences. A lost connection is a warning, so its
@@ -260,6 +272,6 @@ where
         };
         let mut fields = String::new();
         context.format_fields(Writer::new(&mut fields), event)?;
-        writeln!(writer, "redlatch: {level}{}", printable(&fields))
+        writeln!(writer, "redlatch: {level}{fields}")
     }
 }

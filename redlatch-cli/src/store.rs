@@ -5,12 +5,12 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use redlatch::inspect::{ObjectKind, ObjectState};
-use redlatch::{Client, ClientBuilder, Error};
+use redlatch::{Client, ClientBuilder, Error, PublicUrl};
 
 use crate::args::{Cmd, Run};
 use crate::duration;
 use crate::exit::Failure;
-use crate::stderr::{note, printable, warning};
+use crate::stderr::{note, warning};
 use crate::store_args::StoreArgs;
 
 /// How long to wait for pending releases before the program ends. Anything left after that ends
@@ -46,32 +46,44 @@ pub(crate) async fn connect_within(
         ));
     }
     let settings = store_args.apply_to(settings)?;
-    let store = without_secrets(url);
+    let store = shown_url(store_args)?;
     let connecting =
         limits.retry_through_outage(&store, async || settings.clone().connect(url).await);
-    connecting.await.map_err(|error| {
-        let (prefix, hint) = match (&error, &store_args.url_source) {
-            (Error::InvalidUrl { .. }, Some(source)) => (format!("{source}: url: "), ""),
-            (Error::AuthenticationFailed { .. }, _) => (
-                format!("{store}: "),
-                " (--user and --password-file, or REDLATCH_USERNAME and REDLATCH_PASSWORD)",
-            ),
-            // Names the store: it may be the default, or come from the environment or a file.
-            (
-                Error::Unavailable { .. }
-                | Error::ResponseTimeout { .. }
-                | Error::TlsFailed { .. }
-                | Error::UnsupportedServer { .. },
-                _,
-            ) => (format!("{store}: "), ""),
-            _ => (String::new(), ""),
-        };
-        let failure = Failure::from(error);
-        Failure {
-            message: format!("{prefix}{}{hint}", failure.message),
-            ..failure
-        }
-    })
+    let connected = connecting.await;
+    connected.map_err(|error| connect_failure(store_args, &store, error))
+}
+
+/// Returns the URL of the store without users and passwords, for messages.
+pub(crate) fn shown_url(store_args: &StoreArgs) -> Result<String, Failure> {
+    match PublicUrl::parse(store_args.url()) {
+        Ok(public) => Ok(public.redacted),
+        Err(error) => Err(connect_failure(store_args, "", error)),
+    }
+}
+
+/// Adds to an error which URL was used, and where that is from.
+fn connect_failure(store_args: &StoreArgs, store: &str, error: Error) -> Failure {
+    let (prefix, hint) = match (&error, &store_args.url_source) {
+        (Error::InvalidUrl { .. }, Some(source)) => (format!("{source}: url: "), ""),
+        (Error::AuthenticationFailed { .. }, _) => (
+            format!("{store}: "),
+            " (--user and --password-file, or REDLATCH_USERNAME and REDLATCH_PASSWORD)",
+        ),
+        // Names the store: it may be the default, or come from the environment or a file.
+        (
+            Error::Unavailable { .. }
+            | Error::ResponseTimeout { .. }
+            | Error::TlsFailed { .. }
+            | Error::UnsupportedServer { .. },
+            _,
+        ) => (format!("{store}: "), ""),
+        _ => (String::new(), ""),
+    };
+    let failure = Failure::from(error);
+    Failure {
+        message: format!("{prefix}{}{hint}", failure.message),
+        ..failure
+    }
 }
 
 /// Gives pending releases time to complete before the program ends.
@@ -217,7 +229,6 @@ pub(crate) async fn explain_error(
 }
 
 pub(crate) fn wrong_kind_failure(name: &str, state: &ObjectState, wanted: &str) -> Failure {
-    let name = printable(name);
     let (kind, wanted) = (with_article(&object_name(state)), with_article(wanted));
     let other = match state {
         // A number, as SET NX of other libraries may write it.
@@ -249,38 +260,4 @@ pub(crate) fn with_article(noun: &str) -> String {
 pub(crate) async fn check_name(name: &str) -> Result<(), Failure> {
     Client::embedded().lock(name).is_locked().await?;
     Ok(())
-}
-
-/// Returns a URL without anything that could be a password: without user, password, and everything
-/// after `?` or `#`.
-pub(crate) fn without_secrets(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else {
-        return url.to_owned();
-    };
-    // The last @: an unescaped password may contain further ones, and also / ? and #.
-    let (user, server) = match rest.rsplit_once('@') {
-        Some((_, server)) => ("***@", server),
-        None => ("", rest),
-    };
-    let public = server.split(['?', '#']).next().unwrap_or_default();
-    format!("{scheme}://{user}{public}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::without_secrets;
-
-    #[test]
-    fn urls_are_shown_without_secrets() {
-        for (url, shown) in [
-            ("redis://h:1/2", "redis://h:1/2"),
-            ("redis://u:pw@h:1/2", "redis://***@h:1/2"),
-            ("redis://:p@w/?#@h", "redis://***@h"),
-            ("redis+unix:///s?db=1&pass=pw", "redis+unix:///s"),
-            ("--url=redis://:pw@h", "--url=redis://***@h"),
-            ("orders@42", "orders@42"),
-        ] {
-            assert_eq!(without_secrets(url), shown);
-        }
-    }
 }

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::ValueHint;
-use redlatch::{ClientBuilder, ReplicaSync};
+use redlatch::{ClientBuilder, PublicUrl, ReplicaSync};
 
 use crate::duration;
 use crate::exit::Failure;
-use crate::stderr::{printable, warning};
+use crate::stderr::warning;
 
 /// Options for the store's address, login, TLS and timeouts. No option takes a password.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -37,7 +37,13 @@ pub(crate) struct StoreArgs {
     pub(crate) url_source: Option<UrlSource>,
 
     /// The user to log in as
-    #[arg(long, global = true, env = "REDLATCH_USERNAME", value_name = "NAME")]
+    #[arg(
+        long,
+        global = true,
+        env = "REDLATCH_USERNAME",
+        hide_env_values = true,
+        value_name = "NAME"
+    )]
     pub(crate) user: Option<String>,
 
     /// The file whose first line is the password [default: the password is in REDLATCH_PASSWORD]
@@ -53,6 +59,7 @@ pub(crate) struct StoreArgs {
         long,
         global = true,
         env = "REDLATCH_SENTINEL_USERNAME",
+        hide_env_values = true,
         value_name = "NAME"
     )]
     pub(crate) sentinel_user: Option<String>,
@@ -67,15 +74,33 @@ pub(crate) struct StoreArgs {
     pub(crate) default_sentinel_password_file: Option<PathBuf>,
 
     /// The CA certificates to trust for the store, in PEM, instead of the system's
-    #[arg(long, global = true, env = "REDLATCH_TLS_CA", value_name = "PATH")]
+    #[arg(
+        long,
+        global = true,
+        env = "REDLATCH_TLS_CA",
+        hide_env_values = true,
+        value_name = "PATH"
+    )]
     pub(crate) tls_ca: Option<PathBuf>,
 
     /// The client certificate for the store, in PEM
-    #[arg(long, global = true, env = "REDLATCH_TLS_CERT", value_name = "PATH")]
+    #[arg(
+        long,
+        global = true,
+        env = "REDLATCH_TLS_CERT",
+        hide_env_values = true,
+        value_name = "PATH"
+    )]
     pub(crate) tls_cert: Option<PathBuf>,
 
     /// The private key of the client certificate, in PEM
-    #[arg(long, global = true, env = "REDLATCH_TLS_KEY", value_name = "PATH")]
+    #[arg(
+        long,
+        global = true,
+        env = "REDLATCH_TLS_KEY",
+        hide_env_values = true,
+        value_name = "PATH"
+    )]
     pub(crate) tls_key: Option<PathBuf>,
 
     /// How long to wait for a reply; make it longer than a failover to survive one [default: 3s]
@@ -83,6 +108,7 @@ pub(crate) struct StoreArgs {
         long,
         global = true,
         env = "REDLATCH_RESPONSE_TIMEOUT",
+        hide_env_values = true,
         value_name = "DUR",
         value_parser = duration::parse,
     )]
@@ -94,6 +120,7 @@ pub(crate) struct StoreArgs {
         long,
         global = true,
         env = "REDLATCH_REPLICAS",
+        hide_env_values = true,
         value_name = "COUNT",
         value_parser = parse_replica_sync,
     )]
@@ -109,8 +136,7 @@ pub(crate) struct UrlSource {
 
 impl fmt::Display for UrlSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let path = printable(&self.path.to_string_lossy());
-        write!(f, "{path}:{}", self.line)
+        write!(f, "{}:{}", self.path.display(), self.line)
     }
 }
 
@@ -135,6 +161,10 @@ const PASSWORD_VARIABLE: &str = "REDLATCH_PASSWORD";
 const SENTINEL_PASSWORD_VARIABLE: &str = "REDLATCH_SENTINEL_PASSWORD";
 const URL_VARIABLE: &str = "REDLATCH_URL";
 
+/// What CMD gets instead of a URL that cannot be parsed. Without one, a `redlatch` in CMD would use
+/// the default store.
+const NO_URL: &str = "invalid";
+
 impl StoreArgs {
     /// Returns the URL of the store.
     pub(crate) fn url(&self) -> &str {
@@ -146,13 +176,14 @@ impl StoreArgs {
     /// Values that belong together are not mixed: a login in the URL excludes user and password of
     /// `lower`, and a client certificate its key.
     pub(crate) fn fill_from(&mut self, lower: StoreArgs) {
-        let url = self.url.as_deref().unwrap_or_default();
-        let (has_login, has_sentinel_login) = (has_login(url), has_sentinel_login(url));
-        if !has_login {
+        let url = self.url.as_deref().map(PublicUrl::parse);
+        // An invalid one is reported later.
+        let url = url.and_then(Result::ok).unwrap_or_default();
+        if !url.has_login {
             fill(&mut self.user, lower.user);
             fill(&mut self.default_password_file, lower.default_password_file);
         }
-        if !has_sentinel_login {
+        if !url.has_sentinel_login {
             fill(&mut self.sentinel_user, lower.sentinel_user);
             fill(
                 &mut self.default_sentinel_password_file,
@@ -243,7 +274,7 @@ fn read_password(
 }
 
 fn read_password_file(file: &Path) -> Result<String, Failure> {
-    let path = file.display();
+    let path = without_secrets(&file.to_string_lossy());
     let text = std::fs::read_to_string(file)
         .map_err(|error| Failure::usage(format!("the password cannot be read: {path}: {error}")))?;
     match text.lines().next() {
@@ -266,23 +297,17 @@ pub(crate) fn warn_if_url_has_password(url: &str) {
 
 /// Returns whether a URL contains a password.
 pub(crate) fn has_password(url: &str) -> bool {
-    without_passwords(url) != url
+    PublicUrl::parse(url).is_ok_and(|url| url.has_password)
 }
 
-/// Returns whether a URL names a user or a password for the store.
-fn has_login(url: &str) -> bool {
-    url.contains('@') || has_parameter(url, &["user", "pass"])
-}
-
-/// Returns whether a URL names a user or a password for the Sentinels.
-fn has_sentinel_login(url: &str) -> bool {
-    has_parameter(url, &["sentinel_user", "sentinel_password"])
-}
-
-fn has_parameter(url: &str, names: &[&str]) -> bool {
-    let (_, query) = url.split_once('?').unwrap_or_default();
-    let mut parameters = query.split('&').filter_map(|pair| pair.split('=').next());
-    parameters.any(|name| names.contains(&name))
+/// Returns what may be shown of a text that was given for something else, because it may be a URL
+/// with a typo: nothing of a text with an @, else the part before the first `:`, `=` or `?`.
+pub(crate) fn without_secrets(text: &str) -> String {
+    match text.find([':', '=', '?']) {
+        _ if text.contains('@') => "***".to_owned(),
+        Some(end) => format!("{}***", &text[..=end]),
+        None => text.to_owned(),
+    }
 }
 
 /// Returns the environment variables to change for CMD, which must not inherit the passwords. `None` removes
@@ -293,37 +318,11 @@ pub(crate) fn env_changes_for_cmd() -> Vec<(&'static str, Option<String>)> {
         (SENTINEL_PASSWORD_VARIABLE, None),
     ];
     if let Some(url) = std::env::var_os(URL_VARIABLE) {
-        changes.push((URL_VARIABLE, url.to_str().map(without_passwords)));
+        let public = url.to_str().map(PublicUrl::parse).and_then(Result::ok);
+        let url = public.map_or(NO_URL.to_owned(), |url| url.without_passwords);
+        changes.push((URL_VARIABLE, Some(url)));
     }
     changes
-}
-
-/// Returns the URL without its passwords, but with the user: CMD can still use it. For messages see
-/// [`store::without_secrets`](crate::store::without_secrets).
-fn without_passwords(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else {
-        return url.to_owned();
-    };
-    // Splits at the last @, because an unescaped password may contain @, and also / ? and #.
-    let (login, server) = match rest.rsplit_once('@') {
-        Some((login, server)) => match login.split_once(':') {
-            Some(("", _)) => (String::new(), server),
-            Some((user, _)) => (format!("{user}@"), server),
-            None => (format!("{login}@"), server),
-        },
-        None => (String::new(), rest),
-    };
-    let (server, query) = server.split_once('?').unwrap_or((server, ""));
-    let is_not_password = |pair: &&str| {
-        let name = pair.split('=').next().unwrap_or_default();
-        !matches!(name, "pass" | "sentinel_password")
-    };
-    let query: Vec<&str> = query.split('&').filter(is_not_password).collect();
-    let query = match query.join("&") {
-        query if query.is_empty() => query,
-        query => format!("?{query}"),
-    };
-    format!("{scheme}://{login}{server}{query}")
 }
 
 #[cfg(test)]
@@ -388,22 +387,17 @@ mod tests {
     }
 
     #[test]
-    fn only_passwords_are_removed_from_urls() {
-        for (url, expected) in [
-            ("redis://h:1/2", "redis://h:1/2"),
-            ("redis://u@h", "redis://u@h"),
-            ("redis://u:pw@h:1/2", "redis://u@h:1/2"),
-            ("rediss://:pw@h", "rediss://h"),
-            ("redis://:p@w/?#@h", "redis://h"),
-            ("redis+unix:///s?db=1&pass=pw", "redis+unix:///s?db=1"),
-            (
-                "redis+sentinel://:pw@a:1,b/m/1?sentinel_user=u&sentinel_password=pw",
-                "redis+sentinel://a:1,b/m/1?sentinel_user=u",
-            ),
-            ("redis+unix:///s?pass=pw", "redis+unix:///s"),
-            ("nothing", "nothing"),
+    fn nothing_is_shown_that_may_be_a_password() {
+        for (text, shown) in [
+            ("nightly", "nightly"),
+            ("orders:42", "orders:***"),
+            ("redis//:s3cret@h", "***"),
+            ("unix;/s?pass=s3cret", "unix;/s?***"),
+            ("--ulr=redis://:s3cret", "--ulr=***"),
+            ("s3cret@h", "***"),
+            (":s3cret", ":***"),
         ] {
-            assert_eq!(without_passwords(url), expected);
+            assert_eq!(without_secrets(text), shown);
         }
     }
 }

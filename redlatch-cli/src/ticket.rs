@@ -17,11 +17,11 @@ use crate::exit::{self, Failure};
 use crate::held_lock::{DEFAULT_WATCHDOG_LEASE, HeldLock};
 use crate::run::{report_conflict, report_waiting};
 use crate::signals::Signals;
-use crate::stderr::{detail, note, printable, stderr};
+use crate::stderr::{detail, note, stderr};
 use crate::store::WaitLimits;
 use crate::store_args::StoreArgs;
 use crate::ticket_args::{Lock, Renew};
-use crate::{show, store, streams};
+use crate::{stdout, store, streams};
 
 /// The longest text that is read from standard input. The library refuses tickets that are much shorter.
 const MAX_INPUT: usize = 4096;
@@ -135,12 +135,12 @@ async fn lock_with<K: HasTicket + Revocable>(
             return Err(store::explain_error(client, names, wanted, error).await);
         }
     };
-    let name = printable(&args.name);
+    let name = &args.name;
     detail!("{name}: acquired by {}", guard.owner_id());
     if args.hold {
         let token = token(&guard);
         let held = HeldLock::from_revocable(guard, token);
-        return hold(&name, held, signals).await;
+        return hold(name, held, signals).await;
     }
     let made = tokio::select! {
         biased;
@@ -162,7 +162,7 @@ async fn lock_with<K: HasTicket + Revocable>(
 
 /// Prints a ticket. A reader that has gone is an error: nothing else has the ticket.
 async fn print(ticket: &Ticket) -> Result<(), Failure> {
-    match show::write_if_open(format!("{ticket}\n")).await? {
+    match stdout::lines_if_open([ticket.to_string()]).await? {
         true => Ok(()),
         false => Err(Failure::system(
             "cannot write the ticket to standard output, so the lock was released",
@@ -173,13 +173,13 @@ async fn print(ticket: &Ticket) -> Result<(), Failure> {
 
 /// Holds the lock until a signal asks to release it, or it is lost.
 async fn hold(name: &str, mut held: HeldLock, signals: &mut Signals) -> Result<u8, Failure> {
-    let text = match held.token() {
-        Some(token) => format!("{} {token}\n", held.owner()),
-        None => format!("{}\n", held.owner()),
+    let line = match held.token() {
+        Some(token) => format!("{} {token}", held.owner()),
+        None => held.owner().to_owned(),
     };
     let asked = held.take_asked();
     let unwritten = async {
-        match show::write(text).await {
+        match stdout::lines([line]).await {
             Ok(_) => pending().await,
             Err(failure) => failure,
         }
@@ -216,7 +216,7 @@ pub(crate) async fn unlock(store_args: &StoreArgs, text: &str) -> Result<u8, Fai
     with_lock!(client, ticket.kind(), ticket.name(), lock => {
         lock.unlock_ticket(&ticket).await?;
     });
-    detail!("{}: released", printable(ticket.name()));
+    detail!("{}: released", ticket.name());
     Ok(exit::OK)
 }
 

@@ -5,9 +5,9 @@ use redlatch::inspect::ObjectState;
 
 use crate::args::{Token, TokenCommand};
 use crate::exit::{self, Failure};
-use crate::stderr::{note, printable};
+use crate::stderr::note;
 use crate::store_args::StoreArgs;
-use crate::{show, store};
+use crate::{stdout, store};
 
 pub(crate) async fn token(store_args: &StoreArgs, token: &Token) -> Result<u8, Failure> {
     let name = &token.name;
@@ -26,12 +26,9 @@ pub(crate) async fn token(store_args: &StoreArgs, token: &Token) -> Result<u8, F
             if lock.delete_token().await? {
                 return Ok(exit::OK);
             }
-            note!(
-                "{}: the lock is held, so its token was not deleted",
-                printable(name)
-            );
+            note!("{name}: the lock is held, so its token was not deleted");
             return Ok(exit::NOT_ACQUIRED);
         }
     };
-    show::write(format!("{number}\n")).await
+    stdout::lines([number.to_string()]).await
 }

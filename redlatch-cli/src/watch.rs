@@ -11,9 +11,9 @@ use tokio::sync::oneshot;
 use crate::args::Watch;
 use crate::exit::{self, Failure};
 use crate::signals::Signals;
-use crate::stderr::{note, printable, timestamp, warning};
+use crate::stderr::{note, timestamp, warning};
 use crate::store_args::StoreArgs;
-use crate::{show, store};
+use crate::{stdout, store};
 
 /// An event in JSON. The first two fields are present for every event, the others where they apply.
 #[derive(Debug, Default, Serialize)]
@@ -65,11 +65,11 @@ pub(crate) async fn watch(store_args: &StoreArgs, watch: &Watch) -> Result<u8, F
                 }
             }
             let line = Line::new(event);
-            let text = match watch.json {
-                true => show::json_lines(&[line])?,
-                false => line.text(),
+            let is_open = match watch.json {
+                true => stdout::json_if_open(&[line]).await?,
+                false => stdout::lines_if_open([line.text()]).await?,
             };
-            if !show::write_if_open(text).await? {
+            if !is_open {
                 return Ok(exit::OK);
             }
         }
@@ -195,9 +195,8 @@ impl Line {
                 (None, None) => "-".into(),
             },
         };
-        let name = self.name.as_deref().map_or("-".into(), printable);
+        let name = self.name.as_deref().unwrap_or("-");
         let kind = self.kind.as_deref().unwrap_or("-");
-        let owner = printable(&owner);
-        format!("{}  {:8}  {name}  {owner}  {kind}\n", self.time, self.event)
+        format!("{}  {:8}  {name}  {owner}  {kind}", self.time, self.event)
     }
 }

@@ -10,9 +10,8 @@ use crate::args::{Deadlocks, Why};
 use crate::exit::{self, Failure};
 use crate::registered::{self, Registered};
 use crate::show::{self, Object, lease_text};
-use crate::stderr::printable;
-use crate::store;
 use crate::store_args::StoreArgs;
+use crate::{stdout, store};
 
 /// Time between the two reads that must both show a deadlock.
 const CONFIRM_AFTER: Duration = Duration::from_millis(200);
@@ -88,38 +87,37 @@ pub(crate) async fn why(store_args: &StoreArgs, why: &Why) -> Result<u8, Failure
             object: Object::new(name.clone(), state),
             waiters: waiters.map(|waiters| waiters.iter().map(Party::waiter).collect()),
         };
-        return show::write(show::json_lines(&[explained])?).await;
+        return stdout::json(&[explained]).await;
     }
-    let shown = printable(name);
-    let mut text = String::new();
+    let mut lines = Vec::new();
     let holders = state.as_ref().map(|state| state.holders());
     let holders = holders.unwrap_or_default();
     match &state {
-        None => text.push_str(&format!("{shown}: free\n")),
-        Some(_) if holders.is_empty() => text.push_str(&show::table_of(name, &state)),
-        Some(state) => text.push_str(&format!("{shown}: {}\n", state.kind())),
+        None => lines.push(format!("{name}: free")),
+        Some(_) if holders.is_empty() => lines.extend(show::table_of(name, &state)),
+        Some(state) => lines.push(format!("{name}: {}", state.kind())),
     }
     for holder in holders {
-        text.push_str(&format!("held by {}\n", holder_text(holder)));
+        lines.push(format!("held by {}", holder_text(holder)));
     }
     match waiters.as_ref().map(Vec::len) {
-        None => text.push_str("no permission to read the waiters\n"),
-        Some(0) => text.push_str("no waiters known\n"),
-        Some(1) => text.push_str("1 waiter:\n"),
-        Some(many) => text.push_str(&format!("{many} waiters:\n")),
+        None => lines.push("no permission to read the waiters".into()),
+        Some(0) => lines.push("no waiters known".into()),
+        Some(1) => lines.push("1 waiter:".into()),
+        Some(many) => lines.push(format!("{many} waiters:")),
     }
     for (i, wait) in waiters.iter().flatten().enumerate() {
         let queued = wait.position.map_or("", |_| ", in the queue");
-        text.push_str(&format!("  {}. {}{queued}\n", i + 1, waiter_text(wait)));
+        lines.push(format!("  {}. {}{queued}", i + 1, waiter_text(wait)));
     }
-    show::write(text).await
+    stdout::lines(lines).await
 }
 
 /// Describes a holder: `report@db7 (pid 4711) since 02:00:13 UTC, "reindex 42", lease 24 s left`.
 fn holder_text(holder: &Holder) -> String {
     let who = match &holder.registered {
         Some(entry) => registered::text(entry),
-        None => printable(holder.owner.as_str()),
+        None => holder.owner.to_string(),
     };
     who + &lease_text(holder.remaining)
 }
@@ -127,7 +125,7 @@ fn holder_text(holder: &Holder) -> String {
 fn waiter_text(wait: &WaitingOwner) -> String {
     match &wait.registered {
         Some(entry) => registered::text(entry),
-        None => printable(wait.owner.as_str()),
+        None => wait.owner.to_string(),
     }
 }
 
@@ -141,7 +139,7 @@ pub(crate) async fn deadlocks(store_args: &StoreArgs, args: &Deadlocks) -> Resul
         graph.retain_unchanged(&earlier);
     }
     let (deadlocks, possible) = (graph.deadlocks(), graph.possible_deadlocks());
-    let text = match args.json {
+    match args.json {
         true => {
             let wait = |wait: &&WaitingOwner| Wait {
                 name: wait.name.clone(),
@@ -154,41 +152,46 @@ pub(crate) async fn deadlocks(store_args: &StoreArgs, args: &Deadlocks) -> Resul
             };
             let certain = deadlocks.iter().map(|waits| (waits, false));
             let all = certain.chain(possible.iter().map(|waits| (waits, true)));
-            show::json_lines(&all.map(deadlock).collect::<Vec<_>>())?
+            stdout::json(&all.map(deadlock).collect::<Vec<_>>()).await?
         }
         false if deadlocks.is_empty() && possible.is_empty() => {
             let unreadable = match graph.unreadable {
                 0 => String::new(),
                 some => format!(", {some} unreadable clients"),
             };
-            format!("no deadlock; {count} waits{unreadable}\n")
+            stdout::lines([format!("no deadlock; {count} waits{unreadable}")]).await?
         }
         false => {
-            let texts = |kind, cycles: &[Vec<&WaitingOwner>]| -> String {
+            let texts = |kind, cycles: &[Vec<&WaitingOwner>]| -> Vec<String> {
                 let all = cycles.iter().enumerate();
-                all.map(|(i, waits)| deadlock_text(kind, i + 1, waits))
+                all.flat_map(|(i, waits)| deadlock_lines(kind, i + 1, waits))
                     .collect()
             };
-            texts("deadlock", &deadlocks) + &texts("possible deadlock", &possible)
+            let certain = texts("deadlock", &deadlocks);
+            stdout::lines(
+                certain
+                    .into_iter()
+                    .chain(texts("possible deadlock", &possible)),
+            )
+            .await?
         }
     };
-    show::write(text).await?;
     Ok(match deadlocks.is_empty() {
         true => exit::OK,
         false => exit::FOUND,
     })
 }
 
-fn deadlock_text(kind: &str, number: usize, waits: &[&WaitingOwner]) -> String {
-    let mut text = format!("{kind} {number}:\n");
+fn deadlock_lines(kind: &str, number: usize, waits: &[&WaitingOwner]) -> Vec<String> {
+    let mut lines = vec![format!("{kind} {number}:")];
     for wait in waits {
         let holders: Vec<_> = wait.holders.iter().map(holder_text).collect();
-        text.push_str(&format!(
-            "  {} waits for {}, held by {}\n",
+        lines.push(format!(
+            "  {} waits for {}, held by {}",
             waiter_text(wait),
-            printable(&wait.name),
+            wait.name,
             holders.join(" and ")
         ));
     }
-    text
+    lines
 }

@@ -31,10 +31,10 @@ use crate::primitives::semaphore::Semaphore;
 use crate::primitives::spin_lock::{Spin, SpinLock};
 use crate::session::Session;
 use crate::store::embedded::Embedded;
-use crate::store::redis::Redis;
 #[cfg(feature = "tls")]
 use crate::store::redis::options::Pem;
 use crate::store::redis::options::{ConnectOptions, Secret};
+use crate::store::redis::{EMBEDDED, Redis};
 use crate::store::{ReplicaSync, Store};
 use crate::wait::{ChannelMap, WaitQueues};
 use crate::wait_graph::{self, WaitGraph, WaitingOwner};
@@ -618,7 +618,7 @@ impl ClientBuilder {
     /// for one server, or the other way round), [`Error::NoRuntime`]. The first connection is tried once.
     /// Later the client reconnects by itself.
     pub async fn connect(self, url: &str) -> Result<Client> {
-        if url == "embedded:" {
+        if url == EMBEDDED {
             return self.connect_embedded(&Embedded::new());
         }
         let validated = self.validate()?;

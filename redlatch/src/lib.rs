@@ -65,6 +65,9 @@ pub use primitives::red_lock::{RedGuard, RedLock};
 pub use primitives::semaphore::{Semaphore, SemaphorePermits, TrySetPermits};
 pub use primitives::spin_lock::SpinLock;
 pub use primitives::ticket::{HasTicket, IntoTicketError, Ticket, TicketKind};
+/// For the command.
+#[doc(hidden)]
+pub use store::PublicUrl;
 pub use store::ReplicaSync;
 pub use store::embedded::Embedded;
 

@@ -8,10 +8,10 @@ use redlatch::Expiry;
 
 use super::history::Turns;
 use super::look::{Holder, Lock, Party, Waiter};
-use super::text::{shortened, visible, width, wrapped};
+use super::text::{shortened, width, wrapped};
 use super::view::{Age, Mode, Row, Sort, View};
-use crate::duration;
 use crate::registered::utc;
+use crate::{duration, escape};
 
 /// Limit of lines of a message or a question.
 const MAX_FOOTER: usize = 4;
@@ -207,7 +207,7 @@ impl Canvas<'_> {
         };
         if limit > 0 && y < self.height {
             self.buffer
-                .set_stringn(column, line, visible(text), limit, style);
+                .set_stringn(column, line, escape::line(text), limit, style);
         }
     }
 
@@ -285,7 +285,10 @@ fn header(view: &View, canvas: &mut Canvas<'_>, now: SystemTime) -> usize {
         };
         let text = format!("{what} since {since} UTC ({age}): {}", outage.message);
         let alarm = canvas.alarm();
-        for line in wrapped(&visible(&text), canvas.width, 2).iter().take(2) {
+        for line in wrapped(&escape::line(&text), canvas.width, 2)
+            .iter()
+            .take(2)
+        {
             canvas.put(0, lines, canvas.width, line, alarm);
             lines += 1;
         }
@@ -296,7 +299,7 @@ fn header(view: &View, canvas: &mut Canvas<'_>, now: SystemTime) -> usize {
 /// Returns the last lines of the screen: a question, a message, or what keys do.
 fn footer(view: &View, columns: usize) -> Vec<String> {
     if let Some(message) = &view.message {
-        let mut lines = wrapped(&visible(message), columns, 2);
+        let mut lines = wrapped(&escape::line(message), columns, 2);
         lines.truncate(MAX_FOOTER);
         return lines;
     }
@@ -315,8 +318,8 @@ fn footer(view: &View, columns: usize) -> Vec<String> {
             let question = format!(
                 "Unlock {} by force? {} may still be working, and continues until it notices. \
                  y: unlock, any other key: no",
-                shortened(&visible(&details.name), columns.max(20) - 10),
-                visible(&holder.unwrap_or("Its holder".into())),
+                shortened(&escape::line(&details.name), columns.max(20) - 10),
+                escape::line(&holder.unwrap_or("Its holder".into())),
             );
             // Always ends with what the keys do.
             let lines = wrapped(&question, columns, 2);
@@ -389,14 +392,14 @@ fn list(view: &mut View, canvas: &mut Canvas<'_>, body: Body) {
             canvas.put(0, y, MARK.len(), MARK, style);
         }
         let mut x = MARK.len();
-        let name = shortened(&visible(&lock.name), widths.name);
+        let name = shortened(&escape::line(&lock.name), widths.name);
         canvas.put(x, y, widths.name, &name, style);
         x += widths.name + 1;
         if has_kind {
             canvas.put(x, y, Column::Kind.width(), &lock.kind, style);
             x += Column::Kind.width() + 1;
         }
-        let holder = shortened(&visible(&lock.holder_text()), widths.holder);
+        let holder = shortened(&escape::line(&lock.holder_text()), widths.holder);
         canvas.put(x, y, widths.holder, &holder, style);
         x = numbers_at;
         for column in numbers() {
@@ -414,7 +417,7 @@ fn list(view: &mut View, canvas: &mut Canvas<'_>, body: Body) {
         if let Some(note) = note
             && widths.note > 0
         {
-            let note = shortened(&visible(note), widths.note);
+            let note = shortened(&escape::line(note), widths.note);
             canvas.put(x, y, widths.note, &note, style);
         }
     }
@@ -437,7 +440,7 @@ fn text(view: &mut View, canvas: &mut Canvas<'_>, body: Body, lines: &[TextLine]
 /// Appends a text, broken to the width of the screen.
 fn push(lines: &mut Vec<TextLine>, columns: usize, is_heading: bool, text: &str) {
     let indent = text.len() - text.trim_start().len() + 2;
-    let wrapped = wrapped(&visible(text), columns, indent.min(columns / 2));
+    let wrapped = wrapped(&escape::line(text), columns, indent.min(columns / 2));
     lines.extend(wrapped.into_iter().map(|line| (is_heading, line)));
 }
 

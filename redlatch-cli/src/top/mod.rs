@@ -30,8 +30,8 @@ use self::view::{Action, View};
 use crate::args::Top;
 use crate::exit::{self, Failure};
 use crate::signals::{Caught, Signals};
+use crate::store;
 use crate::store_args::StoreArgs;
-use crate::{stderr, store};
 
 /// How often the age of stale data is drawn.
 const TICK: Duration = Duration::from_secs(1);
@@ -43,8 +43,8 @@ pub(crate) async fn top(store_args: StoreArgs, top: Top) -> Result<u8, Failure> 
         ));
     }
     let mut signals = Signals::catch_for_terminal()?;
-    let has_colors = !top.no_color && stderr::has_colors(&io::stdout());
-    let shown_store = store::without_secrets(store_args.url());
+    let has_colors = !top.no_color && std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
+    let shown_store = store::shown_url(&store_args)?;
     let mut view = View::new(shown_store, top.pattern.clone(), top.interval, has_colors);
     let mut looks = looks::start(store_args, top.pattern, top.interval)?;
     let mut screen = Screen::enter()?;

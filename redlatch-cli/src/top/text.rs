@@ -3,37 +3,6 @@
 use ratatui::style::Style;
 use ratatui::text::Span;
 
-/// Returns the text with escapes for characters that would control the terminal, are invisible, or change the direction of
-/// the text around them.
-pub(super) fn visible(text: &str) -> String {
-    let mut visible = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c.is_control() || is_format(c) {
-            visible.extend(c.escape_unicode());
-        } else {
-            visible.push(c);
-        }
-    }
-    visible
-}
-
-/// Returns whether a character has no picture of its own, and is no accent.
-fn is_format(c: char) -> bool {
-    matches!(
-        c,
-        '\u{ad}'
-            | '\u{61c}'
-            | '\u{180e}'
-            | '\u{200b}'..='\u{200f}'
-            | '\u{2028}'..='\u{202e}'
-            | '\u{2060}'..='\u{206f}'
-            | '\u{fe00}'..='\u{fe0f}'
-            | '\u{feff}'
-            | '\u{fff9}'..='\u{fffb}'
-            | '\u{e0000}'..='\u{e0fff}'
-    )
-}
-
 /// Returns how many cells a text fills.
 pub(super) fn width(text: &str) -> usize {
     Span::raw(text).width()
@@ -106,17 +75,6 @@ pub(super) fn wrapped(text: &str, limit: usize, indent: usize) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn control_and_format_characters_are_escaped() {
-        assert_eq!(visible("a\u{1b}[2Jb"), r"a\u{1b}[2Jb");
-        assert_eq!(visible("a\nb\u{9b}c"), r"a\u{a}b\u{9b}c");
-        assert_eq!(
-            visible("\u{202e}evil\u{200d}\u{feff}"),
-            r"\u{202e}evil\u{200d}\u{feff}"
-        );
-        assert_eq!(visible("日本 e\u{301} ü"), "日本 e\u{301} ü");
-    }
 
     #[test]
     fn shortened_text_keeps_both_ends() {

@@ -8,7 +8,8 @@ use redlatch::Expiry;
 
 use super::history::{History, Turns};
 use super::look::{Lock, Look};
-use super::text::{visible, width};
+use super::text::width;
+use crate::escape;
 
 /// Limit of the text of a filter.
 const MAX_FILTER: usize = 512;
@@ -304,7 +305,7 @@ impl View {
                 rows.sort_by_cached_key(|row| (lock(row).holder_text(), oldest(row)));
             }
         }
-        let names = rows.iter().map(|row| width(&visible(&lock(row).name)));
+        let names = rows.iter().map(|row| width(&escape::line(&lock(row).name)));
         self.name_width = names.max().unwrap_or(0);
         let selected = self.selected.as_ref();
         let at = selected.and_then(|name| rows.iter().position(|row| lock(row).name == *name));

@@ -13,6 +13,7 @@ mod loss;
 mod once;
 mod outages;
 mod passwords;
+mod printing;
 mod process_trees;
 mod registry;
 mod revocation;

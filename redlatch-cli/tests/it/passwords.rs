@@ -1,5 +1,7 @@
 //! Tests of the sources of passwords and certificates, and that no password is printed or passed on.
 
+use std::process::Command;
+
 use redlatch_testkit::{Server, TlsServer, unique};
 
 use crate::support::*;
@@ -166,4 +168,318 @@ fn certificates_are_read_from_files() {
     let mut unencrypted = ls(&all);
     unencrypted.env("REDLATCH_URL", server.plain().url());
     finish(unencrypted).expect(2).assert_stderr("rediss://");
+}
+
+/// Numbers for generated URLs.
+struct Rng(u64);
+
+impl Rng {
+    /// Takes the seed from `REDLATCH_SEED`, or a new one, and prints it.
+    fn new() -> Rng {
+        let given = std::env::var("REDLATCH_SEED").ok();
+        let new = || redlatch::Owner::new().number();
+        let seed = given.map_or_else(new, |seed| seed.parse().unwrap());
+        println!("REDLATCH_SEED={seed}");
+        Rng(seed)
+    }
+
+    /// SplitMix64.
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % end as u64) as usize
+    }
+
+    fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len())]
+    }
+}
+
+/// The first and the last characters of each generated password: no part of it is shown.
+const ENDS: [&str; 2] = ["HEAD9", "TAIL9"];
+
+/// A generated URL.
+struct GeneratedUrl {
+    url: String,
+    password: String,
+    /// The user for the data servers.
+    user: &'static str,
+    /// Whether it names the server of the test.
+    is_reachable: bool,
+}
+
+impl GeneratedUrl {
+    /// Makes a URL of this server, which listens on `socket`, too, or of one that cannot be
+    /// reached.
+    fn new(rng: &mut Rng, server: &Server, socket: &str) -> GeneratedUrl {
+        const ESCAPED: [(&str, &str); 8] = [
+            ("%40", "@"),
+            ("%2F", "/"),
+            ("%3F", "?"),
+            ("%23", "#"),
+            ("%26", "&"),
+            ("%25", "%"),
+            ("ü", "ü"),
+            ("@", "@"),
+        ];
+        const IN_AUTHORITY: [(&str, &str); 2] = [(":", ":"), ("&", "&")];
+        const IN_QUERY: [(&str, &str); 3] = [("/", "/"), ("?", "?"), ("=", "=")];
+        let form = rng.below(8);
+        let permitted = match form {
+            0..4 => [&ESCAPED[..], &IN_QUERY].concat(),
+            _ => [&ESCAPED[..], &IN_AUTHORITY].concat(),
+        };
+        let mut text = ENDS[0].to_owned();
+        let mut password = text.clone();
+        for _ in 0..rng.below(4) {
+            let (part, decoded) = rng.pick(&permitted);
+            text.push_str(part);
+            password.push_str(decoded);
+        }
+        text.push_str(ENDS[1]);
+        password.push_str(ENDS[1]);
+        let user = rng.pick(&["", "m@e"]);
+        let user_text = match user {
+            "" => "",
+            _ => rng.pick(&["m@e", "m%40e"]),
+        };
+        let port = server.port();
+        let mut is_reachable = true;
+        let url = match form {
+            0..4 => {
+                let start = rng.pick(&["unix:", "unix://", "redis+unix:", "valkey+unix://"]);
+                let user = match user_text {
+                    "" => String::new(),
+                    text => format!("&user={text}"),
+                };
+                let db = rng.pick(&["", "&db=1"]);
+                format!("{start}{socket}?pass={text}{user}{db}")
+            }
+            4 | 5 => {
+                let scheme = rng.pick(&["redis", "valkey"]);
+                let end = rng.pick(&["", "/", "/1", "?db=1"]);
+                format!("{scheme}://{user_text}:{text}@127.0.0.1:{port}{end}")
+            }
+            6 => {
+                is_reachable = false;
+                let scheme = rng.pick(&["rediss", "valkey+cluster", "rediss+cluster"]);
+                format!("{scheme}://{user_text}:{text}@127.0.0.1:1")
+            }
+            _ => {
+                is_reachable = false;
+                let sentinel_password = rng.pick(&["a@b", "c/d?e"]);
+                format!(
+                    "redis+sentinel://{user_text}:{text}@127.0.0.1:1/m?sentinel_password=\
+                     {}{sentinel_password}{}",
+                    ENDS[0], ENDS[1]
+                )
+            }
+        };
+        GeneratedUrl {
+            url,
+            password,
+            user,
+            is_reachable,
+        }
+    }
+
+    /// Returns the URL with one character removed, added or replaced in front of the password.
+    fn with_typo(&self, rng: &mut Rng) -> String {
+        let end = self.url.find(ENDS[0]).unwrap();
+        let mut chars: Vec<char> = self.url[..end].chars().collect();
+        let at = rng.below(chars.len());
+        if rng.below(2) == 0 {
+            chars.remove(at);
+        } else {
+            chars[at] = rng.pick(&[';', '/', ' ', 'x', '@']);
+        }
+        chars.into_iter().collect::<String>() + &self.url[end..]
+    }
+}
+
+#[track_caller]
+fn assert_no_secret(finished: &Finished, url: &str) {
+    let [stdout, stderr] = [&finished.stdout, &finished.stderr];
+    for end in ENDS {
+        let is_shown = stdout.contains(end) || stderr.contains(end);
+        assert!(!is_shown, "{url}: {finished:#?}");
+    }
+}
+
+/// A server with a socket whose path contains an @.
+fn server_with_socket(dir: &TempDir) -> (Server, String) {
+    let socket = dir.path("a@b.sock");
+    let server = Server::start_with(&["--requirepass", PASSWORD, "--unixsocket", &socket]);
+    (server, socket)
+}
+
+#[test]
+fn generated_urls_connect_and_show_no_password() {
+    let (mut rng, dir) = (Rng::new(), TempDir::new());
+    let (server, socket) = server_with_socket(&dir);
+    let traced = |args: &[&str], variables: &[(&str, &str)]| {
+        let mut command = clean_command(args);
+        command.env("REDLATCH_LOG", "trace");
+        command.env("REDLATCH_RESPONSE_TIMEOUT", "60s");
+        command.envs(variables.iter().copied());
+        finish(command)
+    };
+    for i in 0..36 {
+        let generated = GeneratedUrl::new(&mut rng, &server, &socket);
+        let url = &generated.url;
+        let rule = format!(">{}", generated.password);
+        let user = match generated.user {
+            "" => "default",
+            user => user,
+        };
+        let () = server.command(&["ACL", "SETUSER", user, "on", &rule, "+@all", "~*", "&*"]);
+        let code = if generated.is_reachable { 0 } else { 69 };
+        let run = ["run", "-n", &unique("generated"), "--", "env"];
+        let ran = traced(&run, &[("REDLATCH_URL", url)]);
+        assert_no_secret(&ran, url);
+        let ran = ran.expect(code);
+        if generated.is_reachable {
+            // CMD can use it with the password that it has from elsewhere.
+            let line = |line: &'_ &str| line.starts_with("REDLATCH_URL=");
+            let kept = ran.stdout.lines().find(line).unwrap();
+            let (_, kept) = kept.split_once('=').unwrap();
+            let password = ("REDLATCH_PASSWORD", &*generated.password);
+            let script = "echo here >$FILE; exec cat";
+            let name = unique("same-place");
+            let mut holding = clean_command(&["run", &name, "--", "sh", "-c", script]);
+            let file = dir.path("here");
+            holding.envs([("REDLATCH_URL", kept), password, ("FILE", &file)]);
+            let holder = Running::start(holding);
+            until("CMD runs", || std::fs::exists(&file).unwrap());
+            std::fs::remove_file(&file).unwrap();
+            let shown = traced(&["show", "-q", &name], &[("REDLATCH_URL", url)]);
+            shown.expect(0);
+            holder.release();
+        }
+        let option = format!("--url={url}");
+        let path = dir.path("config.toml");
+        std::fs::write(&path, format!("url = '{url}'\n")).unwrap();
+        let [wrong, json] = ["--wait", "--log-format=json"];
+        let finished = match i % 4 {
+            0 => traced(&[&option, "ls", "no-such-name"], &[]).expect(code),
+            1 => traced(&["--config", &path, "ls", "no-such-name"], &[]).expect(code),
+            2 => traced(&[json, "--url", url, "latch", "no-such-name"], &[]).expect(2),
+            _ => traced(&["run", wrong, url, "n", "--", "true"], &[]).expect(2),
+        };
+        assert_no_secret(&finished, url);
+    }
+}
+
+#[test]
+fn login_of_a_file_is_kept_beside_an_at_sign_in_a_socket() {
+    let dir = TempDir::new();
+    let (server, socket) = server_with_socket(&dir);
+    let rule = format!(">{PASSWORD}");
+    let () = server.command(&["ACL", "SETUSER", "me", "on", &rule, "+@all", "~*", "&*"]);
+    std::fs::write(dir.path("password"), PASSWORD).unwrap();
+    let path = dir.path("redlatch.toml");
+    std::fs::write(&path, "user = 'me'\npassword-file = 'password'\n").unwrap();
+    for url in [format!("unix:{socket}"), format!("unix://{socket}?db=1")] {
+        let mut command = clean_command(&["--config", &path, "ls", "no-such-name"]);
+        command.env("REDLATCH_URL", &url);
+        finish(command).expect(0);
+    }
+}
+
+/// What cannot be parsed is not shown: it may be a URL with a typo.
+#[test]
+fn texts_that_are_no_urls_show_no_password() {
+    let (mut rng, dir) = (Rng::new(), TempDir::new());
+    let (server, socket) = server_with_socket(&dir);
+    let variables = [
+        "REDLATCH_URL",
+        "REDLATCH_CONFIG",
+        "REDLATCH_LOG",
+        "REDLATCH_LOG_FORMAT",
+        "REDLATCH_REPLICAS",
+        "REDLATCH_RESPONSE_TIMEOUT",
+        "REDLATCH_TLS_CA",
+    ];
+    for i in 0..28 {
+        let generated = GeneratedUrl::new(&mut rng, &server, &socket);
+        let wrong = match i % 4 {
+            0 => generated.url.clone(),
+            _ => generated.with_typo(&mut rng),
+        };
+        let check = |mut command: Command| {
+            command.env("REDLATCH_LOG_FORMAT", "text");
+            let finished = finish(command);
+            assert_no_secret(&finished, &wrong);
+            finished
+        };
+        let name = unique("typo");
+        for args in [
+            &[&wrong, "ls"][..],
+            &["ls", "a", &wrong],
+            &["ls", &format!("--{wrong}")],
+            &["-q", "run", "-E", &wrong, &name, "--", "true"],
+            &["--config", &wrong, "ls"],
+            &["--password-file", &wrong, "ls"],
+        ] {
+            check(clean_command(args)).expect(2);
+        }
+        let variable = variables[i % variables.len()];
+        let mut command = clean_command(&["--url", "redis://127.0.0.1:1", "ls"]);
+        command.env(variable, &wrong);
+        check(command);
+        let mut help = clean_command(&["ls", "--help"]);
+        help.env(variable, &wrong);
+        check(help).expect(0);
+        let text = format!("\"{}\" = 'url'\n", wrong.escape_default());
+        std::fs::write(dir.path("swapped.toml"), text).unwrap();
+        let swapped = clean_command(&["--config", &dir.path("swapped.toml"), "ls"]);
+        check(swapped).expect(2);
+        // CMD gets no URL that cannot be parsed. Without one, it would use the default server.
+        let url = format!("redis://:{PASSWORD}@127.0.0.1:{}", server.port());
+        let unparsable = format!("redis;{wrong}");
+        let mut command = clean_command(&["run", "-n", &name, "--url", &url, "--", "env"]);
+        command.env("REDLATCH_URL", &unparsable);
+        let ran = check(command).expect(0);
+        assert!(ran.stdout.contains("\nREDLATCH_URL=invalid\n"), "{ran:#?}");
+    }
+}
+
+/// A server that does not know HELLO may repeat its arguments.
+#[test]
+fn server_that_repeats_the_password_does_not_show_it() {
+    let server = Server::start_with(&["--rename-command", "HELLO", ""]);
+    let mut command = clean_command(&["ls"]);
+    let url = format!(
+        "redis://:{}{}@127.0.0.1:{}",
+        ENDS[0],
+        ENDS[1],
+        server.port()
+    );
+    command.env("REDLATCH_URL", &url);
+    command.env("REDLATCH_LOG", "trace");
+    let finished = finish(command).expect(69);
+    assert_no_secret(&finished, &url);
+}
+
+#[test]
+fn top_shows_no_password() {
+    let dir = TempDir::new();
+    let (server, socket) = server_with_socket(&dir);
+    let rule = format!(">{}@{}", ENDS[0], ENDS[1]);
+    let () = server.command(&["ACL", "SETUSER", "default", &rule]);
+    let binary = env!("CARGO_BIN_EXE_redlatch");
+    let url = format!("unix:{socket}?pass={}@{}", ENDS[0], ENDS[1]);
+    let line = format!("stty cols 200 rows 24; REDLATCH_URL='{url}' '{binary}' top");
+    let mut top = at_a_terminal(&line);
+    // The terminal gets no spaces, but moves of the cursor.
+    top.until_stdout("held");
+    top.write("q");
+    let finished = top.finish().expect(0);
+    assert!(
+        finished.stdout.contains(&format!("unix:{socket}")),
+        "{finished:#?}"
+    );
+    assert_no_secret(&finished, &url);
 }

@@ -26,6 +26,8 @@ use self::options::ConnectOptions;
 pub use self::options::ReplicaSync;
 pub(crate) use self::reporters::Reporters;
 use self::topology::Topology;
+pub(crate) use self::url::EMBEDDED;
+pub use self::url::PublicUrl;
 use super::{Answer, Cursor, Delivery, NodeId, Progress, ScanType, SharedSubscriber, Suspects};
 use crate::error::{Cause, Error, Result};
 use crate::join::Boxed;

@@ -11,6 +11,8 @@
 //! 4. The database is the path (`/3`) or `db=3`. Two different ones are refused.
 //!
 //! Percent-encoding is decoded in users, passwords, the master's name and parameters.
+//!
+//! [`PublicUrl`] is cut from the same parts, so nothing is shown that this file reads as a secret.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -47,6 +49,9 @@ pub(super) enum Deployment {
     Cluster(Vec<Endpoint>),
 }
 
+/// The URL of an embedded store.
+pub(crate) const EMBEDDED: &str = "embedded:";
+
 const SENTINEL_PORT: u16 = 26379;
 const NODE_PORT: u16 = 6379;
 
@@ -56,54 +61,80 @@ const URL_FORMS: &str = "redis://host:port, redis+unix:///path, redis+sentinel:/
 
 /// Parses the URL of a store on servers, and combines it with the builder's options.
 pub(super) fn parse(url: &str, options: &ConnectOptions) -> Result<ParsedUrl> {
-    // A URL that was read from a file may end with a line break.
-    let url = url.trim();
-    if url.contains(char::is_control) {
-        return invalid("it contains a line break, a tab or another control character");
-    }
-    let Some((scheme, rest)) = url.split_once(':') else {
-        return invalid("it has no scheme; use redis://host:port");
+    let parts = UrlParts::parse(url)?;
+    let tls = tls(parts.use_tls, options)?;
+    let (deployment, db) = match parts.form {
+        Form::Single => single(&parts)?,
+        Form::Unix => unix(&parts)?,
+        Form::Sentinel => sentinel(&parts, &options.sentinel_login, tls.clone())?,
+        Form::Cluster => cluster(&parts)?,
     };
-    let (base, kind) = scheme.split_once('+').unwrap_or((scheme, ""));
-    let (use_tls, kind) = match base {
-        "redis" | "valkey" => (false, kind),
-        "rediss" | "valkeys" => (true, kind),
-        "unix" if kind.is_empty() => (false, "unix"),
-        other if rest.starts_with("//") && is_scheme_text(scheme) => {
-            return invalid(format!("unknown scheme {other:?}; use {URL_FORMS}"));
-        }
-        // Not repeated: without `//` it may be a user name.
-        _ => return invalid("it has no known scheme; use redis://host:port"),
-    };
-    if use_tls && kind == "unix" {
-        return invalid("TLS over a unix socket is not supported; use redis+unix:///path");
-    }
-    if rest.contains('#') {
-        let certificate = match use_tls {
-            // In other clients `#insecure` disables the check of the certificate.
-            true => {
-                "; the server's certificate is always verified; to trust your own CA, use the \
-                 builder setting `tls_ca`"
-            }
-            false => "",
-        };
-        return invalid(format!(
-            "a fragment (#) is not supported; in a user or password, write # as %23{certificate}"
-        ));
-    }
-    let tls = tls(use_tls, options)?;
-    let (deployment, login, db) = match kind {
-        "" => single(rest)?,
-        "unix" => unix(rest)?,
-        "sentinel" => sentinel(rest, &options.sentinel_login, tls.clone())?,
-        "cluster" => cluster(rest)?,
-        _ if is_scheme_text(kind) => {
-            return invalid(format!("unknown scheme {scheme:?}; use {URL_FORMS}"));
-        }
-        _ => return invalid("it has no known scheme; use redis://host:port"),
-    };
-    let config = ConnectionConfig::new(&login, db, &options.login, tls)?;
+    let config = ConnectionConfig::new(&parts.login()?, db, &options.login, tls)?;
     Ok(ParsedUrl { deployment, config })
+}
+
+/// Returns options with which a user in a URL needs no password there.
+fn with_password_from_elsewhere() -> ConnectOptions {
+    let login = Login {
+        username: None,
+        password: Some(Secret("from elsewhere".into())),
+    };
+    ConnectOptions {
+        login: login.clone(),
+        sentinel_login: login,
+        ..ConnectOptions::default()
+    }
+}
+
+/// What may be shown and passed on of a URL. For the `redlatch` command, not part of the public
+/// interface.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PublicUrl {
+    /// Without users and passwords, for messages.
+    pub redacted: String,
+    /// With the users. Names the same servers and the same database.
+    pub without_passwords: String,
+    /// Whether it has a password, for whichever servers.
+    pub has_password: bool,
+    /// Whether it has a user or a password for the data servers.
+    pub has_login: bool,
+    /// Whether it has a user or a password for the sentinels.
+    pub has_sentinel_login: bool,
+}
+
+impl PublicUrl {
+    /// Accepts what [`Client::connect`](crate::Client::connect) accepts, with a password from
+    /// elsewhere if a user in the URL has none.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidUrl`], without any part that could be secret.
+    pub fn parse(url: &str) -> Result<PublicUrl> {
+        if url == EMBEDDED {
+            return Ok(PublicUrl {
+                redacted: url.to_owned(),
+                without_passwords: url.to_owned(),
+                ..PublicUrl::default()
+            });
+        }
+        parse(url, &with_password_from_elsewhere())?;
+        let parts = UrlParts::parse(url)?;
+        let (login, sentinel_login) = (parts.login()?, parts.sentinel_login()?);
+        let credentials = match parts.credentials.split_once(':') {
+            Some((user, _)) => user,
+            None => parts.credentials,
+        };
+        let is_no_password = |name: &str| !PASSWORD_PARAMS.contains(&name);
+        let is_no_login = |name: &str| is_no_password(name) && !USER_PARAMS.contains(&name);
+        Ok(PublicUrl {
+            redacted: parts.text("***", is_no_login),
+            without_passwords: parts.text(credentials, is_no_password),
+            has_password: login.password.is_some() || sentinel_login.password.is_some(),
+            has_login: login.username.is_some() || login.password.is_some(),
+            has_sentinel_login: sentinel_login.username.is_some()
+                || sentinel_login.password.is_some(),
+        })
+    }
 }
 
 fn is_scheme_text(scheme: &str) -> bool {
@@ -128,25 +159,23 @@ fn tls(use_tls: bool, options: &ConnectOptions) -> Result<Option<Arc<Tls>>> {
     }
 }
 
-/// The servers of a URL; the credentials and the database for the data servers.
-type UrlContent = (Deployment, Login, i64);
+/// The servers of a URL, and the database.
+type UrlContent = (Deployment, i64);
 
-fn single(rest: &str) -> Result<UrlContent> {
-    let parts = UrlParts::parse(rest, &[])?;
-    let hosts = parts.hosts(NODE_PORT)?;
+fn single(parts: &UrlParts<'_>) -> Result<UrlContent> {
+    let (hosts, path) = parts.hosts_and_path(NODE_PORT)?;
     let [host] = hosts.as_slice() else {
         return invalid(
             "redis:// takes one server; for several hosts use redis+sentinel:// or \
              redis+cluster://",
         );
     };
-    let (deployment, db) = (Deployment::Single(host.to_addr()), parts.path);
-    Ok((deployment, parts.login()?, parts.query.database(db)?))
+    let deployment = Deployment::Single(host.to_addr());
+    Ok((deployment, parts.query.database(path)?))
 }
 
-fn unix(rest: &str) -> Result<UrlContent> {
-    let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
-    let path = path.strip_prefix("//").unwrap_or(path);
+fn unix(parts: &UrlParts<'_>) -> Result<UrlContent> {
+    let path = parts.place;
     let path = path.strip_prefix("localhost").unwrap_or(path);
     if !path.starts_with('/') {
         return invalid(
@@ -154,91 +183,199 @@ fn unix(rest: &str) -> Result<UrlContent> {
              redis+unix:///path?user=…&pass=…",
         );
     }
-    let query = Query::parse(query, &["user", "pass"])?;
     let socket = format!("unix://{path}").into_connection_info();
     let socket = socket.map_err(|e| Error::InvalidUrl {
         reason: e.to_string(),
     })?;
-    let login = login(query.get("user")?, query.get("pass")?);
     let deployment = Deployment::Single(socket.addr().clone());
-    Ok((deployment, login, query.database("")?))
+    Ok((deployment, parts.query.database("")?))
 }
 
-fn sentinel(rest: &str, builder_login: &Login, tls: Option<Arc<Tls>>) -> Result<UrlContent> {
-    let parts = UrlParts::parse(rest, &["sentinel_user", "sentinel_password"])?;
-    let (master, db) = parts.path.split_once('/').unwrap_or((parts.path, ""));
+fn sentinel(
+    parts: &UrlParts<'_>,
+    builder_login: &Login,
+    tls: Option<Arc<Tls>>,
+) -> Result<UrlContent> {
+    let (sentinels, path) = parts.hosts_and_path(SENTINEL_PORT)?;
+    let (master, db) = path.split_once('/').unwrap_or((path, ""));
     if master.is_empty() {
         return invalid(
             "it does not name the master; use redis+sentinel://host:port,host:port/master",
         );
     }
-    let query = &parts.query;
-    let url_login = login(query.get("sentinel_user")?, query.get("sentinel_password")?);
     let deployment = Deployment::Sentinel {
-        sentinels: parts.hosts(SENTINEL_PORT)?,
+        sentinels,
         master: percent_decode(master, "the name of the master")?,
-        config: ConnectionConfig::new(&url_login, 0, builder_login, tls)?,
+        config: ConnectionConfig::new(&parts.sentinel_login()?, 0, builder_login, tls)?,
     };
-    Ok((deployment, parts.login()?, query.database(db)?))
+    Ok((deployment, parts.query.database(db)?))
 }
 
-fn cluster(rest: &str) -> Result<UrlContent> {
-    let parts = UrlParts::parse(rest, &[])?;
-    if parts.query.database(parts.path)? != 0 {
+fn cluster(parts: &UrlParts<'_>) -> Result<UrlContent> {
+    let (hosts, path) = parts.hosts_and_path(NODE_PORT)?;
+    if parts.query.database(path)? != 0 {
         return invalid("a cluster has only database 0; omit the database");
     }
-    let deployment = Deployment::Cluster(parts.hosts(NODE_PORT)?);
-    Ok((deployment, parts.login()?, 0))
+    Ok((Deployment::Cluster(hosts), 0))
 }
 
-/// The parts of a URL with hosts.
+/// The form of a URL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Single,
+    Unix,
+    Sentinel,
+    Cluster,
+}
+
+impl Form {
+    /// Returns the parameters that only this form knows.
+    fn parameters(self) -> &'static [&'static str] {
+        match self {
+            Form::Single | Form::Cluster => &[],
+            Form::Unix => &[USER_PARAM, PASSWORD_PARAM],
+            Form::Sentinel => &[SENTINEL_USER_PARAM, SENTINEL_PASSWORD_PARAM],
+        }
+    }
+}
+
+/// The parts of a URL, in their order.
 struct UrlParts<'a> {
-    /// Without the `@`.
+    /// What precedes the credentials: the scheme, and the slashes if there are any.
+    start: &'a str,
+    use_tls: bool,
+    form: Form,
+    /// Without the `@`. Empty in a URL of a unix socket.
     credentials: &'a str,
-    hosts: &'a str,
-    /// Without the slashes around it.
-    path: &'a str,
+    /// Hosts and path, or the path of the socket.
+    place: &'a str,
     query: Query<'a>,
 }
 
 impl<'a> UrlParts<'a> {
-    /// Takes the URL after its scheme, and the parameters that only this form knows.
-    fn parse(rest: &'a str, parameters: &[&'static str]) -> Result<UrlParts<'a>> {
-        let Some(rest) = rest.strip_prefix("//") else {
-            return invalid(format!("it has no hosts; use {URL_FORMS}"));
+    fn parse(url: &'a str) -> Result<UrlParts<'a>> {
+        // A URL that was read from a file may end with a line break.
+        let url = url.trim();
+        if url.contains(char::is_control) {
+            return invalid("it contains a line break, a tab or another control character");
+        }
+        let Some((scheme, rest)) = url.split_once(':') else {
+            return invalid("it has no scheme; use redis://host:port");
+        };
+        let (base, kind) = scheme.split_once('+').unwrap_or((scheme, ""));
+        let (use_tls, kind) = match base {
+            "redis" | "valkey" => (false, kind),
+            "rediss" | "valkeys" => (true, kind),
+            "unix" if kind.is_empty() => (false, "unix"),
+            other if rest.starts_with("//") && is_scheme_text(scheme) => {
+                return invalid(format!("unknown scheme {other:?}; use {URL_FORMS}"));
+            }
+            // Not repeated: without `//` it may be a user name.
+            _ => return invalid("it has no known scheme; use redis://host:port"),
+        };
+        if use_tls && kind == "unix" {
+            return invalid("TLS over a unix socket is not supported; use redis+unix:///path");
+        }
+        if rest.contains('#') {
+            let certificate = match use_tls {
+                // In other clients `#insecure` disables the check of the certificate.
+                true => {
+                    "; the server's certificate is always verified; to trust your own CA, use the \
+                     builder setting `tls_ca`"
+                }
+                false => "",
+            };
+            return invalid(format!(
+                "a fragment (#) is not supported; in a user or password, write # as %23{certificate}"
+            ));
+        }
+        let form = match kind {
+            "" => Form::Single,
+            "unix" => Form::Unix,
+            "sentinel" => Form::Sentinel,
+            "cluster" => Form::Cluster,
+            _ if is_scheme_text(kind) => {
+                return invalid(format!("unknown scheme {scheme:?}; use {URL_FORMS}"));
+            }
+            _ => return invalid("it has no known scheme; use redis://host:port"),
         };
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-        // Not repeated: it is the rest of a password.
-        if path.contains('@') {
-            return invalid(
-                "it has an @ after the first /; in a user or password, write / as %2F, ? as %3F \
-                 and @ as %40",
-            );
-        }
-        let (credentials, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
+        let after_slashes = rest.strip_prefix("//");
+        let (credentials, place) = match (form, after_slashes) {
+            (Form::Unix, _) => ("", after_slashes.unwrap_or(rest)),
+            (_, None) => return invalid(format!("it has no hosts; use {URL_FORMS}")),
+            (_, Some(rest)) => {
+                let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+                // Not repeated: it is the rest of a password.
+                if path.contains('@') {
+                    return invalid(
+                        "it has an @ after the first /; in a user or password, write / as %2F, ? as \
+                         %3F and @ as %40",
+                    );
+                }
+                match authority.rfind('@') {
+                    Some(end) => (&rest[..end], &rest[end + 1..]),
+                    None => ("", rest),
+                }
+            }
+        };
+        let start_len = scheme.len() + 1 + after_slashes.map_or(0, |_| 2);
         Ok(UrlParts {
+            start: &url[..start_len],
+            use_tls,
+            form,
             credentials,
-            hosts,
-            path: path.trim_end_matches('/'),
-            query: Query::parse(query, parameters)?,
+            place,
+            query: Query::parse(query, form.parameters())?,
         })
     }
 
-    fn hosts(&self, port: u16) -> Result<Vec<Endpoint>> {
-        let hosts = self.hosts.split(',');
+    /// Returns the hosts, and the path without the slashes around it.
+    fn hosts_and_path(&self, port: u16) -> Result<(Vec<Endpoint>, &'a str)> {
+        let (hosts, path) = self.place.split_once('/').unwrap_or((self.place, ""));
+        let hosts = hosts.split(',');
         let hosts: Option<_> = hosts.map(|host| Endpoint::parse(host, port)).collect();
         let reason = "a host is missing, or a host or port is invalid; write host:port; in a \
                       user or password, write / as %2F and ? as %3F";
-        hosts.map_or_else(|| invalid(reason), Ok)
+        let hosts = hosts.map_or_else(|| invalid(reason), Ok)?;
+        Ok((hosts, path.trim_end_matches('/')))
     }
 
+    /// Returns the credentials for the data servers.
     fn login(&self) -> Result<Login> {
+        if self.form == Form::Unix {
+            let query = &self.query;
+            return Ok(login(query.get(USER_PARAM)?, query.get(PASSWORD_PARAM)?));
+        }
         let credentials = self.credentials;
         let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
         let user = percent_decode(user, "the user")?;
         let password = percent_decode(password, "the password")?;
         Ok(login(Some(user), Some(password)))
+    }
+
+    /// Returns the credentials for the sentinels.
+    fn sentinel_login(&self) -> Result<Login> {
+        let query = &self.query;
+        let user = query.get(SENTINEL_USER_PARAM)?;
+        Ok(login(user, query.get(SENTINEL_PASSWORD_PARAM)?))
+    }
+
+    /// Returns the URL with other credentials, if it has any, and with the parameters of which
+    /// `keeps` accepts the name.
+    fn text(&self, credentials: &str, keeps: impl Fn(&str) -> bool) -> String {
+        let credentials = match credentials {
+            _ if self.credentials.is_empty() => String::new(),
+            "" => String::new(),
+            credentials => format!("{credentials}@"),
+        };
+        let mut text = format!("{}{credentials}{}", self.start, self.place);
+        let kept = self.query.0.iter().filter(|(name, _)| keeps(name));
+        for (i, (name, value)) in kept.enumerate() {
+            let separator = if i == 0 { '?' } else { '&' };
+            text.push_str(&format!("{separator}{name}={value}"));
+        }
+        text
     }
 }
 
@@ -252,6 +389,12 @@ fn login(user: Option<String>, password: Option<String>) -> Login {
 
 const DB_PARAM: &str = "db";
 const PROTOCOL_PARAM: &str = "protocol";
+const USER_PARAM: &str = "user";
+const PASSWORD_PARAM: &str = "pass";
+const SENTINEL_USER_PARAM: &str = "sentinel_user";
+const SENTINEL_PASSWORD_PARAM: &str = "sentinel_password";
+const USER_PARAMS: [&str; 2] = [USER_PARAM, SENTINEL_USER_PARAM];
+const PASSWORD_PARAMS: [&str; 2] = [PASSWORD_PARAM, SENTINEL_PASSWORD_PARAM];
 
 /// The parameters after the `?`: all known, none twice.
 struct Query<'a>(BTreeMap<&'a str, &'a str>);
@@ -264,8 +407,11 @@ impl<'a> Query<'a> {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             if !known.contains(&name) {
                 let is_name = |c: char| c.is_ascii_alphanumeric() || "_-".contains(c);
-                // With an @, or without a value, it may be the rest of a password.
-                let is_public = pair.contains('=') && !query.contains('@');
+                // It may be a part of a password, also of one behind `pass` without its `=`.
+                let is_public = pair.contains('=')
+                    && !query.contains('@')
+                    && !values.keys().any(|name| PASSWORD_PARAMS.contains(name))
+                    && !PASSWORD_PARAMS.iter().any(|param| name.starts_with(param));
                 let name = match is_public && name.chars().all(is_name) {
                     true => format!("the unknown parameter {name:?}"),
                     false => "an unknown parameter after the ? (in a password, write ? as %3F)"
@@ -648,6 +794,195 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// The first and the last characters of each secret: no part of it is shown.
+    const SECRET_ENDS: [&str; 2] = ["HEAD9", "TAIL9"];
+
+    /// A secret with all characters that the position permits without an escape, and with escapes.
+    fn secret(permitted: &'static [&'static str]) -> impl Strategy<Value = String> {
+        let escapes: &[&str] = &[
+            "%40", "%2F", "%3F", "%23", "%26", "%3A", "%25", "100%", "ü", ":", "x",
+        ];
+        let part = proptest::sample::select([escapes, permitted].concat());
+        let parts = proptest::collection::vec(part, 0..6);
+        parts.prop_map(|parts| format!("{}{}{}", SECRET_ENDS[0], parts.concat(), SECRET_ENDS[1]))
+    }
+
+    /// Any URL with a password in each position, or with none.
+    fn url_with_secrets() -> impl Strategy<Value = String> {
+        let scheme = proptest::sample::select(vec!["redis", "valkey", "rediss", "valkeys"]);
+        let form = proptest::sample::select(vec![Form::Single, Form::Sentinel, Form::Cluster]);
+        let user = proptest::sample::select(vec!["", "me", "m%40e", "m@e", "ü%3A"]);
+        let password = proptest::option::of(secret(&["@", "=", "&", "+"]));
+        let credentials = (user, password).prop_map(|(user, password)| match (user, password) {
+            ("", None) => String::new(),
+            (user, None) => format!("{user}@"),
+            (user, Some(password)) => format!("{user}:{password}@"),
+        });
+        let query = || {
+            let user = proptest::sample::select(vec!["me", "m@e", "m/e?", "%40"]);
+            let password = secret(&["@", "/", "?", "="]);
+            let (user, password) = (proptest::option::of(user), proptest::option::of(password));
+            (user, password, any::<[bool; 2]>())
+        };
+        let servers = (scheme, form, credentials, query());
+        let servers = servers.prop_map(|(scheme, form, credentials, (user, password, more))| {
+            let (name, place) = match form {
+                Form::Sentinel => ("+sentinel", "a:1,[::1]:2,b/mas%2Dter/0"),
+                Form::Cluster => ("+cluster", "a:1,b"),
+                _ => ("", "bücher.example:7/3/"),
+            };
+            let named = ["sentinel_user", "sentinel_password"];
+            let query = match form {
+                Form::Sentinel => query_text(named, user, password, more),
+                _ => query_text(named, None, None, [false, more[1]]),
+            };
+            format!("{scheme}{name}://{credentials}{place}{query}")
+        });
+        let start = proptest::sample::select(vec![
+            "unix:",
+            "unix://",
+            "redis+unix:",
+            "redis+unix://",
+            "valkey+unix:",
+            "unix://localhost",
+        ]);
+        let path = proptest::sample::select(vec!["/s", "/run/a@b:c.sock", "/r@/x%40y", "/@"]);
+        let socket = (start, path, query()).prop_map(|(start, path, (user, password, more))| {
+            let query = query_text(["user", "pass"], user, password, more);
+            format!("{start}{path}{query}")
+        });
+        prop_oneof![servers, socket]
+    }
+
+    fn query_text(
+        [user_name, password_name]: [&str; 2],
+        user: Option<&str>,
+        password: Option<String>,
+        [db, protocol]: [bool; 2],
+    ) -> String {
+        let pairs = [
+            protocol.then(|| "protocol=3".to_owned()),
+            password.map(|password| format!("{password_name}={password}")),
+            db.then(|| "db=%30".to_owned()),
+            user.map(|user| format!("{user_name}={user}")),
+        ];
+        let pairs: Vec<String> = pairs.into_iter().flatten().collect();
+        match pairs.is_empty() {
+            true => String::new(),
+            false => format!("?{}", pairs.join("&")),
+        }
+    }
+
+    /// The servers of a URL, the database and the credentials.
+    fn meaning(url: &str, options: &ConnectOptions) -> String {
+        let parsed = super::parse(url, options).unwrap_or_else(|error| panic!("{url}: {error}"));
+        let sentinel = match &parsed.deployment {
+            Deployment::Sentinel { config, .. } => format!("{:?}", config.credentials()),
+            _ => String::new(),
+        };
+        format!(
+            "{:?} {sentinel} {:?}",
+            parsed.deployment,
+            parsed.config.credentials()
+        )
+    }
+
+    proptest! {
+        // A failure prints the URL.
+        #![proptest_config(ProptestConfig {
+            cases: 4096,
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
+
+        #[test]
+        #[cfg(feature = "tls")]
+        fn public_forms_have_no_secret_and_name_the_same_servers(url in url_with_secrets()) {
+            let has_secret = |text: &str| SECRET_ENDS.iter().any(|end| text.contains(end));
+            let public = PublicUrl::parse(&url).unwrap_or_else(|error| panic!("{url}: {error}"));
+            prop_assert!(!has_secret(&format!("{public:?}")), "{url}: {public:?}");
+            prop_assert_eq!(public.has_password, has_secret(&url), "{}", url);
+            let options = with_password_from_elsewhere();
+            let kept = &public.without_passwords;
+            prop_assert_eq!(meaning(kept, &options), meaning(&url, &options), "{}", url);
+            let again = PublicUrl::parse(kept).unwrap();
+            prop_assert!(!again.has_password, "{}: {}", url, kept);
+            prop_assert_eq!(&again.without_passwords, kept);
+            prop_assert_eq!(&again.redacted, &PublicUrl::parse(&again.redacted).unwrap().redacted);
+            let servers = |url: &str| format!("{:?}", super::parse(url, &options).unwrap());
+            prop_assert_eq!(servers(&public.redacted), servers(&url), "{}", url);
+            let parsed = super::parse(&public.redacted, &options).unwrap();
+            let (user, _, _) = parsed.config.credentials();
+            prop_assert!(matches!(user, None | Some("***")), "{}: {:?}", url, user);
+        }
+
+        /// A typo does not show a secret: the message names no part that could belong to it.
+        #[test]
+        fn typos_do_not_show_a_secret(
+            url in url_with_secrets(),
+            at in any::<proptest::sample::Index>(),
+            typed in proptest::option::of(proptest::sample::select("@/?&=:#%+ x9".chars().collect::<Vec<_>>())),
+            replaces in any::<bool>(),
+        ) {
+            let mut chars: Vec<char> = url.chars().collect();
+            let at = at.index(chars.len());
+            if replaces || typed.is_none() {
+                chars.remove(at);
+            }
+            if let Some(typed) = typed {
+                chars.insert(at, typed);
+            }
+            let wrong: String = chars.into_iter().collect();
+            if let Err(error) = PublicUrl::parse(&wrong) {
+                let said = format!("{error} {error:?}");
+                let shown = ["HEAD9", "EAD9", "TAIL9", "TAIL", "AIL9"].into_iter().find(|end| said.contains(end));
+                prop_assert!(shown.is_none(), "{wrong}: {said}");
+            }
+        }
+    }
+
+    #[test]
+    fn public_forms_of_urls() {
+        for (url, redacted, without_passwords) in [
+            ("redis://h:1/2", "redis://h:1/2", "redis://h:1/2"),
+            ("redis://h?db=3\n", "redis://h?db=3", "redis://h?db=3"),
+            ("redis://u@h", "redis://***@h", "redis://u@h"),
+            (
+                "redis://u:p@w@h:1/2",
+                "redis://***@h:1/2",
+                "redis://u@h:1/2",
+            ),
+            ("redis://:pw@h", "redis://***@h", "redis://h"),
+            ("unix:/s?pass=p@w", "unix:/s", "unix:/s"),
+            (
+                "redis+unix:///a@b?db=1&pass=/w&user=u@",
+                "redis+unix:///a@b?db=1",
+                "redis+unix:///a@b?db=1&user=u@",
+            ),
+            (
+                "redis+sentinel://:pw@a:1,b/m/1?sentinel_user=u&sentinel_password=p@?w",
+                "redis+sentinel://***@a:1,b/m/1",
+                "redis+sentinel://a:1,b/m/1?sentinel_user=u",
+            ),
+            ("embedded:", "embedded:", "embedded:"),
+        ] {
+            let public = PublicUrl::parse(url).unwrap();
+            assert_eq!(public.redacted, redacted);
+            assert_eq!(public.without_passwords, without_passwords);
+            assert_eq!(public.has_password, url.contains('p') && url.contains('w'));
+        }
+        let logins = |url| {
+            let public = PublicUrl::parse(url).unwrap();
+            (public.has_login, public.has_sentinel_login)
+        };
+        assert_eq!(logins("redis://@h"), (false, false));
+        assert_eq!(logins("redis://u@h"), (true, false));
+        assert_eq!(logins("unix:/a@b?db=0"), (false, false));
+        assert_eq!(logins("unix:/a?user=u"), (true, false));
+        let sentinel = "redis+sentinel://h/m?sentinel_password=p@";
+        assert_eq!(logins(sentinel), (false, true));
     }
 
     #[test]
