@@ -16,6 +16,7 @@ mod passwords;
 mod process_trees;
 mod registry;
 mod revocation;
+mod signal_phases;
 mod signals;
 mod support;
 mod terminal;

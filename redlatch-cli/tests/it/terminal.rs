@@ -1,6 +1,7 @@
 //! Tests at a terminal: CMD can read it, and receives the signals of its keys once.
 
 use redlatch_testkit::{shared, unique};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::*;
 
@@ -44,4 +45,48 @@ fn cmd_is_ended_when_the_lock_is_lost() {
     running.until_stdout("ready");
     finish(redlatch(shared(), &["unlock", "--force", &name])).expect(0);
     running.finish().expect(74);
+}
+
+/// With `stty tostop`, the system stops other programs that write from the background.
+#[test]
+fn waiting_process_in_the_background_reports_and_is_ended_by_a_signal() {
+    let name = unique("tostop");
+    let holder = hold(shared(), &[], &name);
+    let binary = env!("CARGO_BIN_EXE_redlatch");
+    let shell = at_a_terminal(&format!(
+        "set -m; stty tostop; '{binary}' run {name} -- true & echo pid $!.; wait $!; echo ended $?."
+    ));
+    let pid = pid_of_job(&shell);
+    shell.until_stdout(&format!("waiting for {name}, held by"));
+    kill_process(pid, Signal::TERM).unwrap();
+    shell.until_stdout("ended 143.");
+    holder.release();
+}
+
+/// Like any program that reads the terminal from the background.
+#[test]
+fn ticket_is_read_from_the_terminal_in_the_foreground() {
+    let name = unique("ticket");
+    let ticket = finish(redlatch(shared(), &["lock", &name]))
+        .expect(0)
+        .stdout;
+    let binary = env!("CARGO_BIN_EXE_redlatch");
+    let mut shell = at_a_terminal(&format!(
+        "set -m; '{binary}' run --ticket - -- echo CMD began & echo pid $!.; read line; fg; echo ended $?."
+    ));
+    let pid = pid_of_job(&shell).as_raw_nonzero().get() as u32;
+    until("it is stopped", || is_stopped(pid));
+    shell.write("go\n");
+    shell.write(&ticket);
+    shell.until_stdout("CMD began");
+    shell.until_stdout("ended 0.");
+    assert!(!is_held(shared(), &name));
+}
+
+/// Returns the process id that a shell has printed.
+fn pid_of_job(shell: &Running) -> Pid {
+    let stdout = shell.until_stdout(".");
+    let (_, pid) = stdout.split_once("pid ").unwrap();
+    let (pid, _) = pid.split_once('.').unwrap();
+    Pid::from_raw(pid.parse().unwrap()).unwrap()
 }
