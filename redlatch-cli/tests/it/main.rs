@@ -6,6 +6,7 @@ mod deployments;
 mod elect;
 mod exit_codes;
 mod exporter;
+mod http;
 mod inspect;
 mod json_log;
 mod kinds;
