@@ -56,8 +56,11 @@ fn waiting_process_in_the_background_reports_and_is_ended_by_a_signal() {
     let shell = at_a_terminal(&format!(
         "set -m; stty tostop; '{binary}' run {name} -- true & echo pid $!.; wait $!; echo ended $?."
     ));
-    let pid = pid_of_job(&shell);
+    let stdout = shell.until_stdout(".");
+    let (_, pid) = stdout.split_once("pid ").unwrap();
+    let (pid, _) = pid.split_once('.').unwrap();
     shell.until_stdout(&format!("waiting for {name}, held by"));
+    let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
     kill_process(pid, Signal::TERM).unwrap();
     shell.until_stdout("ended 143.");
     holder.release();
@@ -71,22 +74,15 @@ fn ticket_is_read_from_the_terminal_in_the_foreground() {
         .expect(0)
         .stdout;
     let binary = env!("CARGO_BIN_EXE_redlatch");
+    // The shell notices later than this test that its job is stopped.
     let mut shell = at_a_terminal(&format!(
-        "set -m; '{binary}' run --ticket - -- echo CMD began & echo pid $!.; read line; fg; echo ended $?."
+        "set -m; '{binary}' run --ticket - -- echo CMD began &
+        until [ \"$(jobs -s)\" ]; do sleep 0.02; done; echo stopped; fg; echo ended $?."
     ));
-    let pid = pid_of_job(&shell).as_raw_nonzero().get() as u32;
-    until("it is stopped", || is_stopped(pid));
-    shell.write("go\n");
+    shell.until_stdout("stopped");
+    assert!(is_held(shared(), &name));
     shell.write(&ticket);
-    shell.until_stdout("CMD began");
-    shell.until_stdout("ended 0.");
+    let stdout = shell.until_stdout("ended 0.");
+    assert!(stdout.contains("\nCMD began"), "{stdout}");
     assert!(!is_held(shared(), &name));
-}
-
-/// Returns the process id that a shell has printed.
-fn pid_of_job(shell: &Running) -> Pid {
-    let stdout = shell.until_stdout(".");
-    let (_, pid) = stdout.split_once("pid ").unwrap();
-    let (pid, _) = pid.split_once('.').unwrap();
-    Pid::from_raw(pid.parse().unwrap()).unwrap()
 }
