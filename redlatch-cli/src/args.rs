@@ -136,6 +136,11 @@ impl InternalCommand {
 /// on SIGCONT (`fg`) redlatch first checks the lock, and continues CMD only if it is still held. In a
 /// terminal, CMD is the foreground job.
 ///
+/// Before CMD runs, a signal that ends a process ends redlatch, also while it waits for the ticket
+/// of `--ticket -`, for a password file or for the store. SIGINT, SIGQUIT and SIGTERM do so even if
+/// the parent of redlatch ignores or blocks them. CMD starts with the signal mask and the ignored
+/// signals of that parent; only SIGPIPE and SIGCHLD always have their default effects.
+///
 /// redlatch cannot react if it is killed by SIGKILL, is stopped by SIGSTOP or crashes. On Linux, its death
 /// also kills CMD, but not child processes of CMD, and not a set-user-ID program such as sudo. After
 /// SIGSTOP, CMD continues; it is ended after SIGCONT if the lock was lost.
@@ -315,7 +320,8 @@ impl Waiting {
 /// which are null without a leader.
 ///
 /// With --http it answers GET /leader with 200 if this process leads and 503 if it does not, and a JSON object: name, leads,
-/// and of the current leader epoch, leader and value. GET /healthz is 200 while the store answers, and 503 during an outage.
+/// and of the current leader epoch, leader and value. GET /healthz is 200 while the store answers,
+/// and 503 during an outage. It listens before it reaches the store, and until then answers 503.
 ///
 /// In the store an election is the fair lock of the same name, so `redlatch show NAME` shows leader and candidates.
 #[derive(Debug, clap::Args)]
@@ -1025,6 +1031,10 @@ pub(crate) struct Exec {
 
     #[arg(long)]
     pub(crate) log_format: Option<LogFormat>,
+
+    /// The number of a signal that redlatch has blocked, and CMD's parent has not
+    #[arg(long)]
+    pub(crate) unblock: Vec<i32>,
 
     pub(crate) parent: i32,
 

@@ -67,12 +67,12 @@ pub(crate) enum ChildEvent {
 
 impl Child {
     /// Starts CMD on the calling thread. On Linux, CMD is killed when that thread ends.
-    pub(crate) fn start(cmd: &Cmd, held_lock: &HeldLock) -> io::Result<Child> {
+    pub(crate) fn start(cmd: &Cmd, held_lock: &HeldLock, signals: &Signals) -> io::Result<Child> {
         let terminal = Terminal::open();
         let in_foreground = terminal
             .as_ref()
             .is_some_and(Terminal::starts_cmd_in_foreground);
-        let mut command = exec_command(&cmd.command, in_foreground);
+        let mut command = exec_command(&cmd.command, in_foreground, &signals.blocked());
         if !cmd.keep_passwords {
             for (variable, value) in store_args::env_changes_for_cmd() {
                 match value {
@@ -85,11 +85,7 @@ impl Child {
         command.process_group(0);
         let earlier_children = process_tree::descendants(&HashSet::new());
         let is_subreaper = process_tree::adopt_orphans();
-        let process = match &terminal {
-            Some(terminal) => terminal.with_original_mask(|| command.spawn()),
-            None => command.spawn(),
-        };
-        let process = process.map_err(start_error)?;
+        let process = command.spawn().map_err(start_error)?;
         let pid = i32::try_from(process.id()).ok().and_then(Pid::from_raw);
         Ok(Child {
             cmd: pid.ok_or_else(|| io::Error::other("the process id of CMD is out of range"))?,
@@ -419,7 +415,7 @@ fn ending_signal(status: WaitStatus) -> Option<i32> {
 
 /// Returns a command that runs `redlatch __exec`. The new process asks the system to kill it when
 /// this process dies, which only it can do, and then executes CMD. See [`crate::exec`].
-fn exec_command(command: &[OsString], in_foreground: bool) -> Command {
+fn exec_command(command: &[OsString], in_foreground: bool, blocked: &[i32]) -> Command {
     let mut wrapper = redlatch_command();
     wrapper.arg("__exec");
     if in_foreground {
@@ -427,6 +423,9 @@ fn exec_command(command: &[OsString], in_foreground: bool) -> Command {
     }
     if stderr::is_json() {
         wrapper.args(["--log-format", "json"]);
+    }
+    for number in blocked {
+        wrapper.args(["--unblock", &number.to_string()]);
     }
     wrapper.args([&std::process::id().to_string(), "--"]);
     wrapper.args(command);

@@ -45,10 +45,32 @@ pub(crate) async fn elect(store_args: &StoreArgs, elect: Elect) -> Result<u8, Fa
 
 async fn lead(store_args: &StoreArgs, elect: &Elect) -> Result<u8, Failure> {
     let mut signals = Signals::catch_all()?;
+    let status = Status::new(elect);
+    // Before the store is reached: a probe gets an answer from the start.
     let listening = match elect.http {
         Some(address) => Some(http::listen(address).await?),
         None => None,
     };
+    let serving = async {
+        let Some((listener, bound)) = listening else {
+            return pending().await;
+        };
+        note!("serving http://{bound}/leader");
+        let status = status.clone();
+        http::serve(listener, move |request| status.respond(request)).await
+    };
+    tokio::select! {
+        code = connect_and_run(store_args, elect, &status, &mut signals) => code,
+        never = serving => match never {},
+    }
+}
+
+async fn connect_and_run(
+    store_args: &StoreArgs,
+    elect: &Elect,
+    status: &Status,
+    signals: &mut Signals,
+) -> Result<u8, Failure> {
     let limits = WaitLimits::new(elect.outage_limit, None);
     let connecting = store::connect_within(store_args, store::settings(&elect.cmd), &limits);
     let client = tokio::select! {
@@ -56,25 +78,16 @@ async fn lead(store_args: &StoreArgs, elect: &Elect) -> Result<u8, Failure> {
         signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
         client = connecting => client?,
     };
-    let status = Status::new(elect);
-    let serving = async {
-        let Some((listener, bound)) = listening else {
-            return pending().await;
-        };
-        note!("serving http://{bound}/leader");
-        let election = client.election(&elect.name);
-        let respond = {
-            let status = status.clone();
-            move |request: &Request<Incoming>| status.respond(request)
-        };
-        tokio::select! {
-            never = http::serve(listener, respond) => never,
-            never = status.follow(&election) => never,
+    let election = client.election(&elect.name);
+    let following = async {
+        match elect.http {
+            Some(_) => status.follow(&election).await,
+            None => pending().await,
         }
     };
     let code = tokio::select! {
-        code = campaign_and_run(&client, elect, &status, &mut signals) => code,
-        never = serving => match never {},
+        code = campaign_and_run(&client, elect, status, signals) => code,
+        never = following => match never {},
     };
     // Settles an interrupted campaign, or a resignation without an answer.
     store::flush(&client).await;
@@ -203,7 +216,7 @@ impl Status {
             name: elect.name.clone(),
             value: value(elect),
             leadership: Weak::new(),
-            leader: Err("the leader has not been read yet".to_owned()),
+            leader: Err("the store has not answered yet".to_owned()),
         })))
     }
 

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::args::Exec;
 use crate::stderr::{self, Output, stderr};
-use crate::{exit, terminal};
+use crate::{exit, signals, terminal};
 
 /// Makes the system kill this process when its parent dies, and becomes CMD. Returns if it cannot.
 pub(crate) fn exec(exec: &Exec) -> u8 {
@@ -28,6 +28,10 @@ pub(crate) fn exec(exec: &Exec) -> u8 {
     };
     if exec.foreground {
         terminal::enter_foreground();
+    }
+    if let Err(error) = signals::unblock(&exec.unblock) {
+        stderr!("CMD cannot get the signal mask of the parent of redlatch: {error}");
+        return exit::SYSTEM;
     }
     let error = Command::new(program).args(args).exec();
     let program = program.to_string_lossy();

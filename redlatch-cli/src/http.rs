@@ -1,7 +1,10 @@
 //! The HTTP server of `redlatch exporter` and `redlatch elect --http`: answers each GET with a function of the request.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http_body_util::Full;
@@ -10,7 +13,7 @@ use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
@@ -19,7 +22,10 @@ use crate::exit::Failure;
 /// Limit of open connections. A request is short, and Prometheus uses one connection.
 const MAX_CONNECTIONS: usize = 64;
 
-/// Time limit for a connection, which serves one request: connections that stay open would exclude others.
+/// Time limit for the request line and the headers, which clients send at once.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Time limit for a connection, which serves one request.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(crate) const TEXT: &str = "text/plain; charset=utf-8";
@@ -41,42 +47,61 @@ pub(crate) async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAd
     Ok((listener, bound))
 }
 
+/// An open connection. It is closed when dropped.
+struct Connection {
+    task: JoinSet<()>,
+    has_request: Arc<AtomicBool>,
+}
+
 /// Answers requests. `respond` is called for GET and HEAD.
+///
+/// No client keeps others from an answer: if there are too many connections, closes the oldest one
+/// without a request, else the oldest.
 pub(crate) async fn serve(
     listener: TcpListener,
     respond: impl Fn(&Request<Incoming>) -> Response<Full<Bytes>> + Clone + Send + Sync + 'static,
 ) -> Infallible {
-    let mut connections = JoinSet::new();
+    // From the oldest to the newest.
+    let mut connections = VecDeque::new();
     loop {
-        while connections.len() >= MAX_CONNECTIONS {
-            connections.join_next().await;
-        }
-        let stream = tokio::select! {
-            Some(_) = connections.join_next() => continue,
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => stream,
-                // Too many open files, for example. It may pass.
-                Err(_) => {
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                    continue;
-                }
-            },
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            // Too many open files, for example. It may pass.
+            Err(_) => {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
         };
+        connections
+            .retain_mut(|connection: &mut Connection| connection.task.try_join_next().is_none());
+        if connections.len() == MAX_CONNECTIONS {
+            let is_idle = |one: &Connection| !one.has_request.load(Ordering::Relaxed);
+            connections.remove(connections.iter().position(is_idle).unwrap_or(0));
+        }
         let respond = respond.clone();
-        connections.spawn(async move {
-            let service = service_fn(move |request: Request<Incoming>| {
-                let response = match *request.method() {
-                    Method::GET | Method::HEAD => respond(&request),
-                    _ => method_not_allowed(),
-                };
-                async move { Ok::<_, Infallible>(response) }
-            });
+        let has_request = Arc::new(AtomicBool::new(false));
+        let requested = has_request.clone();
+        let service = service_fn(move |request: Request<Incoming>| {
+            requested.store(true, Ordering::Relaxed);
+            let response = match *request.method() {
+                Method::GET | Method::HEAD => respond(&request),
+                _ => method_not_allowed(),
+            };
+            async move { Ok::<_, Infallible>(response) }
+        });
+        let mut task = JoinSet::new();
+        task.spawn(async move {
             // An error concerns only this client.
             let serving = http1::Builder::new()
                 .keep_alive(false)
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEADER_TIMEOUT)
                 .serve_connection(TokioIo::new(stream), service);
             let _ = tokio::time::timeout(CONNECTION_TIMEOUT, serving).await;
         });
+        connections.push_back(Connection { task, has_request });
+        // Requests that have arrived are read before the next connection.
+        tokio::task::yield_now().await;
     }
 }
 

@@ -37,7 +37,17 @@ const REPORT_DELAY: Duration = Duration::from_secs(1);
 
 pub(crate) async fn run(store_args: &StoreArgs, mut run: Run) -> Result<u8, Failure> {
     let mut signals = Signals::catch_all()?;
-    let ticket = run.ticket.as_deref().map(ticket::read).transpose()?;
+    let reading = async {
+        match &run.ticket {
+            Some(ticket) => ticket::read(ticket).await.map(Some),
+            None => Ok(None),
+        }
+    };
+    let ticket = tokio::select! {
+        biased;
+        signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
+        ticket = reading => ticket?,
+    };
     store::validate_request(&run).await?;
     // A repeated name is held once.
     let mut named = HashSet::new();
@@ -157,7 +167,7 @@ pub(crate) async fn run_cmd(
             end_requested: false,
         });
     }
-    let mut child = Child::start(cmd, &held_lock)
+    let mut child = Child::start(cmd, &held_lock, signals)
         .map_err(|error| Failure::system("cannot start a process", &error))?;
     let asked = held_lock.take_asked();
     let unfinished = match supervise(&mut child, &held_lock, asked, client, cmd, signals).await {

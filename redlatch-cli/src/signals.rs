@@ -1,54 +1,76 @@
 //! Signals that `redlatch` receives while it waits for the lock, or while the command (CMD) runs
 //! under the lock.
 //!
+//! 1. [`Signals`] blocks the signals that it catches, for this thread and for those that it starts.
+//!    A thread takes one from the system when this process waits for the next one. The others stay
+//!    pending there, so that SIGCONT discards the stop signals before it.
+//! 2. A blocked signal is received even if it is ignored. So signals that were ignored when this
+//!    process started stay ignored, and CMD inherits that. Before [`exec`](crate::exec) becomes
+//!    CMD, it unblocks what is blocked here.
+//! 3. A thread whose SIGTTOU is blocked writes to its terminal also from the background.
+//!
 //! No signal that can be caught may end or stop `redlatch` without CMD. Otherwise CMD would
 //! continue after the lease expires, at the same time as the next holder.
 
-use std::sync::Arc;
+use std::io;
 use std::sync::atomic::AtomicBool;
-use std::thread;
+use std::sync::{Arc, mpsc as blocking};
+use std::thread::{self, JoinHandle};
 
+use nix::sys::signal::{SigSet, SigmaskHow, Signal as Named};
 use rustix::process::{Signal, kill_process};
-use signal_hook::consts::{
-    SIGABRT, SIGALRM, SIGCHLD, SIGCONT, SIGHUP, SIGINT, SIGIO, SIGPROF, SIGQUIT, SIGSYS, SIGTERM,
-    SIGTRAP, SIGTSTP, SIGTTIN, SIGTTOU, SIGUSR1, SIGUSR2, SIGVTALRM, SIGWINCH, SIGXCPU, SIGXFSZ,
-};
 use signal_hook::flag;
-use signal_hook::iterator::Signals as IncomingSignals;
 use tokio::sync::mpsc;
 
 use crate::exit::Failure;
 use crate::process_tree;
-use crate::stderr::warning;
 
 /// Signals that ask a program to end.
-const ENDING: [i32; 4] = [SIGINT, SIGTERM, SIGQUIT, SIGHUP];
+const ENDING: [Named; 4] = [Named::SIGINT, Named::SIGTERM, Named::SIGQUIT, Named::SIGHUP];
 
 /// Signals that are caught even if they were ignored when this process started. A shell without job
 /// control starts background commands with SIGINT and SIGQUIT ignored, but `redlatch` must still obey
 /// these and SIGTERM. SIGCHLD reports that CMD has ended.
-const ALWAYS_CAUGHT: [i32; 4] = [SIGINT, SIGQUIT, SIGTERM, SIGCHLD];
-
-/// Job-control signals that stop a program.
-const STOPPING: [i32; 3] = [SIGTSTP, SIGTTIN, SIGTTOU];
-
-/// Other signals that end a program which does not handle them, and SIGWINCH, which programs at a
-/// terminal use. SIGBUS is omitted although signal-hook can catch it: after a handler returns, the
-/// faulting instruction would run and fault again.
-const OTHERS: [i32; 12] = [
-    SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU, SIGXFSZ, SIGVTALRM, SIGPROF, SIGIO, SIGABRT, SIGTRAP,
-    SIGSYS, SIGWINCH,
+const ALWAYS_CAUGHT: [Named; 4] = [
+    Named::SIGINT,
+    Named::SIGQUIT,
+    Named::SIGTERM,
+    Named::SIGCHLD,
 ];
 
-/// SIGSTKFLT, SIGPWR and the real-time signals, which also end a program that does not handle them.
-/// Some cannot be caught on every system; those are skipped.
+/// Job-control signals that stop a program.
+const STOPPING: [Named; 3] = [Named::SIGTSTP, Named::SIGTTIN, Named::SIGTTOU];
+
+/// Signals that `redlatch` does not catch while CMD runs: two cannot be caught, four report faults
+/// of `redlatch` itself, and the others do not end a program.
+const NOT_CAUGHT: [Named; 9] = [
+    Named::SIGKILL,
+    Named::SIGSTOP,
+    Named::SIGSEGV,
+    Named::SIGBUS,
+    Named::SIGILL,
+    Named::SIGFPE,
+    Named::SIGCONT,
+    Named::SIGPIPE,
+    Named::SIGURG,
+];
+
+/// The real-time signals. They end a program that does not handle them, and have no names, so they
+/// are only discarded.
 #[cfg(target_os = "linux")]
-const OPTIONAL: &[std::ops::RangeInclusive<i32>] = &[16..=16, 30..=30, 34..=64];
+const REAL_TIME: std::ops::RangeInclusive<i32> = 34..=64;
 #[cfg(not(target_os = "linux"))]
-const OPTIONAL: &[std::ops::RangeInclusive<i32>] = &[];
+const REAL_TIME: std::ops::RangeInclusive<i32> = 1..=0;
 
 /// Receives signals that would otherwise affect this process.
-pub(crate) struct Signals(mpsc::UnboundedReceiver<Caught>);
+pub(crate) struct Signals {
+    /// Makes the thread take one signal from the system.
+    requests: blocking::Sender<()>,
+    is_requested: bool,
+    caught: mpsc::UnboundedReceiver<Caught>,
+    /// The signals that were blocked for this.
+    blocked: SigSet,
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Caught {
@@ -62,6 +84,17 @@ pub(crate) enum Caught {
     Child,
 }
 
+impl Caught {
+    fn new(named: Named) -> Option<Caught> {
+        Some(match Signal::from_named_raw(named as i32)? {
+            Signal::CHILD => Caught::Child,
+            signal if ENDING.contains(&named) => Caught::End(signal),
+            _ if STOPPING.contains(&named) => Caught::Stop,
+            signal => Caught::Other(signal),
+        })
+    }
+}
+
 impl Signals {
     /// Catches the signals that ask a program to end.
     pub(crate) fn catch_ending() -> Result<Signals, Failure> {
@@ -70,72 +103,87 @@ impl Signals {
 
     /// Catches the signals that ask a program to end, and those that stop and continue a job: the terminal is restored in between.
     pub(crate) fn catch_for_terminal() -> Result<Signals, Failure> {
+        let all = ENDING.into_iter().chain([Named::SIGTSTP, Named::SIGCONT]);
         // A second signal ends a process that cannot react to the first one, because it is stuck in writing to a terminal.
-        let is_ending = Arc::new(AtomicBool::new(false));
-        for number in [SIGTERM, SIGHUP] {
-            flag::register_conditional_default(number, is_ending.clone())
-                .and_then(|_| flag::register(number, is_ending.clone()))
-                .map_err(|error| Failure::system("cannot watch for signals", &error))?;
-        }
-        Signals::catch(ENDING.into_iter().chain([SIGTSTP, SIGCONT]), &[])
+        Signals::catch(all, &[Named::SIGTERM, Named::SIGHUP])
     }
 
     /// Catches every signal that would end or stop this process without CMD, and SIGCHLD.
     pub(crate) fn catch_all() -> Result<Signals, Failure> {
-        let others = STOPPING.into_iter().chain(OTHERS);
-        Signals::catch(ENDING.into_iter().chain(others).chain([SIGCHLD]), OPTIONAL)
+        let ignored = ignored_mask();
+        let is_ignored = |number: &i32| ignored & (1 << (number - 1)) != 0;
+        for number in REAL_TIME.filter(|number| !is_ignored(number)) {
+            // Fails for signals that the C library reserves.
+            let _ = flag::register(number, Arc::<AtomicBool>::default());
+        }
+        // While SIGCHLD is ignored, the system does not report how a child has ended.
+        flag::register(Named::SIGCHLD as i32, Arc::<AtomicBool>::default()).map_err(failure)?;
+        let all = Named::iterator().filter(|named| !NOT_CAUGHT.contains(named));
+        Signals::catch(all, &[])
     }
 
     /// Catches none.
     #[cfg(test)]
     pub(crate) fn none() -> Signals {
-        Signals(mpsc::unbounded_channel().1)
+        Signals {
+            requests: blocking::channel().0,
+            is_requested: false,
+            caught: mpsc::unbounded_channel().1,
+            blocked: SigSet::empty(),
+        }
     }
 
+    /// Catches these signals. After the first one of `once`, the next one of them has its default
+    /// effect.
     fn catch(
-        numbers: impl Iterator<Item = i32>,
-        optional: &[std::ops::RangeInclusive<i32>],
+        signals: impl Iterator<Item = Named>,
+        once: &'static [Named],
     ) -> Result<Signals, Failure> {
-        let failure = |error| Failure::system("cannot watch for signals", &error);
         let ignored = ignored_mask();
-        let is_wanted =
-            |number: &i32| ignored & (1 << (number - 1)) == 0 || ALWAYS_CAUGHT.contains(number);
-        let mut incoming = IncomingSignals::new(numbers.filter(is_wanted)).map_err(failure)?;
-        for number in optional.iter().cloned().flatten().filter(is_wanted) {
-            // Fails for signals that the C library reserves.
-            let _ = incoming.handle().add_signal(number);
-        }
-        let (sender, receiver) = mpsc::unbounded_channel();
-        let forward = move || {
-            for number in incoming.forever() {
-                let Some(signal) = Signal::from_named_raw(number) else {
-                    warning!(
-                        "signal {number} was ignored: real-time signals are not forwarded to CMD"
-                    );
-                    continue;
-                };
-                let caught = match number {
-                    SIGCHLD => Caught::Child,
-                    _ if ENDING.contains(&number) => Caught::End(signal),
-                    _ if STOPPING.contains(&number) => Caught::Stop,
-                    _ => Caught::Other(signal),
-                };
-                if sender.send(caught).is_err() {
+        let is_wanted = |named: &Named| {
+            let is_ignored = ignored & (1 << (*named as i32 - 1)) != 0;
+            Caught::new(*named).is_some() && (!is_ignored || ALWAYS_CAUGHT.contains(named))
+        };
+        let wanted: SigSet = signals.filter(is_wanted).collect();
+        let original = wanted.thread_swap_mask(SigmaskHow::SIG_BLOCK);
+        let original = original.map_err(|errno| failure(errno.into()))?;
+        let is_new = |named: &Named| !original.contains(*named);
+        let blocked = wanted.iter().filter(is_new).collect();
+        let (requests, requested) = blocking::channel();
+        let (sender, caught) = mpsc::unbounded_channel();
+        let take = move || {
+            for () in requested {
+                let Ok(named) = wanted.wait() else { return };
+                if once.contains(&named) {
+                    let _ = SigSet::from_iter(once.iter().copied()).thread_unblock();
+                }
+                if Caught::new(named).is_some_and(|caught| sender.send(caught).is_err()) {
                     return;
                 }
             }
         };
-        thread::Builder::new()
-            .name("signals".into())
-            .spawn(forward)
-            .map_err(failure)?;
-        Ok(Signals(receiver))
+        spawn_without_signals("signals", take).map_err(failure)?;
+        Ok(Signals {
+            requests,
+            is_requested: false,
+            caught,
+            blocked,
+        })
+    }
+
+    /// Lets a signal be taken from the system before the next call of [`next`](Signals::next).
+    pub(crate) fn request(&mut self) {
+        self.is_requested = self.is_requested || self.requests.send(()).is_ok();
     }
 
     /// Waits for the next signal. Cancel safe.
     pub(crate) async fn next(&mut self) -> Caught {
-        match self.0.recv().await {
-            Some(caught) => caught,
+        self.request();
+        match self.caught.recv().await {
+            Some(caught) => {
+                self.is_requested = false;
+                caught
+            }
             // The thread ends only with the process.
             None => std::future::pending().await,
         }
@@ -153,6 +201,30 @@ impl Signals {
             }
         }
     }
+
+    /// Returns the numbers of the signals that were blocked to catch them, and that CMD has to
+    /// unblock.
+    pub(crate) fn blocked(&self) -> Vec<i32> {
+        self.blocked.iter().map(|named| named as i32).collect()
+    }
+}
+
+/// Unblocks signals, given by their numbers, for this thread.
+pub(crate) fn unblock(numbers: &[i32]) -> io::Result<()> {
+    let named = numbers.iter().map(|&number| Named::try_from(number));
+    Ok(named.collect::<nix::Result<SigSet>>()?.thread_unblock()?)
+}
+
+/// Starts a thread to which the system delivers no signals. A signal goes to any thread that does
+/// not block it, and those that were started before [`Signals`] would not.
+pub(crate) fn spawn_without_signals<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<JoinHandle<T>> {
+    let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
+    let spawned = thread::Builder::new().name(name.to_owned()).spawn(work);
+    mask.thread_set_mask()?;
+    spawned
 }
 
 /// Returns whether a shell can continue a stopped process of this group. In an orphaned group it cannot,
@@ -164,6 +236,10 @@ pub(crate) fn can_stop() -> bool {
 /// Stops this process. Returns after SIGCONT.
 pub(crate) fn stop() {
     let _ = kill_process(rustix::process::getpid(), Signal::STOP);
+}
+
+fn failure(error: io::Error) -> Failure {
+    Failure::system("cannot watch for signals", &error)
 }
 
 /// Returns the signals that were ignored when this process started (`nohup` ignores SIGHUP), as a mask: bit

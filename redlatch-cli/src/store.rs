@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
 use redlatch::inspect::{ObjectKind, ObjectState};
@@ -45,7 +46,11 @@ pub(crate) async fn connect_within(
              use the --url of a server",
         ));
     }
-    let settings = store_args.apply_to(settings)?;
+    // In a thread, so that signals are received meanwhile: another program may write the password.
+    let args = store_args.clone();
+    let applying = spawn_blocking(move || args.apply_to(settings)).await;
+    let settings =
+        applying.map_err(|error| Failure::system("cannot read files", &error.into()))??;
     let store = shown_url(store_args)?;
     let connecting =
         limits.retry_through_outage(&store, async || settings.clone().connect(url).await);

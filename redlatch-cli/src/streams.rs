@@ -17,7 +17,6 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, Signal};
@@ -27,6 +26,7 @@ use rustix::stdio;
 use tokio::sync::oneshot;
 
 use crate::line_queue::{Line, LineQueue, Next};
+use crate::signals::spawn_without_signals;
 use crate::stderr;
 
 /// How long the end of the process waits for a reader that does not read.
@@ -87,8 +87,8 @@ impl Stream {
         let mut state = self.lock();
         state.queue.add(line);
         if !state.has_thread {
-            let thread = thread::Builder::new().name("output".into());
-            state.has_thread = thread.spawn(|| self.write_forever()).is_ok();
+            let thread = spawn_without_signals("output", || self.write_forever());
+            state.has_thread = thread.is_ok();
             if !state.has_thread {
                 // The system has none left. This thread writes the report of that.
                 drop(state);
@@ -104,10 +104,8 @@ impl Stream {
     }
 
     fn write_forever(&self) {
-        if self.writes_in_background {
-            let mut ttou = SigSet::empty();
-            ttou.add(Signal::SIGTTOU);
-            let _ = ttou.thread_block();
+        if !self.writes_in_background {
+            let _ = SigSet::from(Signal::SIGTTOU).thread_unblock();
         }
         loop {
             self.write_waiting();

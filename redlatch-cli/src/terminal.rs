@@ -1,9 +1,11 @@
-//! The terminal that controls this process, and the process group in its foreground.
+//! The terminal that controls this process, and the process group in its foreground. SIGTTOU must
+//! be blocked, as by [`Signals::catch_all`](crate::signals::Signals::catch_all): the system would
+//! stop a process in the background that changes the foreground.
 
 use std::fs::File;
 use std::io::{self, IsTerminal as _};
+use std::os::fd::AsFd;
 
-use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::unistd::getpgrp;
 use rustix::process::{Pid, test_kill_process_group};
 use rustix::termios::{tcgetpgrp, tcsetpgrp};
@@ -12,16 +14,11 @@ pub(crate) struct Terminal {
     device: File,
     /// This process's group.
     group: Pid,
-    /// The signal mask that this process was started with.
-    mask: SigSet,
 }
 
 impl Terminal {
     /// Opens the controlling terminal. Returns `None` without one, or if this process's group is
     /// outside its PID namespace: such a group cannot be put into the foreground.
-    ///
-    /// Blocks SIGTTOU for this thread: a process in the background would otherwise be stopped when
-    /// it changes the foreground.
     pub(crate) fn open() -> Option<Terminal> {
         let group = Pid::from_raw(getpgrp().as_raw())?;
         let device = File::options()
@@ -29,25 +26,7 @@ impl Terminal {
             .write(true)
             .open("/dev/tty")
             .ok()?;
-        let mut ttou = SigSet::empty();
-        ttou.add(Signal::SIGTTOU);
-        let mask = ttou.thread_swap_mask(SigmaskHow::SIG_BLOCK).ok()?;
-        Some(Terminal {
-            device,
-            group,
-            mask,
-        })
-    }
-
-    /// Runs `work`, which starts a process, with the signal mask that this process was started with, so that
-    /// the new process inherits it.
-    pub(crate) fn with_original_mask<T>(&self, work: impl FnOnce() -> T) -> T {
-        let masked = self.mask.thread_swap_mask(SigmaskHow::SIG_SETMASK);
-        let result = work();
-        if let Ok(masked) = masked {
-            let _ = masked.thread_set_mask();
-        }
-        result
+        Some(Terminal { device, group })
     }
 
     /// Returns whether this process is in the foreground.
@@ -80,6 +59,12 @@ impl Terminal {
 pub(crate) fn enter_foreground() {
     if let Some(terminal) = Terminal::open() {
         terminal.set_foreground(terminal.group);
-        let _ = terminal.mask.thread_set_mask();
     }
+}
+
+/// Returns whether this process is in the background of `terminal`. Without job control there is no
+/// background.
+pub(crate) fn is_in_background(terminal: impl AsFd) -> bool {
+    let group = tcgetpgrp(terminal).map(|group| group.as_raw_nonzero().get());
+    group.is_ok_and(|group| group != getpgrp().as_raw())
 }

@@ -7,24 +7,29 @@
 
 use std::future::pending;
 use std::io::{Error as IoError, ErrorKind};
+use std::time::Duration;
 
 use redlatch::kind::Revocable;
 use redlatch::{
     Client, Embedded, FencedLock, Guard, HasTicket, IntoTicketError, Ticket, TicketKind,
 };
+use tokio::task::spawn_blocking;
 
 use crate::exit::{self, Failure};
 use crate::held_lock::{DEFAULT_WATCHDOG_LEASE, HeldLock};
 use crate::run::{report_conflict, report_waiting};
-use crate::signals::Signals;
+use crate::signals::{self, Signals};
 use crate::stderr::{detail, note, stderr};
 use crate::store::WaitLimits;
 use crate::store_args::StoreArgs;
 use crate::ticket_args::{Lock, Renew};
-use crate::{stdout, store, streams};
+use crate::{stdout, store, streams, terminal};
 
 /// The longest text that is read from standard input. The library refuses tickets that are much shorter.
 const MAX_INPUT: usize = 4096;
+
+/// The pause before a process that was continued checks whether it is in the foreground.
+const FOREGROUND_PAUSE: Duration = Duration::from_millis(50);
 
 /// Evaluates `$body` with a handle of the lock `$name` of this kind.
 macro_rules! with_lock {
@@ -200,7 +205,7 @@ async fn hold(name: &str, mut held: HeldLock, signals: &mut Signals) -> Result<u
 }
 
 pub(crate) async fn renew(store_args: &StoreArgs, args: &Renew) -> Result<u8, Failure> {
-    let ticket = read(&args.ticket)?;
+    let ticket = read(&args.ticket).await?;
     let client = store::connect(store_args, Client::builder()).await?;
     let lease = args.lease.unwrap_or(ticket.lease());
     with_lock!(client, ticket.kind(), ticket.name(), lock => {
@@ -211,7 +216,7 @@ pub(crate) async fn renew(store_args: &StoreArgs, args: &Renew) -> Result<u8, Fa
 
 /// Releases the lock of a ticket.
 pub(crate) async fn unlock(store_args: &StoreArgs, text: &str) -> Result<u8, Failure> {
-    let ticket = read(text)?;
+    let ticket = read(text).await?;
     let client = store::connect(store_args, Client::builder()).await?;
     with_lock!(client, ticket.kind(), ticket.name(), lock => {
         lock.unlock_ticket(&ticket).await?;
@@ -233,11 +238,21 @@ pub(crate) async fn adopt(
 }
 
 /// Parses a ticket from the command line, or with `-` the first line of standard input.
-pub(crate) fn read(text: &str) -> Result<Ticket, Failure> {
-    let line = match text {
-        "-" => &first_line().map_err(|error| Failure::system("cannot read the ticket", &error))?,
-        text => text,
-    };
+pub(crate) async fn read(text: &str) -> Result<Ticket, Failure> {
+    if text != "-" {
+        return Ok(text.trim_ascii().parse()?);
+    }
+    // As the system does it for other programs. Here SIGTTIN may be blocked, and then it lets the
+    // read fail.
+    while terminal::is_in_background(rustix::stdio::stdin()) && signals::can_stop() {
+        signals::stop();
+        // A signal that has arrived meanwhile comes first.
+        tokio::time::sleep(FOREGROUND_PAUSE).await;
+    }
+    // In a thread, so that signals are received meanwhile.
+    let reading = spawn_blocking(first_line).await;
+    let read = reading.map_err(IoError::from).and_then(|read| read);
+    let line = read.map_err(|error| Failure::system("cannot read the ticket", &error))?;
     Ok(line.trim_ascii().parse()?)
 }
 

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use crate::args::Watch;
 use crate::exit::{self, Failure};
-use crate::signals::Signals;
+use crate::signals::{Signals, spawn_without_signals};
 use crate::stderr::{note, timestamp, warning};
 use crate::store_args::StoreArgs;
 use crate::{stdout, store};
@@ -100,9 +100,8 @@ pub(crate) fn reader_left() -> Result<oneshot::Receiver<()>, Failure> {
         }
         let _ = sender.send(());
     };
-    let thread = std::thread::Builder::new().name("stdout".into());
-    let spawned = thread.spawn(wait);
-    spawned.map_err(|error| Failure::system("cannot watch standard output", &error))?;
+    spawn_without_signals("stdout", wait)
+        .map_err(|error| Failure::system("cannot watch standard output", &error))?;
     Ok(receiver)
 }
 

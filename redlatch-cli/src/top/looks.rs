@@ -1,6 +1,5 @@
 //! Looks at the store again and again, in a thread of its own, so that it does not delay the keys. Also unlocks there.
 
-use std::thread;
 use std::time::{Duration, Instant};
 
 use redlatch::{Client, Error};
@@ -9,6 +8,7 @@ use tokio::sync::{mpsc, watch};
 use super::look::Look;
 use crate::exit::{self, Failure};
 use crate::show;
+use crate::signals::spawn_without_signals;
 use crate::store;
 use crate::store_args::StoreArgs;
 
@@ -61,9 +61,7 @@ pub(super) fn start(
             }
         });
     };
-    thread::Builder::new()
-        .name("looks".into())
-        .spawn(looking)
+    spawn_without_signals("looks", looking)
         .map_err(|error| Failure::system("cannot start a thread", &error))?;
     Ok(Looks { reports, requests })
 }

@@ -17,7 +17,6 @@ mod text;
 mod view;
 
 use std::io::{self, IsTerminal as _};
-use std::thread;
 use std::time::{Duration, SystemTime};
 
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
@@ -29,7 +28,7 @@ use self::screen::Screen;
 use self::view::{Action, View};
 use crate::args::Top;
 use crate::exit::{self, Failure};
-use crate::signals::{Caught, Signals};
+use crate::signals::{Caught, Signals, spawn_without_signals};
 use crate::store;
 use crate::store_args::StoreArgs;
 
@@ -51,6 +50,8 @@ pub(crate) async fn top(store_args: StoreArgs, top: Top) -> Result<u8, Failure> 
     let mut input = read_input()?;
     let mut tick = tokio::time::interval(TICK);
     loop {
+        // Drawing may wait for the terminal for ever.
+        signals.request();
         screen.draw(&mut view)?;
         tokio::select! {
             biased;
@@ -125,9 +126,7 @@ fn read_input() -> Result<mpsc::Receiver<io::Result<Event>>, Failure> {
             }
         }
     };
-    thread::Builder::new()
-        .name("input".into())
-        .spawn(reading)
+    spawn_without_signals("input", reading)
         .map_err(|error| Failure::system("cannot start a thread", &error))?;
     Ok(receiver)
 }

@@ -5,7 +5,6 @@ use std::panic;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use nix::unistd::getpgrp;
 use ratatui::Terminal;
 use ratatui::backend::CrosstermBackend;
 use ratatui::crossterm::event::{DisableBracketedPaste, EnableBracketedPaste};
@@ -14,12 +13,11 @@ use ratatui::crossterm::terminal::{
 };
 use ratatui::crossterm::{cursor, execute};
 use ratatui::layout::Rect;
-use rustix::termios::tcgetpgrp;
 
 use super::draw::draw;
 use super::view::View;
 use crate::exit::Failure;
-use crate::signals;
+use crate::{signals, terminal};
 
 /// Whether the terminal is changed.
 static IS_CHANGED: AtomicBool = AtomicBool::new(false);
@@ -76,7 +74,8 @@ impl Screen {
 
     /// Shows the view again after this process was stopped. The shell may have changed the terminal.
     pub(super) fn resume(&mut self) -> Result<(), Failure> {
-        while !is_foreground() && signals::can_stop() {
+        // In the background the system would stop this process when it changes the terminal.
+        while terminal::is_in_background(io::stdout()) && signals::can_stop() {
             signals::stop();
         }
         // The settings of the shell are restored later.
@@ -94,13 +93,6 @@ impl Drop for Screen {
 
 fn failure(error: io::Error) -> Failure {
     Failure::system("cannot use the terminal", &error)
-}
-
-/// Returns whether this process may change the terminal. In the background the system would stop it.
-fn is_foreground() -> bool {
-    let group = tcgetpgrp(io::stdout()).map(|group| group.as_raw_nonzero().get());
-    // Without job control there is no background.
-    group.is_ok_and(|group| group == getpgrp().as_raw()) || group.is_err()
 }
 
 fn change() -> io::Result<()> {

@@ -1,9 +1,5 @@
 //! `redlatch elect`: CMD runs in one process at a time, and again after a lost leadership; observers and HTTP show the leader.
 
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
-use std::time::Duration;
-
 use redlatch_testkit::{Proxy, Server, shared, unique};
 use rustix::process::Signal;
 
@@ -190,7 +186,7 @@ fn observer_warns_of_each_outage_and_prints_only_changes() {
 }
 
 /// Starts a candidate that answers HTTP, on a free port. Returns its address, too.
-fn serving_candidate(url: &str, options: &[&str], name: &str) -> (Running, String) {
+pub(crate) fn serving_candidate(url: &str, options: &[&str], name: &str) -> (Running, String) {
     let args = [&["elect", "--http", "127.0.0.1:0"], options];
     let args = [&args.concat()[..], &[name, "--", "sh", "-c", LEADS]].concat();
     let mut command = clean_command(&args);
@@ -264,33 +260,6 @@ fn health_recovers_after_an_outage() {
     assert_eq!(until_led(&leader, 1).1, cmd);
     assert!(!is_dead(cmd));
     assert_eq!(leader.stdout().lines().count(), 1);
-}
-
-#[test]
-fn open_connections_do_not_block_others() {
-    let (_candidate, address) = serving_candidate(&shared().url(), &[], &unique("elect"));
-    let connections = (0..64).map(|_| {
-        let mut stream = TcpStream::connect(&address).unwrap();
-        stream
-            .write_all(b"GET /healthz HTTP/1.1\r\nHost: test\r\n\r\n")
-            .unwrap();
-        stream
-    });
-    for mut stream in connections.collect::<Vec<_>>() {
-        stream
-            .set_read_timeout(Some(Duration::from_secs(60)))
-            .unwrap();
-        let mut response = String::new();
-        stream
-            .read_to_string(&mut response)
-            .expect("the server closes it");
-        assert!(response.contains("connection: close"), "{response}");
-    }
-    // The time limit of these connections has to end.
-    let _idle: Vec<_> = (0..64)
-        .map(|_| TcpStream::connect(&address).unwrap())
-        .collect();
-    assert!(request(&address, "GET /healthz").starts_with("HTTP/1.1 "));
 }
 
 #[test]

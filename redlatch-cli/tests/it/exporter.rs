@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use crate::support::*;
 
 /// Starts an exporter on a free port. Returns its address, too.
-fn start(url: &str, args: &[&str]) -> (Running, String) {
+pub(crate) fn start(url: &str, args: &[&str]) -> (Running, String) {
     let listen = ["exporter", "--listen", "127.0.0.1:0", "--interval", "20ms"];
     let mut command = clean_command(&[&listen, args].concat());
     command.env("REDLATCH_URL", url);

@@ -2,34 +2,11 @@
 //! ended, while the lease lasts.
 
 use std::os::unix::process::CommandExt as _;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 
 use redlatch_testkit::{shared, unique};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::*;
-
-/// Every signal that `redlatch` catches and that ends a CMD which does not handle it.
-const ENDING: [(Signal, &str); 17] = [
-    (Signal::HUP, "HUP"),
-    (Signal::INT, "INT"),
-    (Signal::QUIT, "QUIT"),
-    (Signal::TERM, "TERM"),
-    (Signal::USR1, "USR1"),
-    (Signal::USR2, "USR2"),
-    (Signal::ALARM, "ALRM"),
-    (Signal::XCPU, "XCPU"),
-    (Signal::XFSZ, "XFSZ"),
-    (Signal::VTALARM, "VTALRM"),
-    (Signal::PROF, "PROF"),
-    (Signal::IO, "IO"),
-    (Signal::ABORT, "ABRT"),
-    (Signal::TRAP, "TRAP"),
-    (Signal::SYS, "SYS"),
-    (Signal::POWER, "PWR"),
-    (Signal::STKFLT, "STKFLT"),
-];
 
 /// A CMD that waits for its child. A signal ends CMD but not the child. After SIGINT, however, a
 /// shell waits for its foreground child.
@@ -160,25 +137,13 @@ fn command_line(args: &[&str]) -> String {
         .fold(format!("'{binary}'"), |line, arg| format!("{line} '{arg}'"))
 }
 
-/// Runs the cases in parallel, a few at a time.
-fn for_each<T: Sync>(cases: &[T], test: impl Fn(&T) + Sync) {
-    let next = AtomicUsize::new(0);
-    thread::scope(|scope| {
-        for _ in 0..8 {
-            scope.spawn(|| {
-                while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    test(case);
-                }
-            });
-        }
-    });
-}
-
 fn ends_before_the_next_holder_starts(at_terminal: bool) {
     let mut cases = Vec::new();
-    for (signal, short) in ENDING {
-        cases.push((signal, BACKGROUND, stubborn_child(short), "200ms"));
-        cases.push((signal, FOREGROUND, slow_child(short), "1h"));
+    for signal in ENDING {
+        // Shells know the signals by their numbers, too.
+        let number = signal.as_raw().to_string();
+        cases.push((signal, BACKGROUND, stubborn_child(&number), "200ms"));
+        cases.push((signal, FOREGROUND, slow_child(&number), "1h"));
     }
     for_each(&cases, |(signal, cmd, child, kill_after)| {
         let tree = ProcessTree::start(at_terminal, &["--kill-after", kill_after], cmd, child);

@@ -1,5 +1,6 @@
 //! Tests of signals to `redlatch`, which forwards them to CMD.
 
+use nix::sys::signal::{SigSet, SigmaskHow, Signal as Named};
 use redlatch_testkit::{shared, unique};
 use rustix::process::Signal;
 
@@ -102,4 +103,65 @@ fn ignored_sighup_stays_ignored() {
     holder.signal(Signal::HUP);
     holder.signal(Signal::TERM);
     holder.finish().expect(143);
+}
+
+/// Starts a command while this thread blocks signals, which the new process inherits.
+fn start_with_blocked(blocked: SigSet, command: std::process::Command) -> Running {
+    let mask = blocked.thread_swap_mask(SigmaskHow::SIG_SETMASK).unwrap();
+    let running = Running::start(command);
+    mask.thread_set_mask().unwrap();
+    running
+}
+
+/// The masks with which parents start `redlatch`.
+fn masks() -> Vec<SigSet> {
+    let single = [
+        Named::SIGCHLD,
+        Named::SIGTERM,
+        Named::SIGTTOU,
+        Named::SIGUSR1,
+    ];
+    let mut masks: Vec<SigSet> = single.map(|one| SigSet::from_iter([one])).to_vec();
+    masks.extend([SigSet::empty(), SigSet::all()]);
+    masks
+}
+
+#[test]
+fn inherited_mask_hides_no_signal() {
+    for mask in masks() {
+        let name = unique("mask");
+        let args = ["run", &name, "--", "true"];
+        start_with_blocked(mask, redlatch(shared(), &args))
+            .finish()
+            .expect(0);
+        let holder = hold(shared(), &[], &name);
+        let waiting = start_with_blocked(mask, redlatch(shared(), &args));
+        until("it waits", || waiters(shared(), &name) == 1);
+        waiting.signal(Signal::TERM);
+        waiting.finish().expect(143);
+        holder.release();
+    }
+}
+
+#[test]
+fn cmd_has_the_mask_and_the_ignored_signals_of_the_parent() {
+    let ignored = [
+        "true",
+        "trap '' INT QUIT",
+        "trap '' TERM HUP USR1",
+        "trap '' TSTP TTIN TTOU 40",
+    ];
+    for (mask, ignore) in masks().into_iter().flat_map(|m| ignored.map(|i| (m, i))) {
+        let name = unique("mask");
+        let with = [env!("CARGO_BIN_EXE_redlatch"), "run", &name, "--"];
+        let [expected, shown] = [&[][..], &with].map(|prefix| {
+            let mut command = std::process::Command::new("sh");
+            command.args(["-c", &format!("{ignore}; exec \"$@\""), "sh"]);
+            command.args(prefix);
+            command.args(["grep", "^Sig[BIC]", "/proc/self/status"]);
+            command.env("REDLATCH_URL", shared().url());
+            start_with_blocked(mask, command).finish().expect(0).stdout
+        });
+        assert_eq!(shown, expected, "{ignore}, with blocked {mask:?}");
+    }
 }

@@ -2,9 +2,10 @@
 
 use std::io::{PipeReader, PipeWriter, Read, Write as _};
 use std::net::TcpStream;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,6 +13,41 @@ use std::time::{Duration, Instant};
 use redlatch_testkit::Server;
 use rustix::io::ioctl_fionbio;
 use rustix::process::{Pid, Signal, kill_process};
+
+/// Every signal that `redlatch` catches and that ends a CMD which does not handle it.
+pub(crate) const ENDING: [Signal; 17] = [
+    Signal::HUP,
+    Signal::INT,
+    Signal::QUIT,
+    Signal::TERM,
+    Signal::USR1,
+    Signal::USR2,
+    Signal::ALARM,
+    Signal::XCPU,
+    Signal::XFSZ,
+    Signal::VTALARM,
+    Signal::PROF,
+    Signal::IO,
+    Signal::ABORT,
+    Signal::TRAP,
+    Signal::SYS,
+    Signal::POWER,
+    Signal::STKFLT,
+];
+
+/// Runs the cases in parallel, a few at a time.
+pub(crate) fn for_each<T: Sync>(cases: &[T], test: impl Fn(&T) + Sync) {
+    let next = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    test(case);
+                }
+            });
+        }
+    });
+}
 
 /// Waits until a condition holds. The limit is far longer than anything takes, even on a busy
 /// machine.
@@ -146,13 +182,19 @@ pub(crate) fn subscribers(server: &Server, channel: &str) -> i64 {
     subscribers
 }
 
-/// Sends an HTTP request and returns the response.
+/// Sends an HTTP request and returns the response. If the server closes the connection instead,
+/// because a busy machine has delayed the request, sends it again.
 pub(crate) fn request(address: &str, method_and_path: &str) -> String {
-    let mut stream = TcpStream::connect(address).unwrap();
     let request = format!("{method_and_path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).unwrap();
     let mut response = String::new();
-    stream.read_to_string(&mut response).unwrap();
+    until(&format!("a response to {method_and_path}"), || {
+        let mut stream = TcpStream::connect(address).unwrap();
+        response.clear();
+        let sent = stream.write_all(request.as_bytes());
+        sent.and_then(|()| stream.read_to_string(&mut response))
+            .is_ok()
+            && !response.is_empty()
+    });
     response
 }
 
@@ -161,11 +203,32 @@ pub(crate) fn is_dead(pid: u32) -> bool {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else {
         return true;
     };
-    // The state follows the name, which is in parentheses and may contain parentheses.
-    let state = stat
-        .rsplit_once(") ")
-        .and_then(|(_, rest)| rest.chars().next());
-    matches!(state, Some('Z' | 'X') | None)
+    matches!(fields_of(&stat).next(), Some("Z" | "X") | None)
+}
+
+/// Returns whether job control has stopped a process.
+pub(crate) fn is_stopped(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    fields_of(&stat).next() == Some("T")
+}
+
+/// Returns how much CPU time a process has used, also if it has ended and its exit code has not
+/// been collected.
+pub(crate) fn cpu_time(pid: u32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("a process");
+    let times = fields_of(&stat).skip(11).take(2);
+    let ticks: u64 = times
+        .map(|ticks| ticks.parse::<u64>().expect("a number"))
+        .sum();
+    // A tick is a hundredth of a second, in all of `/proc`.
+    Duration::from_millis(ticks * 10)
+}
+
+/// Returns the fields of `/proc/PID/stat` from the state on. They follow the name, which is in
+/// parentheses and may contain parentheses.
+fn fields_of(stat: &str) -> impl Iterator<Item = &str> {
+    let (_, fields) = stat.rsplit_once(") ").unwrap_or_default();
+    fields.split_ascii_whitespace()
 }
 
 /// A directory of one test, removed at the end.
@@ -205,6 +268,8 @@ pub(crate) struct Running {
 #[derive(Debug)]
 pub(crate) struct Finished {
     pub(crate) code: Option<i32>,
+    /// The signal that ended it.
+    pub(crate) signal: Option<i32>,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
@@ -349,6 +414,14 @@ impl Running {
         std::io::Write::write_all(stdin, text.as_bytes()).expect("it is read");
     }
 
+    /// Waits until everything that was written to standard input has been read.
+    pub(crate) fn until_read(&self) {
+        let stdin = self.stdin.as_ref().expect("standard input is open");
+        until("the input is read", || {
+            rustix::io::ioctl_fionread(stdin).expect("a pipe") == 0
+        });
+    }
+
     pub(crate) fn close_stdin(&mut self) {
         self.stdin = None;
     }
@@ -372,6 +445,7 @@ impl Running {
         });
         Finished {
             code: status.and_then(|status| status.code()),
+            signal: status.and_then(|status| status.signal()),
             stdout: self.stdout.so_far(),
             stderr: self.stderr.so_far(),
         }

@@ -1,6 +1,7 @@
 //! Tests at a terminal: CMD can read it, and receives the signals of its keys once.
 
 use redlatch_testkit::{shared, unique};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::*;
 
@@ -58,4 +59,44 @@ fn cmd_is_ended_when_the_lock_is_lost() {
     running.until_stdout("ready");
     finish(redlatch(shared(), &["unlock", "--force", &name])).expect(0);
     running.finish().expect(74);
+}
+
+/// With `stty tostop`, the system stops other programs that write from the background.
+#[test]
+fn waiting_process_in_the_background_reports_and_is_ended_by_a_signal() {
+    let name = unique("tostop");
+    let holder = hold(shared(), &[], &name);
+    let binary = env!("CARGO_BIN_EXE_redlatch");
+    let shell = at_a_terminal(&format!(
+        "set -m; stty tostop; '{binary}' run {name} -- true & echo pid $!.; wait $!; echo ended $?."
+    ));
+    let stdout = shell.until_stdout(".");
+    let (_, pid) = stdout.split_once("pid ").unwrap();
+    let (pid, _) = pid.split_once('.').unwrap();
+    shell.until_stdout(&format!("waiting for {name}, held by"));
+    let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
+    kill_process(pid, Signal::TERM).unwrap();
+    shell.until_stdout("ended 143.");
+    holder.release();
+}
+
+/// Like any program that reads the terminal from the background.
+#[test]
+fn ticket_is_read_from_the_terminal_in_the_foreground() {
+    let name = unique("ticket");
+    let ticket = finish(redlatch(shared(), &["lock", &name]))
+        .expect(0)
+        .stdout;
+    let binary = env!("CARGO_BIN_EXE_redlatch");
+    // The shell notices later than this test that its job is stopped.
+    let mut shell = at_a_terminal(&format!(
+        "set -m; '{binary}' run --ticket - -- echo CMD began &
+        until [ \"$(jobs -s)\" ]; do sleep 0.02; done; echo stopped; fg; echo ended $?."
+    ));
+    shell.until_stdout("stopped");
+    assert!(is_held(shared(), &name));
+    shell.write(&ticket);
+    let stdout = shell.until_stdout("ended 0.");
+    assert!(stdout.contains("\nCMD began"), "{stdout}");
+    assert!(!is_held(shared(), &name));
 }
