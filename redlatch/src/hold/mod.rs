@@ -530,9 +530,11 @@ impl Hold {
         }
     }
 
-    /// Returns the error that the store does not have the hold, or why it was lost before that answer.
+    /// Returns the error that the store does not have the hold, with the reason if it is known: a loss
+    /// that was reported before, or a limit that has passed.
     pub(crate) fn not_held_error(&self) -> Error {
-        self.lost_error(self.loss().unwrap_or(Loss::NotHeld))
+        let reason = self.state().reason_if_not_held(Instant::now());
+        self.lost_error(reason)
     }
 
     /// Returns when the watchdog has to look at this hold, and what it does then. `None` if there is

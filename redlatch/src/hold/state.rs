@@ -599,6 +599,13 @@ impl HoldState {
         now >= end && self.mark_lost(loss)
     }
 
+    /// Returns why the store does not have the hold, after its last guard may have been removed.
+    pub(super) fn reason_if_not_held(&self, now: Instant) -> Loss {
+        let (end, loss) = self.next_loss();
+        let at_limit = (now >= end && loss.is_at_limit()).then_some(loss);
+        self.loss.or(at_limit).unwrap_or(Loss::NotHeld)
+    }
+
     /// Sets the note of the request, which the registry gets again. Without one, an owner that re-enters keeps its note.
     pub(crate) fn set_note(&mut self, note: Option<Box<str>>) {
         if note.is_some() || self.count == 0 {

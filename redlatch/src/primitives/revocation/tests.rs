@@ -579,6 +579,23 @@ async fn release_in_flight_at_the_limit_reports_the_revocation() {
     assert!(is_revoked(guard.unlock().await));
 }
 
+/// The last release waits for the turn of another one until the limit has passed.
+#[tokio::test(start_paused = true)]
+async fn last_release_sent_after_the_limit_reports_the_revocation() {
+    let (_, [client, other]) = clients();
+    let guard = client.lock("a").lock().await.unwrap();
+    other.lock("a").revoke(10 * SECOND).await.unwrap();
+    assert!(is_asked(&guard).await);
+    let hold = guard.hold_ref().hold.clone();
+    let turn = hold.turn().await.unwrap();
+    let releasing = tokio::spawn(guard.unlock());
+    run_others().await;
+    sleep(11 * SECOND).await;
+    other.lock("a").force_unlock().await.unwrap();
+    drop(turn);
+    assert!(is_revoked(releasing.await.unwrap()));
+}
+
 /// The request waits for its turn while the hold that was revoked ends.
 #[tokio::test(start_paused = true)]
 async fn acquisition_behind_revoked_hold_has_its_whole_lease() {
