@@ -29,8 +29,9 @@ const SYSTEM_FILE: &str = "/etc/redlatch.toml";
 /// The name of a user's file in its configuration directory.
 const USER_FILE: &str = "redlatch.toml";
 
-const KEYS: [&str; 12] = [
+const KEYS: [&str; 13] = [
     "url",
+    "prefix",
     "user",
     "password-file",
     "sentinel-user",
@@ -215,6 +216,7 @@ impl Entry<'_> {
                     line: self.source.line_at(self.key_span.start),
                 });
             }
+            "prefix" => args.prefix = Some(self.text()?.to_owned()),
             "user" => args.user = Some(self.text()?.to_owned()),
             "password-file" => args.default_password_file = Some(self.path()?),
             "sentinel-user" => args.sentinel_user = Some(self.text()?.to_owned()),

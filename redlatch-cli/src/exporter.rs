@@ -4,7 +4,7 @@
 //!    a store with many keys delays no scrape.
 //! 2. Each scrape gets the result of the latest look. After a look that failed there is none, only `redlatch_exporter_up 0`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -90,17 +90,14 @@ struct Counts {
 
 impl Counts {
     fn of(state: &ObjectState) -> Counts {
-        let (holders, waiters) = match state {
-            ObjectState::Lock { holder, queue, .. } => (usize::from(holder.is_some()), queue.len()),
-            ObjectState::ExpirableSemaphore { held, .. } => (held.len(), 0),
-            other => (other.holders().len(), 0),
+        let holders = match state {
+            ObjectState::ExpirableSemaphore { held, .. } => held.len(),
+            other => other.holders().len(),
         };
-        let [holders, waiters] =
-            [holders, waiters].map(|count| u32::try_from(count).unwrap_or(u32::MAX));
         Counts {
             objects: 1,
-            holders,
-            waiters,
+            holders: u32::try_from(holders).unwrap_or(u32::MAX),
+            waiters: 0,
         }
     }
 
@@ -130,8 +127,10 @@ fn remaining(state: &ObjectState) -> Option<Duration> {
 }
 
 impl Look {
-    fn add(&mut self, found: Listed, with_names: bool) {
-        let (kind, counts) = (found.state.kind().to_string(), Counts::of(&found.state));
+    /// Adds an object and its waiters, and takes these from `waiters`.
+    fn add(&mut self, found: Listed, waiters: &mut HashMap<String, u32>, with_names: bool) {
+        let (kind, mut counts) = (found.state.kind().to_string(), Counts::of(&found.state));
+        counts.waiters = waiters.remove(&found.name).unwrap_or(0);
         self.kinds.entry(kind.clone()).or_default().add(counts);
         if !with_names {
             return;
@@ -186,9 +185,18 @@ async fn look_repeatedly(store_args: &StoreArgs, exporter: &Exporter, latest: &L
 async fn look(client: &Client, exporter: &Exporter) -> Result<Look, Failure> {
     let begun = Instant::now();
     let mut look = Look::default();
+    // Those in the queues of fair locks, and those that their clients have registered.
+    let mut waiters = HashMap::new();
+    for wait in client.wait_graph().await?.waits {
+        *waiters.entry(wait.name).or_default() += 1;
+    }
     let mut listing = client.list(&exporter.pattern);
+    let mut seen = HashSet::new();
     while let Some(found) = listing.next().await? {
-        look.add(found, exporter.names);
+        // SCAN may return a key several times.
+        if seen.insert(found.name.clone()) {
+            look.add(found, &mut waiters, exporter.names);
+        }
     }
     look.took = begun.elapsed();
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);

@@ -153,8 +153,8 @@ impl HeldLock {
             owner: leadership.owner_id().to_string(),
             names: vec![name.to_owned()],
             token: Some(("REDLATCH_EPOCH", leadership.epoch())),
+            asked: Box::pin(leadership.asked()),
             guard: Box::new(leadership),
-            asked: Box::pin(pending()),
         }
     }
 

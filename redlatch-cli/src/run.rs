@@ -111,7 +111,7 @@ async fn run_under_lock(
         }
     };
     match run_cmd(client, held_lock, once_run, &run.cmd, signals).await? {
-        CmdEnd::Ended(code) => Ok(code),
+        CmdEnd::Ended { code, .. } => Ok(code),
         CmdEnd::Lost { .. } => Ok(exit::LOST),
     }
 }
@@ -131,15 +131,19 @@ async fn run_with_ticket(
     };
     detail!("{}: adopted by {}", held_lock.names(), held_lock.owner());
     match run_cmd(client, held_lock, None, &run.cmd, signals).await? {
-        CmdEnd::Ended(code) => Ok(code),
+        CmdEnd::Ended { code, .. } => Ok(code),
         CmdEnd::Lost { .. } => Ok(exit::LOST),
     }
 }
 
 /// How CMD has ended.
 pub(crate) enum CmdEnd {
-    /// By itself or by a signal, with this exit code. The lock has been released.
-    Ended(u8),
+    /// By itself or by a signal. The lock has been released.
+    Ended {
+        code: u8,
+        /// It was ended because another client asked for the lock, and by no signal to `redlatch`.
+        asked: bool,
+    },
     /// The lock was lost, so CMD was not started, or CMD and its children were ended.
     Lost {
         /// CMD had ended before the loss was noticed.
@@ -171,20 +175,24 @@ pub(crate) async fn run_cmd(
         .map_err(|error| Failure::system("cannot start a process", &error))?;
     let asked = held_lock.take_asked();
     let unfinished = match supervise(&mut child, &held_lock, asked, client, cmd, signals).await {
-        Ok(RunOutcome::CmdEnded(status)) => {
+        Ok(RunOutcome::CmdEnded { status, asked }) => {
             once::finish(once_run, &names, once::outcome(status)).await;
+            let ended = CmdEnd::Ended {
+                code: exit_code(status),
+                asked: asked && !child.end_requested(),
+            };
             match held_lock.unlock().await {
                 Ok(()) => {
                     detail!("{names}: released");
                     child.resend_key_signal();
-                    return Ok(CmdEnd::Ended(exit_code(status)));
+                    return Ok(ended);
                 }
                 Err(error @ (Error::Lost { .. } | Error::WrongKind { .. })) => stderr!("{error}"),
                 Err(error) => {
                     stderr!("{names}: not released: {error}");
                     stderr!("{names}: it is free when its lease ends");
                     child.resend_key_signal();
-                    return Ok(CmdEnd::Ended(exit_code(status)));
+                    return Ok(ended);
                 }
             }
             None
@@ -323,7 +331,11 @@ async fn holder_text(client: &Client, name: &str) -> Option<String> {
 
 enum RunOutcome {
     /// CMD has ended, and no process is left that needs the lock.
-    CmdEnded(WaitStatus),
+    CmdEnded {
+        status: WaitStatus,
+        /// Another client has asked for the lock.
+        asked: bool,
+    },
     Lost(Loss),
 }
 
@@ -368,8 +380,12 @@ async fn supervise(
             () = &mut asked => return end_asked(child, held_lock, cmd, signals).await,
         }
     };
+    let ended = RunOutcome::CmdEnded {
+        status,
+        asked: false,
+    };
     if !child.ended_by_signal(status) {
-        return Ok(RunOutcome::CmdEnded(status));
+        return Ok(ended);
     }
     // CMD's children may still need time to end.
     let send_term = !child.children_were_signaled(status);
@@ -380,7 +396,7 @@ async fn supervise(
         () = child.end(send_term, true, cmd.kill_after, signals) => {}
         never = report_remaining(held_lock.names(), cmd, count_remaining) => match never {},
     }
-    Ok(RunOutcome::CmdEnded(status))
+    Ok(ended)
 }
 
 /// Ends CMD and its child processes, because another client asks for the lock.
@@ -402,7 +418,8 @@ async fn end_asked(
     }
     let status = child.status();
     let status = status.ok_or_else(|| std::io::Error::other("the end of CMD is unknown"))?;
-    Ok(RunOutcome::CmdEnded(status))
+    let asked = true;
+    Ok(RunOutcome::CmdEnded { status, asked })
 }
 
 /// Reports once that processes outlive CMD.

@@ -36,6 +36,17 @@ pub(crate) struct StoreArgs {
     #[arg(skip)]
     pub(crate) url_source: Option<UrlSource>,
 
+    /// Precedes the name of every lock in the store, such as `staging:`. Locks with different prefixes
+    /// are different
+    #[arg(
+        long,
+        global = true,
+        env = "REDLATCH_PREFIX",
+        hide_env_values = true,
+        value_name = "TEXT"
+    )]
+    pub(crate) prefix: Option<String>,
+
     /// The user to log in as
     #[arg(
         long,
@@ -198,6 +209,7 @@ impl StoreArgs {
             self.url = lower.url;
             self.url_source = lower.url_source;
         }
+        fill(&mut self.prefix, lower.prefix);
         fill(&mut self.tls_ca, lower.tls_ca);
         fill(&mut self.response_timeout, lower.response_timeout);
         fill(&mut self.replicas, lower.replicas);
@@ -207,6 +219,9 @@ impl StoreArgs {
     pub(crate) fn apply_to(&self, mut builder: ClientBuilder) -> Result<ClientBuilder, Failure> {
         // An empty variable counts as unset.
         let non_empty = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+        if let Some(prefix) = &self.prefix {
+            builder = builder.prefix(prefix);
+        }
         if let Some(user) = non_empty(&self.user) {
             builder = builder.username(user);
         }

@@ -243,3 +243,36 @@ fn password_in_a_file_for_all_users_causes_warning() {
         assert_eq!(finish(quiet).expect(0).stderr, "");
     }
 }
+
+/// Names have the prefix in the store, and not in messages.
+#[test]
+fn prefix_is_set_by_option_variable_or_file() {
+    let temp_dir = TempDir::new();
+    let file = write(&temp_dir, "redlatch.toml", "prefix = \"file:\"\n");
+    let file = ["--config", &file];
+    let name = unique("prefix");
+    for (options, variable, prefix) in [
+        (&["--prefix", "option:"][..], "variable:", "option:"),
+        (&[], "variable:", "variable:"),
+        (&file, "", "file:"),
+    ] {
+        let run = [&["run"], options, &[&name, "--", "cat"]].concat();
+        let mut command = redlatch(shared(), &run);
+        if !variable.is_empty() {
+            command.env("REDLATCH_PREFIX", variable);
+        }
+        let holder = Running::start(command);
+        let key = format!("{prefix}{name}");
+        until("it is held", || {
+            shared().command::<i64>(&["EXISTS", &key]) == 1
+        });
+        let show = finish(redlatch(shared(), &["show", "--prefix", prefix, &name])).expect(0);
+        assert!(
+            show.stdout.contains(&name) && !show.stdout.contains(prefix),
+            "{show:?}"
+        );
+        let show = finish(redlatch(shared(), &["show", &name]));
+        assert!(show.stdout.contains("(free)"), "{show:?}");
+        holder.release();
+    }
+}

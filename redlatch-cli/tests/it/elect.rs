@@ -92,13 +92,44 @@ fn lost_leadership_ends_cmd_and_the_process_campaigns_again() {
 #[test]
 fn process_whose_cmd_has_ended_does_not_campaign_again() {
     let name = unique("elect");
-    let mut leader = candidate(&["--watchdog", "1h"], &name);
-    until_led(&leader, 1);
+    let proxy = Proxy::to(shared().port());
+    let timeout = ["--response-timeout", "1h", "--watchdog", "1h"];
+    let args = [&["elect"], &timeout[..], &[&name, "--", "sh", "-c", LEADS]].concat();
+    let mut command = clean_command(&args);
+    command.env("REDLATCH_URL", proxy.url());
+    let mut leader = Running::start(command);
+    let (_, cmd) = until_led(&leader, 1);
+    // It learns of nothing until its CMD has ended.
+    proxy.stall(true);
     finish(redlatch(shared(), &["unlock", "--force", &name])).expect(0);
     leader.close_stdin();
+    let process = format!("/proc/{cmd}");
+    until("CMD is reaped", || !std::path::Path::new(&process).exists());
+    proxy.stall(false);
     let finished = leader.finish().expect(74);
     assert_eq!(finished.stdout.lines().count(), 1, "{finished:?}");
     assert_eq!(finished.stderr.matches("lost").count(), 1, "{finished:?}");
+}
+
+/// It waits behind the other candidates, and leads again.
+#[test]
+fn leader_that_is_asked_resigns_and_campaigns_again() {
+    let name = unique("elect");
+    let first = candidate(&["--kill-after", "1h"], &name);
+    let (_, cmd) = until_led(&first, 1);
+    let mut second = waiting_candidate(&[], &name);
+    let args = ["unlock", "--ask", "--wait", "1m", &name];
+    finish(redlatch(shared(), &args)).expect(0);
+    assert_eq!(until_led(&second, 1).0, 2);
+    assert!(is_dead(cmd));
+    second.close_stdin();
+    second.finish().expect(7);
+    assert_eq!(until_led(&first, 2).0, 3);
+    let mut first = first;
+    first.close_stdin();
+    let finished = first.finish().expect(7);
+    let asked = format!("{name}: asked to release it; ending CMD");
+    assert_eq!(finished.stderr.matches(&asked).count(), 1, "{finished:#?}");
 }
 
 /// CMD ignores the signal. When the leadership is lost, the process does not campaign again.

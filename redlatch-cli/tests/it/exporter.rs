@@ -38,6 +38,40 @@ fn value(address: &str, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
     }
 }
 
+/// Their clients register them.
+#[test]
+fn exporter_counts_waiters_of_each_kind() {
+    let server = Server::start();
+    let holders = [
+        ("lock", "--spin"),
+        ("lock", "--"),
+        ("read-write lock", "--write"),
+    ];
+    let (exporter, address) = start(&server.url(), &["--names"]);
+    for (i, (kind, option)) in holders.into_iter().enumerate() {
+        let (name, option) = (
+            format!("a{i}"),
+            Some(option).filter(|option| *option != "--"),
+        );
+        let options: Vec<_> = option.into_iter().collect();
+        let holder = hold(&server, &options, &name);
+        let waiters = [(); 3].map(|()| {
+            let args = [&["run"], &options[..], &[&name, "--", "true"]].concat();
+            Running::start(redlatch(&server, &args))
+        });
+        until("three waiters are counted", || {
+            value(&address, "redlatch_object_waiters", &[("name", &name)]) == Some(3.0)
+        });
+        let of_kind = value(&address, "redlatch_waiters", &[("kind", kind)]);
+        assert_eq!(of_kind, Some(3.0), "{name}");
+        holder.release();
+        for waiter in waiters {
+            waiter.finish().expect(0);
+        }
+    }
+    drop(exporter);
+}
+
 #[test]
 fn exporter_counts_holders_and_waiters() {
     let server = Server::start();

@@ -228,6 +228,9 @@ impl<K: LockKind> Lock<K> {
 
     /// Acquires the lock if it is free; `None` if another owner holds it. Await the request, or
     /// configure it first, for example with a wait limit: [`TryAcquire`].
+    ///
+    /// The compiler does not warn of `lock.try_lock().await?;`, which releases the lock at once, or
+    /// has not acquired it: an `Option` may be ignored. Use `let Some(guard) = … else { … };`.
     pub fn try_lock(&self) -> TryAcquire<Lock<K>> {
         TryAcquire::new(self.clone())
     }
