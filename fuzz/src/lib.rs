@@ -41,6 +41,9 @@ mod store_args;
 #[path = "../../redlatch-cli/src/streams.rs"]
 #[allow(dead_code)]
 mod streams;
+#[path = "../../redlatch-cli/src/threads.rs"]
+#[allow(dead_code)]
+mod threads;
 #[path = "../../redlatch-cli/src/ticket_args.rs"]
 #[allow(dead_code)]
 mod ticket_args;

@@ -31,6 +31,7 @@ mod store;
 mod store_args;
 mod streams;
 mod terminal;
+mod threads;
 mod ticket;
 mod ticket_args;
 mod token;

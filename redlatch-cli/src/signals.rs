@@ -15,7 +15,6 @@
 use std::io;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, mpsc as blocking};
-use std::thread::{self, JoinHandle};
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal as Named};
 use rustix::process::{Signal, kill_process};
@@ -24,6 +23,7 @@ use tokio::sync::mpsc;
 
 use crate::exit::Failure;
 use crate::process_tree;
+use crate::threads::spawn_without_signals;
 
 /// Signals that ask a program to end.
 const ENDING: [Named; 4] = [Named::SIGINT, Named::SIGTERM, Named::SIGQUIT, Named::SIGHUP];
@@ -213,18 +213,6 @@ impl Signals {
 pub(crate) fn unblock(numbers: &[i32]) -> io::Result<()> {
     let named = numbers.iter().map(|&number| Named::try_from(number));
     Ok(named.collect::<nix::Result<SigSet>>()?.thread_unblock()?)
-}
-
-/// Starts a thread to which the system delivers no signals. A signal goes to any thread that does
-/// not block it, and those that were started before [`Signals`] would not.
-pub(crate) fn spawn_without_signals<T: Send + 'static>(
-    name: &str,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> io::Result<JoinHandle<T>> {
-    let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
-    let spawned = thread::Builder::new().name(name.to_owned()).spawn(work);
-    mask.thread_set_mask()?;
-    spawned
 }
 
 /// Returns whether a shell can continue a stopped process of this group. In an orphaned group it cannot,

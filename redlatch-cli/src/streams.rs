@@ -26,8 +26,8 @@ use rustix::stdio;
 use tokio::sync::oneshot;
 
 use crate::line_queue::{Line, LineQueue, Next};
-use crate::signals::spawn_without_signals;
 use crate::stderr;
+use crate::threads::spawn_without_signals;
 
 /// How long the end of the process waits for a reader that does not read.
 const END_LIMIT: Duration = Duration::from_secs(1);

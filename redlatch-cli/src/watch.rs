@@ -10,9 +10,10 @@ use tokio::sync::oneshot;
 
 use crate::args::Watch;
 use crate::exit::{self, Failure};
-use crate::signals::{Signals, spawn_without_signals};
+use crate::signals::Signals;
 use crate::stderr::{note, timestamp, warning};
 use crate::store_args::StoreArgs;
+use crate::threads::spawn_without_signals;
 use crate::{stdout, store};
 
 /// An event in JSON. The first two fields are present for every event, the others where they apply.

@@ -8,9 +8,9 @@ use tokio::sync::{mpsc, watch};
 use super::look::Look;
 use crate::exit::{self, Failure};
 use crate::show;
-use crate::signals::spawn_without_signals;
 use crate::store;
 use crate::store_args::StoreArgs;
+use crate::threads::spawn_without_signals;
 
 /// The longest that an answer takes without an outage. Behind an outage another server may answer, and a look that began before
 /// it would be a mixture of both.

@@ -28,9 +28,10 @@ use self::screen::Screen;
 use self::view::{Action, View};
 use crate::args::Top;
 use crate::exit::{self, Failure};
-use crate::signals::{Caught, Signals, spawn_without_signals};
+use crate::signals::{Caught, Signals};
 use crate::store;
 use crate::store_args::StoreArgs;
+use crate::threads::spawn_without_signals;
 
 /// How often the age of stale data is drawn.
 const TICK: Duration = Duration::from_secs(1);
