@@ -310,8 +310,8 @@ impl Waiting {
 /// If the leadership is lost while CMD runs (its lease ended because the store could not be reached in time, or the lock was
 /// unlocked by force), redlatch ends CMD and its children with SIGTERM, and with SIGKILL after --kill-after. Then it waits to be
 /// elected again, and runs CMD again. If it was asked to end meanwhile (SIGINT, SIGTERM, SIGHUP, SIGQUIT), it exits instead.
-/// The same if another client asks for the lock (`redlatch unlock --ask`): it resigns, and waits behind
-/// the other candidates.
+/// The same if another client asks for the lock (`redlatch unlock --ask`): it resigns, and waits
+/// behind the other candidates.
 ///
 /// CMD gets the variables REDLATCH_EPOCH, a number that is greater than those of all earlier leaders, for a resource that
 /// rejects late writes; REDLATCH_LOCK (the name) and REDLATCH_OWNER (the id of this candidate). What `redlatch run` says
@@ -696,8 +696,8 @@ pub(crate) struct Watch {
 /// With a ticket that `redlatch lock` has printed (--ticket, or the variable REDLATCH_TICKET), releases the lock as its holder.
 ///
 /// With --ask the holder decides. `redlatch run` ends CMD as at a loss (SIGTERM, and SIGKILL after its --kill-after), and then
-/// releases the lock. `redlatch elect` does the same and campaigns again. Programs decide themselves
-/// (`Guard::asked`); Redisson does not know requests, and continues.
+/// releases the lock. `redlatch elect` does the same and campaigns again. Programs decide
+/// themselves (`Guard::asked`); Redisson does not know requests, and continues.
 ///
 /// With --revoke a holder that does not release the lock in time loses it: its lease is not renewed beyond the limit. The next
 /// owner acquires the lock only after its holder has noticed that, or after the end of its lease. Holders that do not know

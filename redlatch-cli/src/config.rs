@@ -338,7 +338,7 @@ mod tests {
             (
                 "\nulr = 'x'",
                 2,
-                "ulr: unknown key; the keys are url, user, ",
+                "ulr: unknown key; the keys are url, prefix, user, ",
             ),
             ("[store]\nurl = 'x'", 1, "store: unknown key"),
             ("store.url = 'x'", 1, "store: unknown key"),

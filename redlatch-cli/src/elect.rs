@@ -2,8 +2,9 @@
 //!
 //! 1. Campaigns, like `redlatch run` waits for a lock.
 //! 2. When it leads, runs CMD as `run` does ([`run_cmd`]), unless the leadership is already lost. If CMD ends, resigns, and exits with CMD's code.
-//! 3. If the leadership is lost, or another client asks the leader to resign, CMD was not started, or it and its children have been ended. Campaigns
-//!    again, unless CMD had ended by itself or a signal has asked to end.
+//! 3. If the leadership is lost, or another client asks the leader to resign, CMD was not started,
+//!    or it and its children have been ended. Campaigns again, unless CMD had ended by itself or a
+//!    signal has asked to end.
 //!
 //! With --http, an observer keeps the current leader for the responses. Whether this process leads is asked of the
 //! leadership itself, at each request.

@@ -37,8 +37,8 @@ fn escaped(text: &str, mut escape: impl FnMut(&mut String, char)) -> String {
     escaped
 }
 
-/// Returns whether a character has no picture of its own and is no accent: the categories Cf, Zl and
-/// Zp of Unicode, and the characters that it calls default ignorable.
+/// Returns whether a character has no picture of its own and is no accent: the categories Cf, Zl
+/// and Zp of Unicode, and the characters that it calls default ignorable.
 fn is_format(c: char) -> bool {
     matches!(
         c,

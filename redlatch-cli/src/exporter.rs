@@ -291,7 +291,8 @@ impl Collector for Latest {
 
 const HOLDERS: &str =
     "Number of owners that hold it, or of acquired permits of an expirable semaphore";
-const WAITERS: &str = "Number of owners in the queue of a fair lock";
+const WAITERS: &str =
+    "Number of owners in the queue of a fair lock, or that have waited for more than a second";
 
 /// Writes gauges.
 struct Gauges<'a, 'b>(&'a mut DescriptorEncoder<'b>);

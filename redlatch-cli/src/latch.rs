@@ -45,40 +45,39 @@ pub(crate) async fn latch(store_args: &StoreArgs, latch: &Latch) -> Result<u8, F
         return Err(store::wrong_kind_failure(name, &state, "latch"));
     }
     let handle = client.count_down_latch(name);
-    match latch.command {
-        LatchCommand::Set { n } => {
-            if handle.try_set_count(n).await? {
-                return stdout::lines([n.to_string()]).await;
-            }
-            let left = match handle.count().await? {
-                1 => "1 is left".to_owned(),
-                count => format!("{count} are left"),
-            };
-            note!("{name}: it was already set, and {left}");
-            Ok(exit::NOT_ACQUIRED)
-        }
-        LatchCommand::CountDown { by } => {
-            let left = handle.count_down_by(by).await?;
-            stdout::lines([left.to_string()]).await
-        }
-        LatchCommand::Wait { .. } => {
-            let open = async {
-                match limits.wait() {
-                    Some(limit) => handle.try_wait().wait(limit).await,
-                    None => handle.wait().await.map(|()| true),
+    let work = async {
+        match latch.command {
+            LatchCommand::Set { n } => {
+                if handle.try_set_count(n).await? {
+                    return stdout::lines([n.to_string()]).await;
                 }
-            };
-            tokio::select! {
-                biased;
-                signal = signals.next_end() => Ok(exit::by_signal(signal.as_raw())),
-                open = open => match open? {
-                    true => Ok(exit::OK),
-                    false => {
-                        note!("{name}: not open in time");
-                        Ok(exit::NOT_ACQUIRED)
-                    }
-                },
+                let left = match handle.count().await? {
+                    1 => "1 is left".to_owned(),
+                    count => format!("{count} are left"),
+                };
+                note!("{name}: it was already set, and {left}");
+                Ok(exit::NOT_ACQUIRED)
+            }
+            LatchCommand::CountDown { by } => {
+                let left = handle.count_down_by(by).await?;
+                stdout::lines([left.to_string()]).await
+            }
+            LatchCommand::Wait { .. } => {
+                let open = match limits.wait() {
+                    Some(limit) => handle.try_wait().wait(limit).await?,
+                    None => handle.wait().await.map(|()| true)?,
+                };
+                if open {
+                    return Ok(exit::OK);
+                }
+                note!("{name}: not open in time");
+                Ok(exit::NOT_ACQUIRED)
             }
         }
+    };
+    tokio::select! {
+        biased;
+        signal = signals.next_end() => Ok(exit::by_signal(signal.as_raw())),
+        done = work => done,
     }
 }

@@ -52,7 +52,7 @@ use crate::args::{Args, Command, Elect, InternalCommand, Run};
 use crate::config::Config;
 use crate::exit::Failure;
 use crate::stderr::{LogFormat, Output, stderr};
-use crate::streams::WrittenAtEnd;
+use crate::streams::{STDERR, WrittenAtEnd};
 
 fn main() -> ExitCode {
     let _written = WrittenAtEnd;
@@ -126,6 +126,7 @@ fn exit_code(result: Result<u8, Failure>) -> ExitCode {
 fn dispatch(args: Args) -> Result<u8, Failure> {
     // CMD is killed when the thread that started it ends (see `child`). So everything runs on this
     // thread, which lives as long as the process.
+    STDERR.start();
     let runtime = runtime()?;
     let code = runtime.block_on(async {
         match args.command {

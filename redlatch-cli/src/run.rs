@@ -146,7 +146,7 @@ pub(crate) enum CmdEnd {
     },
     /// The lock was lost, so CMD was not started, or CMD and its children were ended.
     Lost {
-        /// CMD had ended before the loss was noticed.
+        /// CMD had ended by itself before the loss was noticed.
         cmd_ended: bool,
         /// A signal has asked CMD to end.
         end_requested: bool,
@@ -174,7 +174,9 @@ pub(crate) async fn run_cmd(
     let mut child = Child::start(cmd, &held_lock, signals)
         .map_err(|error| Failure::system("cannot start a process", &error))?;
     let asked = held_lock.take_asked();
-    let unfinished = match supervise(&mut child, &held_lock, asked, client, cmd, signals).await {
+    let (unfinished, asked) = match supervise(&mut child, &held_lock, asked, client, cmd, signals)
+        .await
+    {
         Ok(RunOutcome::CmdEnded { status, asked }) => {
             once::finish(once_run, &names, once::outcome(status)).await;
             let ended = CmdEnd::Ended {
@@ -195,19 +197,19 @@ pub(crate) async fn run_cmd(
                     return Ok(ended);
                 }
             }
-            None
+            (None, asked)
         }
-        Ok(RunOutcome::Lost(loss)) => {
+        Ok(RunOutcome::Lost { loss, asked }) => {
             let kill_after = duration::short(cmd.kill_after);
             stderr!("{names}: lost: {loss}; ending CMD: SIGTERM now, SIGKILL after {kill_after}");
-            once_run
+            (once_run, asked)
         }
         Err(error) => {
             child.end(true, true, cmd.kill_after, signals).await;
             return Err(Failure::system("cannot wait for CMD", &error));
         }
     };
-    let cmd_ended = child.has_ended();
+    let cmd_ended = child.has_ended() && !asked;
     // Even if CMD itself has ended: its children still rely on the lock.
     child.end(true, false, cmd.kill_after, signals).await;
     if let Some(remaining) = child.remaining() {
@@ -336,7 +338,18 @@ enum RunOutcome {
         /// Another client has asked for the lock.
         asked: bool,
     },
-    Lost(Loss),
+    Lost {
+        loss: Loss,
+        /// Another client has asked for the lock, and so CMD was being ended.
+        asked: bool,
+    },
+}
+
+impl RunOutcome {
+    fn lost(loss: Loss) -> RunOutcome {
+        let asked = false;
+        RunOutcome::Lost { loss, asked }
+    }
 }
 
 /// Waits until CMD ends, or the lock is lost, whichever is first. `asked`: completes when another client asks for the lock, which
@@ -365,19 +378,25 @@ async fn supervise(
         tokio::select! {
             // After a pause of this process, several events may be ready. A loss comes first.
             biased;
-            lost = held_lock.lost() => return Ok(RunOutcome::Lost(lost)),
+            lost = held_lock.lost() => return Ok(RunOutcome::lost(lost)),
             caught = signals.next() => match caught {
                 Caught::Stop if signals::can_stop() => {
                     child.stop_all();
                     signals::stop();
                     if let Some(loss) = held_lock.check_loss(client).await {
-                        return Ok(RunOutcome::Lost(loss));
+                        return Ok(RunOutcome::lost(loss));
                     }
                     child.continue_all();
                 }
                 caught => child.forward(caught),
             },
-            () = &mut asked => return end_asked(child, held_lock, cmd, signals).await,
+            () = &mut asked => match child.poll_event()? {
+                // By itself, just before.
+                Some(ChildEvent::Ended(status)) => break status,
+                Some(ChildEvent::Stopped(_)) | None => {
+                    return end_asked(child, held_lock, cmd, signals).await;
+                }
+            },
         }
     };
     let ended = RunOutcome::CmdEnded {
@@ -392,7 +411,7 @@ async fn supervise(
     let count_remaining = child.descendant_counter();
     tokio::select! {
         biased;
-        lost = held_lock.lost() => return Ok(RunOutcome::Lost(lost)),
+        lost = held_lock.lost() => return Ok(RunOutcome::lost(lost)),
         () = child.end(send_term, true, cmd.kill_after, signals) => {}
         never = report_remaining(held_lock.names(), cmd, count_remaining) => match never {},
     }
@@ -413,7 +432,10 @@ async fn end_asked(
     );
     tokio::select! {
         biased;
-        lost = held_lock.lost() => return Ok(RunOutcome::Lost(lost)),
+        loss = held_lock.lost() => {
+            let asked = true;
+            return Ok(RunOutcome::Lost { loss, asked });
+        }
         () = child.end(true, true, cmd.kill_after, signals) => {}
     }
     let status = child.status();

@@ -133,8 +133,8 @@ impl Signals {
         }
     }
 
-    /// Catches these signals. After the first one of `once`, the next one of them has its default
-    /// effect.
+    /// Catches these signals. After the first one that asks the program to end, each of `once` has
+    /// its default effect.
     fn catch(
         signals: impl Iterator<Item = Named>,
         once: &'static [Named],
@@ -152,9 +152,10 @@ impl Signals {
         let (requests, requested) = blocking::channel();
         let (sender, caught) = mpsc::unbounded_channel();
         let take = move || {
-            for () in requested {
+            // With `once`, they are taken although this process cannot react to the earlier ones.
+            while !once.is_empty() || requested.recv().is_ok() {
                 let Ok(named) = wanted.wait() else { return };
-                if once.contains(&named) {
+                if ENDING.contains(&named) {
                     let _ = SigSet::from_iter(once.iter().copied()).thread_unblock();
                 }
                 if Caught::new(named).is_some_and(|caught| sender.send(caught).is_err()) {

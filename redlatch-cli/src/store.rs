@@ -12,7 +12,7 @@ use crate::args::{Cmd, Run};
 use crate::duration;
 use crate::exit::Failure;
 use crate::stderr::{note, warning};
-use crate::store_args::StoreArgs;
+use crate::store_args::{StoreArgs, without_secrets};
 
 /// How long to wait for pending releases before the program ends. Anything left after that ends
 /// with its lease.
@@ -85,8 +85,19 @@ fn connect_failure(store_args: &StoreArgs, store: &str, error: Error) -> Failure
         _ => (String::new(), ""),
     };
     let failure = Failure::from(error);
+    let mut message = failure.message;
+    let StoreArgs {
+        tls_ca,
+        tls_cert,
+        tls_key,
+        ..
+    } = store_args;
+    for path in [tls_ca, tls_cert, tls_key].into_iter().flatten() {
+        let path = path.to_string_lossy();
+        message = message.replace(&*path, &without_secrets(&path));
+    }
     Failure {
-        message: format!("{prefix}{}{hint}", failure.message),
+        message: format!("{prefix}{message}{hint}"),
         ..failure
     }
 }

@@ -36,8 +36,8 @@ pub(crate) struct StoreArgs {
     #[arg(skip)]
     pub(crate) url_source: Option<UrlSource>,
 
-    /// Precedes the name of every lock in the store, such as `staging:`. Locks with different prefixes
-    /// are different
+    /// Precedes the name of every lock in the store, such as `staging:`. Locks with different
+    /// prefixes are different
     #[arg(
         long,
         global = true,
@@ -209,6 +209,8 @@ impl StoreArgs {
             self.url = lower.url;
             self.url_source = lower.url_source;
         }
+        // An empty variable counts as unset.
+        self.prefix = self.prefix.take().filter(|prefix| !prefix.is_empty());
         fill(&mut self.prefix, lower.prefix);
         fill(&mut self.tls_ca, lower.tls_ca);
         fill(&mut self.response_timeout, lower.response_timeout);

@@ -66,6 +66,11 @@ impl Stream {
         }
     }
 
+    /// Starts the thread. Otherwise the first line starts it, when the system may have none left.
+    pub(crate) fn start(&'static self) {
+        self.start_thread(&mut self.lock());
+    }
+
     /// Writes a message later, unless too many are waiting.
     pub(crate) fn send(&'static self, text: String) {
         self.add(Line { text, reply: None });
@@ -75,28 +80,33 @@ impl Stream {
     /// the result may still be written.
     pub(crate) async fn write(&'static self, text: String) -> io::Result<()> {
         let (reply, written) = oneshot::channel();
-        self.add(Line {
+        let has_thread = self.add(Line {
             text,
             reply: Some(reply),
         });
+        if !has_thread {
+            self.write_waiting();
+        }
         // The thread reports everything that it takes.
         written.await.unwrap_or_else(|_| Err(Errno::IO.into()))
     }
 
-    fn add(&'static self, line: Line<Reply>) {
+    /// Adds a line. Returns whether a thread writes it: the system may have none left.
+    fn add(&'static self, line: Line<Reply>) -> bool {
         let mut state = self.lock();
         state.queue.add(line);
+        let has_thread = self.start_thread(&mut state);
+        drop(state);
+        self.changed.notify_all();
+        has_thread
+    }
+
+    fn start_thread(&'static self, state: &mut State) -> bool {
         if !state.has_thread {
             let thread = spawn_without_signals("output", || self.write_forever());
             state.has_thread = thread.is_ok();
-            if !state.has_thread {
-                // The system has none left. This thread writes the report of that.
-                drop(state);
-                return self.write_waiting();
-            }
         }
-        drop(state);
-        self.changed.notify_all();
+        state.has_thread
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -142,6 +152,10 @@ impl Stream {
 
     fn wait_until_written(&self, deadline: Instant) {
         let mut state = self.lock();
+        if !state.has_thread {
+            drop(state);
+            return self.write_waiting();
+        }
         while state.is_writing || !state.queue.is_empty() {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {

@@ -132,6 +132,21 @@ fn leader_that_is_asked_resigns_and_campaigns_again() {
     assert_eq!(finished.stderr.matches(&asked).count(), 1, "{finished:#?}");
 }
 
+/// redlatch itself has ended CMD when the limit passes, but a child of CMD continues.
+#[test]
+fn revoked_leader_campaigns_again() {
+    let name = unique("elect");
+    let script = format!("(trap '' TERM; {IDLE_SCRIPT}) & echo $REDLATCH_EPOCH $$; cat; exit 7");
+    let args = ["elect", "--watchdog", "6s", "--kill-after", "4s"];
+    let args = [&args[..], &[&name, "--", "bash", "-c", &script]].concat();
+    let leader = Running::start(redlatch(shared(), &args));
+    until_led(&leader, 1);
+    finish(redlatch(shared(), &["unlock", "--revoke", "1s", &name])).expect(0);
+    until_led(&leader, 2);
+    leader.signal(Signal::TERM);
+    leader.finish().expect(143);
+}
+
 /// CMD ignores the signal. When the leadership is lost, the process does not campaign again.
 #[test]
 fn process_that_was_asked_to_end_does_not_campaign_again() {

@@ -85,8 +85,11 @@ fn answer(address: &str, path: &str) -> std::io::Result<String> {
     stream.set_read_timeout(Some(SCRAPE_TIMEOUT))?;
     stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n").as_bytes())?;
     let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    Ok(answer)
+    match stream.read_to_string(&mut answer)? {
+        // The server closed the connection before the request arrived.
+        0 => Err(ErrorKind::UnexpectedEof.into()),
+        _ => Ok(answer),
+    }
 }
 
 #[test]

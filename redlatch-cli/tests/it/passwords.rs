@@ -162,6 +162,9 @@ fn certificates_are_read_from_files() {
     assert!(refused.stderr.contains(&server.url()), "{refused:#?}");
     finish(ls(&all[2..])).expect(69).assert_stderr("tls_ca");
     finish(ls(&all[..4])).expect(2).assert_stderr("--tls-key");
+    // Not the file that the operator meant.
+    let url = finish(ls(&["--tls-ca", "redis://:s3cret@h"])).expect(2);
+    assert!(!url.stderr.contains("s3cret"), "{url:#?}");
     finish(ls(&["--tls-ca", "/no/such/file"]))
         .expect(2)
         .assert_stderr("/no/such/file");

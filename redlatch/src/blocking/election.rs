@@ -77,8 +77,8 @@ impl Leadership {
         Ok(self.worker.run(waiting)?.is_ok() || !self.is_valid())
     }
 
-    /// Blocks until another client asks the leader to resign, at most this long: [`crate::Leadership::asked`]. Returns
-    /// whether it has asked.
+    /// Blocks until another client asks the leader to resign, at most this long:
+    /// [`crate::Leadership::asked`]. Returns whether it has asked.
     pub fn asked(&self, wait: Duration) -> Result<bool> {
         let asked = self.inner.asked();
         let waiting = async move { tokio::time::timeout(wait, asked).await };

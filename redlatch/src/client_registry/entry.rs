@@ -60,8 +60,8 @@ pub struct RegistryEntry {
     pub client: Arc<ClientInfo>,
     /// How long it has lasted, by the clock of the store.
     pub age: Duration,
-    /// Kind of the object: `lock`, `fair`, `election`, `fenced`, `spin`, `read`, `write`, `group` or
-    /// `permits`.
+    /// Kind of the object: `lock`, `fair`, `election`, `fenced`, `spin`, `read`, `write`, `group`
+    /// or `permits`.
     pub kind: String,
     /// The note of the request: [`Acquire::note`](crate::Acquire::note).
     pub note: Option<String>,

@@ -530,8 +530,8 @@ impl Hold {
         }
     }
 
-    /// Returns the error that the store does not have the hold, with the reason if it is known: a loss
-    /// that was reported before, or a limit that has passed.
+    /// Returns the error that the store does not have the hold, with the reason if it is known: a
+    /// loss that was reported before, or a limit that has passed.
     pub(crate) fn not_held_error(&self) -> Error {
         let reason = self.state().reason_if_not_held(Instant::now());
         self.lost_error(reason)

@@ -71,8 +71,9 @@ pub(crate) trait Attempt: Send {
         QueueKind::Exclusive
     }
 
-    /// Makes one attempt. If `subscribe` is true, its first step to the store of the channel is sent
-    /// behind a subscription, which the store reports: the attempt may also end before that step.
+    /// Makes one attempt. If `subscribe` is true, its first step to the store of the channel is
+    /// sent behind a subscription, which the store reports: the attempt may also end before that
+    /// step.
     fn send(
         &mut self,
         subscribe: bool,

@@ -314,8 +314,8 @@ impl Leadership {
         self.guard.lost()
     }
 
-    /// Completes when another client asks the leader to resign, as the holder of a fair lock with the election's name
-    /// ([`Lock::ask`]). Otherwise as [`Guard::asked`].
+    /// Completes when another client asks the leader to resign, as the holder of a fair lock with
+    /// the election's name ([`Lock::ask`]). Otherwise as [`Guard::asked`].
     ///
     /// # Cancel safety
     ///

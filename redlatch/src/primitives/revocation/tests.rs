@@ -545,7 +545,8 @@ async fn calls_of_asked_leave_no_queue_behind() {
     waiting.await.unwrap().1.unlock().await.unwrap();
 }
 
-/// The second look of `asked` finds that the hold has ended, and sends nothing: neither a step nor a subscription.
+/// The second look of `asked` finds that the hold has ended, and sends nothing: neither a step nor
+/// a subscription.
 #[tokio::test(start_paused = true)]
 async fn asked_that_ends_before_it_subscribes_leaves_later_waiters_awake() {
     let (store, [client, other]) = clients();
@@ -564,7 +565,8 @@ async fn asked_that_ends_before_it_subscribes_leaves_later_waiters_awake() {
     assert_eq!(acquired, released, "no message woke the waiter");
 }
 
-/// The loss that was reported first, also if the store says later that the owner does not hold the lock.
+/// The loss that was reported first, also if the store says later that the owner does not hold the
+/// lock.
 #[tokio::test(start_paused = true)]
 async fn release_in_flight_at_the_limit_reports_the_revocation() {
     let (store, [client, other]) = clients();
