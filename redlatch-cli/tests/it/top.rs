@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use redlatch_testkit::{Sentinels, Server, shared, unique};
+use redlatch_testkit::{Sentinels, Server, shared};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::*;
@@ -266,21 +266,22 @@ fn top_follows_a_failover() {
         command.env("REDLATCH_URL", &url);
         Running::start(command)
     };
-    let [before, after] = ["before", "after"].map(unique);
-    let first = hold(&before);
+    // Short, so that the view shows them whole.
+    let [before, after] = ["before", "after"];
+    let first = hold(before);
     let terminal = Terminal::start(&url, 80, 24);
     terminal.line("$B top");
-    terminal.until_screen(&before);
+    terminal.until_screen(before);
     let master = sentinels.master();
     sentinels.kill(master);
     sentinels.await_new_master(master);
-    let second = hold(&after);
+    let second = hold(after);
     terminal.until_screen_is("both locks at the new master", |screen| {
-        screen.contains(&before) && screen.contains(&after) && !screen.contains("STALE")
+        screen.contains(before) && screen.contains(after) && !screen.contains("STALE")
     });
     first.release();
     terminal.until_screen_is("only the second lock", |screen| {
-        !screen.contains(&before) && screen.contains(&after) && !screen.contains("STALE")
+        !screen.contains(before) && screen.contains(after) && !screen.contains("STALE")
     });
     second.release();
     terminal.keys(&["q"]);
