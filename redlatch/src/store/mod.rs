@@ -70,21 +70,20 @@ impl Store {
         progress: &'a Progress,
     ) -> impl Future<Output = Result<Answer<R>>> + Send + 'a {
         async move {
-            let (answer, subscriber) = match self {
+            match self {
                 Store::Redis(redis) => {
                     let answer = redis.run(step, channel, delivery, progress)?.await?;
-                    (answer.decode(step)?, &redis.subscriber)
+                    answer.decode(step)
                 }
                 Store::Embedded(embedded) => {
                     channel.inspect(|channel| embedded.subscribe(channel));
-                    let answer = embedded.run(step, progress);
+                    let answer = embedded.run(step, progress)?;
                     #[cfg(test)]
                     embedded.answer_arrives().await;
-                    (answer?, &embedded.subscriber)
+                    channel.inspect(|channel| embedded.subscriber.on_subscribed(channel));
+                    Ok(answer)
                 }
-            };
-            channel.inspect(|channel| subscriber.on_subscribed(channel));
-            Ok(answer)
+            }
         }
     }
 

@@ -65,7 +65,7 @@ const SCAN_COUNT: usize = 500;
 
 pub(crate) struct Redis {
     topology: Topology,
-    pub(super) subscriber: SharedSubscriber,
+    subscriber: SharedSubscriber,
     pub(super) suspects: Arc<Suspects>,
     pub(super) response_timeout: Duration,
 }
@@ -114,7 +114,16 @@ impl Redis {
         progress: &'a Progress,
     ) -> Result<Boxed<'a, Result<RawAnswer>>> {
         let request = CommandRequest::for_step(&self.topology, step, channel, delivery, progress)?;
-        Ok(request.send_with_retries(self.response_timeout))
+        let sending = request.send_with_retries(self.response_timeout);
+        Ok(match channel {
+            None => sending,
+            // Boxed again, so that steps without a subscription do not keep a channel.
+            Some(channel) => Box::pin(async move {
+                let answer = sending.await?;
+                self.subscriber.on_subscribed(channel);
+                Ok(answer)
+            }),
+        })
     }
 
     pub(crate) async fn run_once<R: Send>(
