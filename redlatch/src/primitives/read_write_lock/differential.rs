@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::hold::{Hold, Transferred};
 use crate::lease::Expiry;
 use crate::name::ReadWriteKeys;
-use crate::primitives::differential::{TransferMove, assert_equivalent, hold, lease, time};
+use crate::primitives::differential::{TransferMove, assert_equivalent_times, hold, lease, time};
 use crate::primitives::lock::{AcquireParams, Rules as _};
 use crate::step::Outcome;
 
@@ -141,7 +141,8 @@ fn writer(owner: u8, prefers: bool) -> (Hold, Write) {
 #[test]
 fn lua_and_rules_agree() {
     let mut reached = BTreeSet::new();
-    assert_equivalent(moves(), async |harness, one| match one.clone() {
+    // A writer seldom reads as well.
+    assert_equivalent_times(3, moves(), async |harness, one| match one.clone() {
         Move::Acquire {
             side,
             owner,
