@@ -51,6 +51,8 @@ pub(crate) struct Child {
     in_foreground: bool,
     /// Whether a signal that asks CMD to end was forwarded to it.
     end_requested: bool,
+    /// Whether CMD was ended because another client has asked for the lock.
+    pub(crate) ended_for_request: bool,
     /// Descendants that [`stop_all`](Child::stop_all) stopped.
     stopped_pids: HashSet<Pid>,
     /// When [`end`](Child::end) sends SIGKILL. `None` until its first call; `Some(None)` means never,
@@ -96,6 +98,7 @@ impl Child {
             terminal,
             in_foreground,
             end_requested: false,
+            ended_for_request: false,
             stopped_pids: HashSet::new(),
             kill_at: None,
         })

@@ -26,7 +26,7 @@ pub(crate) struct Line<R> {
     pub(crate) reply: Option<R>,
 }
 
-/// What is to be written next.
+/// What a stream writes next.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next<R> {
     Line(Line<R>),
@@ -54,7 +54,7 @@ impl<R> LineQueue<R> {
         self.waiting.push_back(line);
     }
 
-    /// Removes what is to be written next.
+    /// Removes what the stream writes next.
     pub(crate) fn next(&mut self) -> Option<Next<R>> {
         if let Some(line) = self.waiting.pop_front() {
             self.bytes -= line.text.len();

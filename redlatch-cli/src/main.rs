@@ -124,9 +124,10 @@ fn exit_code(result: Result<u8, Failure>) -> ExitCode {
 }
 
 fn dispatch(args: Args) -> Result<u8, Failure> {
+    // Before CMD may use up the system's threads.
+    STDERR.start();
     // CMD is killed when the thread that started it ends (see `child`). So everything runs on this
     // thread, which lives as long as the process.
-    STDERR.start();
     let runtime = runtime()?;
     let code = runtime.block_on(async {
         match args.command {

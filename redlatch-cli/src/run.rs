@@ -174,14 +174,12 @@ pub(crate) async fn run_cmd(
     let mut child = Child::start(cmd, &held_lock, signals)
         .map_err(|error| Failure::system("cannot start a process", &error))?;
     let asked = held_lock.take_asked();
-    let (unfinished, asked) = match supervise(&mut child, &held_lock, asked, client, cmd, signals)
-        .await
-    {
-        Ok(RunOutcome::CmdEnded { status, asked }) => {
+    let unfinished = match supervise(&mut child, &held_lock, asked, client, cmd, signals).await {
+        Ok(RunOutcome::CmdEnded(status)) => {
             once::finish(once_run, &names, once::outcome(status)).await;
             let ended = CmdEnd::Ended {
                 code: exit_code(status),
-                asked: asked && !child.end_requested(),
+                asked: child.ended_for_request && !child.end_requested(),
             };
             match held_lock.unlock().await {
                 Ok(()) => {
@@ -197,19 +195,19 @@ pub(crate) async fn run_cmd(
                     return Ok(ended);
                 }
             }
-            (None, asked)
+            None
         }
-        Ok(RunOutcome::Lost { loss, asked }) => {
+        Ok(RunOutcome::Lost(loss)) => {
             let kill_after = duration::short(cmd.kill_after);
             stderr!("{names}: lost: {loss}; ending CMD: SIGTERM now, SIGKILL after {kill_after}");
-            (once_run, asked)
+            once_run
         }
         Err(error) => {
             child.end(true, true, cmd.kill_after, signals).await;
             return Err(Failure::system("cannot wait for CMD", &error));
         }
     };
-    let cmd_ended = child.has_ended() && !asked;
+    let cmd_ended = child.has_ended() && !child.ended_for_request;
     // Even if CMD itself has ended: its children still rely on the lock.
     child.end(true, false, cmd.kill_after, signals).await;
     if let Some(remaining) = child.remaining() {
@@ -333,23 +331,8 @@ async fn holder_text(client: &Client, name: &str) -> Option<String> {
 
 enum RunOutcome {
     /// CMD has ended, and no process is left that needs the lock.
-    CmdEnded {
-        status: WaitStatus,
-        /// Another client has asked for the lock.
-        asked: bool,
-    },
-    Lost {
-        loss: Loss,
-        /// Another client has asked for the lock, and so CMD was being ended.
-        asked: bool,
-    },
-}
-
-impl RunOutcome {
-    fn lost(loss: Loss) -> RunOutcome {
-        let asked = false;
-        RunOutcome::Lost { loss, asked }
-    }
+    CmdEnded(WaitStatus),
+    Lost(Loss),
 }
 
 /// Waits until CMD ends, or the lock is lost, whichever is first. `asked`: completes when another client asks for the lock, which
@@ -378,13 +361,13 @@ async fn supervise(
         tokio::select! {
             // After a pause of this process, several events may be ready. A loss comes first.
             biased;
-            lost = held_lock.lost() => return Ok(RunOutcome::lost(lost)),
+            lost = held_lock.lost() => return Ok(RunOutcome::Lost(lost)),
             caught = signals.next() => match caught {
                 Caught::Stop if signals::can_stop() => {
                     child.stop_all();
                     signals::stop();
                     if let Some(loss) = held_lock.check_loss(client).await {
-                        return Ok(RunOutcome::lost(loss));
+                        return Ok(RunOutcome::Lost(loss));
                     }
                     child.continue_all();
                 }
@@ -399,23 +382,19 @@ async fn supervise(
             },
         }
     };
-    let ended = RunOutcome::CmdEnded {
-        status,
-        asked: false,
-    };
     if !child.ended_by_signal(status) {
-        return Ok(ended);
+        return Ok(RunOutcome::CmdEnded(status));
     }
     // CMD's children may still need time to end.
     let send_term = !child.children_were_signaled(status);
     let count_remaining = child.descendant_counter();
     tokio::select! {
         biased;
-        lost = held_lock.lost() => return Ok(RunOutcome::lost(lost)),
+        lost = held_lock.lost() => return Ok(RunOutcome::Lost(lost)),
         () = child.end(send_term, true, cmd.kill_after, signals) => {}
         never = report_remaining(held_lock.names(), cmd, count_remaining) => match never {},
     }
-    Ok(ended)
+    Ok(RunOutcome::CmdEnded(status))
 }
 
 /// Ends CMD and its child processes, because another client asks for the lock.
@@ -425,6 +404,7 @@ async fn end_asked(
     cmd: &Cmd,
     signals: &mut Signals,
 ) -> std::io::Result<RunOutcome> {
+    child.ended_for_request = true;
     let kill_after = duration::short(cmd.kill_after);
     stderr!(
         "{}: asked to release it; ending CMD: SIGTERM now, SIGKILL after {kill_after}",
@@ -432,16 +412,12 @@ async fn end_asked(
     );
     tokio::select! {
         biased;
-        loss = held_lock.lost() => {
-            let asked = true;
-            return Ok(RunOutcome::Lost { loss, asked });
-        }
+        lost = held_lock.lost() => return Ok(RunOutcome::Lost(lost)),
         () = child.end(true, true, cmd.kill_after, signals) => {}
     }
     let status = child.status();
     let status = status.ok_or_else(|| std::io::Error::other("the end of CMD is unknown"))?;
-    let asked = true;
-    Ok(RunOutcome::CmdEnded { status, asked })
+    Ok(RunOutcome::CmdEnded(status))
 }
 
 /// Reports once that processes outlive CMD.

@@ -6,7 +6,7 @@
 //!    pending there, so that SIGCONT discards the stop signals before it.
 //! 2. A blocked signal is received even if it is ignored. So signals that were ignored when this
 //!    process started stay ignored, and CMD inherits that. Before [`exec`](crate::exec) becomes
-//!    CMD, it unblocks what is blocked here.
+//!    CMD, it unblocks the signals that this module has blocked.
 //! 3. A thread whose SIGTTOU is blocked writes to its terminal also from the background.
 //!
 //! No signal that can be caught may end or stop `redlatch` without CMD. Otherwise CMD would

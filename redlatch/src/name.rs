@@ -70,10 +70,11 @@ const UNLOCK_LATCH: &str = "redisson_unlock_latch";
 /// [`FencedKeys`], [`GroupKeys`], [`ReadWriteKeys`] and [`PermitKeys`].
 #[derive(Debug)]
 pub(crate) struct ObjectKeys {
-    /// The name with the client's prefix, which is this long.
-    full_name: String,
+    /// Length of the client's prefix.
     prefix_len: usize,
     key: String,
+    /// The name with the prefix, unless that is the key: see [`GroupKeys`].
+    shown: Option<String>,
     channel: String,
     layout: KeyLayout,
     /// Why the name is invalid, if it is. Every operation reports it, because creating a handle cannot
@@ -131,7 +132,7 @@ impl ObjectKeys {
             invalid: invalid_reason(&key, name),
             identity: None,
             hash: hash_of(&key),
-            full_name: key.clone(),
+            shown: None,
             prefix_len: prefix.len(),
             channel,
             layout,
@@ -151,12 +152,12 @@ impl ObjectKeys {
     }
 
     pub(crate) fn name(&self) -> &str {
-        self.full_name.get(self.prefix_len..).unwrap_or_default()
+        self.full_name().get(self.prefix_len..).unwrap_or_default()
     }
 
     /// Returns the name with the client's prefix, for log events.
     pub(crate) fn full_name(&self) -> &str {
-        &self.full_name
+        self.shown.as_deref().unwrap_or(&self.key)
     }
 
     pub(crate) fn key(&self) -> &str {
@@ -317,7 +318,7 @@ impl GroupKeys {
         // Equals no other key, because no name has a NUL.
         let identity = [&object.key, "\0", value].concat();
         let shown: String = shown.escape_debug().take(MAX_SHOWN_CHARS).collect();
-        object.full_name = format!("{prefix}{group}[{shown}]");
+        object.shown = Some(format!("{prefix}{group}[{shown}]"));
         object.hash = hash_of(&identity);
         object.identity = Some(identity);
         GroupKeys {
@@ -723,7 +724,7 @@ mod tests {
     fn values_are_shown_in_one_short_line() {
         let shown = |value: &str| {
             let keys = GroupKeys::new("", "g", "field", value);
-            keys.object.full_name.clone()
+            keys.object.full_name().to_owned()
         };
         assert_eq!(shown("größe\nERROR"), "g[größe\\nERROR]");
         assert_eq!(shown(&"a".repeat(1000)).len(), "g[]".len() + 64);

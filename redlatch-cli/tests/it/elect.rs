@@ -10,7 +10,12 @@ const LEADS: &str = "echo $REDLATCH_EPOCH $$; cat; exit 7";
 
 /// Starts a candidate. Its CMD is the shell script [`LEADS`].
 fn candidate(options: &[&str], name: &str) -> Running {
-    let args = [&["elect"], options, &[name, "--", "sh", "-c", LEADS]].concat();
+    candidate_with(LEADS, options, name)
+}
+
+/// Starts a candidate with this script as its CMD.
+fn candidate_with(script: &str, options: &[&str], name: &str) -> Running {
+    let args = [&["elect"], options, &[name, "--", "bash", "-c", script]].concat();
     Running::start(redlatch(shared(), &args))
 }
 
@@ -137,9 +142,8 @@ fn leader_that_is_asked_resigns_and_campaigns_again() {
 fn revoked_leader_campaigns_again() {
     let name = unique("elect");
     let script = format!("(trap '' TERM; {IDLE_SCRIPT}) & echo $REDLATCH_EPOCH $$; cat; exit 7");
-    let args = ["elect", "--watchdog", "6s", "--kill-after", "4s"];
-    let args = [&args[..], &[&name, "--", "bash", "-c", &script]].concat();
-    let leader = Running::start(redlatch(shared(), &args));
+    let options = ["--watchdog", "6s", "--kill-after", "4s"];
+    let leader = candidate_with(&script, &options, &name);
     until_led(&leader, 1);
     finish(redlatch(shared(), &["unlock", "--revoke", "1s", &name])).expect(0);
     until_led(&leader, 2);
@@ -152,9 +156,8 @@ fn revoked_leader_campaigns_again() {
 fn process_that_was_asked_to_end_does_not_campaign_again() {
     let name = unique("elect");
     let script = format!("trap 'echo asked' TERM; echo $REDLATCH_EPOCH $$; {IDLE_SCRIPT}");
-    let args = ["elect", "--watchdog", "6s", "--kill-after", "0s"];
-    let args = [&args[..], &[&name, "--", "bash", "-c", &script]].concat();
-    let leader = Running::start(redlatch(shared(), &args));
+    let options = ["--watchdog", "6s", "--kill-after", "0s"];
+    let leader = candidate_with(&script, &options, &name);
     let (_, cmd) = until_led(&leader, 1);
     leader.signal(Signal::TERM);
     leader.until_stdout("asked\n");

@@ -72,17 +72,14 @@ forward! { [Leadership] "crate::Leadership" {
 impl Leadership {
     /// Blocks until it is lost, at most this long: [`crate::Leadership::lost`]. Returns whether it is lost.
     pub fn lost(&self, wait: Duration) -> Result<bool> {
-        let lost = self.inner.lost();
-        let waiting = async move { tokio::time::timeout(wait, lost).await };
-        Ok(self.worker.run(waiting)?.is_ok() || !self.is_valid())
+        let is_lost = self.worker.completes_within(wait, self.inner.lost())?;
+        Ok(is_lost || !self.is_valid())
     }
 
     /// Blocks until another client asks the leader to resign, at most this long:
     /// [`crate::Leadership::asked`]. Returns whether it has asked.
     pub fn asked(&self, wait: Duration) -> Result<bool> {
-        let asked = self.inner.asked();
-        let waiting = async move { tokio::time::timeout(wait, asked).await };
-        Ok(self.worker.run(waiting)?.is_ok())
+        self.worker.completes_within(wait, self.inner.asked())
     }
 
     /// Replaces the value that observers see: [`crate::Leadership::proclaim`].

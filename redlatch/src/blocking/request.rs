@@ -263,9 +263,8 @@ impl<R: Acquirable + HasLease> Guard<R> {
     /// # Ok(()) }
     /// ```
     pub fn lost(&self, wait: Duration) -> Result<bool> {
-        let lost = self.inner.lost();
-        let waiting = async move { tokio::time::timeout(wait, lost).await };
-        Ok(self.worker.run(waiting)?.is_ok() || !self.is_valid())
+        let is_lost = self.worker.completes_within(wait, self.inner.lost())?;
+        Ok(is_lost || !self.is_valid())
     }
 }
 

@@ -30,8 +30,6 @@ impl<K: Revocable> Guard<crate::Lock<K>> {
     /// # }
     /// ```
     pub fn asked(&self, wait: Duration) -> Result<bool> {
-        let asked = self.inner.asked();
-        let waiting = async move { tokio::time::timeout(wait, asked).await };
-        Ok(self.worker.run(waiting)?.is_ok())
+        self.worker.completes_within(wait, self.inner.asked())
     }
 }

@@ -131,6 +131,16 @@ impl Worker {
         self.process != process || self.members.iter().any(|member| member.process != process)
     }
 
+    /// Blocks until `event` completes, at most this long. Returns whether it has completed.
+    pub(super) fn completes_within(
+        &self,
+        wait: Duration,
+        event: impl Future<Output = ()> + Send + 'static,
+    ) -> Result<bool> {
+        let waiting = async move { tokio::time::timeout(wait, event).await };
+        Ok(self.run(waiting)?.is_ok())
+    }
+
     /// Runs `work` in the runtime and blocks until it is done. Unlike `block_on`, it works in the
     /// context of any other runtime.
     pub(super) fn run<F>(&self, work: F) -> Result<F::Output>

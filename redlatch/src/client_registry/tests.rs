@@ -9,8 +9,7 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
-use super::{FIRST_PAUSE, LONGEST_PAUSE};
-use super::{RequestInfo, Role};
+use super::{FIRST_PAUSE, LONGEST_PAUSE, RequestInfo, Role};
 use crate::error::Loss;
 use crate::inspect::{ObjectState, RegistryEntry, WaitingOwner};
 use crate::name::{KeyLayout, ObjectKeys, client_key};

@@ -61,13 +61,16 @@ const URL_FORMS: &str = "redis://host:port, redis+unix:///path, redis+sentinel:/
 
 /// Parses the URL of a store on servers, and combines it with the builder's options.
 pub(super) fn parse(url: &str, options: &ConnectOptions) -> Result<ParsedUrl> {
-    let parts = UrlParts::parse(url)?;
+    combine(&UrlParts::parse(url)?, options)
+}
+
+fn combine(parts: &UrlParts<'_>, options: &ConnectOptions) -> Result<ParsedUrl> {
     let tls = tls(parts.use_tls, options)?;
     let (deployment, db) = match parts.form {
-        Form::Single => single(&parts)?,
-        Form::Unix => unix(&parts)?,
-        Form::Sentinel => sentinel(&parts, &options.sentinel_login, tls.clone())?,
-        Form::Cluster => cluster(&parts)?,
+        Form::Single => single(parts)?,
+        Form::Unix => unix(parts)?,
+        Form::Sentinel => sentinel(parts, &options.sentinel_login, tls.clone())?,
+        Form::Cluster => cluster(parts)?,
     };
     let config = ConnectionConfig::new(&parts.login()?, db, &options.login, tls)?;
     Ok(ParsedUrl { deployment, config })
@@ -117,8 +120,8 @@ impl PublicUrl {
                 ..PublicUrl::default()
             });
         }
-        parse(url, &with_password_from_elsewhere())?;
         let parts = UrlParts::parse(url)?;
+        combine(&parts, &with_password_from_elsewhere())?;
         let (login, sentinel_login) = (parts.login()?, parts.sentinel_login()?);
         let credentials = match parts.credentials.split_once(':') {
             Some((user, _)) => user,
