@@ -13,6 +13,10 @@
 //! 2. All or nothing: the state means what it meant before, or what it means after the whole step. [`meaning`] is
 //!    what counts: owners and what they hold, numbers, permits, terms, records.
 //! 3. A script that replies as if nothing had been refused has done everything.
+//! 4. While a slot of a cluster moves, its new node has some of the keys, and executes a script that has declared only keys
+//!    that are there. A key that the script has not declared may then be missing. Unless the script is marked as one that
+//!    finds keys by itself, it leaves the names in its other undeclared keys as they are, or as the whole step leaves them:
+//!    a waiter without a timeout has not timed out.
 //!
 //! What may stay or be missing, because it means nothing by itself, or repairs itself: a token or an epoch that no acquisition
 //! has; an expiry that is later, at most that of the whole step; a count of an owner that already holds the lock, because
@@ -43,7 +47,8 @@ pub(super) type Dump = BTreeMap<String, (DumpedValue, i64)>;
 /// Runs `step`, a function around a script, with each of its calls refused in turn. Behind `dump`.
 ///
 /// Returns the state before, the state after the step, its reply, and for each refusal: the command and the key or channel
-/// that are refused, '' for any; the reply; the state.
+/// that are refused, '' for any; the reply; the state. Then the same for each undeclared key that the step misses, with
+/// [`ABSENT`] for the command.
 const REFUSE: &str = "
 local live, saved = redis, {}
 -- With the times of expiry, and not what is left: the attempts take time, in which the keys grow older.
@@ -118,6 +123,7 @@ local function run()
 end
 
 local before, all, seen = dump(), { run() }, {}
+local whole = calls
 local function refuse(a, b)
     if #all < MAX and not seen[a .. ' ' .. b] and a .. b ~= '' then
         seen[a .. ' ' .. b] = true
@@ -125,14 +131,30 @@ local function refuse(a, b)
         table.insert(all, run())
     end
 end
-for _, call in ipairs(calls) do
+for _, call in ipairs(whole) do
     local name, key = unpack(call)
     refuse(name, '')
     refuse('', key)
     refuse(name, key)
 end
+command, subject = nil, ''
+for _, key in ipairs(KEYS) do
+    seen[key] = true
+end
+for _, call in ipairs(whole) do
+    local key = call[2]
+    if not seen[key] and live.call('DEL', key) == 1 then
+        seen[key] = true
+        local run_without = run()
+        run_without[1], run_without[2] = 'ABSENT', key
+        table.insert(all, run_without)
+    end
+end
 return { before, all }
 ";
+
+/// Stands for a command in the runs in which a key was missing.
+const ABSENT: &str = "ABSENT";
 
 /// Of the runs of each script, so many at first are tried with refusals, and then one of so many.
 const ALWAYS: u32 = 100;
@@ -174,8 +196,14 @@ impl Coverage {
     /// Checks the rules for a step, whose first run is that in which nothing was refused.
     pub(super) fn check<S: Step>(step: &S, before: &Dump, runs: &[Run]) {
         let (complete, refused) = runs.split_first().expect("one run at least");
+        let source = step.script().source();
         for run in refused {
-            if let Err(fault) = check_run(step.script().source(), before, complete, run) {
+            let checked = match run.command.as_str() {
+                ABSENT if step.script().has_undeclared_keys() => Ok(()),
+                ABSENT => check_absent(&step.keys(), before, complete, run),
+                _ => check_run(source, before, complete, run),
+            };
+            if let Err(fault) = checked {
                 let Run {
                     command, subject, ..
                 } = run;
@@ -184,7 +212,7 @@ impl Coverage {
                     run.reply,
                     run.state,
                     complete.state,
-                    step.script().source()
+                    source
                 );
             }
         }
@@ -249,6 +277,36 @@ fn check_run(source: &str, before: &Dump, complete: &Run, run: &Run) -> Result<(
         return Err("the reply is that of the whole step, which was not done".into());
     }
     Ok(())
+}
+
+/// Checks the undeclared keys after a run in which one of them was missing.
+fn check_absent(
+    declared: &[&str],
+    before: &Dump,
+    complete: &Run,
+    run: &Run,
+) -> Result<(), String> {
+    fn names<'a>(state: &'a Dump, key: &str) -> Option<Vec<&'a String>> {
+        state.get(key).map(|(value, _)| names_in(value))
+    }
+    let is_other = |key: &&String| **key != run.subject && !declared.contains(&key.as_str());
+    for key in before.keys().filter(is_other) {
+        let now = names(&run.state, key);
+        if now != names(before, key) && now != names(&complete.state, key) {
+            return Err(format!("{key} is changed"));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the fields, members or elements of a value.
+fn names_in(value: &DumpedValue) -> Vec<&String> {
+    match value {
+        DumpedValue::Hash(fields) => fields.keys().collect(),
+        DumpedValue::Text(text) => vec![text],
+        DumpedValue::List(elements) => elements.iter().collect(),
+        DumpedValue::Timestamps(members) => members.keys().collect(),
+    }
 }
 
 /// Returns whether a key has no expiry by design: the whole step leaves it without one.

@@ -265,10 +265,7 @@ impl HoldKind for Fair {
             params,
             script: rules::reassign_script(),
             channel: self.keys.object.channel(),
-            wake: |keyspace: &mut Keyspace| {
-                let woken = FairQueue::new(keyspace, &self.keys).wake_next(false);
-                woken.map(drop)
-            },
+            wake: |keyspace: &mut Keyspace| FairQueue::new(keyspace, &self.keys).wake_waiting(),
             of_writer: false,
         }))
     }

@@ -79,6 +79,15 @@ local function wake_head(channel)
     return position == 0
 end
 
+-- Wakes the next owner, without changing the queue.
+local function wake_waiting(channel)
+    if redis.call('EXISTS', KEYS[2]) == 0 then
+        wake_unqueued(channel)
+    else
+        wake_head(channel)
+    end
+end
+
 local function is_connected(channel, owner)
     return redis.call('PUBSUB', 'NUMSUB', channel .. ':' .. owner)[2] > 0
 end

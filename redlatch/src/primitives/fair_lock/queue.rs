@@ -328,6 +328,15 @@ impl<'a> FairQueue<'a> {
         Ok(position == 0)
     }
 
+    /// Wakes the next owner, without changing the queue.
+    pub(super) fn wake_waiting(&mut self) -> Result<()> {
+        if self.is_empty()? {
+            self.wake_unqueued();
+            return Ok(());
+        }
+        self.wake_head().map(drop)
+    }
+
     /// Wakes the next owner: the head of the queue, or waiters that do not queue if it is empty. If this step has
     /// released the lock, it is granted to the head if possible. Returns the head if it did not receive the message.
     pub(super) fn wake_next(&mut self, released: bool) -> Result<Option<String>> {

@@ -418,7 +418,7 @@ pub(super) fn renew(
 ) -> Result<Renewed> {
     let renewed = reentrant::renew(keyspace, hold, lease)?;
     if was_deleted(keyspace, renewed.is_held(), &hold.object) {
-        FairQueue::new(keyspace, keys).wake_next(false)?;
+        FairQueue::new(keyspace, keys).wake_waiting()?;
     }
     Ok(renewed)
 }
