@@ -261,9 +261,11 @@ fn hold_begun(history: &History, section: &Section) -> Time {
     let mut same_hold: Vec<&Section> = same_hold.collect();
     same_hold.sort_by_key(|one| std::cmp::Reverse(one.requested));
     same_hold.iter().fold(section.requested, |begun, one| {
+        // A lost hold was valid for longer than its guard was last seen to be, at most until the loss was reported.
         let overlaps = one
             .held_span()
-            .is_some_and(|(_, end)| one.requested <= begun && begun <= end);
+            .map(|(_, end)| Some(end).max(one.loss_reported))
+            .is_some_and(|end| one.requested <= begun && Some(begun) <= end);
         if overlaps { one.requested } else { begun }
     })
 }
@@ -569,6 +571,10 @@ mod tests {
         assert_eq!(with(outer.clone()), []);
         let ended = of_owner(section("a", 0, 900));
         assert_eq!(with(ended), [Rule::LostBeforeExpiry, Rule::AvoidableLoss]);
+        // It was re-entered just before it was lost.
+        let mut outer = of_owner(lost(5000, "Lost(Revoked)"));
+        outer.valid_until = Some(900 * MS);
+        assert_eq!(with(outer), []);
     }
 
     #[test]
