@@ -241,9 +241,11 @@ fn requests_since(history: &History, section: &Section) -> Time {
         .filter(|&(end, _)| end <= begun)
         .max_by_key(|&(end, _)| end);
     let release_may_be_lost = |&(end, _): &(Time, &Section)| {
-        let mut losses = history.data_losses.iter();
+        let losses = history.data_losses.iter();
+        let losses = losses.map(|loss| (loss.from, loss.until));
+        let mut losses = losses.chain(history.failovers.iter().copied());
         let mut moves = history.slot_moves.iter();
-        losses.any(|loss| loss.from <= end && end <= loss.until + nanos(MARGIN))
+        losses.any(|(from, until)| from <= end && end <= until + nanos(MARGIN))
             || moves.any(|&(from, until)| from <= end && end <= until)
     };
     before
@@ -597,6 +599,11 @@ mod tests {
         };
         let too_early = [Rule::LostBeforeExpiry, Rule::AvoidableLoss];
         assert_eq!(with(&before, &next, 4600), []);
+        // The promoted replica had all acquisitions.
+        let mut lossless = history(vec![before.clone(), next.clone(), revocation(500, 4000)]);
+        assert_eq!(rules(&lossless, Losses::None), too_early);
+        lossless.failovers.push((0, 4600 * MS));
+        assert_eq!(rules(&lossless, Losses::None), []);
         // The new master had the release.
         assert_eq!(with(&before, &next, 1000), too_early);
         // The hold was lost for another reason.

@@ -67,10 +67,15 @@ impl Fault {
     pub(crate) fn run(&self, context: &mut Context, duration: Duration) -> Result<()> {
         let (from, before) = (now(), context.deployment.masters());
         (self.inject)(context, duration).map_err(|error| format!("{}: {error}", self.name))?;
-        if !self.lossless_failover && context.deployment.masters() != before {
-            lock(&context.history).data_losses.push(DataLossWindow {
+        if context.deployment.masters() == before {
+            return Ok(());
+        }
+        let (mut history, until) = (lock(&context.history), now());
+        history.failovers.push((from, until));
+        if !self.lossless_failover {
+            history.data_losses.push(DataLossWindow {
                 from,
-                until: now(),
+                until,
                 loss: DataLoss::UNREPLICATED,
             });
         }

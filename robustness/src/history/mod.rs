@@ -35,6 +35,9 @@ pub struct History {
     pub windows: Vec<FaultWindow>,
     /// Times in which the store lost data.
     pub data_losses: Vec<DataLossWindow>,
+    /// When a replica was promoted, at some moment of each time. It has all acquisitions that replicas confirmed, but may
+    /// lack releases.
+    pub failovers: Vec<(Time, Time)>,
     /// Names of locks on a server that could not be reached.
     pub unreachable_names: BTreeSet<String>,
     /// Times in which slots moved.
