@@ -209,10 +209,7 @@ impl Coverage {
                 } = run;
                 panic!(
                     "{fault} if `{command} {subject}` is refused\nreply: {}\nbefore: {before:#?}\nafter: {:#?}\ncomplete: {:#?}\nscript:\n{}",
-                    run.reply,
-                    run.state,
-                    complete.state,
-                    source
+                    run.reply, run.state, complete.state, source
                 );
             }
         }
@@ -280,12 +277,7 @@ fn check_run(source: &str, before: &Dump, complete: &Run, run: &Run) -> Result<(
 }
 
 /// Checks the undeclared keys after a run in which one of them was missing.
-fn check_absent(
-    declared: &[&str],
-    before: &Dump,
-    complete: &Run,
-    run: &Run,
-) -> Result<(), String> {
+fn check_absent(declared: &[&str], before: &Dump, complete: &Run, run: &Run) -> Result<(), String> {
     fn names<'a>(state: &'a Dump, key: &str) -> Option<Vec<&'a String>> {
         state.get(key).map(|(value, _)| names_in(value))
     }
