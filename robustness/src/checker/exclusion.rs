@@ -10,6 +10,7 @@
 //! 5. Any other overlap is a violation: [`Rule::AcquiredBeforeExpiry`] if the earlier holder was killed or is a ticket,
 //!    else [`Rule::Exclusion`].
 
+use super::losses::revoked_from;
 use super::violation::{Rule, Violation};
 use crate::clock::{Time, millis};
 use crate::history::{History, Mode, PERMITS, Section};
@@ -109,8 +110,11 @@ impl<'a> Span<'a> {
             killed && section.release_started.is_none() && section.loss_reported.is_none();
         let (from, valid_until) = (section.acquired?, section.valid_until?);
         let until = match is_dead {
-            true => section
-                .kept_until
+            // Its client may have lost and released it because it was revoked, and was killed before it said so.
+            true => [section.kept_until, revoked_from(history, section)]
+                .into_iter()
+                .flatten()
+                .min()
                 .map_or(valid_until, |kept| kept.max(valid_until)),
             false => valid_until,
         };
@@ -275,6 +279,17 @@ mod tests {
         let mut loss_reported = taken_from_the_dead(500);
         loss_reported.sections[0].loss_reported = Some(9 * MS);
         assert!(check(&loss_reported).is_empty());
+        // A hold that was revoked is kept until the limit.
+        let revoked = |at| {
+            let mut revoked = taken_from_the_dead(at);
+            let mut request = section("a", 5, 5);
+            request.request.mode = Mode::Ask(Some(1200 * MS));
+            (request.valid_until, request.kept_until) = (None, None);
+            revoked.sections.push(request);
+            check(&revoked).len()
+        };
+        // From a third of a lease before it.
+        assert_eq!([revoked(200), revoked(205)], [1, 0]);
     }
 
     #[test]

@@ -206,13 +206,16 @@ fn was_revoked(history: &History, section: &Section) -> bool {
     else {
         return false;
     };
+    revoked_from(history, section).is_some_and(|from| from <= lost_at)
+}
+
+/// Returns when the hold of a section may be lost at the earliest because it was revoked, if it was.
+pub(super) fn revoked_from(history: &History, section: &Section) -> Option<Time> {
     // The members of a multi-lock are asked one by one.
     let names = locks_of(&section.request.name);
     let requests_since = requests_since(history, section);
-    history.sections.iter().any(|request| {
-        let Some(limit) = revocation_limit(request) else {
-            return false;
-        };
+    let limits = history.sections.iter().filter_map(|request| {
+        let limit = revocation_limit(request)?;
         // Without an answer, the store may execute the request at any later time.
         let is_refused = request.answered.is_some() && request.acquired.is_none();
         let has_effect = !is_refused || request.failed.is_some();
@@ -222,8 +225,9 @@ fn was_revoked(history: &History, section: &Section) -> bool {
                 .is_none_or(|answered| requests_since <= answered);
         // The client counts the limit from when it sent its own request to the store.
         let earliest = request.requested + limit - history.lease / 3;
-        has_effect && is_of_section && request.requested <= lost_at && earliest <= lost_at
-    })
+        (has_effect && is_of_section).then_some(earliest.max(request.requested))
+    });
+    limits.min()
 }
 
 /// Returns since when requests to release may concern the hold of a section.
