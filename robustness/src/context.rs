@@ -12,7 +12,7 @@ use crate::clock::now;
 use crate::deployment::Deployment;
 use crate::final_check::set_permits_blocking;
 use crate::history::{DataLoss, DataLossWindow, FaultWindow, History};
-use crate::names::locks_of;
+use crate::names::{key_of, locks_of};
 use crate::processes::{Processes, lock};
 use crate::random::Random;
 use crate::worker::WorkerOptions;
@@ -82,7 +82,7 @@ impl Context {
         let mut masters = BTreeMap::new();
         names.retain(|name| {
             locks_of(name).iter().any(|name| {
-                let slot = cluster.slot_of(name);
+                let slot = cluster.slot_of(key_of(name));
                 *masters
                     .entry(slot)
                     .or_insert_with(|| cluster.master_of_slot(slot))
@@ -100,7 +100,12 @@ impl Context {
     }
 
     pub(crate) fn names(&self) -> Vec<String> {
-        self.worker.all_names()
+        let mut keys: Vec<String> = self.worker.all_names();
+        for key in &mut keys {
+            *key = key_of(key).to_owned();
+        }
+        keys.dedup();
+        keys
     }
 
     /// Lets time pass. If there is a schedule, other faults may happen meanwhile.

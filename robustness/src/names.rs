@@ -40,6 +40,14 @@ pub fn locks_of(name: &str) -> Vec<String> {
     }
 }
 
+/// Returns the key of a lock. The values of a group have one.
+pub(crate) fn key_of(name: &str) -> &str {
+    match name.split_once('.') {
+        Some((group, _)) if name.starts_with("group:") => group,
+        _ => name,
+    }
+}
+
 /// Returns the locks that are requested together for a name, all or none. A RedLock does not need
 /// all.
 pub(crate) fn members_of(name: &str) -> Vec<String> {
@@ -69,4 +77,19 @@ pub(crate) fn contended_names(many: usize) -> Vec<String> {
     kinds
         .map(|(number, kind)| format!("{kind}:contended-{number}"))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_of_a_group_have_one_key() {
+        let keys: Vec<String> = locks_of("group:3")
+            .iter()
+            .map(|name| key_of(name).to_owned())
+            .collect();
+        assert_eq!(keys, ["group:3", "group:3"]);
+        assert_eq!(key_of("lock:0.1"), "lock:0.1");
+    }
 }
