@@ -55,6 +55,8 @@ pub(crate) struct Child {
     pub(crate) ended_for_request: bool,
     /// Descendants that [`stop_all`](Child::stop_all) stopped.
     stopped_pids: HashSet<Pid>,
+    /// Whether [`kill_stopped`](Child::kill_stopped) has killed the processes.
+    is_killed: bool,
     /// When [`end`](Child::end) sends SIGKILL. `None` until its first call; `Some(None)` means never,
     /// because that time is beyond the range of the clock.
     kill_at: Option<Option<Instant>>,
@@ -100,6 +102,7 @@ impl Child {
             end_requested: false,
             ended_for_request: false,
             stopped_pids: HashSet::new(),
+            is_killed: false,
             kill_at: None,
         })
     }
@@ -286,6 +289,18 @@ impl Child {
             }
             self.stopped_pids.clear();
         }
+    }
+
+    /// Kills the processes that [`stop_all`](Child::stop_all) has stopped, without continuing them.
+    pub(crate) fn kill_stopped(&mut self) {
+        self.kill();
+        self.is_killed = true;
+        self.kill_at = Some(Some(Instant::now()));
+    }
+
+    /// Returns whether [`kill_stopped`](Child::kill_stopped) was called.
+    pub(crate) fn is_killed(&self) -> bool {
+        self.is_killed
     }
 
     /// Returns whether a signal to CMD or to `redlatch` ended CMD. An exit code of 128 + n counts,

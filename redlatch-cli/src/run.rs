@@ -9,7 +9,8 @@
 //!    processes, and kills them after --kill-after.
 //! 5. If another client asks for the lock, ends CMD and its child processes, and then releases the lock.
 //! 6. If the lock is lost meanwhile, or the release finds it lost, ends CMD and its child processes,
-//!    and exits with [`exit::LOST`].
+//!    and exits with [`exit::LOST`]. Those that job control has stopped are killed: continued for
+//!    SIGTERM, they would work beside the next owner.
 
 use std::collections::HashSet;
 use std::convert::Infallible;
@@ -198,8 +199,14 @@ pub(crate) async fn run_cmd(
             None
         }
         Ok(RunOutcome::Lost(loss)) => {
-            let kill_after = duration::short(cmd.kill_after);
-            stderr!("{names}: lost: {loss}; ending CMD: SIGTERM now, SIGKILL after {kill_after}");
+            let how = match child.is_killed() {
+                true => "SIGKILL now".to_owned(),
+                false => format!(
+                    "SIGTERM now, SIGKILL after {}",
+                    duration::short(cmd.kill_after)
+                ),
+            };
+            stderr!("{names}: lost: {loss}; ending CMD: {how}");
             once_run
         }
         Err(error) => {
@@ -209,7 +216,8 @@ pub(crate) async fn run_cmd(
     };
     let cmd_ended = child.has_ended() && !child.ended_for_request;
     // Even if CMD itself has ended: its children still rely on the lock.
-    child.end(true, false, cmd.kill_after, signals).await;
+    let send_term = !child.is_killed();
+    child.end(send_term, false, cmd.kill_after, signals).await;
     if let Some(remaining) = child.remaining() {
         stderr!("{names}: these processes could not be ended and continue: {remaining}");
     }
@@ -367,6 +375,7 @@ async fn supervise(
                     child.stop_all();
                     signals::stop();
                     if let Some(loss) = held_lock.check_loss(client).await {
+                        child.kill_stopped();
                         return Ok(RunOutcome::Lost(loss));
                     }
                     child.continue_all();

@@ -310,9 +310,15 @@ fn stop_signal_stops_the_tree_and_sigcont_continues_it() {
 
 #[test]
 fn stopped_tree_that_lost_its_lock_never_continues() {
-    for by_force in [false, true] {
+    let cases = [
+        (false, String::new()),
+        (true, String::new()),
+        (true, stubborn_child("TERM")),
+    ];
+    for (by_force, child) in cases {
         let lease = if by_force { "1h" } else { "6s" };
-        let tree = ProcessTree::start(false, &["--watchdog", lease], FOREGROUND, "");
+        let options = ["--watchdog", lease, "--kill-after", "2s"];
+        let tree = ProcessTree::start(false, &options, FOREGROUND, &child);
         tree.signal(Signal::TSTP);
         tree.until_stopped();
         let work = || std::fs::metadata(tree.temp_dir.path("work")).map_or(0, |file| file.len());
