@@ -24,7 +24,7 @@ use crate::args::Cmd;
 use crate::exit::by_signal;
 use crate::held_lock::HeldLock;
 use crate::process_tree::{self, State};
-use crate::signals::{Caught, Signals};
+use crate::signals::{self, Caught, Signals};
 use crate::stderr;
 use crate::store_args;
 use crate::terminal::Terminal;
@@ -159,7 +159,8 @@ impl Child {
         wants_terminal || signal == Signal::TSTP || self.in_foreground
     }
 
-    /// Forwards a signal to CMD's group. After a signal that asks CMD to end, also continues CMD.
+    /// Forwards a signal to CMD's group. After a signal that asks CMD to end, also continues CMD. A stop
+    /// signal has no effect.
     pub(crate) fn forward(&mut self, caught: Caught) {
         match caught {
             Caught::End(signal) => {
@@ -169,7 +170,8 @@ impl Child {
                 self.send(Signal::CONT);
             }
             Caught::Other(signal) => self.send(signal),
-            Caught::Stop | Caught::Child => {}
+            Caught::Stop => signals::discard_stop(),
+            Caught::Child => {}
         }
     }
 

@@ -3,7 +3,8 @@
 //!
 //! 1. [`Signals`] blocks the signals that it catches, for this thread and for those that it starts.
 //!    A thread takes one from the system when this process waits for the next one. The others stay
-//!    pending there, so that SIGCONT discards the stop signals before it.
+//!    pending there. On Linux, a stop signal stays pending until [`stop`] lets it take effect, so that
+//!    SIGCONT discards it until then.
 //! 2. A blocked signal is received even if it is ignored. So signals that were ignored when this
 //!    process started stay ignored, and CMD inherits that. Before [`exec`](crate::exec) becomes
 //!    CMD, it unblocks the signals that this module has blocked.
@@ -17,7 +18,13 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, mpsc as blocking};
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal as Named};
-use rustix::process::{Signal, kill_process};
+#[cfg(target_os = "linux")]
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+#[cfg(target_os = "linux")]
+use rustix::event::{PollFd, PollFlags, poll};
+#[cfg(target_os = "linux")]
+use rustix::io::retry_on_intr;
+use rustix::process::{Signal, getpid, kill_process};
 use signal_hook::flag;
 use tokio::sync::mpsc;
 
@@ -151,10 +158,15 @@ impl Signals {
         let blocked = wanted.iter().filter(is_new).collect();
         let (requests, requested) = blocking::channel();
         let (sender, caught) = mpsc::unbounded_channel();
+        let pending = Pending::new(wanted).map_err(failure)?;
         let take = move || {
             // With `once`, they are taken although this process cannot react to the earlier ones.
             while !once.is_empty() || requested.recv().is_ok() {
-                let Ok(named) = wanted.wait() else { return };
+                let next = match once {
+                    [] => pending.next(),
+                    _ => wanted.wait().map_err(io::Error::from),
+                };
+                let Ok(named) = next else { return };
                 if ENDING.contains(&named) {
                     let _ = SigSet::from_iter(once.iter().copied()).thread_unblock();
                 }
@@ -198,7 +210,8 @@ impl Signals {
                 Caught::End(signal) => return signal,
                 Caught::Other(signal) if signal != Signal::WINCH => return signal,
                 Caught::Stop if can_stop() => stop(),
-                Caught::Stop | Caught::Child | Caught::Other(_) => {}
+                Caught::Stop => discard_stop(),
+                Caught::Child | Caught::Other(_) => {}
             }
         }
     }
@@ -222,9 +235,70 @@ pub(crate) fn can_stop() -> bool {
     !process_tree::is_group_orphaned()
 }
 
-/// Stops this process. Returns after SIGCONT.
+/// Stops this process, if it has caught a stop signal with [`Signals::next`] that SIGCONT has not
+/// discarded since. Returns after SIGCONT.
 pub(crate) fn stop() {
-    let _ = kill_process(rustix::process::getpid(), Signal::STOP);
+    if cfg!(not(target_os = "linux")) {
+        return stop_now();
+    }
+    if let Ok(mask) = SigSet::from_iter(STOPPING).thread_swap_mask(SigmaskHow::SIG_UNBLOCK) {
+        // The system has stopped this thread in the call above.
+        let _ = mask.thread_set_mask();
+    }
+}
+
+/// Stops this process without regard to earlier signals. Returns after SIGCONT.
+pub(crate) fn stop_now() {
+    let _ = kill_process(getpid(), Signal::STOP);
+}
+
+/// Discards a stop signal that was caught and shall have no effect.
+pub(crate) fn discard_stop() {
+    let _ = kill_process(getpid(), Signal::CONT);
+}
+
+/// Blocked signals that have arrived.
+#[cfg(target_os = "linux")]
+struct Pending {
+    any: SignalFd,
+    without_stops: SignalFd,
+}
+
+#[cfg(target_os = "linux")]
+impl Pending {
+    fn new(wanted: SigSet) -> io::Result<Pending> {
+        let is_stop = |named: &Named| STOPPING.contains(named);
+        let without_stops: SigSet = wanted.iter().filter(|named| !is_stop(named)).collect();
+        let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
+        Ok(Pending {
+            any: SignalFd::with_flags(&wanted, flags)?,
+            without_stops: SignalFd::with_flags(&without_stops, flags)?,
+        })
+    }
+
+    /// Waits for a signal and takes it from the system. A stop signal, returned as SIGTSTP, stays there.
+    fn next(&self) -> io::Result<Named> {
+        retry_on_intr(|| poll(&mut [PollFd::new(&self.any, PollFlags::IN)], None))?;
+        match self.without_stops.read_signal()? {
+            Some(taken) => Ok(Named::try_from(taken.ssi_signo.cast_signed())?),
+            None => Ok(Named::SIGTSTP),
+        }
+    }
+}
+
+/// Elsewhere a stop signal is taken, too. A SIGCONT just after that is lost.
+#[cfg(not(target_os = "linux"))]
+struct Pending(SigSet);
+
+#[cfg(not(target_os = "linux"))]
+impl Pending {
+    fn new(wanted: SigSet) -> io::Result<Pending> {
+        Ok(Pending(wanted))
+    }
+
+    fn next(&self) -> io::Result<Named> {
+        Ok(self.0.wait()?)
+    }
 }
 
 fn failure(error: io::Error) -> Failure {

@@ -245,7 +245,7 @@ pub(crate) async fn read(text: &str) -> Result<Ticket, Failure> {
     // As the system does it for other programs. Here SIGTTIN may be blocked, and then it lets the
     // read fail.
     while terminal::is_in_background(rustix::stdio::stdin()) && signals::can_stop() {
-        signals::stop();
+        signals::stop_now();
         // A signal that has arrived meanwhile comes first.
         tokio::time::sleep(FOREGROUND_PAUSE).await;
     }

@@ -67,7 +67,7 @@ impl Screen {
     pub(super) fn suspend(&mut self) -> Result<(), Failure> {
         if signals::can_stop() {
             restore();
-            signals::stop();
+            signals::stop_now();
         }
         self.resume()
     }
@@ -76,7 +76,7 @@ impl Screen {
     pub(super) fn resume(&mut self) -> Result<(), Failure> {
         // In the background the system would stop this process when it changes the terminal.
         while terminal::is_in_background(io::stdout()) && signals::can_stop() {
-            signals::stop();
+            signals::stop_now();
         }
         // The settings of the shell are restored later.
         let _ = disable_raw_mode();

@@ -308,6 +308,33 @@ fn stop_signal_stops_the_tree_and_sigcont_continues_it() {
     }
 }
 
+/// SIGCONT arrives when `redlatch` has received the stop signal, and before it has stopped.
+#[test]
+fn sigcont_just_after_a_stop_signal_continues_the_tree() {
+    let child = "trap 'echo used >&2' USR1";
+    let tree = ProcessTree::start(false, &["--watchdog", "1h"], "trap : USR1; CHILD", child);
+    let status = format!("/proc/{}/status", tree.pids[0]);
+    let is_pending = || {
+        let status = std::fs::read_to_string(&status).unwrap();
+        let mut lines = status.lines();
+        let mask = lines.find_map(|line| line.strip_prefix("ShdPnd:")).unwrap();
+        let mask = u64::from_str_radix(mask.trim(), 16).unwrap();
+        mask & (1 << (Signal::TSTP.as_raw() - 1)) != 0
+    };
+    for used in 1..=20 {
+        tree.signal(Signal::TSTP);
+        // Without pauses, to be early enough.
+        while is_pending() {}
+        tree.signal(Signal::CONT);
+        tree.signal(Signal::USR1);
+        until("the tree continues", || {
+            tree.holder.stderr().matches("used").count() >= used
+        });
+    }
+    tree.signal(Signal::TERM);
+    tree.holder.finish();
+}
+
 #[test]
 fn stopped_tree_that_lost_its_lock_never_continues() {
     let cases = [

@@ -74,6 +74,8 @@ fn storms() -> Vec<Storm> {
     for signal in STOPPING {
         add(&[signal], Signal::TERM);
         add(&[signal; 4], Signal::TERM);
+        // SIGCONT discards it.
+        add(&[signal, Signal::CONT].repeat(5), Signal::TERM);
     }
     for signal in harmless {
         add(&[signal; 50], Signal::TERM);
@@ -215,7 +217,7 @@ fn signals_end_each_phase_in_time_and_without_work_after_the_next_owner_has_begu
         for signal in &storm.first {
             running.signal(*signal);
         }
-        if phase.stops && storm.first.iter().any(|one| STOPPING.contains(one)) {
+        if phase.stops && storm.first.last().is_some_and(|one| STOPPING.contains(one)) {
             until(&format!("{what}: it stops"), || is_stopped(pid));
             running.signal(Signal::CONT);
         }
