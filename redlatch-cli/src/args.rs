@@ -382,7 +382,8 @@ Exit codes:
        or too few replicas acknowledged the lock in time
    70  a bug in redlatch
    71  the system refused an operation, such as starting another process
-   74  the leadership was lost, and CMD had ended or a signal had asked redlatch to end
+   74  the leadership was lost, and CMD had ended, a signal had asked redlatch to end, or
+       processes of CMD could not be ended
   126  CMD was found but cannot be executed
   127  CMD was not found";
 

@@ -3,8 +3,9 @@
 //! 1. Campaigns, like `redlatch run` waits for a lock.
 //! 2. When it leads, runs CMD as `run` does ([`run_cmd`]), unless the leadership is already lost. If CMD ends, resigns, and exits with CMD's code.
 //! 3. If the leadership is lost, or another client asks the leader to resign, CMD was not started,
-//!    or it and its children have been ended. Campaigns again, unless CMD had ended by itself or a
-//!    signal has asked to end.
+//!    or it and its children have been ended. Campaigns again, unless CMD had ended by itself, a
+//!    signal has asked to end, or processes of CMD could not be ended: a second CMD would work beside
+//!    them.
 //!
 //! With --http, an observer keeps the current leader for the responses. Whether this process leads is asked of the
 //! leadership itself, at each request.
@@ -125,6 +126,7 @@ async fn campaign_and_run(
             | CmdEnd::Lost {
                 cmd_ended: false,
                 end_requested: false,
+                remains: false,
             } => note!("{name}: waiting to be elected again"),
             CmdEnd::Ended { code, .. } => return Ok(code),
             CmdEnd::Lost { .. } => return Ok(exit::LOST),

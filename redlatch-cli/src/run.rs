@@ -151,6 +151,8 @@ pub(crate) enum CmdEnd {
         cmd_ended: bool,
         /// A signal has asked CMD to end.
         end_requested: bool,
+        /// Processes of CMD could not be ended and continue.
+        remains: bool,
     },
 }
 
@@ -170,6 +172,7 @@ pub(crate) async fn run_cmd(
         return Ok(CmdEnd::Lost {
             cmd_ended: false,
             end_requested: false,
+            remains: false,
         });
     }
     let mut child = Child::start(cmd, &held_lock, signals)
@@ -218,7 +221,8 @@ pub(crate) async fn run_cmd(
     // Even if CMD itself has ended: its children still rely on the lock.
     let send_term = !child.is_killed();
     child.end(send_term, false, cmd.kill_after, signals).await;
-    if let Some(remaining) = child.remaining() {
+    let remaining = child.remaining();
+    if let Some(remaining) = &remaining {
         stderr!("{names}: these processes could not be ended and continue: {remaining}");
     }
     once::finish(unfinished, &names, "lost the lock".into()).await;
@@ -226,6 +230,7 @@ pub(crate) async fn run_cmd(
     Ok(CmdEnd::Lost {
         cmd_ended,
         end_requested: child.end_requested(),
+        remains: remaining.is_some(),
     })
 }
 
@@ -466,7 +471,8 @@ mod tests {
             end,
             Ok(CmdEnd::Lost {
                 cmd_ended: false,
-                end_requested: false
+                end_requested: false,
+                remains: false
             })
         ));
         let limits = WaitLimits::new(None, None);

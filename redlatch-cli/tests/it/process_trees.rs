@@ -421,9 +421,16 @@ fn cmd_in_a_pipeline_reads_the_terminal() {
 }
 
 /// A process of CMD that the user of redlatch may not signal, because it has become root. Users
-/// other than root need `sudo` without a password to prepare that.
+/// other than root need `sudo` without a password to prepare that. `elect` does not start a second
+/// CMD beside it.
 #[test]
 fn processes_that_cannot_be_ended_are_named() {
+    for command in ["run", "elect"] {
+        process_that_cannot_be_ended_is_named(command);
+    }
+}
+
+fn process_that_cannot_be_ended_is_named(command: &str) {
     let (name, temp_dir) = (unique("unkillable"), TempDir::new());
     let becomes_root = temp_dir.path("becomes-root");
     let is_root = rustix::process::geteuid().is_root();
@@ -437,7 +444,14 @@ fn processes_that_cannot_be_ended_are_named() {
     let own_pid = std::process::id();
     let outlasts = format!("{becomes_root} --reuid 0 tail --pid {own_pid} -f /dev/null");
     let script = format!("{outlasts} >/dev/null 2>&1 & echo $!; exec cat");
-    let args = ["run", "--watchdog", "6s", "--kill-after", "100ms", &name];
+    let args = [
+        command,
+        "--watchdog",
+        "6s",
+        "--kill-after",
+        "100ms",
+        &name,
+    ];
     let mut command = redlatch(
         shared(),
         &[&args[..], &["--", "sh", "-c", &script]].concat(),
