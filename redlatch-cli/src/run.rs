@@ -175,8 +175,13 @@ pub(crate) async fn run_cmd(
             remains: false,
         });
     }
-    let mut child = Child::start(cmd, &held_lock, signals)
-        .map_err(|error| Failure::system("cannot start a process", &error))?;
+    let mut child = match Child::start(cmd, &held_lock, signals) {
+        Ok(child) => child,
+        Err(error) => {
+            once::finish(once_run, &names, "could not be started".into()).await;
+            return Err(Failure::system("cannot start a process", &error));
+        }
+    };
     let asked = held_lock.take_asked();
     let unfinished = match supervise(&mut child, &held_lock, asked, client, cmd, signals).await {
         Ok(RunOutcome::CmdEnded(status)) => {
@@ -453,16 +458,42 @@ mod tests {
     use super::*;
     use crate::args::{Args, Command};
 
+    fn run_args(cmd: &str) -> Run {
+        let args = Args::parse_from(["redlatch", "run", "--slot", "1", "name", "--", cmd]);
+        let Command::Run(run) = args.command else {
+            unreachable!("it is `run`");
+        };
+        run
+    }
+
+    async fn outcome(client: &Client, run: &Run) -> Option<String> {
+        let limits = WaitLimits::new(None, None);
+        let earlier = once::earlier_run(client, &limits, run).await.unwrap();
+        earlier.and_then(|earlier| earlier.outcome)
+    }
+
+    /// An example of a failure: the system has no arguments with a NUL.
+    #[tokio::test]
+    async fn slot_of_cmd_that_could_not_be_started_says_so() {
+        let client = Client::embedded();
+        let guard = client.lock("name").lock().await.unwrap();
+        let held_lock = HeldLock::from_guard(guard, None);
+        let run = run_args("\0");
+        let once_run = once::begin(&client, &run).await.unwrap().unwrap();
+        let mut signals = Signals::none();
+        let end = run_cmd(&client, held_lock, once_run, &run.cmd, &mut signals).await;
+        assert!(end.is_err_and(|failure| failure.code == exit::SYSTEM));
+        let outcome = outcome(&client, &run).await;
+        assert_eq!(outcome.as_deref(), Some("could not be started"));
+    }
+
     /// The process was stopped between the acquisition and the start of CMD.
     #[tokio::test]
     async fn cmd_is_not_started_after_a_loss() {
         let client = Client::embedded();
-        let acquiring = client.lock("lost").lock().lease(Duration::from_millis(1));
+        let acquiring = client.lock("name").lock().lease(Duration::from_millis(1));
         let held_lock = HeldLock::from_guard(acquiring.await.unwrap(), None);
-        let args = Args::parse_from(["redlatch", "run", "--slot", "1", "lost", "--", "true"]);
-        let Command::Run(run) = args.command else {
-            unreachable!("it is `run`");
-        };
+        let run = run_args("true");
         let once_run = once::begin(&client, &run).await.unwrap().unwrap();
         held_lock.lost().await;
         let mut signals = Signals::none();
@@ -475,9 +506,7 @@ mod tests {
                 remains: false
             })
         ));
-        let limits = WaitLimits::new(None, None);
-        let earlier = once::earlier_run(&client, &limits, &run).await.unwrap();
-        let outcome = earlier.and_then(|earlier| earlier.outcome);
+        let outcome = outcome(&client, &run).await;
         assert_eq!(outcome.as_deref(), Some("lost the lock before CMD began"));
     }
 }
