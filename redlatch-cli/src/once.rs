@@ -40,11 +40,21 @@ pub(crate) async fn begin(
     }
 }
 
-/// Records how CMD has ended. If the store cannot be reached, that is only reported: the slot counts as used.
-pub(crate) async fn finish(once_run: Option<OnceRun>, name: &str, outcome: String) {
-    if let Some(once_run) = once_run
-        && let Err(error) = once_run.finish(outcome).await
-    {
+/// Records how CMD has ended, and waits for the store until `limit` completes. If the store cannot be
+/// reached, that is only reported: the slot counts as used.
+pub(crate) async fn finish(
+    once_run: Option<OnceRun>,
+    name: &str,
+    outcome: &str,
+    limit: impl Future<Output = impl Sized>,
+) {
+    let Some(once_run) = once_run else { return };
+    let finished = tokio::select! {
+        biased;
+        finished = once_run.finish(outcome) => finished.map_err(|error| error.to_string()),
+        _ = limit => Err("the store does not answer".to_owned()),
+    };
+    if let Err(error) = finished {
         warning!("{name}: how CMD ended was not recorded: {error}");
     }
 }

@@ -6,7 +6,8 @@
 //! 3. Starts CMD, unless the lock is already lost, and passes signals on to it. A stop signal stops CMD's processes and then `redlatch`.
 //!    When it continues, it checks the lock first.
 //! 4. If CMD ends by itself, releases the lock. If a signal ended CMD, first waits for its child
-//!    processes, and kills them after --kill-after.
+//!    processes, and kills them after --kill-after. A signal also ends the wait for a store that does
+//!    not answer the release.
 //! 5. If another client asks for the lock, ends CMD and its child processes, and then releases the lock.
 //! 6. If the lock is lost meanwhile, or the release finds it lost, ends CMD and its child processes,
 //!    and exits with [`exit::LOST`]. Those that job control has stopped are killed: continued for
@@ -14,12 +15,13 @@
 
 use std::collections::HashSet;
 use std::convert::Infallible;
+use std::pin::pin;
 use std::time::Duration;
 
 use redlatch::inspect::ObjectState;
 use redlatch::{Client, Error, Expiry, Loss, OnceRun, Ticket};
-use rustix::process::WaitStatus;
-use tokio::time::{Instant, timeout_at};
+use rustix::process::{Signal, WaitStatus};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::args::{Cmd, Run};
 use crate::child::{Child, ChildEvent, exit_code};
@@ -35,6 +37,10 @@ use crate::{duration, once, store, ticket};
 
 /// How long `run` waits before it prints a message. A lock that is free soon needs none.
 const REPORT_DELAY: Duration = Duration::from_secs(1);
+
+/// How long the store may take after a signal has asked `redlatch` to end, or without the lock. A
+/// second signal that ends CMD may arrive at any time, and is no reason to leave the lock held.
+const RELEASE_GRACE: Duration = Duration::from_secs(1);
 
 pub(crate) async fn run(store_args: &StoreArgs, mut run: Run) -> Result<u8, Failure> {
     let mut signals = Signals::catch_all()?;
@@ -168,7 +174,8 @@ pub(crate) async fn run_cmd(
     // This process may have been stopped since it acquired the lock.
     if let Some(loss) = held_lock.known_loss().await {
         stderr!("{names}: lost before CMD began: {loss}");
-        once::finish(once_run, &names, "lost the lock before CMD began".into()).await;
+        let outcome = "lost the lock before CMD began";
+        once::finish(once_run, &names, outcome, sleep(RELEASE_GRACE)).await;
         return Ok(CmdEnd::Lost {
             cmd_ended: false,
             end_requested: false,
@@ -178,19 +185,32 @@ pub(crate) async fn run_cmd(
     let mut child = match Child::start(cmd, &held_lock, signals) {
         Ok(child) => child,
         Err(error) => {
-            once::finish(once_run, &names, "could not be started".into()).await;
+            let outcome = "could not be started";
+            once::finish(once_run, &names, outcome, sleep(RELEASE_GRACE)).await;
             return Err(Failure::system("cannot start a process", &error));
         }
     };
     let asked = held_lock.take_asked();
     let unfinished = match supervise(&mut child, &held_lock, asked, client, cmd, signals).await {
         Ok(RunOutcome::CmdEnded(status)) => {
-            once::finish(once_run, &names, once::outcome(status)).await;
+            let releasing = async {
+                let outcome = once::outcome(status);
+                once::finish(once_run, &names, &outcome, held_lock.lost()).await;
+                held_lock.unlock().await
+            };
+            let released = match unless_ended(releasing, signals).await {
+                Ok(released) => released,
+                Err(signal) => {
+                    let code = exit::by_signal(signal.as_raw());
+                    child.resend_key_signal();
+                    return Ok(CmdEnd::Ended { code, asked: false });
+                }
+            };
             let ended = CmdEnd::Ended {
                 code: exit_code(status),
                 asked: child.ended_for_request && !child.end_requested(),
             };
-            match held_lock.unlock().await {
+            match released {
                 Ok(()) => {
                     detail!("{names}: released");
                     child.resend_key_signal();
@@ -230,13 +250,27 @@ pub(crate) async fn run_cmd(
     if let Some(remaining) = &remaining {
         stderr!("{names}: these processes could not be ended and continue: {remaining}");
     }
-    once::finish(unfinished, &names, "lost the lock".into()).await;
+    once::finish(unfinished, &names, "lost the lock", sleep(RELEASE_GRACE)).await;
     child.resend_key_signal();
     Ok(CmdEnd::Lost {
         cmd_ended,
         end_requested: child.end_requested(),
         remains: remaining.is_some(),
     })
+}
+
+/// Waits for `work`. After a signal that ends a process, waits for at most [`RELEASE_GRACE`], and then
+/// returns the signal. `work` then continues in the background, and [`store::flush`] reports it.
+async fn unless_ended<T>(
+    work: impl Future<Output = T>,
+    signals: &mut Signals,
+) -> Result<T, Signal> {
+    let mut work = pin!(work);
+    tokio::select! {
+        biased;
+        done = &mut work => Ok(done),
+        signal = signals.next_end() => timeout(RELEASE_GRACE, work).await.map_err(|_| signal),
+    }
 }
 
 async fn acquire(

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use redlatch_testkit::{Server, shared, unique};
+use redlatch_testkit::{Proxy, Server, shared, unique};
 use rustix::process::Signal;
 
 use crate::support::*;
@@ -184,6 +184,23 @@ fn cmd_does_not_start_during_outage() {
     waiting.until_stderr("waiting for the store");
     server.restart();
     assert_eq!(waiting.finish().expect(0).stdout, "ran\n");
+}
+
+/// A store that does not answer delays the end of `run` only as long as it holds the lock.
+#[test]
+fn outcome_is_awaited_only_until_the_lock_is_lost() {
+    let (proxy, name) = (Proxy::to(shared().port()), unique("unanswered"));
+    let options = ["--slot", "1", "--lease", "6s", "--response-timeout", "1h"];
+    let script = ["--", "sh", "-c", "echo started; exec cat"];
+    let mut command = clean_command(&[&["run"], &options[..], &[&name], &script].concat());
+    command.env("REDLATCH_URL", proxy.url());
+    let mut running = Running::start(command);
+    running.until_stdout("started");
+    proxy.stall(true);
+    running.close_stdin();
+    let finished = running.finish().expect(74);
+    let warning = "how CMD ended was not recorded: the store does not answer";
+    assert!(finished.stderr.contains(warning), "{finished:#?}");
 }
 
 #[test]

@@ -444,14 +444,7 @@ fn process_that_cannot_be_ended_is_named(command: &str) {
     let own_pid = std::process::id();
     let outlasts = format!("{becomes_root} --reuid 0 tail --pid {own_pid} -f /dev/null");
     let script = format!("{outlasts} >/dev/null 2>&1 & echo $!; exec cat");
-    let args = [
-        command,
-        "--watchdog",
-        "6s",
-        "--kill-after",
-        "100ms",
-        &name,
-    ];
+    let args = [command, "--watchdog", "6s", "--kill-after", "100ms", &name];
     let mut command = redlatch(
         shared(),
         &[&args[..], &["--", "sh", "-c", &script]].concat(),

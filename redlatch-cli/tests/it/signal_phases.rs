@@ -11,11 +11,12 @@ use std::cell::Cell;
 use std::fs::File;
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use redlatch_testkit::{shared, unique};
+use redlatch_testkit::{Proxy, shared, unique};
 use rustix::process::Signal;
 
 use crate::support::*;
@@ -41,7 +42,7 @@ const BEFORE_CMD: Phase = Phase {
 };
 
 #[rustfmt::skip]
-const PHASES: [Phase; 7] = [
+const PHASES: [Phase; 8] = [
     Phase { name: "start", enter: start, ..BEFORE_CMD },
     Phase { name: "input", enter: input, ..BEFORE_CMD },
     Phase { name: "password", enter: password, ..BEFORE_CMD },
@@ -49,6 +50,7 @@ const PHASES: [Phase; 7] = [
     Phase { name: "wait", enter: wait, ..BEFORE_CMD },
     Phase { name: "run", enter: run, ..BEFORE_CMD },
     Phase { name: "clean-up", enter: clean_up, stops: false, begun_by: Some(Signal::TERM) },
+    Phase { name: "release", enter: release, ..BEFORE_CMD },
 ];
 
 /// Signals that are sent as fast as possible.
@@ -198,6 +200,30 @@ fn clean_up(case: &Case) -> (Running, Box<dyn Any>) {
     running.signal(Signal::TERM);
     until("CMD has ended", || is_dead(cmd));
     (running, Box::new(()))
+}
+
+/// The store does not answer.
+fn release(case: &Case) -> (Running, Box<dyn Any>) {
+    struct Stalled(Proxy, String);
+    impl Drop for Stalled {
+        fn drop(&mut self) {
+            self.0.stall(false);
+            finish(redlatch(shared(), &["unlock", "--force", &self.1])).expect(0);
+        }
+    }
+    let options = ["--response-timeout", "1h", "--watchdog", "1h", &case.name];
+    let mut command = case.command(&options, "echo $$; echo cmd >>lines; cat");
+    let proxy = Proxy::to(shared().port());
+    command.env("REDLATCH_URL", proxy.url());
+    let mut running = Running::start(command);
+    case.until_contended();
+    let cmd = running.cmd_pid();
+    proxy.stall(true);
+    running.close_stdin();
+    until("the end of CMD is noticed", || {
+        !Path::new(&format!("/proc/{cmd}")).exists()
+    });
+    (running, Box::new(Stalled(proxy, case.name.clone())))
 }
 
 #[test]
