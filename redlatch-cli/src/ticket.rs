@@ -7,7 +7,6 @@
 
 use std::future::pending;
 use std::io::{Error as IoError, ErrorKind};
-use std::time::Duration;
 
 use redlatch::kind::Revocable;
 use redlatch::{
@@ -23,13 +22,10 @@ use crate::stderr::{detail, note, stderr};
 use crate::store::WaitLimits;
 use crate::store_args::StoreArgs;
 use crate::ticket_args::{Lock, Renew};
-use crate::{stdout, store, streams, terminal};
+use crate::{stdout, store, streams};
 
 /// The longest text that is read from standard input. The library refuses tickets that are much shorter.
 const MAX_INPUT: usize = 4096;
-
-/// The pause before a process that was continued checks whether it is in the foreground.
-const FOREGROUND_PAUSE: Duration = Duration::from_millis(50);
 
 /// Evaluates `$body` with a handle of the lock `$name` of this kind.
 macro_rules! with_lock {
@@ -242,15 +238,8 @@ pub(crate) async fn read(text: &str) -> Result<Ticket, Failure> {
     if text != "-" {
         return Ok(text.trim_ascii().parse()?);
     }
-    // As the system does it for other programs. Here SIGTTIN may be blocked, and then it lets the
-    // read fail.
-    while terminal::is_in_background(rustix::stdio::stdin()) && signals::can_stop() {
-        signals::stop_now();
-        // A signal that has arrived meanwhile comes first.
-        tokio::time::sleep(FOREGROUND_PAUSE).await;
-    }
     // In a thread, so that signals are received meanwhile.
-    let reading = spawn_blocking(first_line).await;
+    let reading = spawn_blocking(|| signals::with_unblocked_ttin(first_line)).await;
     let read = reading.map_err(IoError::from).and_then(|read| read);
     let line = read.map_err(|error| Failure::system("cannot read the ticket", &error))?;
     Ok(line.trim_ascii().parse()?)

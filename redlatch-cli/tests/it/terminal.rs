@@ -100,3 +100,43 @@ fn ticket_is_read_from_the_terminal_in_the_foreground() {
     assert!(stdout.contains("\nCMD began"), "{stdout}");
     assert!(!is_held(shared(), &name));
 }
+
+/// Ctrl-Z while it reads, and `bg`: the read continues in the background.
+#[test]
+fn ticket_is_not_read_in_the_background() {
+    let name = unique("ticket");
+    let ticket = finish(redlatch(shared(), &["lock", &name]))
+        .expect(0)
+        .stdout;
+    let binary = env!("CARGO_BIN_EXE_redlatch");
+    let mut shell = at_a_terminal(&format!(
+        "set -m; '{binary}' run --ticket - -- echo CMD of {name}; bg; echo in background
+        until [ \"$(jobs -s)\" ]; do sleep 0.02; done; echo stopped; fg; echo ended $?."
+    ));
+    until("it reads the terminal", || reads_terminal(&name));
+    shell.write("\x1a");
+    shell.until_stdout("\nin background");
+    shell.until_stdout("\nstopped");
+    assert!(is_held(shared(), &name));
+    shell.write(&ticket);
+    let stdout = shell.until_stdout("ended 0.");
+    assert!(stdout.contains(&format!("\nCMD of {name}")), "{stdout}");
+    assert!(!is_held(shared(), &name));
+}
+
+/// Returns whether a process with this text in its command line waits for input of a terminal.
+fn reads_terminal(text: &str) -> bool {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let mut paths = processes.map(|process| process.path());
+    paths.any(|process| {
+        let line = std::fs::read(process.join("cmdline")).unwrap_or_default();
+        let threads = std::fs::read_dir(process.join("task"));
+        let mut threads = threads.into_iter().flatten().flatten();
+        String::from_utf8_lossy(&line).contains(text)
+            && threads.any(|thread| {
+                // Where the thread waits in the kernel.
+                let place = std::fs::read_to_string(thread.path().join("wchan"));
+                place.is_ok_and(|place| place == "wait_woken")
+            })
+    })
+}
