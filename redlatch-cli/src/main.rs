@@ -69,9 +69,10 @@ fn main() -> ExitCode {
     }
     let parsed = Args::command().try_get_matches().and_then(|matches| {
         let args = Args::from_arg_matches(&matches)?;
-        Ok((args, matches.value_source("url")))
+        let is_option = |id| matches.value_source(id) == Some(ValueSource::CommandLine);
+        Ok((args, is_option("url"), is_option("prefix")))
     });
-    let (mut args, url_origin) = match parsed {
+    let (mut args, url_is_option, prefix_is_option) = match parsed {
         Ok(parsed) => parsed,
         Err(error) => return print_usage_error(error),
     };
@@ -93,10 +94,14 @@ fn main() -> ExitCode {
     if !(matches!(args.command, Command::Top(_)) && std::io::stderr().is_terminal()) {
         stderr::start_log();
     }
-    if url_origin == Some(ValueSource::CommandLine) {
+    if url_is_option {
         store_args::warn_if_url_has_password(args.store_args.url());
     }
     config.print_warnings();
+    if !prefix_is_option {
+        // An empty variable counts as unset.
+        args.store_args.prefix.take_if(|prefix| prefix.is_empty());
+    }
     args.store_args.fill_from(config.store_args);
     if let Command::Run(Run { cmd, .. }) | Command::Elect(Elect { cmd, .. }) = &mut args.command {
         cmd.label = cmd.label.take().or(config.label);

@@ -37,7 +37,7 @@ pub(crate) struct StoreArgs {
     pub(crate) url_source: Option<UrlSource>,
 
     /// Precedes the name of every lock in the store, such as `staging:`. Locks with different
-    /// prefixes are different
+    /// prefixes are different. Empty: no prefix, also if the environment or a file sets one
     #[arg(
         long,
         global = true,
@@ -209,8 +209,6 @@ impl StoreArgs {
             self.url = lower.url;
             self.url_source = lower.url_source;
         }
-        // An empty variable counts as unset.
-        self.prefix = self.prefix.take().filter(|prefix| !prefix.is_empty());
         fill(&mut self.prefix, lower.prefix);
         fill(&mut self.tls_ca, lower.tls_ca);
         fill(&mut self.response_timeout, lower.response_timeout);

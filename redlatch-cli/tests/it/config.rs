@@ -253,6 +253,8 @@ fn prefix_is_set_by_option_variable_or_file() {
     let name = unique("prefix");
     for (options, variable, prefix) in [
         (&["--prefix", "option:"][..], "variable:", "option:"),
+        (&["--prefix", ""], "variable:", ""),
+        (&[file[0], file[1], "--prefix", ""], "", ""),
         (&[], "variable:", "variable:"),
         (&file, "", "file:"),
     ] {
@@ -268,11 +270,12 @@ fn prefix_is_set_by_option_variable_or_file() {
         });
         let show = finish(redlatch(shared(), &["show", "--prefix", prefix, &name])).expect(0);
         assert!(
-            show.stdout.contains(&name) && !show.stdout.contains(prefix),
+            show.stdout.contains(&name) && (prefix.is_empty() || !show.stdout.contains(prefix)),
             "{show:?}"
         );
         let show = finish(redlatch(shared(), &["show", &name]));
-        assert!(show.stdout.contains("(free)"), "{show:?}");
+        let is_free = show.stdout.contains("(free)");
+        assert_eq!(is_free, !prefix.is_empty(), "{show:?}");
         holder.release();
     }
 }
