@@ -315,11 +315,15 @@ pub(crate) fn has_password(url: &str) -> bool {
     PublicUrl::parse(url).is_ok_and(|url| url.has_password)
 }
 
+/// The first characters of each ticket.
+const TICKET_START: &str = "redlatch1.";
+
 /// Returns what may be shown of a text that was given for something else, because it may be a URL
-/// with a typo: nothing of a text with an @, else the part before the first `:`, `=` or `?`.
+/// with a typo, or a ticket: nothing of a text with an @ or with a ticket, else the part before the
+/// first `:`, `=` or `?`.
 pub(crate) fn without_secrets(text: &str) -> String {
     match text.find([':', '=', '?']) {
-        _ if text.contains('@') => "***".to_owned(),
+        _ if text.contains('@') || text.contains(TICKET_START) => "***".to_owned(),
         Some(end) => format!("{}***", &text[..=end]),
         None => text.to_owned(),
     }
@@ -411,6 +415,8 @@ mod tests {
             ("--ulr=redis://:s3cret", "--ulr=***"),
             ("s3cret@h", "***"),
             (":s3cret", ":***"),
+            ("redlatch1.s3cret", "***"),
+            ("--tikcet=redlatch1.s3cret", "***"),
         ] {
             assert_eq!(without_secrets(text), shown);
         }
