@@ -6,7 +6,8 @@
 //!
 //! 1. `#` is refused everywhere: nothing is defined after it.
 //! 2. The authority ends at the first `/` or `?`. The last `@` in it ends the credentials. An `@` in the
-//!    path is refused, because the path then contains the rest of an unescaped password.
+//!    path is refused, because the path then contains the rest of an unescaped password, and so is a
+//!    parameter in the path, behind `&` or `;`.
 //! 3. Parameters are matched against those that the form knows. Unknown and repeated ones are refused.
 //! 4. The database is the path (`/3`) or `db=3`. Two different ones are refused.
 //!
@@ -322,6 +323,16 @@ impl<'a> UrlParts<'a> {
                 }
             }
         };
+        // Neither is repeated: the path would be shown with a password.
+        if form == Form::Unix && place.contains('@') {
+            return invalid(
+                "the path of its socket has an @; user and password follow it: \
+                 redis+unix:///path?user=…&pass=…",
+            );
+        }
+        if has_parameter(place) {
+            return invalid("it has a parameter without a ? before it; write ?db=…&user=…");
+        }
         let start_len = scheme.len() + 1 + after_slashes.map_or(0, |_| 2);
         Ok(UrlParts {
             start: &url[..start_len],
@@ -399,6 +410,21 @@ const SENTINEL_PASSWORD_PARAM: &str = "sentinel_password";
 const USER_PARAMS: [&str; 2] = [USER_PARAM, SENTINEL_USER_PARAM];
 const PASSWORD_PARAMS: [&str; 2] = [PASSWORD_PARAM, SENTINEL_PASSWORD_PARAM];
 
+/// Returns whether a path contains a parameter that belongs after a `?`.
+fn has_parameter(place: &str) -> bool {
+    let place = place.to_ascii_lowercase();
+    let is_parameter = |part: &str| {
+        let name = part.split_once('=').map(|(name, _)| name);
+        name.is_some_and(|name| {
+            [DB_PARAM, PROTOCOL_PARAM].contains(&name) || USER_PARAMS.contains(&name)
+        })
+    };
+    let has_password = ["pass=", "password="]
+        .iter()
+        .any(|name| place.contains(name));
+    has_password || place.split(['&', ';']).skip(1).any(is_parameter)
+}
+
 /// The parameters after the `?`: all known, none twice.
 struct Query<'a>(BTreeMap<&'a str, &'a str>);
 
@@ -409,7 +435,7 @@ impl<'a> Query<'a> {
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             if !known.contains(&name) {
-                let is_name = |c: char| c.is_ascii_alphanumeric() || "_-".contains(c);
+                let is_name = |c: char| c.is_ascii_alphabetic() || "_-".contains(c);
                 // It may be a part of a password, also of one behind `pass` without its `=`.
                 let is_public = pair.contains('=')
                     && !query.contains('@')
@@ -520,6 +546,14 @@ mod tests {
             "redis+sentinel://u:12/secret@host/master",
             "redis+sentinel://u:12?secret@host/master",
             "redis+cluster://u:12/secret@host",
+            "redis://h?sec1ret=1",
+            "unix:/s.sock&pass=secret",
+            "unix:/:secret@s.sock",
+            "redis+unix:///s;pass=secret",
+            "redis+unix:///s;PASSWORD=secret",
+            "redis+unix:///s&user=secret",
+            "redis+sentinel://h/m&sentinel_password=secret",
+            "redis+sentinel://h/m;pass=secret",
             "redis+unix://u:secret@/run/redis.sock",
             "redis+unix://u:secret@localhost/run/redis.sock",
             "redis://u:%ffsecret@host",
@@ -851,7 +885,7 @@ mod tests {
             "valkey+unix:",
             "unix://localhost",
         ]);
-        let path = proptest::sample::select(vec!["/s", "/run/a@b:c.sock", "/r@/x%40y", "/@"]);
+        let path = proptest::sample::select(vec!["/s", "/run/a;b:c.sock", "/r&/x%40y", "/&="]);
         let socket = (start, path, query()).prop_map(|(start, path, (user, password, more))| {
             let query = query_text(["user", "pass"], user, password, more);
             format!("{start}{path}{query}")
@@ -926,7 +960,7 @@ mod tests {
         fn typos_do_not_show_a_secret(
             url in url_with_secrets(),
             at in any::<proptest::sample::Index>(),
-            typed in proptest::option::of(proptest::sample::select("@/?&=:#%+ x9".chars().collect::<Vec<_>>())),
+            typed in proptest::option::of(proptest::sample::select("@/?&;=:#%+ x9".chars().collect::<Vec<_>>())),
             replaces in any::<bool>(),
         ) {
             let mut chars: Vec<char> = url.chars().collect();
@@ -938,11 +972,12 @@ mod tests {
                 chars.insert(at, typed);
             }
             let wrong: String = chars.into_iter().collect();
-            if let Err(error) = PublicUrl::parse(&wrong) {
-                let said = format!("{error} {error:?}");
-                let shown = ["HEAD9", "EAD9", "TAIL9", "TAIL", "AIL9"].into_iter().find(|end| said.contains(end));
-                prop_assert!(shown.is_none(), "{wrong}: {said}");
-            }
+            let said = match PublicUrl::parse(&wrong) {
+                Err(error) => format!("{error} {error:?}"),
+                Ok(public) => public.redacted,
+            };
+            let shown = ["HEAD9", "EAD9", "TAIL9", "TAIL", "AIL9"].into_iter().find(|end| said.contains(end));
+            prop_assert!(shown.is_none(), "{wrong}: {said}");
         }
     }
 
@@ -960,9 +995,9 @@ mod tests {
             ("redis://:pw@h", "redis://***@h", "redis://h"),
             ("unix:/s?pass=p@w", "unix:/s", "unix:/s"),
             (
-                "redis+unix:///a@b?db=1&pass=/w&user=u@",
-                "redis+unix:///a@b?db=1",
-                "redis+unix:///a@b?db=1&user=u@",
+                "redis+unix:///a;b?db=1&pass=/w&user=u@",
+                "redis+unix:///a;b?db=1",
+                "redis+unix:///a;b?db=1&user=u@",
             ),
             (
                 "redis+sentinel://:pw@a:1,b/m/1?sentinel_user=u&sentinel_password=p@?w",
@@ -982,7 +1017,7 @@ mod tests {
         };
         assert_eq!(logins("redis://@h"), (false, false));
         assert_eq!(logins("redis://u@h"), (true, false));
-        assert_eq!(logins("unix:/a@b?db=0"), (false, false));
+        assert_eq!(logins("unix:/a&b?db=0"), (false, false));
         assert_eq!(logins("unix:/a?user=u"), (true, false));
         let sentinel = "redis+sentinel://h/m?sentinel_password=p@";
         assert_eq!(logins(sentinel), (false, true));
