@@ -129,6 +129,10 @@ fn exit_code(result: Result<u8, Failure>) -> ExitCode {
 }
 
 fn dispatch(args: Args) -> Result<u8, Failure> {
+    // CMD gets the signal mask of the parent.
+    if !matches!(args.command, Command::Run(_) | Command::Elect(_)) {
+        signals::unblock_ending();
+    }
     // Before CMD may use up the system's threads.
     STDERR.start();
     // CMD is killed when the thread that started it ends (see `child`). So everything runs on this

@@ -223,6 +223,12 @@ impl Signals {
     }
 }
 
+/// Unblocks the signals that ask a program to end, for a command that catches none. Its parent may have
+/// blocked them.
+pub(crate) fn unblock_ending() {
+    let _ = SigSet::from_iter(ENDING).thread_unblock();
+}
+
 /// Unblocks signals, given by their numbers, for this thread.
 pub(crate) fn unblock(numbers: &[i32]) -> io::Result<()> {
     let named = numbers.iter().map(|&number| Named::try_from(number));

@@ -1,5 +1,7 @@
 //! Tests of signals to `redlatch`, which forwards them to CMD.
 
+use std::net::TcpListener;
+
 use nix::sys::signal::{SigSet, SigmaskHow, Signal as Named};
 use redlatch_testkit::{shared, unique};
 use rustix::process::Signal;
@@ -140,6 +142,21 @@ fn inherited_mask_hides_no_signal() {
         waiting.signal(Signal::TERM);
         waiting.finish().expect(143);
         holder.release();
+    }
+}
+
+/// Commands that catch no signals.
+#[test]
+fn inherited_mask_does_not_protect_other_commands() {
+    for mask in masks() {
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("redis://{}", silent.local_addr().unwrap());
+        let args = ["show", "--response-timeout", "1h", "--url", &url, "name"];
+        let waiting = start_with_blocked(mask, clean_command(&args));
+        let connection = silent.accept().unwrap();
+        waiting.signal(Signal::TERM);
+        assert_eq!(waiting.finish().signal, Some(15), "with blocked {mask:?}");
+        drop(connection);
     }
 }
 
