@@ -1,8 +1,8 @@
 //! The HTTP server of `redlatch exporter` and `redlatch elect --http`: answers each GET with a function of the request.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -49,14 +49,16 @@ pub(crate) async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAd
 
 /// An open connection. It is closed when dropped.
 struct Connection {
+    peer: IpAddr,
     task: JoinSet<()>,
     has_request: Arc<AtomicBool>,
 }
 
 /// Answers requests. `respond` is called for GET and HEAD.
 ///
-/// No client keeps others from an answer: if there are too many connections, closes the oldest one
-/// without a request, else the oldest.
+/// A client with many connections does not keep those with few from an answer: if there are too many
+/// connections, closes one of the address with the most of them, the oldest one without a request, else
+/// the oldest.
 pub(crate) async fn serve(
     listener: TcpListener,
     respond: impl Fn(&Request<Incoming>) -> Response<Full<Bytes>> + Clone + Send + Sync + 'static,
@@ -64,8 +66,8 @@ pub(crate) async fn serve(
     // From the oldest to the newest.
     let mut connections = VecDeque::new();
     loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let (stream, peer) = match listener.accept().await {
+            Ok((stream, address)) => (stream, address.ip().to_canonical()),
             // Too many open files, for example. It may pass.
             Err(_) => {
                 tokio::time::sleep(Duration::from_millis(100)).await;
@@ -75,8 +77,7 @@ pub(crate) async fn serve(
         connections
             .retain_mut(|connection: &mut Connection| connection.task.try_join_next().is_none());
         if connections.len() == MAX_CONNECTIONS {
-            let is_idle = |one: &Connection| !one.has_request.load(Ordering::Relaxed);
-            connections.remove(connections.iter().position(is_idle).unwrap_or(0));
+            connections.remove(superfluous(&connections));
         }
         let respond = respond.clone();
         let has_request = Arc::new(AtomicBool::new(false));
@@ -99,10 +100,29 @@ pub(crate) async fn serve(
                 .serve_connection(TokioIo::new(stream), service);
             let _ = tokio::time::timeout(CONNECTION_TIMEOUT, serving).await;
         });
-        connections.push_back(Connection { task, has_request });
+        connections.push_back(Connection {
+            peer,
+            task,
+            has_request,
+        });
         // Requests that have arrived are read before the next connection.
         tokio::task::yield_now().await;
     }
+}
+
+/// Returns the index of the connection to close, of those from the oldest to the newest.
+fn superfluous(connections: &VecDeque<Connection>) -> usize {
+    let mut counts = HashMap::new();
+    for one in connections {
+        *counts.entry(one.peer).or_insert(0) += 1;
+    }
+    let most = counts.values().max().copied();
+    let candidates = || {
+        let all = connections.iter().enumerate();
+        all.filter(|(_, one)| counts.get(&one.peer).copied() == most)
+    };
+    let idle = candidates().find(|(_, one)| !one.has_request.load(Ordering::Relaxed));
+    idle.or(candidates().next()).map_or(0, |(index, _)| index)
 }
 
 /// Returns a response with this status and type of content.
@@ -123,4 +143,28 @@ fn method_not_allowed() -> Response<Full<Bytes>> {
     let allowed = HeaderValue::from_static("GET, HEAD");
     response.headers_mut().insert(ALLOW, allowed);
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn connection_of_the_address_with_the_most_is_closed() {
+        let connections = |list: &[(u8, bool)]| -> VecDeque<Connection> {
+            let connection = |&(address, has_request)| Connection {
+                peer: IpAddr::from([127, 0, 0, address]),
+                task: JoinSet::new(),
+                has_request: Arc::new(AtomicBool::new(has_request)),
+            };
+            list.iter().map(connection).collect()
+        };
+        for (list, closed) in [
+            (&[(1, false), (2, true), (2, false)][..], 2),
+            (&[(1, false), (2, true), (2, true)], 1),
+            (&[(1, true), (2, true), (2, true), (1, false)], 3),
+        ] {
+            assert_eq!(superfluous(&connections(list)), closed, "{list:?}");
+        }
+    }
 }
