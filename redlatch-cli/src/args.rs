@@ -720,8 +720,9 @@ Examples:
   redlatch unlock --ticket \"$ticket\"
 
 Exit codes: 0 also if it was not held; 2 wrong usage, none of --ask, --revoke and --force, or not a
-ticket; 65 NAME is an object of another kind; 69 the store cannot be reached; 74 the ticket was used,
-its lease has ended, or it is forged; 76 the holder has not released it within --wait."
+ticket; 65 NAME is an object of another kind; 69 the store cannot be reached; 71 standard input or
+output failed; 74 the ticket was used, its lease has ended, or it is forged; 76 the holder has not
+released it within --wait."
 )]
 pub(crate) struct Unlock {
     /// Ask the holder to release the lock
@@ -978,12 +979,12 @@ pub(crate) struct Exporter {
     )]
     pub(crate) listen: SocketAddr,
 
-    /// The pause between two looks at the store
+    /// The pause between two looks at the store, at least 100ms
     #[arg(
         long,
         value_name = "DUR",
         default_value = "15s",
-        value_parser = duration::parse,
+        value_parser = duration::parse_pause,
         allow_hyphen_values = true
     )]
     pub(crate) interval: Duration,

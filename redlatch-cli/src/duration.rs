@@ -30,6 +30,17 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs(seconds))
 }
 
+/// The shortest pause of a command that asks the store again and again.
+const MIN_PAUSE: Duration = Duration::from_millis(100);
+
+/// Parses a pause between two requests to the store.
+pub(crate) fn parse_pause(text: &str) -> Result<Duration, String> {
+    match parse(text)? {
+        pause if pause < MIN_PAUSE => Err(format!("use at least {}", short(MIN_PAUSE))),
+        pause => Ok(pause),
+    }
+}
+
 /// Formats a duration for display: `850ms`, `29.2s`, `4m05s`, `3h20m`.
 pub(crate) fn short(duration: Duration) -> String {
     let (millis, seconds) = (duration.as_millis(), duration.as_secs());

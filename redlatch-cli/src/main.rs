@@ -65,7 +65,10 @@ fn main() -> ExitCode {
     }));
     let first = std::env::args_os().nth(1);
     if first.is_some_and(|first| InternalCommand::is_named(&first)) {
-        return run_internal(&InternalCommand::parse());
+        return match InternalCommand::try_parse() {
+            Ok(command) => run_internal(&command),
+            Err(error) => print_usage_error(error),
+        };
     }
     let parsed = Args::command().try_get_matches().and_then(|matches| {
         let args = Args::from_arg_matches(&matches)?;

@@ -146,7 +146,7 @@ Examples:
   redlatch renew --lease 1h               # of REDLATCH_TICKET
 
 Exit codes: 0 extended; 2 wrong usage, or not a ticket; 69 the store cannot be reached;
-74 the ticket was used, its lease has ended, it is forged, or it was revoked and can only be
+71 standard input cannot be read; 74 the ticket was used, its lease has ended, it is forged, or it was revoked and can only be
 extended to the limit that the message names."
 )]
 pub(crate) struct Renew {

@@ -9,7 +9,7 @@ use crate::support::*;
 
 /// Starts an exporter on a free port. Returns its address, too.
 pub(crate) fn start(url: &str, args: &[&str]) -> (Running, String) {
-    let listen = ["exporter", "--listen", "127.0.0.1:0", "--interval", "20ms"];
+    let listen = ["exporter", "--listen", "127.0.0.1:0", "--interval", "100ms"];
     let mut command = clean_command(&[&listen, args].concat());
     command.env("REDLATCH_URL", url);
     let exporter = Running::start(command);

@@ -318,6 +318,7 @@ fn hostile_arguments_and_variables_are_escaped() {
                 &["renew", "--ticket", hostile],
                 &["exporter", "--listen", hostile],
                 &["completions", hostile],
+                &["__exec", hostile],
             ] {
                 let mut command = clean_command(args);
                 command.env("REDLATCH_LOG_FORMAT", format);
