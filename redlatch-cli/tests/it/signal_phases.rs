@@ -63,8 +63,9 @@ struct Storm {
 
 const STOPPING: [Signal; 3] = [Signal::TSTP, Signal::TTIN, Signal::TTOU];
 
+const HARMLESS: [Signal; 3] = [Signal::WINCH, Signal::CONT, Signal::CHILD];
+
 fn storms() -> Vec<Storm> {
-    let harmless = [Signal::WINCH, Signal::CONT, Signal::CHILD];
     let mut storms = Vec::new();
     let mut add = |first: &[Signal], last| {
         let first = first.to_vec();
@@ -79,7 +80,7 @@ fn storms() -> Vec<Storm> {
         // SIGCONT discards it.
         add(&[signal, Signal::CONT].repeat(5), Signal::TERM);
     }
-    for signal in harmless {
+    for signal in HARMLESS {
         add(&[signal; 50], Signal::TERM);
     }
     add(&STOPPING.repeat(10), Signal::INT);
@@ -246,6 +247,12 @@ fn signals_end_each_phase_in_time_and_without_work_after_the_next_owner_has_begu
         if phase.stops && storm.first.last().is_some_and(|one| STOPPING.contains(one)) {
             until(&format!("{what}: it stops"), || is_stopped(pid));
             running.signal(Signal::CONT);
+        }
+        if storm.first.iter().all(|one| HARMLESS.contains(one)) {
+            // A signal with a lower number would be received before them.
+            until(&format!("{what}: it receives them"), || {
+                !has_pending_signals(pid)
+            });
         }
         running.signal(storm.last);
         until(&format!("{what}: it ends"), || is_dead(pid));

@@ -212,6 +212,13 @@ pub(crate) fn is_stopped(pid: u32) -> bool {
     fields_of(&stat).next() == Some("T")
 }
 
+/// Returns whether signals that a process has not received wait for it.
+pub(crate) fn has_pending_signals(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
+    pending.is_some_and(|mask| mask.trim().contains(|digit| digit != '0'))
+}
+
 /// Returns how much CPU time a process has used, also if it has ended and its exit code has not
 /// been collected.
 pub(crate) fn cpu_time(pid: u32) -> Duration {
