@@ -147,7 +147,67 @@ fn method_not_allowed() -> Response<Full<Bytes>> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
+    use tokio::io::AsyncReadExt as _;
+    use tokio::net::{TcpSocket, TcpStream};
+
     use super::*;
+
+    /// The length of a response that is too long for the buffers of the system.
+    const LENGTH: usize = 1 << 20;
+
+    /// Starts a server of long responses.
+    fn start() -> SocketAddr {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_send_buffer_size(4096).unwrap();
+        socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+        let address = socket.local_addr().unwrap();
+        let body = Bytes::from(vec![b'x'; LENGTH]);
+        let respond = move |_: &_| response(StatusCode::OK, TEXT, body.clone());
+        tokio::spawn(serve(socket.listen(1024).unwrap(), respond));
+        address
+    }
+
+    /// Sends a request. Returns when the response arrives, of which nothing is read.
+    async fn request(address: SocketAddr) -> TcpStream {
+        // Sent before the server accepts it, so that a pause does not delay its headers.
+        let mut client = std::net::TcpStream::connect(address).unwrap();
+        let request = b"GET / HTTP/1.1\r\nHost: test\r\n\r\n";
+        client.write_all(request).unwrap();
+        client.set_nonblocking(true).unwrap();
+        let client = TcpStream::from_std(client).unwrap();
+        client.readable().await.unwrap();
+        client
+    }
+
+    /// Reads a response. Returns whether it is complete.
+    async fn is_complete(mut client: TcpStream) -> bool {
+        let mut received = Vec::new();
+        let _ = client.read_to_end(&mut received).await;
+        received.len() > LENGTH
+    }
+
+    #[tokio::test]
+    async fn client_that_does_not_read_is_disconnected() {
+        let client = request(start()).await;
+        tokio::time::pause();
+        tokio::time::advance(2 * CONNECTION_TIMEOUT).await;
+        tokio::time::resume();
+        assert!(!is_complete(client).await);
+    }
+
+    #[tokio::test]
+    async fn oldest_of_too_many_clients_that_do_not_read_is_disconnected() {
+        let address = start();
+        let oldest = request(address).await;
+        let mut others = Vec::new();
+        for _ in 1..MAX_CONNECTIONS {
+            others.push(request(address).await);
+        }
+        assert!(is_complete(request(address).await).await);
+        assert!(!is_complete(oldest).await);
+    }
 
     #[tokio::test]
     async fn connection_of_the_address_with_the_most_is_closed() {
