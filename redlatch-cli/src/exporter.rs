@@ -127,15 +127,25 @@ fn remaining(state: &ObjectState) -> Option<Duration> {
 }
 
 impl Look {
-    /// Adds an object and its waiters, and takes these from `waiters`.
-    fn add(&mut self, found: Listed, waiters: &mut HashMap<String, u32>, with_names: bool) {
+    /// Adds an object that is not in `seen`, and its waiters, and takes these from `waiters`.
+    fn add(
+        &mut self,
+        found: Listed,
+        seen: &mut HashSet<String>,
+        waiters: &mut HashMap<String, u32>,
+        with_names: bool,
+    ) {
+        // SCAN may return a key several times.
+        if !seen.insert(found.name.clone()) {
+            return;
+        }
         let (kind, mut counts) = (found.state.kind().to_string(), Counts::of(&found.state));
         counts.waiters = waiters.remove(&found.name).unwrap_or(0);
         self.kinds.entry(kind.clone()).or_default().add(counts);
         if !with_names {
             return;
         }
-        if self.names.len() == MAX_NAMES && !self.names.contains_key(&found.name) {
+        if self.names.len() == MAX_NAMES {
             self.omitted = self.omitted.saturating_add(1);
             return;
         }
@@ -193,10 +203,7 @@ async fn look(client: &Client, exporter: &Exporter) -> Result<Look, Failure> {
     let mut listing = client.list(&exporter.pattern);
     let mut seen = HashSet::new();
     while let Some(found) = listing.next().await? {
-        // SCAN may return a key several times.
-        if seen.insert(found.name.clone()) {
-            look.add(found, &mut waiters, exporter.names);
-        }
+        look.add(found, &mut seen, &mut waiters, exporter.names);
     }
     look.took = begun.elapsed();
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
@@ -341,5 +348,27 @@ fn respond(request: &Request<Incoming>, registry: &Registry) -> Response<Full<By
             http::TEXT,
             "the metrics cannot be written\n",
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn name_that_scan_returns_twice_is_counted_once() {
+        let client = Client::embedded();
+        let _guard = client.lock("a").lock().await.unwrap();
+        let mut look = Look::default();
+        let mut seen = HashSet::new();
+        let mut waiters = HashMap::from([("a".to_owned(), 2)]);
+        for _ in 0..2 {
+            let found = client.list("*").next().await.unwrap().unwrap();
+            look.add(found, &mut seen, &mut waiters, true);
+        }
+        for counts in [look.kinds["lock"], look.names["a"].counts] {
+            let counts = (counts.objects, counts.holders, counts.waiters);
+            assert_eq!(counts, (1, 1, 2));
+        }
     }
 }
