@@ -107,7 +107,9 @@ fn main() -> ExitCode {
     }
     args.store_args.fill_from(config.store_args);
     if let Command::Run(Run { cmd, .. }) | Command::Elect(Elect { cmd, .. }) = &mut args.command {
-        cmd.label = cmd.label.take().or(config.label);
+        // An empty variable counts as unset.
+        let label = cmd.label.take().filter(|label| !label.is_empty());
+        cmd.label = label.or(config.label);
     }
     exit_code(dispatch(args))
 }

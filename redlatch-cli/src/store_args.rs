@@ -187,6 +187,10 @@ impl StoreArgs {
     /// Values that belong together are not mixed: a login in the URL excludes user and password of
     /// `lower`, and a client certificate its key.
     pub(crate) fn fill_from(&mut self, lower: StoreArgs) {
+        // An empty variable counts as unset.
+        for text in [&mut self.user, &mut self.sentinel_user, &mut self.prefix] {
+            text.take_if(|text| text.is_empty());
+        }
         let url = self.url.as_deref().map(PublicUrl::parse);
         // An invalid one is reported later.
         let url = url.and_then(Result::ok).unwrap_or_default();
@@ -357,6 +361,7 @@ mod tests {
 
     fn lower() -> StoreArgs {
         StoreArgs {
+            prefix: Some("lower".into()),
             user: Some("lower".into()),
             default_password_file: Some("lower".into()),
             sentinel_user: Some("lower".into()),
@@ -382,6 +387,20 @@ mod tests {
         empty.fill_from(lower());
         assert_eq!(empty.url(), "redis://lower@lower");
         assert_eq!(empty.user.as_deref(), Some("lower"));
+    }
+
+    #[test]
+    fn empty_text_counts_as_unset() {
+        let mut args = StoreArgs {
+            prefix: Some(String::new()),
+            user: Some(String::new()),
+            sentinel_user: Some(String::new()),
+            ..StoreArgs::default()
+        };
+        args.fill_from(lower());
+        for text in [args.prefix, args.user, args.sentinel_user] {
+            assert_eq!(text.as_deref(), Some("lower"));
+        }
     }
 
     #[test]

@@ -107,6 +107,7 @@ fn label_is_that_of_the_option_the_variable_or_the_file() {
     let (dir, server) = (temp_dir.path(""), Server::start());
     for (options, variable, label) in [
         (&[][..], None, "file"),
+        (&[], Some(""), "file"),
         (&[], Some("variable"), "variable"),
         (&["--label", "option"], Some("variable"), "option"),
     ] {
