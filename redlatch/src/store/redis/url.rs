@@ -558,6 +558,8 @@ mod tests {
             "redis+unix://u:secret@localhost/run/redis.sock",
             "redis://u:%ffsecret@host",
             "redis+unix:///run/redis.sock?user=u&pass=%ffsecret",
+            "redis+unix:///run/redis.sock?pass=12&secret=3",
+            "redis+unix:///run/redis.sock?passsecret=3",
         ] {
             let error = parse(url).unwrap_err();
             assert!(matches!(error, Error::InvalidUrl { .. }), "{url}: {error}");
