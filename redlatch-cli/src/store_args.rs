@@ -188,7 +188,7 @@ impl StoreArgs {
     /// `lower`, and a client certificate its key.
     pub(crate) fn fill_from(&mut self, lower: StoreArgs) {
         // An empty variable counts as unset.
-        for text in [&mut self.user, &mut self.sentinel_user, &mut self.prefix] {
+        for text in [&mut self.user, &mut self.sentinel_user] {
             text.take_if(|text| text.is_empty());
         }
         let url = self.url.as_deref().map(PublicUrl::parse);

@@ -311,11 +311,11 @@ fn assert_no_secret(finished: &Finished, url: &str) {
     }
 }
 
-/// A server with a socket whose path contains an @.
+/// A server with a socket whose path contains an @, and that path as it is in a URL.
 fn server_with_socket(dir: &TempDir) -> (Server, String) {
     let socket = dir.path("a@b.sock");
     let server = Server::start_with(&["--requirepass", PASSWORD, "--unixsocket", &socket]);
-    (server, socket)
+    (server, socket.replace('@', "%40"))
 }
 
 #[test]

@@ -326,7 +326,7 @@ impl<'a> UrlParts<'a> {
         // Neither is repeated: the path would be shown with a password.
         if form == Form::Unix && place.contains('@') {
             return invalid(
-                "the path of its socket has an @; user and password follow it: \
+                "the path of its socket has an @; write it as %40. User and password follow the path: \
                  redis+unix:///path?user=…&pass=…",
             );
         }
