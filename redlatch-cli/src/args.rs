@@ -133,8 +133,9 @@ impl InternalCommand {
 ///
 /// redlatch forwards the signals that it receives to CMD's process group. SIGTSTP (Ctrl-Z), SIGTTIN and
 /// SIGTTOU stop CMD, its child processes and redlatch together. Meanwhile the lease is not renewed;
-/// on SIGCONT (`fg`) redlatch first checks the lock, and continues CMD only if it is still held. Otherwise
-/// it kills CMD and its child processes at once. In a terminal, CMD is the foreground job.
+/// on SIGCONT (`fg`) redlatch first checks the lock, and continues CMD only if it is still held.
+/// Otherwise it kills CMD and its child processes at once. In a terminal, CMD is the foreground
+/// job.
 ///
 /// Before CMD runs, a signal that ends a process ends redlatch, also while it waits for the ticket
 /// of `--ticket -`, for a password file or for the store. SIGINT, SIGQUIT and SIGTERM do so even if

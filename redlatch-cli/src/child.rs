@@ -159,8 +159,8 @@ impl Child {
         wants_terminal || signal == Signal::TSTP || self.in_foreground
     }
 
-    /// Forwards a signal to CMD's group. After a signal that asks CMD to end, also continues CMD. A stop
-    /// signal has no effect.
+    /// Forwards a signal to CMD's group. After a signal that asks CMD to end, also continues CMD. A
+    /// stop signal has no effect.
     pub(crate) fn forward(&mut self, caught: Caught) {
         match caught {
             Caught::End(signal) => {

@@ -4,8 +4,8 @@
 //! 2. When it leads, runs CMD as `run` does ([`run_cmd`]), unless the leadership is already lost. If CMD ends, resigns, and exits with CMD's code.
 //! 3. If the leadership is lost, or another client asks the leader to resign, CMD was not started,
 //!    or it and its children have been ended. Campaigns again, unless CMD had ended by itself, a
-//!    signal has asked to end, or processes of CMD could not be ended: a second CMD would work beside
-//!    them.
+//!    signal has asked to end, or processes of CMD could not be ended: a second CMD would work
+//!    beside them.
 //!
 //! With --http, an observer keeps the current leader for the responses. Whether this process leads is asked of the
 //! leadership itself, at each request.

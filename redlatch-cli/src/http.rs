@@ -56,9 +56,9 @@ struct Connection {
 
 /// Answers requests. `respond` is called for GET and HEAD.
 ///
-/// A client with many connections does not keep those with few from an answer: if there are too many
-/// connections, closes one of the address with the most of them, the oldest one without a request, else
-/// the oldest.
+/// A client with many connections does not keep those with few from an answer: if there are too
+/// many connections, closes one of the address with the most of them, the oldest one without a
+/// request, else the oldest.
 pub(crate) async fn serve(
     listener: TcpListener,
     respond: impl Fn(&Request<Incoming>) -> Response<Full<Bytes>> + Clone + Send + Sync + 'static,

@@ -40,8 +40,8 @@ pub(crate) async fn begin(
     }
 }
 
-/// Records how CMD has ended, and waits for the store until `limit` completes. If the store cannot be
-/// reached, that is only reported: the slot counts as used.
+/// Records how CMD has ended, and waits for the store until `limit` completes. If the store cannot
+/// be reached, that is only reported: the slot counts as used.
 pub(crate) async fn finish(
     once_run: Option<OnceRun>,
     name: &str,

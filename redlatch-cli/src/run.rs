@@ -6,8 +6,8 @@
 //! 3. Starts CMD, unless the lock is already lost, and passes signals on to it. A stop signal stops CMD's processes and then `redlatch`.
 //!    When it continues, it checks the lock first.
 //! 4. If CMD ends by itself, releases the lock. If a signal ended CMD, first waits for its child
-//!    processes, and kills them after --kill-after. A signal also ends the wait for a store that does
-//!    not answer the release.
+//!    processes, and kills them after --kill-after. A signal also ends the wait for a store that
+//!    does not answer the release.
 //! 5. If another client asks for the lock, ends CMD and its child processes, and then releases the lock.
 //! 6. If the lock is lost meanwhile, or the release finds it lost, ends CMD and its child processes,
 //!    and exits with [`exit::LOST`]. Those that job control has stopped are killed: continued for
@@ -259,8 +259,9 @@ pub(crate) async fn run_cmd(
     })
 }
 
-/// Waits for `work`. After a signal that ends a process, waits for at most [`RELEASE_GRACE`], and then
-/// returns the signal. `work` then continues in the background, and [`store::flush`] reports it.
+/// Waits for `work`. After a signal that ends a process, waits for at most [`RELEASE_GRACE`], and
+/// then returns the signal. `work` then continues in the background, and [`store::flush`] reports
+/// it.
 async fn unless_ended<T>(
     work: impl Future<Output = T>,
     signals: &mut Signals,

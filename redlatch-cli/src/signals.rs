@@ -3,8 +3,8 @@
 //!
 //! 1. [`Signals`] blocks the signals that it catches, for this thread and for those that it starts.
 //!    A thread takes one from the system when this process waits for the next one. The others stay
-//!    pending there. On Linux, a stop signal stays pending until [`stop`] lets it take effect, so that
-//!    SIGCONT discards it until then.
+//!    pending there. On Linux, a stop signal stays pending until [`stop`] lets it take effect, so
+//!    that SIGCONT discards it until then.
 //! 2. A blocked signal is received even if it is ignored. So signals that were ignored when this
 //!    process started stay ignored, and CMD inherits that. Before [`exec`](crate::exec) becomes
 //!    CMD, it unblocks the signals that this module has blocked.
@@ -223,8 +223,8 @@ impl Signals {
     }
 }
 
-/// Unblocks the signals that ask a program to end, for a command that catches none. Its parent may have
-/// blocked them.
+/// Unblocks the signals that ask a program to end, for a command that catches none. Its parent may
+/// have blocked them.
 pub(crate) fn unblock_ending() {
     let _ = SigSet::from_iter(ENDING).thread_unblock();
 }
@@ -258,8 +258,9 @@ pub(crate) fn stop_now() {
     let _ = kill_process(getpid(), Signal::STOP);
 }
 
-/// Runs `read`, which may read a terminal, in a thread of its own. In the background, the system stops
-/// this process until `fg`, as it stops other programs. While SIGTTIN is blocked, the read would fail.
+/// Runs `read`, which may read a terminal, in a thread of its own. In the background, the system
+/// stops this process until `fg`, as it stops other programs. While SIGTTIN is blocked, the read
+/// would fail.
 pub(crate) fn with_unblocked_ttin<T>(read: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let mask = SigSet::from_iter([Named::SIGTTIN]).thread_swap_mask(SigmaskHow::SIG_UNBLOCK)?;
     let done = read();
@@ -291,7 +292,8 @@ impl Pending {
         })
     }
 
-    /// Waits for a signal and takes it from the system. A stop signal, returned as SIGTSTP, stays there.
+    /// Waits for a signal and takes it from the system. A stop signal, returned as SIGTSTP, stays
+    /// there.
     fn next(&self) -> io::Result<Named> {
         retry_on_intr(|| poll(&mut [PollFd::new(&self.any, PollFlags::IN)], None))?;
         match self.without_stops.read_signal()? {

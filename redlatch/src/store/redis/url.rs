@@ -6,8 +6,8 @@
 //!
 //! 1. `#` is refused everywhere: nothing is defined after it.
 //! 2. The authority ends at the first `/` or `?`. The last `@` in it ends the credentials. An `@` in the
-//!    path is refused, because the path then contains the rest of an unescaped password, and so is a
-//!    parameter in the path, behind `&` or `;`.
+//!    path is refused, because the path then contains the rest of an unescaped password, and so is
+//!    a parameter in the path, behind `&` or `;`.
 //! 3. Parameters are matched against those that the form knows. Unknown and repeated ones are refused.
 //! 4. The database is the path (`/3`) or `db=3`. Two different ones are refused.
 //!
