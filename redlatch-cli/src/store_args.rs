@@ -392,13 +392,12 @@ mod tests {
     #[test]
     fn empty_text_counts_as_unset() {
         let mut args = StoreArgs {
-            prefix: Some(String::new()),
             user: Some(String::new()),
             sentinel_user: Some(String::new()),
             ..StoreArgs::default()
         };
         args.fill_from(lower());
-        for text in [args.prefix, args.user, args.sentinel_user] {
+        for text in [args.user, args.sentinel_user] {
             assert_eq!(text.as_deref(), Some("lower"));
         }
     }
