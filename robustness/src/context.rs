@@ -100,12 +100,9 @@ impl Context {
     }
 
     pub(crate) fn names(&self) -> Vec<String> {
-        let mut keys: Vec<String> = self.worker.all_names();
-        for key in &mut keys {
-            *key = key_of(key).to_owned();
-        }
-        keys.dedup();
-        keys
+        let names = self.worker.all_names();
+        let keys: BTreeSet<&str> = names.iter().map(|name| key_of(name)).collect();
+        keys.into_iter().map(str::to_owned).collect()
     }
 
     /// Lets time pass. If there is a schedule, other faults may happen meanwhile.

@@ -313,14 +313,9 @@ fn stop_signal_stops_the_tree_and_sigcont_continues_it() {
 fn sigcont_just_after_a_stop_signal_continues_the_tree() {
     let child = "trap 'echo used >&2' USR1";
     let tree = ProcessTree::start(false, &["--watchdog", "1h"], "trap : USR1; CHILD", child);
-    let status = format!("/proc/{}/status", tree.pids[0]);
-    let is_pending = || {
-        let status = std::fs::read_to_string(&status).unwrap();
-        let mut lines = status.lines();
-        let mask = lines.find_map(|line| line.strip_prefix("ShdPnd:")).unwrap();
-        let mask = u64::from_str_radix(mask.trim(), 16).unwrap();
-        mask & (1 << (Signal::TSTP.as_raw() - 1)) != 0
-    };
+    let pid = tree.pids[0].as_raw_pid().cast_unsigned();
+    let stop = 1 << (Signal::TSTP.as_raw() - 1);
+    let is_pending = || pending_signals(pid) & stop != 0;
     for used in 1..=20 {
         tree.signal(Signal::TSTP);
         // Without pauses, to be early enough.

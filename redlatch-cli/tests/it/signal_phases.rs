@@ -253,7 +253,7 @@ fn signals_end_each_phase_in_time_and_without_work_after_the_next_owner_has_begu
         if storm.first.iter().all(|one| HARMLESS.contains(one)) {
             // A signal with a lower number would be received before them.
             until(&format!("{what}: it receives them"), || {
-                !has_pending_signals(pid)
+                pending_signals(pid) == 0
             });
         }
         running.signal(storm.last);

@@ -3,7 +3,7 @@
 use std::io::{PipeReader, PipeWriter, Read, Write as _};
 use std::net::TcpStream;
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -123,15 +123,20 @@ impl FullPipe {
 
 /// Waits until a thread of a process waits for the reader of a pipe.
 pub(crate) fn until_writing_to_pipe(running: &Running) {
+    let process = format!("/proc/{}", running.pid());
     until("it waits for the reader of a pipe", || {
-        let threads = std::fs::read_dir(format!("/proc/{}/task", running.pid()));
-        let mut threads = threads.expect("it runs").flatten();
-        threads.any(|thread| {
-            // Where the thread waits in the kernel.
-            let place = std::fs::read_to_string(thread.path().join("wchan"));
-            place.is_ok_and(|place| place.contains("pipe_write"))
-        })
+        waits_in(Path::new(&process), "pipe_write")
     });
+}
+
+/// Returns whether a thread of a process, given by its directory in `/proc`, waits in this function of the kernel.
+pub(crate) fn waits_in(process: &Path, function: &str) -> bool {
+    let threads = std::fs::read_dir(process.join("task"));
+    let mut threads = threads.into_iter().flatten().flatten();
+    threads.any(|thread| {
+        let place = std::fs::read_to_string(thread.path().join("wchan"));
+        place.is_ok_and(|place| place.contains(function))
+    })
 }
 
 /// Runs a command to its end.
@@ -212,11 +217,11 @@ pub(crate) fn is_stopped(pid: u32) -> bool {
     fields_of(&stat).next() == Some("T")
 }
 
-/// Returns whether signals that a process has not received wait for it.
-pub(crate) fn has_pending_signals(pid: u32) -> bool {
+/// Returns the mask of the signals that wait for a process, because it has not received them.
+pub(crate) fn pending_signals(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
-    pending.is_some_and(|mask| mask.trim().contains(|digit| digit != '0'))
+    pending.map_or(0, |mask| u64::from_str_radix(mask.trim(), 16).unwrap())
 }
 
 /// Returns how much CPU time a process has used, also if it has ended and its exit code has not

@@ -80,13 +80,16 @@ fn waiting_process_in_the_background_reports_and_is_ended_by_a_signal() {
     holder.release();
 }
 
+/// Acquires a lock, and returns its ticket.
+fn ticket_of(name: &str) -> String {
+    finish(redlatch(shared(), &["lock", name])).expect(0).stdout
+}
+
 /// Like any program that reads the terminal from the background.
 #[test]
 fn ticket_is_read_from_the_terminal_in_the_foreground() {
     let name = unique("ticket");
-    let ticket = finish(redlatch(shared(), &["lock", &name]))
-        .expect(0)
-        .stdout;
+    let ticket = ticket_of(&name);
     let binary = env!("CARGO_BIN_EXE_redlatch");
     // The shell notices later than this test that its job is stopped.
     let mut shell = at_a_terminal(&format!(
@@ -105,9 +108,7 @@ fn ticket_is_read_from_the_terminal_in_the_foreground() {
 #[test]
 fn ticket_is_not_read_in_the_background() {
     let name = unique("ticket");
-    let ticket = finish(redlatch(shared(), &["lock", &name]))
-        .expect(0)
-        .stdout;
+    let ticket = ticket_of(&name);
     let binary = env!("CARGO_BIN_EXE_redlatch");
     let mut shell = at_a_terminal(&format!(
         "set -m; '{binary}' run --ticket - -- echo CMD of {name}; bg; echo in background
@@ -130,13 +131,6 @@ fn reads_terminal(text: &str) -> bool {
     let mut paths = processes.map(|process| process.path());
     paths.any(|process| {
         let line = std::fs::read(process.join("cmdline")).unwrap_or_default();
-        let threads = std::fs::read_dir(process.join("task"));
-        let mut threads = threads.into_iter().flatten().flatten();
-        String::from_utf8_lossy(&line).contains(text)
-            && threads.any(|thread| {
-                // Where the thread waits in the kernel.
-                let place = std::fs::read_to_string(thread.path().join("wchan"));
-                place.is_ok_and(|place| place == "wait_woken")
-            })
+        String::from_utf8_lossy(&line).contains(text) && waits_in(&process, "wait_woken")
     })
 }

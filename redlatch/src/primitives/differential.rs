@@ -385,7 +385,7 @@ impl Differential {
     async fn refuse_calls<S: Step>(&mut self, step: &S) {
         let mut cmd = redis::cmd("EVAL");
         let keys = step.keys();
-        let source = refusing_source(step.script().source());
+        let source = refusing_source(step.script());
         cmd.arg(format!("{DUMP}{source}")).arg(keys.len());
         cmd.arg(keys.as_slice());
         step.args(&mut cmd);

@@ -268,10 +268,9 @@ fn hold_begun(history: &History, section: &Section) -> Time {
     same_hold.sort_by_key(|one| std::cmp::Reverse(one.requested));
     same_hold.iter().fold(section.requested, |begun, one| {
         // A lost hold was valid for longer than its guard was last seen to be, at most until the loss was reported.
-        let overlaps = one
-            .held_span()
-            .map(|(_, end)| Some(end).max(one.loss_reported))
-            .is_some_and(|end| one.requested <= begun && Some(begun) <= end);
+        let overlaps = one.held_span().is_some_and(|(_, end)| {
+            one.requested <= begun && begun <= one.loss_reported.map_or(end, |lost| lost.max(end))
+        });
         if overlaps { one.requested } else { begun }
     })
 }

@@ -306,7 +306,17 @@ impl<'a> UrlParts<'a> {
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let after_slashes = rest.strip_prefix("//");
         let (credentials, place) = match (form, after_slashes) {
-            (Form::Unix, _) => ("", after_slashes.unwrap_or(rest)),
+            (Form::Unix, _) => {
+                let path = after_slashes.unwrap_or(rest);
+                // Not repeated: it would be shown with a password.
+                if path.contains('@') {
+                    return invalid(
+                        "the path of its socket has an @; write it as %40. User and password follow the \
+                         path: redis+unix:///path?user=…&pass=…",
+                    );
+                }
+                ("", path)
+            }
             (_, None) => return invalid(format!("it has no hosts; use {URL_FORMS}")),
             (_, Some(rest)) => {
                 let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
@@ -323,13 +333,7 @@ impl<'a> UrlParts<'a> {
                 }
             }
         };
-        // Neither is repeated: the path would be shown with a password.
-        if form == Form::Unix && place.contains('@') {
-            return invalid(
-                "the path of its socket has an @; write it as %40. User and password follow the path: \
-                 redis+unix:///path?user=…&pass=…",
-            );
-        }
+        // Nor is this.
         if has_parameter(place) {
             return invalid("it has a parameter without a ? before it; write ?db=…&user=…");
         }
