@@ -18,7 +18,7 @@ use rustix::process::{
     Pid, Signal, WaitOptions, WaitStatus, getpid, kill_current_process_group, kill_process,
     kill_process_group, test_kill_process_group, wait,
 };
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::args::Cmd;
 use crate::exit::by_signal;
@@ -32,8 +32,9 @@ use crate::terminal::Terminal;
 /// The pause between two checks of processes that are to end. SIGCHLD shortens it.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long killed processes may take to disappear.
-const KILL_TIMEOUT: Duration = Duration::from_secs(1);
+/// How often processes are killed, with pauses in between, before [`Child::end`] gives up. Not a
+/// time: this process may have been stopped.
+const MAX_KILLS: u32 = 20;
 
 pub(crate) struct Child {
     /// CMD's process id, and the id of its process group.
@@ -60,6 +61,8 @@ pub(crate) struct Child {
     /// When [`end`](Child::end) sends SIGKILL. `None` until its first call; `Some(None)` means never,
     /// because that time is beyond the range of the clock.
     kill_at: Option<Option<Instant>>,
+    /// How often `end` has sent SIGKILL.
+    kills: u32,
 }
 
 /// What happened to CMD.
@@ -104,6 +107,7 @@ impl Child {
             stopped_pids: HashSet::new(),
             is_killed: false,
             kill_at: None,
+            kills: 0,
         })
     }
 
@@ -329,7 +333,7 @@ impl Child {
     /// those that are left after `kill_after`, counted from the first call.
     ///
     /// A process in an uninterruptible system call, or of another user, may outlast SIGKILL: with
-    /// `waits_for_all` this waits for it, otherwise it returns a second after SIGKILL. Cancel safe.
+    /// `waits_for_all` this waits for it, otherwise it returns after [`MAX_KILLS`]. Cancel safe.
     pub(crate) async fn end(
         &mut self,
         send_term: bool,
@@ -350,16 +354,23 @@ impl Child {
             // A stopped process must continue before it can end.
             self.continue_processes();
         }
+        let mut pauses = interval(POLL_INTERVAL);
+        pauses.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        pauses.reset();
         while !self.all_ended() {
-            let late = kill_at.and_then(|at| Instant::now().checked_duration_since(at));
-            match late {
-                Some(late) if late > KILL_TIMEOUT && !waits_for_all => return,
-                Some(_) => self.kill(),
-                None if send_term => self.terminate_orphans(&mut terminated),
-                None => {}
+            let kills = kill_at.is_some_and(|at| at <= Instant::now());
+            if kills {
+                self.kill();
+            } else if send_term {
+                self.terminate_orphans(&mut terminated);
             }
             tokio::select! {
-                () = sleep(POLL_INTERVAL) => {}
+                _ = pauses.tick() => {
+                    self.kills += u32::from(kills);
+                    if self.kills >= MAX_KILLS && !waits_for_all {
+                        return;
+                    }
+                }
                 caught = signals.next() => self.forward(caught),
             }
         }

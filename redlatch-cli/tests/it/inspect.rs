@@ -29,7 +29,7 @@ fn cells(table: &str) -> Vec<Vec<&str>> {
 #[test]
 fn show_prints_the_holder() {
     let name = unique("show");
-    let holder = hold(shared(), &[], &name);
+    let holder = hold(shared(), &["--watchdog", "1h"], &name);
     let owner = owner(shared(), &name);
 
     let table = stdout(&["show", &name]);
@@ -53,7 +53,7 @@ fn show_prints_the_holder() {
     assert_eq!(object["owner"], owner);
     assert_eq!(object["holds"], 1);
     let remaining = object["remaining_ms"].as_u64().unwrap();
-    assert!(remaining <= 30_000, "{object}");
+    assert!(remaining <= 3_600_000, "{object}");
 
     let () = shared().command(&["PERSIST", &name]);
     assert_eq!(
@@ -61,7 +61,7 @@ fn show_prints_the_holder() {
         Value::Null
     );
     assert_eq!(cells(&stdout(&["show", &name]))[1][4], "forever");
-    let () = shared().command(&["PEXPIRE", &name, "30000"]);
+    let () = shared().command(&["PEXPIRE", &name, "3600000"]);
     holder.release();
 }
 

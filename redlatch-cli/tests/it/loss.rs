@@ -1,5 +1,7 @@
 //! Tests of lost locks: without the lock, CMD is ended.
 
+use std::time::{Duration, Instant};
+
 use redlatch_testkit::{Proxy, shared, unique};
 use rustix::process::Signal;
 
@@ -118,6 +120,23 @@ fn cmd_that_ignores_sigterm_is_killed() {
     let cmd = holder.cmd_pid();
     unlock(&name);
     assert_ends_lost(holder, &[cmd]);
+}
+
+/// A pause of `redlatch` itself is not time that killed processes had.
+#[test]
+fn child_is_killed_although_redlatch_was_stopped_when_that_was_due() {
+    let name = unique("paused");
+    let options = ["--watchdog", "6s", "--kill-after", "1s"];
+    let script = "(trap '' TERM; sleep 1000) & echo $!; wait";
+    let holder = hold_with(shared(), &options, &name, script);
+    let child = holder.cmd_pid();
+    unlock(&name);
+    holder.until_stderr("lost");
+    holder.signal(Signal::STOP);
+    let due = Instant::now() + Duration::from_secs(3);
+    until("it has been stopped for long", || Instant::now() >= due);
+    holder.signal(Signal::CONT);
+    assert_ends_lost(holder, &[child]);
 }
 
 #[test]

@@ -20,10 +20,15 @@ fn lines(path: &str) -> usize {
     std::fs::read_to_string(path).map_or(0, |text| text.lines().count())
 }
 
-/// Asserts that this is the line about an earlier run, and nothing else.
+/// Asserts that this is the line about an earlier run, and nothing else. One that says that it waits
+/// may precede it.
 #[track_caller]
 fn assert_reported(stderr: &str, name: &str, end: &str) {
-    let line = stderr.strip_prefix(&format!("redlatch: {name}: ran on "));
+    let line = match stderr.split_once('\n') {
+        Some((waits, line)) if waits.contains("waiting for") => line,
+        _ => stderr,
+    };
+    let line = line.strip_prefix(&format!("redlatch: {name}: ran on "));
     let line = line.and_then(|line| line.strip_suffix(&format!(" UTC, {end}\n")));
     let Some((host, time)) = line.and_then(|line| line.split_once(" at ")) else {
         panic!("{stderr:?}");

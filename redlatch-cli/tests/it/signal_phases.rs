@@ -142,6 +142,13 @@ impl Case {
     }
 }
 
+/// Waits until `redlatch` has noticed the end of CMD.
+fn until_reaped(cmd: u32) {
+    until("the end of CMD is noticed", || {
+        !Path::new(&format!("/proc/{cmd}")).exists()
+    });
+}
+
 fn start(case: &Case) -> (Running, Box<dyn Any>) {
     case.open_silent_file(|path| {
         let mut command = case.command(&[&case.name], "WORK");
@@ -199,7 +206,7 @@ fn clean_up(case: &Case) -> (Running, Box<dyn Any>) {
     case.until_contended();
     let cmd = running.cmd_pid();
     running.signal(Signal::TERM);
-    until("CMD has ended", || is_dead(cmd));
+    until_reaped(cmd);
     (running, Box::new(()))
 }
 
@@ -223,9 +230,7 @@ fn release(case: &Case) -> (Running, Box<dyn Any>) {
     let cmd = running.cmd_pid();
     proxy.stall(true);
     running.close_stdin();
-    until("the end of CMD is noticed", || {
-        !Path::new(&format!("/proc/{cmd}")).exists()
-    });
+    until_reaped(cmd);
     (running, Box::new(Stalled(proxy, case.name.clone())))
 }
 

@@ -178,7 +178,10 @@ fn top_restores_the_terminal() {
     let holder = hold(&server, &[], "kept");
     let terminal = Terminal::start(&server.url(), 40, 10);
     // From the background, it waits for the foreground.
-    terminal.line("$B top --no-color & sleep 0.2; fg");
+    terminal.line("$B top --no-color &");
+    let view = pid_of_top(&server).as_raw_nonzero().get().unsigned_abs();
+    until("it stops", || is_stopped(view));
+    terminal.line("fg");
     terminal.until_screen("> kept");
     terminal.keys(&["C-z"]);
     terminal.until_screen("Stopped");
@@ -207,7 +210,7 @@ fn top_restores_the_terminal() {
     holder.release();
 }
 
-/// Returns the process of the only view of this server.
+/// Returns the process of the only view of this server. Waits until there is one.
 fn pid_of_top(server: &Server) -> Pid {
     let url = format!("REDLATCH_URL={}", server.url());
     let is_view = |pid: &u32| {
@@ -216,11 +219,15 @@ fn pid_of_top(server: &Server) -> Pid {
             |bytes: &[u8], part: &str| bytes.split(|b| *b == 0).any(|one| one == part.as_bytes());
         has(&read("cmdline"), "top") && has(&read("environ"), &url)
     };
-    let entries = std::fs::read_dir("/proc").unwrap();
-    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    let pids = names.filter_map(|name| name.parse().ok());
-    let found = { pids }.find(is_view).expect("a view");
-    Pid::from_raw(found as i32).unwrap()
+    let mut found = None;
+    until("there is a view", || {
+        let entries = std::fs::read_dir("/proc").unwrap();
+        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let mut pids = names.filter_map(|name| name.parse().ok());
+        found = pids.find(is_view);
+        found.is_some()
+    });
+    Pid::from_raw(found.unwrap() as i32).unwrap()
 }
 
 #[test]
