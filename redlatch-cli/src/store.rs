@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
 use redlatch::inspect::{ObjectKind, ObjectState};
@@ -13,6 +12,7 @@ use crate::duration;
 use crate::exit::Failure;
 use crate::stderr::{note, warning};
 use crate::store_args::{StoreArgs, without_secrets};
+use crate::threads::run_in_thread;
 
 /// How long to wait for pending releases before the program ends. Anything left after that ends
 /// with its lease.
@@ -46,11 +46,10 @@ pub(crate) async fn connect_within(
              use the --url of a server",
         ));
     }
-    // In a thread, so that signals are received meanwhile: another program may write the password.
+    // Another program may write the password.
     let args = store_args.clone();
-    let applying = spawn_blocking(move || args.apply_to(settings)).await;
-    let settings =
-        applying.map_err(|error| Failure::system("cannot read files", &error.into()))??;
+    let applying = run_in_thread("files", move || args.apply_to(settings)).await;
+    let settings = applying.map_err(|error| Failure::system("cannot read files", &error))??;
     let store = shown_url(store_args)?;
     let connecting =
         limits.retry_through_outage(&store, async || settings.clone().connect(url).await);

@@ -12,7 +12,6 @@ use redlatch::kind::Revocable;
 use redlatch::{
     Client, Embedded, FencedLock, Guard, HasTicket, IntoTicketError, Ticket, TicketKind,
 };
-use tokio::task::spawn_blocking;
 
 use crate::exit::{self, Failure};
 use crate::held_lock::{DEFAULT_WATCHDOG_LEASE, HeldLock};
@@ -21,6 +20,7 @@ use crate::signals::{self, Signals};
 use crate::stderr::{detail, note, stderr};
 use crate::store::WaitLimits;
 use crate::store_args::StoreArgs;
+use crate::threads::run_in_thread;
 use crate::ticket_args::{Lock, Renew};
 use crate::{stdout, store, streams};
 
@@ -238,10 +238,11 @@ pub(crate) async fn read(text: &str) -> Result<Ticket, Failure> {
     if text != "-" {
         return Ok(text.trim_ascii().parse()?);
     }
-    // In a thread, so that signals are received meanwhile.
-    let reading = spawn_blocking(|| signals::with_unblocked_ttin(first_line)).await;
-    let read = reading.map_err(IoError::from).and_then(|read| read);
-    let line = read.map_err(|error| Failure::system("cannot read the ticket", &error))?;
+    let reading = || signals::with_unblocked_ttin(first_line);
+    let read = run_in_thread("ticket", reading).await;
+    let line = read
+        .and_then(|read| read)
+        .map_err(|error| Failure::system("cannot read the ticket", &error))?;
     Ok(line.trim_ascii().parse()?)
 }
 

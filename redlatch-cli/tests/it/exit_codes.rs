@@ -1,7 +1,9 @@
 //! Tests of the exit codes of `redlatch run` when the lock is not lost, and of what CMD inherits.
 
+use std::collections::HashSet;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
 
 use redlatch_testkit::{Server, shared, unique};
 
@@ -47,6 +49,39 @@ fn missing_cmd_exits_127_and_non_executable_cmd_126() {
         run(&[], &name, &[cmd]).expect(code).assert_stderr(message);
         assert!(!is_held(shared(), &name), "released");
     }
+}
+
+/// Whichever thread or process is the one that the limit of the user forbids. Such a limit does not
+/// apply to root.
+#[test]
+fn thread_that_cannot_be_started_is_a_system_error() {
+    let is_root = rustix::process::geteuid().is_root();
+    let user = 100_000 + std::process::id();
+    let mut codes = HashSet::new();
+    for limit in 1..=16 {
+        let command = redlatch(shared(), &[]);
+        let program = command.get_program().to_owned();
+        let mut limited = std::process::Command::new("prlimit");
+        limited.arg(format!("--nproc={limit}:{limit}")).arg(program);
+        limited.args(["run", &unique("limited"), "--", "true"]);
+        limited.envs(
+            command
+                .get_envs()
+                .filter_map(|(name, value)| Some((name, value?))),
+        );
+        // Nobody else's processes count.
+        if is_root {
+            limited.uid(user).gid(65534);
+        }
+        let finished = finish(limited);
+        assert!(
+            matches!(finished.code, Some(0 | 71)),
+            "{limit}: {finished:#?}"
+        );
+        codes.extend(finished.code);
+    }
+    assert!(codes.contains(&71));
+    assert!(codes.contains(&0) || !is_root);
 }
 
 #[test]

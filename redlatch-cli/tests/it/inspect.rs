@@ -29,7 +29,8 @@ fn cells(table: &str) -> Vec<Vec<&str>> {
 #[test]
 fn show_prints_the_holder() {
     let name = unique("show");
-    let holder = hold(shared(), &["--watchdog", "1h"], &name);
+    // Nothing renews it meanwhile.
+    let holder = hold(shared(), &["--lease", "1h"], &name);
     let owner = owner(shared(), &name);
 
     let table = stdout(&["show", &name]);

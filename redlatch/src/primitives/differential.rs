@@ -218,6 +218,10 @@ pub(crate) struct Differential {
     connection: MultiplexedConnection,
     pushes: mpsc::UnboundedReceiver<PushInfo>,
     keyspace: Keyspace,
+    /// The server's clock at the latest script, as it says.
+    server_time: Duration,
+    /// The same time on this machine's clock.
+    now: Instant,
     /// How far the keyspace's clock is ahead of real time. On the server, expiry times and timestamps
     /// are reduced instead.
     clock_offset: Duration,
@@ -243,10 +247,13 @@ impl Differential {
             .await
             .unwrap();
         connection.psubscribe("*").await.unwrap();
+        let now = Instant::now();
         Differential {
+            server_time: server_time(connection.clone()).await,
             connection,
             pushes,
-            keyspace: Keyspace::new(Instant::now()),
+            keyspace: Keyspace::new(now),
+            now,
             clock_offset: Duration::ZERO,
             subscribed: None,
             steps: 0,
@@ -279,7 +286,7 @@ impl Differential {
     }
 
     async fn reset(&mut self) {
-        self.keyspace = Keyspace::new(Instant::now());
+        self.keyspace = Keyspace::new(self.now);
         for channel in self.subscribed.iter().flatten() {
             self.keyspace.set_subscriber_count(channel, 1);
         }
@@ -292,10 +299,21 @@ impl Differential {
         while self.pushes.try_recv().is_ok() {}
     }
 
-    /// Sets the keyspace's clock to the current time plus `clock_offset`, and returns the keyspace.
+    /// Sets the keyspace's clock to the time of the latest script plus `clock_offset`, and returns the keyspace.
     fn keyspace_at_now(&mut self) -> &mut Keyspace {
-        self.keyspace.now = Instant::now() + self.clock_offset;
+        self.keyspace.now = self.now + self.clock_offset;
         &mut self.keyspace
+    }
+
+    /// Runs a script on the server. The rule then runs at the same time of the server's clock: some scripts
+    /// set timestamps a second ahead, and this process may pause for longer.
+    async fn eval(&mut self, cmd: &redis::Cmd) -> redis::Value {
+        let time = server_time(self.connection.clone());
+        let reply = self.connection.send_packed_command(cmd);
+        let (time, reply) = tokio::join!(time, reply);
+        self.now += time.saturating_sub(self.server_time);
+        self.server_time = time;
+        reply.unwrap()
     }
 
     async fn run_alone<S: Step>(&mut self, step: &S) -> redis::Value {
@@ -304,7 +322,7 @@ impl Differential {
         cmd.arg(step.script().source()).arg(keys.len());
         cmd.arg(keys.as_slice());
         step.args(&mut cmd);
-        self.connection.send_packed_command(&cmd).await.unwrap()
+        self.eval(&cmd).await
     }
 
     /// Runs the step in one script behind the same step for a key of another type, if such steps can be sent
@@ -327,7 +345,7 @@ impl Differential {
         cmd.arg(2 * keys.len());
         cmd.arg(vec![other; keys.len()]).arg(keys.as_slice());
         cmd.arg(&args).arg(&args);
-        let replies = self.connection.send_packed_command(&cmd).await.unwrap();
+        let replies = self.eval(&cmd).await;
         let () = redis::cmd("DEL")
             .arg(other)
             .query_async(&mut self.connection)
@@ -699,6 +717,13 @@ fn ttl_in_units(millis: i64) -> i64 {
         -1 => -1,
         millis => timestamp_in_units(millis),
     }
+}
+
+/// Returns the time since 1970 of the server's clock.
+async fn server_time(mut connection: MultiplexedConnection) -> Duration {
+    let time = redis::cmd("TIME");
+    let (seconds, micros): (u64, u64) = time.query_async(&mut connection).await.unwrap();
+    Duration::from_secs(seconds) + Duration::from_micros(micros)
 }
 
 /// Converts to the nearest number of [`TIME_UNIT`]s. A timestamp that means never becomes `i64::MAX`.

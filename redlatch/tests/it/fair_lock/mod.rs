@@ -677,13 +677,10 @@ async fn plain_waiter_is_woken_when_queue_is_empty(store: TestStore) {
     next.unwrap().unwrap().unlock().await.unwrap();
     drop(guard);
 
-    // Wait until the last subscription has ended. Otherwise its late end would make the next waiter
-    // retry at an arbitrary time.
-    until("nothing is subscribed to", || async {
-        other.status().subscriptions == 0
-    })
-    .await;
-    // A queued waiter goes first. It does not take its turn, and leaves.
+    // A queued waiter goes first. It does not take its turn, and leaves. With another client, because the late end
+    // of an earlier subscription would make the waiter retry at an arbitrary time.
+    let third = short_linger_client(&store).await;
+    let plain = third.lock(&name);
     let guard = held().await;
     let mut queues = Box::pin(fair.lock().lease(10 * LONG).into_future());
     tokio::select! {
@@ -700,7 +697,7 @@ async fn plain_waiter_is_woken_when_queue_is_empty(store: TestStore) {
     drop(queues);
     let next = within_limit("woken by the waiter that gave up", waiting).await;
     next.unwrap().unwrap().unlock().await.unwrap();
-    assert_nothing_left(&[&holder, &other], &fair).await;
+    assert_nothing_left(&[&holder, &other, &third], &fair).await;
 }
 
 async fn holders_are_exclusive(store: TestStore) {
