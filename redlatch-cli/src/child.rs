@@ -90,6 +90,7 @@ impl Child {
         }
         command.envs(held_lock.environment());
         command.process_group(0);
+        process_tree::keep_descriptors().map_err(start_error)?;
         let earlier_children = process_tree::descendants(&HashSet::new());
         let is_subreaper = process_tree::adopt_orphans();
         let process = command.spawn().map_err(start_error)?;

@@ -4,9 +4,9 @@
 use rustix::process::Pid;
 
 #[cfg(target_os = "linux")]
-pub(crate) use linux::{adopt_orphans, descendants, is_group_orphaned, name};
+pub(crate) use linux::{adopt_orphans, descendants, is_group_orphaned, keep_descriptors, name};
 #[cfg(not(target_os = "linux"))]
-pub(crate) use others::{adopt_orphans, descendants, is_group_orphaned, name};
+pub(crate) use others::{adopt_orphans, descendants, is_group_orphaned, keep_descriptors, name};
 
 #[derive(Debug, Clone, Copy)]
 #[cfg_attr(not(target_os = "linux"), allow(dead_code))]
@@ -30,11 +30,41 @@ pub(crate) enum State {
 #[cfg(target_os = "linux")]
 mod linux {
     use std::collections::{HashMap, HashSet};
-    use std::fs;
+    use std::fs::{self, File};
+    use std::io;
+    use std::sync::{Mutex, MutexGuard, PoisonError};
 
     use rustix::process::{Pid, getpid, set_child_subreaper};
 
     use super::{Process, State};
+
+    /// Descriptors for `/proc`: without them, a process that has used up its own could not find the
+    /// processes that it has to end.
+    static KEPT: Mutex<Vec<File>> = Mutex::new(Vec::new());
+
+    /// The directory, and a file in it.
+    const KEPT_DESCRIPTORS: usize = 2;
+
+    fn kept() -> MutexGuard<'static, Vec<File>> {
+        KEPT.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps the descriptors that [`descendants`] needs.
+    pub(crate) fn keep_descriptors() -> io::Result<()> {
+        let opened = (0..KEPT_DESCRIPTORS).map(|_| File::open("/proc"));
+        *kept() = opened.collect::<io::Result<_>>()?;
+        Ok(())
+    }
+
+    /// Reads files in `/proc` with the descriptors that are kept for that, if any.
+    fn with_kept_descriptors<T>(read: impl FnOnce() -> T) -> T {
+        let mut kept = kept();
+        let count = kept.len();
+        kept.clear();
+        let done = read();
+        kept.extend((0..count).map_while(|_| File::open("/proc").ok()));
+        done
+    }
 
     /// Makes this process adopt descendants whose own parent has ended. Returns whether it does.
     pub(crate) fn adopt_orphans() -> bool {
@@ -44,15 +74,17 @@ mod linux {
     /// Returns all descendants that have not ended, without `excluded` and their descendants.
     pub(crate) fn descendants(excluded: &HashSet<Pid>) -> Vec<Process> {
         let mut children: HashMap<Pid, Vec<Process>> = HashMap::new();
-        let names = fs::read_dir("/proc").into_iter().flatten().flatten();
-        for name in names.map(|entry| entry.file_name()) {
-            let pid = name.to_str().and_then(|name| name.parse().ok());
-            if let Some(process) = pid.and_then(Pid::from_raw).and_then(process)
-                && let Some(parent) = process.parent
-            {
-                children.entry(parent).or_default().push(process);
+        with_kept_descriptors(|| {
+            let names = fs::read_dir("/proc").into_iter().flatten().flatten();
+            for name in names.map(|entry| entry.file_name()) {
+                let pid = name.to_str().and_then(|name| name.parse().ok());
+                if let Some(process) = pid.and_then(Pid::from_raw).and_then(process)
+                    && let Some(parent) = process.parent
+                {
+                    children.entry(parent).or_default().push(process);
+                }
             }
-        }
+        });
         let mut found = Vec::new();
         let mut parents = vec![getpid()];
         while let Some(parent) = parents.pop() {
@@ -69,7 +101,7 @@ mod linux {
 
     /// Returns the name of a process, up to 15 bytes of it.
     pub(crate) fn name(pid: Pid) -> Option<String> {
-        let name = fs::read(format!("/proc/{pid}/comm")).ok()?;
+        let name = with_kept_descriptors(|| fs::read(format!("/proc/{pid}/comm"))).ok()?;
         Some(String::from_utf8_lossy(name.trim_ascii_end()).into_owned())
     }
 
@@ -103,7 +135,7 @@ mod linux {
     /// Returns whether no process of this process's group has a parent in the same session outside
     /// the group: no shell then controls the group as a job.
     pub(crate) fn is_group_orphaned() -> bool {
-        is_orphaned(getpid(), process)
+        with_kept_descriptors(|| is_orphaned(getpid(), process))
     }
 
     fn is_orphaned(pid: Pid, find: impl Fn(Pid) -> Option<Process>) -> bool {
@@ -162,10 +194,15 @@ mod linux {
 #[cfg(not(target_os = "linux"))]
 mod others {
     use std::collections::HashSet;
+    use std::io;
 
     use rustix::process::{Pid, getpgid, getpgrp, getppid, getsid};
 
     use super::Process;
+
+    pub(crate) fn keep_descriptors() -> io::Result<()> {
+        Ok(())
+    }
 
     pub(crate) fn adopt_orphans() -> bool {
         false

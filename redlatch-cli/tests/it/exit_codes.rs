@@ -59,16 +59,8 @@ fn thread_that_cannot_be_started_is_a_system_error() {
     let user = 100_000 + std::process::id();
     let mut codes = HashSet::new();
     for limit in 1..=16 {
-        let command = redlatch(shared(), &[]);
-        let program = command.get_program().to_owned();
-        let mut limited = std::process::Command::new("prlimit");
-        limited.arg(format!("--nproc={limit}:{limit}")).arg(program);
-        limited.args(["run", &unique("limited"), "--", "true"]);
-        limited.envs(
-            command
-                .get_envs()
-                .filter_map(|(name, value)| Some((name, value?))),
-        );
+        let command = redlatch(shared(), &["run", &unique("limited"), "--", "true"]);
+        let mut limited = limited(&format!("--nproc={limit}:{limit}"), &command);
         // Nobody else's processes count.
         if is_root {
             limited.uid(user).gid(65534);

@@ -1,5 +1,6 @@
 //! Tests of lost locks: without the lock, CMD is ended.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use redlatch_testkit::{Proxy, shared, unique};
@@ -137,6 +138,40 @@ fn child_is_killed_although_redlatch_was_stopped_when_that_was_due() {
     until("it has been stopped for long", || Instant::now() >= due);
     holder.signal(Signal::CONT);
     assert_ends_lost(holder, &[child]);
+}
+
+/// With few descriptors, `redlatch` does not start CMD, or it can also end its children.
+#[test]
+fn children_are_ended_with_few_descriptors() {
+    let limits: Vec<u32> = (4..=16).collect();
+    let started = AtomicUsize::new(0);
+    for_each(&limits, |limit| {
+        let name = unique("descriptors");
+        let script = "ulimit -n 100; (trap '' TERM; sleep 1000) & echo $!; wait";
+        let run = [
+            "run",
+            "-n",
+            "--watchdog",
+            "6s",
+            "--kill-after",
+            "100ms",
+            &name,
+        ];
+        let command = redlatch(shared(), &[&run[..], &["--", "sh", "-c", script]].concat());
+        let holder = Running::start(limited(&format!("--nofile={limit}:"), &command));
+        match holder.first_line() {
+            Some(child) => {
+                started.fetch_add(1, Ordering::SeqCst);
+                unlock(&name);
+                assert_ends_lost(holder, &[child.parse().unwrap()]);
+            }
+            None => {
+                let code = holder.finish().code;
+                assert!(matches!(code, Some(69 | 71)), "{limit}: {code:?}");
+            }
+        }
+    });
+    assert!((2..limits.len()).contains(&started.into_inner()));
 }
 
 #[test]

@@ -139,6 +139,20 @@ pub(crate) fn waits_in(process: &Path, function: &str) -> bool {
     })
 }
 
+/// Returns a command with a limit of the system, an option of `prlimit`.
+pub(crate) fn limited(limit: &str, command: &Command) -> Command {
+    let mut limited = Command::new("prlimit");
+    limited.arg(limit).arg(command.get_program());
+    limited.args(command.get_args());
+    for (variable, value) in command.get_envs() {
+        match value {
+            Some(value) => limited.env(variable, value),
+            None => limited.env_remove(variable),
+        };
+    }
+    limited
+}
+
 /// Runs a command to its end.
 pub(crate) fn finish(command: Command) -> Finished {
     let mut running = Running::start(command);
@@ -385,6 +399,15 @@ impl Running {
             so_far.contains(what)
         });
         self.stdout.so_far()
+    }
+
+    /// Waits for the first line on standard output. `None`: it has ended without one.
+    pub(crate) fn first_line(&self) -> Option<String> {
+        until("a line, or the end of the output", || {
+            let ended = self.stdout.ended.load(Ordering::SeqCst);
+            ended || self.stdout.so_far().contains('\n')
+        });
+        self.stdout.so_far().lines().next().map(str::to_owned)
     }
 
     /// Waits for a text on standard error. Returns the output so far.
