@@ -32,9 +32,9 @@ use crate::terminal::Terminal;
 /// The pause between two checks of processes that are to end. SIGCHLD shortens it.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How often processes are killed, with pauses in between, before [`Child::end`] gives up. Not a
-/// time: this process may have been stopped.
-const MAX_KILLS: u32 = 20;
+/// How many pauses after SIGKILL [`Child::end`] waits before it gives up. Not a time: this process
+/// may have been stopped since the signal was due.
+const MAX_PAUSES: u32 = 20;
 
 pub(crate) struct Child {
     /// CMD's process id, and the id of its process group.
@@ -61,8 +61,8 @@ pub(crate) struct Child {
     /// When [`end`](Child::end) sends SIGKILL. `None` until its first call; `Some(None)` means never,
     /// because that time is beyond the range of the clock.
     kill_at: Option<Option<Instant>>,
-    /// How often `end` has sent SIGKILL.
-    kills: u32,
+    /// How many pauses of `end` have passed after SIGKILL.
+    pauses: u32,
 }
 
 /// What happened to CMD.
@@ -91,7 +91,7 @@ impl Child {
         command.envs(held_lock.environment());
         command.process_group(0);
         process_tree::keep_descriptors().map_err(start_error)?;
-        let earlier_children = process_tree::descendants(&HashSet::new());
+        let earlier_children = process_tree::descendants(&HashSet::new()).map_err(start_error)?;
         let is_subreaper = process_tree::adopt_orphans();
         let process = command.spawn().map_err(start_error)?;
         let pid = i32::try_from(process.id()).ok().and_then(Pid::from_raw);
@@ -108,7 +108,7 @@ impl Child {
             stopped_pids: HashSet::new(),
             is_killed: false,
             kill_at: None,
-            kills: 0,
+            pauses: 0,
         })
     }
 
@@ -228,15 +228,15 @@ impl Child {
         }
     }
 
-    /// Returns CMD and its descendants that have not ended.
+    /// Returns CMD and its descendants that have not ended, if the system lists them.
     fn descendants(&self) -> Vec<process_tree::Process> {
-        process_tree::descendants(&self.earlier_children)
+        process_tree::descendants(&self.earlier_children).unwrap_or_default()
     }
 
     /// Returns a function that counts [`descendants`](Child::descendants) without borrowing `self`.
     pub(crate) fn descendant_counter(&self) -> impl FnOnce() -> usize + use<> {
         let earlier_children = self.earlier_children.clone();
-        move || process_tree::descendants(&earlier_children).len()
+        move || process_tree::descendants(&earlier_children).map_or(0, |all| all.len())
     }
 
     /// Names the processes that have outlasted [`end`](Child::end): `4711 (sleep)`. `None` if all
@@ -334,7 +334,7 @@ impl Child {
     /// those that are left after `kill_after`, counted from the first call.
     ///
     /// A process in an uninterruptible system call, or of another user, may outlast SIGKILL: with
-    /// `waits_for_all` this waits for it, otherwise it returns after [`MAX_KILLS`]. Cancel safe.
+    /// `waits_for_all` this waits for it, otherwise it returns after [`MAX_PAUSES`]. Cancel safe.
     pub(crate) async fn end(
         &mut self,
         send_term: bool,
@@ -355,9 +355,9 @@ impl Child {
             // A stopped process must continue before it can end.
             self.continue_processes();
         }
-        let mut pauses = interval(POLL_INTERVAL);
-        pauses.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        pauses.reset();
+        let mut pause = interval(POLL_INTERVAL);
+        pause.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        pause.reset();
         while !self.all_ended() {
             let kills = kill_at.is_some_and(|at| at <= Instant::now());
             if kills {
@@ -366,9 +366,9 @@ impl Child {
                 self.terminate_orphans(&mut terminated);
             }
             tokio::select! {
-                _ = pauses.tick() => {
-                    self.kills += u32::from(kills);
-                    if self.kills >= MAX_KILLS && !waits_for_all {
+                _ = pause.tick() => {
+                    self.pauses += u32::from(kills);
+                    if self.pauses >= MAX_PAUSES && !waits_for_all {
                         return;
                     }
                 }
@@ -403,7 +403,10 @@ impl Child {
             // `wait` sees every descendant: an orphan becomes a child of this process at the moment
             // its parent ends.
             true if self.earlier_children.is_empty() => self.no_children_left,
-            true => self.status.is_some() && self.descendants().is_empty(),
+            true => {
+                let left = process_tree::descendants(&self.earlier_children);
+                self.status.is_some() && left.is_ok_and(|left| left.is_empty())
+            }
             false => self.status.is_some() && test_kill_process_group(self.cmd).is_err(),
         }
     }

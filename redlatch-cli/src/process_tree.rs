@@ -38,31 +38,36 @@ mod linux {
 
     use super::{Process, State};
 
-    /// Descriptors for `/proc`: without them, a process that has used up its own could not find the
-    /// processes that it has to end.
-    static KEPT: Mutex<Vec<File>> = Mutex::new(Vec::new());
+    /// Descriptors for `/proc`, once [`keep_descriptors`] was called: without them, a process that
+    /// has used up its own could not find the processes that it has to end.
+    static KEPT: Mutex<Option<Vec<File>>> = Mutex::new(None);
 
     /// The directory, and a file in it.
     const KEPT_DESCRIPTORS: usize = 2;
 
-    fn kept() -> MutexGuard<'static, Vec<File>> {
+    fn kept() -> MutexGuard<'static, Option<Vec<File>>> {
         KEPT.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps the descriptors that [`descendants`] needs.
-    pub(crate) fn keep_descriptors() -> io::Result<()> {
-        let opened = (0..KEPT_DESCRIPTORS).map(|_| File::open("/proc"));
-        *kept() = opened.collect::<io::Result<_>>()?;
+    fn refill(kept: &mut Vec<File>) -> io::Result<()> {
+        while kept.len() < KEPT_DESCRIPTORS {
+            kept.push(File::open("/proc")?);
+        }
         Ok(())
     }
 
-    /// Reads files in `/proc` with the descriptors that are kept for that, if any.
+    /// Keeps the descriptors that [`descendants`] needs, from now on.
+    pub(crate) fn keep_descriptors() -> io::Result<()> {
+        refill(kept().get_or_insert_default())
+    }
+
+    /// Gives up the kept descriptors while `read` opens files in `/proc`, and takes them again. If
+    /// another thread was faster, the next call tries again. `read` must not call this function.
     fn with_kept_descriptors<T>(read: impl FnOnce() -> T) -> T {
         let mut kept = kept();
-        let count = kept.len();
-        kept.clear();
+        kept.iter_mut().for_each(Vec::clear);
         let done = read();
-        kept.extend((0..count).map_while(|_| File::open("/proc").ok()));
+        let _ = kept.as_mut().map(refill);
         done
     }
 
@@ -72,10 +77,10 @@ mod linux {
     }
 
     /// Returns all descendants that have not ended, without `excluded` and their descendants.
-    pub(crate) fn descendants(excluded: &HashSet<Pid>) -> Vec<Process> {
+    pub(crate) fn descendants(excluded: &HashSet<Pid>) -> io::Result<Vec<Process>> {
         let mut children: HashMap<Pid, Vec<Process>> = HashMap::new();
         with_kept_descriptors(|| {
-            let names = fs::read_dir("/proc").into_iter().flatten().flatten();
+            let names = fs::read_dir("/proc")?.flatten();
             for name in names.map(|entry| entry.file_name()) {
                 let pid = name.to_str().and_then(|name| name.parse().ok());
                 if let Some(process) = pid.and_then(Pid::from_raw).and_then(process)
@@ -84,7 +89,8 @@ mod linux {
                     children.entry(parent).or_default().push(process);
                 }
             }
-        });
+            Ok::<_, io::Error>(())
+        })?;
         let mut found = Vec::new();
         let mut parents = vec![getpid()];
         while let Some(parent) = parents.pop() {
@@ -96,7 +102,7 @@ mod linux {
             }
         }
         found.retain(|process| process.state != State::Dead);
-        found
+        Ok(found)
     }
 
     /// Returns the name of a process, up to 15 bytes of it.
@@ -208,8 +214,8 @@ mod others {
         false
     }
 
-    pub(crate) fn descendants(_: &HashSet<Pid>) -> Vec<Process> {
-        Vec::new()
+    pub(crate) fn descendants(_: &HashSet<Pid>) -> io::Result<Vec<Process>> {
+        Ok(Vec::new())
     }
 
     pub(crate) fn name(_: Pid) -> Option<String> {

@@ -258,16 +258,6 @@ pub(crate) fn stop_now() {
     let _ = kill_process(getpid(), Signal::STOP);
 }
 
-/// Runs `read`, which may read a terminal, in a thread of its own. In the background, the system
-/// stops this process until `fg`, as it stops other programs. While SIGTTIN is blocked, the read
-/// would fail.
-pub(crate) fn with_unblocked_ttin<T>(read: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-    let mask = SigSet::from_iter([Named::SIGTTIN]).thread_swap_mask(SigmaskHow::SIG_UNBLOCK)?;
-    let done = read();
-    mask.thread_set_mask()?;
-    done
-}
-
 /// Discards a stop signal that was caught and shall have no effect.
 pub(crate) fn discard_stop() {
     let _ = kill_process(getpid(), Signal::CONT);

@@ -3,7 +3,7 @@
 use std::io;
 use std::thread::{self, JoinHandle};
 
-use nix::sys::signal::{SigSet, SigmaskHow};
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use tokio::sync::oneshot;
 
 /// Starts a thread to which the system delivers no signals. A signal goes to any thread that does
@@ -20,13 +20,16 @@ pub(crate) fn spawn_without_signals<T: Send + 'static>(
 }
 
 /// Runs work that may wait for another program in a thread of its own, so that this one receives
-/// signals meanwhile. Unlike the threads of tokio, one that cannot be started is no panic.
+/// signals meanwhile. Unlike the threads of tokio, one that cannot be started is no panic. If the
+/// work reads a terminal in the background, the system stops this process until `fg`, as it stops
+/// other programs. While SIGTTIN is blocked, the read would fail.
 pub(crate) async fn run_in_thread<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<T> {
     let (done, result) = oneshot::channel();
     spawn_without_signals(name, move || {
+        let _ = SigSet::from_iter([Signal::SIGTTIN]).thread_unblock();
         let _ = done.send(work());
     })?;
     result.await.map_err(io::Error::other)

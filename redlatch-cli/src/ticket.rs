@@ -16,7 +16,7 @@ use redlatch::{
 use crate::exit::{self, Failure};
 use crate::held_lock::{DEFAULT_WATCHDOG_LEASE, HeldLock};
 use crate::run::{report_conflict, report_waiting};
-use crate::signals::{self, Signals};
+use crate::signals::Signals;
 use crate::stderr::{detail, note, stderr};
 use crate::store::WaitLimits;
 use crate::store_args::StoreArgs;
@@ -238,8 +238,7 @@ pub(crate) async fn read(text: &str) -> Result<Ticket, Failure> {
     if text != "-" {
         return Ok(text.trim_ascii().parse()?);
     }
-    let reading = || signals::with_unblocked_ttin(first_line);
-    let read = run_in_thread("ticket", reading).await;
+    let read = run_in_thread("ticket", first_line).await;
     let line = read
         .and_then(|read| read)
         .map_err(|error| Failure::system("cannot read the ticket", &error))?;

@@ -143,7 +143,7 @@ fn child_is_killed_although_redlatch_was_stopped_when_that_was_due() {
 /// With few descriptors, `redlatch` does not start CMD, or it can also end its children.
 #[test]
 fn children_are_ended_with_few_descriptors() {
-    let limits: Vec<u32> = (4..=16).collect();
+    let limits: Vec<u32> = (4..=24).collect();
     let started = AtomicUsize::new(0);
     for_each(&limits, |limit| {
         let name = unique("descriptors");
@@ -167,7 +167,8 @@ fn children_are_ended_with_few_descriptors() {
             }
             None => {
                 let code = holder.finish().code;
-                assert!(matches!(code, Some(69 | 71)), "{limit}: {code:?}");
+                // 127: the dynamic loader has too few.
+                assert!(matches!(code, Some(69 | 71 | 127)), "{limit}: {code:?}");
             }
         }
     });

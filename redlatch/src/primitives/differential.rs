@@ -218,11 +218,11 @@ pub(crate) struct Differential {
     connection: MultiplexedConnection,
     pushes: mpsc::UnboundedReceiver<PushInfo>,
     keyspace: Keyspace,
-    /// The server's clock at the latest script, as it says.
+    /// The server's clock at the latest script.
     server_time: Duration,
-    /// The same time on this machine's clock.
+    /// The same time as an instant: it moves with the server's clock.
     now: Instant,
-    /// How far the keyspace's clock is ahead of real time. On the server, expiry times and timestamps
+    /// How far the keyspace's clock is ahead of `now`. On the server, expiry times and timestamps
     /// are reduced instead.
     clock_offset: Duration,
     /// The subscribed channels; `None` means all.
