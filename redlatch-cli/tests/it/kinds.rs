@@ -16,12 +16,6 @@ fn queue_length(name: &str) -> usize {
     object(name)["queue"].as_array().map_or(0, Vec::len)
 }
 
-/// Makes a client that is not registered hold a lock for five minutes.
-fn hold_unregistered(name: &str) {
-    let () = shared().command(&["HSET", name, "another-client:1", "1"]);
-    let () = shared().command(&["PEXPIRE", name, "300000"]);
-}
-
 /// Runs immediately or not at all; returns whether it ran.
 fn try_run(options: &[&str], names: &[&str]) -> bool {
     let args = [&["run", "-n"], options, names, &["--", "true"]].concat();
@@ -102,7 +96,7 @@ fn killed_fair_waiter_delays_the_others_by_one_lease() {
 #[test]
 fn fair_run_without_wait_reports_the_holder() {
     let name = unique("before-you");
-    hold_unregistered(&name);
+    hold_unregistered(shared(), &name, "300000");
     let args = ["run", "-n", "--fair", &name, "--", "true"];
     finish(redlatch(shared(), &args))
         .expect(75)
@@ -314,7 +308,7 @@ fn semaphore_without_a_free_permit_shows_as_held() {
 #[test]
 fn conflict_names_the_owner_and_the_remaining_lease() {
     let names = [unique("conflict"), unique("other-conflict")];
-    hold_unregistered(&names[0]);
+    hold_unregistered(shared(), &names[0], "300000");
     let owner = "another-client:1";
     let refused = |names: &[String]| {
         let mut args = vec!["run", "-n"];

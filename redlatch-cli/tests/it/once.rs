@@ -85,18 +85,10 @@ fn machines_with_shifted_clocks_run_each_slot_once() {
          for job in 1 2 3; do \"$@\" run --once-per 10d {name}-$job -- sh -c \"echo $job >> {ran}\"; done"
     );
     let machine = |number: i32| {
-        let command = redlatch(shared(), &[]);
         let shift = format!("{:+}d", 3 * (number - 10));
-        let program = command.get_program().to_owned();
-        let mut shifted = std::process::Command::new("faketime");
-        shifted.args(["-m", "-f", &shift, "sh", "-c", &script, "machine"]);
-        shifted.arg(program);
-        for (key, value) in command.get_envs() {
-            match value {
-                Some(value) => shifted.env(key, value),
-                None => shifted.env_remove(key),
-            };
-        }
+        let mut faketime = std::process::Command::new("faketime");
+        faketime.args(["-m", "-f", &shift, "sh", "-c", &script, "machine"]);
+        let mut shifted = started_by(faketime, &redlatch(shared(), &[]));
         shifted.env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
         Running::start(shifted)
     };

@@ -7,8 +7,7 @@ use crate::support::*;
 
 /// Starts a command that waits for a lock that another client holds. Returns once it waits.
 fn wait_for(server: &Server, options: &[&str], name: &str) -> Running {
-    let _: i64 = server.command(&["HSET", name, "another-client:1", "1"]);
-    let _: i64 = server.command(&["PEXPIRE", name, "3600000"]);
+    hold_unregistered(server, name, "3600000");
     let args = [&["run"], options, &[name, "--", "echo", "mine"]].concat();
     let waiter = Running::start(redlatch(server, &args));
     waiter.until_stderr("waiting for");

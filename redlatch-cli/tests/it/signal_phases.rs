@@ -185,8 +185,7 @@ fn wait(case: &Case) -> (Running, Box<dyn Any>) {
             let _: i64 = shared().command(&["DEL", &self.0]);
         }
     }
-    let _: i64 = shared().command(&["HSET", &case.name, "another-client:1", "1"]);
-    let _: i64 = shared().command(&["PEXPIRE", &case.name, "3600000"]);
+    hold_unregistered(shared(), &case.name, "3600000");
     let held = Held(case.name.clone());
     let running = Running::start(case.command(&[&case.name], "WORK"));
     running.until_stderr("waiting for");

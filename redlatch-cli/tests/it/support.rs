@@ -139,18 +139,29 @@ pub(crate) fn waits_in(process: &Path, function: &str) -> bool {
     })
 }
 
+/// Makes a client that is not registered hold a lock for this many milliseconds.
+pub(crate) fn hold_unregistered(server: &Server, name: &str, millis: &str) {
+    let () = server.command(&["HSET", name, "another-client:1", "1"]);
+    let () = server.command(&["PEXPIRE", name, millis]);
+}
+
 /// Returns a command with a limit of the system, an option of `prlimit`.
 pub(crate) fn limited(limit: &str, command: &Command) -> Command {
     let mut limited = Command::new("prlimit");
-    limited.arg(limit).arg(command.get_program());
-    limited.args(command.get_args());
+    limited.arg(limit);
+    started_by(limited, command)
+}
+
+/// Returns a program that starts a command, given as its last arguments, in the environment of that command.
+pub(crate) fn started_by(mut program: Command, command: &Command) -> Command {
+    program.arg(command.get_program()).args(command.get_args());
     for (variable, value) in command.get_envs() {
         match value {
-            Some(value) => limited.env(variable, value),
-            None => limited.env_remove(variable),
+            Some(value) => program.env(variable, value),
+            None => program.env_remove(variable),
         };
     }
-    limited
+    program
 }
 
 /// Runs a command to its end.
