@@ -239,6 +239,7 @@ impl Differential {
         let info = info.set_redis_settings(settings.set_protocol(ProtocolVersion::RESP3));
         let (push_sender, pushes) = mpsc::unbounded_channel();
         let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(Duration::from_secs(30)))
             .set_response_timeout(Some(Duration::from_secs(30)))
             .set_push_sender(push_sender);
         let client = redis::Client::open(info).unwrap();
