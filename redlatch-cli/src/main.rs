@@ -53,6 +53,7 @@ use crate::config::Config;
 use crate::exit::Failure;
 use crate::stderr::{LogFormat, Output, stderr};
 use crate::streams::{STDERR, WrittenAtEnd};
+use crate::threads::runtime;
 
 fn main() -> ExitCode {
     let _written = WrittenAtEnd;
@@ -165,13 +166,6 @@ fn dispatch(args: Args) -> Result<u8, Failure> {
     // Do not wait for a pending host name lookup.
     runtime.shutdown_background();
     code
-}
-
-fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::system("cannot start the tokio runtime", &error))
 }
 
 /// Prints a usage error, or the requested help.

@@ -1,10 +1,14 @@
-//! Threads of the command.
+//! Threads of the command, and the runtime of each.
 
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
+
+use crate::exit::Failure;
 
 /// Starts a thread to which the system delivers no signals. A signal goes to any thread that does
 /// not block it, and those that were started before
@@ -33,4 +37,14 @@ pub(crate) async fn run_in_thread<T: Send + 'static>(
         let _ = done.send(work());
     })?;
     result.await.map_err(io::Error::other)
+}
+
+/// Starts a runtime for one thread. Without descriptors for its handling of signals, tokio panics. So
+/// those of a runtime are tried first: six.
+pub(crate) fn runtime() -> Result<Runtime, Failure> {
+    let tried = (0..3).map(|_| UnixStream::pair());
+    tried
+        .collect::<io::Result<Vec<_>>>()
+        .and_then(|_| Builder::new_current_thread().enable_all().build())
+        .map_err(|error| Failure::system("cannot start the tokio runtime", &error))
 }

@@ -10,7 +10,7 @@ use crate::exit::{self, Failure};
 use crate::show;
 use crate::store;
 use crate::store_args::StoreArgs;
-use crate::threads::spawn_without_signals;
+use crate::threads::{runtime, spawn_without_signals};
 
 /// The longest that an answer takes without an outage. Behind an outage another server may answer, and a look that began before
 /// it would be a mixture of both.
@@ -48,10 +48,7 @@ pub(super) fn start(
     // If the view is not drawn, for example because the terminal is stuck, the next look waits.
     let (sender, reports) = mpsc::channel(1);
     let (requests, requested) = mpsc::unbounded_channel();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::system("cannot start the tokio runtime", &error))?;
+    let runtime = runtime()?;
     let looking = move || {
         let (connected, client) = watch::channel(None);
         runtime.block_on(async {

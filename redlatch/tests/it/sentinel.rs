@@ -9,7 +9,7 @@ use redlatch_testkit::{
     Proxy, SentinelPlan, Sentinels, Server, fake_sentinel, shared_sentinels, unique,
 };
 
-use crate::common::{LONG, retry_if_late, until, within_limit};
+use crate::common::{LONG, patient, retry_if_late, until, within_limit};
 use crate::topology::{
     Deployment, LASTING, failover, long_timeout, retry_transient, steady, until_renewed,
 };
@@ -136,14 +136,12 @@ async fn wrong_kind_of_url_is_reported() {
     // A server that is no sentinel, and a sentinel that is no server.
     let port = shared_sentinels().servers()[0].port();
     let data = format!("redis+sentinel://127.0.0.1:{port}/main");
-    let error = within_limit("answered", Client::connect(&data))
-        .await
-        .unwrap_err();
+    let connecting = patient(Client::builder()).connect(&data);
+    let error = within_limit("answered", connecting).await.unwrap_err();
     assert!(matches!(error, Error::UnsupportedServer { .. }), "{error}");
     let sentinel = shared_sentinels().sentinels()[0].url();
-    let error = within_limit("answered", Client::connect(&sentinel))
-        .await
-        .unwrap_err();
+    let connecting = patient(Client::builder()).connect(&sentinel);
+    let error = within_limit("answered", connecting).await.unwrap_err();
     assert!(matches!(error, Error::UnsupportedServer { .. }), "{error}");
     assert!(error.to_string().contains("redis+sentinel://"), "{error}");
 }

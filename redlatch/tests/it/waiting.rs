@@ -12,7 +12,8 @@ use redlatch::Client;
 use redlatch_testkit::{Proxy, Server, unique};
 
 use crate::common::{
-    LONG, WATCHDOG, client, unregistered_client, until, wait_until_discarded, within_limit,
+    LONG, WATCHDOG, client, client_at, unregistered_client, until, wait_until_discarded,
+    within_limit,
 };
 
 fn channels(server: &Server) -> usize {
@@ -165,7 +166,7 @@ async fn request_behind_message_is_repeated_if_it_is_lost() {
     let server = Server::start();
     let proxy = Arc::new(Proxy::to(server.port()));
     let holder = client(&server).await;
-    let waiter = Client::connect(&proxy.url()).await.unwrap();
+    let waiter = client_at(&proxy.url()).await;
     let losing = async || {
         wait_until_discarded(&proxy).await;
         proxy.discard_requests(false);

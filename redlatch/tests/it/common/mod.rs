@@ -317,7 +317,7 @@ impl TestStore {
     }
 
     pub(crate) async fn client_with(&self, settings: ClientBuilder) -> Client {
-        let settings = settings.response_timeout(LONG);
+        let settings = patient(settings);
         let url = match self {
             TestStore::Embedded(store) => return settings.connect_embedded(store).unwrap(),
             TestStore::Server(server) => server.url(),
@@ -339,28 +339,33 @@ pub(crate) fn on_every_store(test: impl Fn(&dyn Fn() -> redlatch::blocking::Clie
         shared_sentinels().url(),
         shared_cluster().url(),
     ] {
-        test(&|| Client::connect(&url).unwrap());
+        test(&|| Client::with(patient(redlatch::Client::builder()), &url).unwrap());
     }
     let secured = Secured::shared();
-    let settings = || secured.settings(redlatch::Client::builder(), "");
+    let settings = || secured.settings(patient(redlatch::Client::builder()), "");
     test(&|| Client::with(settings(), &secured.server.url()).unwrap());
 }
 
-/// Creates a client of one server, for tests that do not depend on the response timeout.
+/// Raises the limits of a client, for tests that do not depend on them: beside busy processes the defaults are short.
+pub(crate) fn patient(settings: ClientBuilder) -> ClientBuilder {
+    let settings = settings.connect_timeout(LONG).response_timeout(LONG);
+    settings.replica_timeout(LONG)
+}
+
+/// Creates a client of one server, for tests that do not depend on its limits.
 pub(crate) async fn client(server: &Server) -> Client {
     client_at(&server.url()).await
 }
 
 /// The same with the URL, such as that of a proxy.
 pub(crate) async fn client_at(url: &str) -> Client {
-    let settings = Client::builder().response_timeout(LONG);
-    settings.connect(url).await.unwrap()
+    patient(Client::builder()).connect(url).await.unwrap()
 }
 
 /// The same for tests that count requests: without the registry of clients, which a client writes in the background if a hold or
 /// a wait has lasted for a second.
 pub(crate) async fn unregistered_client(server: &Server) -> Client {
-    let settings = Client::builder().response_timeout(LONG).registry(false);
+    let settings = patient(Client::builder()).registry(false);
     settings.connect(&server.url()).await.unwrap()
 }
 

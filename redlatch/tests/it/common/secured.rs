@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use redlatch::{Client, ClientBuilder};
 use redlatch_testkit::{Identity, TlsServer};
 
-use super::LONG;
+use super::patient;
 
 const DOCS: &str = include_str!("../../../../docs/security.md");
 
@@ -100,7 +100,7 @@ impl Secured {
     }
 
     pub(crate) async fn client(&self, settings: ClientBuilder, prefix: &str) -> Client {
-        let settings = self.settings(settings, prefix).response_timeout(LONG);
+        let settings = self.settings(patient(settings), prefix);
         settings.connect(&self.server.url()).await.unwrap()
     }
 }

@@ -10,7 +10,7 @@ use redlatch::{Client, Error, Guard, Owner};
 use redlatch_testkit::{Proxy, Server, shared, unique};
 
 use crate::common::{
-    LONG, WATCHDOG, client, client_at, retry_if_late, until, until_rises, with_lost_answer,
+    LONG, SHORT, WATCHDOG, client, client_at, retry_if_late, until, until_rises, with_lost_answer,
     within_limit,
 };
 
@@ -530,7 +530,7 @@ async fn dead_readers_are_removed() {
 async fn foreign_hold_count_does_not_block_the_server() {
     let server = Server::start();
     let settings = Client::builder()
-        .watchdog_lease(WATCHDOG)
+        .watchdog_lease(3 * SHORT)
         .response_timeout(LONG);
     let client = settings.connect(&server.url()).await.unwrap();
     let lock = client.read_write_lock("a");
