@@ -42,9 +42,9 @@ pub(crate) async fn run_in_thread<T: Send + 'static>(
 /// Starts a runtime for one thread. Without descriptors for its handling of signals, tokio panics. So
 /// those of a runtime are tried first: six.
 pub(crate) fn runtime() -> Result<Runtime, Failure> {
-    let tried = (0..3).map(|_| UnixStream::pair());
+    let tried: io::Result<Vec<_>> = (0..3).map(|_| UnixStream::pair()).collect();
     tried
-        .collect::<io::Result<Vec<_>>>()
-        .and_then(|_| Builder::new_current_thread().enable_all().build())
+        .map(drop)
+        .and_then(|()| Builder::new_current_thread().enable_all().build())
         .map_err(|error| Failure::system("cannot start the tokio runtime", &error))
 }
