@@ -17,11 +17,8 @@ use crate::common::{
 async fn assert_nothing_left(client: &Client, lock: &Lock) {
     within_limit("settled", client.flush()).await;
     assert!(!lock.is_locked().await.unwrap(), "a key was left");
-    until("nothing is left in the client", || async {
-        let status = client.status();
-        (status.holds, status.background) == (0, 0)
-    })
-    .await;
+    let status = client.status();
+    assert_eq!((status.holds, status.background), (0, 0), "{status:?}");
 }
 
 on_every_store! {

@@ -291,7 +291,7 @@ async fn hand_overs_end_soon_after_request() {
     sleep(SECOND / 10).await;
     let lock = other.lock("a");
     for _ in 0..5 {
-        // After a chain of hand-overs nobody holds it for a moment.
+        // After a chain of hand-overs, the client leaves the lock free for a moment.
         let asked = loop {
             match lock.revoke(LEASE).await.unwrap() {
                 Some(asked) => break asked,

@@ -708,6 +708,11 @@ async fn plain_waiter_is_woken_when_queue_is_empty(store: TestStore) {
     next.unwrap().unwrap().unlock().await.unwrap();
     drop(expired);
     assert_nothing_left(&[&holder, &other], &fair).await;
+    until("only the subscription is left", || async {
+        let status = third.status();
+        (status.holds, status.background) == (0, 0)
+    })
+    .await;
 }
 
 async fn holders_are_exclusive(store: TestStore) {
