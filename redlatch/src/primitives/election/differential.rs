@@ -76,8 +76,11 @@ fn moves() -> impl Strategy<Value = Move> {
     prop_oneof![
         30 => (owner.clone(), lease.clone(), waits, wait_time)
             .prop_map(|(owner, lease, waits, wait_time)| Move::Acquire { owner, lease, waits, wait_time }),
-        15 => (owner.clone(), 0..2u32, proptest::option::of(owner.clone()))
+        10 => (owner.clone(), 0..2u32, proptest::option::of(owner.clone()))
             .prop_map(|(owner, keep, successor)| Move::Release { owner, keep, successor }),
+        // Few leaders resign to a candidate that waits, and few of these make the next attempt.
+        8 => (owner.clone(), owner.clone())
+            .prop_map(|(owner, successor)| Move::Release { owner, keep: 0, successor: Some(successor) }),
         3 => (owner.clone(), lease).prop_map(|(owner, lease)| Move::Renew { owner, lease: lease - 1 }),
         8 => (owner, 1..4i64, 0..3u8)
             .prop_map(|(owner, revision, value)| Move::Proclaim { owner, revision, value }),
