@@ -143,9 +143,7 @@ impl Background {
         object: &Arc<ObjectKeys>,
         check: impl Future<Output = ()> + Send + 'static,
     ) {
-        let running = self.begin(object);
-        running.0.set(Need::Check);
-        self.spawn_begun(running, check);
+        self.spawn_begun(self.begin_needed(object, Need::Check), check);
     }
 
     /// The same for work that has [begun](Background::begin).
@@ -180,6 +178,10 @@ impl Background {
 
     /// Counts work for an object, until the returned value is dropped.
     pub(crate) fn begin(&self, object: &Arc<ObjectKeys>) -> RunningWork {
+        self.begin_needed(object, Need::Awaited)
+    }
+
+    fn begin_needed(&self, object: &Arc<ObjectKeys>, need: Need) -> RunningWork {
         let works = &mut *self.0.works.lock();
         works.latest += 1;
         let number = works.latest;
@@ -189,7 +191,7 @@ impl Background {
         let work = Work {
             object: object.clone(),
             origin,
-            need: Need::Awaited,
+            need,
         };
         works.running.insert(number, work);
         RunningWork(WorkRef {
