@@ -334,6 +334,11 @@ impl WaitQueues {
         &self.channels.metrics
     }
 
+    /// Returns whether nothing waits in this client, and no subscription lingers.
+    pub(crate) fn are_unused(&self) -> bool {
+        self.channels.is_empty()
+    }
+
     /// Returns the number of subscribed channels, in use or lingering. Spin locks have none.
     pub(crate) fn subscriptions(&self) -> usize {
         let channels = self.channels.entries.lock();
@@ -636,9 +641,13 @@ impl ChannelMap {
         }
     }
 
-    /// Locks the map unless it is empty. An entry that another thread is about to add may be missed.
+    /// An entry that another thread is about to add may be missed.
+    fn is_empty(&self) -> bool {
+        self.len.load(Ordering::Acquire) == 0
+    }
+
     fn lock_unless_empty(&self) -> Option<MutexGuard<'_, BTreeMap<Arc<str>, ChannelEntry>>> {
-        (self.len.load(Ordering::Acquire) > 0).then(|| self.entries.lock())
+        (!self.is_empty()).then(|| self.entries.lock())
     }
 
     fn ready_to_close(&self, channel: &str, linger: Duration) -> Ready {
