@@ -64,15 +64,6 @@ pub(crate) fn task_id() -> Option<tokio::task::Id> {
     tokio::task::try_id()
 }
 
-/// Returns how many steps a connection sends before others wait, if a simulation runs. Its few tasks would
-/// otherwise send no batches.
-pub(crate) fn simulated_batch_limit() -> Option<usize> {
-    #[cfg(feature = "simulation")]
-    return simulation::current().map(|_| 1);
-    #[cfg(not(feature = "simulation"))]
-    None
-}
-
 /// Returns a random number from 0 to 1.
 pub(crate) fn random_fraction() -> f64 {
     let (high, _) = random().as_u64_pair();

@@ -4,7 +4,7 @@
 //! the same state. Everything above a step is written once and does not depend on the primitive.
 
 use std::borrow::Cow;
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::sync::OnceLock;
 
 use smallvec::SmallVec;
@@ -118,10 +118,11 @@ pub(crate) struct Script {
 }
 
 /// A script that can be run for several steps at once, if each has this number of keys and arguments.
+#[derive(Debug)]
 pub(crate) struct Batchable {
     source: &'static str,
     pub(crate) keys: usize,
-    args: usize,
+    pub(crate) args: usize,
     hash: OnceLock<String>,
 }
 
@@ -255,8 +256,8 @@ impl Script {
         }
     }
 
-    /// Returns the SHA-1 of [`Script::source_for`]. `sha1` calculates it the first time.
-    pub(crate) fn sha(&self, mode: PublishMode, sha1: impl FnOnce(&str) -> String) -> &str {
+    /// Returns the SHA-1 of [`Script::source_for`].
+    pub(crate) fn sha(&self, mode: PublishMode) -> &str {
         let [global, sharded] = &self.hashes;
         let hash = match mode {
             PublishMode::Global => global,
@@ -302,8 +303,8 @@ return replies"
         )
     }
 
-    /// Returns the SHA-1 of [`Batchable::batch_source`]. `sha1` calculates it the first time.
-    pub(crate) fn sha(&self, sha1: impl FnOnce(&str) -> String) -> &str {
+    /// Returns the SHA-1 of [`Batchable::batch_source`].
+    pub(crate) fn sha(&self) -> &str {
         self.hash.get_or_init(|| sha1(&self.batch_source()))
     }
 }
@@ -323,6 +324,11 @@ impl PartialEq for Batchable {
 }
 
 impl Eq for Batchable {}
+
+/// Returns the SHA-1 of a text, by which servers know a script.
+pub(crate) fn sha1(source: &str) -> String {
+    sha1_smol::Sha1::from(source).digest().to_string()
+}
 
 /// Receives the arguments of a step for the server, in order.
 pub(crate) trait Args {
@@ -349,6 +355,33 @@ pub(crate) enum ScriptReply {
     Integer(i64),
     Bytes(Vec<u8>),
     List(Vec<ScriptReply>),
+    Error(ErrorReply),
+}
+
+/// An error reply of a server: its code and more text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ErrorReply(String);
+
+impl ErrorReply {
+    pub(crate) fn new(text: String) -> ErrorReply {
+        ErrorReply(text)
+    }
+
+    /// Returns the first word.
+    pub(crate) fn code(&self) -> &str {
+        self.0.split_whitespace().next().unwrap_or_default()
+    }
+
+    /// Returns the text behind the code.
+    pub(crate) fn details(&self) -> Option<&str> {
+        self.0.split_once(' ').map(|(_, details)| details)
+    }
+}
+
+impl fmt::Display for ErrorReply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
 }
 
 impl ScriptReply {
@@ -371,6 +404,22 @@ impl ScriptReply {
         match self {
             ScriptReply::Bytes(text) => Ok(String::from_utf8_lossy(&text).into_owned()),
             other => Err(unexpected_reply(&other)),
+        }
+    }
+
+    /// Returns the text of a reply that is one.
+    pub(crate) fn as_text(&self) -> Option<&str> {
+        match self {
+            ScriptReply::Bytes(text) => std::str::from_utf8(text).ok(),
+            _ => None,
+        }
+    }
+
+    /// Returns the elements of a reply that is a list.
+    pub(crate) fn elements(&self) -> Option<&[ScriptReply]> {
+        match self {
+            ScriptReply::List(elements) => Some(elements),
+            _ => None,
         }
     }
 

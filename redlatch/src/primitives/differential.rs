@@ -42,7 +42,7 @@ use crate::primitives::fenced_lock::token;
 use crate::primitives::inspect::InspectNames;
 use crate::primitives::lock::Holder;
 use crate::session::Waiting;
-use crate::step::{Outcome, Step};
+use crate::step::{Args, Outcome, ScriptReply, Step};
 use crate::watchdog::Renew;
 
 /// Number of random histories per primitive and test run. Each test run has a new seed, unless
@@ -379,7 +379,7 @@ impl Differential {
             redis::Value::ServerError(error) => Err(Error::Refused {
                 reason: error.to_string(),
             }),
-            reply => reply.try_into().and_then(|reply| step.decode(reply)),
+            reply => step.decode(script_reply(reply)),
         };
         let rule = step.apply(self.keyspace_at_now());
         let comparable = |reply: &Result<S::Reply>| match reply {
@@ -827,3 +827,26 @@ compare_by_debug!(
     Vec<String>,
     Vec<u32>
 );
+
+impl Args for redis::Cmd {
+    fn text(&mut self, text: &str) {
+        self.arg(text);
+    }
+
+    fn number(&mut self, number: i64) {
+        self.arg(number);
+    }
+}
+
+/// Returns the reply as the wire decodes it.
+fn script_reply(reply: redis::Value) -> ScriptReply {
+    match reply {
+        redis::Value::Nil => ScriptReply::Nil,
+        redis::Value::Int(number) => ScriptReply::Integer(number),
+        redis::Value::BulkString(bytes) => ScriptReply::Bytes(bytes),
+        redis::Value::Array(list) => {
+            ScriptReply::List(list.into_iter().map(script_reply).collect())
+        }
+        other => panic!("unexpected reply: {other:?}"),
+    }
+}

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::lease::Lease;
 use crate::name::{KeyLayout, MAX_NAME_BYTES, ObjectKeys};
 use crate::owner::OwnerId;
-use crate::store::redis::sha1;
+use crate::step::sha1;
 
 /// The first part of the text, with the version of the format.
 const VERSION: &str = "redlatch1";

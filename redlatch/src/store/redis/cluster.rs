@@ -19,7 +19,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use redis::Value;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -28,12 +27,14 @@ use super::endpoint::{Endpoint, UNKNOWN_HOST};
 use super::exchange_error::ExchangeError;
 use super::node::{Node, NodeSettings};
 use super::node_ids::NodeIds;
-use super::pubsub::{as_text, text_field};
+use super::pubsub::text_field;
 use super::refresh_task::{Checks, MIN_QUERY_TIME, RefreshTask, answer_within};
 use super::run_id_tracker::info_field;
 use super::slot::{SLOT_COUNT, slot};
+use super::wire::Cmd;
 use crate::environment::random;
 use crate::join::join_until;
+use crate::step::ScriptReply;
 use crate::sync::Mutex;
 
 /// Time limit for the answer of one node with a connection.
@@ -444,19 +445,17 @@ async fn fetch_slots(
     at: &Endpoint,
     connection: &Arc<ReconnectingConnection>,
 ) -> Result<SlotReport, ExchangeError> {
-    let mut live = connection.get_or_connect().await?;
+    let live = connection.get_or_connect().await?;
     let info = connection
-        .query(&mut live, redis::cmd("CLUSTER").arg("INFO"))
+        .query(&live, &Cmd::of(&["CLUSTER", "INFO"]))
         .await?;
     let slots = connection
-        .query(&mut live, redis::cmd("CLUSTER").arg("SLOTS"))
+        .query(&live, &Cmd::of(&["CLUSTER", "SLOTS"]))
         .await?;
-    let info: String =
-        redis::from_redis_value(info).map_err(|e| ExchangeError::from_client_error(&e.into()))?;
-    let epoch = info_field(&info, "cluster_current_epoch").and_then(|epoch| epoch.parse().ok());
-    let Value::Array(ranges) = slots else {
-        return Err(ExchangeError::not_executed("unexpected reply"));
-    };
+    let unexpected = || ExchangeError::not_executed("unexpected reply");
+    let info = info.as_text().ok_or_else(unexpected)?;
+    let epoch = info_field(info, "cluster_current_epoch").and_then(|epoch| epoch.parse().ok());
+    let ranges = slots.elements().ok_or_else(unexpected)?;
     let ids = ranges.iter().flat_map(|range| parse_ids(at, range));
     let ids = ids.collect();
     let mut ranges: Vec<_> = ranges
@@ -467,7 +466,7 @@ async fn fetch_slots(
     ranges.sort_unstable();
     Ok(SlotReport {
         // A node that is cut off from most of the cluster reports that.
-        is_healthy: info_field(&info, "cluster_state") == Some("ok"),
+        is_healthy: info_field(info, "cluster_state") == Some("ok"),
         epoch: epoch.unwrap_or(0),
         ranges,
         ids,
@@ -475,11 +474,14 @@ async fn fetch_slots(
 }
 
 /// `[first, last, [host, port, id, metadata], replicas…]`
-fn parse_slot_range(responder: &Endpoint, range: &Value) -> Option<SlotRange> {
-    let Value::Array(parts) = range else {
-        return None;
-    };
-    let [Value::Int(first), Value::Int(last), master, ..] = parts.as_slice() else {
+fn parse_slot_range(responder: &Endpoint, range: &ScriptReply) -> Option<SlotRange> {
+    let [
+        ScriptReply::Integer(first),
+        ScriptReply::Integer(last),
+        master,
+        ..,
+    ] = range.elements()?
+    else {
         return None;
     };
     Some((
@@ -492,39 +494,29 @@ fn parse_slot_range(responder: &Endpoint, range: &Value) -> Option<SlotRange> {
 }
 
 /// Returns the ids of the master and the replicas of a slot range.
-fn parse_ids(responder: &Endpoint, range: &Value) -> Vec<(Endpoint, String)> {
-    let Value::Array(parts) = range else {
-        return Vec::new();
-    };
-    let id = |node: &Value| match node {
-        Value::Array(parts) => as_text(parts.get(2)).map(str::to_owned),
-        _ => None,
-    };
-    let nodes = parts.iter().skip(2);
+fn parse_ids(responder: &Endpoint, range: &ScriptReply) -> Vec<(Endpoint, String)> {
+    let id = |node: &ScriptReply| node.elements()?.get(2)?.as_text().map(str::to_owned);
+    let nodes = range.elements().unwrap_or_default().iter().skip(2);
     nodes
         .filter_map(|node| Some((parse_node(responder, node)?, id(node)?)))
         .collect()
 }
 
 /// `[host, port, id, metadata]`
-fn parse_node(responder: &Endpoint, node: &Value) -> Option<Endpoint> {
-    let Value::Array(node) = node else {
-        return None;
-    };
-    let host = match node.first() {
-        Some(Value::BulkString(host)) => std::str::from_utf8(host).ok()?,
-        Some(Value::SimpleString(host)) => host,
+fn parse_node(responder: &Endpoint, node: &ScriptReply) -> Option<Endpoint> {
+    let node = node.elements()?;
+    let host = match node.first()? {
         // The answering node does not know its own host.
-        Some(Value::Nil) => "",
-        _ => return None,
+        ScriptReply::Nil => "",
+        host => host.as_text()?,
     };
-    let Some(Value::Int(port)) = node.get(1) else {
+    let Some(ScriptReply::Integer(port)) = node.get(1) else {
         return None;
     };
     let host = match host {
         // A node without an address does not know its own yet, so it is the answering node.
         UNKNOWN_HOST => {
-            let metadata = node.get(3).unwrap_or(&Value::Nil);
+            let metadata = node.get(3).unwrap_or(&ScriptReply::Nil);
             text_field(metadata, "ip").unwrap_or_default()
         }
         host => host,
@@ -634,13 +626,13 @@ mod tests {
 
     #[test]
     fn ids_of_masters_and_replicas_are_known() {
-        let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
-        let node = |host: Value, port: i64, id: &str| {
-            Value::Array(vec![host, Value::Int(port), text(id), Value::Nil])
+        let text = |text: &str| ScriptReply::Bytes(text.as_bytes().to_vec());
+        let node = |host: ScriptReply, port: i64, id: &str| {
+            ScriptReply::List(vec![host, ScriptReply::Integer(port), text(id), ScriptReply::Nil])
         };
-        let slots = [Value::Int(0), Value::Int(9)];
-        let nodes = [node(Value::Nil, 7, "a"), node(text("other"), 8, "b")];
-        let range = Value::Array(slots.into_iter().chain(nodes).collect());
+        let slots = [ScriptReply::Integer(0), ScriptReply::Integer(9)];
+        let nodes = [node(ScriptReply::Nil, 7, "a"), node(text("other"), 8, "b")];
+        let range = ScriptReply::List(slots.into_iter().chain(nodes).collect());
         let ids = parse_ids(&Endpoint::new("responder", 1), &range);
         let ids = ids.iter().map(|(at, id)| format!("{at} {id}"));
         assert_eq!(ids.collect::<Vec<_>>(), ["responder:7 a", "other:8 b"]);
@@ -657,29 +649,29 @@ mod tests {
 
     #[test]
     fn nameless_node_is_found_by_address() {
-        let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+        let text = |text: &str| ScriptReply::Bytes(text.as_bytes().to_vec());
         let ip = || (text("ip"), text("10.0.0.2"));
         let maps = [
-            Value::Map(vec![(text("hostname"), text("x")), ip()]),
-            Value::Array(vec![ip().0, ip().1]),
+            ScriptReply::List(vec![text("hostname"), text("x"), ip().0, ip().1]),
+            ScriptReply::List(vec![ip().0, ip().1]),
         ];
-        let found = |host: Value, metadata: Value| {
-            let node = Value::Array(vec![host, Value::Int(7), text("id"), metadata]);
-            let range = Value::Array(vec![Value::Int(0), Value::Int(9), node]);
+        let found = |host: ScriptReply, metadata: ScriptReply| {
+            let node = ScriptReply::List(vec![host, ScriptReply::Integer(7), text("id"), metadata]);
+            let range = ScriptReply::List(vec![ScriptReply::Integer(0), ScriptReply::Integer(9), node]);
             parse_slot_range(&Endpoint::new("responder", 1), &range).unwrap()
         };
         for map in maps {
             let (first, last, at) = found(text("?"), map.clone());
             assert_eq!((first, last, &*at.to_string()), (0, 9, "10.0.0.2:7"));
             // Where the endpoint is unknown, the host of the answering node counts.
-            for host in [Value::Nil, text("")] {
+            for host in [ScriptReply::Nil, text("")] {
                 let (.., at) = found(host, map.clone());
                 assert_eq!(at.to_string(), "responder:7");
             }
             let (.., at) = found(text("named"), map);
             assert_eq!(at.to_string(), "named:7");
         }
-        let (.., at) = found(text("?"), Value::Array(Vec::new()));
+        let (.., at) = found(text("?"), ScriptReply::List(Vec::new()));
         assert_eq!(at.to_string(), "responder:7");
     }
 

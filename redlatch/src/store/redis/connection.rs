@@ -7,61 +7,35 @@
 //!    failure.
 //! 3. On a new connection, subscriptions are restored before anything else is sent (only with
 //!    [`SubscriptionMode::Restored`]; otherwise they end with their connection).
-//! 4. A connection counts as broken when sending fails or when its task ends, for any reason. Waiters for
-//!    its messages are woken then, because messages may have been missed. The next caller reconnects.
-//! 5. A command is queued on the connection by the first poll of the future that sends it (see `PIPELINE_CAPACITY`). So
-//!    commands are sent in the order of these polls.
-//! 6. If another server can replace this one, its connection can be *invalidated*: every caller that waits
+//! 4. A connection counts as broken when its task ends, for any reason. Waiters for its messages are woken then, because
+//!    messages may have been missed. The next caller reconnects.
+//! 5. If another server can replace this one, its connection can be *invalidated*: every caller that waits
 //!    for an answer on it gets an error at once.
-//!
-//! Uses the client library's multiplexed connection, but not its connection manager: that keeps the error
-//! of a refused reconnection (a wrong password for a moment, too many clients) for good.
 
 use std::collections::BTreeSet;
-use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
-use redis::{
-    AsyncConnectionConfig, Cmd, ConnectionAddr, Pipeline, PushInfo, PushKind, RedisError,
-    RedisResult, Value,
-};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
 
-use super::batch::{Batcher, CloseOnDrop};
 use super::connection_config::ConnectionConfig;
-use super::connector::RawConnection;
-use super::endpoint::Endpoint;
+use super::endpoint::{Address, Endpoint};
 use super::exchange_error::ExchangeError;
 use super::node_ids::NodeIds;
 use super::pace::Pace;
-use super::pubsub::{
-    CHANNELS_PER_SUBSCRIBE, SubscriptionMode, as_text, breaks_connection, is_unknown_command,
-    resubscribe, set_subscribed, set_subscribed_sharded,
-};
+use super::pubsub::{CHANNELS_PER_SUBSCRIBE, SubscriptionMode, Subscribing, is_unknown_command};
 use super::run_id_tracker::{RunIdTracker, run_id};
+use super::wire::{Cmd, Expects, Pending, PushHandler, Wire, WireError, WireGuard};
 use crate::environment::task;
 use crate::error::{Cause, Error};
 use crate::join::Boxed;
-use crate::store::shared_oneshot::{self, Receiver, Sender};
+use crate::step::{Batchable, ErrorReply, ScriptReply};
+use crate::store::shared_oneshot::{self, Receiver};
 use crate::store::{ServerId, SharedSubscriber};
 use crate::sync::Mutex;
-
-/// Commands that may queue inside the client library: more than there is memory for, so that no command waits there for
-/// room. Memory is used only for commands that are queued.
-///
-/// A command that waited for room would be queued when its task is polled again, perhaps behind commands that were sent
-/// after it: behind the release that settles it, if it is an acquisition in a batch, or behind the WAIT that confirms
-/// it.
-///
-/// What is queued is limited elsewhere: attempts by the attempt limiter, and other commands by their number of callers.
-/// Callers that give up leave their command in the queue only at a server that reads nothing. On Linux the kernel ends
-/// such a connection 10 s after its buffers are full.
-const PIPELINE_CAPACITY: usize = Semaphore::MAX_PERMITS;
 
 /// The longest pause before connecting is retried: short enough to find a restarted server quickly, long
 /// enough that a thousand clients do not keep it from starting.
@@ -81,7 +55,7 @@ pub(super) struct ReconnectingConnection {
 #[derive(Clone)]
 pub(super) enum Target {
     /// At one fixed address.
-    Fixed(ConnectionAddr),
+    Fixed(Address),
     /// At one fixed address, where a node of the cluster with these ids is expected.
     ClusterNode(Endpoint, Arc<Mutex<NodeIds>>),
     /// At an address that a resolver resolves for each connection.
@@ -138,35 +112,23 @@ pub(super) type Generation = u64;
 /// Reason of the failure to connect to a server that is known to be replaced meanwhile.
 const REPLACED_WHILE_CONNECTING: &str = "another server replaced this one while connecting";
 
-/// Number of clones of a connection that are kept for later commands.
-const MAX_IDLE_HANDLES: usize = 64;
-
 /// A connection that works, as far as is known.
 #[derive(Clone)]
 pub(super) struct LiveConnection {
-    raw: RawConnection,
+    wire: Arc<Wire>,
     pub(super) generation: Generation,
     /// The server at the other end: another one after a failover.
     pub(super) server: ServerId,
-    /// The steps that wait to be sent, if steps are sent together.
-    pub(super) batcher: Option<Arc<Batcher>>,
-    /// Closed when the connection is invalidated; the socket may still be open then. Present if another
-    /// server can replace this one.
-    pub(super) invalidated: Option<Receiver<()>>,
 }
 
 struct Established {
     live: LiveConnection,
     /// Whether a step was answered.
     answered: bool,
-    /// Unused clones. A clone copies several reference counts; under load, cloning for each command costs
-    /// more than the mutex around this list.
-    idle: Vec<LiveConnection>,
     /// For the log.
     address: String,
-    _close_batcher: Option<CloseOnDrop>,
-    /// Dropping it notifies all callers that wait for an answer.
-    _invalidated: Option<Sender<()>>,
+    /// Ends the connection.
+    _guard: WireGuard,
 }
 
 impl ReconnectingConnection {
@@ -226,14 +188,15 @@ impl ReconnectingConnection {
     }
 
     /// Queries which server process a new connection leads to.
-    async fn fetch_run_id(&self, mut live: LiveConnection) {
+    async fn fetch_run_id(&self, live: LiveConnection) {
         let Some(run_id_tracker) = &self.shared.run_id_tracker else {
             return;
         };
-        let info = redis::cmd("INFO").arg("server").take();
-        let querying = self.query(&mut live, &info);
+        let info = Cmd::of(&["INFO", "server"]);
+        let querying = self.query(&live, &info);
         let answer = tokio::time::timeout(self.connect_timeout, querying).await;
-        let current = answer.ok().and_then(Result::ok).and_then(run_id);
+        let answer = answer.ok().and_then(Result::ok);
+        let current = answer.as_ref().and_then(run_id);
         run_id_tracker.record(current);
     }
 
@@ -251,21 +214,14 @@ impl ReconnectingConnection {
         outcome.recv().await.unwrap_or_else(interrupted)
     }
 
-    /// Takes back the result of [`get_or_connect`](ReconnectingConnection::get_or_connect) for a later command, after an
-    /// answer to a step. It may be dropped instead.
-    pub(super) fn recycle(&self, idle: LiveConnection) {
-        let generation = idle.generation;
+    /// Records that a step was answered on this connection.
+    pub(super) fn record_answer(&self, answered: &LiveConnection) {
         let mut live = self.shared.live.lock();
-        let Some(established) = live
-            .as_mut()
-            .filter(|established| established.live.generation == generation)
-        else {
-            return;
-        };
-        if established.idle.len() < MAX_IDLE_HANDLES {
-            established.idle.push(idle);
-        }
-        if !std::mem::replace(&mut established.answered, true) {
+        let established = live.as_mut();
+        let first = established
+            .filter(|established| established.live.generation == answered.generation)
+            .is_some_and(|established| !std::mem::replace(&mut established.answered, true));
+        if first {
             drop(live);
             self.connecting.lock().pace.reset();
         }
@@ -335,9 +291,9 @@ impl ReconnectingConnection {
     }
 
     async fn connect(&self, generation: Generation) -> Result<LiveConnection, ExchangeError> {
-        let (addr, endpoint) = match &self.target {
-            Target::Fixed(addr) => (addr.clone(), None),
-            Target::ClusterNode(at, _) => (at.to_addr(), None),
+        let (address, endpoint) = match &self.target {
+            Target::Fixed(address) => (address.clone(), None),
+            Target::ClusterNode(at, _) => (Address::Tcp(at.clone()), None),
             Target::CurrentMaster(resolver) => {
                 let endpoint = resolver.clone().resolve().await?;
                 self.connecting.lock().endpoint = Some(endpoint.clone());
@@ -345,47 +301,30 @@ impl ReconnectingConnection {
                 if !resolver.is_current(&endpoint) {
                     return Err(ExchangeError::not_executed(REPLACED_WHILE_CONNECTING));
                 }
-                (endpoint.to_addr(), Some(endpoint))
+                (Address::Tcp(endpoint.clone()), Some(endpoint))
             }
         };
-        let config = AsyncConnectionConfig::new()
-            // Both timeouts are applied outside, around a whole call.
-            .set_connection_timeout(None)
-            .set_response_timeout(None)
-            .set_pipeline_buffer_size(PIPELINE_CAPACITY)
-            .set_push_sender(push_handler(Arc::downgrade(&self.shared), generation));
-        let mut raw = self.config.connect(&addr, &config).await?;
-        if let Some(endpoint) = &endpoint {
-            is_master(&mut raw.connection, endpoint).await?;
-        }
-        if let Target::ClusterNode(at, ids) = &self.target {
-            is_of_cluster(&mut raw.connection, at, ids).await?;
-        }
-        let channel = self.can_be_replaced().then(shared_oneshot::channel);
-        let (invalidated, receiver) = channel.unzip();
-        let batching = self.batching.then(|| {
-            let metrics = self.shared.subscriber.metrics();
-            Batcher::new(&raw.connection, metrics)
-        });
-        let (batcher, close_batcher) = batching.unzip();
+        let on_push = push_handler(Arc::downgrade(&self.shared), generation);
+        let metrics = self.shared.subscriber.metrics();
+        let guard = self.config.connect(&address, metrics, on_push).await?;
         let live = LiveConnection {
-            raw,
+            wire: guard.wire(),
             generation,
             server: self.server(endpoint.as_ref()),
-            batcher,
-            invalidated: receiver,
         };
+        if let Some(endpoint) = &endpoint {
+            is_master(&live, endpoint).await?;
+        }
+        if let Target::ClusterNode(at, ids) = &self.target {
+            is_of_cluster(&live, at, ids).await?;
+        }
         let established = Established {
             live: live.clone(),
             answered: false,
-            idle: Vec::new(),
-            address: addr.to_string(),
-            _close_batcher: close_batcher,
-            _invalidated: invalidated,
+            address: address.to_string(),
+            _guard: guard,
         };
-        let restoring = self.restore(live.raw.connection.clone(), established);
-        let restored = restoring.await;
-        restored.map_err(|e| ExchangeError::from_connect_error(&e))?;
+        self.restore(established).await?;
         Ok(live)
     }
 
@@ -403,19 +342,9 @@ impl ReconnectingConnection {
         *id
     }
 
-    /// Returns whether another server may replace this one. (The commands connection of a single server with
-    /// replicas restores nothing either, so it is included. That costs almost nothing.)
-    fn can_be_replaced(&self) -> bool {
-        let restored = self.shared.subscription_mode == SubscriptionMode::Restored;
-        !restored || matches!(self.target, Target::CurrentMaster(_))
-    }
-
     /// Subscribes to all restored channels, and then makes the connection available.
-    async fn restore(
-        &self,
-        mut connection: MultiplexedConnection,
-        established: Established,
-    ) -> Result<(), RedisError> {
+    async fn restore(&self, established: Established) -> Result<(), ExchangeError> {
+        let live = established.live.clone();
         let mut restored: BTreeSet<String> = match self.shared.subscription_mode {
             SubscriptionMode::Restored => self.shared.channels.lock().clone(),
             SubscriptionMode::Unrestored
@@ -424,14 +353,15 @@ impl ReconnectingConnection {
         };
         let all: Vec<&String> = restored.iter().collect();
         for channels in all.chunks(CHANNELS_PER_SUBSCRIBE) {
-            resubscribe(&mut connection, channels).await?;
+            let channels: Vec<&str> = channels.iter().map(|channel| channel.as_str()).collect();
+            live.resubscribe(&channels).await?;
         }
         // Before the first use, also end subscriptions that have become unwanted meanwhile.
         loop {
             let unwanted: Vec<String> = {
                 let connecting = self.connecting.lock();
                 if connecting.invalidated >= established.live.generation {
-                    return Err(std::io::Error::other(REPLACED_WHILE_CONNECTING).into());
+                    return Err(ExchangeError::not_executed(REPLACED_WHILE_CONNECTING));
                 }
                 let channels = self.shared.channels.lock();
                 let unwanted: Vec<String> = restored.difference(&channels).cloned().collect();
@@ -442,7 +372,9 @@ impl ReconnectingConnection {
                 }
                 unwanted
             };
-            connection.unsubscribe(&unwanted).await?;
+            let channels: Vec<&str> = unwanted.iter().map(String::as_str).collect();
+            let ended = live.subscribing(Subscribing::new(false, false), &channels);
+            live.answer_while_connecting(ended).await?;
             for channel in &unwanted {
                 restored.remove(channel);
             }
@@ -461,28 +393,38 @@ impl ReconnectingConnection {
         self: &Arc<Self>,
         channel: &str,
     ) -> Result<(), ExchangeError> {
-        let mut live = self.get_or_connect().await?;
-        self.subscribe(&mut live, channel).await?;
-        self.recycle(live);
+        let live = self.get_or_connect().await?;
+        self.subscribe(&live, channel).await?;
+        self.record_answer(&live);
         Ok(())
     }
 
     /// Subscribes to a channel on this connection.
-    pub(super) async fn subscribe(
+    async fn subscribe(&self, live: &LiveConnection, channel: &str) -> Result<(), ExchangeError> {
+        self.record_subscribing(live, channel)?;
+        let subscribed = self.set_subscribed(live, true, channel).await;
+        self.subscribed(channel, &subscribed);
+        subscribed
+    }
+
+    /// Records that a channel is about to be subscribed to, so that the subscription can be ended if the caller goes away.
+    pub(super) fn record_subscribing(
         &self,
-        live: &mut LiveConnection,
+        live: &LiveConnection,
         channel: &str,
     ) -> Result<(), ExchangeError> {
-        // Recorded before sending, so that the subscription can be ended if this is dropped half-way.
-        if !self.shared.record_subscription_on(live.generation, channel) {
-            return Err(connection_ended());
+        match self.shared.record_subscription_on(live.generation, channel) {
+            true => Ok(()),
+            false => Err(connection_ended()),
         }
-        let subscribed = self.set_subscribed(live, true, channel).await;
-        if !matches!(subscribed, Ok(()) | Err(ExchangeError::Unanswered(_))) {
+    }
+
+    /// Handles the answer to a subscription.
+    pub(super) fn subscribed(&self, channel: &str, answer: &Result<(), ExchangeError>) {
+        if !matches!(answer, Ok(()) | Err(ExchangeError::Unanswered(_))) {
             // It was refused, so there is nothing to end, and nothing to restore on later connections.
             self.shared.channels.lock().remove(channel);
         }
-        subscribed
     }
 
     /// Ends the subscription of a channel, if there may be one, here and on the current connection.
@@ -491,7 +433,7 @@ impl ReconnectingConnection {
             return Ok(());
         }
         match self.shared.live() {
-            Some(mut live) => self.set_subscribed(&mut live, false, channel).await,
+            Some(live) => self.set_subscribed(&live, false, channel).await,
             None => Ok(()),
         }
     }
@@ -499,30 +441,27 @@ impl ReconnectingConnection {
     /// Subscribes to a channel on this connection, or ends its subscription.
     async fn set_subscribed(
         &self,
-        live: &mut LiveConnection,
+        live: &LiveConnection,
         subscribed: bool,
         channel: &str,
     ) -> Result<(), ExchangeError> {
-        let answered = {
-            let (generation, connection) = (live.generation, &mut live.raw.connection);
-            let sending = pin!(async {
-                if self.shared.subscription_mode != SubscriptionMode::Sharded
-                    || self.lacks_sharded_channels(generation)
-                {
-                    return set_subscribed(connection, subscribed, channel).await;
-                }
-                match set_subscribed_sharded(connection, subscribed, channel).await {
-                    Err(error) if is_unknown_command(&error) => {
-                        let newest = &self.shared.without_sharded_channels;
-                        newest.fetch_max(generation, Ordering::Relaxed);
-                        set_subscribed(connection, subscribed, channel).await
-                    }
-                    done => done,
-                }
-            });
-            unless_invalidated(&live.invalidated, sending).await?
-        };
-        answered.map_err(|error| self.classify_failure(live, &error))
+        let sharded = self.shared.subscription_mode == SubscriptionMode::Sharded
+            && !self.lacks_sharded_channels(live.generation);
+        let mut sending = live.subscribing(Subscribing::new(subscribed, sharded), &[channel]);
+        let mut answer = live.answer(sending).await?;
+        if let Some(error) = &answer
+            && sharded
+            && is_unknown_command(error)
+        {
+            let newest = &self.shared.without_sharded_channels;
+            newest.fetch_max(live.generation, Ordering::Relaxed);
+            sending = live.subscribing(Subscribing::new(subscribed, false), &[channel]);
+            answer = live.answer(sending).await?;
+        }
+        match answer {
+            Some(error) => Err(ExchangeError::from_reply(&error, "")),
+            None => Ok(()),
+        }
     }
 
     /// Returns whether the server of this connection is known to have no sharded channels. An updated server has
@@ -556,11 +495,11 @@ impl ReconnectingConnection {
     /// Sends a command, and waits for its answer. An error reply is an error.
     pub(super) async fn query(
         &self,
-        live: &mut LiveConnection,
+        live: &LiveConnection,
         cmd: &Cmd,
-    ) -> Result<Value, ExchangeError> {
+    ) -> Result<ScriptReply, ExchangeError> {
         match self.query_node(live, cmd, Preamble::None).await? {
-            Value::ServerError(error) => Err(ExchangeError::from_reply(&error, "")),
+            ScriptReply::Error(error) => Err(ExchangeError::from_reply(&error, "")),
             answer => Ok(answer),
         }
     }
@@ -568,65 +507,54 @@ impl ReconnectingConnection {
     /// Sends a command behind a preamble, and waits for its answer, which may be an error reply.
     pub(super) async fn query_node(
         &self,
-        live: &mut LiveConnection,
+        live: &LiveConnection,
         cmd: &Cmd,
         preamble: Preamble,
-    ) -> Result<Value, ExchangeError> {
-        let answered = {
-            let connection = &mut live.raw.connection;
-            let sending = pin!(async {
-                match preamble {
-                    Preamble::None => connection.send_packed_command(cmd).await,
-                    Preamble::Asking => Box::pin(send_with_asking(connection, cmd)).await,
-                    Preamble::Tracking => Box::pin(self.send_with_tracking(connection, cmd)).await,
-                }
-            });
-            unless_invalidated(&live.invalidated, sending).await?
-        };
-        answered.map_err(|error| self.classify_failure(live, &error))
+    ) -> Result<ScriptReply, ExchangeError> {
+        match preamble {
+            Preamble::Tracking => Box::pin(self.query_with_tracking(live, cmd)).await,
+            preamble => live.reply_to(live.start(cmd, preamble)).await,
+        }
     }
 
     /// Sends one command so that the server reports later changes of its keys. Each time from the start, because a new
-    /// connection starts without. In one write, as for ASKING.
-    async fn send_with_tracking(
+    /// connection starts without.
+    async fn query_with_tracking(
         &self,
-        connection: &mut MultiplexedConnection,
+        live: &LiveConnection,
         cmd: &Cmd,
-    ) -> RedisResult<Value> {
-        let mut pipeline = Pipeline::with_capacity(3);
-        let client = || redis::cmd("CLIENT");
-        pipeline.add_command(
-            client()
-                .arg("TRACKING")
-                .arg(&["ON", "OPTIN", "NOLOOP"])
-                .take(),
-        );
-        pipeline.add_command(client().arg("CACHING").arg("YES").take());
-        pipeline.add_command(cmd.clone());
-        let answers = connection.send_packed_commands(&pipeline, 0, 3).await;
+    ) -> Result<ScriptReply, ExchangeError> {
+        let on = Cmd::of(&["CLIENT", "TRACKING", "ON", "OPTIN", "NOLOOP"]);
+        let next = Cmd::of(&["CLIENT", "CACHING", "YES"]);
+        let [on, next, sent] = live.wire.send_all([
+            (&on, Expects::Reply),
+            (&next, Expects::Reply),
+            (cmd, Expects::Reply),
+        ]);
+        let asked = async {
+            Ok([live.reply_to(on).await?, live.reply_to(next).await?])
+        };
+        let asked: Result<_, ExchangeError> = asked.await;
         if let Some(run_id_tracker) = &self.shared.run_id_tracker {
-            run_id_tracker.tracked(&answers);
+            run_id_tracker.tracked(asked.as_ref().ok().map(|answers| answers.as_slice()));
         }
-        Ok(answers?.pop().unwrap_or(Value::Nil))
+        live.reply_to(sent).await
+    }
+
+    /// Sends a step alone or in a script with others. `None`: steps are not sent together on this connection.
+    pub(super) fn send_step(
+        &self,
+        live: &LiveConnection,
+        cmd: &Cmd,
+        script: &'static Batchable,
+    ) -> Option<Pending> {
+        self.batching.then(|| live.wire.send_step(cmd, script))
     }
 
     /// Returns whether the server is asked to report changes of keys, on this connection.
     pub(super) fn is_tracking(&self) -> bool {
         let run_id_tracker = self.shared.run_id_tracker.as_ref();
         run_id_tracker.is_some_and(RunIdTracker::is_tracking)
-    }
-
-    /// Classifies the failure of something that was sent on this connection.
-    pub(super) fn classify_failure(
-        &self,
-        live: &LiveConnection,
-        error: &RedisError,
-    ) -> ExchangeError {
-        if breaks_connection(error) {
-            self.shared.connection_lost(live.generation, error);
-            return ExchangeError::Unanswered(Cause::new(error.to_string(), error.clone()));
-        }
-        ExchangeError::from_client_error(error)
     }
 
     /// Stops using this connection, in any state. A connection that has replaced it stays in use.
@@ -667,58 +595,131 @@ pub(super) fn connection_ended() -> ExchangeError {
     ExchangeError::Unanswered("the connection ended before the answer arrived".into())
 }
 
-/// Sends one command with ASKING before it. In one write: ASKING applies only to the next command.
-async fn send_with_asking(connection: &mut MultiplexedConnection, cmd: &Cmd) -> RedisResult<Value> {
-    let mut pipeline = Pipeline::with_capacity(2);
-    pipeline.cmd("ASKING").add_command(cmd.clone());
-    let answers = connection.send_packed_commands(&pipeline, 0, 2).await?;
-    Ok(answers.into_iter().next_back().unwrap_or(Value::Nil))
-}
+impl LiveConnection {
+    /// Sends a command that begins or ends subscriptions.
+    pub(super) fn subscribing(&self, how: Subscribing, channels: &[&str]) -> Option<Pending> {
+        let expects = Expects::Confirmations(how.confirmed, channels);
+        let [sent] = self.wire.send_all([(&how.cmd(channels), expects)]);
+        sent
+    }
 
-pub(super) async fn unless_invalidated<T>(
-    invalidated: &Option<Receiver<()>>,
-    work: Pin<&mut impl Future<Output = T>>,
-) -> Result<T, ExchangeError> {
-    let Some(invalidated) = invalidated else {
-        return Ok(work.await);
-    };
-    tokio::select! {
-        biased;
-        done = work => Ok(done),
-        // Nothing is ever sent; this returns when the sender is dropped.
-        _ = invalidated.recv() => Err(connection_ended()),
+    /// Sends a subscription and a step directly behind it.
+    pub(super) fn subscribe_and_send(&self, channel: &str, cmd: &Cmd) -> [Option<Pending>; 2] {
+        let (how, channels) = (Subscribing::new(true, false), [channel]);
+        let expects = Expects::Confirmations(how.confirmed, &channels);
+        self.wire
+            .send_all([(&how.cmd(&channels), expects), (cmd, Expects::Reply)])
+    }
+
+    /// Sends a command behind a preamble, which is not [`Preamble::Tracking`].
+    pub(super) fn start(&self, cmd: &Cmd, preamble: Preamble) -> Option<Pending> {
+        match preamble {
+            Preamble::Asking => {
+                let asking = Cmd::of(&["ASKING"]);
+                let both = [(&asking, Expects::Nothing), (cmd, Expects::Reply)];
+                let [_, sent] = self.wire.send_all(both);
+                sent
+            }
+            Preamble::None | Preamble::Tracking => Some(self.wire.send(cmd)),
+        }
+    }
+
+    /// Waits for an answer that is an error, or needs no closer look.
+    pub(super) async fn answer(
+        &self,
+        sent: Option<Pending>,
+    ) -> Result<Option<ErrorReply>, ExchangeError> {
+        match self.reply_to(sent).await? {
+            ScriptReply::Error(error) => Ok(Some(error)),
+            _ => Ok(None),
+        }
+    }
+
+    pub(super) async fn reply_to(
+        &self,
+        sent: Option<Pending>,
+    ) -> Result<ScriptReply, ExchangeError> {
+        match sent {
+            Some(sent) => self.reply(sent).await,
+            None => Ok(ScriptReply::Nil),
+        }
+    }
+
+    pub(super) async fn reply(&self, sent: Pending) -> Result<ScriptReply, ExchangeError> {
+        let answered = sent.await;
+        let sent = answered.sent_at.is_some();
+        answered.reply.ok_or_else(|| self.ended(sent))
+    }
+
+    /// Returns the error of a command on a connection that has ended.
+    pub(super) fn ended(&self, sent: bool) -> ExchangeError {
+        let reason = self.wire.end_reason();
+        let cause = Cause::new(reason.to_string(), reason);
+        match sent {
+            true => ExchangeError::Unanswered(cause),
+            false => ExchangeError::NotExecuted(cause),
+        }
+    }
+
+    /// The same as [`LiveConnection::answer`] before the connection is used: an error reply is an error, and nothing was
+    /// executed.
+    async fn answer_while_connecting(&self, sent: Option<Pending>) -> Result<(), ExchangeError> {
+        match self.answer(sent).await {
+            Ok(None) => Ok(()),
+            Ok(Some(error)) => Err(ExchangeError::from_reply(&error, "")),
+            Err(failure) => Err(ExchangeError::not_executed(failure.reason())),
+        }
+    }
+
+    /// Restores subscriptions. A refused one must affect neither the others nor the connection.
+    async fn resubscribe(&self, channels: &[&str]) -> Result<(), ExchangeError> {
+        let how = Subscribing::new(true, false);
+        let together = self.subscribing(how, channels);
+        let ended = |failure: ExchangeError| ExchangeError::not_executed(failure.reason());
+        if self.answer(together).await.map_err(ended)?.is_none() {
+            return Ok(());
+        }
+        for channel in channels {
+            let alone = self.subscribing(how, &[channel]);
+            if let Some(error) = self.answer(alone).await.map_err(ended)? {
+                tracing::warn!(%channel, %error, "a subscription was refused");
+            }
+        }
+        Ok(())
     }
 }
 
 /// Checks the role of a server that sentinels call the master. It may be a former or a future master.
-async fn is_master(
-    connection: &mut MultiplexedConnection,
-    endpoint: &Endpoint,
-) -> Result<(), ExchangeError> {
-    let role = connection.send_packed_command(&redis::cmd("ROLE")).await;
-    let role = role.map_err(|e| ExchangeError::from_connect_error(&e))?;
+async fn is_master(live: &LiveConnection, endpoint: &Endpoint) -> Result<(), ExchangeError> {
+    let role = live.reply(live.wire.send(&Cmd::of(&["ROLE"]))).await;
+    let role = role.map_err(|failure| ExchangeError::not_executed(failure.reason()))?;
     match &role {
-        Value::Array(role) if as_text(role.first()) == Some("master") => Ok(()),
-        Value::Array(_) => Err(ExchangeError::not_executed(format!(
+        role if is_role_of_master(role) => Ok(()),
+        ScriptReply::List(_) => Err(ExchangeError::not_executed(format!(
             "{endpoint} is the master according to the sentinels, but is a replica"
         ))),
-        Value::ServerError(error) => Err(ExchangeError::from_reply(error, "")),
+        ScriptReply::Error(error) => Err(ExchangeError::from_reply(error, "")),
         other => Err(ExchangeError::Permanent(Error::UnsupportedServer {
             reason: format!("its reply to ROLE contains no role: {other:?}"),
         })),
     }
 }
 
+/// Returns whether this is a master's reply to ROLE.
+pub(super) fn is_role_of_master(role: &ScriptReply) -> bool {
+    let first = role.elements().and_then(<[_]>::first);
+    first.and_then(ScriptReply::as_text) == Some("master")
+}
+
 /// Checks the id of a node of a cluster. A user without the right to query it cannot notice that the address was reused.
 async fn is_of_cluster(
-    connection: &mut MultiplexedConnection,
+    live: &LiveConnection,
     at: &Endpoint,
     ids: &Mutex<NodeIds>,
 ) -> Result<(), ExchangeError> {
-    let query = redis::cmd("CLUSTER").arg("MYID").take();
-    let id = connection.send_packed_command(&query).await;
-    let id = id.map_err(|e| ExchangeError::from_connect_error(&e))?;
-    match as_text(Some(&id)) {
+    let id = live.reply(live.wire.send(&Cmd::of(&["CLUSTER", "MYID"]))).await;
+    let id = id.map_err(|failure| ExchangeError::not_executed(failure.reason()))?;
+    match id.as_text() {
         Some(id) if !ids.lock().accepts_node(at, id, Instant::now()) => {
             let reason = format!("{at} is now the address of a node of another cluster");
             Err(ExchangeError::not_executed(reason))
@@ -751,10 +752,8 @@ impl Connecting {
 
 impl Shared {
     fn live(&self) -> Option<LiveConnection> {
-        let mut live = self.live.lock();
-        let established = live.as_mut()?;
-        let idle = established.idle.pop();
-        Some(idle.unwrap_or_else(|| established.live.clone()))
+        let live = self.live.lock();
+        live.as_ref().map(|established| established.live.clone())
     }
 
     fn is_live(&self, generation: Generation) -> bool {
@@ -858,66 +857,66 @@ impl Drop for Shared {
     }
 }
 
-/// Reports a connection as broken when its task ends, for any reason. That includes the end of its
-/// runtime, which the client library does not report.
-struct ConnectionEndGuard {
+/// Returns the handler of the server's messages.
+fn push_handler(shared: Weak<Shared>, generation: Generation) -> PushHandler {
+    Box::new(PushReceiver { shared, generation })
+}
+
+/// Receives the messages of one connection, and its end.
+struct PushReceiver {
     shared: Weak<Shared>,
     generation: Generation,
 }
 
-impl Drop for ConnectionEndGuard {
-    fn drop(&mut self) {
-        if let Some(shared) = self.shared.upgrade()
-            && shared.detach(self.generation).is_some()
-        {
-            // Not a warning: at the end of a program it ends with its runtime.
-            tracing::debug!("a connection to the store ended with its task");
-        }
-    }
-}
-
-/// Returns the handler of the server's push messages.
-fn push_handler(
-    shared: Weak<Shared>,
-    generation: Generation,
-) -> impl Fn(PushInfo) -> Result<(), redis::aio::SendError> + Send + Sync + 'static {
-    let end_guard = ConnectionEndGuard { shared, generation };
-    move |push| {
-        let Some(shared) = end_guard.shared.upgrade() else {
-            return Err(redis::aio::SendError);
+impl super::wire::OnPush for PushReceiver {
+    fn on_push(&self, message: &[ScriptReply]) {
+        let Some(shared) = self.shared.upgrade() else {
+            return;
         };
-        let channel = as_text(push.data.first());
-        match (push.kind, channel) {
-            (PushKind::Message | PushKind::SMessage, Some(channel)) => {
+        let generation = self.generation;
+        let text = |at: usize| message.get(at).and_then(ScriptReply::as_text);
+        match (text(0), text(1)) {
+            (Some("message" | "smessage"), Some(channel)) => {
                 // The server of a former connection may have been replaced since. Its messages wake waiters, but
                 // grant nothing.
-                let message = as_text(push.data.get(1)).filter(|_| shared.is_live(generation));
+                let message = text(2).filter(|_| shared.is_live(generation));
                 let message = message.and_then(|text| text.parse().ok());
                 shared.subscriber.on_message(channel, message.unwrap_or(0));
             }
-            (PushKind::SUnsubscribe, Some(channel)) => shared.on_server_unsubscribe(channel),
+            (Some("sunsubscribe"), Some(channel)) => shared.on_server_unsubscribe(channel),
             // Recorded again, in the server's order: the end of an earlier subscription may have been
             // received after this one was sent.
-            (PushKind::SSubscribe, Some(channel)) => {
+            (Some("ssubscribe"), Some(channel)) => {
                 shared.record_subscription_on(generation, channel);
             }
-            (PushKind::Invalidate, _) => {
-                let keys = match push.data.first() {
-                    Some(Value::Array(keys)) => Some(keys.as_slice()),
-                    _ => None,
-                };
+            (Some("invalidate"), _) => {
+                let keys = message.get(1).and_then(ScriptReply::elements);
                 match (&shared.run_id_tracker, keys) {
                     (Some(run_id_tracker), keys) => run_id_tracker.report_changed(keys),
                     (None, Some(keys)) => {
-                        let keys = keys.iter().filter_map(|key| as_text(Some(key)));
+                        let keys = keys.iter().filter_map(ScriptReply::as_text);
                         keys.for_each(|key| shared.subscriber.on_changed(Some(key)));
                     }
                     (None, None) => shared.subscriber.on_changed(None),
                 }
             }
-            (PushKind::Disconnection, _) => shared.connection_lost(generation, &"it was closed"),
             _ => {}
         }
-        Ok(())
+    }
+
+    fn on_end(&self, error: &WireError) {
+        let Some(shared) = self.shared.upgrade() else {
+            return;
+        };
+        match error {
+            // This client has ended it. Or the runtime has ended, which is no reason for a warning: it is the end of a
+            // program.
+            WireError::Ended => {
+                if shared.detach(self.generation).is_some() {
+                    tracing::debug!("a connection to the store ended with its task");
+                }
+            }
+            error => shared.connection_lost(self.generation, error),
+        }
     }
 }

@@ -1,135 +1,90 @@
 //! Connects to one server, with or without TLS.
 
-use std::sync::Arc;
-
-use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, ConnectionAddr, ErrorKind, IntoConnectionInfo, RedisError};
-use tokio::task::JoinSet;
-
 use super::connection_config::ConnectionConfig;
+use super::endpoint::Address;
 use super::exchange_error::ExchangeError;
-#[cfg(feature = "tls")]
-use super::tls::Tls;
+#[cfg(not(unix))]
+use crate::error::Error;
+use super::wire::{HandshakeError, PushHandler, Stream, Wire, WireError, WireGuard, connect_tcp};
 use crate::environment::check_sockets;
-#[cfg(any(feature = "tls", feature = "simulation"))]
-use crate::environment::task;
-
-/// A connection, and the task that drives it if this crate started it. The task is aborted with the last clone,
-/// as the client library does: a silent server would keep it alive.
-#[derive(Clone)]
-pub(super) struct RawConnection {
-    pub(super) connection: MultiplexedConnection,
-    _driver: Option<Arc<JoinSet<()>>>,
-}
+use crate::error::Cause;
+use crate::metrics::Metrics;
 
 impl ConnectionConfig {
-    /// Connects to the server at this address.
+    /// Connects to the server at this address, and makes the handshake.
     pub(super) async fn connect(
         &self,
-        addr: &ConnectionAddr,
-        library_config: &AsyncConnectionConfig,
-    ) -> Result<RawConnection, ExchangeError> {
+        address: &Address,
+        metrics: Metrics,
+        on_push: PushHandler,
+    ) -> Result<WireGuard, ExchangeError> {
+        let stream = self.stream(address).await?;
+        let wire = Wire::new(stream, metrics, on_push);
+        match self.handshake.run(&wire.wire()).await {
+            Ok(()) => Ok(wire),
+            Err(HandshakeError::Refused(failure)) => Err(failure),
+            Err(HandshakeError::Wire(error)) => Err(self.explain(&error, address)),
+        }
+    }
+
+    async fn stream(&self, address: &Address) -> Result<Stream, ExchangeError> {
         #[cfg(feature = "simulation")]
         if let Some(process) = crate::simulation::current() {
-            return self
-                .connect_simulated(&*process, addr, library_config)
-                .await;
+            let Address::Tcp(at) = address else {
+                return Err(ExchangeError::not_executed("only TCP is simulated"));
+            };
+            let stream = process.connect(at.host(), at.port()).await;
+            let stream = stream.map_err(|error| io_error(error, address))?;
+            return Ok(Stream::Other(Box::new(stream)));
         }
         // Without sockets, connecting would panic.
         check_sockets()?;
-        match &self.tls {
+        match (&self.tls, address) {
             #[cfg(feature = "tls")]
-            Some(tls) => self.connect_tls(tls, addr, library_config).await,
+            (Some(tls), Address::Tcp(at)) => {
+                let stream = tls.connect(at.host(), at.port()).await?;
+                Ok(Stream::Other(Box::new(stream)))
+            }
+            #[cfg(feature = "tls")]
+            (Some(_), Address::Unix(_)) => {
+                Err(ExchangeError::not_executed("TLS requires a TCP address"))
+            }
             #[cfg(not(feature = "tls"))]
-            Some(never) => match **never {},
-            None => {
-                let connecting = self.connect_plain(addr, library_config);
-                Ok(RawConnection {
-                    connection: connecting.await.map_err(|e| with_tls_hint(&e))?,
-                    _driver: None,
-                })
+            (Some(never), _) => match **never {},
+            (None, Address::Tcp(at)) => match connect_tcp(at.host(), at.port()).await {
+                Ok(stream) => Ok(Stream::Tcp(stream)),
+                Err(error) => Err(io_error(error, address)),
+            },
+            #[cfg(unix)]
+            (None, Address::Unix(path)) => match tokio::net::UnixStream::connect(path).await {
+                Ok(stream) => Ok(Stream::Unix(stream)),
+                Err(error) => Err(io_error(error, address)),
+            },
+            #[cfg(not(unix))]
+            (None, Address::Unix(_)) => {
+                let reason = "this system has no Unix sockets".into();
+                Err(Error::InvalidUrl { reason }.into())
             }
         }
     }
 
-    async fn connect_plain(
-        &self,
-        addr: &ConnectionAddr,
-        library_config: &AsyncConnectionConfig,
-    ) -> Result<MultiplexedConnection, RedisError> {
-        let info = addr.clone().into_connection_info()?;
-        let info = info.set_redis_settings(self.settings.clone());
-        let client = redis::Client::open(info.set_tcp_settings(self.tcp.clone()))?;
-        let connecting = client.get_multiplexed_async_connection_with_config(library_config);
-        connecting.await
-    }
-
-    #[cfg(feature = "tls")]
-    async fn connect_tls(
-        &self,
-        tls: &Arc<Tls>,
-        addr: &ConnectionAddr,
-        library_config: &AsyncConnectionConfig,
-    ) -> Result<RawConnection, ExchangeError> {
-        let ConnectionAddr::Tcp(host, port) = addr else {
-            return Err(ExchangeError::not_executed("TLS requires a TCP address"));
-        };
-        let stream = tls.connect(host, *port, &self.tcp).await?;
-        let connection = self.handshake_over(stream, library_config).await;
-        connection.map_err(|error| {
-            tls.explain_first_exchange(&error, host, *port)
-                .unwrap_or_else(|| ExchangeError::from_connect_error(&error))
-        })
-    }
-
-    #[cfg(feature = "simulation")]
-    async fn connect_simulated(
-        &self,
-        process: &dyn crate::simulation::Process,
-        addr: &ConnectionAddr,
-        library_config: &AsyncConnectionConfig,
-    ) -> Result<RawConnection, ExchangeError> {
-        let ConnectionAddr::Tcp(host, port) = addr else {
-            return Err(ExchangeError::not_executed("only TCP is simulated"));
-        };
-        let stream = process.connect(host, *port).await;
-        let stream = stream.map_err(|e| with_tls_hint(&e.into()))?;
-        let connection = self.handshake_over(stream, library_config).await;
-        connection.map_err(|e| with_tls_hint(&e))
-    }
-
-    /// Creates a connection over a stream.
-    #[cfg(any(feature = "tls", feature = "simulation"))]
-    async fn handshake_over(
-        &self,
-        stream: impl redis::aio::AsyncStream + Send + Sync + Unpin + 'static,
-        library_config: &AsyncConnectionConfig,
-    ) -> Result<RawConnection, RedisError> {
-        let config = library_config.clone();
-        let (connection, work) =
-            MultiplexedConnection::new_with_config(&self.settings, stream, config).await?;
-        let mut driver = JoinSet::new();
-        driver.spawn(task(work));
-        let _driver = Some(Arc::new(driver));
-        Ok(RawConnection {
-            connection,
-            _driver,
-        })
+    /// Explains the end of a connection during its handshake.
+    fn explain(&self, error: &WireError, address: &Address) -> ExchangeError {
+        #[cfg(feature = "tls")]
+        if let (Some(tls), Address::Tcp(at)) = (&self.tls, address) {
+            let explained = tls.explain_first_exchange(error, at.host(), at.port());
+            return explained.unwrap_or_else(|| ended(error, ""));
+        }
+        let _ = address;
+        // A server that expects TLS replies in TLS or disconnects.
+        ended(error, "; if the server expects TLS on this port, use rediss://")
     }
 }
 
-/// Adds a hint to the error: a server that expects TLS replies in TLS or disconnects.
-fn with_tls_hint(error: &RedisError) -> ExchangeError {
-    let failure = ExchangeError::from_connect_error(error);
-    let may_expect_tls = error.kind() == ErrorKind::Parse || error.is_connection_dropped();
-    match failure {
-        ExchangeError::NotExecuted(mut cause)
-            if may_expect_tls && !error.is_connection_refusal() =>
-        {
-            let hint = "; if the server expects TLS on this port, use rediss://";
-            cause.reason.push_str(hint);
-            ExchangeError::NotExecuted(cause)
-        }
-        failure => failure,
-    }
+fn ended(error: &WireError, hint: &str) -> ExchangeError {
+    ExchangeError::NotExecuted(Cause::new(format!("{error}{hint}"), error.clone()))
+}
+
+fn io_error(error: std::io::Error, _: &Address) -> ExchangeError {
+    ExchangeError::NotExecuted(Cause::new(error.to_string(), error))
 }

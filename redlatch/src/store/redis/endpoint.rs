@@ -3,13 +3,28 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
-
-use redis::ConnectionAddr;
+use std::path::PathBuf;
 
 /// What a cluster node writes instead of the host of a node without a host name, if host names are
 /// preferred (`cluster-preferred-endpoint-type hostname`). It may stand for any node, not only the
 /// answering one.
 pub(super) const UNKNOWN_HOST: &str = "?";
+
+/// Address of a server, or the path of its socket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Address {
+    Tcp(Endpoint),
+    Unix(PathBuf),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Tcp(endpoint) => endpoint.fmt(f),
+            Address::Unix(path) => path.display().fmt(f),
+        }
+    }
+}
 
 /// Address of a server.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -26,8 +41,8 @@ impl Endpoint {
         }
     }
 
-    pub(super) fn to_addr(&self) -> ConnectionAddr {
-        ConnectionAddr::Tcp(self.host.clone(), self.port)
+    pub(super) fn host(&self) -> &str {
+        &self.host
     }
 
     /// Parses `host`, `host:port`, `[v6]` or `[v6]:port`. A non-ASCII host name is converted to its `xn--`

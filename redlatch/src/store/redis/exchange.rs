@@ -6,24 +6,19 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Arg, Cmd, Value};
 use smallvec::SmallVec;
 use tokio::time::{Instant, timeout};
 use tracing::Instrument as _;
 
-use super::batch::{QueuedStep, SentStep, Turn};
-use super::connection::{
-    LiveConnection, Preamble, ReconnectingConnection, connection_ended, unless_invalidated,
-};
+use super::connection::{LiveConnection, Preamble, ReconnectingConnection, is_role_of_master};
 use super::exchange_error::{ExchangeError, Retry};
 use super::node::{Node, NodeLimits};
-use super::pubsub::as_text;
 use super::replicas::Replicas;
 use super::topology::Topology;
-use super::{add_args, sha1};
+use super::wire::{Cmd, Pending};
 use crate::error::{Error, Result};
 use crate::join::Boxed;
-use crate::step::{Args, Batchable, Script, ScriptReply, Step, script_error, unexpected_reply};
+use crate::step::{Args as _, Batchable, Script, ScriptReply, Step, script_error};
 use crate::store::{Answer, AttemptPermit, Confirmation, Delivery, NodeId, Progress, Route};
 
 /// Limit of consecutive redirections in a cluster.
@@ -49,7 +44,7 @@ pub(super) struct CommandRequest<'a> {
 }
 
 /// The answer to a command, before it is decoded.
-pub(super) type RawAnswer = Answer<Value>;
+pub(super) type RawAnswer = Answer<ScriptReply>;
 
 impl<'a> CommandRequest<'a> {
     pub(super) fn new(
@@ -82,14 +77,12 @@ impl<'a> CommandRequest<'a> {
         let key = keys.first().copied().unwrap_or_default();
         topology.check_same_slot(key, keys.iter().skip(1).copied())?;
         let mut cmd = PooledCmd::new("EVALSHA");
-        cmd.arg(script.sha(topology.publishing, sha1));
-        cmd.arg(keys.len()).arg(keys.as_slice());
+        cmd.text(script.sha(topology.publishing));
+        cmd.keys(&keys);
         step.args(&mut *cmd);
-        // Behind EVALSHA, the SHA, the number of keys and the keys.
-        let args = cmd.args_iter().len() - 3 - keys.len();
         Ok(CommandRequest {
             script: Some(script),
-            batchable: script.for_batch(keys.len(), args),
+            batchable: script.for_batch(keys.len(), cmd.script_args(keys.len())),
             key,
             channel,
             delivery,
@@ -99,10 +92,8 @@ impl<'a> CommandRequest<'a> {
 
     /// Returns the command with the source of its script instead of the SHA.
     fn with_source(&self, script: &Script) -> Cmd {
-        let mut eval = redis::cmd("EVAL");
-        eval.arg(&*script.source_for(self.topology.publishing));
-        add_args(&mut eval, self.cmd.args_iter().skip(2));
-        eval
+        self.cmd
+            .with_source(&script.source_for(self.topology.publishing))
     }
 
     /// Repeats the exchange until there is an answer or the response timeout has passed.
@@ -294,12 +285,7 @@ impl<'a> CommandRequest<'a> {
 
     /// Returns the name of the command.
     fn operation(&self) -> &str {
-        let name = self.cmd.args_iter().next();
-        let name = name.and_then(|arg| match arg {
-            Arg::Simple(name) => std::str::from_utf8(name).ok(),
-            _ => None,
-        });
-        name.unwrap_or_default()
+        self.cmd.name()
     }
 
     /// Makes one exchange with this node. An attempt keeps its permit until the caller takes it back.
@@ -338,7 +324,7 @@ impl<'a> CommandRequest<'a> {
                 Box::pin(node.pubsub.connect_and_subscribe(channel)).await?;
             }
         }
-        let mut live = connection.get_or_connect().await?;
+        let live = connection.get_or_connect().await?;
         if let Route::AcquisitionsOf(server) = route
             && server != live.server
         {
@@ -358,19 +344,19 @@ impl<'a> CommandRequest<'a> {
             progress: self.progress,
         };
         let (mut answer, mut sent_at, mut confirmation) = context
-            .send(&mut live, &self.cmd, self.batchable, channel)
+            .send(&live, &self.cmd, self.batchable, channel)
             .await?;
-        if let Value::ServerError(error) = &answer
+        if let ScriptReply::Error(error) = &answer
             && error.code() == "NOSCRIPT"
             && let Some(script) = self.script
         {
             // A new or flushed server. EVAL loads the script for later.
             let eval = self.with_source(script);
             (answer, sent_at, confirmation) =
-                Box::pin(context.send(&mut live, &eval, None, None)).await?;
+                Box::pin(context.send(&live, &eval, None, None)).await?;
         }
         match answer {
-            Value::ServerError(error) => {
+            ScriptReply::Error(error) => {
                 Err(match ExchangeError::from_reply(&error, self.key) {
                     // With a single server there is no other node, so a retry does not help.
                     ExchangeError::NotMaster(message) if self.topology.is_single() => {
@@ -386,7 +372,7 @@ impl<'a> CommandRequest<'a> {
             }
             reply => {
                 let server = live.server;
-                connection.recycle(live);
+                connection.record_answer(&live);
                 Ok(Answer {
                     reply,
                     sent_at,
@@ -453,19 +439,15 @@ impl PooledCmd {
         let spare = SPARE_COMMANDS.try_with(|spare| spare.borrow_mut().pop());
         // Enough for a step on one object with a long name; only steps on several let the buffer grow.
         let spare = spare.ok().flatten();
-        let mut cmd = spare.unwrap_or_else(|| Cmd::with_capacity(16, 512));
-        cmd.arg(name);
+        let mut cmd = spare.unwrap_or_else(|| Cmd::with_capacity(512));
+        cmd.text(name);
         PooledCmd(cmd)
     }
 }
 
 impl Drop for PooledCmd {
     fn drop(&mut self) {
-        let args = self.0.args_iter().map(|arg| match arg {
-            Arg::Simple(arg) => arg.len(),
-            _ => 0,
-        });
-        if args.sum::<usize>() > MAX_SPARE_BYTES {
+        if self.0.len() > MAX_SPARE_BYTES {
             return;
         }
         self.0.clear();
@@ -494,33 +476,6 @@ impl DerefMut for PooledCmd {
     }
 }
 
-impl Args for Cmd {
-    fn text(&mut self, text: &str) {
-        self.arg(text);
-    }
-
-    fn number(&mut self, number: i64) {
-        self.arg(number);
-    }
-}
-
-impl TryFrom<Value> for ScriptReply {
-    type Error = Error;
-
-    fn try_from(reply: Value) -> Result<ScriptReply> {
-        Ok(match reply {
-            Value::Nil => ScriptReply::Nil,
-            Value::Int(number) => ScriptReply::Integer(number),
-            Value::BulkString(bytes) => ScriptReply::Bytes(bytes),
-            Value::Array(list) => {
-                let list = list.into_iter().map(ScriptReply::try_from);
-                ScriptReply::List(list.collect::<Result<_>>()?)
-            }
-            other => return Err(unexpected_reply(&other)),
-        })
-    }
-}
-
 /// How commands are sent on one connection.
 struct SendContext<'a> {
     connection: &'a Arc<ReconnectingConnection>,
@@ -531,102 +486,79 @@ struct SendContext<'a> {
 }
 
 /// The answer to a command, when the command was sent, and the confirmation of the replicas.
-type Sent = (Value, Instant, Option<Box<Confirmation>>);
+type Sent = (ScriptReply, Instant, Option<Box<Confirmation>>);
 
 impl SendContext<'_> {
     /// Sends a command, behind a subscription and followed by WAIT for the replicas, in one round trip; or together
     /// with others.
     async fn send(
         &self,
-        live: &mut LiveConnection,
+        live: &LiveConnection,
         cmd: &Cmd,
         batchable: Option<&'static Batchable>,
         channel: Option<&str>,
     ) -> Result<Sent, ExchangeError> {
+        let was_sent_before = self.progress.was_sent();
+        self.progress.mark_sent();
+        let mut sent_at = Instant::now();
         if channel.is_some() || self.replicas.is_some() {
-            self.progress.mark_sent();
-            let sent_at = Instant::now();
             // Boxed, as are other rare paths, so that common futures stay small.
             let (answer, confirmation) = Box::pin(self.send_pipelined(live, cmd, channel)).await?;
             return Ok((answer, sent_at, confirmation));
         }
-        let batcher = live
-            .batcher
-            .as_ref()
-            .filter(|_| self.preamble == Preamble::None);
-        let turn = batchable.and_then(|script| Some(batcher?.turn(script, cmd)));
-        let _in_flight = match turn {
-            Some(Turn::Later(step)) => {
-                let (answer, sent_at) = self.send_in_batch(live, step).await?;
-                return Ok((answer, sent_at, None));
+        if let Some(script) = batchable
+            && self.preamble == Preamble::None
+            && let Some(sent) = self.connection.send_step(live, cmd, script)
+        {
+            let mut step = CancelOnDrop {
+                sent,
+                was_sent_before,
+                progress: self.progress,
+            };
+            let answered = (&mut step.sent).await;
+            let sent = answered.sent_at.is_some();
+            let reply = answered.reply.ok_or_else(|| live.ended(sent))?;
+            let is_refused = |code| matches!(code, "NOSCRIPT" | "NOPERM");
+            match &reply {
+                // The server has run none of the steps in the script: it does not know the script, or the user must not
+                // access the key of one of them.
+                ScriptReply::Error(error) if answered.packed && is_refused(error.code()) => {
+                    sent_at = Instant::now();
+                }
+                _ => return Ok((reply, answered.sent_at.unwrap_or(sent_at), None)),
             }
-            Some(Turn::Now(in_flight)) => Some(in_flight),
-            None => None,
-        };
-        self.progress.mark_sent();
-        let sent_at = Instant::now();
+        }
         let answer = self.connection.query_node(live, cmd, self.preamble);
         Ok((answer.await?, sent_at, None))
     }
 
-    /// Waits until a step is sent together with others, and for its answer.
-    async fn send_in_batch(
-        &self,
-        live: &LiveConnection,
-        step: QueuedStep,
-    ) -> Result<(Value, Instant), ExchangeError> {
-        let mut step = CancelOnDrop {
-            step,
-            was_sent_before: self.progress.was_sent(),
-            progress: self.progress,
-        };
-        // It may be sent at any time from now on.
-        self.progress.mark_sent();
-        let answered = unless_invalidated(&live.invalidated, pin!(step.step.answer())).await?;
-        match answered {
-            Some(SentStep::Sent(sent_at, Ok(answer))) => Ok((answer, sent_at)),
-            Some(SentStep::Sent(_, Err(error))) => {
-                Err(self.connection.classify_failure(live, &error))
-            }
-            Some(SentStep::Unsent) => {
-                step.mark_unsent();
-                Err(ExchangeError::not_executed(
-                    "the connection ended before the step was sent",
-                ))
-            }
-            None => Err(connection_ended()),
-        }
-    }
-
     async fn send_pipelined(
         &self,
-        live: &mut LiveConnection,
+        live: &LiveConnection,
         cmd: &Cmd,
         channel: Option<&str>,
-    ) -> Result<(Value, Option<Box<Confirmation>>), ExchangeError> {
+    ) -> Result<(ScriptReply, Option<Box<Confirmation>>), ExchangeError> {
         let connection = self.connection;
-        let (mut before, after) = (live.clone(), live.clone());
-        // One connection keeps order: the step runs after the subscription has started, and WAIT comes
-        // behind the step. `biased`, because otherwise the second poll would start with another branch.
-        // `unconstrained`, because otherwise the first poll of a task with a used-up budget would send
-        // nothing, and a WAIT sent by another task would come before the step.
-        let all = async {
-            tokio::join!(
-                biased;
-                async {
-                    match channel {
-                        Some(channel) => connection.subscribe(&mut before, channel).await,
-                        None => Ok(()),
-                    }
-                },
-                connection.query_node(live, cmd, self.preamble),
-                async {
-                    let replicas = self.replicas?;
-                    Some(replicas.confirm(connection, &after))
-                },
-            )
+        // One connection keeps order: the step runs after the subscription has started, and WAIT comes behind the step.
+        let [subscribing, step] = match channel {
+            Some(channel) => {
+                connection.record_subscribing(live, channel)?;
+                live.subscribe_and_send(channel, cmd)
+            }
+            None => [None, live.start(cmd, self.preamble)],
         };
-        let (subscribed, answer, confirmation) = tokio::task::unconstrained(all).await;
+        let confirmation = self
+            .replicas
+            .map(|replicas| replicas.confirm(connection, live));
+        let subscribed = match live.answer(subscribing).await {
+            Ok(Some(error)) => Err(ExchangeError::from_reply(&error, "")),
+            Ok(None) => Ok(()),
+            Err(failure) => Err(failure),
+        };
+        if let Some(channel) = channel {
+            connection.subscribed(channel, &subscribed);
+        }
+        let answer = live.reply_to(step).await;
         if let Err(failure) = subscribed {
             // The step was not refused with it: it may have been executed.
             let may_be_executed = failure.had_no_effect()
@@ -646,7 +578,7 @@ impl SendContext<'_> {
 impl RawAnswer {
     pub(in crate::store) fn decode<R: Send>(self, step: &dyn Step<Reply = R>) -> Result<Answer<R>> {
         Ok(Answer {
-            reply: step.decode(self.reply.try_into()?)?,
+            reply: step.decode(self.reply)?,
             sent_at: self.sent_at,
             repeated: self.repeated,
             confirmation: self.confirmation,
@@ -665,16 +597,16 @@ fn replaced() -> ExchangeError {
 /// that took over may not have all keys.
 async fn check_moved_by_master(node: &Node) -> Result<(), ExchangeError> {
     let checked = async {
-        let mut live = node.attempts.get_or_connect().await?;
-        node.attempts.query(&mut live, &redis::cmd("ROLE")).await
+        let live = node.attempts.get_or_connect().await?;
+        node.attempts.query(&live, &Cmd::of(&["ROLE"])).await
     };
     // The step itself was not executed.
     let role = checked
         .await
         .map_err(|failure| ExchangeError::not_executed(failure.reason()))?;
-    match role {
-        Value::Array(role) if as_text(role.first()) == Some("master") => Ok(()),
-        _ => Err(replaced()),
+    match is_role_of_master(&role) {
+        true => Ok(()),
+        false => Err(replaced()),
     }
 }
 
@@ -683,25 +615,17 @@ pub(super) fn check_runtime() -> Result<()> {
     crate::runtime::current().map(drop)
 }
 
-/// A step that may be in a batch. If its caller drops it before it is sent, it was not sent.
+/// A step that may wait for its script. If its caller drops it before it is sent, it was not sent.
 struct CancelOnDrop<'a> {
-    step: QueuedStep,
+    sent: Pending,
     progress: &'a Progress,
     was_sent_before: bool,
 }
 
-impl CancelOnDrop<'_> {
-    fn mark_unsent(&self) {
-        if !self.was_sent_before {
-            self.progress.mark_unsent();
-        }
-    }
-}
-
 impl Drop for CancelOnDrop<'_> {
     fn drop(&mut self) {
-        if self.step.cancel() {
-            self.mark_unsent();
+        if self.sent.cancel() && !self.was_sent_before {
+            self.progress.mark_unsent();
         }
     }
 }

@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use redis::{ErrorKind, RedisError, ServerError};
 use tokio::time::Instant;
 
 use super::pace::{Outage, Pace};
 use crate::error::{Cause, Error, Result};
-use crate::step::script_error;
+use crate::step::{ErrorReply, script_error};
 use crate::store::Progress;
 
 /// Why one exchange failed.
@@ -75,19 +74,8 @@ impl ExchangeError {
     }
 
     /// Classifies an error reply of the server.
-    pub(super) fn from_reply(error: &ServerError, key: &str) -> ExchangeError {
+    pub(super) fn from_reply(error: &ErrorReply, key: &str) -> ExchangeError {
         ExchangeError::classify(error.code(), error.details(), key)
-    }
-
-    /// The same for an error of the client library.
-    pub(super) fn from_client_error(error: &RedisError) -> ExchangeError {
-        match error.code() {
-            Some(code) => ExchangeError::classify(code, error.detail(), ""),
-            None => {
-                let reason = error.to_string();
-                Error::Refused { reason }.into()
-            }
-        }
     }
 
     fn classify(code: &str, details: Option<&str>, key: &str) -> ExchangeError {
@@ -111,30 +99,6 @@ impl ExchangeError {
                 ExchangeError::Unanswered(message.into())
             }
             _ => script_error(key, message).into(),
-        }
-    }
-
-    /// Classifies a failure to connect.
-    pub(super) fn from_connect_error(error: &RedisError) -> ExchangeError {
-        let reason = match error.code() {
-            // The server's own text explains the syntax of HELLO.
-            Some("NOAUTH") => "NOAUTH: a password is required, and none was provided".to_owned(),
-            _ => error.to_string(),
-        };
-        let no_hello = reason.contains("HELLO") && reason.contains("unknown command");
-        match error.kind() {
-            _ if matches!(error.code(), Some("WRONGPASS" | "NOAUTH")) => {
-                Error::AuthenticationFailed { reason }.into()
-            }
-            ErrorKind::AuthenticationFailed => Error::AuthenticationFailed { reason }.into(),
-            _ if no_hello || error.kind() == ErrorKind::RESP3NotSupported => {
-                let reason = "it does not support RESP3".into();
-                Error::UnsupportedServer { reason }.into()
-            }
-            ErrorKind::InvalidClientConfig => {
-                Error::unavailable(Cause::new(reason, error.clone())).into()
-            }
-            _ => ExchangeError::NotExecuted(Cause::new(reason, error.clone())),
         }
     }
 

@@ -16,7 +16,6 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Arg, Cmd};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{timeout, timeout_at};
 
@@ -31,9 +30,8 @@ pub use self::url::PublicUrl;
 use super::{Answer, Cursor, Delivery, NodeId, Progress, ScanType, SharedSubscriber, Suspects};
 use crate::error::{Cause, Error, Result};
 use crate::join::Boxed;
-use crate::step::Step;
+use crate::step::{Args as _, ScriptReply, Step, unexpected_reply};
 
-mod batch;
 mod cluster;
 mod connection;
 mod connection_config;
@@ -59,6 +57,7 @@ mod tls;
 mod topology;
 mod tracking;
 mod url;
+mod wire;
 
 /// Keys that SCAN inspects per round trip.
 const SCAN_COUNT: usize = 500;
@@ -232,26 +231,31 @@ impl Redis {
             return Ok((Vec::new(), None));
         };
         let mut scan = PooledCmd::new("SCAN");
-        scan.arg(cursor.key).arg("MATCH").arg(pattern);
-        scan.arg("COUNT").arg(SCAN_COUNT);
-        scan.arg("TYPE").arg(match scan_type {
+        let scan_type = match scan_type {
             ScanType::Hashes => "hash",
             ScanType::Strings => "string",
             ScanType::Lists => "list",
-        });
+        };
+        let (at, count) = (cursor.key.to_string(), SCAN_COUNT.to_string());
+        [&at, "MATCH", pattern, "COUNT", &count, "TYPE", scan_type]
+            .iter()
+            .for_each(|arg| scan.text(arg));
         let progress = Progress::default();
         let mut request = CommandRequest::new(&self.topology, scan, &progress);
         request.node = Some(node);
         let answer = request.send_with_retries(self.response_timeout).await?;
-        let (next, keys): (u64, Vec<Vec<u8>>) =
-            redis::from_redis_value(answer.reply).map_err(|e| Error::Refused {
-                reason: e.to_string(),
-            })?;
-        let keys = keys
-            .into_iter()
-            // Names are text. A key that is not UTF-8 belongs to neither redlatch nor Redisson.
-            .filter_map(|key| String::from_utf8(key).ok())
-            .collect();
+        let [next, keys] = answer.reply.array()?;
+        let next = match next.as_text().and_then(|next| next.parse().ok()) {
+            Some(next) => next,
+            None => return Err(unexpected_reply(&next)),
+        };
+        let keys = keys.list()?.into_iter();
+        // Names are text. A key that is not UTF-8 belongs to neither redlatch nor Redisson.
+        let keys = keys.filter_map(|key| match key {
+            ScriptReply::Bytes(key) => String::from_utf8(key).ok(),
+            _ => None,
+        });
+        let keys = keys.collect();
         let next = match next {
             0 => Cursor {
                 node: cursor.node + 1,
@@ -260,20 +264,6 @@ impl Redis {
             key => Cursor { key, ..cursor },
         };
         Ok((keys, (next.node < nodes.len()).then_some(next)))
-    }
-}
-
-/// Returns the SHA-1 of a text, by which servers know a script.
-pub(crate) fn sha1(source: &str) -> String {
-    ::redis::Script::new(source).get_hash().to_owned()
-}
-
-/// Adds arguments of another command.
-fn add_args<'a>(cmd: &mut Cmd, args: impl Iterator<Item = Arg<&'a [u8]>>) {
-    for arg in args {
-        if let Arg::Simple(arg) = arg {
-            cmd.arg(arg);
-        }
     }
 }
 

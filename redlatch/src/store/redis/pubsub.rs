@@ -15,8 +15,8 @@
 //! update ends its connection. And: the slot moves from a node that is not updated, and continues, to one that
 //! is. A message of the release there is missed; rule 3 limits how long the waiter sleeps.
 
-use redis::aio::MultiplexedConnection;
-use redis::{PushKind, RedisError, Value};
+use super::wire::Cmd;
+use crate::step::{Args as _, ErrorReply, ScriptReply};
 
 /// Channels per SUBSCRIBE: keeps the size of a command far from any limit.
 pub(super) const CHANNELS_PER_SUBSCRIBE: usize = 1000;
@@ -36,96 +36,41 @@ pub(super) enum SubscriptionMode {
     Reports,
 }
 
-/// Subscribes to a channel, or ends its subscription.
-pub(super) async fn set_subscribed(
-    connection: &mut MultiplexedConnection,
-    subscribed: bool,
-    channel: &str,
-) -> Result<(), RedisError> {
-    match subscribed {
-        true => connection.subscribe(channel).await,
-        false => connection.unsubscribe(channel).await,
-    }
+/// A command that begins or ends subscriptions, and the kind of the message that confirms it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Subscribing {
+    pub(super) command: &'static str,
+    pub(super) confirmed: &'static str,
 }
 
-/// The same for a sharded channel.
-pub(super) async fn set_subscribed_sharded(
-    connection: &mut MultiplexedConnection,
-    subscribed: bool,
-    channel: &str,
-) -> Result<(), RedisError> {
-    match subscribed {
-        true => send_sharded(connection, "SSUBSCRIBE", PushKind::SSubscribe, channel).await,
-        false => send_sharded(connection, "SUNSUBSCRIBE", PushKind::SUnsubscribe, channel).await,
+impl Subscribing {
+    pub(super) fn new(subscribed: bool, sharded: bool) -> Subscribing {
+        let (command, confirmed) = match (subscribed, sharded) {
+            (true, false) => ("SUBSCRIBE", "subscribe"),
+            (false, false) => ("UNSUBSCRIBE", "unsubscribe"),
+            (true, true) => ("SSUBSCRIBE", "ssubscribe"),
+            (false, true) => ("SUNSUBSCRIBE", "sunsubscribe"),
+        };
+        Subscribing { command, confirmed }
+    }
+
+    /// Returns the command for these channels.
+    pub(super) fn cmd(self, channels: &[&str]) -> Cmd {
+        let mut cmd = Cmd::of(&[self.command]);
+        channels.iter().for_each(|channel| cmd.text(channel));
+        cmd
     }
 }
 
 /// Returns whether the server does not know the command.
-pub(super) fn is_unknown_command(error: &RedisError) -> bool {
-    let detail = error.detail();
-    detail.is_some_and(|detail| detail.starts_with("unknown command"))
+pub(super) fn is_unknown_command(error: &ErrorReply) -> bool {
+    let details = error.details();
+    details.is_some_and(|details| details.starts_with("unknown command"))
 }
 
-/// Restores subscriptions. A refused one must affect neither the others nor the connection.
-pub(super) async fn resubscribe(
-    connection: &mut MultiplexedConnection,
-    channels: &[&String],
-) -> Result<(), RedisError> {
-    match connection.subscribe(channels).await {
-        Err(error) if !breaks_connection(&error) => {}
-        done => return done,
-    }
-    for channel in channels {
-        match connection.subscribe(channel.as_str()).await {
-            Err(error) if !breaks_connection(&error) => {
-                tracing::warn!(%channel, %error, "a subscription was refused");
-            }
-            done => done?,
-        }
-    }
-    Ok(())
-}
-
-/// Sends one command about one channel, and checks its confirmation.
-///
-/// A node that loses a slot ends the subscriptions there by itself, with the same message that confirms a
-/// request. The client library takes that for the answer to the oldest command in flight. So a connection
-/// with sharded channels carries nothing else, and each answer is checked.
-async fn send_sharded(
-    connection: &mut MultiplexedConnection,
-    command: &str,
-    confirmed: PushKind,
-    channel: &str,
-) -> Result<(), RedisError> {
-    let cmd = redis::cmd(command).arg(channel).take();
-    match connection.send_packed_command(&cmd).await? {
-        Value::Push { kind, data }
-            if kind == confirmed && as_text(data.first()) == Some(channel) =>
-        {
-            Ok(())
-        }
-        Value::ServerError(error) => Err(error.into()),
-        // All later answers would be matched to the wrong commands, too.
-        _ => Err(std::io::Error::other("a confirmation of another subscription").into()),
-    }
-}
-
-/// Returns whether an error means that the connection cannot be used any more.
-pub(super) fn breaks_connection(error: &RedisError) -> bool {
-    error.is_io_error() || error.is_unrecoverable_error()
-}
-
-/// Returns the text of a field of a map.
-pub(super) fn text_field<'v>(map: &'v Value, name: &str) -> Option<&'v str> {
-    let mut fields = map.as_map_iter()?;
-    let (_, value) = fields.find(|(other, _)| as_text(Some(other)) == Some(name))?;
-    as_text(Some(value))
-}
-
-/// Returns the text of a value, such as the channel at the start of a push message.
-pub(super) fn as_text(value: Option<&Value>) -> Option<&str> {
-    match value {
-        Some(Value::BulkString(text)) => std::str::from_utf8(text).ok(),
-        _ => None,
-    }
+/// Returns the text of a field of a map, which is a list of names and values in turn.
+pub(super) fn text_field<'v>(map: &'v ScriptReply, name: &str) -> Option<&'v str> {
+    let mut fields = map.elements()?.chunks_exact(2);
+    let field = fields.find(|field| field[0].as_text() == Some(name))?;
+    field[1].as_text()
 }

@@ -17,15 +17,15 @@
 
 use std::sync::Arc;
 
-use redis::Value;
 use tokio::time::timeout;
 
 use super::connection::{Generation, LiveConnection, ReconnectingConnection, connection_ended};
 use super::exchange_error::ExchangeError;
 use super::options::{RedisSettings, ReplicaSync};
+use super::wire::Cmd;
 use crate::environment::task;
 use crate::error::Error;
-use crate::step::unexpected_reply;
+use crate::step::{Args as _, ScriptReply, unexpected_reply};
 use crate::store::answer::{Confirmation, WaitResult};
 use crate::store::shared_oneshot::{self, Sender};
 use crate::sync::Mutex;
@@ -130,11 +130,11 @@ impl Replicas {
             return Ok(0);
         }
         let millis = self.settings.replica_timeout.as_millis().max(1);
-        let mut wait = redis::cmd("WAIT");
-        wait.arg(awaited)
-            .arg(u64::try_from(millis).unwrap_or(u64::MAX));
-        match connection.query(&mut live.clone(), &wait).await? {
-            Value::Int(in_sync) => Ok(usize::try_from(in_sync).unwrap_or(0)),
+        let mut wait = Cmd::of(&["WAIT"]);
+        wait.number(awaited.try_into().unwrap_or(i64::MAX));
+        wait.number(millis.try_into().unwrap_or(i64::MAX));
+        match connection.query(live, &wait).await? {
+            ScriptReply::Integer(in_sync) => Ok(usize::try_from(in_sync).unwrap_or(0)),
             other => Err(ExchangeError::not_executed(format!(
                 "unexpected reply: {other:?}"
             ))),
@@ -221,11 +221,10 @@ async fn connected_replicas(
     connection: &ReconnectingConnection,
     live: &LiveConnection,
 ) -> Result<usize, ExchangeError> {
-    let role = redis::cmd("ROLE");
-    match connection.query(&mut live.clone(), &role).await? {
+    match connection.query(live, &Cmd::of(&["ROLE"])).await? {
         // A master replies with its offset, and the address and offset of each replica.
-        Value::Array(role) => match role.get(2) {
-            Some(Value::Array(replicas)) => Ok(replicas.len()),
+        ScriptReply::List(role) => match role.get(2) {
+            Some(ScriptReply::List(replicas)) => Ok(replicas.len()),
             // A replica.
             _ => Ok(0),
         },

@@ -10,9 +10,11 @@ use std::time::Duration;
 use super::connection::ReconnectingConnection;
 use super::exchange_error::ExchangeError;
 use super::topology::Topology;
+use super::wire::Cmd;
 use super::{Redis, with_response_timeout};
 use crate::error::{Error, Result};
 use crate::join::join_all;
+use crate::step::Args as _;
 use crate::store::{Changes, NodeId};
 use crate::sync::Mutex;
 
@@ -72,18 +74,16 @@ async fn start(
     connection: &Arc<ReconnectingConnection>,
     changes: &Changes,
 ) -> Result<(), ExchangeError> {
-    let mut live = connection.get_or_connect().await?;
-    let mut off = redis::cmd("CLIENT");
-    off.arg("TRACKING").arg("OFF");
-    let mut on = redis::cmd("CLIENT");
-    on.arg("TRACKING").arg("ON").arg("BCAST");
+    let live = connection.get_or_connect().await?;
+    let off = Cmd::of(&["CLIENT", "TRACKING", "OFF"]);
+    let mut on = Cmd::of(&["CLIENT", "TRACKING", "ON", "BCAST"]);
     // Without a prefix, all keys are reported.
     for prefix in changes.prefixes.iter().filter(|prefix| !prefix.is_empty()) {
-        on.arg("PREFIX").arg(prefix);
+        ["PREFIX", prefix].iter().for_each(|arg| on.text(arg));
     }
     // Reports that were on already, with the same prefixes, would be refused.
     for command in [off, on] {
-        let started = connection.query(&mut live, &command).await;
+        let started = connection.query(&live, &command).await;
         started.map_err(|failure| match failure {
             ExchangeError::Permanent(Error::Refused { reason }) => Error::UnsupportedServer {
                 reason: format!("it does not report changed keys (CLIENT TRACKING: {reason})"),

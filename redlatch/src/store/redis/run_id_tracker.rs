@@ -2,11 +2,9 @@
 
 use std::sync::Arc;
 
-use redis::{RedisResult, ServerError, Value};
-
-use super::pubsub::{as_text, breaks_connection};
 use super::tracking::Tracking;
 use crate::metrics::Metrics;
+use crate::step::{ErrorReply, ScriptReply};
 use crate::store::{NodeId, Suspects};
 use crate::sync::Mutex;
 
@@ -59,10 +57,10 @@ impl RunIdTracker {
     }
 
     /// Handles the server's report about changed keys; `None`: all were deleted.
-    pub(super) fn report_changed(&self, keys: Option<&[Value]>) {
+    pub(super) fn report_changed(&self, keys: Option<&[ScriptReply]>) {
         match keys {
             Some(keys) => {
-                let keys = keys.iter().filter_map(|key| as_text(Some(key)));
+                let keys = keys.iter().filter_map(ScriptReply::as_text);
                 keys.for_each(|key| self.suspects.add_key(key));
             }
             None => self.suspects.add_changed_node(self.node),
@@ -74,18 +72,16 @@ impl RunIdTracker {
         self.suspects.is_tracking() && self.process.lock().tracking.is_on()
     }
 
-    /// Records the answers to a command that asked for reports, and to the request for them.
-    pub(super) fn tracked(&self, answers: &RedisResult<Vec<Value>>) {
+    /// Records the answers to a request for reports. `None`: the connection has ended.
+    pub(super) fn tracked(&self, answers: Option<&[ScriptReply]>) {
         let tracking = &mut self.process.lock().tracking;
         match answers {
-            // The last answer is that to the command.
-            Ok(answers) => match answers.iter().take(2).find_map(refusal) {
+            Some(answers) => match answers.iter().find_map(refusal) {
                 Some(reason) if tracking.refused() => self.not_tracking(reason),
                 Some(_) => {}
                 None => tracking.answered(),
             },
-            Err(error) if breaks_connection(error) => tracking.connection_ended(),
-            Err(_) => {}
+            None => tracking.connection_ended(),
         }
     }
 
@@ -102,17 +98,16 @@ impl RunIdTracker {
 }
 
 /// Returns the error if a server refuses to report changes. A server that is busy may do so later.
-fn refusal(answer: &Value) -> Option<&ServerError> {
+fn refusal(answer: &ScriptReply) -> Option<&ErrorReply> {
     match answer {
-        Value::ServerError(error) if matches!(error.code(), "NOPERM" | "ERR") => Some(error),
+        ScriptReply::Error(error) if matches!(error.code(), "NOPERM" | "ERR") => Some(error),
         _ => None,
     }
 }
 
 /// Extracts the run id of the server process from the reply to INFO.
-pub(super) fn run_id(info: Value) -> Option<String> {
-    let info: String = redis::from_redis_value(info).ok()?;
-    info_field(&info, "run_id").map(str::to_owned)
+pub(super) fn run_id(info: &ScriptReply) -> Option<String> {
+    info_field(info.as_text()?, "run_id").map(str::to_owned)
 }
 
 /// Returns a field of the reply to INFO or CLUSTER INFO.

@@ -34,15 +34,17 @@ use tokio::time::{Instant, timeout_at};
 
 use super::connection::{MasterResolver, Preamble, ReconnectingConnection, Target};
 use super::connection_config::ConnectionConfig;
-use super::endpoint::Endpoint;
+use super::endpoint::{Address, Endpoint};
 use super::exchange_error::ExchangeError;
 #[cfg(doc)]
 use super::master_view::REFRESH_INTERVAL;
 use super::master_view::{MasterView, SentinelReply, Verdict, most_voted};
 use super::pubsub::{SubscriptionMode, text_field};
+use super::wire::Cmd;
 use super::refresh_task::{MIN_QUERY_TIME, RefreshTask, answer_within};
 use crate::error::Error;
 use crate::join::{Boxed, join_until};
+use crate::step::{ScriptReply, unexpected_reply};
 use crate::store::{SharedSubscriber, Subscriber};
 use crate::sync::Mutex;
 
@@ -89,7 +91,7 @@ impl Sentinels {
         let connection = |endpoint: &Endpoint| {
             let connection = ReconnectingConnection::new(
                 config.clone(),
-                Target::Fixed(endpoint.to_addr()),
+                Target::Fixed(Address::Tcp(endpoint.clone())),
                 connect_timeout.min(QUERY_TIMEOUT),
                 false,
                 subscriber.clone(),
@@ -167,24 +169,24 @@ impl Sentinels {
         at: &Endpoint,
         connection: &Arc<ReconnectingConnection>,
     ) -> Result<Option<SentinelReply>, ExchangeError> {
-        let mut live = connection.get_or_connect().await?;
-        let query = |kind| redis::cmd("SENTINEL").arg(kind).arg(&self.master).take();
+        let live = connection.get_or_connect().await?;
+        let query = |kind| Cmd::of(&["SENTINEL", kind, &self.master]);
         let address = query("GET-MASTER-ADDR-BY-NAME");
-        let address = connection.query(&mut live, &address).await;
+        let address = connection.query(&live, &address).await;
         let address = address.map_err(|failure| classify_failure(at, failure))?;
-        let Some((host, port)) = redis::from_redis_value::<Option<(String, u16)>>(address)
-            .map_err(|e| ExchangeError::from_client_error(&e.into()))?
-        else {
-            return Ok(None);
+        let (host, port) = match &address {
+            ScriptReply::Nil => return Ok(None),
+            address => host_and_port(address)
+                .ok_or_else(|| ExchangeError::Permanent(unexpected_reply(address)))?,
         };
         // Only for the epoch: the address in this reply is the old one until a failover is complete.
         let master = query("MASTER");
         let master = connection
-            .query_node(&mut live, &master, Preamble::None)
+            .query_node(&live, &master, Preamble::None)
             .await?;
         let epoch = text_field(&master, "config-epoch").and_then(|epoch| epoch.parse().ok());
         Ok(Some(SentinelReply {
-            endpoint: at.with_host_and_port(&host, port),
+            endpoint: at.with_host_and_port(host, port),
             epoch: epoch.unwrap_or_default(),
         }))
     }
@@ -292,6 +294,14 @@ fn replies<'a>(
     answers: &'a [Option<SentinelAnswer<'_>>],
 ) -> impl Iterator<Item = &'a SentinelReply> {
     answers.iter().flatten().flatten().flatten()
+}
+
+/// `[host, port]`, both as text.
+fn host_and_port(address: &ScriptReply) -> Option<(&str, u16)> {
+    match address.elements()? {
+        [host, port] => Some((host.as_text()?, port.as_text()?.parse().ok()?)),
+        _ => None,
+    }
 }
 
 /// Classifies the failure of a query: a server that does not know the command is not a sentinel.

@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use redis::Value;
-
 use super::connection::ReconnectingConnection;
 use super::exchange_error::ExchangeError;
 use super::pubsub::text_field;
+use super::wire::Cmd;
 use crate::error::{Error, Result};
-use crate::step::unexpected_reply;
+use crate::step::{ScriptReply, unexpected_reply};
 
 /// What a server reports about itself.
 pub(super) struct ServerInfo {
@@ -24,9 +23,9 @@ impl ServerInfo {
     pub(super) async fn fetch(
         connection: &Arc<ReconnectingConnection>,
     ) -> Result<ServerInfo, ExchangeError> {
-        let mut live = connection.get_or_connect().await?;
-        let hello = redis::cmd("HELLO").arg(3).take();
-        let info = ServerInfo::from_hello(&connection.query(&mut live, &hello).await?)?;
+        let live = connection.get_or_connect().await?;
+        let hello = connection.query(&live, &Cmd::of(&["HELLO", "3"])).await?;
+        let info = ServerInfo::from_hello(&hello)?;
         // The oldest with all that is needed, RESP3 and the commands in use. Valkey started at 7.2.
         if info.server == "redis" && info.major_minor < (6, 2) {
             let (major, minor) = info.major_minor;
@@ -36,8 +35,8 @@ impl ServerInfo {
         Ok(info)
     }
 
-    fn from_hello(hello: &Value) -> Result<ServerInfo> {
-        if !matches!(hello, Value::Map(_)) {
+    fn from_hello(hello: &ScriptReply) -> Result<ServerInfo> {
+        if hello.elements().is_none() {
             return Err(unexpected_reply(hello));
         }
         let field = |name| text_field(hello, name).unwrap_or_default();

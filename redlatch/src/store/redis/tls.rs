@@ -1,19 +1,15 @@
 //! TLS: reads and checks certificates, makes the handshake and explains its failures.
 //!
-//! Does not use the client library's TLS. That takes its crypto provider from a process-wide setting, which
-//! panics in a program with two candidates and which a library should not set. It also reads the system's
-//! certificates for every connection, even if they are not used.
+//! The crypto provider is that of the process, if it has set one, and ring otherwise. The system's certificates are
+//! read only if they are used.
 
 use std::error::Error as StdError;
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redis::io::tcp::TcpSettings;
-use redis::io::tcp::socket2::SockRef;
 use tokio::net::TcpStream;
-use tokio::task::{JoinSet, spawn_blocking};
+use tokio::task::spawn_blocking;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -25,10 +21,11 @@ use tokio_rustls::rustls::{
 use super::endpoint::Endpoint;
 use super::exchange_error::ExchangeError;
 use super::options::{Certificates, Pem};
+use super::wire::{WireError, connect_tcp};
 use crate::error::{Cause, Error, ErrorSource, Result};
 use crate::sync::Mutex;
 
-pub(super) type Stream = tokio_rustls::client::TlsStream<TcpStream>;
+pub(super) type TlsStream = tokio_rustls::client::TlsStream<TcpStream>;
 
 /// The TLS settings of a deployment.
 pub(super) struct Tls {
@@ -70,14 +67,12 @@ impl Tls {
         self: &Arc<Self>,
         host: &str,
         port: u16,
-        tcp: &TcpSettings,
-    ) -> Result<Stream, ExchangeError> {
+    ) -> Result<TlsStream, ExchangeError> {
         let name = ServerName::try_from(host.to_owned()).map_err(|_| Error::InvalidUrl {
             reason: format!("{host:?} is neither a host name nor an address"),
         })?;
         let handshake = async |config: &Arc<ClientConfig>| {
             let stream = connect_tcp(host, port).await.map_err(io_error)?;
-            apply_tcp_settings(&stream, tcp).map_err(io_error)?;
             let connector = TlsConnector::from(config.clone());
             Ok::<_, ExchangeError>(connector.connect(name.clone(), stream).await)
         };
@@ -113,7 +108,7 @@ impl Tls {
     /// client certificate. Some servers just disconnect.
     pub(super) fn explain_first_exchange(
         &self,
-        error: &redis::RedisError,
+        error: &WireError,
         host: &str,
         port: u16,
     ) -> Option<ExchangeError> {
@@ -124,7 +119,7 @@ impl Tls {
             true => "it may have rejected the client certificate",
             false => "it may require a client certificate (builder setting `tls_client_cert`)",
         };
-        let disconnected = error.is_io_error() || error.is_unrecoverable_error();
+        let disconnected = matches!(error, WireError::Io(_) | WireError::Closed);
         disconnected.then(|| {
             let reason = format!(
                 "the server closed the connection right after the TLS handshake: {error}; {hint}"
@@ -263,35 +258,6 @@ fn chain(pem: &[u8], setting: &'static str) -> Result<Vec<CertificateDer<'static
 
 fn invalid_setting(setting: &'static str, reason: String) -> Error {
     Error::InvalidSetting { setting, reason }
-}
-
-/// Connects to all addresses of a host concurrently, and returns the first connection.
-async fn connect_tcp(host: &str, port: u16) -> io::Result<TcpStream> {
-    let mut tries: JoinSet<io::Result<TcpStream>> = JoinSet::new();
-    for address in tokio::net::lookup_host((host, port)).await? {
-        let address: SocketAddr = address;
-        tries.spawn(TcpStream::connect(address));
-    }
-    let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
-    while let Some(tried) = tries.join_next().await {
-        match tried {
-            Ok(Ok(stream)) => return Ok(stream),
-            Ok(Err(error)) => last = error,
-            Err(_) => {}
-        }
-    }
-    Err(last)
-}
-
-fn apply_tcp_settings(stream: &TcpStream, tcp: &TcpSettings) -> io::Result<()> {
-    stream.set_nodelay(tcp.nodelay())?;
-    let socket = SockRef::from(stream);
-    if let Some(keepalive) = tcp.keepalive() {
-        socket.set_tcp_keepalive(keepalive)?;
-    }
-    #[cfg(target_os = "linux")]
-    socket.set_tcp_user_timeout(tcp.user_timeout())?;
-    Ok(())
 }
 
 fn io_error(error: io::Error) -> ExchangeError {

@@ -3,11 +3,9 @@
 
 use std::sync::Arc;
 
-use redis::ConnectionAddr;
-
 use super::cluster::Cluster;
 use super::connection::{ReconnectingConnection, Target};
-use super::endpoint::Endpoint;
+use super::endpoint::{Address, Endpoint};
 use super::exchange_error::ExchangeError;
 use super::node::{Node, NodeLimits, NodeSettings};
 use super::options::{RedisSettings, ReplicaSync};
@@ -84,7 +82,7 @@ impl Topology {
     }
 
     async fn single(
-        addr: ConnectionAddr,
+        addr: Address,
         mut settings: NodeSettings,
     ) -> Result<Topology, ExchangeError> {
         let address = format!("{addr}/{}", settings.config.db());
@@ -298,7 +296,7 @@ async fn fetch_server_info(seeds: &[Endpoint], settings: &NodeSettings) -> Resul
     let queries = seeds.iter().map(|seed| async move {
         let connection = ReconnectingConnection::new(
             settings.config.clone(),
-            Target::Fixed(seed.to_addr()),
+            Target::Fixed(Address::Tcp(seed.clone())),
             settings.redis.connect_timeout,
             false,
             settings.subscriber.clone(),

@@ -19,10 +19,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use percent_encoding::percent_decode_str;
-use redis::{ConnectionAddr, IntoConnectionInfo};
 
 use super::connection_config::{ConnectionConfig, Tls};
-use super::endpoint::Endpoint;
+use super::endpoint::{Address, Endpoint};
 use super::options::{ConnectOptions, Login, Secret};
 use crate::error::{Error, Result};
 
@@ -38,7 +37,7 @@ pub(super) struct ParsedUrl {
 #[derive(Debug)]
 pub(super) enum Deployment {
     /// One server.
-    Single(ConnectionAddr),
+    Single(Address),
     /// The server that these sentinels name as the master.
     Sentinel {
         sentinels: Vec<Endpoint>,
@@ -174,7 +173,7 @@ fn single(parts: &UrlParts<'_>) -> Result<UrlContent> {
              redis+cluster://",
         );
     };
-    let deployment = Deployment::Single(host.to_addr());
+    let deployment = Deployment::Single(Address::Tcp(host.clone()));
     Ok((deployment, parts.query.database(path)?))
 }
 
@@ -187,11 +186,11 @@ fn unix(parts: &UrlParts<'_>) -> Result<UrlContent> {
              redis+unix:///path?user=…&pass=…",
         );
     }
-    let socket = format!("unix://{path}").into_connection_info();
-    let socket = socket.map_err(|e| Error::InvalidUrl {
-        reason: e.to_string(),
+    let path = percent_decode_str(path).decode_utf8();
+    let path = path.map_err(|e| Error::InvalidUrl {
+        reason: format!("the path of the socket is not UTF-8: {e}"),
     })?;
-    let deployment = Deployment::Single(socket.addr().clone());
+    let deployment = Deployment::Single(Address::Unix(path.into_owned().into()));
     Ok((deployment, parts.query.database("")?))
 }
 
@@ -663,7 +662,7 @@ mod tests {
                     }
                     // There the whole path is that of the socket.
                     Ok(parsed) if unix => {
-                        let Deployment::Single(ConnectionAddr::Unix(path)) = parsed.deployment
+                        let Deployment::Single(Address::Unix(path)) = parsed.deployment
                         else {
                             panic!("{url}");
                         };
@@ -821,12 +820,11 @@ mod tests {
                         _ => (Some("us/er"), Some("s3cr@et")),
                     };
                     prop_assert_eq!(parsed.config.credentials(), (login.0, login.1, db));
-                    let Deployment::Single(ConnectionAddr::Tcp(name, port)) = parsed.deployment
-                    else {
+                    let Deployment::Single(Address::Tcp(at)) = parsed.deployment else {
                         panic!("{url}");
                     };
-                    let has_port = host.0.ends_with(":7");
-                    prop_assert_eq!((&*name, port), ("h", if has_port { 7 } else { 6379 }));
+                    let port = if host.0.ends_with(":7") { 7 } else { 6379 };
+                    prop_assert_eq!(at, Endpoint::new("h", port));
                 }
                 Err(error) => {
                     let said = error.to_string();

@@ -1,0 +1,379 @@
+//! The protocol RESP, versions 2 and 3, without I/O: commands as bytes, and replies from bytes.
+//!
+//! A reply may arrive in any pieces. What has arrived is decoded once: a [`Decoder`] keeps the lists that are not complete.
+//! It does not recurse, and it allocates nothing by a length that a server only claims.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use crate::step::{Args, ErrorReply, ScriptReply};
+
+/// Limit of one text: that of Redis (`proto-max-bulk-len`).
+const MAX_TEXT: usize = 512 * 1024 * 1024;
+
+/// Limit of a line: of an error, a number or a length.
+const MAX_LINE: usize = 64 * 1024;
+
+/// Limit of lists inside of lists. Replies of this crate's scripts and of the commands in use have three.
+const MAX_DEPTH: usize = 32;
+
+/// Room for the elements of a list at the start: it may claim any number.
+const INITIAL_ELEMENTS: usize = 16;
+
+/// A command: its arguments as the protocol writes them.
+#[derive(Debug, Clone, Default)]
+pub(in super::super) struct Cmd {
+    bytes: Vec<u8>,
+    args: usize,
+    /// Of a step: where the number of keys begins, the keys, and the arguments of the script.
+    parts: [usize; 3],
+}
+
+impl Cmd {
+    pub(in super::super) fn with_capacity(bytes: usize) -> Cmd {
+        Cmd {
+            bytes: Vec::with_capacity(bytes),
+            ..Cmd::default()
+        }
+    }
+
+    /// Creates a command with these arguments, the first of which is its name.
+    pub(in super::super) fn of(args: &[&str]) -> Cmd {
+        let mut cmd = Cmd::default();
+        args.iter().for_each(|arg| cmd.text(arg));
+        cmd
+    }
+
+    pub(in super::super) fn clear(&mut self) {
+        self.bytes.clear();
+        (self.args, self.parts) = (0, [0; 3]);
+    }
+
+    /// Becomes a copy of another command, in the same buffer.
+    pub(super) fn copy_from(&mut self, other: &Cmd) {
+        self.bytes.clear();
+        self.bytes.extend_from_slice(&other.bytes);
+        (self.args, self.parts) = (other.args, other.parts);
+    }
+
+    /// Returns the size of the arguments in the protocol.
+    pub(in super::super) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Adds the number of keys and the keys of a step, behind its script. What is added later are its arguments.
+    pub(in super::super) fn keys(&mut self, keys: &[&str]) {
+        let numbered = self.bytes.len();
+        self.number(keys.len() as i64);
+        let first = self.bytes.len();
+        keys.iter().for_each(|key| self.text(key));
+        self.parts = [numbered, first, self.bytes.len()];
+    }
+
+    /// Returns the number of arguments behind the keys of a step.
+    pub(in super::super) fn script_args(&self, keys: usize) -> usize {
+        // Behind EVALSHA, the SHA and the number of keys.
+        self.args - 3 - keys
+    }
+
+    /// Returns the command that runs a step by the source of its script.
+    pub(in super::super) fn with_source(&self, source: &str) -> Cmd {
+        let [numbered, first, args] = self.parts;
+        let mut eval = Cmd::of(&["EVAL", source]);
+        let shift = eval.bytes.len() - numbered;
+        eval.bytes.extend_from_slice(&self.bytes[numbered..]);
+        eval.args = self.args;
+        eval.parts = [numbered + shift, first + shift, args + shift];
+        eval
+    }
+
+    /// Returns the keys of a step as the protocol writes them, and its arguments.
+    pub(super) fn key_and_arg_bytes(&self) -> (&[u8], &[u8]) {
+        let [_, first, args] = self.parts;
+        (&self.bytes[first..args], &self.bytes[args..])
+    }
+
+    /// Returns the first argument.
+    pub(in super::super) fn name(&self) -> &str {
+        let mut lines = self.bytes.split(|byte| *byte == b'\n');
+        let name = lines.nth(1).and_then(|line| line.strip_suffix(b"\r"));
+        std::str::from_utf8(name.unwrap_or_default()).unwrap_or_default()
+    }
+
+    pub(super) fn write_to(&self, out: &mut Vec<u8>) {
+        write_header(out, self.args);
+        out.extend_from_slice(&self.bytes);
+    }
+}
+
+impl Args for Cmd {
+    fn text(&mut self, text: &str) {
+        write_text(&mut self.bytes, text.as_bytes());
+        self.args += 1;
+    }
+
+    fn number(&mut self, number: i64) {
+        let (mut digits, negative) = (Digits::of(number.unsigned_abs()), number < 0);
+        if negative {
+            digits.push(b'-');
+        }
+        write_text(&mut self.bytes, digits.as_bytes());
+        self.args += 1;
+    }
+}
+
+/// Writes the start of a command with this number of arguments.
+pub(super) fn write_header(out: &mut Vec<u8>, args: usize) {
+    write_length(out, b'*', args);
+}
+
+pub(super) fn write_text(out: &mut Vec<u8>, text: &[u8]) {
+    write_length(out, b'$', text.len());
+    out.extend_from_slice(text);
+    out.extend_from_slice(b"\r\n");
+}
+
+fn write_length(out: &mut Vec<u8>, kind: u8, length: usize) {
+    out.push(kind);
+    out.extend_from_slice(Digits::of(length as u64).as_bytes());
+    out.extend_from_slice(b"\r\n");
+}
+
+/// A number as text, without an allocation.
+struct Digits {
+    bytes: [u8; 20],
+    start: usize,
+}
+
+impl Digits {
+    fn of(mut number: u64) -> Digits {
+        let mut digits = Digits {
+            bytes: [0; 20],
+            start: 20,
+        };
+        loop {
+            digits.push(b'0' + (number % 10) as u8);
+            number /= 10;
+            if number == 0 {
+                return digits;
+            }
+        }
+    }
+
+    /// Puts a character before the others. There is room for 20: all of a `u64`, or of an `i64` with its sign.
+    fn push(&mut self, byte: u8) {
+        self.start -= 1;
+        self.bytes[self.start] = byte;
+    }
+
+    fn as_bytes(&self) -> &[u8] {
+        &self.bytes[self.start..]
+    }
+}
+
+/// What a server sends.
+#[derive(Debug, PartialEq, Eq)]
+pub(in super::super) enum Frame {
+    /// The reply to a command. It may be an error.
+    Reply(ScriptReply),
+    /// A message that no command asked for, or the confirmation of a subscription. Its kind is the first element.
+    Push(Vec<ScriptReply>),
+}
+
+/// The server does not speak the protocol, or not as this crate understands it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in super::super) struct Malformed(pub(super) String);
+
+impl fmt::Display for Malformed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the server sent {}", self.0)
+    }
+}
+
+/// Decodes what a server sends.
+#[derive(Debug, Default)]
+pub(in super::super) struct Decoder {
+    /// The lists that are not complete, the outermost first.
+    open: Vec<OpenList>,
+}
+
+#[derive(Debug)]
+struct OpenList {
+    kind: ListKind,
+    elements: Vec<ScriptReply>,
+    /// Number of elements that are missing.
+    left: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ListKind {
+    List,
+    Push,
+    /// Describes the next reply. Not used here.
+    Attribute,
+}
+
+/// What one line, with the text that it announces, means.
+enum Element {
+    Value(ScriptReply),
+    List(ListKind, usize),
+}
+
+impl Decoder {
+    /// Decodes from `bytes[*at..]` on, and moves `at` behind what was decoded. `None`: more bytes are needed.
+    pub(in super::super) fn decode(
+        &mut self,
+        bytes: &[u8],
+        at: &mut usize,
+    ) -> Result<Option<Frame>, Malformed> {
+        loop {
+            let rest = &bytes[*at..];
+            let Some((element, length)) = element(rest)? else {
+                return Ok(None);
+            };
+            *at += length;
+            let mut value = match element {
+                Element::Value(value) => value,
+                Element::List(ListKind::Attribute, 0) => continue,
+                Element::List(ListKind::List, 0) => ScriptReply::List(Vec::new()),
+                Element::List(kind, left) => {
+                    let is_inside = !self.open.is_empty();
+                    let is_misplaced = kind == ListKind::Push && (is_inside || left == 0);
+                    if is_misplaced || self.open.len() == MAX_DEPTH {
+                        return Err(malformed("a list in a wrong place", rest));
+                    }
+                    let elements = Vec::with_capacity(left.min(INITIAL_ELEMENTS));
+                    self.open.push(OpenList {
+                        kind,
+                        elements,
+                        left,
+                    });
+                    continue;
+                }
+            };
+            loop {
+                let Some(list) = self.open.last_mut() else {
+                    return Ok(Some(Frame::Reply(value)));
+                };
+                list.elements.push(value);
+                list.left -= 1;
+                if list.left > 0 {
+                    break;
+                }
+                let Some(complete) = self.open.pop() else {
+                    break;
+                };
+                match complete.kind {
+                    ListKind::List => value = ScriptReply::List(complete.elements),
+                    ListKind::Push => return Ok(Some(Frame::Push(complete.elements))),
+                    ListKind::Attribute => break,
+                }
+            }
+        }
+    }
+}
+
+/// Decodes one line, and the text that it announces. Returns it with its length in bytes. `None`: more bytes are needed.
+fn element(bytes: &[u8]) -> Result<Option<(Element, usize)>, Malformed> {
+    let Some(&kind) = bytes.first() else {
+        return Ok(None);
+    };
+    if !b"+-:_#,($!=*~>%|".contains(&kind) {
+        return Err(malformed("something that is no reply", bytes));
+    }
+    let line_end = bytes.iter().take(MAX_LINE).position(|byte| *byte == b'\n');
+    let Some(line_end) = line_end else {
+        return match bytes.len() < MAX_LINE {
+            true => Ok(None),
+            false => Err(malformed("a line without an end", bytes)),
+        };
+    };
+    let Some(line) = bytes[1..line_end].strip_suffix(b"\r") else {
+        return Err(malformed("a line that does not end with CR LF", bytes));
+    };
+    let length = line_end + 1;
+    let value = |value| Ok(Some((Element::Value(value), length)));
+    match kind {
+        b'+' | b',' | b'(' => value(ScriptReply::Bytes(line.to_vec())),
+        b'-' => value(ScriptReply::Error(ErrorReply::new(lossy(line)))),
+        b':' => match number(line) {
+            Some(number) => value(ScriptReply::Integer(number)),
+            None => Err(malformed("an invalid number", bytes)),
+        },
+        b'_' => value(ScriptReply::Nil),
+        b'#' => match line {
+            b"t" => value(ScriptReply::Integer(1)),
+            b"f" => value(ScriptReply::Integer(0)),
+            _ => Err(malformed("an invalid truth value", bytes)),
+        },
+        _ => {
+            let Some(count) = number(line) else {
+                return Err(malformed("an invalid length", bytes));
+            };
+            // Nil in RESP2.
+            if count == -1 && matches!(kind, b'$' | b'*') {
+                return value(ScriptReply::Nil);
+            }
+            let Ok(count) = usize::try_from(count) else {
+                return Err(malformed("an invalid length", bytes));
+            };
+            match kind {
+                b'$' | b'!' | b'=' => text(kind, count, bytes, length),
+                // The elements of a map are its names and values in turn, as in RESP2.
+                b'%' | b'|' => match count.checked_mul(2) {
+                    Some(count) if kind == b'%' => list(ListKind::List, count, length),
+                    Some(count) => list(ListKind::Attribute, count, length),
+                    None => Err(malformed("an invalid length", bytes)),
+                },
+                b'>' => list(ListKind::Push, count, length),
+                _ => list(ListKind::List, count, length),
+            }
+        }
+    }
+}
+
+fn list(kind: ListKind, count: usize, length: usize) -> Result<Option<(Element, usize)>, Malformed> {
+    Ok(Some((Element::List(kind, count), length)))
+}
+
+/// Decodes the text of this size behind the first line, which has `start` bytes.
+fn text(
+    kind: u8,
+    size: usize,
+    bytes: &[u8],
+    start: usize,
+) -> Result<Option<(Element, usize)>, Malformed> {
+    if size > MAX_TEXT {
+        return Err(malformed("an invalid length", bytes));
+    }
+    let end = start + size;
+    let Some(end_mark) = bytes.get(end..end + 2) else {
+        return Ok(None);
+    };
+    if end_mark != b"\r\n" {
+        return Err(malformed("a text that is longer than its length", bytes));
+    }
+    let text = &bytes[start..end];
+    let value = match kind {
+        b'!' => ScriptReply::Error(ErrorReply::new(lossy(text))),
+        // `txt:` or `mkd:` before the text.
+        b'=' => ScriptReply::Bytes(text.get(4..).unwrap_or_default().to_vec()),
+        _ => ScriptReply::Bytes(text.to_vec()),
+    };
+    Ok(Some((Element::Value(value), end + 2)))
+}
+
+fn lossy(text: &[u8]) -> String {
+    String::from_utf8_lossy(text).into_owned()
+}
+
+fn number(line: &[u8]) -> Option<i64> {
+    std::str::from_utf8(line).ok()?.parse().ok()
+}
+
+/// Returns the error for bytes that cannot be decoded, with the first of them.
+fn malformed(what: &str, bytes: &[u8]) -> Malformed {
+    let start = &bytes[..bytes.len().min(40)];
+    let shown: Cow<'_, str> = String::from_utf8_lossy(start);
+    Malformed(format!("{what}: {shown:?}"))
+}

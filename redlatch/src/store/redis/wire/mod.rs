@@ -1,0 +1,403 @@
+//! A connection of our own: one socket, many callers.
+//!
+//! [`pipeline`] decides what is sent, in which order, and which answer belongs to which caller; [`codec`] knows the bytes. This
+//! is what waits:
+//!
+//! 1. A caller puts its command into the buffer under a mutex. If nothing is in flight, it also writes the buffer to the
+//!    socket, so no other task has to wake up. (Not over TLS, where only the connection's task writes.)
+//! 2. The connection's task reads. It stores all answers of one read under one lock, wakes their callers, lets these run
+//!    once so that they can add their next commands, and writes once.
+//! 3. Messages are passed on in the order of the stream: behind the answers before them, before the answers behind them.
+//! 4. When the socket ends, or the task with its runtime, all callers learn at once whether their command was sent.
+//!
+//! No caller waits for room: the number of attempts in flight is limited before they come here, and renewals and
+//! releases, of which a client has few, must not wait behind them.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use smallvec::SmallVec;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+pub(super) use self::codec::{Cmd, Malformed};
+use self::codec::{Decoder, Frame};
+use self::pipeline::{Pipeline, SlotId};
+pub(super) use self::pipeline::{Answered, Expects};
+pub(super) use self::handshake::{Handshake, HandshakeError};
+use self::stream::{ReadBuffer, Socket};
+pub(super) use self::stream::{Stream, connect_tcp};
+use crate::environment::task;
+use crate::metrics::Metrics;
+use crate::step::{Batchable, ScriptReply};
+use crate::sync::Mutex;
+
+mod codec;
+mod handshake;
+mod pipeline;
+mod stream;
+
+/// Receives what no command asked for.
+pub(super) trait OnPush: Send + Sync {
+    /// Handles a message of the server. Its kind is the first element.
+    fn on_push(&self, message: &[ScriptReply]);
+
+    /// Handles the end of the connection. The callers learn of it afterwards.
+    fn on_end(&self, error: &WireError);
+}
+
+pub(super) type PushHandler = Box<dyn OnPush>;
+
+/// Why a connection has ended.
+#[derive(Debug, Clone, thiserror::Error)]
+pub(super) enum WireError {
+    #[error("{0}")]
+    Io(Arc<io::Error>),
+    #[error("{0}")]
+    Malformed(Malformed),
+    #[error("the server closed the connection")]
+    Closed,
+    /// By this client.
+    #[error("the connection ended before the answer arrived")]
+    Ended,
+}
+
+impl From<io::Error> for WireError {
+    fn from(error: io::Error) -> WireError {
+        WireError::Io(Arc::new(error))
+    }
+}
+
+/// A connection.
+pub(super) struct Wire {
+    state: Mutex<State>,
+    socket: Socket,
+    /// Notified when the connection's task has to write.
+    flush: Notify,
+    /// Notified when the connection ends.
+    ended: Notify,
+    metrics: Metrics,
+}
+
+struct State {
+    pipeline: Pipeline,
+    /// Of the callers, by slot.
+    wakers: Vec<Option<Waker>>,
+    /// Whether the connection's task is going to write.
+    flush_asked: bool,
+    end: Option<WireError>,
+}
+
+impl Wire {
+    /// Spawns the connection's task.
+    pub(super) fn new(stream: Stream, metrics: Metrics, on_push: PushHandler) -> WireGuard {
+        let wire = Arc::new(Wire {
+            state: Mutex::new(State {
+                pipeline: Pipeline::default(),
+                wakers: Vec::new(),
+                flush_asked: false,
+                end: None,
+            }),
+            socket: Socket::new(stream),
+            flush: Notify::new(),
+            ended: Notify::new(),
+            metrics,
+        });
+        let driver = Driver {
+            wire: wire.clone(),
+            on_push,
+            error: WireError::Ended,
+        };
+        tokio::spawn(task(driver.run()));
+        WireGuard(wire)
+    }
+
+    /// Sends a command.
+    pub(super) fn send(self: &Arc<Self>, cmd: &Cmd) -> Pending {
+        let [pending] = self.send_all([(cmd, Expects::Reply)]);
+        pending.unwrap_or_else(|| unreachable!("it expects a reply"))
+    }
+
+    /// Sends commands one directly behind the other. Returns `None` for those that expect nothing.
+    pub(super) fn send_all<const N: usize>(
+        self: &Arc<Self>,
+        commands: [(&Cmd, Expects<'_>); N],
+    ) -> [Option<Pending>; N] {
+        let now = Instant::now();
+        let mut state = self.state.lock();
+        let was_idle = state.pipeline.is_idle();
+        let slots = commands.map(|(cmd, expects)| state.pipeline.send(cmd, expects, now));
+        self.write_soon(&mut state, was_idle);
+        drop(state);
+        slots.map(|slot| slot.map(|slot| self.pending(slot)))
+    }
+
+    /// Sends a step alone or in a script with others.
+    pub(super) fn send_step(self: &Arc<Self>, cmd: &Cmd, script: &'static Batchable) -> Pending {
+        let now = Instant::now();
+        let mut state = self.state.lock();
+        let was_idle = state.pipeline.is_idle();
+        let slot = state.pipeline.send_step(cmd, script, now);
+        self.write_soon(&mut state, was_idle);
+        drop(state);
+        self.pending(slot)
+    }
+
+    fn pending(self: &Arc<Self>, slot: SlotId) -> Pending {
+        Pending {
+            wire: self.clone(),
+            slot: Some(slot),
+        }
+    }
+
+    /// Writes what is in the buffer, or lets the connection's task do it.
+    fn write_soon(&self, state: &mut State, was_idle: bool) {
+        if was_idle {
+            // What fails here, fails again in the connection's task.
+            if let Ok(written) = self.socket.try_write(state.pipeline.output()) {
+                state.pipeline.wrote(written);
+            }
+        }
+        if !state.flush_asked && state.pipeline.has_output() {
+            state.flush_asked = true;
+            self.flush.notify_one();
+        }
+    }
+
+    /// Ends the connection. All callers that wait get an error, and nothing is sent any more.
+    pub(super) fn end(&self, error: WireError) {
+        let mut answered = Vec::new();
+        let wakers: Vec<Waker> = {
+            let mut state = self.state.lock();
+            state.end.get_or_insert(error);
+            state.pipeline.end(&mut answered);
+            state.wakers_of(&answered).collect()
+        };
+        self.ended.notify_one();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Returns why the connection has ended.
+    pub(super) fn end_reason(&self) -> WireError {
+        self.state.lock().end.clone().unwrap_or(WireError::Ended)
+    }
+}
+
+/// Ends the connection when it is dropped.
+pub(super) struct WireGuard(Arc<Wire>);
+
+impl WireGuard {
+    pub(super) fn wire(&self) -> Arc<Wire> {
+        self.0.clone()
+    }
+}
+
+impl Drop for WireGuard {
+    fn drop(&mut self) {
+        self.0.end(WireError::Ended);
+    }
+}
+
+impl State {
+    fn wakers_of<'a>(&'a mut self, slots: &'a [SlotId]) -> impl Iterator<Item = Waker> + 'a {
+        let wakers = &mut self.wakers;
+        slots
+            .iter()
+            .filter_map(|&slot| wakers.get_mut(slot).and_then(Option::take))
+    }
+}
+
+/// The answer to a command. A caller that drops it does not wait any more.
+pub(super) struct Pending {
+    wire: Arc<Wire>,
+    /// `None` when it was taken.
+    slot: Option<SlotId>,
+}
+
+impl Pending {
+    /// Gives up. Returns whether the command was never sent, and will not be.
+    pub(super) fn cancel(&mut self) -> bool {
+        let slot = self.slot.take();
+        slot.is_some_and(|slot| self.wire.state.lock().pipeline.abandon(slot))
+    }
+}
+
+impl Future for Pending {
+    type Output = Answered;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Answered> {
+        let Some(slot) = self.slot else {
+            return Poll::Pending;
+        };
+        let mut state = self.wire.state.lock();
+        if let Some(answered) = state.pipeline.take(slot) {
+            drop(state);
+            self.slot = None;
+            return Poll::Ready(answered);
+        }
+        let wakers = &mut state.wakers;
+        if wakers.len() <= slot {
+            wakers.resize(slot + 1, None);
+        }
+        match &mut wakers[slot] {
+            Some(waker) => waker.clone_from(cx.waker()),
+            none => *none = Some(cx.waker().clone()),
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.cancel();
+    }
+}
+
+/// The connection's task.
+struct Driver {
+    wire: Arc<Wire>,
+    on_push: PushHandler,
+    /// Why the connection has ended.
+    error: WireError,
+}
+
+/// What to do next.
+enum Event {
+    Wrote(io::Result<()>),
+    Read(io::Result<usize>),
+    Flush,
+    Ended,
+}
+
+impl Driver {
+    async fn run(mut self) {
+        if let Err(error) = self.drive().await {
+            self.error = error;
+        }
+    }
+
+    async fn drive(&self) -> Result<(), WireError> {
+        let wire = &*self.wire;
+        let (mut buffer, mut decoder) = (ReadBuffer::new(), Decoder::default());
+        let mut answered = Vec::new();
+        loop {
+            let has_output = wire.state.lock().pipeline.has_output();
+            let event = tokio::select! {
+                biased;
+                () = wire.ended.notified() => Event::Ended,
+                wrote = self.write_all(), if has_output => Event::Wrote(wrote),
+                read = wire.socket.read(&mut buffer) => Event::Read(read),
+                () = wire.flush.notified() => Event::Flush,
+            };
+            match event {
+                Event::Ended => return Ok(()),
+                Event::Wrote(wrote) => wrote?,
+                Event::Read(read) => {
+                    if read? == 0 {
+                        return Err(WireError::Closed);
+                    }
+                    self.receive(&mut buffer, &mut decoder, &mut answered)?;
+                    // The callers add their next commands: one write for all.
+                    tokio::task::yield_now().await;
+                }
+                Event::Flush => tokio::task::yield_now().await,
+            }
+        }
+    }
+
+    /// Handles all that was read.
+    fn receive(
+        &self,
+        buffer: &mut ReadBuffer,
+        decoder: &mut Decoder,
+        answered: &mut Vec<SlotId>,
+    ) -> Result<(), WireError> {
+        let mut at = 0;
+        let decoded = loop {
+            match self.receive_replies(buffer.filled(), &mut at, decoder, answered) {
+                Ok(Some(message)) => {
+                    self.on_push.on_push(&message);
+                    self.confirm(&message, answered);
+                }
+                Ok(None) => break Ok(()),
+                Err(malformed) => break Err(WireError::Malformed(malformed)),
+            }
+        };
+        buffer.consume(at);
+        decoded
+    }
+
+    /// Stores the answers up to the next message, which is returned, and wakes their callers.
+    fn receive_replies(
+        &self,
+        bytes: &[u8],
+        at: &mut usize,
+        decoder: &mut Decoder,
+        answered: &mut Vec<SlotId>,
+    ) -> Result<Option<Vec<ScriptReply>>, Malformed> {
+        let mut state = self.wire.state.lock();
+        let received = loop {
+            match decoder.decode(bytes, at) {
+                Ok(Some(Frame::Reply(reply))) => {
+                    if let Err(malformed) = state.pipeline.receive(reply, answered) {
+                        break Err(malformed);
+                    }
+                }
+                Ok(Some(Frame::Push(message))) => break Ok(Some(message)),
+                Ok(None) => break Ok(None),
+                Err(malformed) => break Err(malformed),
+            }
+        };
+        let wakers: SmallVec<[Waker; 32]> = state.wakers_of(answered).collect();
+        drop(state);
+        answered.clear();
+        wakers.into_iter().for_each(Waker::wake);
+        received
+    }
+
+    /// Handles a message that may confirm a subscription.
+    fn confirm(&self, message: &[ScriptReply], answered: &mut Vec<SlotId>) {
+        let mut state = self.wire.state.lock();
+        state.pipeline.confirm(message, answered);
+        let waker = state.wakers_of(answered).next();
+        drop(state);
+        answered.clear();
+        waker.into_iter().for_each(Waker::wake);
+    }
+
+    /// Writes until the buffer is empty.
+    async fn write_all(&self) -> io::Result<()> {
+        let wire = &*self.wire;
+        std::future::poll_fn(|cx| {
+            let state = &mut *wire.state.lock();
+            state.flush_asked = false;
+            let batch_sent = |steps| wire.metrics.batch_sent(steps);
+            state.pipeline.pack(Instant::now(), batch_sent);
+            while !state.pipeline.output().is_empty() {
+                match wire.socket.poll_write(cx, state.pipeline.output()) {
+                    Poll::Ready(Ok(0)) => {
+                        return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+                    }
+                    Poll::Ready(Ok(written)) => state.pipeline.wrote(written),
+                    Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                    Poll::Pending => return Poll::Pending,
+                }
+            }
+            wire.socket.poll_flush(cx)
+        })
+        .await
+    }
+}
+
+/// However the task ends, also with its runtime.
+impl Drop for Driver {
+    fn drop(&mut self) {
+        let error = std::mem::replace(&mut self.error, WireError::Ended);
+        self.wire.state.lock().end.get_or_insert_with(|| error.clone());
+        self.on_push.on_end(&error);
+        self.wire.end(error);
+        self.wire.socket.close();
+    }
+}

@@ -1,0 +1,457 @@
+//! The commands of one connection in order, without I/O, lock, task or clock.
+//!
+//! 1. **The order of bytes in the buffer is the order on the server**, and nothing else decides what was sent. A command
+//!    in the buffer counts as sent. A step that waits for its script (see 3) was never sent.
+//! 2. Each command in the buffer has one entry in the queue of expected replies. The first reply belongs to the first
+//!    entry. Messages that no command asked for have none. A subscription expects the server's confirmation, a message
+//!    with its channel, or an error.
+//! 3. A step whose script can run several steps is sent alone if nothing is in flight. Otherwise it waits, and when
+//!    the buffer is written next, the steps of one script that wait are packed as one script ([`MAX_STEPS`]), if few
+//!    scripts are in flight ([`MAX_SCRIPTS`]) or if the script is full. So a slow network does not slow down many callers.
+//! 4. A caller that goes away takes its step out of the queue of those that wait: it was never sent. Otherwise it
+//!    leaves its slot behind, which the reply empties. So what a caller sends next is behind the step.
+//! 5. When the connection ends, all that was sent is unanswered, and what waits was not sent. Nothing is sent later.
+//!
+//! **Must not happen:** a reply in the wrong slot. Each later caller would take the answer to another one's acquisition
+//! for its own, and hold a lock that it does not have. So whatever does not fit ends the connection: a reply that nobody
+//! expects, a script with another number of replies than steps.
+
+use std::collections::VecDeque;
+
+use tokio::time::Instant;
+
+use super::codec::{Cmd, Malformed, write_header, write_text};
+use crate::step::{Batchable, ScriptReply};
+
+/// Number of scripts in flight at which steps wait for a full one. Two, so that the server runs one while the client
+/// handles the answer to the other.
+const MAX_SCRIPTS: usize = 2;
+
+/// Steps in a script. Other clients of the server wait for all of them, about 0.2 ms.
+const MAX_STEPS: usize = 64;
+
+/// Where a caller finds its answer.
+pub(super) type SlotId = usize;
+
+/// What becomes of a command.
+#[derive(Debug)]
+pub(in super::super) struct Answered {
+    /// `None`: the connection has ended.
+    pub(in super::super) reply: Option<ScriptReply>,
+    /// When the command was put into the buffer. `None`: it never was.
+    pub(in super::super) sent_at: Option<Instant>,
+    /// Whether it was in a script with others.
+    pub(in super::super) packed: bool,
+}
+
+#[derive(Debug)]
+enum Slot {
+    Free,
+    /// The step waits for its script.
+    Waiting,
+    Sent { at: Instant, packed: bool },
+    /// The same, and its caller has gone.
+    Abandoned,
+    Answered(Answered),
+}
+
+/// What the server is to send next.
+#[derive(Debug)]
+enum Expected {
+    Reply(SlotId),
+    /// A reply that nobody needs.
+    Ignored,
+    /// The confirmations for this number of channels; of a single one, its name.
+    Confirmations {
+        slot: SlotId,
+        kind: &'static str,
+        left: usize,
+        channel: Option<Box<str>>,
+    },
+    /// One reply for each of this number of steps. Their slots are the next ones in `packed`.
+    Script {
+        steps: usize,
+        queue: usize,
+    },
+}
+
+/// The steps of one script that wait.
+#[derive(Debug)]
+struct ScriptQueue {
+    script: &'static Batchable,
+    steps: VecDeque<(SlotId, Cmd)>,
+    /// Whether the server has the script, as far as is known.
+    is_loaded: bool,
+}
+
+/// How a command is answered.
+#[derive(Debug, Clone, Copy)]
+pub(in super::super) enum Expects<'a> {
+    Reply,
+    /// With nothing that the caller needs.
+    Nothing,
+    /// With a message of this kind for each of the channels.
+    Confirmations(&'static str, &'a [&'a str]),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Pipeline {
+    /// What was not written yet: `out[written..]`.
+    out: Vec<u8>,
+    written: usize,
+    slots: Vec<Slot>,
+    free: Vec<SlotId>,
+    expected: VecDeque<Expected>,
+    /// The slots of the steps in scripts, in order.
+    packed: VecDeque<SlotId>,
+    /// The steps that wait, by script. There are few scripts.
+    queues: Vec<ScriptQueue>,
+    /// The queue whose turn it is.
+    turn: usize,
+    /// Commands of steps that were packed, whose buffers are used again.
+    spare: Vec<Cmd>,
+    /// Number of scripts in flight whose steps had waited.
+    scripts: usize,
+    ended: bool,
+}
+
+/// A buffer that is larger than this is freed when it is empty.
+const MAX_SPARE_BYTES: usize = 64 * 1024;
+
+/// Number of buffers that are kept for steps that wait.
+const MAX_SPARE: usize = MAX_SCRIPTS * MAX_STEPS;
+
+impl Pipeline {
+    /// Returns whether nothing is in flight.
+    pub(super) fn is_idle(&self) -> bool {
+        self.expected.is_empty() && self.queues.iter().all(|queue| queue.steps.is_empty())
+    }
+
+    /// Puts a command into the buffer. Returns the slot of its answer, unless it has none.
+    pub(super) fn send(&mut self, cmd: &Cmd, expects: Expects<'_>, now: Instant) -> Option<SlotId> {
+        if let (Expects::Nothing, false) = (expects, self.ended) {
+            cmd.write_to(&mut self.out);
+            self.expected.push_back(Expected::Ignored);
+            return None;
+        }
+        let slot = self.add_slot(Slot::Sent {
+            at: now,
+            packed: false,
+        });
+        if self.ended {
+            self.slots[slot] = Slot::Answered(Answered::unsent());
+            return Some(slot);
+        }
+        cmd.write_to(&mut self.out);
+        self.expected.push_back(match expects {
+            Expects::Confirmations(kind, channels) => Expected::Confirmations {
+                slot,
+                kind,
+                left: channels.len(),
+                channel: match channels {
+                    [one] => Some((*one).into()),
+                    _ => None,
+                },
+            },
+            Expects::Reply | Expects::Nothing => Expected::Reply(slot),
+        });
+        Some(slot)
+    }
+
+    /// Puts a step into the buffer, or lets it wait for its script.
+    pub(super) fn send_step(
+        &mut self,
+        cmd: &Cmd,
+        script: &'static Batchable,
+        now: Instant,
+    ) -> SlotId {
+        if self.is_idle() || self.ended {
+            let slot = self.send(cmd, Expects::Reply, now);
+            return slot.unwrap_or_default();
+        }
+        let slot = self.add_slot(Slot::Waiting);
+        let mut copy = self.spare.pop().unwrap_or_default();
+        copy.copy_from(cmd);
+        let queue = self.queues.iter_mut().find(|queue| queue.script == script);
+        match queue {
+            Some(queue) => queue.steps.push_back((slot, copy)),
+            None => self.queues.push(ScriptQueue {
+                script,
+                steps: VecDeque::from([(slot, copy)]),
+                is_loaded: false,
+            }),
+        }
+        slot
+    }
+
+    /// Returns whether there are bytes to write, or steps to pack.
+    pub(super) fn has_output(&self) -> bool {
+        !self.output().is_empty() || self.next_queue().is_some()
+    }
+
+    /// Returns the bytes to write.
+    pub(super) fn output(&self) -> &[u8] {
+        &self.out[self.written..]
+    }
+
+    /// Records that the first of these bytes were written.
+    pub(super) fn wrote(&mut self, bytes: usize) {
+        self.written += bytes;
+        if self.written == self.out.len() {
+            self.written = 0;
+            self.out.clear();
+            self.out.shrink_to(MAX_SPARE_BYTES);
+        }
+    }
+
+    /// Returns the queue whose steps are packed next, if a script may be sent.
+    fn next_queue(&self) -> Option<usize> {
+        let least = match self.scripts < MAX_SCRIPTS {
+            true => 1,
+            false => MAX_STEPS,
+        };
+        let count = self.queues.len();
+        let mut from_turn = (0..count).map(|i| (self.turn + i) % count);
+        from_turn.find(|&i| self.queues[i].steps.len() >= least)
+    }
+
+    /// Packs the steps that wait, as far as scripts may be sent. Calls `packed` with the number of steps of each script.
+    pub(super) fn pack(&mut self, now: Instant, mut packed: impl FnMut(usize)) {
+        while let Some(i) = self.next_queue() {
+            self.turn = i + 1;
+            self.scripts += 1;
+            let queue = &mut self.queues[i];
+            let steps = queue.steps.len().min(MAX_STEPS);
+            queue.write(steps, &mut self.out);
+            self.expected.push_back(Expected::Script { steps, queue: i });
+            for (slot, mut cmd) in queue.steps.drain(..steps) {
+                self.slots[slot] = Slot::Sent {
+                    at: now,
+                    packed: steps > 1,
+                };
+                self.packed.push_back(slot);
+                if self.spare.len() < MAX_SPARE {
+                    cmd.clear();
+                    self.spare.push(cmd);
+                }
+            }
+            packed(steps);
+        }
+    }
+
+    /// Handles a reply. Adds the slots with new answers to `answered`.
+    pub(super) fn receive(
+        &mut self,
+        reply: ScriptReply,
+        answered: &mut Vec<SlotId>,
+    ) -> Result<(), Malformed> {
+        match self.expected.pop_front() {
+            None => {
+                let shown: String = format!("{reply:?}").chars().take(80).collect();
+                return Err(Malformed(format!("a reply to no command: {shown}")));
+            }
+            Some(Expected::Ignored) => {}
+            Some(Expected::Reply(slot)) => self.answer(slot, reply, answered),
+            // Confirmations are messages, so this is an error.
+            Some(Expected::Confirmations { slot, .. }) => self.answer(slot, reply, answered),
+            Some(Expected::Script { steps, queue }) => {
+                self.scripts -= 1;
+                self.answer_script(steps, queue, reply, answered)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Distributes the replies of a script.
+    fn answer_script(
+        &mut self,
+        steps: usize,
+        queue: usize,
+        reply: ScriptReply,
+        answered: &mut Vec<SlotId>,
+    ) -> Result<(), Malformed> {
+        let slots: Vec<SlotId> = self.packed.drain(..steps).collect();
+        match reply {
+            reply if steps == 1 => self.answer(slots[0], reply, answered),
+            ScriptReply::List(replies) if replies.len() == steps => {
+                for (slot, reply) in slots.into_iter().zip(replies) {
+                    self.answer(slot, reply, answered);
+                }
+            }
+            // None of the steps was executed.
+            ScriptReply::Error(error) => {
+                if error.code() == "NOSCRIPT" {
+                    self.queues[queue].is_loaded = false;
+                }
+                for slot in slots {
+                    self.answer(slot, ScriptReply::Error(error.clone()), answered);
+                }
+            }
+            _ => {
+                let reason = format!("another number of replies than the {steps} steps in a script");
+                return Err(Malformed(reason));
+            }
+        }
+        Ok(())
+    }
+
+    /// Handles a message that may be the confirmation of a subscription.
+    pub(super) fn confirm(&mut self, message: &[ScriptReply], answered: &mut Vec<SlotId>) {
+        let Some(Expected::Confirmations {
+            slot,
+            kind,
+            left,
+            channel,
+        }) = self.expected.front_mut()
+        else {
+            return;
+        };
+        let text = |at: usize| message.get(at).and_then(ScriptReply::as_text);
+        let is_of_channel = channel.is_none() || channel.as_deref() == text(1);
+        if text(0) != Some(kind) || !is_of_channel {
+            return;
+        }
+        *left -= 1;
+        if *left == 0 {
+            let slot = *slot;
+            self.expected.pop_front();
+            self.answer(slot, ScriptReply::Nil, answered);
+        }
+    }
+
+    fn answer(&mut self, slot: SlotId, reply: ScriptReply, answered: &mut Vec<SlotId>) {
+        match self.slots[slot] {
+            Slot::Sent { at, packed } => {
+                self.slots[slot] = Slot::Answered(Answered {
+                    reply: Some(reply),
+                    sent_at: Some(at),
+                    packed,
+                });
+                answered.push(slot);
+            }
+            Slot::Abandoned => self.free(slot),
+            Slot::Free | Slot::Waiting | Slot::Answered(_) => {
+                debug_assert!(false, "an answer to a command that was not sent");
+            }
+        }
+    }
+
+    /// Takes the answer, if there is one. Then the slot is free.
+    pub(super) fn take(&mut self, slot: SlotId) -> Option<Answered> {
+        if !matches!(self.slots[slot], Slot::Answered(_)) {
+            return None;
+        }
+        let Slot::Answered(answered) = std::mem::replace(&mut self.slots[slot], Slot::Free) else {
+            return None;
+        };
+        self.free.push(slot);
+        Some(answered)
+    }
+
+    /// Handles a caller that does not wait any more. Returns whether its command was never sent.
+    pub(super) fn abandon(&mut self, slot: SlotId) -> bool {
+        match &self.slots[slot] {
+            Slot::Waiting => {
+                for queue in &mut self.queues {
+                    queue.steps.retain(|(other, _)| *other != slot);
+                }
+                self.free(slot);
+                true
+            }
+            Slot::Sent { .. } => {
+                self.slots[slot] = Slot::Abandoned;
+                false
+            }
+            Slot::Answered(answered) => {
+                let unsent = answered.sent_at.is_none();
+                self.free(slot);
+                unsent
+            }
+            Slot::Free | Slot::Abandoned => false,
+        }
+    }
+
+    /// Ends the connection. Adds all slots that still waited to `answered`.
+    pub(super) fn end(&mut self, answered: &mut Vec<SlotId>) {
+        self.ended = true;
+        self.queues.clear();
+        self.expected.clear();
+        self.packed.clear();
+        self.out = Vec::new();
+        self.written = 0;
+        for (id, slot) in self.slots.iter_mut().enumerate() {
+            let (sent_at, packed) = match slot {
+                Slot::Waiting => (None, false),
+                Slot::Sent { at, packed } => (Some(*at), *packed),
+                Slot::Abandoned => {
+                    *slot = Slot::Free;
+                    self.free.push(id);
+                    continue;
+                }
+                Slot::Free | Slot::Answered(_) => continue,
+            };
+            *slot = Slot::Answered(Answered {
+                reply: None,
+                sent_at,
+                packed,
+            });
+            answered.push(id);
+        }
+    }
+
+    fn add_slot(&mut self, slot: Slot) -> SlotId {
+        match self.free.pop() {
+            Some(id) => {
+                self.slots[id] = slot;
+                id
+            }
+            None => {
+                self.slots.push(slot);
+                self.slots.len() - 1
+            }
+        }
+    }
+
+    fn free(&mut self, slot: SlotId) {
+        self.slots[slot] = Slot::Free;
+        self.free.push(slot);
+    }
+}
+
+impl ScriptQueue {
+    /// Writes the command that runs the first steps. The first command with a script loads it.
+    fn write(&mut self, steps: usize, out: &mut Vec<u8>) {
+        let first = self.steps.iter().take(steps).map(|(_, cmd)| cmd);
+        if steps == 1 {
+            first.for_each(|alone| alone.write_to(out));
+            return;
+        }
+        let script = self.script;
+        let keys = script.keys * steps;
+        write_header(out, 3 + keys + script.args * steps);
+        if std::mem::replace(&mut self.is_loaded, true) {
+            write_text(out, b"EVALSHA");
+            write_text(out, script.sha().as_bytes());
+        } else {
+            write_text(out, b"EVAL");
+            write_text(out, script.batch_source().as_bytes());
+        }
+        write_text(out, keys.to_string().as_bytes());
+        for cmd in first.clone() {
+            out.extend_from_slice(cmd.key_and_arg_bytes().0);
+        }
+        for cmd in first {
+            out.extend_from_slice(cmd.key_and_arg_bytes().1);
+        }
+    }
+}
+
+impl Answered {
+    fn unsent() -> Answered {
+        Answered {
+            reply: None,
+            sent_at: None,
+            packed: false,
+        }
+    }
+}
