@@ -123,8 +123,6 @@ pub(super) struct LiveConnection {
 
 struct Established {
     live: LiveConnection,
-    /// Whether a step was answered.
-    answered: bool,
     /// For the log.
     address: String,
     /// Ends the connection.
@@ -215,14 +213,8 @@ impl ReconnectingConnection {
     }
 
     /// Records that a step was answered on this connection.
-    pub(super) fn record_answer(&self, answered: &LiveConnection) {
-        let mut live = self.shared.live.lock();
-        let established = live.as_mut();
-        let first = established
-            .filter(|established| established.live.generation == answered.generation)
-            .is_some_and(|established| !std::mem::replace(&mut established.answered, true));
-        if first {
-            drop(live);
+    pub(super) fn record_answer(&self, live: &LiveConnection) {
+        if live.wire.record_answer() && self.shared.is_live(live.generation) {
             self.connecting.lock().pace.reset();
         }
     }
@@ -320,7 +312,6 @@ impl ReconnectingConnection {
         }
         let established = Established {
             live: live.clone(),
-            answered: false,
             address: address.to_string(),
             _guard: guard,
         };

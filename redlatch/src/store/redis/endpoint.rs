@@ -1,6 +1,5 @@
 //! Addresses of servers.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::PathBuf;
@@ -45,8 +44,7 @@ impl Endpoint {
         &self.host
     }
 
-    /// Parses `host`, `host:port`, `[v6]` or `[v6]:port`. A non-ASCII host name is converted to its `xn--`
-    /// form, which DNS and certificates use.
+    /// Parses `host`, `host:port`, `[v6]` or `[v6]:port`. The host is ASCII, as DNS and certificates have it.
     pub(super) fn parse(text: &str, default_port: u16) -> Option<Endpoint> {
         let (host, port) = match text.strip_prefix('[') {
             Some(rest) => {
@@ -58,16 +56,13 @@ impl Endpoint {
                     "" => None,
                     port => Some(port.strip_prefix(':')?),
                 };
-                (Cow::Borrowed(host), port)
+                (host, port)
             }
             None => {
                 let mut parts = text.splitn(2, ':');
                 let (host, port) = (parts.next()?, parts.next());
-                let ascii = match host.is_ascii() {
-                    true => Cow::Borrowed(host),
-                    false => Cow::Owned(idna::domain_to_ascii(host).ok()?),
-                };
-                (Some(ascii).filter(|host| !host.contains(['%', ':']))?, port)
+                let host = Some(host).filter(|host| host.is_ascii() && !host.contains(['%', ':']));
+                (host?, port)
             }
         };
         let port = match port {
@@ -79,7 +74,7 @@ impl Endpoint {
             .parse()
             .is_ok_and(|address: IpAddr| address.is_unspecified());
         let good = !host.is_empty() && !is_wildcard && host.chars().all(is_host);
-        good.then(|| Endpoint::new(&host, port))
+        good.then(|| Endpoint::new(host, port))
     }
 
     /// Parses an address in a redirection: the port follows the last colon, a v6 address has no brackets,

@@ -11,6 +11,9 @@ use crate::step::{Args, ErrorReply, ScriptReply};
 /// Limit of one text: that of Redis (`proto-max-bulk-len`).
 const MAX_TEXT: usize = 512 * 1024 * 1024;
 
+/// Limit of the elements of a list: that of Redis.
+const MAX_ELEMENTS: usize = i32::MAX as usize;
+
 /// Limit of a line: of an error, a number or a length.
 const MAX_LINE: usize = 64 * 1024;
 
@@ -317,23 +320,20 @@ fn element(bytes: &[u8]) -> Result<Option<(Element, usize)>, Malformed> {
             let Ok(count) = usize::try_from(count) else {
                 return Err(malformed("an invalid length", bytes));
             };
+            let list = |kind, count| match count <= MAX_ELEMENTS {
+                true => Ok(Some((Element::List(kind, count), length))),
+                false => Err(malformed("an invalid length", bytes)),
+            };
             match kind {
                 b'$' | b'!' | b'=' => text(kind, count, bytes, length),
                 // The elements of a map are its names and values in turn, as in RESP2.
-                b'%' | b'|' => match count.checked_mul(2) {
-                    Some(count) if kind == b'%' => list(ListKind::List, count, length),
-                    Some(count) => list(ListKind::Attribute, count, length),
-                    None => Err(malformed("an invalid length", bytes)),
-                },
-                b'>' => list(ListKind::Push, count, length),
-                _ => list(ListKind::List, count, length),
+                b'%' => list(ListKind::List, count.saturating_mul(2)),
+                b'|' => list(ListKind::Attribute, count.saturating_mul(2)),
+                b'>' => list(ListKind::Push, count),
+                _ => list(ListKind::List, count),
             }
         }
     }
-}
-
-fn list(kind: ListKind, count: usize, length: usize) -> Result<Option<(Element, usize)>, Malformed> {
-    Ok(Some((Element::List(kind, count), length)))
 }
 
 /// Decodes the text of this size behind the first line, which has `start` bytes.
@@ -376,4 +376,159 @@ fn malformed(what: &str, bytes: &[u8]) -> Malformed {
     let start = &bytes[..bytes.len().min(40)];
     let shown: Cow<'_, str> = String::from_utf8_lossy(start);
     Malformed(format!("{what}: {shown:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn bytes_of(cmd: &Cmd) -> String {
+        let mut out = Vec::new();
+        cmd.write_to(&mut out);
+        String::from_utf8(out).unwrap()
+    }
+
+    fn decode_all(bytes: &[u8]) -> Result<Vec<Frame>, Malformed> {
+        let (mut decoder, mut at, mut frames) = (Decoder::default(), 0, Vec::new());
+        while let Some(frame) = decoder.decode(bytes, &mut at)? {
+            frames.push(frame);
+        }
+        Ok(frames)
+    }
+
+    #[test]
+    fn commands_are_written_as_lists_of_texts() {
+        let mut cmd = Cmd::of(&["GET", "ä\r\n"]);
+        cmd.number(i64::MIN);
+        cmd.number(0);
+        let bytes = "*4\r\n$3\r\nGET\r\n$4\r\nä\r\n\r\n$20\r\n-9223372036854775808\r\n$1\r\n0\r\n";
+        assert_eq!(bytes_of(&cmd), bytes);
+        assert_eq!(cmd.name(), "GET");
+        assert_eq!(Digits::of(u64::MAX).as_bytes(), b"18446744073709551615");
+    }
+
+    #[test]
+    fn step_can_be_sent_by_its_source() {
+        let mut cmd = Cmd::of(&["EVALSHA", "sha"]);
+        cmd.keys(&["k1", "k2"]);
+        cmd.text("arg");
+        assert_eq!(cmd.script_args(2), 1);
+        let mut eval = Cmd::of(&["EVAL", "the source"]);
+        eval.keys(&["k1", "k2"]);
+        eval.text("arg");
+        let from_sha = cmd.with_source("the source");
+        assert_eq!(bytes_of(&from_sha), bytes_of(&eval));
+        for cmd in [cmd, from_sha] {
+            let (keys, args) = cmd.key_and_arg_bytes();
+            assert_eq!(keys, b"$2\r\nk1\r\n$2\r\nk2\r\n");
+            assert_eq!(args, b"$3\r\narg\r\n");
+        }
+    }
+
+    /// All forms of replies, of both versions of the protocol.
+    const SESSION: &[u8] = b"+OK\r\n-ERR no\r\n:-7\r\n$3\r\na\r\n\r\n$-1\r\n*-1\r\n_\r\n#t\r\n#f\r\n,1.5\r\n\
+        (12345678901234567890\r\n!7\r\nERR bad\r\n=5\r\ntxt:x\r\n*0\r\n*2\r\n*1\r\n:1\r\n%1\r\n+a\r\n~1\r\n_\r\n\
+        |1\r\n+ttl\r\n:3\r\n$0\r\n\r\n>3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\n0\r\n:1\r\n";
+
+    fn session() -> Vec<Frame> {
+        use ScriptReply::{Bytes, Error, Integer, List, Nil};
+        let text = |text: &str| Bytes(text.as_bytes().to_vec());
+        let error = |text: &str| Error(ErrorReply::new(text.to_owned()));
+        let map = List(vec![text("a"), List(vec![Nil])]);
+        let replies = vec![
+            text("OK"),
+            error("ERR no"),
+            Integer(-7),
+            text("a\r\n"),
+            Nil,
+            Nil,
+            Nil,
+            Integer(1),
+            Integer(0),
+            text("1.5"),
+            text("12345678901234567890"),
+            error("ERR bad"),
+            text("x"),
+            List(Vec::new()),
+            List(vec![List(vec![Integer(1)]), map]),
+            text(""),
+        ];
+        let mut frames: Vec<Frame> = replies.into_iter().map(Frame::Reply).collect();
+        frames.push(Frame::Push(["message", "c", "0"].map(text).into()));
+        frames.push(Frame::Reply(Integer(1)));
+        frames
+    }
+
+    #[test]
+    fn replies_are_decoded_wherever_they_are_cut() {
+        assert_eq!(decode_all(SESSION).unwrap(), session());
+        for cut in 0..SESSION.len() {
+            let (mut decoder, mut at, mut frames) = (Decoder::default(), 0, Vec::new());
+            for end in [cut, SESSION.len()] {
+                while let Some(frame) = decoder.decode(&SESSION[..end], &mut at).unwrap() {
+                    frames.push(frame);
+                }
+            }
+            assert_eq!(frames, session(), "cut at {cut}");
+        }
+        // One byte at a time, as a buffer from which what was decoded is removed.
+        let (mut decoder, mut buffer, mut frames) = (Decoder::default(), Vec::new(), Vec::new());
+        for byte in SESSION {
+            buffer.push(*byte);
+            let mut at = 0;
+            while let Some(frame) = decoder.decode(&buffer, &mut at).unwrap() {
+                frames.push(frame);
+            }
+            buffer.drain(..at);
+        }
+        assert_eq!(frames, session());
+    }
+
+    #[test]
+    fn malformed_replies_are_named() {
+        let nested = "*1\r\n".repeat(10_000);
+        let endless = format!("+{}", "x".repeat(MAX_LINE));
+        for (bytes, named) in [
+            ("HTTP/1.1 400", "something that is no reply: \"HTTP/1.1 400\""),
+            (":x\r\n", "an invalid number"),
+            ("$x\r\n", "an invalid length"),
+            ("$-2\r\n", "an invalid length"),
+            ("$1152921504606846976\r\n", "an invalid length"),
+            ("*1152921504606846976\r\n", "an invalid length"),
+            ("%9223372036854775807\r\n", "an invalid length"),
+            ("%-1\r\n", "an invalid length"),
+            ("#x\r\n", "an invalid truth value"),
+            ("+a\n", "does not end with CR LF"),
+            ("$1\r\nab\r\n", "longer than its length"),
+            ("*1\r\n>1\r\n+a\r\n", "a list in a wrong place"),
+            (">0\r\n", "a list in a wrong place"),
+            (&nested, "a list in a wrong place"),
+            (&endless, "a line without an end"),
+        ] {
+            let error = decode_all(bytes.as_bytes()).unwrap_err();
+            let said = error.to_string();
+            assert!(said.contains(named), "{bytes:.40}: {said}");
+        }
+    }
+
+    /// The elements never come.
+    #[test]
+    fn claimed_lengths_allocate_nothing() {
+        let mut decoder = Decoder::default();
+        let bytes = b"*2147483647\r\n:1\r\n$536870912\r\nabc";
+        assert_eq!(decoder.decode(bytes, &mut 0), Ok(None));
+        let [open] = &*decoder.open else {
+            panic!("one list is open");
+        };
+        assert!(open.elements.capacity() <= INITIAL_ELEMENTS);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(bytes in "[-+:$*>%~|!=#_,(0-9a\r\n]{0,60}") {
+            let _ = decode_all(bytes.as_bytes());
+        }
+    }
 }

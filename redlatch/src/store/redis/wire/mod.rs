@@ -16,6 +16,7 @@
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use smallvec::SmallVec;
@@ -78,6 +79,8 @@ pub(super) struct Wire {
     flush: Notify,
     /// Notified when the connection ends.
     ended: Notify,
+    /// Whether a step was answered.
+    answered: AtomicBool,
     metrics: Metrics,
 }
 
@@ -103,6 +106,7 @@ impl Wire {
             socket: Socket::new(stream),
             flush: Notify::new(),
             ended: Notify::new(),
+            answered: AtomicBool::new(false),
             metrics,
         });
         let driver = Driver {
@@ -154,7 +158,7 @@ impl Wire {
 
     /// Writes what is in the buffer, or lets the connection's task do it.
     fn write_soon(&self, state: &mut State, was_idle: bool) {
-        if was_idle {
+        if was_idle && !state.pipeline.output().is_empty() {
             // What fails here, fails again in the connection's task.
             if let Ok(written) = self.socket.try_write(state.pipeline.output()) {
                 state.pipeline.wrote(written);
@@ -164,6 +168,11 @@ impl Wire {
             state.flush_asked = true;
             self.flush.notify_one();
         }
+    }
+
+    /// Records that a step was answered. Returns whether it is the first one.
+    pub(super) fn record_answer(&self) -> bool {
+        !self.answered.load(Ordering::Relaxed) && !self.answered.swap(true, Ordering::Relaxed)
     }
 
     /// Ends the connection. All callers that wait get an error, and nothing is sent any more.
@@ -302,7 +311,11 @@ impl Driver {
                     // The callers add their next commands: one write for all.
                     tokio::task::yield_now().await;
                 }
-                Event::Flush => tokio::task::yield_now().await,
+                Event::Flush => {
+                    tokio::task::yield_now().await;
+                    // Also if nothing is left to write, because a caller has gone.
+                    wire.state.lock().flush_asked = false;
+                }
             }
         }
     }

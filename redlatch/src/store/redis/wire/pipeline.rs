@@ -455,3 +455,381 @@ impl Answered {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::step::{Args as _, ErrorReply, Script};
+
+    static GET: Script = Script::batchable("return KEYS[1]", 1, 1);
+    static SET: Script = Script::batchable("return ARGV[1]", 1, 1);
+
+    fn script(script: &'static Script) -> &'static Batchable {
+        script.for_batch(1, 1).unwrap()
+    }
+
+    fn step(of: &str, number: usize) -> Cmd {
+        let mut cmd = Cmd::of(&["EVALSHA", of]);
+        cmd.keys(&[&format!("key{number}")]);
+        cmd.text(&format!("arg{number}"));
+        cmd
+    }
+
+    /// Decodes commands, which are lists of texts.
+    fn commands(bytes: &[u8]) -> Vec<Vec<String>> {
+        let (mut decoder, mut at, mut commands) =
+            (super::super::codec::Decoder::default(), 0, Vec::new());
+        while let Some(frame) = decoder.decode(bytes, &mut at).unwrap() {
+            let super::super::codec::Frame::Reply(command) = frame else {
+                panic!("no command");
+            };
+            let args = command.elements().unwrap().iter();
+            commands.push(args.map(|arg| arg.as_text().unwrap().to_owned()).collect());
+        }
+        assert_eq!(at, bytes.len(), "half a command");
+        commands
+    }
+
+    /// Returns what the server replies: the key of each step.
+    fn reply_to(command: &[String]) -> ScriptReply {
+        let keys: usize = command[2].parse().unwrap();
+        let key = |key: &String| ScriptReply::Bytes(key.as_bytes().to_vec());
+        match &command[3..3 + keys] {
+            [one] => key(one),
+            more => ScriptReply::List(more.iter().map(key).collect()),
+        }
+    }
+
+    /// Takes all that is in the buffer.
+    fn written(pipeline: &mut Pipeline) -> Vec<Vec<String>> {
+        let commands = commands(pipeline.output());
+        pipeline.wrote(pipeline.output().len());
+        commands
+    }
+
+    fn pack(pipeline: &mut Pipeline) -> Vec<usize> {
+        let mut packed = Vec::new();
+        pipeline.pack(Instant::now(), |steps| packed.push(steps));
+        packed
+    }
+
+    fn ping(pipeline: &mut Pipeline) -> SlotId {
+        let ping = Cmd::of(&["PING"]);
+        let slot = pipeline.send(&ping, Expects::Reply, Instant::now());
+        slot.unwrap()
+    }
+
+    fn get(pipeline: &mut Pipeline, number: usize) -> SlotId {
+        pipeline.send_step(&step("get", number), script(&GET), Instant::now())
+    }
+
+    fn receive(pipeline: &mut Pipeline, reply: ScriptReply) -> Vec<SlotId> {
+        let mut answered = Vec::new();
+        pipeline.receive(reply, &mut answered).unwrap();
+        answered
+    }
+
+    #[test]
+    fn step_is_sent_at_once_if_nothing_is_in_flight() {
+        let mut pipeline = Pipeline::default();
+        let first = get(&mut pipeline, 1);
+        assert_eq!(written(&mut pipeline).len(), 1);
+        get(&mut pipeline, 2);
+        assert!(pipeline.output().is_empty() && pipeline.has_output());
+        assert_eq!(receive(&mut pipeline, ScriptReply::Integer(1)), [first]);
+        let answered = pipeline.take(first).unwrap();
+        assert_eq!(answered.reply, Some(ScriptReply::Integer(1)));
+        assert!(answered.sent_at.is_some() && !answered.packed);
+        assert!(pipeline.take(first).is_none());
+    }
+
+    #[test]
+    fn waiting_steps_of_one_script_are_packed() {
+        let mut pipeline = Pipeline::default();
+        let ping = ping(&mut pipeline);
+        let slots = [1, 2, 3].map(|number| get(&mut pipeline, number));
+        let other = pipeline.send_step(&step("set", 4), script(&SET), Instant::now());
+        assert_eq!(pack(&mut pipeline), [3, 1]);
+        let commands = written(&mut pipeline);
+        assert_eq!(commands[1][0], "EVAL");
+        let args = ["3", "key1", "key2", "key3", "arg1", "arg2", "arg3"];
+        assert_eq!(commands[1][2..], args);
+        assert_eq!(commands[2], ["EVALSHA", "set", "1", "key4", "arg4"]);
+        assert_eq!(receive(&mut pipeline, ScriptReply::Nil), [ping]);
+        // Too many scripts are in flight.
+        get(&mut pipeline, 5);
+        assert_eq!(pack(&mut pipeline), [0usize; 0]);
+        assert_eq!(receive(&mut pipeline, reply_to(&commands[1])), slots);
+        for (slot, number) in slots.into_iter().zip(1..) {
+            let answered = pipeline.take(slot).unwrap();
+            let key = ScriptReply::Bytes(format!("key{number}").into_bytes());
+            assert_eq!(answered.reply, Some(key));
+            assert!(answered.packed);
+        }
+        assert_eq!(pack(&mut pipeline), [1]);
+        assert_eq!(receive(&mut pipeline, reply_to(&commands[2])), [other]);
+        assert!(!pipeline.take(other).unwrap().packed);
+    }
+
+    #[test]
+    fn full_script_does_not_wait() {
+        let mut pipeline = Pipeline::default();
+        ping(&mut pipeline);
+        for number in 0..MAX_SCRIPTS {
+            get(&mut pipeline, number);
+            assert_eq!(pack(&mut pipeline), [1]);
+        }
+        for number in 0..MAX_STEPS - 1 {
+            get(&mut pipeline, number);
+        }
+        assert_eq!(pack(&mut pipeline), [0usize; 0]);
+        get(&mut pipeline, MAX_STEPS);
+        get(&mut pipeline, MAX_STEPS);
+        assert_eq!(pack(&mut pipeline), [MAX_STEPS]);
+    }
+
+    /// A server that has been restarted does not know it.
+    #[test]
+    fn unknown_script_is_sent_with_its_source_again() {
+        let mut pipeline = Pipeline::default();
+        let send_two = |pipeline: &mut Pipeline| {
+            ping(pipeline);
+            let slots = [1, 2].map(|number| get(pipeline, number));
+            pack(pipeline);
+            let command = written(pipeline).pop().unwrap();
+            (slots, command[0].clone())
+        };
+        let (first, command) = send_two(&mut pipeline);
+        assert_eq!(command, "EVAL");
+        let (second, command) = send_two(&mut pipeline);
+        assert_eq!(command, "EVALSHA");
+        receive(&mut pipeline, ScriptReply::Nil);
+        let list = ScriptReply::List(vec![ScriptReply::Nil, ScriptReply::Nil]);
+        assert_eq!(receive(&mut pipeline, list), first);
+        receive(&mut pipeline, ScriptReply::Nil);
+        let error = ScriptReply::Error(ErrorReply::new("NOSCRIPT No matching script.".to_owned()));
+        assert_eq!(receive(&mut pipeline, error.clone()), second);
+        for slot in second {
+            let answered = pipeline.take(slot).unwrap();
+            assert_eq!(answered.reply.as_ref(), Some(&error));
+            assert!(answered.packed, "each caller sends its step alone");
+        }
+        assert_eq!(send_two(&mut pipeline).1, "EVAL");
+    }
+
+    #[test]
+    fn canceled_step_that_waits_is_never_sent() {
+        let mut pipeline = Pipeline::default();
+        ping(&mut pipeline);
+        let [a, b, c] = [1, 2, 3].map(|number| get(&mut pipeline, number));
+        assert!(pipeline.abandon(b));
+        pack(&mut pipeline);
+        assert!(!pipeline.abandon(a), "it was sent");
+        let commands = written(&mut pipeline);
+        assert_eq!(commands[1][3..5], ["key1", "key3"]);
+        receive(&mut pipeline, ScriptReply::Nil);
+        assert_eq!(receive(&mut pipeline, reply_to(&commands[1])), [c]);
+    }
+
+    #[test]
+    fn slots_are_used_again_after_their_replies() {
+        let mut pipeline = Pipeline::default();
+        let first = ping(&mut pipeline);
+        assert!(!pipeline.abandon(first));
+        let second = ping(&mut pipeline);
+        assert_ne!(first, second, "the reply to the first is still to come");
+        assert!(receive(&mut pipeline, ScriptReply::Nil).is_empty());
+        assert_eq!(ping(&mut pipeline), first);
+    }
+
+    #[test]
+    fn subscription_is_confirmed_by_its_own_message_only() {
+        let mut pipeline = Pipeline::default();
+        let message = |kind: &str, channel: &str| {
+            [kind, channel].map(|text| ScriptReply::Bytes(text.as_bytes().to_vec()))
+        };
+        let end = Cmd::of(&["SUNSUBSCRIBE", "b"]);
+        let expects = Expects::Confirmations("sunsubscribe", &["b"]);
+        let slot = pipeline.send(&end, expects, Instant::now()).unwrap();
+        let later = ping(&mut pipeline);
+        let mut answered = Vec::new();
+        // The server ends another one by itself.
+        for other in [
+            message("sunsubscribe", "a"),
+            message("message", "b"),
+            message("ssubscribe", "b"),
+        ] {
+            pipeline.confirm(&other, &mut answered);
+            assert!(answered.is_empty(), "{other:?}");
+        }
+        pipeline.confirm(&message("sunsubscribe", "b"), &mut answered);
+        assert_eq!(answered, [slot]);
+        assert_eq!(receive(&mut pipeline, ScriptReply::Nil), [later]);
+        // Several channels, and an error in place of their confirmations.
+        let all = Expects::Confirmations("subscribe", &["a", "b"]);
+        for refused in [false, true] {
+            answered.clear();
+            let slot = pipeline.send(&end, all, Instant::now()).unwrap();
+            let error = ScriptReply::Error(ErrorReply::new("NOPERM no".to_owned()));
+            if refused {
+                pipeline.receive(error, &mut answered).unwrap();
+            } else {
+                pipeline.confirm(&message("subscribe", "a"), &mut answered);
+                assert!(answered.is_empty());
+                pipeline.confirm(&message("subscribe", "b"), &mut answered);
+            }
+            assert_eq!(answered, [slot]);
+        }
+    }
+
+    #[test]
+    fn whatever_does_not_fit_is_an_error() {
+        let mut pipeline = Pipeline::default();
+        let mut answered = Vec::new();
+        let error = pipeline.receive(ScriptReply::Integer(7), &mut answered);
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("a reply to no command: Integer(7)"), "{error}");
+        ping(&mut pipeline);
+        let slots = [1, 2].map(|number| get(&mut pipeline, number));
+        pack(&mut pipeline);
+        receive(&mut pipeline, ScriptReply::Nil);
+        for reply in [
+            ScriptReply::List(vec![ScriptReply::Nil; 3]),
+        ] {
+            let error = pipeline.receive(reply, &mut answered).unwrap_err();
+            let said = "another number of replies than the 2 steps in a script";
+            assert_eq!(error.to_string(), format!("the server sent {said}"));
+        }
+        answered.clear();
+        pipeline.end(&mut answered);
+        assert_eq!(answered, slots);
+    }
+
+    #[test]
+    fn end_says_what_was_sent() {
+        let mut pipeline = Pipeline::default();
+        let sent = ping(&mut pipeline);
+        let waiting = get(&mut pipeline, 1);
+        let mut answered = Vec::new();
+        pipeline.end(&mut answered);
+        assert_eq!(answered, [sent, waiting]);
+        let later = [ping(&mut pipeline), get(&mut pipeline, 2)];
+        for (slot, was_sent) in [(sent, true), (waiting, false), (later[0], false), (later[1], false)] {
+            let answered = pipeline.take(slot).unwrap();
+            assert_eq!(answered.reply, None);
+            assert_eq!(answered.sent_at.is_some(), was_sent);
+        }
+        assert!(pipeline.output().is_empty() && !pipeline.has_output());
+    }
+
+    #[derive(Debug, Clone, Copy)]
+    enum Move {
+        Send,
+        Step(bool),
+        /// Of the callers that wait.
+        Abandon(usize),
+        Pack,
+        Write(usize),
+        /// The server executes a command and its reply arrives.
+        Reply,
+        End,
+    }
+
+    fn moves() -> impl Strategy<Value = Vec<Move>> {
+        let one = prop_oneof![
+            3 => Just(Move::Send),
+            8 => any::<bool>().prop_map(Move::Step),
+            2 => any::<usize>().prop_map(Move::Abandon),
+            4 => Just(Move::Pack),
+            4 => (0..400usize).prop_map(Move::Write),
+            6 => Just(Move::Reply),
+        ];
+        let end = prop_oneof![4 => Just(None), 1 => Just(Some(Move::End))];
+        (proptest::collection::vec(one, 0..120), end).prop_map(|(mut moves, end)| {
+            moves.extend(end);
+            moves
+        })
+    }
+
+    proptest! {
+        /// Each caller gets the reply to its own command, or learns whether it was sent. What is canceled before it is sent
+        /// never arrives, and whatever else was sent arrives once.
+        #[test]
+        fn each_caller_gets_its_own_reply(moves in moves()) {
+            let mut pipeline = Pipeline::default();
+            let (mut waiting, mut unsent): (Vec<(SlotId, usize)>, Vec<usize>) = Default::default();
+            let (mut arrived, mut executed) = (Vec::new(), VecDeque::new());
+            let (mut count, mut wire) = (0, Vec::new());
+            let mut answered = Vec::new();
+            for one in moves {
+                match one {
+                    Move::Send => {
+                        let sent = pipeline.send(&step("alone", count), Expects::Reply, Instant::now());
+                        waiting.push((sent.unwrap(), count));
+                        count += 1;
+                    }
+                    Move::Step(which) => {
+                        let of = if which { &GET } else { &SET };
+                        let slot = pipeline.send_step(&step("step", count), script(of), Instant::now());
+                        waiting.push((slot, count));
+                        count += 1;
+                    }
+                    Move::Abandon(which) if !waiting.is_empty() => {
+                        let (slot, number) = waiting.swap_remove(which % waiting.len());
+                        if pipeline.abandon(slot) {
+                            unsent.push(number);
+                        }
+                    }
+                    Move::Abandon(_) => {}
+                    Move::Pack => drop(pack(&mut pipeline)),
+                    Move::Write(bytes) => {
+                        let output = pipeline.output();
+                        let bytes = bytes.min(output.len());
+                        wire.extend_from_slice(&output[..bytes]);
+                        pipeline.wrote(bytes);
+                        let (mut decoder, mut at) = (super::super::codec::Decoder::default(), 0);
+                        let mut end = 0;
+                        while decoder.decode(&wire, &mut at).unwrap().is_some() {
+                            end = at;
+                        }
+                        let complete: Vec<u8> = wire.drain(..end).collect();
+                        for command in commands(&complete) {
+                            let keys: usize = command[2].parse().unwrap();
+                            arrived.extend(command[3..3 + keys].iter().cloned());
+                            executed.push_back(reply_to(&command));
+                        }
+                    }
+                    Move::Reply => {
+                        if let Some(reply) = executed.pop_front() {
+                            pipeline.receive(reply, &mut answered).unwrap();
+                        }
+                    }
+                    Move::End => pipeline.end(&mut answered),
+                }
+                waiting.retain(|&(slot, number)| match pipeline.take(slot) {
+                    Some(Answered { reply: Some(reply), sent_at, .. }) => {
+                        assert!(sent_at.is_some());
+                        assert_eq!(reply.as_text(), Some(&*format!("key{number}")));
+                        false
+                    }
+                    Some(Answered { reply: None, sent_at, .. }) => {
+                        if sent_at.is_none() {
+                            unsent.push(number);
+                        }
+                        false
+                    }
+                    None => true,
+                });
+            }
+            let mut once = arrived.clone();
+            once.sort();
+            once.dedup();
+            prop_assert_eq!(once.len(), arrived.len(), "a step has arrived twice");
+            for number in unsent {
+                prop_assert!(!arrived.contains(&format!("key{number}")), "{} was not sent", number);
+            }
+        }
+    }
+}
