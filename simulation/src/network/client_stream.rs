@@ -1,4 +1,4 @@
-//! The client's end of a connection, as the client library reads and writes it.
+//! The client's end of a connection.
 
 use std::io;
 use std::pin::Pin;

@@ -178,7 +178,7 @@ pub(super) fn client(call: &mut Call<'_>) -> CommandResult {
             tracking::tracking(call)
         }
         ("CACHING", 3) => tracking::caching(call),
-        // The client library sends it to every server and ignores the refusal of one before 7.2.
+        // The client sends it to every server and ignores the refusal of one before 7.2.
         ("SETINFO", 4) if call.state.is_at_least(7, 2) => Ok(Reply::ok()),
         ("SETINFO", 4) => {
             let sub = String::from_utf8_lossy(call.arg(1));

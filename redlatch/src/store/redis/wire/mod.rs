@@ -13,11 +13,11 @@
 //! No caller waits for room: the number of attempts in flight is limited before they come here, and renewals and
 //! releases, of which a client has few, must not wait behind them.
 
-use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
+use std::{fmt, io};
 
 use smallvec::SmallVec;
 use tokio::sync::Notify;
@@ -52,17 +52,33 @@ pub(super) trait OnPush: Send + Sync {
 pub(super) type PushHandler = Box<dyn OnPush>;
 
 /// Why a connection has ended.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Debug, Clone)]
 pub(super) enum WireError {
-    #[error("{0}")]
     Io(Arc<io::Error>),
-    #[error("{0}")]
     Malformed(Malformed),
-    #[error("the server closed the connection")]
     Closed,
     /// By this client.
-    #[error("the connection ended before the answer arrived")]
     Ended,
+}
+
+impl fmt::Display for WireError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            WireError::Io(error) => error.fmt(f),
+            WireError::Malformed(malformed) => malformed.fmt(f),
+            WireError::Closed => f.write_str("the server closed the connection"),
+            WireError::Ended => f.write_str("the connection ended before the answer arrived"),
+        }
+    }
+}
+
+impl std::error::Error for WireError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            WireError::Io(error) => Some(&**error),
+            _ => None,
+        }
+    }
 }
 
 impl From<io::Error> for WireError {
@@ -386,8 +402,11 @@ impl Driver {
         std::future::poll_fn(|cx| {
             let state = &mut *wire.state.lock();
             state.flush_asked = false;
-            let batch_sent = |steps| wire.metrics.batch_sent(steps);
-            state.pipeline.pack(Instant::now(), batch_sent);
+            state.pipeline.pack(Instant::now(), |steps| {
+                if steps > 1 {
+                    wire.metrics.batch_sent(steps);
+                }
+            });
             while !state.pipeline.output().is_empty() {
                 match wire.socket.poll_write(cx, state.pipeline.output()) {
                     Poll::Ready(Ok(0)) => {
