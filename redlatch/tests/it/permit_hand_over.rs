@@ -48,7 +48,8 @@ async fn expirable_pair(semaphore: ExpirableSemaphore) -> Result<()> {
 async fn permits_pass_from_task_to_task_without_commands() {
     let server = Server::start();
     for (hand_over, limit) in [(true, 0.0..0.5), (false, 1.5..f64::MAX)] {
-        let builder = Client::builder().local_hand_over(hand_over);
+        // Otherwise steps of several tasks would be one command.
+        let builder = Client::builder().local_hand_over(hand_over).batching(false);
         let client = builder.connect(&server.url()).await.unwrap();
         let semaphore = client.semaphore(&format!("a {hand_over}"));
         let expirable = client.expirable_semaphore(&format!("b {hand_over}"));
