@@ -14,6 +14,7 @@ mod cpu_time;
 mod fresh;
 mod held;
 mod kinds;
+mod many_names;
 mod options;
 mod pairs;
 mod primitive_pairs;
@@ -21,6 +22,7 @@ mod processes;
 mod ratio;
 mod resident_memory;
 mod samples;
+mod sections;
 mod visibility;
 mod waiting;
 mod wake;
@@ -36,10 +38,12 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// All benchmarks, in the order in which they run.
-const BENCHMARKS: [&str; 11] = [
+const BENCHMARKS: [&str; 13] = [
     pairs::NAME,
     visibility::NAME,
     contended::NAME,
+    sections::NAME,
+    many_names::NAME,
     cost::NAME,
     wake::NAME,
     primitive_pairs::NAME,
@@ -102,6 +106,12 @@ async fn bench(options: &Options) -> Result<()> {
     }
     if options.wants(contended::NAME) {
         rows.push(contended::measure(&server, options).await?);
+    }
+    if options.wants(sections::NAME) {
+        rows.extend(sections::measure(&server, options).await?);
+    }
+    if options.wants(many_names::NAME) {
+        rows.extend(many_names::measure(&server, options).await?);
     }
     if options.wants(cost::NAME) {
         rows.push(cost::measure(&server, options).await?);

@@ -8,9 +8,10 @@ Usage: redlatch-bench [OPTIONS]
 
   --quick           short rounds and few locks, for a trial run
   --only TEXT       only the benchmarks whose names contain TEXT: lock_pairs, visibility_pairs,
-                    lock_contended, lock_server_cost, lock_wake, primitive_pairs, primitive_wake,
-                    scale_held, scale_waiting, scale_processes, callers. `scale` then includes its
-                    largest rows: 1000000 held locks and 100 processes
+                    lock_contended, lock_sections, multi_lock_names, lock_server_cost, lock_wake,
+                    primitive_pairs, primitive_wake, scale_held, scale_waiting, scale_processes,
+                    callers. `scale` then includes its largest rows: 1000000 held locks and 100
+                    processes
   --locks N         scale_held holds 1000 locks, 10000 and so on, at most N (100000; with --only
                     1000000)
   --window SECONDS  how long scale_held measures each number of locks (20)

@@ -628,7 +628,12 @@ mod tests {
     fn ids_of_masters_and_replicas_are_known() {
         let text = |text: &str| ScriptReply::Bytes(text.as_bytes().to_vec());
         let node = |host: ScriptReply, port: i64, id: &str| {
-            ScriptReply::List(vec![host, ScriptReply::Integer(port), text(id), ScriptReply::Nil])
+            ScriptReply::List(vec![
+                host,
+                ScriptReply::Integer(port),
+                text(id),
+                ScriptReply::Nil,
+            ])
         };
         let slots = [ScriptReply::Integer(0), ScriptReply::Integer(9)];
         let nodes = [node(ScriptReply::Nil, 7, "a"), node(text("other"), 8, "b")];
@@ -657,7 +662,8 @@ mod tests {
         ];
         let found = |host: ScriptReply, metadata: ScriptReply| {
             let node = ScriptReply::List(vec![host, ScriptReply::Integer(7), text("id"), metadata]);
-            let range = ScriptReply::List(vec![ScriptReply::Integer(0), ScriptReply::Integer(9), node]);
+            let range =
+                ScriptReply::List(vec![ScriptReply::Integer(0), ScriptReply::Integer(9), node]);
             parse_slot_range(&Endpoint::new("responder", 1), &range).unwrap()
         };
         for map in maps {

@@ -26,7 +26,7 @@ use super::endpoint::{Address, Endpoint};
 use super::exchange_error::ExchangeError;
 use super::node_ids::NodeIds;
 use super::pace::Pace;
-use super::pubsub::{CHANNELS_PER_SUBSCRIBE, SubscriptionMode, Subscribing, is_unknown_command};
+use super::pubsub::{CHANNELS_PER_SUBSCRIBE, Subscribing, SubscriptionMode, is_unknown_command};
 use super::run_id_tracker::{RunIdTracker, run_id};
 use super::wire::{Cmd, Expects, Pending, PushHandler, Wire, WireError, WireGuard};
 use crate::environment::task;
@@ -522,9 +522,7 @@ impl ReconnectingConnection {
             (&next, Expects::Reply),
             (cmd, Expects::Reply),
         ]);
-        let asked = async {
-            Ok([live.reply_to(on).await?, live.reply_to(next).await?])
-        };
+        let asked = async { Ok([live.reply_to(on).await?, live.reply_to(next).await?]) };
         let asked: Result<_, ExchangeError> = asked.await;
         if let Some(run_id_tracker) = &self.shared.run_id_tracker {
             run_id_tracker.tracked(asked.as_ref().ok().map(|answers| answers.as_slice()));
@@ -708,7 +706,9 @@ async fn is_of_cluster(
     at: &Endpoint,
     ids: &Mutex<NodeIds>,
 ) -> Result<(), ExchangeError> {
-    let id = live.reply(live.wire.send(&Cmd::of(&["CLUSTER", "MYID"]))).await;
+    let id = live
+        .reply(live.wire.send(&Cmd::of(&["CLUSTER", "MYID"])))
+        .await;
     let id = id.map_err(|failure| ExchangeError::not_executed(failure.reason()))?;
     match id.as_text() {
         Some(id) if !ids.lock().accepts_node(at, id, Instant::now()) => {

@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::options::{Login, Secret};
-use super::wire::Handshake;
 #[cfg(feature = "tls")]
 pub(super) use super::tls::Tls;
+use super::wire::Handshake;
 use crate::error::{Error, Result};
 
 /// Never constructed without the feature `tls`.
@@ -32,7 +32,11 @@ impl ConnectionConfig {
             [url_login, builder_login].map(|login| login.password.as_ref());
         let password = password.or(url_password);
         let handshake = Handshake {
-            username: builder_login.username.as_ref().or(url_login.username.as_ref()).cloned(),
+            username: builder_login
+                .username
+                .as_ref()
+                .or(url_login.username.as_ref())
+                .cloned(),
             password: password.map(|Secret(password)| password.clone()),
             db,
         };

@@ -3,11 +3,11 @@
 use super::connection_config::ConnectionConfig;
 use super::endpoint::Address;
 use super::exchange_error::ExchangeError;
-#[cfg(not(unix))]
-use crate::error::Error;
 use super::wire::{HandshakeError, PushHandler, Stream, Wire, WireError, WireGuard, connect_tcp};
 use crate::environment::check_sockets;
 use crate::error::Cause;
+#[cfg(not(unix))]
+use crate::error::Error;
 use crate::metrics::Metrics;
 
 impl ConnectionConfig {
@@ -77,7 +77,10 @@ impl ConnectionConfig {
         }
         let _ = address;
         // A server that expects TLS replies in TLS or disconnects.
-        ended(error, "; if the server expects TLS on this port, use rediss://")
+        ended(
+            error,
+            "; if the server expects TLS on this port, use rediss://",
+        )
     }
 }
 

@@ -81,10 +81,7 @@ impl Topology {
         }
     }
 
-    async fn single(
-        addr: Address,
-        mut settings: NodeSettings,
-    ) -> Result<Topology, ExchangeError> {
+    async fn single(addr: Address, mut settings: NodeSettings) -> Result<Topology, ExchangeError> {
         let address = format!("{addr}/{}", settings.config.db());
         let target = Target::Fixed(addr);
         let sync = std::mem::replace(&mut settings.redis.replica_sync, ReplicaSync::Off);

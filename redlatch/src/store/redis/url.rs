@@ -667,8 +667,7 @@ mod tests {
                     }
                     // There the whole path is that of the socket.
                     Ok(parsed) if unix => {
-                        let Deployment::Single(Address::Unix(path)) = parsed.deployment
-                        else {
+                        let Deployment::Single(Address::Unix(path)) = parsed.deployment else {
                             panic!("{url}");
                         };
                         assert!(path.starts_with("/run/redis.sock"), "{url}: {path:?}");
@@ -696,8 +695,21 @@ mod tests {
     #[test]
     fn hosts_are_valid_or_refused() {
         for host in [
-            "", ":1", "h:", "h:0", "h:x", "h:70000", "h%20x", "[h]", "[::1", "::1", "0.0.0.0",
-            "[::]", "h h", "a,b", "bücher.example",
+            "",
+            ":1",
+            "h:",
+            "h:0",
+            "h:x",
+            "h:70000",
+            "h%20x",
+            "[h]",
+            "[::1",
+            "::1",
+            "0.0.0.0",
+            "[::]",
+            "h h",
+            "a,b",
+            "bücher.example",
         ] {
             let url = format!("redis://{host}/3");
             let error = parse(&url).unwrap_err();

@@ -491,7 +491,10 @@ mod tests {
         let nested = "*1\r\n".repeat(10_000);
         let endless = format!("+{}", "x".repeat(MAX_LINE));
         for (bytes, named) in [
-            ("HTTP/1.1 400", "something that is no reply: \"HTTP/1.1 400\""),
+            (
+                "HTTP/1.1 400",
+                "something that is no reply: \"HTTP/1.1 400\"",
+            ),
             (":x\r\n", "an invalid number"),
             ("$x\r\n", "an invalid length"),
             ("$-2\r\n", "an invalid length"),

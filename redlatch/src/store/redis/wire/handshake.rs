@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::{Cmd, Expects, Wire, WireError};
-use crate::store::redis::exchange_error::ExchangeError;
 use crate::error::Error;
 use crate::step::{Args as _, ErrorReply, ScriptReply};
+use crate::store::redis::exchange_error::ExchangeError;
 
 /// Who connects, and to which database.
 #[derive(Clone, Default)]

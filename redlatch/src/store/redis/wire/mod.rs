@@ -25,9 +25,9 @@ use tokio::time::Instant;
 
 pub(super) use self::codec::{Cmd, Malformed};
 use self::codec::{Decoder, Frame};
-use self::pipeline::{Pipeline, SlotId};
-pub(super) use self::pipeline::{Answered, Expects};
 pub(super) use self::handshake::{Handshake, HandshakeError};
+pub(super) use self::pipeline::{Answered, Expects};
+use self::pipeline::{Pipeline, SlotId};
 use self::stream::{ReadBuffer, Socket};
 pub(super) use self::stream::{Stream, connect_tcp};
 use crate::environment::task;
@@ -427,7 +427,11 @@ impl Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         let error = std::mem::replace(&mut self.error, WireError::Ended);
-        self.wire.state.lock().end.get_or_insert_with(|| error.clone());
+        self.wire
+            .state
+            .lock()
+            .end
+            .get_or_insert_with(|| error.clone());
         self.on_push.on_end(&error);
         self.wire.end(error);
         self.wire.socket.close();

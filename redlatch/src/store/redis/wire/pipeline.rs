@@ -49,7 +49,10 @@ enum Slot {
     Free,
     /// The step waits for its script.
     Waiting,
-    Sent { at: Instant, packed: bool },
+    Sent {
+        at: Instant,
+        packed: bool,
+    },
     /// The same, and its caller has gone.
     Abandoned,
     Answered(Answered),
@@ -223,7 +226,8 @@ impl Pipeline {
             let queue = &mut self.queues[i];
             let steps = queue.steps.len().min(MAX_STEPS);
             queue.write(steps, &mut self.out);
-            self.expected.push_back(Expected::Script { steps, queue: i });
+            self.expected
+                .push_back(Expected::Script { steps, queue: i });
             for (slot, mut cmd) in queue.steps.drain(..steps) {
                 self.slots[slot] = Slot::Sent {
                     at: now,
@@ -288,7 +292,8 @@ impl Pipeline {
                 }
             }
             _ => {
-                let reason = format!("another number of replies than the {steps} steps in a script");
+                let reason =
+                    format!("another number of replies than the {steps} steps in a script");
                 return Err(Malformed(reason));
             }
         }
@@ -690,14 +695,15 @@ mod tests {
         let mut answered = Vec::new();
         let error = pipeline.receive(ScriptReply::Integer(7), &mut answered);
         let error = error.unwrap_err().to_string();
-        assert!(error.contains("a reply to no command: Integer(7)"), "{error}");
+        assert!(
+            error.contains("a reply to no command: Integer(7)"),
+            "{error}"
+        );
         ping(&mut pipeline);
         let slots = [1, 2].map(|number| get(&mut pipeline, number));
         pack(&mut pipeline);
         receive(&mut pipeline, ScriptReply::Nil);
-        for reply in [
-            ScriptReply::List(vec![ScriptReply::Nil; 3]),
-        ] {
+        for reply in [ScriptReply::List(vec![ScriptReply::Nil; 3])] {
             let error = pipeline.receive(reply, &mut answered).unwrap_err();
             let said = "another number of replies than the 2 steps in a script";
             assert_eq!(error.to_string(), format!("the server sent {said}"));
@@ -716,7 +722,12 @@ mod tests {
         pipeline.end(&mut answered);
         assert_eq!(answered, [sent, waiting]);
         let later = [ping(&mut pipeline), get(&mut pipeline, 2)];
-        for (slot, was_sent) in [(sent, true), (waiting, false), (later[0], false), (later[1], false)] {
+        for (slot, was_sent) in [
+            (sent, true),
+            (waiting, false),
+            (later[0], false),
+            (later[1], false),
+        ] {
             let answered = pipeline.take(slot).unwrap();
             assert_eq!(answered.reply, None);
             assert_eq!(answered.sent_at.is_some(), was_sent);

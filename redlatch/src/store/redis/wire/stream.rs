@@ -29,7 +29,10 @@ pub(in super::super) enum Stream {
     Other(Box<dyn OtherStream>),
 }
 
-pub(in super::super) trait OtherStream: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(in super::super) trait OtherStream:
+    AsyncRead + AsyncWrite + Send + Unpin
+{
+}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> OtherStream for S {}
 
