@@ -52,7 +52,7 @@ mod ticket_args;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 9] = [
     ("command-line", targets::command_line::run),
     ("config", targets::config::run),
     ("permit-id", targets::permit_id::run),
@@ -60,6 +60,8 @@ pub const TARGETS: [Target; 7] = [
     ("replies", targets::replies::run),
     ("ticket", targets::ticket::run),
     ("url", targets::url::run),
+    ("wire-interleaved", targets::wire::run_interleaved),
+    ("wire-replies", targets::wire::run_replies),
 ];
 
 /// Returns the function of a target.

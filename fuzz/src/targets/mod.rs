@@ -1,4 +1,4 @@
-//! The targets, and the server that replies with the input.
+//! The targets, and the servers that send the input.
 
 pub mod command_line;
 pub mod config;
@@ -8,3 +8,4 @@ pub mod replies;
 mod server;
 pub mod ticket;
 pub mod url;
+pub mod wire;

@@ -1,6 +1,6 @@
-//! A server that replies to scripts with the input, in simulated time.
+//! Servers that send what the input says, in simulated time.
 //!
-//! The input has one item on each line, so that a change of it gives well-formed replies: `$text` is a string, `:7` a number, `_`
+//! [`Replies`] replies to scripts with the input. It has one item on each line, so that a change of it gives well-formed replies: `$text` is a string, `:7` a number, `_`
 //! null, `-ERR text` an error, `*2` a list of the next two items (`%`: a map, `~`: a set), and `>3` a push message of the next three,
 //! which arrives before the reply. Any other line is sent as it is.
 //!
@@ -31,6 +31,20 @@ const BUFFER: usize = 1 << 16;
 /// The reply to HELLO.
 const HELLO: &str = "%3\r\n$6\r\nserver\r\n$5\r\nredis\r\n$7\r\nversion\r\n$5\r\n7.4.0\r\n\
                      $4\r\nmode\r\n$10\r\nstandalone\r\n";
+
+/// What a server sends.
+pub(super) trait Server: Send + 'static {
+    /// Returns whether connections are accepted.
+    fn is_open(&self) -> bool;
+
+    /// Returns what the server sends for a command. `None`: it closes the connection.
+    fn answer(&mut self, command: &[String]) -> Option<Vec<u8>>;
+
+    /// Returns the size of the pieces in which the next answer arrives.
+    fn piece(&mut self) -> usize {
+        usize::MAX
+    }
+}
 
 /// The replies that are left.
 #[derive(Debug, Default)]
@@ -84,9 +98,39 @@ impl Replies {
     }
 }
 
-/// Runs work in a process whose servers all give these replies. `None`: it did not end in time.
+impl Server for Replies {
+    fn is_open(&self) -> bool {
+        !self.lines.is_empty()
+    }
+
+    fn answer(&mut self, command: &[String]) -> Option<Vec<u8>> {
+        match command.first()?.to_ascii_uppercase().as_str() {
+            "HELLO" | "INFO" | "ROLE" if self.has_handshake => self.next(),
+            _ => handshake(command).or_else(|| self.next()),
+        }
+    }
+}
+
+/// Returns the replies of a real server to a handshake or a subscription. `None`: the command is neither.
+pub(super) fn handshake(command: &[String]) -> Option<Vec<u8>> {
+    Some(match &*command.first()?.to_ascii_uppercase() {
+        "HELLO" => HELLO.into(),
+        "INFO" => "$10\r\nrun_id:abc\r\n".into(),
+        "ROLE" => "*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n".into(),
+        "CLIENT" => "+OK\r\n".into(),
+        name @ ("SUBSCRIBE" | "SSUBSCRIBE" | "UNSUBSCRIBE" | "SUNSUBSCRIBE") => {
+            let channel = command.get(1)?;
+            let (kind, length) = (name.to_ascii_lowercase(), name.len());
+            let channel = format!("${}\r\n{channel}\r\n", channel.len());
+            format!(">3\r\n${length}\r\n{kind}\r\n{channel}:1\r\n").into()
+        }
+        _ => return None,
+    })
+}
+
+/// Runs work in a process all of whose servers are this one. `None`: it did not end in time.
 pub(super) fn in_process<T: Send + 'static>(
-    replies: Replies,
+    server: impl Server,
     work: impl Future<Output = T> + Send + 'static,
 ) -> Option<T> {
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -95,7 +139,7 @@ pub(super) fn in_process<T: Send + 'static>(
         .build()
         .expect("a runtime without sockets can be built");
     let process: Arc<dyn Process> = Arc::new(FuzzProcess {
-        replies: Arc::new(Mutex::new(replies)),
+        server: Arc::new(Mutex::new(server)),
         numbers: AtomicU64::new(1),
     });
     let work = Inside::new(Some(process), work);
@@ -103,19 +147,19 @@ pub(super) fn in_process<T: Send + 'static>(
 }
 
 struct FuzzProcess {
-    replies: Arc<Mutex<Replies>>,
+    server: Arc<Mutex<dyn Server>>,
     numbers: AtomicU64,
 }
 
 impl Process for FuzzProcess {
     fn connect(&self, _host: &str, _port: u16) -> Connecting {
-        let replies = self.replies.clone();
+        let server = self.server.clone();
         Box::pin(async move {
-            if lock(&replies).lines.is_empty() {
+            if !lock(&server).is_open() {
                 return Err(io::ErrorKind::ConnectionRefused.into());
             }
-            let (client, server) = tokio::io::duplex(BUFFER);
-            tokio::spawn(serve(server, replies));
+            let (client, stream) = tokio::io::duplex(BUFFER);
+            tokio::spawn(serve(stream, server));
             Ok(Box::new(client) as Box<dyn Stream>)
         })
     }
@@ -136,30 +180,24 @@ impl Process for FuzzProcess {
     fn spawned(&self, _task: Weak<dyn Task>) {}
 }
 
-fn lock(replies: &Mutex<Replies>) -> MutexGuard<'_, Replies> {
-    replies.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(server: &Mutex<dyn Server>) -> MutexGuard<'_, dyn Server> {
+    server.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Serves a connection until the replies or the client's commands have ended.
-async fn serve(stream: DuplexStream, replies: Arc<Mutex<Replies>>) -> Option<()> {
-    let has_handshake = lock(&replies).has_handshake;
+/// Serves a connection until the server closes it, or the client.
+async fn serve(stream: DuplexStream, server: Arc<Mutex<dyn Server>>) -> Option<()> {
     let mut stream = BufReader::new(stream);
     loop {
         let command = read_command(&mut stream).await?;
-        let reply = match &*command.first()?.to_ascii_uppercase() {
-            "HELLO" if !has_handshake => HELLO.into(),
-            "INFO" if !has_handshake => "$10\r\nrun_id:abc\r\n".into(),
-            "ROLE" if !has_handshake => "*3\r\n$6\r\nmaster\r\n:0\r\n*0\r\n".into(),
-            "CLIENT" => "+OK\r\n".into(),
-            name @ ("SUBSCRIBE" | "SSUBSCRIBE" | "UNSUBSCRIBE" | "SUNSUBSCRIBE") => {
-                let channel = command.get(1)?;
-                let (kind, length) = (name.to_ascii_lowercase(), name.len());
-                let channel = format!("${}\r\n{channel}\r\n", channel.len());
-                format!(">3\r\n${length}\r\n{kind}\r\n{channel}:1\r\n").into()
-            }
-            _ => lock(&replies).next()?,
+        let (answer, piece) = {
+            let mut server = lock(&server);
+            (server.answer(&command)?, server.piece().max(1))
         };
-        stream.write_all(&reply).await.ok()?;
+        for piece in answer.chunks(piece) {
+            stream.write_all(piece).await.ok()?;
+            // The client reads it.
+            tokio::task::yield_now().await;
+        }
     }
 }
 

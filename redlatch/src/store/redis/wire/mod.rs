@@ -366,11 +366,12 @@ impl Driver {
         decoder: &mut Decoder,
         answered: &mut Vec<SlotId>,
     ) -> Result<Option<Vec<ScriptReply>>, Malformed> {
+        let now = Instant::now();
         let mut state = self.wire.state.lock();
         let received = loop {
             match decoder.decode(bytes, at) {
                 Ok(Some(Frame::Reply(reply))) => {
-                    if let Err(malformed) = state.pipeline.receive(reply, answered) {
+                    if let Err(malformed) = state.pipeline.receive(reply, now, answered) {
                         break Err(malformed);
                     }
                 }

@@ -6,8 +6,9 @@
 //!    entry. Messages that no command asked for have none. A subscription expects the server's confirmation, a message
 //!    with its channel, or an error.
 //! 3. A step whose script can run several steps is sent alone if nothing is in flight. Otherwise it waits, and when
-//!    the buffer is written next, the steps of one script that wait are packed as one script ([`MAX_STEPS`]), if few
-//!    scripts are in flight ([`MAX_SCRIPTS`]) or if the script is full. So a slow network does not slow down many callers.
+//!    the buffer is written next, the steps that wait are packed, those of one script as one script ([`MAX_STEPS`]).
+//!    That is a round. Few are in flight ([`MIN_ROUNDS`]), but more the longer a round takes ([`ROUND_TIME`]), and a
+//!    full script does not wait. So a slow network does not slow down many callers.
 //! 4. A caller that goes away takes its step out of the queue of those that wait: it was never sent. Otherwise it
 //!    leaves its slot behind, which the reply empties. So what a caller sends next is behind the step.
 //! 5. When the connection ends, all that was sent is unanswered, and what waits was not sent. Nothing is sent later.
@@ -17,15 +18,22 @@
 //! expects, a script with another number of replies than steps.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::codec::{Cmd, Malformed, write_header, write_text};
 use crate::step::{Batchable, ScriptReply};
 
-/// Number of scripts in flight at which steps wait for a full one. Two, so that the server runs one while the client
-/// handles the answer to the other.
-const MAX_SCRIPTS: usize = 2;
+/// Number of rounds in flight at which steps wait. Two, so that the server has work while the client handles the
+/// answers to the other.
+const MIN_ROUNDS: usize = 2;
+
+/// One more round may be in flight for each of these that the latest one took.
+const ROUND_TIME: Duration = Duration::from_millis(1);
+
+/// Limit of the rounds in flight.
+const MAX_ROUNDS: usize = 32;
 
 /// Steps in a script. Other clients of the server wait for all of them, about 0.2 ms.
 const MAX_STEPS: usize = 64;
@@ -75,6 +83,8 @@ enum Expected {
     Script {
         steps: usize,
         queue: usize,
+        /// Whether it is the last script of its round.
+        ends_round: bool,
     },
 }
 
@@ -109,12 +119,12 @@ pub(super) struct Pipeline {
     packed: VecDeque<SlotId>,
     /// The steps that wait, by script. There are few scripts.
     queues: Vec<ScriptQueue>,
-    /// The queue whose turn it is.
-    turn: usize,
     /// Commands of steps that were packed, whose buffers are used again.
     spare: Vec<Cmd>,
-    /// Number of scripts in flight whose steps had waited.
-    scripts: usize,
+    /// When the rounds in flight began.
+    rounds: VecDeque<Instant>,
+    /// How many may be in flight, besides [`MIN_ROUNDS`].
+    more_rounds: usize,
     ended: bool,
 }
 
@@ -122,7 +132,7 @@ pub(super) struct Pipeline {
 const MAX_SPARE_BYTES: usize = 64 * 1024;
 
 /// Number of buffers that are kept for steps that wait.
-const MAX_SPARE: usize = MAX_SCRIPTS * MAX_STEPS;
+const MAX_SPARE: usize = 2 * MAX_STEPS;
 
 impl Pipeline {
     /// Returns whether nothing is in flight.
@@ -209,25 +219,26 @@ impl Pipeline {
 
     /// Returns the queue whose steps are packed next, if a script may be sent.
     fn next_queue(&self) -> Option<usize> {
-        let least = match self.scripts < MAX_SCRIPTS {
+        let least = match self.rounds.len() < MIN_ROUNDS + self.more_rounds {
             true => 1,
             false => MAX_STEPS,
         };
-        let count = self.queues.len();
-        let mut from_turn = (0..count).map(|i| (self.turn + i) % count);
-        from_turn.find(|&i| self.queues[i].steps.len() >= least)
+        let is_due = |queue: &ScriptQueue| queue.steps.len() >= least;
+        self.queues.iter().position(is_due)
     }
 
     /// Packs the steps that wait, as far as scripts may be sent. Calls `packed` with the number of steps of each script.
     pub(super) fn pack(&mut self, now: Instant, mut packed: impl FnMut(usize)) {
+        let expected = self.expected.len();
         while let Some(i) = self.next_queue() {
-            self.turn = i + 1;
-            self.scripts += 1;
             let queue = &mut self.queues[i];
             let steps = queue.steps.len().min(MAX_STEPS);
             queue.write(steps, &mut self.out);
-            self.expected
-                .push_back(Expected::Script { steps, queue: i });
+            self.expected.push_back(Expected::Script {
+                steps,
+                queue: i,
+                ends_round: false,
+            });
             for (slot, mut cmd) in queue.steps.drain(..steps) {
                 self.slots[slot] = Slot::Sent {
                     at: now,
@@ -241,12 +252,19 @@ impl Pipeline {
             }
             packed(steps);
         }
+        if self.expected.len() > expected
+            && let Some(Expected::Script { ends_round, .. }) = self.expected.back_mut()
+        {
+            *ends_round = true;
+            self.rounds.push_back(now);
+        }
     }
 
     /// Handles a reply. Adds the slots with new answers to `answered`.
     pub(super) fn receive(
         &mut self,
         reply: ScriptReply,
+        now: Instant,
         answered: &mut Vec<SlotId>,
     ) -> Result<(), Malformed> {
         match self.expected.pop_front() {
@@ -258,8 +276,16 @@ impl Pipeline {
             Some(Expected::Reply(slot)) => self.answer(slot, reply, answered),
             // Confirmations are messages, so this is an error.
             Some(Expected::Confirmations { slot, .. }) => self.answer(slot, reply, answered),
-            Some(Expected::Script { steps, queue }) => {
-                self.scripts -= 1;
+            Some(Expected::Script {
+                steps,
+                queue,
+                ends_round,
+            }) => {
+                if ends_round && let Some(began) = self.rounds.pop_front() {
+                    let took = now.saturating_duration_since(began).as_micros();
+                    let more = usize::try_from(took / ROUND_TIME.as_micros()).unwrap_or(MAX_ROUNDS);
+                    self.more_rounds = more.min(MAX_ROUNDS - MIN_ROUNDS);
+                }
                 self.answer_script(steps, queue, reply, answered)?;
             }
         }
@@ -532,7 +558,7 @@ mod tests {
 
     fn receive(pipeline: &mut Pipeline, reply: ScriptReply) -> Vec<SlotId> {
         let mut answered = Vec::new();
-        pipeline.receive(reply, &mut answered).unwrap();
+        pipeline.receive(reply, Instant::now(), &mut answered).unwrap();
         answered
     }
 
@@ -563,9 +589,11 @@ mod tests {
         assert_eq!(commands[1][2..], args);
         assert_eq!(commands[2], ["EVALSHA", "set", "1", "key4", "arg4"]);
         assert_eq!(receive(&mut pipeline, ScriptReply::Nil), [ping]);
-        // Too many scripts are in flight.
-        get(&mut pipeline, 5);
-        assert_eq!(pack(&mut pipeline), [0usize; 0]);
+        // The other round may be in flight, too, but no third one.
+        for packed in [&[1][..], &[]] {
+            get(&mut pipeline, 5);
+            assert_eq!(pack(&mut pipeline), packed);
+        }
         assert_eq!(receive(&mut pipeline, reply_to(&commands[1])), slots);
         for (slot, number) in slots.into_iter().zip(1..) {
             let answered = pipeline.take(slot).unwrap();
@@ -573,16 +601,40 @@ mod tests {
             assert_eq!(answered.reply, Some(key));
             assert!(answered.packed);
         }
-        assert_eq!(pack(&mut pipeline), [1]);
+        assert_eq!(pack(&mut pipeline), [0usize; 0], "the round is not complete");
         assert_eq!(receive(&mut pipeline, reply_to(&commands[2])), [other]);
         assert!(!pipeline.take(other).unwrap().packed);
+        assert_eq!(pack(&mut pipeline), [1]);
+    }
+
+    /// On a slow network, waiting for the other rounds would take long.
+    #[test]
+    fn more_rounds_are_in_flight_the_longer_they_take() {
+        for (took, more) in [(0, 0), (1, 1), (10, 10), (1000, MAX_ROUNDS - MIN_ROUNDS)] {
+            let mut pipeline = Pipeline::default();
+            ping(&mut pipeline);
+            get(&mut pipeline, 0);
+            let began = Instant::now();
+            pipeline.pack(began, |_| {});
+            receive(&mut pipeline, ScriptReply::Nil);
+            let (now, mut answered) = (began + took * ROUND_TIME, Vec::new());
+            let key = ScriptReply::Integer(0);
+            pipeline.receive(key, now, &mut answered).unwrap();
+            ping(&mut pipeline);
+            for number in 0..MIN_ROUNDS + more {
+                get(&mut pipeline, number);
+                assert_eq!(pack(&mut pipeline), [1]);
+            }
+            get(&mut pipeline, 0);
+            assert_eq!(pack(&mut pipeline), [0usize; 0]);
+        }
     }
 
     #[test]
     fn full_script_does_not_wait() {
         let mut pipeline = Pipeline::default();
         ping(&mut pipeline);
-        for number in 0..MAX_SCRIPTS {
+        for number in 0..MIN_ROUNDS {
             get(&mut pipeline, number);
             assert_eq!(pack(&mut pipeline), [1]);
         }
@@ -679,7 +731,7 @@ mod tests {
             let slot = pipeline.send(&end, all, Instant::now()).unwrap();
             let error = ScriptReply::Error(ErrorReply::new("NOPERM no".to_owned()));
             if refused {
-                pipeline.receive(error, &mut answered).unwrap();
+                pipeline.receive(error, Instant::now(), &mut answered).unwrap();
             } else {
                 pipeline.confirm(&message("subscribe", "a"), &mut answered);
                 assert!(answered.is_empty());
@@ -693,7 +745,7 @@ mod tests {
     fn whatever_does_not_fit_is_an_error() {
         let mut pipeline = Pipeline::default();
         let mut answered = Vec::new();
-        let error = pipeline.receive(ScriptReply::Integer(7), &mut answered);
+        let error = pipeline.receive(ScriptReply::Integer(7), Instant::now(), &mut answered);
         let error = error.unwrap_err().to_string();
         assert!(
             error.contains("a reply to no command: Integer(7)"),
@@ -704,7 +756,7 @@ mod tests {
         pack(&mut pipeline);
         receive(&mut pipeline, ScriptReply::Nil);
         for reply in [ScriptReply::List(vec![ScriptReply::Nil; 3])] {
-            let error = pipeline.receive(reply, &mut answered).unwrap_err();
+            let error = pipeline.receive(reply, Instant::now(), &mut answered).unwrap_err();
             let said = "another number of replies than the 2 steps in a script";
             assert_eq!(error.to_string(), format!("the server sent {said}"));
         }
@@ -814,7 +866,7 @@ mod tests {
                     }
                     Move::Reply => {
                         if let Some(reply) = executed.pop_front() {
-                            pipeline.receive(reply, &mut answered).unwrap();
+                            pipeline.receive(reply, Instant::now(), &mut answered).unwrap();
                         }
                     }
                     Move::End => pipeline.end(&mut answered),
