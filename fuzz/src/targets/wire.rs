@@ -2,6 +2,8 @@
 //! errors and broken connections.
 
 use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::task::Poll;
 
 use redlatch::{Client, Result};
 
@@ -117,35 +119,40 @@ fn reply_to(command: &[String]) -> Option<String> {
     })
 }
 
-/// Several tasks try to acquire locks. Those with even numbers are free.
+async fn use_lock(client: Client, number: usize, replies_are_right: bool) {
+    let is_free = number.is_multiple_of(2);
+    let kind = if is_free { "free" } else { "held" };
+    let lock = client.lock(&format!("{kind}-{number}"));
+    for _ in 0..3 {
+        // Without an answer, it may have been acquired.
+        let Ok(acquired) = lock.try_lock().await else {
+            continue;
+        };
+        let is_right = acquired.is_some() == is_free;
+        assert!(
+            is_right || !replies_are_right,
+            "the answer to another caller"
+        );
+        if let Some(guard) = acquired {
+            let _ = guard.unlock().await;
+        }
+    }
+}
+
+/// Several callers try to acquire locks at the same time. Those with even numbers are free.
 async fn use_locks(replies_are_right: bool) -> Result<()> {
     let client = Client::connect("redis://a").await?;
-    let tasks: Vec<_> = (0..6)
-        .map(|number| {
-            let is_free = number % 2 == 0;
-            let kind = if is_free { "free" } else { "held" };
-            let lock = client.lock(&format!("{kind}-{number}"));
-            tokio::spawn(async move {
-                for _ in 0..3 {
-                    // Without an answer, it may have been acquired.
-                    let Ok(acquired) = lock.try_lock().await else {
-                        continue;
-                    };
-                    let is_right = acquired.is_some() == is_free;
-                    assert!(
-                        is_right || !replies_are_right,
-                        "the answer to another caller"
-                    );
-                    if let Some(guard) = acquired {
-                        let _ = guard.unlock().await;
-                    }
-                }
-            })
-        })
+    let mut callers: Vec<_> = (0..6)
+        .map(|number| Box::pin(use_lock(client.clone(), number, replies_are_right)))
         .collect();
-    for task in tasks {
-        let _ = task.await;
-    }
+    poll_fn(|cx| {
+        callers.retain_mut(|caller| caller.as_mut().poll(cx).is_pending());
+        match callers.is_empty() {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
+    })
+    .await;
     client.flush().await;
     Ok(())
 }

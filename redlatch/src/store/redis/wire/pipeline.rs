@@ -558,7 +558,9 @@ mod tests {
 
     fn receive(pipeline: &mut Pipeline, reply: ScriptReply) -> Vec<SlotId> {
         let mut answered = Vec::new();
-        pipeline.receive(reply, Instant::now(), &mut answered).unwrap();
+        pipeline
+            .receive(reply, Instant::now(), &mut answered)
+            .unwrap();
         answered
     }
 
@@ -601,7 +603,11 @@ mod tests {
             assert_eq!(answered.reply, Some(key));
             assert!(answered.packed);
         }
-        assert_eq!(pack(&mut pipeline), [0usize; 0], "the round is not complete");
+        assert_eq!(
+            pack(&mut pipeline),
+            [0usize; 0],
+            "the round is not complete"
+        );
         assert_eq!(receive(&mut pipeline, reply_to(&commands[2])), [other]);
         assert!(!pipeline.take(other).unwrap().packed);
         assert_eq!(pack(&mut pipeline), [1]);
@@ -731,7 +737,9 @@ mod tests {
             let slot = pipeline.send(&end, all, Instant::now()).unwrap();
             let error = ScriptReply::Error(ErrorReply::new("NOPERM no".to_owned()));
             if refused {
-                pipeline.receive(error, Instant::now(), &mut answered).unwrap();
+                pipeline
+                    .receive(error, Instant::now(), &mut answered)
+                    .unwrap();
             } else {
                 pipeline.confirm(&message("subscribe", "a"), &mut answered);
                 assert!(answered.is_empty());
@@ -756,7 +764,9 @@ mod tests {
         pack(&mut pipeline);
         receive(&mut pipeline, ScriptReply::Nil);
         for reply in [ScriptReply::List(vec![ScriptReply::Nil; 3])] {
-            let error = pipeline.receive(reply, Instant::now(), &mut answered).unwrap_err();
+            let error = pipeline
+                .receive(reply, Instant::now(), &mut answered)
+                .unwrap_err();
             let said = "another number of replies than the 2 steps in a script";
             assert_eq!(error.to_string(), format!("the server sent {said}"));
         }
