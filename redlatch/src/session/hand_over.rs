@@ -241,7 +241,7 @@ impl super::Session {
     }
 
     async fn check(&self, step: &CheckHandOver<'_>) -> Result<(bool, Waiting)> {
-        let answer = self.store.run_idempotent(step).await;
+        let answer = self.store.run_urgent(step).await;
         if let Err(error) = &answer {
             let lock = step.object.full_name();
             tracing::debug!(lock, %error, "a hold that is passed on could not be checked");

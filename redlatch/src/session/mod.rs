@@ -189,7 +189,7 @@ impl Session {
         let progress = Progress::default();
         let work = async move {
             let run =
-                store.run_at_most_once(&step, what, Delivery::IMMEDIATE, Duration::ZERO, &progress);
+                store.run_at_most_once(&step, what, Delivery::REQUEST, Duration::ZERO, &progress);
             Ok(run.await?.reply)
         };
         self.run_to_completion(object, work).await

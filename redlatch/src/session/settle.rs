@@ -37,7 +37,7 @@ impl Session {
             let Some(step) = hold.kind.serve_queue(&hold.object) else {
                 return;
             };
-            let served = timeout(FIRST_TRY, store.run_idempotent(&*step)).await;
+            let served = timeout(FIRST_TRY, store.run_urgent(&*step)).await;
             let after = FIRST_TRY;
             if let Err(error) = served.unwrap_or(Err(Error::ResponseTimeout { after })) {
                 let lock = hold.object.full_name();

@@ -7,6 +7,8 @@ use super::nodes::ServerId;
 pub(crate) struct Delivery {
     /// Whether the step waits for a permit, behind other acquisitions at the node.
     pub(crate) queued: bool,
+    /// Whether the step waits for room, behind others without an answer. Renewals and releases do not.
+    pub(crate) waits_for_room: bool,
     pub(crate) route: Route,
     /// Whether replicas have to confirm the step. Such a step is settled if its caller drops it.
     pub(crate) replicate: bool,
@@ -28,6 +30,7 @@ pub(crate) enum Route {
 impl Delivery {
     pub(crate) const ACQUISITION: Delivery = Delivery {
         queued: true,
+        waits_for_room: true,
         route: Route::Acquisitions,
         replicate: true,
         tracked: false,
@@ -37,13 +40,19 @@ impl Delivery {
         replicate: false,
         ..Delivery::ACQUISITION
     };
-    /// For a step that does not wait for a permit: renewals, releases and inspections.
+    /// For renewals and releases, and for what they need.
     pub(crate) const IMMEDIATE: Delivery = Delivery::on(Route::Commands);
+    /// For other steps of callers: inspections and settings.
+    pub(crate) const REQUEST: Delivery = Delivery {
+        waits_for_room: true,
+        ..Delivery::IMMEDIATE
+    };
 
-    /// Returns a delivery on this route, without waiting for a permit.
+    /// Returns a delivery on this route, without waiting for other steps.
     pub(crate) const fn on(route: Route) -> Delivery {
         Delivery {
             queued: false,
+            waits_for_room: false,
             route,
             replicate: false,
             tracked: false,
@@ -55,6 +64,7 @@ impl Delivery {
     pub(crate) const fn acquisition(held: bool) -> Delivery {
         Delivery {
             queued: !held,
+            waits_for_room: !held,
             ..Delivery::ACQUISITION
         }
     }

@@ -89,10 +89,14 @@ impl Store {
 
     /// Runs a step that may be repeated and after which nothing has to be settled: a read, or an idempotent write.
     pub(crate) async fn run_idempotent<R: Send>(&self, step: &dyn Step<Reply = R>) -> Result<R> {
-        let answer = self
-            .run(step, None, Delivery::IMMEDIATE, &Progress::default())
-            .await?;
-        Ok(answer.reply)
+        let (delivery, progress) = (Delivery::REQUEST, Progress::default());
+        Ok(self.run(step, None, delivery, &progress).await?.reply)
+    }
+
+    /// The same for a step that a hold or a waiter depends on.
+    pub(crate) async fn run_urgent<R: Send>(&self, step: &dyn Step<Reply = R>) -> Result<R> {
+        let (delivery, progress) = (Delivery::IMMEDIATE, Progress::default());
+        Ok(self.run(step, None, delivery, &progress).await?.reply)
     }
 
     /// Runs a step once. If the connection breaks, that is an error.

@@ -3,11 +3,16 @@
 use std::error::Error as _;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpListener;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redlatch::inspect::ObjectState;
 use redlatch::{Client, Error, MAX_LEASE};
 use redlatch_testkit::{Server, shared, unique};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional};
+use tokio::net::TcpStream;
+use tokio::task::AbortHandle;
 
 use crate::common::{LONG, TestStore, within_limit};
 
@@ -239,6 +244,42 @@ async fn non_redis_server_is_rejected() {
         ),
         "{error}"
     );
+}
+
+/// The connection ends in the moment in which its handshake is answered. Nobody uses it yet, so nobody notices.
+#[tokio::test]
+async fn connection_that_ends_with_its_handshake_is_replaced() {
+    let server = Server::start();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    let (port, is_next_bad) = (server.port(), Arc::new(AtomicBool::new(false)));
+    let (next_bad, made) = (is_next_bad.clone(), Arc::new(Mutex::new(Vec::new())));
+    let connections = made.clone();
+    let accepting = tokio::spawn(async move {
+        loop {
+            let (mut client, _) = listener.accept().await.unwrap();
+            if next_bad.swap(false, Ordering::Relaxed) {
+                let _ = client.read(&mut [0; 4096]).await.unwrap();
+                // In one piece: the answers to HELLO and twice CLIENT SETINFO, and one to nothing.
+                let answers = b"%0\r\n+OK\r\n+OK\r\n+unasked\r\n";
+                client.write_all(answers).await.unwrap();
+                continue;
+            }
+            let mut server = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+            let copying = tokio::spawn(async move {
+                let _ = copy_bidirectional(&mut client, &mut server).await;
+            });
+            connections.lock().unwrap().push(copying.abort_handle());
+        }
+    });
+    let client = Client::connect(&url).await.unwrap();
+    let lock = client.lock("a");
+    assert!(!lock.is_locked().await.unwrap());
+    is_next_bad.store(true, Ordering::Relaxed);
+    made.lock().unwrap().iter().for_each(AbortHandle::abort);
+    assert!(!within_limit("an answer", lock.is_locked()).await.unwrap());
+    assert!(!is_next_bad.load(Ordering::Relaxed));
+    accepting.abort();
 }
 
 #[tokio::test]

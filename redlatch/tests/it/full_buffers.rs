@@ -3,9 +3,10 @@
 
 use std::collections::BTreeSet;
 use std::future::IntoFuture as _;
+use std::time::Duration;
 
 use redlatch::{Client, Guard};
-use redlatch_testkit::Server;
+use redlatch_testkit::{Proxy, Server};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -78,4 +79,41 @@ async fn acquisitions_canceled_beside_inspections_leave_nothing_held() {
         inspecting
     })
     .await;
+}
+
+/// Callers that ask again and again fill neither the memory of the client nor the buffers of a server that does not answer.
+#[tokio::test(flavor = "multi_thread")]
+async fn unanswered_inspections_are_limited() {
+    let server = Server::start();
+    let proxy = Proxy::to_server(&server);
+    // Unbatched, each inspection is one call.
+    let builder = Client::builder().batching(false);
+    let builder = builder.response_timeout(Duration::from_millis(300));
+    let client = builder.connect(&proxy.url()).await.unwrap();
+    let lock = client.lock("a");
+    assert!(!lock.is_locked().await.unwrap());
+    let before = server.calls("evalsha:");
+    proxy.discard_replies(true);
+    for _ in 0..3 {
+        let mut asking = JoinSet::new();
+        for _ in 0..COMMANDS {
+            let lock = lock.clone();
+            asking.spawn(async move { lock.is_locked().await });
+        }
+        while let Some(answer) = within_limit("the timeout", asking.join_next()).await {
+            assert!(answer.unwrap().is_err());
+        }
+    }
+    proxy.discard_replies(false);
+    proxy.cut();
+    let is_locked = async || loop {
+        match lock.is_locked().await {
+            Ok(is_locked) => return is_locked,
+            Err(error) => assert!(error.is_transient(), "{error}"),
+        }
+    };
+    assert!(!within_limit("room after the end of the connection", is_locked()).await);
+    // 2,048 without an answer, besides those of the registry of clients and the ones that were answered.
+    let calls = server.calls("evalsha:") - before;
+    assert!((1000..2200).contains(&calls), "{calls}");
 }

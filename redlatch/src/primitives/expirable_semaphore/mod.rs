@@ -291,8 +291,8 @@ impl ExpirableSemaphore {
     pub async fn update_lease(&self, id: PermitId, lease: Duration) -> Result<bool> {
         let (keys, lease) = (self.keys()?, Lease::new(lease)?);
         let id = &id.to_string();
-        self.run_idempotent(OnSemaphore(keys, UpdateLease { id, lease }))
-            .await
+        let step = OnSemaphore(keys, UpdateLease { id, lease });
+        self.lock.session.store.run_urgent(&step).await
     }
 
     /// Returns the time until a permit expires unless it is renewed or released; `None` if it is

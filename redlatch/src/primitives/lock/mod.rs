@@ -329,7 +329,7 @@ impl<K: LockKind> Lock<K> {
             let step = kind.force();
             let (what, progress) = ("unlocking by force", Progress::default());
             let run =
-                store.run_at_most_once(&step, what, Delivery::IMMEDIATE, Duration::ZERO, &progress);
+                store.run_at_most_once(&step, what, Delivery::REQUEST, Duration::ZERO, &progress);
             let unlocked = run.await?.reply;
             if !unlocked {
                 // There is no message.

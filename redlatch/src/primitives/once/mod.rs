@@ -351,7 +351,7 @@ impl OnceRun {
                 run: &run,
                 outcome: shortened(&outcome),
             };
-            store.run_idempotent(&step).await
+            store.run_urgent(&step).await
         }
     }
 }

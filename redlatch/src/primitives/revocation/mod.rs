@@ -143,7 +143,7 @@ impl<K: Revocable> Lock<K> {
             };
             let (what, progress) = ("asking for a release", Progress::default());
             let run =
-                store.run_at_most_once(&step, what, Delivery::IMMEDIATE, Duration::ZERO, &progress);
+                store.run_at_most_once(&step, what, Delivery::REQUEST, Duration::ZERO, &progress);
             Ok(run.await?.reply)
         };
         self.session.run_to_completion(&object, asking).await

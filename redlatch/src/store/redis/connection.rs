@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
 
@@ -28,7 +28,7 @@ use super::node_ids::NodeIds;
 use super::pace::Pace;
 use super::pubsub::{CHANNELS_PER_SUBSCRIBE, Subscribing, SubscriptionMode, is_unknown_command};
 use super::run_id_tracker::{RunIdTracker, run_id};
-use super::wire::{Cmd, Expects, Pending, PushHandler, Wire, WireError, WireGuard};
+use super::wire::{Cmd, Expects, Pending, PushHandler, Room, Wire, WireError, WireGuard};
 use crate::environment::task;
 use crate::error::{Cause, Error};
 use crate::join::Boxed;
@@ -41,12 +41,18 @@ use crate::sync::Mutex;
 /// enough that a thousand clients do not keep it from starting.
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
+/// Limit of the commands without an answer, besides renewals and releases. A server that does not answer leaves this many
+/// in the memory of a client, however many callers try again.
+const MAX_UNANSWERED: usize = 2048;
+
 pub(super) struct ReconnectingConnection {
     config: ConnectionConfig,
     target: Target,
     connect_timeout: Duration,
     /// Whether steps that wait to be sent are sent together.
     batching: bool,
+    /// For commands without an answer.
+    room: Arc<Semaphore>,
     shared: Arc<Shared>,
     connecting: Mutex<Connecting>,
 }
@@ -153,6 +159,7 @@ impl ReconnectingConnection {
             target,
             connect_timeout,
             batching,
+            room: Arc::new(Semaphore::new(MAX_UNANSWERED)),
             shared: Arc::new(shared),
             connecting: Mutex::new(Connecting::new()),
         })
@@ -359,7 +366,7 @@ impl ReconnectingConnection {
                 if unwanted.is_empty() {
                     self.shared.on_connected(&established.address);
                     *self.shared.live.lock() = Some(established);
-                    return Ok(());
+                    break;
                 }
                 unwanted
             };
@@ -370,6 +377,12 @@ impl ReconnectingConnection {
                 restored.remove(channel);
             }
         }
+        // Nobody else notices an end that came before the connection was live.
+        if live.wire.has_ended() {
+            self.discard(&live);
+            return Err(live.ended(false));
+        }
+        Ok(())
     }
 
     /// Makes every later connection subscribe to a channel, where subscriptions are restored.
@@ -406,7 +419,9 @@ impl ReconnectingConnection {
     ) -> Result<(), ExchangeError> {
         match self.shared.record_subscription_on(live.generation, channel) {
             true => Ok(()),
-            false => Err(connection_ended()),
+            false => Err(ExchangeError::not_executed(
+                "the connection has ended meanwhile",
+            )),
         }
     }
 
@@ -489,7 +504,7 @@ impl ReconnectingConnection {
         live: &LiveConnection,
         cmd: &Cmd,
     ) -> Result<ScriptReply, ExchangeError> {
-        match self.query_node(live, cmd, Preamble::None).await? {
+        match self.query_node(live, cmd, Preamble::None, None).await? {
             ScriptReply::Error(error) => Err(ExchangeError::from_reply(&error, "")),
             answer => Ok(answer),
         }
@@ -501,10 +516,14 @@ impl ReconnectingConnection {
         live: &LiveConnection,
         cmd: &Cmd,
         preamble: Preamble,
+        room: Option<Room>,
     ) -> Result<ScriptReply, ExchangeError> {
         match preamble {
-            Preamble::Tracking => Box::pin(self.query_with_tracking(live, cmd)).await,
-            preamble => live.reply_to(live.start(cmd, preamble)).await,
+            Preamble::Tracking => Box::pin(self.query_with_tracking(live, cmd, room)).await,
+            preamble => {
+                let sent = live.start(cmd, preamble);
+                live.reply_to(sent.map(|sent| sent.with_room(room))).await
+            }
         }
     }
 
@@ -514,6 +533,7 @@ impl ReconnectingConnection {
         &self,
         live: &LiveConnection,
         cmd: &Cmd,
+        room: Option<Room>,
     ) -> Result<ScriptReply, ExchangeError> {
         let on = Cmd::of(&["CLIENT", "TRACKING", "ON", "OPTIN", "NOLOOP"]);
         let next = Cmd::of(&["CLIENT", "CACHING", "YES"]);
@@ -522,12 +542,21 @@ impl ReconnectingConnection {
             (&next, Expects::Reply),
             (cmd, Expects::Reply),
         ]);
+        let sent = sent.map(|sent| sent.with_room(room));
         let asked = async { Ok([live.reply_to(on).await?, live.reply_to(next).await?]) };
         let asked: Result<_, ExchangeError> = asked.await;
         if let Some(run_id_tracker) = &self.shared.run_id_tracker {
             run_id_tracker.tracked(asked.as_ref().ok().map(|answers| answers.as_slice()));
         }
         live.reply_to(sent).await
+    }
+
+    /// Waits for room for one more command. Boxed: it seldom has to wait.
+    pub(super) async fn room(&self) -> Option<Room> {
+        match self.room.clone().try_acquire_owned() {
+            Ok(room) => Some(room),
+            Err(_) => Box::pin(self.room.clone().acquire_owned()).await.ok(),
+        }
     }
 
     /// Sends a step alone or in a script with others. `None`: steps are not sent together on this connection.
@@ -587,17 +616,16 @@ pub(super) fn connection_ended() -> ExchangeError {
 impl LiveConnection {
     /// Sends a command that begins or ends subscriptions.
     pub(super) fn subscribing(&self, how: Subscribing, channels: &[&str]) -> Option<Pending> {
-        let expects = Expects::Confirmations(how.confirmed, channels);
-        let [sent] = self.wire.send_all([(&how.cmd(channels), expects)]);
+        let (cmd, expects) = (how.cmd(channels), how.expects(channels.len()));
+        let [sent] = self.wire.send_all([(&cmd, expects)]);
         sent
     }
 
     /// Sends a subscription and a step directly behind it.
     pub(super) fn subscribe_and_send(&self, channel: &str, cmd: &Cmd) -> [Option<Pending>; 2] {
-        let (how, channels) = (Subscribing::new(true, false), [channel]);
-        let expects = Expects::Confirmations(how.confirmed, &channels);
-        self.wire
-            .send_all([(&how.cmd(&channels), expects), (cmd, Expects::Reply)])
+        let how = Subscribing::new(true, false);
+        let subscribe = (&how.cmd(&[channel]), how.expects(1));
+        self.wire.send_all([subscribe, (cmd, Expects::Reply)])
     }
 
     /// Sends a command behind a preamble, which is not [`Preamble::Tracking`].
@@ -655,7 +683,7 @@ impl LiveConnection {
     async fn answer_while_connecting(&self, sent: Option<Pending>) -> Result<(), ExchangeError> {
         match self.answer(sent).await {
             Ok(None) => Ok(()),
-            Ok(Some(error)) => Err(ExchangeError::from_reply(&error, "")),
+            Ok(Some(error)) => Err(ExchangeError::from_refusal(&error)),
             Err(failure) => Err(ExchangeError::not_executed(failure.reason())),
         }
     }
@@ -687,7 +715,7 @@ async fn is_master(live: &LiveConnection, endpoint: &Endpoint) -> Result<(), Exc
         ScriptReply::List(_) => Err(ExchangeError::not_executed(format!(
             "{endpoint} is the master according to the sentinels, but is a replica"
         ))),
-        ScriptReply::Error(error) => Err(ExchangeError::from_reply(error, "")),
+        ScriptReply::Error(error) => Err(ExchangeError::from_refusal(error)),
         other => Err(ExchangeError::Permanent(Error::UnsupportedServer {
             reason: format!("its reply to ROLE contains no role: {other:?}"),
         })),

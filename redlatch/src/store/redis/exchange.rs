@@ -15,7 +15,7 @@ use super::exchange_error::{ExchangeError, Retry};
 use super::node::{Node, NodeLimits};
 use super::replicas::Replicas;
 use super::topology::Topology;
-use super::wire::{Cmd, Pending};
+use super::wire::{Cmd, Pending, Room};
 use crate::error::{Error, Result};
 use crate::join::Boxed;
 use crate::step::{Args as _, Batchable, Script, ScriptReply, Step, script_error};
@@ -324,6 +324,10 @@ impl<'a> CommandRequest<'a> {
                 Box::pin(node.pubsub.connect_and_subscribe(channel)).await?;
             }
         }
+        let room = match self.delivery.waits_for_room {
+            true => connection.room().await,
+            false => None,
+        };
         let live = connection.get_or_connect().await?;
         if let Route::AcquisitionsOf(server) = route
             && server != live.server
@@ -344,7 +348,7 @@ impl<'a> CommandRequest<'a> {
             progress: self.progress,
         };
         let (mut answer, mut sent_at, mut confirmation) = context
-            .send(&live, &self.cmd, self.batchable, channel)
+            .send(&live, &self.cmd, self.batchable, channel, room)
             .await?;
         if let ScriptReply::Error(error) = &answer
             && error.code() == "NOSCRIPT"
@@ -353,7 +357,7 @@ impl<'a> CommandRequest<'a> {
             // A new or flushed server. EVAL loads the script for later.
             let eval = self.with_source(script);
             (answer, sent_at, confirmation) =
-                Box::pin(context.send(&live, &eval, None, None)).await?;
+                Box::pin(context.send(&live, &eval, None, None, None)).await?;
         }
         match answer {
             ScriptReply::Error(error) => {
@@ -497,21 +501,24 @@ impl SendContext<'_> {
         cmd: &Cmd,
         batchable: Option<&'static Batchable>,
         channel: Option<&str>,
+        room: Option<Room>,
     ) -> Result<Sent, ExchangeError> {
         let was_sent_before = self.progress.was_sent();
         self.progress.mark_sent();
         let mut sent_at = Instant::now();
         if channel.is_some() || self.replicas.is_some() {
             // Boxed, as are other rare paths, so that common futures stay small.
-            let (answer, confirmation) = Box::pin(self.send_pipelined(live, cmd, channel)).await?;
+            let (answer, confirmation) =
+                Box::pin(self.send_pipelined(live, cmd, channel, room)).await?;
             return Ok((answer, sent_at, confirmation));
         }
+        let mut room = room;
         if let Some(script) = batchable
             && self.preamble == Preamble::None
             && let Some(sent) = self.connection.send_step(live, cmd, script)
         {
             let mut step = CancelOnDrop {
-                sent,
+                sent: sent.with_room(room.take()),
                 was_sent_before,
                 progress: self.progress,
             };
@@ -520,15 +527,14 @@ impl SendContext<'_> {
             let reply = answered.reply.ok_or_else(|| live.ended(sent))?;
             let is_refused = |code| matches!(code, "NOSCRIPT" | "NOPERM");
             match &reply {
-                // The server has run none of the steps in the script: it does not know the script, or the user must not
-                // access the key of one of them.
-                ScriptReply::Error(error) if answered.packed && is_refused(error.code()) => {
+                // The server does not know the script, or the user must not access the key of another step in it.
+                ScriptReply::Error(error) if answered.refused && is_refused(error.code()) => {
                     sent_at = Instant::now();
                 }
                 _ => return Ok((reply, answered.sent_at.unwrap_or(sent_at), None)),
             }
         }
-        let answer = self.connection.query_node(live, cmd, self.preamble);
+        let answer = self.connection.query_node(live, cmd, self.preamble, room);
         Ok((answer.await?, sent_at, None))
     }
 
@@ -537,6 +543,7 @@ impl SendContext<'_> {
         live: &LiveConnection,
         cmd: &Cmd,
         channel: Option<&str>,
+        room: Option<Room>,
     ) -> Result<(ScriptReply, Option<Box<Confirmation>>), ExchangeError> {
         let connection = self.connection;
         // One connection keeps order: the step runs after the subscription has started, and WAIT comes behind the step.
@@ -547,6 +554,7 @@ impl SendContext<'_> {
             }
             None => [None, live.start(cmd, self.preamble)],
         };
+        let step = step.map(|step| step.with_room(room));
         let confirmation = self
             .replicas
             .map(|replicas| replicas.confirm(connection, live));

@@ -78,6 +78,26 @@ impl ExchangeError {
         ExchangeError::classify(error.code(), error.details(), key)
     }
 
+    /// Classifies an error reply to what is sent before a connection is used. Most pass: the server is starting, or is
+    /// being set up.
+    pub(super) fn from_refusal(error: &ErrorReply) -> ExchangeError {
+        let message = error.to_string();
+        let no_hello = message.contains("unknown command") && message.contains("HELLO");
+        match error.code() {
+            // The server's own text explains the syntax of HELLO.
+            "NOAUTH" => {
+                let reason = "NOAUTH: a password is required, and none was provided".into();
+                Error::AuthenticationFailed { reason }.into()
+            }
+            "WRONGPASS" => Error::AuthenticationFailed { reason: message }.into(),
+            code if code == "NOPROTO" || no_hello => {
+                let reason = "it does not support RESP3".into();
+                Error::UnsupportedServer { reason }.into()
+            }
+            _ => ExchangeError::not_executed(message),
+        }
+    }
+
     fn classify(code: &str, details: Option<&str>, key: &str) -> ExchangeError {
         let message = match details {
             Some(details) => format!("{code} {details}"),

@@ -15,7 +15,7 @@
 //! update ends its connection. And: the slot moves from a node that is not updated, and continues, to one that
 //! is. A message of the release there is missed; rule 3 limits how long the waiter sleeps.
 
-use super::wire::Cmd;
+use super::wire::{Cmd, Expects};
 use crate::step::{Args as _, ErrorReply, ScriptReply};
 
 /// Channels per SUBSCRIBE: keeps the size of a command far from any limit.
@@ -36,20 +36,21 @@ pub(super) enum SubscriptionMode {
     Reports,
 }
 
-/// A command that begins or ends subscriptions, and the kind of the message that confirms it.
+/// A command that begins or ends subscriptions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Subscribing {
-    pub(super) command: &'static str,
-    pub(super) confirmed: &'static str,
+    command: &'static str,
+    /// The kind of the message that confirms a beginning.
+    confirmed: Option<&'static str>,
 }
 
 impl Subscribing {
     pub(super) fn new(subscribed: bool, sharded: bool) -> Subscribing {
         let (command, confirmed) = match (subscribed, sharded) {
-            (true, false) => ("SUBSCRIBE", "subscribe"),
-            (false, false) => ("UNSUBSCRIBE", "unsubscribe"),
-            (true, true) => ("SSUBSCRIBE", "ssubscribe"),
-            (false, true) => ("SUNSUBSCRIBE", "sunsubscribe"),
+            (true, false) => ("SUBSCRIBE", Some("subscribe")),
+            (false, false) => ("UNSUBSCRIBE", None),
+            (true, true) => ("SSUBSCRIBE", Some("ssubscribe")),
+            (false, true) => ("SUNSUBSCRIBE", None),
         };
         Subscribing { command, confirmed }
     }
@@ -59,6 +60,14 @@ impl Subscribing {
         let mut cmd = Cmd::of(&[self.command]);
         channels.iter().for_each(|channel| cmd.text(channel));
         cmd
+    }
+
+    /// Returns how the command for this number of channels is answered.
+    pub(super) fn expects(self, channels: usize) -> Expects {
+        match self.confirmed {
+            Some(kind) => Expects::Confirmations(kind, channels),
+            None => Expects::End,
+        }
     }
 }
 

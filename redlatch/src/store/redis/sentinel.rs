@@ -182,7 +182,7 @@ impl Sentinels {
         // Only for the epoch: the address in this reply is the old one until a failover is complete.
         let master = query("MASTER");
         let master = connection
-            .query_node(&live, &master, Preamble::None)
+            .query_node(&live, &master, Preamble::None, None)
             .await?;
         let epoch = text_field(&master, "config-epoch").and_then(|epoch| epoch.parse().ok());
         Ok(Some(SentinelReply {

@@ -1,10 +1,9 @@
-//! What a client sends first on a connection: HELLO with the login, the name of this library, and SELECT, in one write.
+//! What a client sends first on a connection, without waiting: HELLO with the login, the name of this library, and SELECT.
 
 use std::sync::Arc;
 
 use super::{Cmd, Expects, Wire, WireError};
-use crate::error::Error;
-use crate::step::{Args as _, ErrorReply, ScriptReply};
+use crate::step::{Args as _, ScriptReply};
 use crate::store::redis::exchange_error::ExchangeError;
 
 /// Who connects, and to which database.
@@ -47,38 +46,11 @@ impl Handshake {
             match pending.await.reply {
                 None => return Err(HandshakeError::Wire(wire.end_reason())),
                 Some(ScriptReply::Error(error)) => {
-                    return Err(HandshakeError::Refused(refusal(&error)));
+                    return Err(HandshakeError::Refused(ExchangeError::from_refusal(&error)));
                 }
                 Some(_) => {}
             }
         }
         Ok(())
     }
-}
-
-/// Classifies an error reply. It is permanent, unless it is known to pass.
-fn refusal(error: &ErrorReply) -> ExchangeError {
-    let message = error.to_string();
-    let passes = message.contains("max number of clients");
-    match error.code() {
-        // The server's own text explains the syntax of HELLO.
-        "NOAUTH" => {
-            let reason = "NOAUTH: a password is required, and none was provided".into();
-            Error::AuthenticationFailed { reason }.into()
-        }
-        "NOPROTO" => no_resp3(),
-        "ERR" if message.contains("unknown command") && message.contains("HELLO") => no_resp3(),
-        "ERR" if passes => ExchangeError::not_executed(message),
-        _ => match ExchangeError::from_reply(error, "") {
-            ExchangeError::NotMaster(message) | ExchangeError::Busy(message) => {
-                ExchangeError::not_executed(message)
-            }
-            failure => failure,
-        },
-    }
-}
-
-fn no_resp3() -> ExchangeError {
-    let reason = "it does not support RESP3".into();
-    Error::UnsupportedServer { reason }.into()
 }

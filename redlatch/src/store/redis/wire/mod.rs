@@ -10,8 +10,8 @@
 //! 3. Messages are passed on in the order of the stream: behind the answers before them, before the answers behind them.
 //! 4. When the socket ends, or the task with its runtime, all callers learn at once whether their command was sent.
 //!
-//! No caller waits for room: the number of attempts in flight is limited before they come here, and renewals and
-//! releases, of which a client has few, must not wait behind them.
+//! 5. Commands without an answer are limited: callers wait for [`Room`] before they come here, each within its own limit.
+//!    Renewals and releases do not: a client has few, and they must not wait behind others.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use tokio::time::Instant;
 pub(super) use self::codec::{Cmd, Malformed};
 use self::codec::{Decoder, Frame};
 pub(super) use self::handshake::{Handshake, HandshakeError};
-pub(super) use self::pipeline::{Answered, Expects};
+pub(super) use self::pipeline::{Answered, Expects, Room};
 use self::pipeline::{Pipeline, SlotId};
 use self::stream::{ReadBuffer, Socket};
 pub(super) use self::stream::{Stream, connect_tcp};
@@ -106,6 +106,8 @@ struct State {
     wakers: Vec<Option<Waker>>,
     /// Whether the connection's task is going to write.
     flush_asked: bool,
+    /// Whether the stream itself has bytes to write.
+    unflushed: bool,
     end: Option<WireError>,
 }
 
@@ -117,6 +119,7 @@ impl Wire {
                 pipeline: Pipeline::default(),
                 wakers: Vec::new(),
                 flush_asked: false,
+                unflushed: false,
                 end: None,
             }),
             socket: Socket::new(stream),
@@ -143,7 +146,7 @@ impl Wire {
     /// Sends commands one directly behind the other. Returns `None` for those that expect nothing.
     pub(super) fn send_all<const N: usize>(
         self: &Arc<Self>,
-        commands: [(&Cmd, Expects<'_>); N],
+        commands: [(&Cmd, Expects); N],
     ) -> [Option<Pending>; N] {
         let now = Instant::now();
         let mut state = self.state.lock();
@@ -169,6 +172,7 @@ impl Wire {
         Pending {
             wire: self.clone(),
             slot: Some(slot),
+            room: None,
         }
     }
 
@@ -202,6 +206,10 @@ impl Wire {
         };
         self.ended.notify_one();
         wakers.into_iter().for_each(Waker::wake);
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.state.lock().end.is_some()
     }
 
     /// Returns why the connection has ended.
@@ -239,13 +247,28 @@ pub(super) struct Pending {
     wire: Arc<Wire>,
     /// `None` when it was taken.
     slot: Option<SlotId>,
+    room: Option<Room>,
 }
 
 impl Pending {
+    /// Keeps this room until the command is answered, even if its caller does not wait any more.
+    pub(super) fn with_room(mut self, room: Option<Room>) -> Pending {
+        self.room = room;
+        self
+    }
+
     /// Gives up. Returns whether the command was never sent, and will not be.
     pub(super) fn cancel(&mut self) -> bool {
-        let slot = self.slot.take();
-        slot.is_some_and(|slot| self.wire.state.lock().pipeline.abandon(slot))
+        let Some(slot) = self.slot.take() else {
+            return false;
+        };
+        let mut state = self.wire.state.lock();
+        let waker = state.wakers.get_mut(slot).and_then(Option::take);
+        let unsent = state.pipeline.abandon(slot, self.room.take());
+        // Dropping a waker may drop the future of another caller, which then comes here.
+        drop(state);
+        drop(waker);
+        unsent
     }
 }
 
@@ -259,7 +282,7 @@ impl Future for Pending {
         let mut state = self.wire.state.lock();
         if let Some(answered) = state.pipeline.take(slot) {
             drop(state);
-            self.slot = None;
+            (self.slot, self.room) = (None, None);
             return Poll::Ready(answered);
         }
         let wakers = &mut state.wakers;
@@ -308,7 +331,10 @@ impl Driver {
         let (mut buffer, mut decoder) = (ReadBuffer::new(), Decoder::default());
         let mut answered = Vec::new();
         loop {
-            let has_output = wire.state.lock().pipeline.has_output();
+            let has_output = {
+                let state = wire.state.lock();
+                state.unflushed || state.pipeline.has_output()
+            };
             let event = tokio::select! {
                 biased;
                 () = wire.ended.notified() => Event::Ended,
@@ -418,7 +444,9 @@ impl Driver {
                     Poll::Pending => return Poll::Pending,
                 }
             }
-            wire.socket.poll_flush(cx)
+            let flushed = wire.socket.poll_flush(cx);
+            state.unflushed = flushed.is_pending();
+            flushed
         })
         .await
     }
@@ -436,5 +464,127 @@ impl Drop for Driver {
         self.on_push.on_end(&error);
         self.wire.end(error);
         self.wire.socket.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+    use super::*;
+    use crate::sync::Mutex;
+
+    /// A stream that buffers, as TLS does: what is written has to be flushed.
+    #[derive(Clone, Default)]
+    struct Buffering(Arc<Mutex<Buffers>>);
+
+    #[derive(Default)]
+    struct Buffers {
+        written: usize,
+        flushed: usize,
+        /// Whether the network accepts no more bytes.
+        is_full: bool,
+        received: Vec<u8>,
+        flusher: Option<Waker>,
+        reader: Option<Waker>,
+    }
+
+    impl AsyncRead for Buffering {
+        fn poll_read(
+            self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            into: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            let mut buffers = self.0.lock();
+            if buffers.received.is_empty() {
+                buffers.reader = Some(cx.waker().clone());
+                return Poll::Pending;
+            }
+            into.put_slice(&std::mem::take(&mut buffers.received));
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    impl AsyncWrite for Buffering {
+        fn poll_write(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            bytes: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            self.0.lock().written += bytes.len();
+            Poll::Ready(Ok(bytes.len()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+            let mut buffers = self.0.lock();
+            if buffers.is_full {
+                buffers.flusher = Some(cx.waker().clone());
+                return Poll::Pending;
+            }
+            buffers.flushed = buffers.written;
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    struct Ignored;
+
+    impl OnPush for Ignored {
+        fn on_push(&self, _: &[ScriptReply]) {}
+
+        fn on_end(&self, _: &WireError) {}
+    }
+
+    /// Waits for something that other tasks do as soon as they run.
+    async fn until(what: impl Fn() -> bool) {
+        for _ in 0..1000 {
+            if what() {
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+        panic!("it does not happen");
+    }
+
+    /// A reply arrives while the stream waits to send what it has buffered.
+    #[tokio::test]
+    async fn buffered_bytes_are_flushed_although_a_reply_arrives_meanwhile() {
+        let stream = Buffering::default();
+        let guard = Wire::new(
+            Stream::Other(Box::new(stream.clone())),
+            Metrics::default(),
+            Box::new(Ignored),
+        );
+        let wire = guard.wire();
+        let first = wire.send(&Cmd::of(&["PING"]));
+        until(|| stream.0.lock().flushed > 0).await;
+        stream.0.lock().is_full = true;
+        let mut second = wire.send(&Cmd::of(&["PING"]));
+        until(|| stream.0.lock().flusher.is_some()).await;
+        let reader = {
+            let mut buffers = stream.0.lock();
+            buffers.received = b"+PONG\r\n".to_vec();
+            buffers.reader.take()
+        };
+        reader.unwrap().wake();
+        assert!(first.await.reply.is_some());
+        let pending = poll_fn(|cx| Poll::Ready(Pin::new(&mut second).poll(cx).is_pending()));
+        assert!(pending.await);
+        let flusher = {
+            let mut buffers = stream.0.lock();
+            buffers.is_full = false;
+            buffers.flusher.take()
+        };
+        flusher.into_iter().for_each(Waker::wake);
+        until(|| {
+            let buffers = stream.0.lock();
+            buffers.flushed == buffers.written
+        })
+        .await;
     }
 }

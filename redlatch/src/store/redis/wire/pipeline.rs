@@ -3,12 +3,13 @@
 //! 1. **The order of bytes in the buffer is the order on the server**, and nothing else decides what was sent. A command
 //!    in the buffer counts as sent. A step that waits for its script (see 3) was never sent.
 //! 2. Each command in the buffer has one entry in the queue of expected replies. The first reply belongs to the first
-//!    entry. Messages that no command asked for have none. A subscription expects the server's confirmation, a message
-//!    with its channel, or an error.
+//!    entry. Messages that no command asked for have none. The server confirms subscriptions with messages, or replies an
+//!    error. Their ends are followed by a command that has a reply in any case ([`Expects::End`]): the server may also end
+//!    a subscription by itself, with the same message, and reply an error all the same.
 //! 3. A step whose script can run several steps is sent alone if nothing is in flight. Otherwise it waits, and when
-//!    the buffer is written next, the steps that wait are packed, those of one script as one script ([`MAX_STEPS`]).
+//!    the buffer is written next, all steps that wait are packed, those of one script as one script ([`MAX_STEPS`]).
 //!    That is a round. Few are in flight ([`MIN_ROUNDS`]), but more the longer a round takes ([`ROUND_TIME`]), and a
-//!    full script does not wait. So a slow network does not slow down many callers.
+//!    full script starts one in any case. So a slow network does not slow down many callers.
 //! 4. A caller that goes away takes its step out of the queue of those that wait: it was never sent. Otherwise it
 //!    leaves its slot behind, which the reply empties. So what a caller sends next is behind the step.
 //! 5. When the connection ends, all that was sent is unanswered, and what waits was not sent. Nothing is sent later.
@@ -20,10 +21,11 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 use super::codec::{Cmd, Malformed, write_header, write_text};
-use crate::step::{Batchable, ScriptReply};
+use crate::step::{Batchable, ErrorReply, ScriptReply};
 
 /// Number of rounds in flight at which steps wait. Two, so that the server has work while the client handles the
 /// answers to the other.
@@ -41,6 +43,9 @@ const MAX_STEPS: usize = 64;
 /// Where a caller finds its answer.
 pub(super) type SlotId = usize;
 
+/// Room for a command among those without an answer.
+pub(in super::super) type Room = OwnedSemaphorePermit;
+
 /// What becomes of a command.
 #[derive(Debug)]
 pub(in super::super) struct Answered {
@@ -48,8 +53,8 @@ pub(in super::super) struct Answered {
     pub(in super::super) reply: Option<ScriptReply>,
     /// When the command was put into the buffer. `None`: it never was.
     pub(in super::super) sent_at: Option<Instant>,
-    /// Whether it was in a script with others.
-    pub(in super::super) packed: bool,
+    /// Whether it was in a script with others that the server has refused: it has run none of them.
+    pub(in super::super) refused: bool,
 }
 
 #[derive(Debug)]
@@ -57,12 +62,9 @@ enum Slot {
     Free,
     /// The step waits for its script.
     Waiting,
-    Sent {
-        at: Instant,
-        packed: bool,
-    },
-    /// The same, and its caller has gone.
-    Abandoned,
+    Sent(Instant),
+    /// The same, and its caller has gone. Its room is taken until the reply.
+    Abandoned(#[expect(dead_code, reason = "it is dropped with the slot")] Option<Room>),
     Answered(Answered),
 }
 
@@ -72,12 +74,16 @@ enum Expected {
     Reply(SlotId),
     /// A reply that nobody needs.
     Ignored,
-    /// The confirmations for this number of channels; of a single one, its name.
+    /// Messages of this kind for this number of channels.
     Confirmations {
         slot: SlotId,
         kind: &'static str,
         left: usize,
-        channel: Option<Box<str>>,
+    },
+    /// The reply to [`END`], perhaps behind an error.
+    End {
+        slot: SlotId,
+        error: Option<ErrorReply>,
     },
     /// One reply for each of this number of steps. Their slots are the next ones in `packed`.
     Script {
@@ -99,13 +105,18 @@ struct ScriptQueue {
 
 /// How a command is answered.
 #[derive(Debug, Clone, Copy)]
-pub(in super::super) enum Expects<'a> {
+pub(in super::super) enum Expects {
     Reply,
     /// With nothing that the caller needs.
     Nothing,
-    /// With a message of this kind for each of the channels.
-    Confirmations(&'static str, &'a [&'a str]),
+    /// With a message of this kind for each of this number of channels.
+    Confirmations(&'static str, usize),
+    /// With messages, which may also arrive for other reasons, or an error. The command ends subscriptions.
+    End,
 }
+
+/// What is sent behind the end of subscriptions: a command that every user may run, at any time, once more.
+const END: &[u8] = b"*2\r\n$5\r\nHELLO\r\n$1\r\n3\r\n";
 
 #[derive(Debug, Default)]
 pub(super) struct Pipeline {
@@ -141,31 +152,24 @@ impl Pipeline {
     }
 
     /// Puts a command into the buffer. Returns the slot of its answer, unless it has none.
-    pub(super) fn send(&mut self, cmd: &Cmd, expects: Expects<'_>, now: Instant) -> Option<SlotId> {
+    pub(super) fn send(&mut self, cmd: &Cmd, expects: Expects, now: Instant) -> Option<SlotId> {
         if let (Expects::Nothing, false) = (expects, self.ended) {
             cmd.write_to(&mut self.out);
             self.expected.push_back(Expected::Ignored);
             return None;
         }
-        let slot = self.add_slot(Slot::Sent {
-            at: now,
-            packed: false,
-        });
+        let slot = self.add_slot(Slot::Sent(now));
         if self.ended {
             self.slots[slot] = Slot::Answered(Answered::unsent());
             return Some(slot);
         }
         cmd.write_to(&mut self.out);
         self.expected.push_back(match expects {
-            Expects::Confirmations(kind, channels) => Expected::Confirmations {
-                slot,
-                kind,
-                left: channels.len(),
-                channel: match channels {
-                    [one] => Some((*one).into()),
-                    _ => None,
-                },
-            },
+            Expects::Confirmations(kind, left) => Expected::Confirmations { slot, kind, left },
+            Expects::End => {
+                self.out.extend_from_slice(END);
+                Expected::End { slot, error: None }
+            }
             Expects::Reply | Expects::Nothing => Expected::Reply(slot),
         });
         Some(slot)
@@ -199,7 +203,7 @@ impl Pipeline {
 
     /// Returns whether there are bytes to write, or steps to pack.
     pub(super) fn has_output(&self) -> bool {
-        !self.output().is_empty() || self.next_queue().is_some()
+        !self.output().is_empty() || self.next_queue(self.least_steps()).is_some()
     }
 
     /// Returns the bytes to write.
@@ -214,15 +218,22 @@ impl Pipeline {
             self.written = 0;
             self.out.clear();
             self.out.shrink_to(MAX_SPARE_BYTES);
+        } else if self.written > MAX_SPARE_BYTES.max(self.out.len() / 2) {
+            self.out.drain(..self.written);
+            self.written = 0;
         }
     }
 
-    /// Returns the queue whose steps are packed next, if a script may be sent.
-    fn next_queue(&self) -> Option<usize> {
-        let least = match self.rounds.len() < MIN_ROUNDS + self.more_rounds {
+    /// Returns the number of steps with which a script may start a round.
+    fn least_steps(&self) -> usize {
+        match self.rounds.len() < MIN_ROUNDS + self.more_rounds {
             true => 1,
             false => MAX_STEPS,
-        };
+        }
+    }
+
+    /// Returns the first queue with this many steps.
+    fn next_queue(&self, least: usize) -> Option<usize> {
         let is_due = |queue: &ScriptQueue| queue.steps.len() >= least;
         self.queues.iter().position(is_due)
     }
@@ -230,7 +241,10 @@ impl Pipeline {
     /// Packs the steps that wait, as far as scripts may be sent. Calls `packed` with the number of steps of each script.
     pub(super) fn pack(&mut self, now: Instant, mut packed: impl FnMut(usize)) {
         let expected = self.expected.len();
-        while let Some(i) = self.next_queue() {
+        let mut least = self.least_steps();
+        while let Some(i) = self.next_queue(least) {
+            // Else those of a script with few steps could wait for ever behind full ones.
+            least = 1;
             let queue = &mut self.queues[i];
             let steps = queue.steps.len().min(MAX_STEPS);
             queue.write(steps, &mut self.out);
@@ -240,10 +254,7 @@ impl Pipeline {
                 ends_round: false,
             });
             for (slot, mut cmd) in queue.steps.drain(..steps) {
-                self.slots[slot] = Slot::Sent {
-                    at: now,
-                    packed: steps > 1,
-                };
+                self.slots[slot] = Slot::Sent(now);
                 self.packed.push_back(slot);
                 if self.spare.len() < MAX_SPARE {
                     cmd.clear();
@@ -274,8 +285,21 @@ impl Pipeline {
             }
             Some(Expected::Ignored) => {}
             Some(Expected::Reply(slot)) => self.answer(slot, reply, answered),
-            // Confirmations are messages, so this is an error.
-            Some(Expected::Confirmations { slot, .. }) => self.answer(slot, reply, answered),
+            Some(Expected::Confirmations { slot, .. }) => match reply {
+                ScriptReply::Error(_) => self.answer(slot, reply, answered),
+                _ => {
+                    let reason = "a reply in place of the confirmation of a subscription";
+                    return Err(Malformed(reason.to_owned()));
+                }
+            },
+            Some(Expected::End { slot, error }) => match (reply, error) {
+                (ScriptReply::Error(error), None) => {
+                    let error = Some(error);
+                    self.expected.push_front(Expected::End { slot, error });
+                }
+                (_, Some(error)) => self.answer(slot, ScriptReply::Error(error), answered),
+                (_, None) => self.answer(slot, ScriptReply::Nil, answered),
+            },
             Some(Expected::Script {
                 steps,
                 queue,
@@ -315,6 +339,9 @@ impl Pipeline {
                 }
                 for slot in slots {
                     self.answer(slot, ScriptReply::Error(error.clone()), answered);
+                    if let Slot::Answered(answered) = &mut self.slots[slot] {
+                        answered.refused = true;
+                    }
                 }
             }
             _ => {
@@ -328,18 +355,10 @@ impl Pipeline {
 
     /// Handles a message that may be the confirmation of a subscription.
     pub(super) fn confirm(&mut self, message: &[ScriptReply], answered: &mut Vec<SlotId>) {
-        let Some(Expected::Confirmations {
-            slot,
-            kind,
-            left,
-            channel,
-        }) = self.expected.front_mut()
-        else {
+        let Some(Expected::Confirmations { slot, kind, left }) = self.expected.front_mut() else {
             return;
         };
-        let text = |at: usize| message.get(at).and_then(ScriptReply::as_text);
-        let is_of_channel = channel.is_none() || channel.as_deref() == text(1);
-        if text(0) != Some(kind) || !is_of_channel {
+        if message.first().and_then(ScriptReply::as_text) != Some(kind) {
             return;
         }
         *left -= 1;
@@ -352,15 +371,15 @@ impl Pipeline {
 
     fn answer(&mut self, slot: SlotId, reply: ScriptReply, answered: &mut Vec<SlotId>) {
         match self.slots[slot] {
-            Slot::Sent { at, packed } => {
+            Slot::Sent(at) => {
                 self.slots[slot] = Slot::Answered(Answered {
                     reply: Some(reply),
                     sent_at: Some(at),
-                    packed,
+                    refused: false,
                 });
                 answered.push(slot);
             }
-            Slot::Abandoned => self.free(slot),
+            Slot::Abandoned(_) => self.free(slot),
             Slot::Free | Slot::Waiting | Slot::Answered(_) => {
                 debug_assert!(false, "an answer to a command that was not sent");
             }
@@ -379,18 +398,23 @@ impl Pipeline {
         Some(answered)
     }
 
-    /// Handles a caller that does not wait any more. Returns whether its command was never sent.
-    pub(super) fn abandon(&mut self, slot: SlotId) -> bool {
+    /// Handles a caller that does not wait any more. Returns whether its command was never sent. If it was, it keeps its
+    /// room until it is answered.
+    pub(super) fn abandon(&mut self, slot: SlotId, room: Option<Room>) -> bool {
         match &self.slots[slot] {
             Slot::Waiting => {
                 for queue in &mut self.queues {
-                    queue.steps.retain(|(other, _)| *other != slot);
+                    // Callers mostly give up in the order in which they came.
+                    if let Some(at) = queue.steps.iter().position(|(other, _)| *other == slot) {
+                        queue.steps.remove(at);
+                        break;
+                    }
                 }
                 self.free(slot);
                 true
             }
-            Slot::Sent { .. } => {
-                self.slots[slot] = Slot::Abandoned;
+            Slot::Sent(_) => {
+                self.slots[slot] = Slot::Abandoned(room);
                 false
             }
             Slot::Answered(answered) => {
@@ -398,7 +422,7 @@ impl Pipeline {
                 self.free(slot);
                 unsent
             }
-            Slot::Free | Slot::Abandoned => false,
+            Slot::Free | Slot::Abandoned(_) => false,
         }
     }
 
@@ -411,10 +435,10 @@ impl Pipeline {
         self.out = Vec::new();
         self.written = 0;
         for (id, slot) in self.slots.iter_mut().enumerate() {
-            let (sent_at, packed) = match slot {
-                Slot::Waiting => (None, false),
-                Slot::Sent { at, packed } => (Some(*at), *packed),
-                Slot::Abandoned => {
+            let sent_at = match slot {
+                Slot::Waiting => None,
+                Slot::Sent(at) => Some(*at),
+                Slot::Abandoned(_) => {
                     *slot = Slot::Free;
                     self.free.push(id);
                     continue;
@@ -424,7 +448,7 @@ impl Pipeline {
             *slot = Slot::Answered(Answered {
                 reply: None,
                 sent_at,
-                packed,
+                refused: false,
             });
             answered.push(id);
         }
@@ -482,17 +506,20 @@ impl Answered {
         Answered {
             reply: None,
             sent_at: None,
-            packed: false,
+            refused: false,
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use proptest::prelude::*;
+    use tokio::sync::Semaphore;
 
     use super::*;
-    use crate::step::{Args as _, ErrorReply, Script};
+    use crate::step::{Args as _, Script};
 
     static GET: Script = Script::batchable("return KEYS[1]", 1, 1);
     static SET: Script = Script::batchable("return ARGV[1]", 1, 1);
@@ -574,7 +601,7 @@ mod tests {
         assert_eq!(receive(&mut pipeline, ScriptReply::Integer(1)), [first]);
         let answered = pipeline.take(first).unwrap();
         assert_eq!(answered.reply, Some(ScriptReply::Integer(1)));
-        assert!(answered.sent_at.is_some() && !answered.packed);
+        assert!(answered.sent_at.is_some() && !answered.refused);
         assert!(pipeline.take(first).is_none());
     }
 
@@ -601,7 +628,7 @@ mod tests {
             let answered = pipeline.take(slot).unwrap();
             let key = ScriptReply::Bytes(format!("key{number}").into_bytes());
             assert_eq!(answered.reply, Some(key));
-            assert!(answered.packed);
+            assert!(!answered.refused);
         }
         assert_eq!(
             pack(&mut pipeline),
@@ -609,7 +636,6 @@ mod tests {
             "the round is not complete"
         );
         assert_eq!(receive(&mut pipeline, reply_to(&commands[2])), [other]);
-        assert!(!pipeline.take(other).unwrap().packed);
         assert_eq!(pack(&mut pipeline), [1]);
     }
 
@@ -636,6 +662,7 @@ mod tests {
         }
     }
 
+    /// It takes the others with it. Else releases would wait as long as there are full scripts of acquisitions.
     #[test]
     fn full_script_does_not_wait() {
         let mut pipeline = Pipeline::default();
@@ -644,13 +671,46 @@ mod tests {
             get(&mut pipeline, number);
             assert_eq!(pack(&mut pipeline), [1]);
         }
+        let other = pipeline.send_step(&step("set", 0), script(&SET), Instant::now());
         for number in 0..MAX_STEPS - 1 {
             get(&mut pipeline, number);
         }
         assert_eq!(pack(&mut pipeline), [0usize; 0]);
         get(&mut pipeline, MAX_STEPS);
-        get(&mut pipeline, MAX_STEPS);
-        assert_eq!(pack(&mut pipeline), [MAX_STEPS]);
+        assert_eq!(pack(&mut pipeline), [MAX_STEPS, 1]);
+        assert!(!pipeline.abandon(other, None), "it was sent");
+    }
+
+    /// An error of one step says nothing about the others, or whether this one has had an effect.
+    #[test]
+    fn error_of_a_step_is_no_refusal_of_its_script() {
+        let mut pipeline = Pipeline::default();
+        ping(&mut pipeline);
+        let slots = [1, 2].map(|number| get(&mut pipeline, number));
+        pack(&mut pipeline);
+        receive(&mut pipeline, ScriptReply::Nil);
+        let error = ScriptReply::Error(ErrorReply::new("NOPERM no".to_owned()));
+        receive(
+            &mut pipeline,
+            ScriptReply::List(vec![error.clone(), ScriptReply::Nil]),
+        );
+        let answered = pipeline.take(slots[0]).unwrap();
+        assert_eq!(answered.reply, Some(error));
+        assert!(!answered.refused);
+    }
+
+    /// While the network is slow, the buffer is never empty.
+    #[test]
+    fn buffer_that_is_never_empty_does_not_grow() {
+        let mut pipeline = Pipeline::default();
+        let mut sent = 0;
+        while sent < 4 * MAX_SPARE_BYTES {
+            ping(&mut pipeline);
+            let all_but_one = pipeline.output().len() - 1;
+            sent += all_but_one;
+            pipeline.wrote(all_but_one);
+            assert!(pipeline.out.len() < 2 * MAX_SPARE_BYTES);
+        }
     }
 
     /// A server that has been restarted does not know it.
@@ -677,7 +737,7 @@ mod tests {
         for slot in second {
             let answered = pipeline.take(slot).unwrap();
             assert_eq!(answered.reply.as_ref(), Some(&error));
-            assert!(answered.packed, "each caller sends its step alone");
+            assert!(answered.refused, "each caller sends its step alone");
         }
         assert_eq!(send_two(&mut pipeline).1, "EVAL");
     }
@@ -687,9 +747,9 @@ mod tests {
         let mut pipeline = Pipeline::default();
         ping(&mut pipeline);
         let [a, b, c] = [1, 2, 3].map(|number| get(&mut pipeline, number));
-        assert!(pipeline.abandon(b));
+        assert!(pipeline.abandon(b, None));
         pack(&mut pipeline);
-        assert!(!pipeline.abandon(a), "it was sent");
+        assert!(!pipeline.abandon(a, None), "it was sent");
         let commands = written(&mut pipeline);
         assert_eq!(commands[1][3..5], ["key1", "key3"]);
         receive(&mut pipeline, ScriptReply::Nil);
@@ -700,52 +760,93 @@ mod tests {
     fn slots_are_used_again_after_their_replies() {
         let mut pipeline = Pipeline::default();
         let first = ping(&mut pipeline);
-        assert!(!pipeline.abandon(first));
+        assert!(!pipeline.abandon(first, None));
         let second = ping(&mut pipeline);
         assert_ne!(first, second, "the reply to the first is still to come");
         assert!(receive(&mut pipeline, ScriptReply::Nil).is_empty());
         assert_eq!(ping(&mut pipeline), first);
     }
 
+    /// Else callers that give up and start again would fill the memory while a server does not answer.
     #[test]
-    fn subscription_is_confirmed_by_its_own_message_only() {
+    fn abandoned_command_keeps_its_room_until_its_reply() {
+        let rooms = Arc::new(Semaphore::new(3));
+        let room = || rooms.clone().try_acquire_owned().ok();
+        let mut pipeline = Pipeline::default();
+        let sent = [ping(&mut pipeline), ping(&mut pipeline)];
+        let waiting = get(&mut pipeline, 1);
+        for slot in sent {
+            assert!(!pipeline.abandon(slot, room()));
+        }
+        assert!(pipeline.abandon(waiting, room()));
+        assert_eq!(rooms.available_permits(), 1);
+        receive(&mut pipeline, ScriptReply::Nil);
+        assert_eq!(rooms.available_permits(), 2);
+        pipeline.end(&mut Vec::new());
+        assert_eq!(rooms.available_permits(), 3);
+    }
+
+    #[test]
+    fn subscriptions_are_confirmed_by_messages_or_refused() {
         let mut pipeline = Pipeline::default();
         let message = |kind: &str, channel: &str| {
             [kind, channel].map(|text| ScriptReply::Bytes(text.as_bytes().to_vec()))
         };
-        let end = Cmd::of(&["SUNSUBSCRIBE", "b"]);
-        let expects = Expects::Confirmations("sunsubscribe", &["b"]);
-        let slot = pipeline.send(&end, expects, Instant::now()).unwrap();
-        let later = ping(&mut pipeline);
+        let subscribe = Cmd::of(&["SUBSCRIBE", "a", "b"]);
+        let expects = Expects::Confirmations("subscribe", 2);
         let mut answered = Vec::new();
-        // The server ends another one by itself.
-        for other in [
-            message("sunsubscribe", "a"),
-            message("message", "b"),
-            message("ssubscribe", "b"),
-        ] {
-            pipeline.confirm(&other, &mut answered);
-            assert!(answered.is_empty(), "{other:?}");
-        }
-        pipeline.confirm(&message("sunsubscribe", "b"), &mut answered);
-        assert_eq!(answered, [slot]);
-        assert_eq!(receive(&mut pipeline, ScriptReply::Nil), [later]);
-        // Several channels, and an error in place of their confirmations.
-        let all = Expects::Confirmations("subscribe", &["a", "b"]);
         for refused in [false, true] {
             answered.clear();
-            let slot = pipeline.send(&end, all, Instant::now()).unwrap();
-            let error = ScriptReply::Error(ErrorReply::new("NOPERM no".to_owned()));
+            let slot = pipeline.send(&subscribe, expects, Instant::now()).unwrap();
+            let later = ping(&mut pipeline);
             if refused {
-                pipeline
-                    .receive(error, Instant::now(), &mut answered)
-                    .unwrap();
+                let error = ScriptReply::Error(ErrorReply::new("NOPERM no".to_owned()));
+                answered = receive(&mut pipeline, error);
             } else {
+                for other in [message("message", "a"), message("ssubscribe", "a")] {
+                    pipeline.confirm(&other, &mut answered);
+                }
                 pipeline.confirm(&message("subscribe", "a"), &mut answered);
                 assert!(answered.is_empty());
                 pipeline.confirm(&message("subscribe", "b"), &mut answered);
             }
             assert_eq!(answered, [slot]);
+            assert_eq!(receive(&mut pipeline, ScriptReply::Nil), [later]);
+        }
+        // Whatever the server takes this for, it does not say that there is a subscription.
+        pipeline.send(&subscribe, expects, Instant::now());
+        let reply = ScriptReply::Integer(1);
+        let received = pipeline.receive(reply, Instant::now(), &mut answered);
+        let error = received.unwrap_err().to_string();
+        assert!(error.contains("in place of the confirmation"), "{error}");
+    }
+
+    /// The server may end the subscription at the same time because the slot moves away, and then says so twice: with the
+    /// message of an end, and with an error.
+    #[test]
+    fn end_of_a_subscription_takes_no_reply_of_others() {
+        for error in [None, Some(ErrorReply::new("MOVED 1 :2".to_owned()))] {
+            let mut pipeline = Pipeline::default();
+            let end = Cmd::of(&["SUNSUBSCRIBE", "b"]);
+            let slot = pipeline.send(&end, Expects::End, Instant::now()).unwrap();
+            let subscribe = Cmd::of(&["SSUBSCRIBE", "d"]);
+            let expects = Expects::Confirmations("ssubscribe", 1);
+            let later = pipeline.send(&subscribe, expects, Instant::now()).unwrap();
+            let mut answered = Vec::new();
+            let text = |text: &str| ScriptReply::Bytes(text.as_bytes().to_vec());
+            for _ in 0..2 {
+                pipeline.confirm(&[text("sunsubscribe"), text("b")], &mut answered);
+            }
+            if let Some(error) = error.clone() {
+                answered.extend(receive(&mut pipeline, ScriptReply::Error(error)));
+            }
+            assert!(answered.is_empty());
+            let hello = ScriptReply::List(Vec::new());
+            assert_eq!(receive(&mut pipeline, hello), [slot]);
+            let reply = error.map_or(ScriptReply::Nil, ScriptReply::Error);
+            assert_eq!(pipeline.take(slot).unwrap().reply, Some(reply));
+            pipeline.confirm(&[text("ssubscribe"), text("d")], &mut answered);
+            assert_eq!(answered, [later]);
         }
     }
 
@@ -851,7 +952,7 @@ mod tests {
                     }
                     Move::Abandon(which) if !waiting.is_empty() => {
                         let (slot, number) = waiting.swap_remove(which % waiting.len());
-                        if pipeline.abandon(slot) {
+                        if pipeline.abandon(slot, None) {
                             unsent.push(number);
                         }
                     }
