@@ -410,3 +410,38 @@ async fn documented_rules_are_sufficient_with_sentinels() {
         assert_eq!(denied(server), [""; 0]);
     }
 }
+
+/// The server refuses a whole script with steps of many callers because of the key of one.
+#[tokio::test]
+async fn forbidden_name_concerns_only_its_caller() {
+    let server = Server::start();
+    let rule = [
+        "ACL",
+        "SETUSER",
+        "bob",
+        "on",
+        ">secret",
+        "+@all",
+        "~*allowed*",
+        "&*",
+    ];
+    let () = server.command(&rule);
+    let url = format!("redis://bob:secret@127.0.0.1:{}", server.port());
+    let client = Client::connect(&url).await.unwrap();
+    let mut requests = tokio::task::JoinSet::new();
+    for n in 0..60 {
+        let is_allowed = n % 20 != 10;
+        let name = format!("{}-{n}", if is_allowed { "allowed" } else { "forbidden" });
+        let request = client.lock(&name).try_lock().into_future();
+        requests.spawn(async move { (is_allowed, request.await) });
+    }
+    while let Some(answered) = within_limit("an answer", requests.join_next()).await {
+        match answered.unwrap() {
+            (true, acquired) => assert!(acquired.unwrap().is_some()),
+            (false, refused) => {
+                let error = refused.unwrap_err();
+                assert!(matches!(error, Error::NotPermitted { .. }), "{error}");
+            }
+        }
+    }
+}

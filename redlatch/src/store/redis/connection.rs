@@ -41,8 +41,8 @@ use crate::sync::Mutex;
 /// enough that a thousand clients do not keep it from starting.
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
-/// Limit of the commands without an answer, besides renewals and releases. A server that does not answer leaves this many
-/// in the memory of a client, however many callers try again.
+/// Limit of the commands without an answer on a connection, besides renewals and releases. A server that does not answer
+/// leaves this many in the memory of a client, however many callers try again.
 const MAX_UNANSWERED: usize = 2048;
 
 pub(super) struct ReconnectingConnection {
@@ -355,7 +355,7 @@ impl ReconnectingConnection {
             live.resubscribe(&channels).await?;
         }
         // Before the first use, also end subscriptions that have become unwanted meanwhile.
-        loop {
+        let address = loop {
             let unwanted: Vec<String> = {
                 let connecting = self.connecting.lock();
                 if connecting.invalidated >= established.live.generation {
@@ -364,24 +364,25 @@ impl ReconnectingConnection {
                 let channels = self.shared.channels.lock();
                 let unwanted: Vec<String> = restored.difference(&channels).cloned().collect();
                 if unwanted.is_empty() {
-                    self.shared.on_connected(&established.address);
+                    let address = established.address.clone();
                     *self.shared.live.lock() = Some(established);
-                    break;
+                    break address;
                 }
                 unwanted
             };
             let channels: Vec<&str> = unwanted.iter().map(String::as_str).collect();
-            let ended = live.subscribing(Subscribing::new(false, false), &channels);
+            let ended = live.subscribing(Subscribing::new(false, false), &channels, None);
             live.answer_while_connecting(ended).await?;
             for channel in &unwanted {
                 restored.remove(channel);
             }
-        }
+        };
         // Nobody else notices an end that came before the connection was live.
         if live.wire.has_ended() {
             self.discard(&live);
             return Err(live.ended(false));
         }
+        self.shared.on_connected(&address);
         Ok(())
     }
 
@@ -397,16 +398,22 @@ impl ReconnectingConnection {
         self: &Arc<Self>,
         channel: &str,
     ) -> Result<(), ExchangeError> {
+        let room = self.room().await;
         let live = self.get_or_connect().await?;
-        self.subscribe(&live, channel).await?;
+        self.subscribe(&live, channel, room).await?;
         self.record_answer(&live);
         Ok(())
     }
 
     /// Subscribes to a channel on this connection.
-    async fn subscribe(&self, live: &LiveConnection, channel: &str) -> Result<(), ExchangeError> {
+    async fn subscribe(
+        &self,
+        live: &LiveConnection,
+        channel: &str,
+        room: Option<Room>,
+    ) -> Result<(), ExchangeError> {
         self.record_subscribing(live, channel)?;
-        let subscribed = self.set_subscribed(live, true, channel).await;
+        let subscribed = self.set_subscribed(live, true, channel, room).await;
         self.subscribed(channel, &subscribed);
         subscribed
     }
@@ -439,7 +446,7 @@ impl ReconnectingConnection {
             return Ok(());
         }
         match self.shared.live() {
-            Some(live) => self.set_subscribed(&live, false, channel).await,
+            Some(live) => self.set_subscribed(&live, false, channel, None).await,
             None => Ok(()),
         }
     }
@@ -450,10 +457,12 @@ impl ReconnectingConnection {
         live: &LiveConnection,
         subscribed: bool,
         channel: &str,
+        room: Option<Room>,
     ) -> Result<(), ExchangeError> {
         let sharded = self.shared.subscription_mode == SubscriptionMode::Sharded
             && !self.lacks_sharded_channels(live.generation);
-        let mut sending = live.subscribing(Subscribing::new(subscribed, sharded), &[channel]);
+        let how = Subscribing::new(subscribed, sharded);
+        let mut sending = live.subscribing(how, &[channel], room);
         let mut answer = live.answer(sending).await?;
         if let Some(error) = &answer
             && sharded
@@ -461,7 +470,8 @@ impl ReconnectingConnection {
         {
             let newest = &self.shared.without_sharded_channels;
             newest.fetch_max(live.generation, Ordering::Relaxed);
-            sending = live.subscribing(Subscribing::new(subscribed, false), &[channel]);
+            let how = Subscribing::new(subscribed, false);
+            sending = live.subscribing(how, &[channel], None);
             answer = live.answer(sending).await?;
         }
         match answer {
@@ -520,10 +530,7 @@ impl ReconnectingConnection {
     ) -> Result<ScriptReply, ExchangeError> {
         match preamble {
             Preamble::Tracking => Box::pin(self.query_with_tracking(live, cmd, room)).await,
-            preamble => {
-                let sent = live.start(cmd, preamble);
-                live.reply_to(sent.map(|sent| sent.with_room(room))).await
-            }
+            preamble => live.reply_to(live.start(cmd, preamble, room)).await,
         }
     }
 
@@ -537,12 +544,8 @@ impl ReconnectingConnection {
     ) -> Result<ScriptReply, ExchangeError> {
         let on = Cmd::of(&["CLIENT", "TRACKING", "ON", "OPTIN", "NOLOOP"]);
         let next = Cmd::of(&["CLIENT", "CACHING", "YES"]);
-        let [on, next, sent] = live.wire.send_all([
-            (&on, Expects::Reply),
-            (&next, Expects::Reply),
-            (cmd, Expects::Reply),
-        ]);
-        let sent = sent.map(|sent| sent.with_room(room));
+        let commands = [&on, &next, cmd].map(|cmd| (cmd, Expects::Reply));
+        let [on, next, sent] = live.wire.send_all(commands, room);
         let asked = async { Ok([live.reply_to(on).await?, live.reply_to(next).await?]) };
         let asked: Result<_, ExchangeError> = asked.await;
         if let Some(run_id_tracker) = &self.shared.run_id_tracker {
@@ -565,8 +568,10 @@ impl ReconnectingConnection {
         live: &LiveConnection,
         cmd: &Cmd,
         script: &'static Batchable,
+        room: &mut Option<Room>,
     ) -> Option<Pending> {
-        self.batching.then(|| live.wire.send_step(cmd, script))
+        self.batching
+            .then(|| live.wire.send_step(cmd, script, room.take()))
     }
 
     /// Returns whether the server is asked to report changes of keys, on this connection.
@@ -615,29 +620,47 @@ pub(super) fn connection_ended() -> ExchangeError {
 
 impl LiveConnection {
     /// Sends a command that begins or ends subscriptions.
-    pub(super) fn subscribing(&self, how: Subscribing, channels: &[&str]) -> Option<Pending> {
+    pub(super) fn subscribing(
+        &self,
+        how: Subscribing,
+        channels: &[&str],
+        room: Option<Room>,
+    ) -> Option<Pending> {
         let (cmd, expects) = (how.cmd(channels), how.expects(channels.len()));
-        let [sent] = self.wire.send_all([(&cmd, expects)]);
+        let [sent] = self.wire.send_all([(&cmd, expects)], room);
         sent
     }
 
     /// Sends a subscription and a step directly behind it.
-    pub(super) fn subscribe_and_send(&self, channel: &str, cmd: &Cmd) -> [Option<Pending>; 2] {
+    pub(super) fn subscribe_and_send(
+        &self,
+        channel: &str,
+        cmd: &Cmd,
+        room: Option<Room>,
+    ) -> [Option<Pending>; 2] {
         let how = Subscribing::new(true, false);
         let subscribe = (&how.cmd(&[channel]), how.expects(1));
-        self.wire.send_all([subscribe, (cmd, Expects::Reply)])
+        self.wire.send_all([subscribe, (cmd, Expects::Reply)], room)
     }
 
     /// Sends a command behind a preamble, which is not [`Preamble::Tracking`].
-    pub(super) fn start(&self, cmd: &Cmd, preamble: Preamble) -> Option<Pending> {
+    pub(super) fn start(
+        &self,
+        cmd: &Cmd,
+        preamble: Preamble,
+        room: Option<Room>,
+    ) -> Option<Pending> {
         match preamble {
             Preamble::Asking => {
                 let asking = Cmd::of(&["ASKING"]);
                 let both = [(&asking, Expects::Nothing), (cmd, Expects::Reply)];
-                let [_, sent] = self.wire.send_all(both);
+                let [_, sent] = self.wire.send_all(both, room);
                 sent
             }
-            Preamble::None | Preamble::Tracking => Some(self.wire.send(cmd)),
+            Preamble::None | Preamble::Tracking => {
+                let [sent] = self.wire.send_all([(cmd, Expects::Reply)], room);
+                sent
+            }
         }
     }
 
@@ -691,13 +714,13 @@ impl LiveConnection {
     /// Restores subscriptions. A refused one must affect neither the others nor the connection.
     async fn resubscribe(&self, channels: &[&str]) -> Result<(), ExchangeError> {
         let how = Subscribing::new(true, false);
-        let together = self.subscribing(how, channels);
+        let together = self.subscribing(how, channels, None);
         let ended = |failure: ExchangeError| ExchangeError::not_executed(failure.reason());
         if self.answer(together).await.map_err(ended)?.is_none() {
             return Ok(());
         }
         for channel in channels {
-            let alone = self.subscribing(how, &[channel]);
+            let alone = self.subscribing(how, &[channel], None);
             if let Some(error) = self.answer(alone).await.map_err(ended)? {
                 tracing::warn!(%channel, %error, "a subscription was refused");
             }
@@ -715,7 +738,7 @@ async fn is_master(live: &LiveConnection, endpoint: &Endpoint) -> Result<(), Exc
         ScriptReply::List(_) => Err(ExchangeError::not_executed(format!(
             "{endpoint} is the master according to the sentinels, but is a replica"
         ))),
-        ScriptReply::Error(error) => Err(ExchangeError::from_refusal(error)),
+        ScriptReply::Error(error) => Err(ExchangeError::from_reply(error, "")),
         other => Err(ExchangeError::Permanent(Error::UnsupportedServer {
             reason: format!("its reply to ROLE contains no role: {other:?}"),
         })),

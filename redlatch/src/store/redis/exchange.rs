@@ -40,7 +40,7 @@ pub(super) struct CommandRequest<'a> {
     channel: Option<&'a str>,
     /// Records that the command was sent.
     progress: &'a Progress,
-    delivery: Delivery,
+    pub(super) delivery: Delivery,
 }
 
 /// The answer to a command, before it is decoded.
@@ -501,7 +501,7 @@ impl SendContext<'_> {
         cmd: &Cmd,
         batchable: Option<&'static Batchable>,
         channel: Option<&str>,
-        room: Option<Room>,
+        mut room: Option<Room>,
     ) -> Result<Sent, ExchangeError> {
         let was_sent_before = self.progress.was_sent();
         self.progress.mark_sent();
@@ -512,13 +512,12 @@ impl SendContext<'_> {
                 Box::pin(self.send_pipelined(live, cmd, channel, room)).await?;
             return Ok((answer, sent_at, confirmation));
         }
-        let mut room = room;
         if let Some(script) = batchable
             && self.preamble == Preamble::None
-            && let Some(sent) = self.connection.send_step(live, cmd, script)
+            && let Some(sent) = self.connection.send_step(live, cmd, script, &mut room)
         {
             let mut step = CancelOnDrop {
-                sent: sent.with_room(room.take()),
+                sent,
                 was_sent_before,
                 progress: self.progress,
             };
@@ -550,11 +549,10 @@ impl SendContext<'_> {
         let [subscribing, step] = match channel {
             Some(channel) => {
                 connection.record_subscribing(live, channel)?;
-                live.subscribe_and_send(channel, cmd)
+                live.subscribe_and_send(channel, cmd, room)
             }
-            None => [None, live.start(cmd, self.preamble)],
+            None => [None, live.start(cmd, self.preamble, room)],
         };
-        let step = step.map(|step| step.with_room(room));
         let confirmation = self
             .replicas
             .map(|replicas| replicas.confirm(connection, live));

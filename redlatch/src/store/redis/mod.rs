@@ -242,7 +242,7 @@ impl Redis {
             .for_each(|arg| scan.text(arg));
         let progress = Progress::default();
         let mut request = CommandRequest::new(&self.topology, scan, &progress);
-        request.node = Some(node);
+        (request.node, request.delivery) = (Some(node), Delivery::REQUEST);
         let answer = request.send_with_retries(self.response_timeout).await?;
         let [next, keys] = answer.reply.array()?;
         let next = match next.as_text().and_then(|next| next.parse().ok()) {

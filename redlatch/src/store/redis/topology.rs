@@ -119,7 +119,7 @@ impl Topology {
         let info = fetch_server_info(&seeds, &settings).await?;
         info.check_cluster_node()?;
         settings.subscription_mode = SubscriptionMode::Sharded;
-        // See `batch`.
+        // A step of a slot that moves would be refused with all others in its script.
         settings.redis.batching = false;
         let address = sorted_list(&seeds);
         let sync = settings.redis.replica_sync;

@@ -35,12 +35,15 @@ impl Handshake {
         let version = Cmd::of(&["CLIENT", "SETINFO", "LIB-VER", env!("CARGO_PKG_VERSION")]);
         let mut select = Cmd::of(&["SELECT"]);
         select.number(self.db);
-        let [hello, ..] = wire.send_all([
-            (&hello, Expects::Reply),
-            // Before 7.2 a server knows neither.
-            (&name, Expects::Nothing),
-            (&version, Expects::Nothing),
-        ]);
+        let [hello, ..] = wire.send_all(
+            [
+                (&hello, Expects::Reply),
+                // Before 7.2 a server knows neither.
+                (&name, Expects::Nothing),
+                (&version, Expects::Nothing),
+            ],
+            None,
+        );
         let selected = (self.db != 0).then(|| wire.send(&select));
         for pending in [hello, selected].into_iter().flatten() {
             match pending.await.reply {

@@ -20,13 +20,13 @@ use std::task::{Context, Poll, Waker};
 use std::{fmt, io};
 
 use smallvec::SmallVec;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio::time::Instant;
 
 pub(super) use self::codec::{Cmd, Malformed};
 use self::codec::{Decoder, Frame};
 pub(super) use self::handshake::{Handshake, HandshakeError};
-pub(super) use self::pipeline::{Answered, Expects, Room};
+pub(super) use self::pipeline::{Answered, Expects};
 use self::pipeline::{Pipeline, SlotId};
 use self::stream::{ReadBuffer, Socket};
 pub(super) use self::stream::{Stream, connect_tcp};
@@ -50,6 +50,9 @@ pub(super) trait OnPush: Send + Sync {
 }
 
 pub(super) type PushHandler = Box<dyn OnPush>;
+
+/// Room for a command among those without an answer.
+pub(super) type Room = OwnedSemaphorePermit;
 
 /// Why a connection has ended.
 #[derive(Debug, Clone)]
@@ -102,8 +105,8 @@ pub(super) struct Wire {
 
 struct State {
     pipeline: Pipeline,
-    /// Of the callers, by slot.
-    wakers: Vec<Option<Waker>>,
+    /// By slot.
+    callers: Vec<Caller>,
     /// Whether the connection's task is going to write.
     flush_asked: bool,
     /// Whether the stream itself has bytes to write.
@@ -117,7 +120,7 @@ impl Wire {
         let wire = Arc::new(Wire {
             state: Mutex::new(State {
                 pipeline: Pipeline::default(),
-                wakers: Vec::new(),
+                callers: Vec::new(),
                 flush_asked: false,
                 unflushed: false,
                 end: None,
@@ -139,30 +142,41 @@ impl Wire {
 
     /// Sends a command.
     pub(super) fn send(self: &Arc<Self>, cmd: &Cmd) -> Pending {
-        let [pending] = self.send_all([(cmd, Expects::Reply)]);
+        let [pending] = self.send_all([(cmd, Expects::Reply)], None);
         pending.unwrap_or_else(|| unreachable!("it expects a reply"))
     }
 
-    /// Sends commands one directly behind the other. Returns `None` for those that expect nothing.
+    /// Sends commands one directly behind the other. The last one takes the room until it is answered. Returns `None` for
+    /// those that expect nothing, while there is a connection.
     pub(super) fn send_all<const N: usize>(
         self: &Arc<Self>,
         commands: [(&Cmd, Expects); N],
+        mut room: Option<Room>,
     ) -> [Option<Pending>; N] {
         let now = Instant::now();
         let mut state = self.state.lock();
         let was_idle = state.pipeline.is_idle();
         let slots = commands.map(|(cmd, expects)| state.pipeline.send(cmd, expects, now));
+        if let Some(Some(last)) = slots.last() {
+            state.take_room(*last, &mut room);
+        }
         self.write_soon(&mut state, was_idle);
         drop(state);
         slots.map(|slot| slot.map(|slot| self.pending(slot)))
     }
 
     /// Sends a step alone or in a script with others.
-    pub(super) fn send_step(self: &Arc<Self>, cmd: &Cmd, script: &'static Batchable) -> Pending {
+    pub(super) fn send_step(
+        self: &Arc<Self>,
+        cmd: &Cmd,
+        script: &'static Batchable,
+        mut room: Option<Room>,
+    ) -> Pending {
         let now = Instant::now();
         let mut state = self.state.lock();
         let was_idle = state.pipeline.is_idle();
         let slot = state.pipeline.send_step(cmd, script, now);
+        state.take_room(slot, &mut room);
         self.write_soon(&mut state, was_idle);
         drop(state);
         self.pending(slot)
@@ -172,7 +186,6 @@ impl Wire {
         Pending {
             wire: self.clone(),
             slot: Some(slot),
-            room: None,
         }
     }
 
@@ -198,14 +211,14 @@ impl Wire {
     /// Ends the connection. All callers that wait get an error, and nothing is sent any more.
     pub(super) fn end(&self, error: WireError) {
         let mut answered = Vec::new();
-        let wakers: Vec<Waker> = {
+        let callers: Vec<Caller> = {
             let mut state = self.state.lock();
             state.end.get_or_insert(error);
             state.pipeline.end(&mut answered);
-            state.wakers_of(&answered).collect()
+            state.callers_of(&answered).collect()
         };
         self.ended.notify_one();
-        wakers.into_iter().for_each(Waker::wake);
+        callers.into_iter().for_each(Caller::answered);
     }
 
     pub(super) fn has_ended(&self) -> bool {
@@ -233,12 +246,41 @@ impl Drop for WireGuard {
     }
 }
 
+/// Who waits for an answer, and the room that the command takes. Neither is woken or dropped while the connection is
+/// locked: that may run code of others, which then come here.
+#[derive(Default)]
+struct Caller {
+    waker: Option<Waker>,
+    room: Option<Room>,
+}
+
+impl Caller {
+    fn answered(self) {
+        drop(self.room);
+        self.waker.into_iter().for_each(Waker::wake);
+    }
+}
+
 impl State {
-    fn wakers_of<'a>(&'a mut self, slots: &'a [SlotId]) -> impl Iterator<Item = Waker> + 'a {
-        let wakers = &mut self.wakers;
+    fn caller(&mut self, slot: SlotId) -> &mut Caller {
+        if self.callers.len() <= slot {
+            self.callers.resize_with(slot + 1, Caller::default);
+        }
+        &mut self.callers[slot]
+    }
+
+    fn take_room(&mut self, slot: SlotId, room: &mut Option<Room>) {
+        // Else it is answered already.
+        if room.is_some() && self.pipeline.is_unanswered(slot) {
+            self.caller(slot).room = room.take();
+        }
+    }
+
+    fn callers_of<'a>(&'a mut self, slots: &'a [SlotId]) -> impl Iterator<Item = Caller> + 'a {
+        let callers = &mut self.callers;
         slots
             .iter()
-            .filter_map(|&slot| wakers.get_mut(slot).and_then(Option::take))
+            .filter_map(|&slot| callers.get_mut(slot).map(std::mem::take))
     }
 }
 
@@ -247,27 +289,21 @@ pub(super) struct Pending {
     wire: Arc<Wire>,
     /// `None` when it was taken.
     slot: Option<SlotId>,
-    room: Option<Room>,
 }
 
 impl Pending {
-    /// Keeps this room until the command is answered, even if its caller does not wait any more.
-    pub(super) fn with_room(mut self, room: Option<Room>) -> Pending {
-        self.room = room;
-        self
-    }
-
     /// Gives up. Returns whether the command was never sent, and will not be.
     pub(super) fn cancel(&mut self) -> bool {
         let Some(slot) = self.slot.take() else {
             return false;
         };
         let mut state = self.wire.state.lock();
-        let waker = state.wakers.get_mut(slot).and_then(Option::take);
-        let unsent = state.pipeline.abandon(slot, self.room.take());
-        // Dropping a waker may drop the future of another caller, which then comes here.
+        let unsent = state.pipeline.abandon(slot);
+        let is_unanswered = state.pipeline.is_unanswered(slot);
+        let caller = state.caller(slot);
+        let (waker, room) = (caller.waker.take(), caller.room.take_if(|_| !is_unanswered));
         drop(state);
-        drop(waker);
+        drop((waker, room));
         unsent
     }
 }
@@ -282,17 +318,16 @@ impl Future for Pending {
         let mut state = self.wire.state.lock();
         if let Some(answered) = state.pipeline.take(slot) {
             drop(state);
-            (self.slot, self.room) = (None, None);
+            self.slot = None;
             return Poll::Ready(answered);
         }
-        let wakers = &mut state.wakers;
-        if wakers.len() <= slot {
-            wakers.resize(slot + 1, None);
-        }
-        match &mut wakers[slot] {
-            Some(waker) => waker.clone_from(cx.waker()),
-            none => *none = Some(cx.waker().clone()),
-        }
+        let waker = &mut state.caller(slot).waker;
+        let former = match waker {
+            Some(waker) if waker.will_wake(cx.waker()) => None,
+            waker => waker.replace(cx.waker().clone()),
+        };
+        drop(state);
+        drop(former);
         Poll::Pending
     }
 }
@@ -406,10 +441,10 @@ impl Driver {
                 Err(malformed) => break Err(malformed),
             }
         };
-        let wakers: SmallVec<[Waker; 32]> = state.wakers_of(answered).collect();
+        let callers: SmallVec<[Caller; 32]> = state.callers_of(answered).collect();
         drop(state);
         answered.clear();
-        wakers.into_iter().for_each(Waker::wake);
+        callers.into_iter().for_each(Caller::answered);
         received
     }
 
@@ -417,10 +452,10 @@ impl Driver {
     fn confirm(&self, message: &[ScriptReply], answered: &mut Vec<SlotId>) {
         let mut state = self.wire.state.lock();
         state.pipeline.confirm(message, answered);
-        let waker = state.wakers_of(answered).next();
+        let caller = state.callers_of(answered).next();
         drop(state);
         answered.clear();
-        waker.into_iter().for_each(Waker::wake);
+        caller.into_iter().for_each(Caller::answered);
     }
 
     /// Writes until the buffer is empty.
@@ -472,6 +507,7 @@ mod tests {
     use std::future::poll_fn;
 
     use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+    use tokio::sync::Semaphore;
 
     use super::*;
     use crate::sync::Mutex;
@@ -551,27 +587,62 @@ mod tests {
         panic!("it does not happen");
     }
 
+    fn connect(stream: &Buffering) -> WireGuard {
+        let stream = Stream::Other(Box::new(stream.clone()));
+        Wire::new(stream, Metrics::default(), Box::new(Ignored))
+    }
+
+    /// Lets the server send this.
+    fn reply(stream: &Buffering, bytes: &[u8]) {
+        let reader = {
+            let mut buffers = stream.0.lock();
+            buffers.received.extend_from_slice(bytes);
+            buffers.reader.take()
+        };
+        reader.into_iter().for_each(Waker::wake);
+    }
+
+    /// Until the answer, whether its caller has gone, does something else or waits. Else callers that give up and start again
+    /// would fill the memory while a server does not answer.
+    #[tokio::test]
+    async fn commands_take_room_until_they_are_answered() {
+        let (stream, rooms) = (Buffering::default(), Arc::new(Semaphore::new(4)));
+        let guard = connect(&stream);
+        let wire = guard.wire();
+        let send = || {
+            let room = rooms.clone().try_acquire_owned().ok();
+            let ping = Cmd::of(&["PING"]);
+            let [sent] = wire.send_all([(&ping, Expects::Reply)], room);
+            sent.unwrap()
+        };
+        drop(send());
+        let unpolled = send();
+        drop((send(), send()));
+        assert_eq!(rooms.available_permits(), 0);
+        until(|| stream.0.lock().reader.is_some()).await;
+        for answered in 1..=2 {
+            reply(&stream, b"+PONG\r\n");
+            until(|| rooms.available_permits() == answered).await;
+        }
+        assert!(unpolled.await.reply.is_some());
+        wire.end(WireError::Closed);
+        assert_eq!(rooms.available_permits(), 4);
+        drop(send());
+        assert_eq!(rooms.available_permits(), 4, "nothing is sent any more");
+    }
+
     /// A reply arrives while the stream waits to send what it has buffered.
     #[tokio::test]
     async fn buffered_bytes_are_flushed_although_a_reply_arrives_meanwhile() {
         let stream = Buffering::default();
-        let guard = Wire::new(
-            Stream::Other(Box::new(stream.clone())),
-            Metrics::default(),
-            Box::new(Ignored),
-        );
+        let guard = connect(&stream);
         let wire = guard.wire();
         let first = wire.send(&Cmd::of(&["PING"]));
         until(|| stream.0.lock().flushed > 0).await;
         stream.0.lock().is_full = true;
         let mut second = wire.send(&Cmd::of(&["PING"]));
         until(|| stream.0.lock().flusher.is_some()).await;
-        let reader = {
-            let mut buffers = stream.0.lock();
-            buffers.received = b"+PONG\r\n".to_vec();
-            buffers.reader.take()
-        };
-        reader.unwrap().wake();
+        reply(&stream, b"+PONG\r\n");
         assert!(first.await.reply.is_some());
         let pending = poll_fn(|cx| Poll::Ready(Pin::new(&mut second).poll(cx).is_pending()));
         assert!(pending.await);

@@ -21,7 +21,6 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 use super::codec::{Cmd, Malformed, write_header, write_text};
@@ -43,9 +42,6 @@ const MAX_STEPS: usize = 64;
 /// Where a caller finds its answer.
 pub(super) type SlotId = usize;
 
-/// Room for a command among those without an answer.
-pub(in super::super) type Room = OwnedSemaphorePermit;
-
 /// What becomes of a command.
 #[derive(Debug)]
 pub(in super::super) struct Answered {
@@ -63,8 +59,8 @@ enum Slot {
     /// The step waits for its script.
     Waiting,
     Sent(Instant),
-    /// The same, and its caller has gone. Its room is taken until the reply.
-    Abandoned(#[expect(dead_code, reason = "it is dropped with the slot")] Option<Room>),
+    /// The same, and its caller has gone.
+    Abandoned,
     Answered(Answered),
 }
 
@@ -271,7 +267,7 @@ impl Pipeline {
         }
     }
 
-    /// Handles a reply. Adds the slots with new answers to `answered`.
+    /// Handles a reply. Adds the slots whose commands are answered to `answered`, also if their callers have gone.
     pub(super) fn receive(
         &mut self,
         reply: ScriptReply,
@@ -297,8 +293,14 @@ impl Pipeline {
                     let error = Some(error);
                     self.expected.push_front(Expected::End { slot, error });
                 }
-                (_, Some(error)) => self.answer(slot, ScriptReply::Error(error), answered),
-                (_, None) => self.answer(slot, ScriptReply::Nil, answered),
+                (ScriptReply::List(_), error) => {
+                    let reply = error.map_or(ScriptReply::Nil, ScriptReply::Error);
+                    self.answer(slot, reply, answered);
+                }
+                _ => {
+                    let reason = "a reply that does not fit behind the end of a subscription";
+                    return Err(Malformed(reason.to_owned()));
+                }
             },
             Some(Expected::Script {
                 steps,
@@ -379,7 +381,10 @@ impl Pipeline {
                 });
                 answered.push(slot);
             }
-            Slot::Abandoned(_) => self.free(slot),
+            Slot::Abandoned => {
+                self.free(slot);
+                answered.push(slot);
+            }
             Slot::Free | Slot::Waiting | Slot::Answered(_) => {
                 debug_assert!(false, "an answer to a command that was not sent");
             }
@@ -398,9 +403,13 @@ impl Pipeline {
         Some(answered)
     }
 
-    /// Handles a caller that does not wait any more. Returns whether its command was never sent. If it was, it keeps its
-    /// room until it is answered.
-    pub(super) fn abandon(&mut self, slot: SlotId, room: Option<Room>) -> bool {
+    /// Returns whether a command is still to be answered, or to be sent.
+    pub(super) fn is_unanswered(&self, slot: SlotId) -> bool {
+        !matches!(self.slots[slot], Slot::Free | Slot::Answered(_))
+    }
+
+    /// Handles a caller that does not wait any more. Returns whether its command was never sent.
+    pub(super) fn abandon(&mut self, slot: SlotId) -> bool {
         match &self.slots[slot] {
             Slot::Waiting => {
                 for queue in &mut self.queues {
@@ -414,7 +423,7 @@ impl Pipeline {
                 true
             }
             Slot::Sent(_) => {
-                self.slots[slot] = Slot::Abandoned(room);
+                self.slots[slot] = Slot::Abandoned;
                 false
             }
             Slot::Answered(answered) => {
@@ -422,11 +431,11 @@ impl Pipeline {
                 self.free(slot);
                 unsent
             }
-            Slot::Free | Slot::Abandoned(_) => false,
+            Slot::Free | Slot::Abandoned => false,
         }
     }
 
-    /// Ends the connection. Adds all slots that still waited to `answered`.
+    /// Ends the connection. Adds all slots without an answer to `answered`.
     pub(super) fn end(&mut self, answered: &mut Vec<SlotId>) {
         self.ended = true;
         self.queues.clear();
@@ -438,9 +447,10 @@ impl Pipeline {
             let sent_at = match slot {
                 Slot::Waiting => None,
                 Slot::Sent(at) => Some(*at),
-                Slot::Abandoned(_) => {
+                Slot::Abandoned => {
                     *slot = Slot::Free;
                     self.free.push(id);
+                    answered.push(id);
                     continue;
                 }
                 Slot::Free | Slot::Answered(_) => continue,
@@ -513,10 +523,7 @@ impl Answered {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use proptest::prelude::*;
-    use tokio::sync::Semaphore;
 
     use super::*;
     use crate::step::{Args as _, Script};
@@ -611,7 +618,9 @@ mod tests {
         let ping = ping(&mut pipeline);
         let slots = [1, 2, 3].map(|number| get(&mut pipeline, number));
         let other = pipeline.send_step(&step("set", 4), script(&SET), Instant::now());
-        assert_eq!(pack(&mut pipeline), [3, 1]);
+        let (sent_at, mut sizes) = (Instant::now() + Duration::from_secs(1), Vec::new());
+        pipeline.pack(sent_at, |steps| sizes.push(steps));
+        assert_eq!(sizes, [3, 1]);
         let commands = written(&mut pipeline);
         assert_eq!(commands[1][0], "EVAL");
         let args = ["3", "key1", "key2", "key3", "arg1", "arg2", "arg3"];
@@ -629,6 +638,8 @@ mod tests {
             let key = ScriptReply::Bytes(format!("key{number}").into_bytes());
             assert_eq!(answered.reply, Some(key));
             assert!(!answered.refused);
+            // Not when it was answered, or earlier: leases count from here.
+            assert_eq!(answered.sent_at, Some(sent_at));
         }
         assert_eq!(
             pack(&mut pipeline),
@@ -678,7 +689,7 @@ mod tests {
         assert_eq!(pack(&mut pipeline), [0usize; 0]);
         get(&mut pipeline, MAX_STEPS);
         assert_eq!(pack(&mut pipeline), [MAX_STEPS, 1]);
-        assert!(!pipeline.abandon(other, None), "it was sent");
+        assert!(!pipeline.abandon(other), "it was sent");
     }
 
     /// An error of one step says nothing about the others, or whether this one has had an effect.
@@ -747,43 +758,25 @@ mod tests {
         let mut pipeline = Pipeline::default();
         ping(&mut pipeline);
         let [a, b, c] = [1, 2, 3].map(|number| get(&mut pipeline, number));
-        assert!(pipeline.abandon(b, None));
+        assert!(pipeline.abandon(b));
         pack(&mut pipeline);
-        assert!(!pipeline.abandon(a, None), "it was sent");
+        assert!(!pipeline.abandon(a), "it was sent");
         let commands = written(&mut pipeline);
         assert_eq!(commands[1][3..5], ["key1", "key3"]);
         receive(&mut pipeline, ScriptReply::Nil);
-        assert_eq!(receive(&mut pipeline, reply_to(&commands[1])), [c]);
+        assert_eq!(receive(&mut pipeline, reply_to(&commands[1])), [a, c]);
     }
 
     #[test]
     fn slots_are_used_again_after_their_replies() {
         let mut pipeline = Pipeline::default();
         let first = ping(&mut pipeline);
-        assert!(!pipeline.abandon(first, None));
+        assert!(!pipeline.abandon(first));
         let second = ping(&mut pipeline);
         assert_ne!(first, second, "the reply to the first is still to come");
-        assert!(receive(&mut pipeline, ScriptReply::Nil).is_empty());
+        assert_eq!(receive(&mut pipeline, ScriptReply::Nil), [first]);
+        assert!(!pipeline.is_unanswered(first) && pipeline.is_unanswered(second));
         assert_eq!(ping(&mut pipeline), first);
-    }
-
-    /// Else callers that give up and start again would fill the memory while a server does not answer.
-    #[test]
-    fn abandoned_command_keeps_its_room_until_its_reply() {
-        let rooms = Arc::new(Semaphore::new(3));
-        let room = || rooms.clone().try_acquire_owned().ok();
-        let mut pipeline = Pipeline::default();
-        let sent = [ping(&mut pipeline), ping(&mut pipeline)];
-        let waiting = get(&mut pipeline, 1);
-        for slot in sent {
-            assert!(!pipeline.abandon(slot, room()));
-        }
-        assert!(pipeline.abandon(waiting, room()));
-        assert_eq!(rooms.available_permits(), 1);
-        receive(&mut pipeline, ScriptReply::Nil);
-        assert_eq!(rooms.available_permits(), 2);
-        pipeline.end(&mut Vec::new());
-        assert_eq!(rooms.available_permits(), 3);
     }
 
     #[test]
@@ -952,7 +945,7 @@ mod tests {
                     }
                     Move::Abandon(which) if !waiting.is_empty() => {
                         let (slot, number) = waiting.swap_remove(which % waiting.len());
-                        if pipeline.abandon(slot, None) {
+                        if pipeline.abandon(slot) {
                             unsent.push(number);
                         }
                     }
