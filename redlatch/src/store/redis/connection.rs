@@ -121,7 +121,7 @@ const REPLACED_WHILE_CONNECTING: &str = "another server replaced this one while 
 /// A connection that works, as far as is known.
 #[derive(Clone)]
 pub(super) struct LiveConnection {
-    wire: Arc<Wire>,
+    pub(super) wire: Arc<Wire>,
     pub(super) generation: Generation,
     /// The server at the other end: another one after a failover.
     pub(super) server: ServerId,
@@ -530,7 +530,7 @@ impl ReconnectingConnection {
     ) -> Result<ScriptReply, ExchangeError> {
         match preamble {
             Preamble::Tracking => Box::pin(self.query_with_tracking(live, cmd, room)).await,
-            preamble => live.reply_to(live.start(cmd, preamble, room)).await,
+            preamble => live.reply(live.start(cmd, preamble, room)).await,
         }
     }
 
@@ -546,12 +546,12 @@ impl ReconnectingConnection {
         let next = Cmd::of(&["CLIENT", "CACHING", "YES"]);
         let commands = [&on, &next, cmd].map(|cmd| (cmd, Expects::Reply));
         let [on, next, sent] = live.wire.send_all(commands, room);
-        let asked = async { Ok([live.reply_to(on).await?, live.reply_to(next).await?]) };
+        let asked = async { Ok([live.reply(on).await?, live.reply(next).await?]) };
         let asked: Result<_, ExchangeError> = asked.await;
         if let Some(run_id_tracker) = &self.shared.run_id_tracker {
             run_id_tracker.tracked(asked.as_ref().ok().map(|answers| answers.as_slice()));
         }
-        live.reply_to(sent).await
+        live.reply(sent).await
     }
 
     /// Waits for room for one more command. Boxed: it seldom has to wait.
@@ -625,63 +625,33 @@ impl LiveConnection {
         how: Subscribing,
         channels: &[&str],
         room: Option<Room>,
-    ) -> Option<Pending> {
+    ) -> Pending {
         let (cmd, expects) = (how.cmd(channels), how.expects(channels.len()));
         let [sent] = self.wire.send_all([(&cmd, expects)], room);
         sent
     }
 
-    /// Sends a subscription and a step directly behind it.
-    pub(super) fn subscribe_and_send(
-        &self,
-        channel: &str,
-        cmd: &Cmd,
-        room: Option<Room>,
-    ) -> [Option<Pending>; 2] {
-        let how = Subscribing::new(true, false);
-        let subscribe = (&how.cmd(&[channel]), how.expects(1));
-        self.wire.send_all([subscribe, (cmd, Expects::Reply)], room)
-    }
-
     /// Sends a command behind a preamble, which is not [`Preamble::Tracking`].
-    pub(super) fn start(
-        &self,
-        cmd: &Cmd,
-        preamble: Preamble,
-        room: Option<Room>,
-    ) -> Option<Pending> {
+    pub(super) fn start(&self, cmd: &Cmd, preamble: Preamble, room: Option<Room>) -> Pending {
+        let cmd = (cmd, Expects::Reply);
         match preamble {
             Preamble::Asking => {
-                let asking = Cmd::of(&["ASKING"]);
-                let both = [(&asking, Expects::Nothing), (cmd, Expects::Reply)];
-                let [_, sent] = self.wire.send_all(both, room);
+                let asking = (&Cmd::of(&["ASKING"]), Expects::Reply);
+                let [_, sent] = self.wire.send_all([asking, cmd], room);
                 sent
             }
             Preamble::None | Preamble::Tracking => {
-                let [sent] = self.wire.send_all([(cmd, Expects::Reply)], room);
+                let [sent] = self.wire.send_all([cmd], room);
                 sent
             }
         }
     }
 
     /// Waits for an answer that is an error, or needs no closer look.
-    pub(super) async fn answer(
-        &self,
-        sent: Option<Pending>,
-    ) -> Result<Option<ErrorReply>, ExchangeError> {
-        match self.reply_to(sent).await? {
+    pub(super) async fn answer(&self, sent: Pending) -> Result<Option<ErrorReply>, ExchangeError> {
+        match self.reply(sent).await? {
             ScriptReply::Error(error) => Ok(Some(error)),
             _ => Ok(None),
-        }
-    }
-
-    pub(super) async fn reply_to(
-        &self,
-        sent: Option<Pending>,
-    ) -> Result<ScriptReply, ExchangeError> {
-        match sent {
-            Some(sent) => self.reply(sent).await,
-            None => Ok(ScriptReply::Nil),
         }
     }
 
@@ -703,7 +673,7 @@ impl LiveConnection {
 
     /// The same as [`LiveConnection::answer`] before the connection is used: an error reply is an error, and nothing was
     /// executed.
-    async fn answer_while_connecting(&self, sent: Option<Pending>) -> Result<(), ExchangeError> {
+    async fn answer_while_connecting(&self, sent: Pending) -> Result<(), ExchangeError> {
         match self.answer(sent).await {
             Ok(None) => Ok(()),
             Ok(Some(error)) => Err(ExchangeError::from_refusal(&error)),

@@ -13,9 +13,10 @@ use tracing::Instrument as _;
 use super::connection::{LiveConnection, Preamble, ReconnectingConnection, is_role_of_master};
 use super::exchange_error::{ExchangeError, Retry};
 use super::node::{Node, NodeLimits};
+use super::pubsub::Subscribing;
 use super::replicas::Replicas;
 use super::topology::Topology;
-use super::wire::{Cmd, Pending, Room};
+use super::wire::{Cmd, Expects, Pending, Room};
 use crate::error::{Error, Result};
 use crate::join::Boxed;
 use crate::step::{Args as _, Batchable, Script, ScriptReply, Step, script_error};
@@ -546,25 +547,30 @@ impl SendContext<'_> {
     ) -> Result<(ScriptReply, Option<Box<Confirmation>>), ExchangeError> {
         let connection = self.connection;
         // One connection keeps order: the step runs after the subscription has started, and WAIT comes behind the step.
-        let [subscribing, step] = match channel {
+        let (subscribing, step) = match channel {
             Some(channel) => {
                 connection.record_subscribing(live, channel)?;
-                live.subscribe_and_send(channel, cmd, room)
+                let how = Subscribing::new(true, false);
+                let subscribe = (&how.cmd(&[channel]), how.expects(1));
+                let both = [subscribe, (cmd, Expects::Reply)];
+                let [subscribing, step] = live.wire.send_all(both, room);
+                (Some((channel, subscribing)), step)
             }
-            None => [None, live.start(cmd, self.preamble, room)],
+            None => (None, live.start(cmd, self.preamble, room)),
         };
         let confirmation = self
             .replicas
             .map(|replicas| replicas.confirm(connection, live));
-        let subscribed = match live.answer(subscribing).await {
-            Ok(Some(error)) => Err(ExchangeError::from_reply(&error, "")),
-            Ok(None) => Ok(()),
-            Err(failure) => Err(failure),
-        };
-        if let Some(channel) = channel {
+        let mut subscribed = Ok(());
+        if let Some((channel, subscribing)) = subscribing {
+            subscribed = match live.answer(subscribing).await {
+                Ok(Some(error)) => Err(ExchangeError::from_reply(&error, "")),
+                Ok(None) => Ok(()),
+                Err(failure) => Err(failure),
+            };
             connection.subscribed(channel, &subscribed);
         }
-        let answer = live.reply_to(step).await;
+        let answer = live.reply(step).await;
         if let Err(failure) = subscribed {
             // The step was not refused with it: it may have been executed.
             let may_be_executed = failure.had_no_effect()

@@ -35,17 +35,11 @@ impl Handshake {
         let version = Cmd::of(&["CLIENT", "SETINFO", "LIB-VER", env!("CARGO_PKG_VERSION")]);
         let mut select = Cmd::of(&["SELECT"]);
         select.number(self.db);
-        let [hello, ..] = wire.send_all(
-            [
-                (&hello, Expects::Reply),
-                // Before 7.2 a server knows neither.
-                (&name, Expects::Nothing),
-                (&version, Expects::Nothing),
-            ],
-            None,
-        );
+        let commands = [&hello, &name, &version].map(|cmd| (cmd, Expects::Reply));
+        // Before 7.2 a server knows neither the name nor the version.
+        let [hello, ..] = wire.send_all(commands, None);
         let selected = (self.db != 0).then(|| wire.send(&select));
-        for pending in [hello, selected].into_iter().flatten() {
+        for pending in std::iter::once(hello).chain(selected) {
             match pending.await.reply {
                 None => return Err(HandshakeError::Wire(wire.end_reason())),
                 Some(ScriptReply::Error(error)) => {

@@ -143,26 +143,25 @@ impl Wire {
     /// Sends a command.
     pub(super) fn send(self: &Arc<Self>, cmd: &Cmd) -> Pending {
         let [pending] = self.send_all([(cmd, Expects::Reply)], None);
-        pending.unwrap_or_else(|| unreachable!("it expects a reply"))
+        pending
     }
 
-    /// Sends commands one directly behind the other. The last one takes the room until it is answered. Returns `None` for
-    /// those that expect nothing, while there is a connection.
+    /// Sends commands one directly behind the other. The last one takes the room until it is answered.
     pub(super) fn send_all<const N: usize>(
         self: &Arc<Self>,
         commands: [(&Cmd, Expects); N],
         mut room: Option<Room>,
-    ) -> [Option<Pending>; N] {
+    ) -> [Pending; N] {
         let now = Instant::now();
         let mut state = self.state.lock();
         let was_idle = state.pipeline.is_idle();
         let slots = commands.map(|(cmd, expects)| state.pipeline.send(cmd, expects, now));
-        if let Some(Some(last)) = slots.last() {
+        if let Some(last) = slots.last() {
             state.take_room(*last, &mut room);
         }
         self.write_soon(&mut state, was_idle);
         drop(state);
-        slots.map(|slot| slot.map(|slot| self.pending(slot)))
+        slots.map(|slot| self.pending(slot))
     }
 
     /// Sends a step alone or in a script with others.
@@ -284,7 +283,7 @@ impl State {
     }
 }
 
-/// The answer to a command. A caller that drops it does not wait any more.
+/// The answer to a command. A caller that drops it does not wait any more: at once, if it needs no answer.
 pub(super) struct Pending {
     wire: Arc<Wire>,
     /// `None` when it was taken.
@@ -613,7 +612,7 @@ mod tests {
             let room = rooms.clone().try_acquire_owned().ok();
             let ping = Cmd::of(&["PING"]);
             let [sent] = wire.send_all([(&ping, Expects::Reply)], room);
-            sent.unwrap()
+            sent
         };
         drop(send());
         let unpolled = send();

@@ -68,8 +68,6 @@ enum Slot {
 #[derive(Debug)]
 enum Expected {
     Reply(SlotId),
-    /// A reply that nobody needs.
-    Ignored,
     /// Messages of this kind for this number of channels.
     Confirmations {
         slot: SlotId,
@@ -103,8 +101,6 @@ struct ScriptQueue {
 #[derive(Debug, Clone, Copy)]
 pub(in super::super) enum Expects {
     Reply,
-    /// With nothing that the caller needs.
-    Nothing,
     /// With a message of this kind for each of this number of channels.
     Confirmations(&'static str, usize),
     /// With messages, which may also arrive for other reasons, or an error. The command ends subscriptions.
@@ -147,18 +143,12 @@ impl Pipeline {
         self.expected.is_empty() && self.queues.iter().all(|queue| queue.steps.is_empty())
     }
 
-    /// Puts a command into the buffer. Returns the slot of its answer, unless it has none.
-    pub(super) fn send(&mut self, cmd: &Cmd, expects: Expects, now: Instant) -> Option<SlotId> {
-        if let (Expects::Nothing, false) = (expects, self.ended) {
-            cmd.write_to(&mut self.out);
-            self.expected.push_back(Expected::Ignored);
-            return None;
+    /// Puts a command into the buffer. Returns the slot of its answer.
+    pub(super) fn send(&mut self, cmd: &Cmd, expects: Expects, now: Instant) -> SlotId {
+        if self.ended {
+            return self.add_slot(Slot::Answered(Answered::unsent()));
         }
         let slot = self.add_slot(Slot::Sent(now));
-        if self.ended {
-            self.slots[slot] = Slot::Answered(Answered::unsent());
-            return Some(slot);
-        }
         cmd.write_to(&mut self.out);
         self.expected.push_back(match expects {
             Expects::Confirmations(kind, left) => Expected::Confirmations { slot, kind, left },
@@ -166,9 +156,9 @@ impl Pipeline {
                 self.out.extend_from_slice(END);
                 Expected::End { slot, error: None }
             }
-            Expects::Reply | Expects::Nothing => Expected::Reply(slot),
+            Expects::Reply => Expected::Reply(slot),
         });
-        Some(slot)
+        slot
     }
 
     /// Puts a step into the buffer, or lets it wait for its script.
@@ -179,8 +169,7 @@ impl Pipeline {
         now: Instant,
     ) -> SlotId {
         if self.is_idle() || self.ended {
-            let slot = self.send(cmd, Expects::Reply, now);
-            return slot.unwrap_or_default();
+            return self.send(cmd, Expects::Reply, now);
         }
         let slot = self.add_slot(Slot::Waiting);
         let mut copy = self.spare.pop().unwrap_or_default();
@@ -279,7 +268,6 @@ impl Pipeline {
                 let shown: String = format!("{reply:?}").chars().take(80).collect();
                 return Err(Malformed(format!("a reply to no command: {shown}")));
             }
-            Some(Expected::Ignored) => {}
             Some(Expected::Reply(slot)) => self.answer(slot, reply, answered),
             Some(Expected::Confirmations { slot, .. }) => match reply {
                 ScriptReply::Error(_) => self.answer(slot, reply, answered),
@@ -581,9 +569,7 @@ mod tests {
     }
 
     fn ping(pipeline: &mut Pipeline) -> SlotId {
-        let ping = Cmd::of(&["PING"]);
-        let slot = pipeline.send(&ping, Expects::Reply, Instant::now());
-        slot.unwrap()
+        pipeline.send(&Cmd::of(&["PING"]), Expects::Reply, Instant::now())
     }
 
     fn get(pipeline: &mut Pipeline, number: usize) -> SlotId {
@@ -790,7 +776,7 @@ mod tests {
         let mut answered = Vec::new();
         for refused in [false, true] {
             answered.clear();
-            let slot = pipeline.send(&subscribe, expects, Instant::now()).unwrap();
+            let slot = pipeline.send(&subscribe, expects, Instant::now());
             let later = ping(&mut pipeline);
             if refused {
                 let error = ScriptReply::Error(ErrorReply::new("NOPERM no".to_owned()));
@@ -821,10 +807,10 @@ mod tests {
         for error in [None, Some(ErrorReply::new("MOVED 1 :2".to_owned()))] {
             let mut pipeline = Pipeline::default();
             let end = Cmd::of(&["SUNSUBSCRIBE", "b"]);
-            let slot = pipeline.send(&end, Expects::End, Instant::now()).unwrap();
+            let slot = pipeline.send(&end, Expects::End, Instant::now());
             let subscribe = Cmd::of(&["SSUBSCRIBE", "d"]);
             let expects = Expects::Confirmations("ssubscribe", 1);
-            let later = pipeline.send(&subscribe, expects, Instant::now()).unwrap();
+            let later = pipeline.send(&subscribe, expects, Instant::now());
             let mut answered = Vec::new();
             let text = |text: &str| ScriptReply::Bytes(text.as_bytes().to_vec());
             for _ in 0..2 {
@@ -933,8 +919,8 @@ mod tests {
             for one in moves {
                 match one {
                     Move::Send => {
-                        let sent = pipeline.send(&step("alone", count), Expects::Reply, Instant::now());
-                        waiting.push((sent.unwrap(), count));
+                        let slot = pipeline.send(&step("alone", count), Expects::Reply, Instant::now());
+                        waiting.push((slot, count));
                         count += 1;
                     }
                     Move::Step(which) => {
