@@ -14,8 +14,8 @@
 //!    Renewals and releases do not: a client has few, and they must not wait behind others.
 
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, MutexGuard};
 use std::task::{Context, Poll, Waker};
 use std::{fmt, io};
 
@@ -209,15 +209,11 @@ impl Wire {
 
     /// Ends the connection. All callers that wait get an error, and nothing is sent any more.
     pub(super) fn end(&self, error: WireError) {
-        let mut answered = Vec::new();
-        let callers: Vec<Caller> = {
-            let mut state = self.state.lock();
-            state.end.get_or_insert(error);
-            state.pipeline.end(&mut answered);
-            state.callers_of(&answered).collect()
-        };
+        let mut state = self.state.lock();
+        state.end.get_or_insert(error);
+        state.pipeline.end();
+        State::wake_answered(state);
         self.ended.notify_one();
-        callers.into_iter().for_each(Caller::answered);
     }
 
     pub(super) fn has_ended(&self) -> bool {
@@ -253,13 +249,6 @@ struct Caller {
     room: Option<Room>,
 }
 
-impl Caller {
-    fn answered(self) {
-        drop(self.room);
-        self.waker.into_iter().for_each(Waker::wake);
-    }
-}
-
 impl State {
     fn caller(&mut self, slot: SlotId) -> &mut Caller {
         if self.callers.len() <= slot {
@@ -275,11 +264,17 @@ impl State {
         }
     }
 
-    fn callers_of<'a>(&'a mut self, slots: &'a [SlotId]) -> impl Iterator<Item = Caller> + 'a {
-        let callers = &mut self.callers;
-        slots
-            .iter()
-            .filter_map(|&slot| callers.get_mut(slot).map(std::mem::take))
+    /// Unlocks the connection, and then wakes the callers whose commands are answered.
+    fn wake_answered(mut locked: MutexGuard<'_, State>) {
+        let state = &mut *locked;
+        let slots = state.pipeline.answered.drain(..);
+        let callers = slots.filter_map(|slot| state.callers.get_mut(slot).map(std::mem::take));
+        let callers: SmallVec<[Caller; 32]> = callers.collect();
+        drop(locked);
+        for caller in callers {
+            drop(caller.room);
+            caller.waker.into_iter().for_each(Waker::wake);
+        }
     }
 }
 
@@ -363,7 +358,6 @@ impl Driver {
     async fn drive(&self) -> Result<(), WireError> {
         let wire = &*self.wire;
         let (mut buffer, mut decoder) = (ReadBuffer::new(), Decoder::default());
-        let mut answered = Vec::new();
         loop {
             let has_output = {
                 let state = wire.state.lock();
@@ -383,7 +377,7 @@ impl Driver {
                     if read? == 0 {
                         return Err(WireError::Closed);
                     }
-                    self.receive(&mut buffer, &mut decoder, &mut answered)?;
+                    self.receive(&mut buffer, &mut decoder)?;
                     // The callers add their next commands: one write for all.
                     tokio::task::yield_now().await;
                 }
@@ -397,18 +391,15 @@ impl Driver {
     }
 
     /// Handles all that was read.
-    fn receive(
-        &self,
-        buffer: &mut ReadBuffer,
-        decoder: &mut Decoder,
-        answered: &mut Vec<SlotId>,
-    ) -> Result<(), WireError> {
+    fn receive(&self, buffer: &mut ReadBuffer, decoder: &mut Decoder) -> Result<(), WireError> {
         let mut at = 0;
         let decoded = loop {
-            match self.receive_replies(buffer.filled(), &mut at, decoder, answered) {
+            match self.receive_replies(buffer.filled(), &mut at, decoder) {
                 Ok(Some(message)) => {
                     self.on_push.on_push(&message);
-                    self.confirm(&message, answered);
+                    let mut state = self.wire.state.lock();
+                    state.pipeline.confirm(&message);
+                    State::wake_answered(state);
                 }
                 Ok(None) => break Ok(()),
                 Err(malformed) => break Err(WireError::Malformed(malformed)),
@@ -424,14 +415,13 @@ impl Driver {
         bytes: &[u8],
         at: &mut usize,
         decoder: &mut Decoder,
-        answered: &mut Vec<SlotId>,
     ) -> Result<Option<Vec<ScriptReply>>, Malformed> {
         let now = Instant::now();
         let mut state = self.wire.state.lock();
         let received = loop {
             match decoder.decode(bytes, at) {
                 Ok(Some(Frame::Reply(reply))) => {
-                    if let Err(malformed) = state.pipeline.receive(reply, now, answered) {
+                    if let Err(malformed) = state.pipeline.receive(reply, now) {
                         break Err(malformed);
                     }
                 }
@@ -440,21 +430,8 @@ impl Driver {
                 Err(malformed) => break Err(malformed),
             }
         };
-        let callers: SmallVec<[Caller; 32]> = state.callers_of(answered).collect();
-        drop(state);
-        answered.clear();
-        callers.into_iter().for_each(Caller::answered);
+        State::wake_answered(state);
         received
-    }
-
-    /// Handles a message that may confirm a subscription.
-    fn confirm(&self, message: &[ScriptReply], answered: &mut Vec<SlotId>) {
-        let mut state = self.wire.state.lock();
-        state.pipeline.confirm(message, answered);
-        let caller = state.callers_of(answered).next();
-        drop(state);
-        answered.clear();
-        caller.into_iter().for_each(Caller::answered);
     }
 
     /// Writes until the buffer is empty.

@@ -42,8 +42,8 @@ const MAX_STEPS: usize = 64;
 /// Where a caller finds its answer.
 pub(super) type SlotId = usize;
 
-/// What becomes of a command.
-#[derive(Debug)]
+/// What becomes of a command. The default: it was not sent.
+#[derive(Debug, Default)]
 pub(in super::super) struct Answered {
     /// `None`: the connection has ended.
     pub(in super::super) reply: Option<ScriptReply>,
@@ -128,6 +128,8 @@ pub(super) struct Pipeline {
     rounds: VecDeque<Instant>,
     /// How many may be in flight, besides [`MIN_ROUNDS`].
     more_rounds: usize,
+    /// The slots whose commands are answered, also if their callers have gone, until they are taken from here.
+    pub(super) answered: Vec<SlotId>,
     ended: bool,
 }
 
@@ -146,7 +148,7 @@ impl Pipeline {
     /// Puts a command into the buffer. Returns the slot of its answer.
     pub(super) fn send(&mut self, cmd: &Cmd, expects: Expects, now: Instant) -> SlotId {
         if self.ended {
-            return self.add_slot(Slot::Answered(Answered::unsent()));
+            return self.add_slot(Slot::Answered(Answered::default()));
         }
         let slot = self.add_slot(Slot::Sent(now));
         cmd.write_to(&mut self.out);
@@ -256,21 +258,16 @@ impl Pipeline {
         }
     }
 
-    /// Handles a reply. Adds the slots whose commands are answered to `answered`, also if their callers have gone.
-    pub(super) fn receive(
-        &mut self,
-        reply: ScriptReply,
-        now: Instant,
-        answered: &mut Vec<SlotId>,
-    ) -> Result<(), Malformed> {
+    /// Handles a reply.
+    pub(super) fn receive(&mut self, reply: ScriptReply, now: Instant) -> Result<(), Malformed> {
         match self.expected.pop_front() {
             None => {
                 let shown: String = format!("{reply:?}").chars().take(80).collect();
                 return Err(Malformed(format!("a reply to no command: {shown}")));
             }
-            Some(Expected::Reply(slot)) => self.answer(slot, reply, answered),
+            Some(Expected::Reply(slot)) => self.answer(slot, Some(reply)),
             Some(Expected::Confirmations { slot, .. }) => match reply {
-                ScriptReply::Error(_) => self.answer(slot, reply, answered),
+                ScriptReply::Error(_) => self.answer(slot, Some(reply)),
                 _ => {
                     let reason = "a reply in place of the confirmation of a subscription";
                     return Err(Malformed(reason.to_owned()));
@@ -283,7 +280,7 @@ impl Pipeline {
                 }
                 (ScriptReply::List(_), error) => {
                     let reply = error.map_or(ScriptReply::Nil, ScriptReply::Error);
-                    self.answer(slot, reply, answered);
+                    self.answer(slot, Some(reply));
                 }
                 _ => {
                     let reason = "a reply that does not fit behind the end of a subscription";
@@ -300,7 +297,7 @@ impl Pipeline {
                     let more = usize::try_from(took / ROUND_TIME.as_micros()).unwrap_or(MAX_ROUNDS);
                     self.more_rounds = more.min(MAX_ROUNDS - MIN_ROUNDS);
                 }
-                self.answer_script(steps, queue, reply, answered)?;
+                self.answer_script(steps, queue, reply)?;
             }
         }
         Ok(())
@@ -312,14 +309,13 @@ impl Pipeline {
         steps: usize,
         queue: usize,
         reply: ScriptReply,
-        answered: &mut Vec<SlotId>,
     ) -> Result<(), Malformed> {
         let slots: Vec<SlotId> = self.packed.drain(..steps).collect();
         match reply {
-            reply if steps == 1 => self.answer(slots[0], reply, answered),
+            reply if steps == 1 => self.answer(slots[0], Some(reply)),
             ScriptReply::List(replies) if replies.len() == steps => {
                 for (slot, reply) in slots.into_iter().zip(replies) {
-                    self.answer(slot, reply, answered);
+                    self.answer(slot, Some(reply));
                 }
             }
             // None of the steps was executed.
@@ -328,7 +324,7 @@ impl Pipeline {
                     self.queues[queue].is_loaded = false;
                 }
                 for slot in slots {
-                    self.answer(slot, ScriptReply::Error(error.clone()), answered);
+                    self.answer(slot, Some(ScriptReply::Error(error.clone())));
                     if let Slot::Answered(answered) = &mut self.slots[slot] {
                         answered.refused = true;
                     }
@@ -344,7 +340,7 @@ impl Pipeline {
     }
 
     /// Handles a message that may be the confirmation of a subscription.
-    pub(super) fn confirm(&mut self, message: &[ScriptReply], answered: &mut Vec<SlotId>) {
+    pub(super) fn confirm(&mut self, message: &[ScriptReply]) {
         let Some(Expected::Confirmations { slot, kind, left }) = self.expected.front_mut() else {
             return;
         };
@@ -355,39 +351,39 @@ impl Pipeline {
         if *left == 0 {
             let slot = *slot;
             self.expected.pop_front();
-            self.answer(slot, ScriptReply::Nil, answered);
+            self.answer(slot, Some(ScriptReply::Nil));
         }
     }
 
-    fn answer(&mut self, slot: SlotId, reply: ScriptReply, answered: &mut Vec<SlotId>) {
-        match self.slots[slot] {
-            Slot::Sent(at) => {
-                self.slots[slot] = Slot::Answered(Answered {
-                    reply: Some(reply),
-                    sent_at: Some(at),
-                    refused: false,
-                });
-                answered.push(slot);
-            }
+    /// Records a reply. `None`: the connection has ended.
+    fn answer(&mut self, slot: SlotId, reply: Option<ScriptReply>) {
+        let sent_at = match self.slots[slot] {
+            Slot::Sent(at) => Some(at),
+            Slot::Waiting if reply.is_none() => None,
             Slot::Abandoned => {
-                self.free(slot);
-                answered.push(slot);
+                self.answered.push(slot);
+                return self.free(slot);
             }
             Slot::Free | Slot::Waiting | Slot::Answered(_) => {
-                debug_assert!(false, "an answer to a command that was not sent");
+                debug_assert!(reply.is_none(), "a reply to a command that was not sent");
+                return;
             }
-        }
+        };
+        self.answered.push(slot);
+        self.slots[slot] = Slot::Answered(Answered {
+            reply,
+            sent_at,
+            refused: false,
+        });
     }
 
     /// Takes the answer, if there is one. Then the slot is free.
     pub(super) fn take(&mut self, slot: SlotId) -> Option<Answered> {
-        if !matches!(self.slots[slot], Slot::Answered(_)) {
-            return None;
-        }
-        let Slot::Answered(answered) = std::mem::replace(&mut self.slots[slot], Slot::Free) else {
+        let Slot::Answered(answered) = &mut self.slots[slot] else {
             return None;
         };
-        self.free.push(slot);
+        let answered = std::mem::take(answered);
+        self.free(slot);
         Some(answered)
     }
 
@@ -423,33 +419,15 @@ impl Pipeline {
         }
     }
 
-    /// Ends the connection. Adds all slots without an answer to `answered`.
-    pub(super) fn end(&mut self, answered: &mut Vec<SlotId>) {
+    /// Ends the connection. No command without an answer gets one.
+    pub(super) fn end(&mut self) {
         self.ended = true;
         self.queues.clear();
         self.expected.clear();
         self.packed.clear();
         self.out = Vec::new();
         self.written = 0;
-        for (id, slot) in self.slots.iter_mut().enumerate() {
-            let sent_at = match slot {
-                Slot::Waiting => None,
-                Slot::Sent(at) => Some(*at),
-                Slot::Abandoned => {
-                    *slot = Slot::Free;
-                    self.free.push(id);
-                    answered.push(id);
-                    continue;
-                }
-                Slot::Free | Slot::Answered(_) => continue,
-            };
-            *slot = Slot::Answered(Answered {
-                reply: None,
-                sent_at,
-                refused: false,
-            });
-            answered.push(id);
-        }
+        (0..self.slots.len()).for_each(|slot| self.answer(slot, None));
     }
 
     fn add_slot(&mut self, slot: Slot) -> SlotId {
@@ -495,16 +473,6 @@ impl ScriptQueue {
         }
         for cmd in first {
             out.extend_from_slice(cmd.key_and_arg_bytes().1);
-        }
-    }
-}
-
-impl Answered {
-    fn unsent() -> Answered {
-        Answered {
-            reply: None,
-            sent_at: None,
-            refused: false,
         }
     }
 }
@@ -577,11 +545,8 @@ mod tests {
     }
 
     fn receive(pipeline: &mut Pipeline, reply: ScriptReply) -> Vec<SlotId> {
-        let mut answered = Vec::new();
-        pipeline
-            .receive(reply, Instant::now(), &mut answered)
-            .unwrap();
-        answered
+        pipeline.receive(reply, Instant::now()).unwrap();
+        std::mem::take(&mut pipeline.answered)
     }
 
     #[test]
@@ -646,9 +611,9 @@ mod tests {
             let began = Instant::now();
             pipeline.pack(began, |_| {});
             receive(&mut pipeline, ScriptReply::Nil);
-            let (now, mut answered) = (began + took * ROUND_TIME, Vec::new());
+            let now = began + took * ROUND_TIME;
             let key = ScriptReply::Integer(0);
-            pipeline.receive(key, now, &mut answered).unwrap();
+            pipeline.receive(key, now).unwrap();
             ping(&mut pipeline);
             for number in 0..MIN_ROUNDS + more {
                 get(&mut pipeline, number);
@@ -773,29 +738,27 @@ mod tests {
         };
         let subscribe = Cmd::of(&["SUBSCRIBE", "a", "b"]);
         let expects = Expects::Confirmations("subscribe", 2);
-        let mut answered = Vec::new();
         for refused in [false, true] {
-            answered.clear();
             let slot = pipeline.send(&subscribe, expects, Instant::now());
             let later = ping(&mut pipeline);
             if refused {
                 let error = ScriptReply::Error(ErrorReply::new("NOPERM no".to_owned()));
-                answered = receive(&mut pipeline, error);
+                assert_eq!(receive(&mut pipeline, error), [slot]);
             } else {
                 for other in [message("message", "a"), message("ssubscribe", "a")] {
-                    pipeline.confirm(&other, &mut answered);
+                    pipeline.confirm(&other);
                 }
-                pipeline.confirm(&message("subscribe", "a"), &mut answered);
-                assert!(answered.is_empty());
-                pipeline.confirm(&message("subscribe", "b"), &mut answered);
+                pipeline.confirm(&message("subscribe", "a"));
+                assert!(pipeline.answered.is_empty());
+                pipeline.confirm(&message("subscribe", "b"));
+                assert_eq!(std::mem::take(&mut pipeline.answered), [slot]);
             }
-            assert_eq!(answered, [slot]);
             assert_eq!(receive(&mut pipeline, ScriptReply::Nil), [later]);
         }
         // Whatever the server takes this for, it does not say that there is a subscription.
         pipeline.send(&subscribe, expects, Instant::now());
         let reply = ScriptReply::Integer(1);
-        let received = pipeline.receive(reply, Instant::now(), &mut answered);
+        let received = pipeline.receive(reply, Instant::now());
         let error = received.unwrap_err().to_string();
         assert!(error.contains("in place of the confirmation"), "{error}");
     }
@@ -811,29 +774,27 @@ mod tests {
             let subscribe = Cmd::of(&["SSUBSCRIBE", "d"]);
             let expects = Expects::Confirmations("ssubscribe", 1);
             let later = pipeline.send(&subscribe, expects, Instant::now());
-            let mut answered = Vec::new();
             let text = |text: &str| ScriptReply::Bytes(text.as_bytes().to_vec());
             for _ in 0..2 {
-                pipeline.confirm(&[text("sunsubscribe"), text("b")], &mut answered);
+                pipeline.confirm(&[text("sunsubscribe"), text("b")]);
             }
+            assert!(pipeline.answered.is_empty());
             if let Some(error) = error.clone() {
-                answered.extend(receive(&mut pipeline, ScriptReply::Error(error)));
+                assert!(receive(&mut pipeline, ScriptReply::Error(error)).is_empty());
             }
-            assert!(answered.is_empty());
             let hello = ScriptReply::List(Vec::new());
             assert_eq!(receive(&mut pipeline, hello), [slot]);
             let reply = error.map_or(ScriptReply::Nil, ScriptReply::Error);
             assert_eq!(pipeline.take(slot).unwrap().reply, Some(reply));
-            pipeline.confirm(&[text("ssubscribe"), text("d")], &mut answered);
-            assert_eq!(answered, [later]);
+            pipeline.confirm(&[text("ssubscribe"), text("d")]);
+            assert_eq!(pipeline.answered, [later]);
         }
     }
 
     #[test]
     fn whatever_does_not_fit_is_an_error() {
         let mut pipeline = Pipeline::default();
-        let mut answered = Vec::new();
-        let error = pipeline.receive(ScriptReply::Integer(7), Instant::now(), &mut answered);
+        let error = pipeline.receive(ScriptReply::Integer(7), Instant::now());
         let error = error.unwrap_err().to_string();
         assert!(
             error.contains("a reply to no command: Integer(7)"),
@@ -844,15 +805,15 @@ mod tests {
         pack(&mut pipeline);
         receive(&mut pipeline, ScriptReply::Nil);
         for reply in [ScriptReply::List(vec![ScriptReply::Nil; 3])] {
-            let error = pipeline
-                .receive(reply, Instant::now(), &mut answered)
-                .unwrap_err();
+            let error = pipeline.receive(reply, Instant::now()).unwrap_err();
             let said = "another number of replies than the 2 steps in a script";
             assert_eq!(error.to_string(), format!("the server sent {said}"));
         }
-        answered.clear();
-        pipeline.end(&mut answered);
-        assert_eq!(answered, slots);
+        pipeline.end();
+        assert_eq!(
+            pipeline.answered, slots,
+            "the wrong replies answered nothing"
+        );
     }
 
     #[test]
@@ -860,9 +821,8 @@ mod tests {
         let mut pipeline = Pipeline::default();
         let sent = ping(&mut pipeline);
         let waiting = get(&mut pipeline, 1);
-        let mut answered = Vec::new();
-        pipeline.end(&mut answered);
-        assert_eq!(answered, [sent, waiting]);
+        pipeline.end();
+        assert_eq!(pipeline.answered, [sent, waiting]);
         let later = [ping(&mut pipeline), get(&mut pipeline, 2)];
         for (slot, was_sent) in [
             (sent, true),
@@ -915,7 +875,6 @@ mod tests {
             let (mut waiting, mut unsent): (Vec<(SlotId, usize)>, Vec<usize>) = Default::default();
             let (mut arrived, mut executed) = (Vec::new(), VecDeque::new());
             let (mut count, mut wire) = (0, Vec::new());
-            let mut answered = Vec::new();
             for one in moves {
                 match one {
                     Move::Send => {
@@ -956,10 +915,10 @@ mod tests {
                     }
                     Move::Reply => {
                         if let Some(reply) = executed.pop_front() {
-                            pipeline.receive(reply, Instant::now(), &mut answered).unwrap();
+                            receive(&mut pipeline, reply);
                         }
                     }
-                    Move::End => pipeline.end(&mut answered),
+                    Move::End => pipeline.end(),
                 }
                 waiting.retain(|&(slot, number)| match pipeline.take(slot) {
                     Some(Answered { reply: Some(reply), sent_at, .. }) => {
