@@ -94,10 +94,9 @@ impl From<io::Error> for WireError {
 pub(super) struct Wire {
     state: Mutex<State>,
     socket: Socket,
-    /// Notified when the connection's task has to write.
-    flush: Notify,
-    /// Notified when the connection ends.
-    ended: Notify,
+    /// Notified when the connection's task has to write, or to end. What it has to do, it reads from the state. So it
+    /// misses nothing if both are one notification: each comes behind the change of the state.
+    changed: Notify,
     /// Whether a step was answered.
     answered: AtomicBool,
     metrics: Metrics,
@@ -126,15 +125,13 @@ impl Wire {
                 end: None,
             }),
             socket: Socket::new(stream),
-            flush: Notify::new(),
-            ended: Notify::new(),
+            changed: Notify::new(),
             answered: AtomicBool::new(false),
             metrics,
         });
         let driver = Driver {
             wire: wire.clone(),
             on_push,
-            error: WireError::Ended,
         };
         tokio::spawn(task(driver.run()));
         WireGuard(wire)
@@ -198,7 +195,7 @@ impl Wire {
         }
         if !state.flush_asked && state.pipeline.has_output() {
             state.flush_asked = true;
-            self.flush.notify_one();
+            self.changed.notify_one();
         }
     }
 
@@ -213,7 +210,7 @@ impl Wire {
         state.end.get_or_insert(error);
         state.pipeline.end();
         State::wake_answered(state);
-        self.ended.notify_one();
+        self.changed.notify_one();
     }
 
     pub(super) fn has_ended(&self) -> bool {
@@ -336,22 +333,12 @@ impl Drop for Pending {
 struct Driver {
     wire: Arc<Wire>,
     on_push: PushHandler,
-    /// Why the connection has ended.
-    error: WireError,
-}
-
-/// What to do next.
-enum Event {
-    Wrote(io::Result<()>),
-    Read(io::Result<usize>),
-    Flush,
-    Ended,
 }
 
 impl Driver {
-    async fn run(mut self) {
+    async fn run(self) {
         if let Err(error) = self.drive().await {
-            self.error = error;
+            self.wire.state.lock().end.get_or_insert(error);
         }
     }
 
@@ -361,19 +348,15 @@ impl Driver {
         loop {
             let has_output = {
                 let state = wire.state.lock();
+                if state.end.is_some() {
+                    return Ok(());
+                }
                 state.unflushed || state.pipeline.has_output()
             };
-            let event = tokio::select! {
+            tokio::select! {
                 biased;
-                () = wire.ended.notified() => Event::Ended,
-                wrote = self.write_all(), if has_output => Event::Wrote(wrote),
-                read = wire.socket.read(&mut buffer) => Event::Read(read),
-                () = wire.flush.notified() => Event::Flush,
-            };
-            match event {
-                Event::Ended => return Ok(()),
-                Event::Wrote(wrote) => wrote?,
-                Event::Read(read) => {
+                wrote = self.write_all(), if has_output => wrote?,
+                read = wire.socket.read(&mut buffer) => {
                     if read? == 0 {
                         return Err(WireError::Closed);
                     }
@@ -381,7 +364,7 @@ impl Driver {
                     // The callers add their next commands: one write for all.
                     tokio::task::yield_now().await;
                 }
-                Event::Flush => {
+                () = wire.changed.notified() => {
                     tokio::task::yield_now().await;
                     // Also if nothing is left to write, because a caller has gone.
                     wire.state.lock().flush_asked = false;
@@ -418,6 +401,10 @@ impl Driver {
     ) -> Result<Option<Vec<ScriptReply>>, Malformed> {
         let now = Instant::now();
         let mut state = self.wire.state.lock();
+        if state.end.is_some() {
+            // What arrives afterwards is for nobody: not even a message.
+            return Ok(None);
+        }
         let received = loop {
             match decoder.decode(bytes, at) {
                 Ok(Some(Frame::Reply(reply))) => {
@@ -466,12 +453,9 @@ impl Driver {
 /// However the task ends, also with its runtime.
 impl Drop for Driver {
     fn drop(&mut self) {
-        let error = std::mem::replace(&mut self.error, WireError::Ended);
-        self.wire
-            .state
-            .lock()
-            .end
-            .get_or_insert_with(|| error.clone());
+        let mut state = self.wire.state.lock();
+        let error = state.end.get_or_insert(WireError::Ended).clone();
+        drop(state);
         self.on_push.on_end(&error);
         self.wire.end(error);
         self.wire.socket.close();
