@@ -79,20 +79,18 @@ impl Cmd {
         self.args - 3 - keys
     }
 
-    /// Returns the command that runs a step by the source of its script.
+    /// Returns the command that runs a step by the source of its script, alone: its keys are not marked.
     pub(in super::super) fn with_source(&self, source: &str) -> Cmd {
-        let [numbered, first, args] = self.parts;
         let mut eval = Cmd::of(&["EVAL", source]);
-        let shift = eval.bytes.len() - numbered;
-        eval.bytes.extend_from_slice(&self.bytes[numbered..]);
+        eval.bytes.extend_from_slice(&self.bytes[self.parts[0]..]);
         eval.args = self.args;
-        eval.parts = [numbered + shift, first + shift, args + shift];
         eval
     }
 
     /// Returns the keys of a step as the protocol writes them, and its arguments.
     pub(super) fn key_and_arg_bytes(&self) -> (&[u8], &[u8]) {
         let [_, first, args] = self.parts;
+        debug_assert!(first > 0, "a step whose keys are not marked");
         (&self.bytes[first..args], &self.bytes[args..])
     }
 
@@ -116,11 +114,14 @@ impl Args for Cmd {
     }
 
     fn number(&mut self, number: i64) {
-        let (mut digits, negative) = (Digits::of(number.unsigned_abs()), number < 0);
-        if negative {
-            digits.push(b'-');
+        let (size, is_negative) = (number.unsigned_abs(), number < 0);
+        let digits = size.checked_ilog10().unwrap_or(0) as usize + 1;
+        write_length(&mut self.bytes, b'$', digits + usize::from(is_negative));
+        if is_negative {
+            self.bytes.push(b'-');
         }
-        write_text(&mut self.bytes, digits.as_bytes());
+        write_digits(&mut self.bytes, size);
+        self.bytes.extend_from_slice(b"\r\n");
         self.args += 1;
     }
 }
@@ -138,40 +139,16 @@ pub(super) fn write_text(out: &mut Vec<u8>, text: &[u8]) {
 
 fn write_length(out: &mut Vec<u8>, kind: u8, length: usize) {
     out.push(kind);
-    out.extend_from_slice(Digits::of(length as u64).as_bytes());
+    write_digits(out, length as u64);
     out.extend_from_slice(b"\r\n");
 }
 
-/// A number as text, without an allocation.
-struct Digits {
-    bytes: [u8; 20],
-    start: usize,
-}
-
-impl Digits {
-    fn of(mut number: u64) -> Digits {
-        let mut digits = Digits {
-            bytes: [0; 20],
-            start: 20,
-        };
-        loop {
-            digits.push(b'0' + (number % 10) as u8);
-            number /= 10;
-            if number == 0 {
-                return digits;
-            }
-        }
+/// Writes a number as text.
+fn write_digits(out: &mut Vec<u8>, number: u64) {
+    if number >= 10 {
+        write_digits(out, number / 10);
     }
-
-    /// Puts a character before the others. There is room for 20: all of a `u64`, or of an `i64` with its sign.
-    fn push(&mut self, byte: u8) {
-        self.start -= 1;
-        self.bytes[self.start] = byte;
-    }
-
-    fn as_bytes(&self) -> &[u8] {
-        &self.bytes[self.start..]
-    }
+    out.push(b'0' + (number % 10) as u8);
 }
 
 /// What a server sends.
@@ -310,27 +287,23 @@ fn element(bytes: &[u8]) -> Result<Option<(Element, usize)>, Malformed> {
             _ => Err(malformed("an invalid truth value", bytes)),
         },
         _ => {
-            let Some(count) = number(line) else {
-                return Err(malformed("an invalid length", bytes));
-            };
-            // Nil in RESP2.
-            if count == -1 && matches!(kind, b'$' | b'*') {
-                return value(ScriptReply::Nil);
-            }
-            let Ok(count) = usize::try_from(count) else {
-                return Err(malformed("an invalid length", bytes));
-            };
-            let list = |kind, count| match count <= MAX_ELEMENTS {
-                true => Ok(Some((Element::List(kind, count), length))),
-                false => Err(malformed("an invalid length", bytes)),
-            };
-            match kind {
-                b'$' | b'!' | b'=' => text(kind, count, bytes, length),
+            let (list, each, limit) = match kind {
+                b'$' | b'!' | b'=' => (None, 1, MAX_TEXT),
                 // The elements of a map are its names and values in turn, as in RESP2.
-                b'%' => list(ListKind::List, count.saturating_mul(2)),
-                b'|' => list(ListKind::Attribute, count.saturating_mul(2)),
-                b'>' => list(ListKind::Push, count),
-                _ => list(ListKind::List, count),
+                b'%' => (Some(ListKind::List), 2, MAX_ELEMENTS),
+                b'|' => (Some(ListKind::Attribute), 2, MAX_ELEMENTS),
+                b'>' => (Some(ListKind::Push), 1, MAX_ELEMENTS),
+                _ => (Some(ListKind::List), 1, MAX_ELEMENTS),
+            };
+            let count = match number(line) {
+                // Nil in RESP2.
+                Some(-1) if matches!(kind, b'$' | b'*') => return value(ScriptReply::Nil),
+                count => count.and_then(|count| usize::try_from(count).ok()),
+            };
+            match (count.filter(|count| *count <= limit / each), list) {
+                (None, _) => Err(malformed("an invalid length", bytes)),
+                (Some(size), None) => text(kind, size, bytes, length),
+                (Some(count), Some(list)) => Ok(Some((Element::List(list, count * each), length))),
             }
         }
     }
@@ -343,9 +316,6 @@ fn text(
     bytes: &[u8],
     start: usize,
 ) -> Result<Option<(Element, usize)>, Malformed> {
-    if size > MAX_TEXT {
-        return Err(malformed("an invalid length", bytes));
-    }
     let end = start + size;
     let Some(end_mark) = bytes.get(end..end + 2) else {
         return Ok(None);
@@ -406,7 +376,9 @@ mod tests {
         let bytes = "*4\r\n$3\r\nGET\r\n$4\r\nä\r\n\r\n$20\r\n-9223372036854775808\r\n$1\r\n0\r\n";
         assert_eq!(bytes_of(&cmd), bytes);
         assert_eq!(cmd.name(), "GET");
-        assert_eq!(Digits::of(u64::MAX).as_bytes(), b"18446744073709551615");
+        let mut digits = Vec::new();
+        write_digits(&mut digits, u64::MAX);
+        assert_eq!(digits, b"18446744073709551615");
     }
 
     #[test]
@@ -418,13 +390,10 @@ mod tests {
         let mut eval = Cmd::of(&["EVAL", "the source"]);
         eval.keys(&["k1", "k2"]);
         eval.text("arg");
-        let from_sha = cmd.with_source("the source");
-        assert_eq!(bytes_of(&from_sha), bytes_of(&eval));
-        for cmd in [cmd, from_sha] {
-            let (keys, args) = cmd.key_and_arg_bytes();
-            assert_eq!(keys, b"$2\r\nk1\r\n$2\r\nk2\r\n");
-            assert_eq!(args, b"$3\r\narg\r\n");
-        }
+        assert_eq!(bytes_of(&cmd.with_source("the source")), bytes_of(&eval));
+        let (keys, args) = cmd.key_and_arg_bytes();
+        assert_eq!(keys, b"$2\r\nk1\r\n$2\r\nk2\r\n");
+        assert_eq!(args, b"$3\r\narg\r\n");
     }
 
     /// All forms of replies, of both versions of the protocol.
