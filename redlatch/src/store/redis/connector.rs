@@ -3,7 +3,7 @@
 use super::connection_config::ConnectionConfig;
 use super::endpoint::Address;
 use super::exchange_error::ExchangeError;
-use super::wire::{HandshakeError, PushHandler, Stream, Wire, WireError, WireGuard, connect_tcp};
+use super::wire::{HandshakeError, PushHandler, Socket, Wire, WireError, WireGuard, connect_tcp};
 use crate::environment::check_sockets;
 use crate::error::Cause;
 #[cfg(not(unix))]
@@ -18,8 +18,8 @@ impl ConnectionConfig {
         metrics: Metrics,
         on_push: PushHandler,
     ) -> Result<WireGuard, ExchangeError> {
-        let stream = self.stream(address).await?;
-        let wire = Wire::new(stream, metrics, on_push);
+        let socket = self.socket(address).await?;
+        let wire = Wire::new(socket, metrics, on_push);
         match self.handshake.run(&wire.wire()).await {
             Ok(()) => Ok(wire),
             Err(HandshakeError::Refused(failure)) => Err(failure),
@@ -27,7 +27,7 @@ impl ConnectionConfig {
         }
     }
 
-    async fn stream(&self, address: &Address) -> Result<Stream, ExchangeError> {
+    async fn socket(&self, address: &Address) -> Result<Socket, ExchangeError> {
         #[cfg(feature = "simulation")]
         if let Some(process) = crate::simulation::current() {
             let Address::Tcp(at) = address else {
@@ -35,7 +35,7 @@ impl ConnectionConfig {
             };
             let stream = process.connect(at.host(), at.port()).await;
             let stream = stream.map_err(|error| io_error(error, address))?;
-            return Ok(Stream::Other(Box::new(stream)));
+            return Ok(Socket::other(stream));
         }
         // Without sockets, connecting would panic.
         check_sockets()?;
@@ -43,7 +43,7 @@ impl ConnectionConfig {
             #[cfg(feature = "tls")]
             (Some(tls), Address::Tcp(at)) => {
                 let stream = tls.connect(at.host(), at.port()).await?;
-                Ok(Stream::Other(Box::new(stream)))
+                Ok(Socket::other(stream))
             }
             #[cfg(feature = "tls")]
             (Some(_), Address::Unix(_)) => {
@@ -52,12 +52,12 @@ impl ConnectionConfig {
             #[cfg(not(feature = "tls"))]
             (Some(never), _) => match **never {},
             (None, Address::Tcp(at)) => match connect_tcp(at.host(), at.port()).await {
-                Ok(stream) => Ok(Stream::Tcp(stream)),
+                Ok(stream) => Ok(Socket::Tcp(stream)),
                 Err(error) => Err(io_error(error, address)),
             },
             #[cfg(unix)]
             (None, Address::Unix(path)) => match tokio::net::UnixStream::connect(path).await {
-                Ok(stream) => Ok(Stream::Unix(stream)),
+                Ok(stream) => Ok(Socket::Unix(stream)),
                 Err(error) => Err(io_error(error, address)),
             },
             #[cfg(not(unix))]

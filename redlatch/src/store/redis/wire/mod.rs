@@ -28,8 +28,8 @@ use self::codec::{Decoder, Frame};
 pub(super) use self::handshake::{Handshake, HandshakeError};
 pub(super) use self::pipeline::{Answered, Expects};
 use self::pipeline::{Pipeline, SlotId};
-use self::stream::{ReadBuffer, Socket};
-pub(super) use self::stream::{Stream, connect_tcp};
+use self::stream::ReadBuffer;
+pub(super) use self::stream::{Socket, connect_tcp};
 use crate::environment::task;
 use crate::metrics::Metrics;
 use crate::step::{Batchable, ScriptReply};
@@ -115,7 +115,7 @@ struct State {
 
 impl Wire {
     /// Spawns the connection's task.
-    pub(super) fn new(stream: Stream, metrics: Metrics, on_push: PushHandler) -> WireGuard {
+    pub(super) fn new(socket: Socket, metrics: Metrics, on_push: PushHandler) -> WireGuard {
         let wire = Arc::new(Wire {
             state: Mutex::new(State {
                 pipeline: Pipeline::default(),
@@ -124,7 +124,7 @@ impl Wire {
                 unflushed: false,
                 end: None,
             }),
-            socket: Socket::new(stream),
+            socket,
             changed: Notify::new(),
             answered: AtomicBool::new(false),
             metrics,
@@ -548,8 +548,8 @@ mod tests {
     }
 
     fn connect(stream: &Buffering) -> WireGuard {
-        let stream = Stream::Other(Box::new(stream.clone()));
-        Wire::new(stream, Metrics::default(), Box::new(Ignored))
+        let socket = Socket::other(stream.clone());
+        Wire::new(socket, Metrics::default(), Box::new(Ignored))
     }
 
     /// Lets the server send this.

@@ -20,15 +20,6 @@ use crate::sync::Mutex;
 /// still acknowledges and is not affected.
 const TCP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What bytes are sent over.
-pub(in super::super) enum Stream {
-    Tcp(TcpStream),
-    #[cfg(unix)]
-    Unix(UnixStream),
-    /// TLS, or simulated.
-    Other(Box<dyn OtherStream>),
-}
-
 pub(in super::super) trait OtherStream:
     AsyncRead + AsyncWrite + Send + Unpin
 {
@@ -36,23 +27,23 @@ pub(in super::super) trait OtherStream:
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> OtherStream for S {}
 
-/// A stream that several tasks use. Only the connection's task reads; callers write as long as they hold the lock of the
-/// connection.
-pub(super) enum Socket {
+/// What bytes are sent over, and several tasks use. Only the connection's task reads; callers write as long as they hold
+/// the lock of the connection.
+pub(in super::super) enum Socket {
     Tcp(TcpStream),
     #[cfg(unix)]
     Unix(UnixStream),
+    /// TLS, or simulated. `None` when it is closed.
     Other(Mutex<Option<Box<dyn OtherStream>>>),
 }
 
 impl Socket {
-    pub(super) fn new(stream: Stream) -> Socket {
-        match stream {
-            Stream::Tcp(stream) => Socket::Tcp(stream),
-            #[cfg(unix)]
-            Stream::Unix(stream) => Socket::Unix(stream),
-            Stream::Other(stream) => Socket::Other(Mutex::new(Some(stream))),
-        }
+    #[cfg_attr(
+        not(any(feature = "tls", feature = "simulation")),
+        allow(dead_code, reason = "no other streams without these features")
+    )]
+    pub(in super::super) fn other(stream: impl OtherStream + 'static) -> Socket {
+        Socket::Other(Mutex::new(Some(Box::new(stream))))
     }
 
     /// Closes the stream, although others may still refer to it.
