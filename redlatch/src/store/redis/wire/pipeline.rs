@@ -481,6 +481,7 @@ impl ScriptQueue {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::codec::{Decoder, Frame};
     use super::*;
     use crate::step::{Args as _, Script};
 
@@ -498,18 +499,18 @@ mod tests {
         cmd
     }
 
-    /// Decodes commands, which are lists of texts.
-    fn commands(bytes: &[u8]) -> Vec<Vec<String>> {
-        let (mut decoder, mut at, mut commands) =
-            (super::super::codec::Decoder::default(), 0, Vec::new());
+    /// Takes the complete commands, which are lists of texts.
+    fn commands(bytes: &mut Vec<u8>) -> Vec<Vec<String>> {
+        let (mut decoder, mut at, mut end, mut commands) = (Decoder::default(), 0, 0, Vec::new());
         while let Some(frame) = decoder.decode(bytes, &mut at).unwrap() {
-            let super::super::codec::Frame::Reply(command) = frame else {
+            let Frame::Reply(command) = frame else {
                 panic!("no command");
             };
             let args = command.elements().unwrap().iter();
             commands.push(args.map(|arg| arg.as_text().unwrap().to_owned()).collect());
+            end = at;
         }
-        assert_eq!(at, bytes.len(), "half a command");
+        bytes.drain(..end);
         commands
     }
 
@@ -525,8 +526,10 @@ mod tests {
 
     /// Takes all that is in the buffer.
     fn written(pipeline: &mut Pipeline) -> Vec<Vec<String>> {
-        let commands = commands(pipeline.output());
-        pipeline.wrote(pipeline.output().len());
+        let mut bytes = pipeline.output().to_vec();
+        pipeline.wrote(bytes.len());
+        let commands = commands(&mut bytes);
+        assert!(bytes.is_empty(), "half a command");
         commands
     }
 
@@ -804,11 +807,10 @@ mod tests {
         let slots = [1, 2].map(|number| get(&mut pipeline, number));
         pack(&mut pipeline);
         receive(&mut pipeline, ScriptReply::Nil);
-        for reply in [ScriptReply::List(vec![ScriptReply::Nil; 3])] {
-            let error = pipeline.receive(reply, Instant::now()).unwrap_err();
-            let said = "another number of replies than the 2 steps in a script";
-            assert_eq!(error.to_string(), format!("the server sent {said}"));
-        }
+        let reply = ScriptReply::List(vec![ScriptReply::Nil; 3]);
+        let error = pipeline.receive(reply, Instant::now()).unwrap_err();
+        let said = "another number of replies than the 2 steps in a script";
+        assert_eq!(error.to_string(), format!("the server sent {said}"));
         pipeline.end();
         assert_eq!(
             pipeline.answered, slots,
@@ -901,13 +903,7 @@ mod tests {
                         let bytes = bytes.min(output.len());
                         wire.extend_from_slice(&output[..bytes]);
                         pipeline.wrote(bytes);
-                        let (mut decoder, mut at) = (super::super::codec::Decoder::default(), 0);
-                        let mut end = 0;
-                        while decoder.decode(&wire, &mut at).unwrap().is_some() {
-                            end = at;
-                        }
-                        let complete: Vec<u8> = wire.drain(..end).collect();
-                        for command in commands(&complete) {
+                        for command in commands(&mut wire) {
                             let keys: usize = command[2].parse().unwrap();
                             arrived.extend(command[3..3 + keys].iter().cloned());
                             executed.push_back(reply_to(&command));
