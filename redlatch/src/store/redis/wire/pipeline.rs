@@ -419,7 +419,7 @@ impl Pipeline {
         }
     }
 
-    /// Ends the connection. No command without an answer gets one.
+    /// Ends the connection: the commands without an answer get none.
     pub(super) fn end(&mut self) {
         self.ended = true;
         self.queues.clear();
@@ -431,16 +431,12 @@ impl Pipeline {
     }
 
     fn add_slot(&mut self, slot: Slot) -> SlotId {
-        match self.free.pop() {
-            Some(id) => {
-                self.slots[id] = slot;
-                id
-            }
-            None => {
-                self.slots.push(slot);
-                self.slots.len() - 1
-            }
-        }
+        let id = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::Free);
+            self.slots.len() - 1
+        });
+        self.slots[id] = slot;
+        id
     }
 
     fn free(&mut self, slot: SlotId) {
