@@ -19,7 +19,7 @@ impl ConnectionConfig {
         on_push: PushHandler,
     ) -> Result<WireGuard, ExchangeError> {
         let socket = self.socket(address).await?;
-        let wire = Wire::new(socket, metrics, on_push);
+        let wire = Wire::spawn(socket, metrics, on_push);
         match self.handshake.run(&wire.wire()).await {
             Ok(()) => Ok(wire),
             Err(HandshakeError::Refused(failure)) => Err(failure),

@@ -115,7 +115,7 @@ struct State {
 
 impl Wire {
     /// Spawns the connection's task.
-    pub(super) fn new(socket: Socket, metrics: Metrics, on_push: PushHandler) -> WireGuard {
+    pub(super) fn spawn(socket: Socket, metrics: Metrics, on_push: PushHandler) -> WireGuard {
         let wire = Arc::new(Wire {
             state: Mutex::new(State {
                 pipeline: Pipeline::default(),
@@ -549,7 +549,7 @@ mod tests {
 
     fn connect(stream: &Buffering) -> WireGuard {
         let socket = Socket::other(stream.clone());
-        Wire::new(socket, Metrics::default(), Box::new(Ignored))
+        Wire::spawn(socket, Metrics::default(), Box::new(Ignored))
     }
 
     /// Lets the server send this.
