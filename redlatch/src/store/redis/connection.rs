@@ -343,7 +343,7 @@ impl ReconnectingConnection {
     /// Subscribes to all restored channels, and then makes the connection available.
     async fn restore(&self, established: Established) -> Result<(), ExchangeError> {
         let live = established.live.clone();
-        let mut restored: BTreeSet<String> = match self.shared.subscription_mode {
+        let restored: BTreeSet<String> = match self.shared.subscription_mode {
             SubscriptionMode::Restored => self.shared.channels.lock().clone(),
             SubscriptionMode::Unrestored
             | SubscriptionMode::Sharded
@@ -354,29 +354,22 @@ impl ReconnectingConnection {
             let channels: Vec<&str> = channels.iter().map(|channel| channel.as_str()).collect();
             live.resubscribe(&channels).await?;
         }
-        // Before the first use, also end subscriptions that have become unwanted meanwhile.
-        let address = loop {
-            let unwanted: Vec<String> = {
-                let connecting = self.connecting.lock();
-                if connecting.invalidated >= established.live.generation {
-                    return Err(ExchangeError::not_executed(REPLACED_WHILE_CONNECTING));
-                }
-                let channels = self.shared.channels.lock();
-                let unwanted: Vec<String> = restored.difference(&channels).cloned().collect();
-                if unwanted.is_empty() {
-                    let address = established.address.clone();
-                    *self.shared.live.lock() = Some(established);
-                    break address;
-                }
-                unwanted
-            };
-            let channels: Vec<&str> = unwanted.iter().map(String::as_str).collect();
-            let ended = live.subscribing(Subscribing::new(false, false), &channels, None);
-            live.answer_while_connecting(ended).await?;
-            for channel in &unwanted {
-                restored.remove(channel);
+        let address = established.address.clone();
+        {
+            let connecting = self.connecting.lock();
+            if connecting.invalidated >= live.generation {
+                return Err(ExchangeError::not_executed(REPLACED_WHILE_CONNECTING));
             }
-        };
+            let channels = self.shared.channels.lock();
+            let unwanted = restored.difference(&channels).map(String::as_str);
+            let unwanted: Vec<&str> = unwanted.collect();
+            // Before the first use, also end subscriptions that have become unwanted meanwhile. A channel that becomes
+            // wanted again is subscribed to behind that.
+            if !unwanted.is_empty() {
+                drop(live.subscribing(Subscribing::new(false, false), &unwanted, None));
+            }
+            *self.shared.live.lock() = Some(established);
+        }
         // Nobody else notices an end that came before the connection was live.
         if live.wire.has_ended() {
             self.discard(&live);
@@ -698,16 +691,6 @@ impl LiveConnection {
         match sent {
             true => ExchangeError::Unanswered(cause),
             false => ExchangeError::NotExecuted(cause),
-        }
-    }
-
-    /// The same as [`LiveConnection::answer`] before the connection is used: an error reply is an error, and nothing was
-    /// executed.
-    async fn answer_while_connecting(&self, sent: Option<Pending>) -> Result<(), ExchangeError> {
-        match self.answer(sent).await {
-            Ok(None) => Ok(()),
-            Ok(Some(error)) => Err(ExchangeError::from_refusal(&error)),
-            Err(failure) => Err(ExchangeError::not_executed(failure.reason())),
         }
     }
 
