@@ -393,22 +393,12 @@ impl ReconnectingConnection {
     ) -> Result<(), ExchangeError> {
         let room = self.room().await;
         let live = self.get_or_connect().await?;
-        self.subscribe(&live, channel, room).await?;
+        self.record_subscribing(&live, channel)?;
+        let subscribed = self.set_subscribed(&live, true, channel, room).await;
+        self.subscribed(channel, &subscribed);
+        subscribed?;
         self.record_answer(&live);
         Ok(())
-    }
-
-    /// Subscribes to a channel on this connection.
-    async fn subscribe(
-        &self,
-        live: &LiveConnection,
-        channel: &str,
-        room: Option<Room>,
-    ) -> Result<(), ExchangeError> {
-        self.record_subscribing(live, channel)?;
-        let subscribed = self.set_subscribed(live, true, channel, room).await;
-        self.subscribed(channel, &subscribed);
-        subscribed
     }
 
     /// Records that a channel is about to be subscribed to, so that the subscription can be ended if the caller goes away.
@@ -417,12 +407,7 @@ impl ReconnectingConnection {
         live: &LiveConnection,
         channel: &str,
     ) -> Result<(), ExchangeError> {
-        match self.shared.record_subscription_on(live.generation, channel) {
-            true => Ok(()),
-            false => Err(ExchangeError::not_executed(
-                "the connection has ended meanwhile",
-            )),
-        }
+        self.shared.record_subscription_on(live.generation, channel)
     }
 
     /// Handles the answer to a subscription.
@@ -795,20 +780,26 @@ impl Shared {
         }
     }
 
-    /// The same for this connection only, unless subscriptions are restored. Returns false if the connection,
-    /// with its subscriptions, has ended meanwhile.
-    fn record_subscription_on(&self, generation: Generation, channel: &str) -> bool {
+    /// The same for this connection only, unless subscriptions are restored. Fails if the connection, with its
+    /// subscriptions, has ended meanwhile.
+    fn record_subscription_on(
+        &self,
+        generation: Generation,
+        channel: &str,
+    ) -> Result<(), ExchangeError> {
         if self.subscription_mode == SubscriptionMode::Restored {
-            return true;
+            return Ok(());
         }
         let live = self.live.lock();
-        let is_current = live
-            .as_ref()
-            .is_some_and(|established| established.live.generation == generation);
-        if is_current {
-            self.record_subscription(channel);
+        match &*live {
+            Some(established) if established.live.generation == generation => {
+                self.record_subscription(channel);
+                Ok(())
+            }
+            _ => Err(ExchangeError::not_executed(
+                "the connection has ended meanwhile",
+            )),
         }
-        is_current
     }
 
     /// Handles a subscription that the server has ended by itself.
@@ -912,7 +903,7 @@ impl super::wire::OnPush for PushReceiver {
             // Recorded again, in the server's order: the end of an earlier subscription may have been
             // received after this one was sent.
             (Some("ssubscribe"), Some(channel)) => {
-                shared.record_subscription_on(generation, channel);
+                let _ = shared.record_subscription_on(generation, channel);
             }
             (Some("invalidate"), _) => {
                 let keys = message.get(1).and_then(ScriptReply::elements);
