@@ -42,7 +42,7 @@ impl ConnectionConfig {
         match (&self.tls, address) {
             #[cfg(feature = "tls")]
             (Some(tls), Address::Tcp(at)) => {
-                let stream = tls.connect(at.host(), at.port()).await?;
+                let stream = tls.connect(at).await?;
                 Ok(Stream::Other(Box::new(stream)))
             }
             #[cfg(feature = "tls")]
@@ -72,7 +72,7 @@ impl ConnectionConfig {
     fn explain(&self, error: &WireError, address: &Address) -> ExchangeError {
         #[cfg(feature = "tls")]
         if let (Some(tls), Address::Tcp(at)) = (&self.tls, address) {
-            let explained = tls.explain_first_exchange(error, at.host(), at.port());
+            let explained = tls.explain_first_exchange(error, at);
             return explained.unwrap_or_else(|| ended(error, ""));
         }
         let _ = address;
