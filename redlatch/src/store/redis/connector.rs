@@ -33,8 +33,7 @@ impl ConnectionConfig {
             let Address::Tcp(at) = address else {
                 return Err(ExchangeError::not_executed("only TCP is simulated"));
             };
-            let stream = process.connect(at.host(), at.port()).await;
-            let stream = stream.map_err(|error| io_error(error, address))?;
+            let stream = process.connect(at.host(), at.port()).await?;
             return Ok(Stream::Other(Box::new(stream)));
         }
         // Without sockets, connecting would panic.
@@ -51,15 +50,11 @@ impl ConnectionConfig {
             }
             #[cfg(not(feature = "tls"))]
             (Some(never), _) => match **never {},
-            (None, Address::Tcp(at)) => match connect_tcp(at.host(), at.port()).await {
-                Ok(stream) => Ok(Stream::Tcp(stream)),
-                Err(error) => Err(io_error(error, address)),
-            },
+            (None, Address::Tcp(at)) => Ok(Stream::Tcp(connect_tcp(at.host(), at.port()).await?)),
             #[cfg(unix)]
-            (None, Address::Unix(path)) => match tokio::net::UnixStream::connect(path).await {
-                Ok(stream) => Ok(Stream::Unix(stream)),
-                Err(error) => Err(io_error(error, address)),
-            },
+            (None, Address::Unix(path)) => {
+                Ok(Stream::Unix(tokio::net::UnixStream::connect(path).await?))
+            }
             #[cfg(not(unix))]
             (None, Address::Unix(_)) => {
                 let reason = "this system has no Unix sockets".into();
@@ -86,8 +81,4 @@ impl ConnectionConfig {
 
 fn ended(error: &WireError, hint: &str) -> ExchangeError {
     ExchangeError::NotExecuted(Cause::new(format!("{error}{hint}"), error.clone()))
-}
-
-fn io_error(error: std::io::Error, _: &Address) -> ExchangeError {
-    ExchangeError::NotExecuted(Cause::new(error.to_string(), error))
 }

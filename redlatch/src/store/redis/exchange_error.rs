@@ -1,5 +1,6 @@
 //! Failures of one exchange with a server, and when to retry.
 
+use std::io;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -152,6 +153,13 @@ impl ExchangeError {
 impl From<Error> for ExchangeError {
     fn from(error: Error) -> ExchangeError {
         ExchangeError::Permanent(error)
+    }
+}
+
+/// No connection could be made.
+impl From<io::Error> for ExchangeError {
+    fn from(error: io::Error) -> ExchangeError {
+        ExchangeError::NotExecuted(Cause::new(error.to_string(), error))
     }
 }
 

@@ -71,7 +71,7 @@ impl Tls {
             reason: format!("{host:?} is neither a host name nor an address"),
         })?;
         let handshake = async |config: &Arc<ClientConfig>| {
-            let stream = connect_tcp(host, at.port()).await.map_err(io_error)?;
+            let stream = connect_tcp(host, at.port()).await?;
             let connector = TlsConnector::from(config.clone());
             Ok::<_, ExchangeError>(connector.connect(name.clone(), stream).await)
         };
@@ -253,10 +253,6 @@ fn chain(pem: &[u8], setting: &'static str) -> Result<Vec<CertificateDer<'static
 
 fn invalid_setting(setting: &'static str, reason: String) -> Error {
     Error::InvalidSetting { setting, reason }
-}
-
-fn io_error(error: io::Error) -> ExchangeError {
-    ExchangeError::NotExecuted(Cause::new(error.to_string(), error))
 }
 
 /// Returns a text that explains a TLS error and what to do.
