@@ -295,7 +295,7 @@ impl Cluster {
         let limit = match connected {
             true => QUERY_TIMEOUT,
             // There are no other nodes to query.
-            false => self.settings.redis.connect_timeout.max(QUERY_TIMEOUT),
+            false => self.settings.config.connect_timeout.max(QUERY_TIMEOUT),
         };
         let query = |(at, connection): (Endpoint, Arc<ReconnectingConnection>)| async move {
             let report = answer_within(limit, &connection, fetch_slots(&at, &connection)).await;
@@ -539,7 +539,7 @@ mod tests {
     fn cluster() -> Arc<Cluster> {
         let login = Login::default();
         let settings = NodeSettings {
-            config: ConnectionConfig::new(&login, 0, &login, None).unwrap(),
+            config: ConnectionConfig::new(&login, 0, &login, None, QUERY_TIMEOUT).unwrap(),
             redis: RedisSettings {
                 replica_sync: ReplicaSync::Off,
                 ..RedisSettings::default()

@@ -48,9 +48,6 @@ const MAX_UNANSWERED: usize = 2048;
 pub(super) struct ReconnectingConnection {
     config: ConnectionConfig,
     target: Target,
-    connect_timeout: Duration,
-    /// Whether steps that wait to be sent are sent together.
-    batching: bool,
     /// For commands without an answer.
     room: Arc<Semaphore>,
     shared: Arc<Shared>,
@@ -139,8 +136,6 @@ impl ReconnectingConnection {
     pub(super) fn new(
         config: ConnectionConfig,
         target: Target,
-        connect_timeout: Duration,
-        batching: bool,
         subscriber: SharedSubscriber,
         subscription_mode: SubscriptionMode,
         run_id_tracker: Option<RunIdTracker>,
@@ -157,8 +152,6 @@ impl ReconnectingConnection {
         Arc::new(ReconnectingConnection {
             config,
             target,
-            connect_timeout,
-            batching,
             room: Arc::new(Semaphore::new(MAX_UNANSWERED)),
             shared: Arc::new(shared),
             connecting: Mutex::new(Connecting::new()),
@@ -173,8 +166,6 @@ impl ReconnectingConnection {
         ReconnectingConnection::new(
             self.config.clone(),
             self.target.clone(),
-            self.connect_timeout,
-            false,
             subscriber,
             SubscriptionMode::Reports,
             None,
@@ -199,7 +190,7 @@ impl ReconnectingConnection {
         };
         let info = Cmd::of(&["INFO", "server"]);
         let querying = self.query(&live, &info);
-        let answer = tokio::time::timeout(self.connect_timeout, querying).await;
+        let answer = tokio::time::timeout(self.config.connect_timeout, querying).await;
         let answer = answer.ok().and_then(Result::ok);
         let current = answer.as_ref().and_then(run_id);
         run_id_tracker.record(current);
@@ -267,13 +258,11 @@ impl ReconnectingConnection {
             if let Some(pause) = pause {
                 let _ = pause.await;
             }
-            let connected =
-                tokio::time::timeout(connection.connect_timeout, connection.connect(generation))
-                    .await;
+            let limit = connection.config.connect_timeout;
+            let connected = tokio::time::timeout(limit, connection.connect(generation)).await;
             let connected = connected.unwrap_or_else(|_| {
                 Err(ExchangeError::not_executed(format!(
-                    "no connection within the connect timeout of {:?}{}",
-                    connection.connect_timeout,
+                    "no connection within the connect timeout of {limit:?}{}",
                     connection.config.timeout_hint()
                 )))
             });
@@ -540,18 +529,6 @@ impl ReconnectingConnection {
         }
     }
 
-    /// Sends a step alone or in a script with others. `None`: steps are not sent together on this connection.
-    pub(super) fn send_step(
-        &self,
-        live: &LiveConnection,
-        cmd: &Cmd,
-        script: &'static Batchable,
-        room: &mut Option<Room>,
-    ) -> Option<Pending> {
-        self.batching
-            .then(|| live.wire.send_step(cmd, script, room.take()))
-    }
-
     /// Returns whether the server is asked to report changes of keys, on this connection.
     pub(super) fn is_tracking(&self) -> bool {
         let run_id_tracker = self.shared.run_id_tracker.as_ref();
@@ -619,6 +596,16 @@ impl LiveConnection {
         let how = Subscribing::new(true, false);
         let subscribe = (&how.cmd(&[channel]), how.expects(1));
         self.wire.send_all([subscribe, (cmd, Expects::Reply)], room)
+    }
+
+    /// Sends a step alone or in a script with others.
+    pub(super) fn send_step(
+        &self,
+        cmd: &Cmd,
+        script: &'static Batchable,
+        room: Option<Room>,
+    ) -> Pending {
+        self.wire.send_step(cmd, script, room)
     }
 
     /// Sends a command behind a preamble, which is not [`Preamble::Tracking`].

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::options::{Login, Secret};
 #[cfg(feature = "tls")]
@@ -13,11 +14,12 @@ use crate::error::{Error, Result};
 #[cfg(not(feature = "tls"))]
 pub(super) enum Tls {}
 
-/// Credentials, database and TLS: everything but the address.
+/// Credentials, database, TLS and time limit: everything but the address.
 #[derive(Clone)]
 pub(super) struct ConnectionConfig {
     pub(super) handshake: Handshake,
     pub(super) tls: Option<Arc<Tls>>,
+    pub(super) connect_timeout: Duration,
 }
 
 impl ConnectionConfig {
@@ -27,6 +29,7 @@ impl ConnectionConfig {
         db: i64,
         builder_login: &Login,
         tls: Option<Arc<Tls>>,
+        connect_timeout: Duration,
     ) -> Result<ConnectionConfig> {
         let [url_password, password] =
             [url_login, builder_login].map(|login| login.password.as_ref());
@@ -54,7 +57,11 @@ impl ConnectionConfig {
                 },
             });
         }
-        Ok(ConnectionConfig { handshake, tls })
+        Ok(ConnectionConfig {
+            handshake,
+            tls,
+            connect_timeout,
+        })
     }
 
     /// Returns a hint to append to timeout errors if the server does not answer. A server without TLS takes

@@ -80,9 +80,10 @@ impl<'a> CommandRequest<'a> {
         cmd.text(script.sha(topology.publishing));
         cmd.keys(&keys);
         step.args(&mut *cmd);
+        let batchable = script.for_batch(keys.len(), cmd.script_args(keys.len()));
         Ok(CommandRequest {
             script: Some(script),
-            batchable: script.for_batch(keys.len(), cmd.script_args(keys.len())),
+            batchable: batchable.filter(|_| topology.batching),
             key,
             channel,
             delivery,
@@ -514,10 +515,9 @@ impl SendContext<'_> {
         }
         if let Some(script) = batchable
             && self.preamble == Preamble::None
-            && let Some(sent) = self.connection.send_step(live, cmd, script, &mut room)
         {
             let mut step = CancelOnDrop {
-                sent,
+                sent: live.send_step(cmd, script, room.take()),
                 was_sent_before,
                 progress: self.progress,
             };

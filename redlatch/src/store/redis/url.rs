@@ -69,10 +69,11 @@ fn combine(parts: &UrlParts<'_>, options: &ConnectOptions) -> Result<ParsedUrl> 
     let (deployment, db) = match parts.form {
         Form::Single => single(parts)?,
         Form::Unix => unix(parts)?,
-        Form::Sentinel => sentinel(parts, &options.sentinel_login, tls.clone())?,
+        Form::Sentinel => sentinel(parts, options, tls.clone())?,
         Form::Cluster => cluster(parts)?,
     };
-    let config = ConnectionConfig::new(&parts.login()?, db, &options.login, tls)?;
+    let timeout = options.settings.connect_timeout;
+    let config = ConnectionConfig::new(&parts.login()?, db, &options.login, tls, timeout)?;
     Ok(ParsedUrl { deployment, config })
 }
 
@@ -196,7 +197,7 @@ fn unix(parts: &UrlParts<'_>) -> Result<UrlContent> {
 
 fn sentinel(
     parts: &UrlParts<'_>,
-    builder_login: &Login,
+    options: &ConnectOptions,
     tls: Option<Arc<Tls>>,
 ) -> Result<UrlContent> {
     let (sentinels, path) = parts.hosts_and_path(SENTINEL_PORT)?;
@@ -206,10 +207,11 @@ fn sentinel(
             "it does not name the master; use redis+sentinel://host:port,host:port/master",
         );
     }
+    let (login, timeout) = (&options.sentinel_login, options.settings.connect_timeout);
     let deployment = Deployment::Sentinel {
         sentinels,
         master: percent_decode(master, "the name of the master")?,
-        config: ConnectionConfig::new(&parts.sentinel_login()?, 0, builder_login, tls)?,
+        config: ConnectionConfig::new(&parts.sentinel_login()?, 0, login, tls, timeout)?,
     };
     Ok((deployment, parts.query.database(db)?))
 }
