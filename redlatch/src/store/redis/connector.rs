@@ -1,14 +1,18 @@
-//! Connects to one server, with or without TLS.
+//! Connects to one server, with or without TLS, and makes the handshake.
+
+use std::sync::Arc;
 
 use super::connection_config::ConnectionConfig;
 use super::endpoint::Address;
 use super::exchange_error::ExchangeError;
-use super::wire::{HandshakeError, PushHandler, Stream, Wire, WireError, WireGuard, connect_tcp};
+use super::options::Secret;
+use super::wire::{Cmd, Expects, PushHandler, Stream, Wire, WireError, WireGuard, connect_tcp};
 use crate::environment::check_sockets;
 use crate::error::Cause;
 #[cfg(not(unix))]
 use crate::error::Error;
 use crate::metrics::Metrics;
+use crate::step::{Args as _, ScriptReply};
 
 impl ConnectionConfig {
     /// Connects to the server at this address, and makes the handshake.
@@ -19,12 +23,42 @@ impl ConnectionConfig {
         on_push: PushHandler,
     ) -> Result<WireGuard, ExchangeError> {
         let stream = self.stream(address).await?;
-        let wire = Wire::new(stream, metrics, on_push);
-        match self.handshake.run(&wire.wire()).await {
-            Ok(()) => Ok(wire),
-            Err(HandshakeError::Refused(failure)) => Err(failure),
-            Err(HandshakeError::Wire(error)) => Err(self.explain(&error, address)),
+        let guard = Wire::new(stream, metrics, on_push);
+        self.handshake(&guard.wire(), address).await?;
+        Ok(guard)
+    }
+
+    /// Sends what comes first on a connection, without waiting: HELLO with the login, the name of this library, and SELECT.
+    async fn handshake(&self, wire: &Arc<Wire>, address: &Address) -> Result<(), ExchangeError> {
+        let mut hello = Cmd::of(&["HELLO", "3"]);
+        if let Some(Secret(password)) = &self.login.password {
+            let username = self.login.username.as_deref().unwrap_or("default");
+            ["AUTH", username, password]
+                .iter()
+                .for_each(|arg| hello.text(arg));
         }
+        let name = Cmd::of(&["CLIENT", "SETINFO", "LIB-NAME", "redlatch"]);
+        let version = Cmd::of(&["CLIENT", "SETINFO", "LIB-VER", env!("CARGO_PKG_VERSION")]);
+        let mut select = Cmd::of(&["SELECT"]);
+        select.number(self.db);
+        let [hello, ..] = wire.send_all(
+            [
+                (&hello, Expects::Reply),
+                // Before 7.2 a server knows neither.
+                (&name, Expects::Nothing),
+                (&version, Expects::Nothing),
+            ],
+            None,
+        );
+        let selected = (self.db != 0).then(|| wire.send(&select));
+        for pending in [hello, selected].into_iter().flatten() {
+            match pending.await.reply {
+                None => return Err(self.explain(&wire.end_reason(), address)),
+                Some(ScriptReply::Error(error)) => return Err(ExchangeError::from_refusal(&error)),
+                Some(_) => {}
+            }
+        }
+        Ok(())
     }
 
     async fn stream(&self, address: &Address) -> Result<Stream, ExchangeError> {

@@ -63,7 +63,7 @@ impl Topology {
                 master,
                 config,
             } => {
-                let db = settings.config.db();
+                let db = settings.config.db;
                 let address = format!("{master}@{}/{db}", sorted_list(&sentinels));
                 let sentinels = Sentinels::new(&sentinels, config, master);
                 Topology::sentinel(address, sentinels, &settings).await
@@ -90,7 +90,7 @@ impl Topology {
     }
 
     async fn single(addr: Address, mut settings: NodeSettings) -> Result<Topology, ExchangeError> {
-        let address = format!("{addr}/{}", settings.config.db());
+        let address = format!("{addr}/{}", settings.config.db);
         let target = Target::Fixed(addr);
         let sync = std::mem::replace(&mut settings.redis.replica_sync, ReplicaSync::Off);
         let mut node = Node::new(&settings, &target);

@@ -663,7 +663,7 @@ mod tests {
             for (part, db, works) in works {
                 let url = format!("{base}{part}");
                 match parse(&url) {
-                    Ok(parsed) if works => assert_eq!(parsed.config.db(), db, "{url}"),
+                    Ok(parsed) if works => assert_eq!(parsed.config.db, db, "{url}"),
                     Err(error) if !works && cluster => {
                         assert!(error.to_string().contains("database"), "{url}: {error}");
                     }
