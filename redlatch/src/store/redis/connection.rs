@@ -15,7 +15,6 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::AbortHandle;
@@ -36,10 +35,6 @@ use crate::step::{Batchable, ErrorReply, ScriptReply};
 use crate::store::shared_oneshot::{self, Receiver};
 use crate::store::{ServerId, SharedSubscriber};
 use crate::sync::Mutex;
-
-/// The longest pause before connecting is retried: short enough to find a restarted server quickly, long
-/// enough that a thousand clients do not keep it from starting.
-const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 /// Limit of the commands without an answer on a connection, besides renewals and releases. A server that does not answer
 /// leaves this many in the memory of a client, however many callers try again.
@@ -76,6 +71,7 @@ pub(super) trait MasterResolver: Send + Sync {
 
 /// The current try to connect. It runs in a task of its own: a caller may stop waiting without restarting it
 /// for the others, and all callers get its outcome.
+#[derive(Default)]
 struct Connecting {
     generation: Generation,
     outcome: Option<Outcome>,
@@ -154,7 +150,7 @@ impl ReconnectingConnection {
             target,
             room: Arc::new(Semaphore::new(MAX_UNANSWERED)),
             shared: Arc::new(shared),
-            connecting: Mutex::new(Connecting::new()),
+            connecting: Mutex::default(),
         })
     }
 
@@ -726,19 +722,6 @@ async fn is_of_cluster(
 }
 
 impl Connecting {
-    fn new() -> Connecting {
-        Connecting {
-            generation: Generation::default(),
-            outcome: None,
-            task: None,
-            invalidated: Generation::default(),
-            endpoint: None,
-            server: Default::default(),
-            pace: Pace::up_to(LONGEST_PAUSE),
-            retry: Arc::default(),
-        }
-    }
-
     /// Handles the end of a try to connect. It is no success before a step was answered.
     fn finished(&mut self) {
         // The waiting callers have it. Keeping it here would keep an invalidated connection open.

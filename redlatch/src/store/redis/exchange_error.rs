@@ -173,15 +173,12 @@ pub(super) struct Retry {
     pub(super) repeated: bool,
 }
 
-/// Limit of the pauses between the tries of one request. Connecting has its own in addition.
-const LONGEST_PAUSE: Duration = Duration::from_millis(250);
-
 impl Retry {
     pub(super) fn with_timeout(timeout: Duration) -> Retry {
         Retry {
             started: Instant::now(),
             timeout,
-            pace: Pace::up_to(LONGEST_PAUSE),
+            pace: Pace::default(),
             last_error: None,
             repeated: false,
         }
