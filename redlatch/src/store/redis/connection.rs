@@ -25,7 +25,7 @@ use super::endpoint::{Address, Endpoint};
 use super::exchange_error::ExchangeError;
 use super::node_ids::NodeIds;
 use super::pace::Pace;
-use super::pubsub::{CHANNELS_PER_SUBSCRIBE, Subscribing, SubscriptionMode, is_unknown_command};
+use super::pubsub::{CHANNELS_PER_SUBSCRIBE, SubscriptionMode, is_unknown_command, subscribing};
 use super::run_id_tracker::{RunIdTracker, run_id};
 use super::wire::{Cmd, Expects, Pending, PushHandler, Room, Wire, WireError, WireGuard};
 use crate::environment::task;
@@ -351,7 +351,7 @@ impl ReconnectingConnection {
             // Before the first use, also end subscriptions that have become unwanted meanwhile. A channel that becomes
             // wanted again is subscribed to behind that.
             if !unwanted.is_empty() {
-                drop(live.subscribing(Subscribing::new(false, false), &unwanted, None));
+                drop(live.send(subscribing(false, false, &unwanted), None));
             }
             *self.shared.live.lock() = Some(established);
         }
@@ -424,8 +424,8 @@ impl ReconnectingConnection {
     ) -> Result<(), ExchangeError> {
         let sharded = self.shared.subscription_mode == SubscriptionMode::Sharded
             && !self.lacks_sharded_channels(live.generation);
-        let how = Subscribing::new(subscribed, sharded);
-        let mut sending = live.subscribing(how, &[channel], room);
+        let how = |sharded| subscribing(subscribed, sharded, &[channel]);
+        let mut sending = live.send(how(sharded), room);
         let mut answer = live.answer(sending).await?;
         if let Some(error) = &answer
             && sharded
@@ -433,8 +433,7 @@ impl ReconnectingConnection {
         {
             let newest = &self.shared.without_sharded_channels;
             newest.fetch_max(live.generation, Ordering::Relaxed);
-            let how = Subscribing::new(subscribed, false);
-            sending = live.subscribing(how, &[channel], None);
+            sending = live.send(how(false), None);
             answer = live.answer(sending).await?;
         }
         match answer {
@@ -570,14 +569,7 @@ pub(super) fn connection_ended() -> ExchangeError {
 }
 
 impl LiveConnection {
-    /// Sends a command that begins or ends subscriptions.
-    pub(super) fn subscribing(
-        &self,
-        how: Subscribing,
-        channels: &[&str],
-        room: Option<Room>,
-    ) -> Option<Pending> {
-        let (cmd, expects) = (how.cmd(channels), how.expects(channels.len()));
+    fn send(&self, (cmd, expects): (Cmd, Expects), room: Option<Room>) -> Option<Pending> {
         let [sent] = self.wire.send_all([(&cmd, expects)], room);
         sent
     }
@@ -589,9 +581,9 @@ impl LiveConnection {
         cmd: &Cmd,
         room: Option<Room>,
     ) -> [Option<Pending>; 2] {
-        let how = Subscribing::new(true, false);
-        let subscribe = (&how.cmd(&[channel]), how.expects(1));
-        self.wire.send_all([subscribe, (cmd, Expects::Reply)], room)
+        let (subscribe, confirmed) = subscribing(true, false, &[channel]);
+        self.wire
+            .send_all([(&subscribe, confirmed), (cmd, Expects::Reply)], room)
     }
 
     /// Sends a step alone or in a script with others.
@@ -664,14 +656,13 @@ impl LiveConnection {
 
     /// Restores subscriptions. A refused one must affect neither the others nor the connection.
     async fn resubscribe(&self, channels: &[&str]) -> Result<(), ExchangeError> {
-        let how = Subscribing::new(true, false);
-        let together = self.subscribing(how, channels, None);
+        let together = self.send(subscribing(true, false, channels), None);
         let ended = |failure: ExchangeError| ExchangeError::not_executed(failure.reason());
         if self.answer(together).await.map_err(ended)?.is_none() {
             return Ok(());
         }
         for channel in channels {
-            let alone = self.subscribing(how, &[channel], None);
+            let alone = self.send(subscribing(true, false, &[channel]), None);
             if let Some(error) = self.answer(alone).await.map_err(ended)? {
                 tracing::warn!(%channel, %error, "a subscription was refused");
             }
