@@ -295,7 +295,7 @@ impl Cluster {
         let limit = match connected {
             true => QUERY_TIMEOUT,
             // There are no other nodes to query.
-            false => self.settings.redis.connect_timeout.max(QUERY_TIMEOUT),
+            false => self.settings.config.connect_timeout.max(QUERY_TIMEOUT),
         };
         let query = |(at, connection): (Endpoint, Arc<ReconnectingConnection>)| async move {
             let report = answer_within(limit, &connection, fetch_slots(&at, &connection)).await;
@@ -539,7 +539,7 @@ mod tests {
     fn cluster() -> Arc<Cluster> {
         let login = Login::default();
         let settings = NodeSettings {
-            config: ConnectionConfig::new(&login, 0, &login, None).unwrap(),
+            config: ConnectionConfig::new(&login, 0, &login, None, QUERY_TIMEOUT).unwrap(),
             redis: RedisSettings {
                 replica_sync: ReplicaSync::Off,
                 ..RedisSettings::default()
@@ -624,20 +624,25 @@ mod tests {
         assert_eq!(best(&[report(true, 1, &[]), report(true, 2, &[])]), Some(2));
     }
 
+    fn text(text: &str) -> ScriptReply {
+        ScriptReply::Bytes(text.as_bytes().to_vec())
+    }
+
+    /// Slots 0 to 9.
+    fn range<const N: usize>(nodes: [(ScriptReply, i64, &str, ScriptReply); N]) -> ScriptReply {
+        let nodes = nodes.map(|(host, port, id, metadata)| {
+            ScriptReply::List(vec![host, ScriptReply::Integer(port), text(id), metadata])
+        });
+        let slots = [0, 9].map(ScriptReply::Integer);
+        ScriptReply::List(slots.into_iter().chain(nodes).collect())
+    }
+
     #[test]
     fn ids_of_masters_and_replicas_are_known() {
-        let text = |text: &str| ScriptReply::Bytes(text.as_bytes().to_vec());
-        let node = |host: ScriptReply, port: i64, id: &str| {
-            ScriptReply::List(vec![
-                host,
-                ScriptReply::Integer(port),
-                text(id),
-                ScriptReply::Nil,
-            ])
-        };
-        let slots = [ScriptReply::Integer(0), ScriptReply::Integer(9)];
-        let nodes = [node(ScriptReply::Nil, 7, "a"), node(text("other"), 8, "b")];
-        let range = ScriptReply::List(slots.into_iter().chain(nodes).collect());
+        let range = range([
+            (ScriptReply::Nil, 7, "a", ScriptReply::Nil),
+            (text("other"), 8, "b", ScriptReply::Nil),
+        ]);
         let ids = parse_ids(&Endpoint::new("responder", 1), &range);
         let ids = ids.iter().map(|(at, id)| format!("{at} {id}"));
         assert_eq!(ids.collect::<Vec<_>>(), ["responder:7 a", "other:8 b"]);
@@ -654,16 +659,13 @@ mod tests {
 
     #[test]
     fn nameless_node_is_found_by_address() {
-        let text = |text: &str| ScriptReply::Bytes(text.as_bytes().to_vec());
-        let ip = || (text("ip"), text("10.0.0.2"));
         let maps = [
-            ScriptReply::List(vec![text("hostname"), text("x"), ip().0, ip().1]),
-            ScriptReply::List(vec![ip().0, ip().1]),
+            &["hostname", "x", "ip", "10.0.0.2"][..],
+            &["ip", "10.0.0.2"],
         ];
+        let maps = maps.map(|map| ScriptReply::List(map.iter().map(|word| text(word)).collect()));
         let found = |host: ScriptReply, metadata: ScriptReply| {
-            let node = ScriptReply::List(vec![host, ScriptReply::Integer(7), text("id"), metadata]);
-            let range =
-                ScriptReply::List(vec![ScriptReply::Integer(0), ScriptReply::Integer(9), node]);
+            let range = range([(host, 7, "id", metadata)]);
             parse_slot_range(&Endpoint::new("responder", 1), &range).unwrap()
         };
         for map in maps {

@@ -15,7 +15,6 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::AbortHandle;
@@ -26,7 +25,7 @@ use super::endpoint::{Address, Endpoint};
 use super::exchange_error::ExchangeError;
 use super::node_ids::NodeIds;
 use super::pace::Pace;
-use super::pubsub::{CHANNELS_PER_SUBSCRIBE, Subscribing, SubscriptionMode, is_unknown_command};
+use super::pubsub::{CHANNELS_PER_SUBSCRIBE, SubscriptionMode, is_unknown_command, subscribing};
 use super::run_id_tracker::{RunIdTracker, run_id};
 use super::wire::{Cmd, Expects, Pending, PushHandler, Room, Wire, WireError, WireGuard};
 use crate::environment::task;
@@ -37,10 +36,6 @@ use crate::store::shared_oneshot::{self, Receiver};
 use crate::store::{ServerId, SharedSubscriber};
 use crate::sync::Mutex;
 
-/// The longest pause before connecting is retried: short enough to find a restarted server quickly, long
-/// enough that a thousand clients do not keep it from starting.
-const LONGEST_PAUSE: Duration = Duration::from_millis(250);
-
 /// Limit of the commands without an answer on a connection, besides renewals and releases. A server that does not answer
 /// leaves this many in the memory of a client, however many callers try again.
 const MAX_UNANSWERED: usize = 2048;
@@ -48,9 +43,6 @@ const MAX_UNANSWERED: usize = 2048;
 pub(super) struct ReconnectingConnection {
     config: ConnectionConfig,
     target: Target,
-    connect_timeout: Duration,
-    /// Whether steps that wait to be sent are sent together.
-    batching: bool,
     /// For commands without an answer.
     room: Arc<Semaphore>,
     shared: Arc<Shared>,
@@ -79,6 +71,7 @@ pub(super) trait MasterResolver: Send + Sync {
 
 /// The current try to connect. It runs in a task of its own: a caller may stop waiting without restarting it
 /// for the others, and all callers get its outcome.
+#[derive(Default)]
 struct Connecting {
     generation: Generation,
     outcome: Option<Outcome>,
@@ -139,8 +132,6 @@ impl ReconnectingConnection {
     pub(super) fn new(
         config: ConnectionConfig,
         target: Target,
-        connect_timeout: Duration,
-        batching: bool,
         subscriber: SharedSubscriber,
         subscription_mode: SubscriptionMode,
         run_id_tracker: Option<RunIdTracker>,
@@ -157,11 +148,9 @@ impl ReconnectingConnection {
         Arc::new(ReconnectingConnection {
             config,
             target,
-            connect_timeout,
-            batching,
             room: Arc::new(Semaphore::new(MAX_UNANSWERED)),
             shared: Arc::new(shared),
-            connecting: Mutex::new(Connecting::new()),
+            connecting: Mutex::default(),
         })
     }
 
@@ -173,8 +162,6 @@ impl ReconnectingConnection {
         ReconnectingConnection::new(
             self.config.clone(),
             self.target.clone(),
-            self.connect_timeout,
-            false,
             subscriber,
             SubscriptionMode::Reports,
             None,
@@ -199,7 +186,7 @@ impl ReconnectingConnection {
         };
         let info = Cmd::of(&["INFO", "server"]);
         let querying = self.query(&live, &info);
-        let answer = tokio::time::timeout(self.connect_timeout, querying).await;
+        let answer = tokio::time::timeout(self.config.connect_timeout, querying).await;
         let answer = answer.ok().and_then(Result::ok);
         let current = answer.as_ref().and_then(run_id);
         run_id_tracker.record(current);
@@ -267,13 +254,11 @@ impl ReconnectingConnection {
             if let Some(pause) = pause {
                 let _ = pause.await;
             }
-            let connected =
-                tokio::time::timeout(connection.connect_timeout, connection.connect(generation))
-                    .await;
+            let limit = connection.config.connect_timeout;
+            let connected = tokio::time::timeout(limit, connection.connect(generation)).await;
             let connected = connected.unwrap_or_else(|_| {
                 Err(ExchangeError::not_executed(format!(
-                    "no connection within the connect timeout of {:?}{}",
-                    connection.connect_timeout,
+                    "no connection within the connect timeout of {limit:?}{}",
                     connection.config.timeout_hint()
                 )))
             });
@@ -343,7 +328,7 @@ impl ReconnectingConnection {
     /// Subscribes to all restored channels, and then makes the connection available.
     async fn restore(&self, established: Established) -> Result<(), ExchangeError> {
         let live = established.live.clone();
-        let mut restored: BTreeSet<String> = match self.shared.subscription_mode {
+        let restored: BTreeSet<String> = match self.shared.subscription_mode {
             SubscriptionMode::Restored => self.shared.channels.lock().clone(),
             SubscriptionMode::Unrestored
             | SubscriptionMode::Sharded
@@ -354,29 +339,22 @@ impl ReconnectingConnection {
             let channels: Vec<&str> = channels.iter().map(|channel| channel.as_str()).collect();
             live.resubscribe(&channels).await?;
         }
-        // Before the first use, also end subscriptions that have become unwanted meanwhile.
-        let address = loop {
-            let unwanted: Vec<String> = {
-                let connecting = self.connecting.lock();
-                if connecting.invalidated >= established.live.generation {
-                    return Err(ExchangeError::not_executed(REPLACED_WHILE_CONNECTING));
-                }
-                let channels = self.shared.channels.lock();
-                let unwanted: Vec<String> = restored.difference(&channels).cloned().collect();
-                if unwanted.is_empty() {
-                    let address = established.address.clone();
-                    *self.shared.live.lock() = Some(established);
-                    break address;
-                }
-                unwanted
-            };
-            let channels: Vec<&str> = unwanted.iter().map(String::as_str).collect();
-            let ended = live.subscribing(Subscribing::new(false, false), &channels, None);
-            live.answer_while_connecting(ended).await?;
-            for channel in &unwanted {
-                restored.remove(channel);
+        let address = established.address.clone();
+        {
+            let connecting = self.connecting.lock();
+            if connecting.invalidated >= live.generation {
+                return Err(ExchangeError::not_executed(REPLACED_WHILE_CONNECTING));
             }
-        };
+            let channels = self.shared.channels.lock();
+            let unwanted = restored.difference(&channels).map(String::as_str);
+            let unwanted: Vec<&str> = unwanted.collect();
+            // Before the first use, also end subscriptions that have become unwanted meanwhile. A channel that becomes
+            // wanted again is subscribed to behind that.
+            if !unwanted.is_empty() {
+                drop(live.send(subscribing(false, false, &unwanted), None));
+            }
+            *self.shared.live.lock() = Some(established);
+        }
         // Nobody else notices an end that came before the connection was live.
         if live.wire.has_ended() {
             self.discard(&live);
@@ -400,22 +378,12 @@ impl ReconnectingConnection {
     ) -> Result<(), ExchangeError> {
         let room = self.room().await;
         let live = self.get_or_connect().await?;
-        self.subscribe(&live, channel, room).await?;
+        self.record_subscribing(&live, channel)?;
+        let subscribed = self.set_subscribed(&live, true, channel, room).await;
+        self.subscribed(channel, &subscribed);
+        subscribed?;
         self.record_answer(&live);
         Ok(())
-    }
-
-    /// Subscribes to a channel on this connection.
-    async fn subscribe(
-        &self,
-        live: &LiveConnection,
-        channel: &str,
-        room: Option<Room>,
-    ) -> Result<(), ExchangeError> {
-        self.record_subscribing(live, channel)?;
-        let subscribed = self.set_subscribed(live, true, channel, room).await;
-        self.subscribed(channel, &subscribed);
-        subscribed
     }
 
     /// Records that a channel is about to be subscribed to, so that the subscription can be ended if the caller goes away.
@@ -424,12 +392,7 @@ impl ReconnectingConnection {
         live: &LiveConnection,
         channel: &str,
     ) -> Result<(), ExchangeError> {
-        match self.shared.record_subscription_on(live.generation, channel) {
-            true => Ok(()),
-            false => Err(ExchangeError::not_executed(
-                "the connection has ended meanwhile",
-            )),
-        }
+        self.shared.record_subscription_on(live.generation, channel)
     }
 
     /// Handles the answer to a subscription.
@@ -461,8 +424,8 @@ impl ReconnectingConnection {
     ) -> Result<(), ExchangeError> {
         let sharded = self.shared.subscription_mode == SubscriptionMode::Sharded
             && !self.lacks_sharded_channels(live.generation);
-        let how = Subscribing::new(subscribed, sharded);
-        let mut sending = live.subscribing(how, &[channel], room);
+        let how = |sharded| subscribing(subscribed, sharded, &[channel]);
+        let mut sending = live.send(how(sharded), room);
         let mut answer = live.answer(sending).await?;
         if let Some(error) = &answer
             && sharded
@@ -470,8 +433,7 @@ impl ReconnectingConnection {
         {
             let newest = &self.shared.without_sharded_channels;
             newest.fetch_max(live.generation, Ordering::Relaxed);
-            let how = Subscribing::new(subscribed, false);
-            sending = live.subscribing(how, &[channel], None);
+            sending = live.send(how(false), None);
             answer = live.answer(sending).await?;
         }
         match answer {
@@ -562,18 +524,6 @@ impl ReconnectingConnection {
         }
     }
 
-    /// Sends a step alone or in a script with others. `None`: steps are not sent together on this connection.
-    pub(super) fn send_step(
-        &self,
-        live: &LiveConnection,
-        cmd: &Cmd,
-        script: &'static Batchable,
-        room: &mut Option<Room>,
-    ) -> Option<Pending> {
-        self.batching
-            .then(|| live.wire.send_step(cmd, script, room.take()))
-    }
-
     /// Returns whether the server is asked to report changes of keys, on this connection.
     pub(super) fn is_tracking(&self) -> bool {
         let run_id_tracker = self.shared.run_id_tracker.as_ref();
@@ -619,16 +569,19 @@ pub(super) fn connection_ended() -> ExchangeError {
 }
 
 impl LiveConnection {
-    /// Sends a command that begins or ends subscriptions.
-    pub(super) fn subscribing(
-        &self,
-        how: Subscribing,
-        channels: &[&str],
-        room: Option<Room>,
-    ) -> Pending {
-        let (cmd, expects) = (how.cmd(channels), how.expects(channels.len()));
+    fn send(&self, (cmd, expects): (Cmd, Expects), room: Option<Room>) -> Pending {
         let [sent] = self.wire.send_all([(&cmd, expects)], room);
         sent
+    }
+
+    /// Sends a step alone or in a script with others.
+    pub(super) fn send_step(
+        &self,
+        cmd: &Cmd,
+        script: &'static Batchable,
+        room: Option<Room>,
+    ) -> Pending {
+        self.wire.send_step(cmd, script, room)
     }
 
     /// Sends a command behind a preamble, which is not [`Preamble::Tracking`].
@@ -671,26 +624,15 @@ impl LiveConnection {
         }
     }
 
-    /// The same as [`LiveConnection::answer`] before the connection is used: an error reply is an error, and nothing was
-    /// executed.
-    async fn answer_while_connecting(&self, sent: Pending) -> Result<(), ExchangeError> {
-        match self.answer(sent).await {
-            Ok(None) => Ok(()),
-            Ok(Some(error)) => Err(ExchangeError::from_refusal(&error)),
-            Err(failure) => Err(ExchangeError::not_executed(failure.reason())),
-        }
-    }
-
     /// Restores subscriptions. A refused one must affect neither the others nor the connection.
     async fn resubscribe(&self, channels: &[&str]) -> Result<(), ExchangeError> {
-        let how = Subscribing::new(true, false);
-        let together = self.subscribing(how, channels, None);
+        let together = self.send(subscribing(true, false, channels), None);
         let ended = |failure: ExchangeError| ExchangeError::not_executed(failure.reason());
         if self.answer(together).await.map_err(ended)?.is_none() {
             return Ok(());
         }
         for channel in channels {
-            let alone = self.subscribing(how, &[channel], None);
+            let alone = self.send(subscribing(true, false, &[channel]), None);
             if let Some(error) = self.answer(alone).await.map_err(ended)? {
                 tracing::warn!(%channel, %error, "a subscription was refused");
             }
@@ -741,19 +683,6 @@ async fn is_of_cluster(
 }
 
 impl Connecting {
-    fn new() -> Connecting {
-        Connecting {
-            generation: Generation::default(),
-            outcome: None,
-            task: None,
-            invalidated: Generation::default(),
-            endpoint: None,
-            server: Default::default(),
-            pace: Pace::up_to(LONGEST_PAUSE),
-            retry: Arc::default(),
-        }
-    }
-
     /// Handles the end of a try to connect. It is no success before a step was answered.
     fn finished(&mut self) {
         // The waiting callers have it. Keeping it here would keep an invalidated connection open.
@@ -782,20 +711,26 @@ impl Shared {
         }
     }
 
-    /// The same for this connection only, unless subscriptions are restored. Returns false if the connection,
-    /// with its subscriptions, has ended meanwhile.
-    fn record_subscription_on(&self, generation: Generation, channel: &str) -> bool {
+    /// The same for this connection only, unless subscriptions are restored. Fails if the connection, with its
+    /// subscriptions, has ended meanwhile.
+    fn record_subscription_on(
+        &self,
+        generation: Generation,
+        channel: &str,
+    ) -> Result<(), ExchangeError> {
         if self.subscription_mode == SubscriptionMode::Restored {
-            return true;
+            return Ok(());
         }
         let live = self.live.lock();
-        let is_current = live
-            .as_ref()
-            .is_some_and(|established| established.live.generation == generation);
-        if is_current {
-            self.record_subscription(channel);
+        match &*live {
+            Some(established) if established.live.generation == generation => {
+                self.record_subscription(channel);
+                Ok(())
+            }
+            _ => Err(ExchangeError::not_executed(
+                "the connection has ended meanwhile",
+            )),
         }
-        is_current
     }
 
     /// Handles a subscription that the server has ended by itself.
@@ -899,7 +834,7 @@ impl super::wire::OnPush for PushReceiver {
             // Recorded again, in the server's order: the end of an earlier subscription may have been
             // received after this one was sent.
             (Some("ssubscribe"), Some(channel)) => {
-                shared.record_subscription_on(generation, channel);
+                let _ = shared.record_subscription_on(generation, channel);
             }
             (Some("invalidate"), _) => {
                 let keys = message.get(1).and_then(ScriptReply::elements);

@@ -2,22 +2,24 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::options::{Login, Secret};
+use super::options::Login;
 #[cfg(feature = "tls")]
 pub(super) use super::tls::Tls;
-use super::wire::Handshake;
 use crate::error::{Error, Result};
 
 /// Never constructed without the feature `tls`.
 #[cfg(not(feature = "tls"))]
 pub(super) enum Tls {}
 
-/// Credentials, database and TLS: everything but the address.
+/// Credentials, database, TLS and time limit: everything but the address.
 #[derive(Clone)]
 pub(super) struct ConnectionConfig {
-    pub(super) handshake: Handshake,
+    pub(super) login: Login,
+    pub(super) db: i64,
     pub(super) tls: Option<Arc<Tls>>,
+    pub(super) connect_timeout: Duration,
 }
 
 impl ConnectionConfig {
@@ -27,24 +29,18 @@ impl ConnectionConfig {
         db: i64,
         builder_login: &Login,
         tls: Option<Arc<Tls>>,
+        connect_timeout: Duration,
     ) -> Result<ConnectionConfig> {
-        let [url_password, password] =
-            [url_login, builder_login].map(|login| login.password.as_ref());
-        let password = password.or(url_password);
-        let handshake = Handshake {
-            username: builder_login
-                .username
-                .as_ref()
-                .or(url_login.username.as_ref())
-                .cloned(),
-            password: password.map(|Secret(password)| password.clone()),
-            db,
+        let (username, password) = (&builder_login.username, &builder_login.password);
+        let login = Login {
+            username: username.as_ref().or(url_login.username.as_ref()).cloned(),
+            password: password.as_ref().or(url_login.password.as_ref()).cloned(),
         };
         // It would not log in at all.
-        if handshake.username.is_some() && handshake.password.is_none() {
+        if login.username.is_some() && login.password.is_none() {
             let reason = "there is a username without a password; for a user without a password, \
                           any password works";
-            return Err(match builder_login.username {
+            return Err(match username {
                 Some(_) => Error::InvalidSetting {
                     setting: "username",
                     reason: reason.into(),
@@ -54,7 +50,12 @@ impl ConnectionConfig {
                 },
             });
         }
-        Ok(ConnectionConfig { handshake, tls })
+        Ok(ConnectionConfig {
+            login,
+            db,
+            tls,
+            connect_timeout,
+        })
     }
 
     /// Returns a hint to append to timeout errors if the server does not answer. A server without TLS takes
@@ -66,19 +67,11 @@ impl ConnectionConfig {
         }
     }
 
-    /// Returns the selected database.
-    pub(super) fn db(&self) -> i64 {
-        self.handshake.db
-    }
-
     #[cfg(test)]
     pub(super) fn credentials(&self) -> (Option<&str>, Option<&str>, i64) {
-        let Handshake {
-            username,
-            password,
-            db,
-        } = &self.handshake;
-        (username.as_deref(), password.as_deref(), *db)
+        let Login { username, password } = &self.login;
+        let password = password.as_ref().map(|password| &*password.0);
+        (username.as_deref(), password, self.db)
     }
 }
 
@@ -86,7 +79,7 @@ impl ConnectionConfig {
 impl fmt::Debug for ConnectionConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConnectionConfig")
-            .field("db", &self.db())
+            .field("db", &self.db)
             .finish_non_exhaustive()
     }
 }

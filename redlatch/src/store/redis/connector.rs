@@ -1,14 +1,18 @@
-//! Connects to one server, with or without TLS.
+//! Connects to one server, with or without TLS, and makes the handshake.
+
+use std::sync::Arc;
 
 use super::connection_config::ConnectionConfig;
 use super::endpoint::Address;
 use super::exchange_error::ExchangeError;
-use super::wire::{HandshakeError, PushHandler, Socket, Wire, WireError, WireGuard, connect_tcp};
+use super::options::Secret;
+use super::wire::{Cmd, Expects, PushHandler, Socket, Wire, WireError, WireGuard, connect_tcp};
 use crate::environment::check_sockets;
 use crate::error::Cause;
 #[cfg(not(unix))]
 use crate::error::Error;
 use crate::metrics::Metrics;
+use crate::step::{Args as _, ScriptReply};
 
 impl ConnectionConfig {
     /// Connects to the server at this address, and makes the handshake.
@@ -19,12 +23,38 @@ impl ConnectionConfig {
         on_push: PushHandler,
     ) -> Result<WireGuard, ExchangeError> {
         let socket = self.socket(address).await?;
-        let wire = Wire::spawn(socket, metrics, on_push);
-        match self.handshake.run(&wire.wire()).await {
-            Ok(()) => Ok(wire),
-            Err(HandshakeError::Refused(failure)) => Err(failure),
-            Err(HandshakeError::Wire(error)) => Err(self.explain(&error, address)),
+        let guard = Wire::spawn(socket, metrics, on_push);
+        self.handshake(&guard.wire(), address).await?;
+        Ok(guard)
+    }
+
+    /// Sends what comes first on a connection, without waiting: HELLO with the login, the name of this library, and SELECT.
+    async fn handshake(&self, wire: &Arc<Wire>, address: &Address) -> Result<(), ExchangeError> {
+        let mut hello = Cmd::of(&["HELLO", "3"]);
+        if let Some(Secret(password)) = &self.login.password {
+            let username = self.login.username.as_deref().unwrap_or("default");
+            ["AUTH", username, password]
+                .iter()
+                .for_each(|arg| hello.text(arg));
         }
+        let name = Cmd::of(&["CLIENT", "SETINFO", "LIB-NAME", "redlatch"]);
+        let version = Cmd::of(&["CLIENT", "SETINFO", "LIB-VER", env!("CARGO_PKG_VERSION")]);
+        let mut select = Cmd::of(&["SELECT"]);
+        select.number(self.db);
+        // Before 7.2 a server does not know what follows HELLO, and nobody needs the answers.
+        let [hello, ..] = wire.send_all(
+            [&hello, &name, &version].map(|cmd| (cmd, Expects::Reply)),
+            None,
+        );
+        let selected = (self.db != 0).then(|| wire.send(&select));
+        for pending in [Some(hello), selected].into_iter().flatten() {
+            match pending.await.reply {
+                None => return Err(self.explain(&wire.end_reason(), address)),
+                Some(ScriptReply::Error(error)) => return Err(ExchangeError::from_refusal(&error)),
+                Some(_) => {}
+            }
+        }
+        Ok(())
     }
 
     async fn socket(&self, address: &Address) -> Result<Socket, ExchangeError> {
@@ -33,8 +63,7 @@ impl ConnectionConfig {
             let Address::Tcp(at) = address else {
                 return Err(ExchangeError::not_executed("only TCP is simulated"));
             };
-            let stream = process.connect(at.host(), at.port()).await;
-            let stream = stream.map_err(|error| io_error(error, address))?;
+            let stream = process.connect(at.host(), at.port()).await?;
             return Ok(Socket::other(stream));
         }
         // Without sockets, connecting would panic.
@@ -42,7 +71,7 @@ impl ConnectionConfig {
         match (&self.tls, address) {
             #[cfg(feature = "tls")]
             (Some(tls), Address::Tcp(at)) => {
-                let stream = tls.connect(at.host(), at.port()).await?;
+                let stream = tls.connect(at).await?;
                 Ok(Socket::other(stream))
             }
             #[cfg(feature = "tls")]
@@ -51,15 +80,11 @@ impl ConnectionConfig {
             }
             #[cfg(not(feature = "tls"))]
             (Some(never), _) => match **never {},
-            (None, Address::Tcp(at)) => match connect_tcp(at.host(), at.port()).await {
-                Ok(stream) => Ok(Socket::Tcp(stream)),
-                Err(error) => Err(io_error(error, address)),
-            },
+            (None, Address::Tcp(at)) => Ok(Socket::Tcp(connect_tcp(at.host(), at.port()).await?)),
             #[cfg(unix)]
-            (None, Address::Unix(path)) => match tokio::net::UnixStream::connect(path).await {
-                Ok(stream) => Ok(Socket::Unix(stream)),
-                Err(error) => Err(io_error(error, address)),
-            },
+            (None, Address::Unix(path)) => {
+                Ok(Socket::Unix(tokio::net::UnixStream::connect(path).await?))
+            }
             #[cfg(not(unix))]
             (None, Address::Unix(_)) => {
                 let reason = "this system has no Unix sockets".into();
@@ -72,7 +97,7 @@ impl ConnectionConfig {
     fn explain(&self, error: &WireError, address: &Address) -> ExchangeError {
         #[cfg(feature = "tls")]
         if let (Some(tls), Address::Tcp(at)) = (&self.tls, address) {
-            let explained = tls.explain_first_exchange(error, at.host(), at.port());
+            let explained = tls.explain_first_exchange(error, at);
             return explained.unwrap_or_else(|| ended(error, ""));
         }
         let _ = address;
@@ -86,8 +111,4 @@ impl ConnectionConfig {
 
 fn ended(error: &WireError, hint: &str) -> ExchangeError {
     ExchangeError::NotExecuted(Cause::new(format!("{error}{hint}"), error.clone()))
-}
-
-fn io_error(error: std::io::Error, _: &Address) -> ExchangeError {
-    ExchangeError::NotExecuted(Cause::new(error.to_string(), error))
 }

@@ -13,7 +13,7 @@ use tracing::Instrument as _;
 use super::connection::{LiveConnection, Preamble, ReconnectingConnection, is_role_of_master};
 use super::exchange_error::{ExchangeError, Retry};
 use super::node::{Node, NodeLimits};
-use super::pubsub::Subscribing;
+use super::pubsub::subscribing;
 use super::replicas::Replicas;
 use super::topology::Topology;
 use super::wire::{Cmd, Expects, Pending, Room};
@@ -81,9 +81,10 @@ impl<'a> CommandRequest<'a> {
         cmd.text(script.sha(topology.publishing));
         cmd.keys(&keys);
         step.args(&mut *cmd);
+        let batchable = script.for_batch(keys.len(), cmd.script_args(keys.len()));
         Ok(CommandRequest {
             script: Some(script),
-            batchable: script.for_batch(keys.len(), cmd.script_args(keys.len())),
+            batchable: batchable.filter(|_| topology.batching),
             key,
             channel,
             delivery,
@@ -515,10 +516,9 @@ impl SendContext<'_> {
         }
         if let Some(script) = batchable
             && self.preamble == Preamble::None
-            && let Some(sent) = self.connection.send_step(live, cmd, script, &mut room)
         {
             let mut step = CancelOnDrop {
-                sent,
+                sent: live.send_step(cmd, script, room.take()),
                 was_sent_before,
                 progress: self.progress,
             };
@@ -550,9 +550,8 @@ impl SendContext<'_> {
         let (subscribing, step) = match channel {
             Some(channel) => {
                 connection.record_subscribing(live, channel)?;
-                let how = Subscribing::new(true, false);
-                let subscribe = (&how.cmd(&[channel]), how.expects(1));
-                let both = [subscribe, (cmd, Expects::Reply)];
+                let (subscribe, confirmed) = subscribing(true, false, &[channel]);
+                let both = [(&subscribe, confirmed), (cmd, Expects::Reply)];
                 let [subscribing, step] = live.wire.send_all(both, room);
                 (Some((channel, subscribing)), step)
             }

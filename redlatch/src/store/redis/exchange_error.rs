@@ -1,5 +1,6 @@
 //! Failures of one exchange with a server, and when to retry.
 
+use std::io;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -75,7 +76,22 @@ impl ExchangeError {
 
     /// Classifies an error reply of the server.
     pub(super) fn from_reply(error: &ErrorReply, key: &str) -> ExchangeError {
-        ExchangeError::classify(error.code(), error.details(), key)
+        let (message, details) = (error.to_string(), error.details());
+        let code = inner_code(error.code(), &message);
+        // `MOVED 3999 127.0.0.1:6381`
+        let address = || details?.split_whitespace().nth(1).map(str::to_owned);
+        match code {
+            "MOVED" => address().map_or(ExchangeError::not_executed(message), ExchangeError::Moved),
+            "ASK" => address().map_or(ExchangeError::not_executed(message), ExchangeError::Ask),
+            // UNBLOCKED: a WAIT that was interrupted, because the master became a replica.
+            "READONLY" | "MASTERDOWN" | "UNBLOCKED" => ExchangeError::NotMaster(message),
+            "LOADING" | "BUSY" | "TRYAGAIN" => ExchangeError::Busy(message),
+            "CLUSTERDOWN" | "NOREPLICAS" => ExchangeError::not_executed(message),
+            "NOAUTH" | "WRONGPASS" => Error::AuthenticationFailed { reason: message }.into(),
+            // A script accessed a key that has moved with its slot. Its effects before that remain.
+            "ERR" if message.contains(NON_LOCAL_KEY) => ExchangeError::Unanswered(message.into()),
+            _ => script_error(key, message).into(),
+        }
     }
 
     /// Classifies an error reply to what is sent before a connection is used. Most pass: the server is starting, or is
@@ -95,30 +111,6 @@ impl ExchangeError {
                 Error::UnsupportedServer { reason }.into()
             }
             _ => ExchangeError::not_executed(message),
-        }
-    }
-
-    fn classify(code: &str, details: Option<&str>, key: &str) -> ExchangeError {
-        let message = match details {
-            Some(details) => format!("{code} {details}"),
-            None => code.to_owned(),
-        };
-        let code = inner_code(code, &message);
-        // `MOVED 3999 127.0.0.1:6381`
-        let address = || details?.split_whitespace().nth(1).map(str::to_owned);
-        match code {
-            "MOVED" => address().map_or(ExchangeError::not_executed(message), ExchangeError::Moved),
-            "ASK" => address().map_or(ExchangeError::not_executed(message), ExchangeError::Ask),
-            // UNBLOCKED: a WAIT that was interrupted, because the master became a replica.
-            "READONLY" | "MASTERDOWN" | "UNBLOCKED" => ExchangeError::NotMaster(message),
-            "LOADING" | "BUSY" | "TRYAGAIN" => ExchangeError::Busy(message),
-            "CLUSTERDOWN" | "NOREPLICAS" => ExchangeError::not_executed(message),
-            "NOAUTH" | "WRONGPASS" => Error::AuthenticationFailed { reason: message }.into(),
-            // A script accessed a key that has moved with its slot. Its effects before that remain.
-            "ERR" if details.is_some_and(|message| message.contains(NON_LOCAL_KEY)) => {
-                ExchangeError::Unanswered(message.into())
-            }
-            _ => script_error(key, message).into(),
         }
     }
 
@@ -155,6 +147,13 @@ impl From<Error> for ExchangeError {
     }
 }
 
+/// No connection could be made.
+impl From<io::Error> for ExchangeError {
+    fn from(error: io::Error) -> ExchangeError {
+        ExchangeError::NotExecuted(Cause::new(error.to_string(), error))
+    }
+}
+
 /// Retries on a new connection with growing pauses, until a time limit.
 pub(super) struct Retry {
     pub(super) started: Instant,
@@ -165,15 +164,12 @@ pub(super) struct Retry {
     pub(super) repeated: bool,
 }
 
-/// Limit of the pauses between the tries of one request. Connecting has its own in addition.
-const LONGEST_PAUSE: Duration = Duration::from_millis(250);
-
 impl Retry {
     pub(super) fn with_timeout(timeout: Duration) -> Retry {
         Retry {
             started: Instant::now(),
             timeout,
-            pace: Pace::up_to(LONGEST_PAUSE),
+            pace: Pace::default(),
             last_error: None,
             repeated: false,
         }
@@ -236,13 +232,17 @@ pub(super) fn timeout_error(after: Duration, timeout_hint: Option<&str>) -> Erro
 mod tests {
     use super::*;
 
+    fn classify(text: String) -> ExchangeError {
+        ExchangeError::from_reply(&ErrorReply::new(text), "k")
+    }
+
     #[test]
     fn script_in_a_half_moved_slot_is_repeated() {
         for details in [
             "Script attempted to access a non local key in a cluster node",
             "Attempted to access a non local key in a cluster node script: on @user_script:121.",
         ] {
-            let failure = ExchangeError::classify("ERR", Some(details), "k");
+            let failure = classify(format!("ERR {details}"));
             assert!(
                 matches!(failure, ExchangeError::Unanswered(_)),
                 "{failure:?}"
@@ -253,51 +253,28 @@ mod tests {
     /// From Redis 7, wrapped by 6.2, and caught by a script in 6.2.
     #[test]
     fn errors_wrapped_by_scripts_are_recognized() {
-        let forms = |code: &str| {
-            [
-                (code.to_owned(), "said the server".to_owned()),
-                (
-                    "ERR".to_owned(),
-                    format!(
-                        "Error running script (call to f_6b1b): @user_script:1: @user_script: 1: -{code} said"
-                    ),
+        for (code, kind) in [
+            ("READONLY", "not_master"),
+            ("UNBLOCKED", "not_master"),
+            ("NOREPLICAS", "not_executed"),
+            ("LOADING", "busy"),
+            ("OOM", "permanent"),
+            ("MISCONF", "permanent"),
+        ] {
+            for text in [
+                format!("{code} said the server"),
+                format!(
+                    "ERR Error running script (call to f_6b1b): @user_script:1: @user_script: 1: -{code} said"
                 ),
-                (
-                    "@user_script:".to_owned(),
-                    format!("12: -{code} said the server"),
-                ),
-            ]
-        };
-        for code in ["READONLY", "UNBLOCKED"] {
-            for (first, rest) in forms(code) {
-                let failure = ExchangeError::classify(&first, Some(&rest), "k");
-                assert!(
-                    matches!(failure, ExchangeError::NotMaster(_)),
-                    "{failure:?}"
-                );
-                assert!(failure.into_error().is_transient());
-            }
-        }
-        for code in ["NOREPLICAS", "LOADING"] {
-            for (first, rest) in forms(code) {
-                let failure = ExchangeError::classify(&first, Some(&rest), "k");
-                assert!(
-                    matches!(
-                        failure,
-                        ExchangeError::NotExecuted(_) | ExchangeError::Busy(_)
-                    ),
-                    "{failure:?}"
-                );
-                assert!(failure.into_error().is_transient());
-            }
-        }
-        for code in ["OOM", "MISCONF"] {
-            for (first, rest) in forms(code) {
-                let failure = ExchangeError::classify(&first, Some(&rest), "k");
-                assert!(matches!(
-                    failure,
-                    ExchangeError::Permanent(Error::Refused { .. })
-                ));
+                format!("@user_script: 12: -{code} said the server"),
+            ] {
+                let failure = classify(text);
+                assert_eq!(failure.kind(), kind, "{failure:?}");
+                let error = failure.into_error();
+                match kind {
+                    "permanent" => assert!(matches!(error, Error::Refused { .. }), "{error:?}"),
+                    _ => assert!(error.is_transient(), "{error:?}"),
+                }
             }
         }
     }

@@ -72,8 +72,6 @@ impl Node {
             ReconnectingConnection::new(
                 settings.config.clone(),
                 target.clone(),
-                settings.redis.connect_timeout,
-                settings.redis.batching,
                 settings.subscriber.clone(),
                 subscription_mode,
                 carries_commands.then(run_id_tracker),

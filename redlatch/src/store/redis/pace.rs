@@ -18,12 +18,23 @@ use crate::sync::Mutex;
 /// The first pause: a restarted server is found quickly.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 
+/// The longest pause before connecting is retried: short enough to find a restarted server quickly, long enough that a
+/// thousand clients do not keep it from starting. It is also the longest one between the tries of one request, in
+/// addition.
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
 /// Counts the failures since the latest success.
 #[derive(Debug)]
 pub(super) struct Pace {
     longest: Duration,
     failures: u32,
     not_before: Option<Instant>,
+}
+
+impl Default for Pace {
+    fn default() -> Pace {
+        Pace::up_to(LONGEST_PAUSE)
+    }
 }
 
 impl Pace {
@@ -76,13 +87,13 @@ pub(super) struct Outage {
 }
 
 /// Limit of the pauses of one request in a long outage of its node. Another request's answer ends them.
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE_IN_OUTAGE: Duration = Duration::from_millis(500);
 
 impl Default for Outage {
     fn default() -> Outage {
         Outage {
             is_failing: AtomicBool::new(false),
-            pace: Mutex::new(Pace::up_to(LONGEST_PAUSE)),
+            pace: Mutex::new(Pace::up_to(LONGEST_PAUSE_IN_OUTAGE)),
             ended: Notify::new(),
         }
     }
@@ -117,11 +128,9 @@ impl Outage {
 mod tests {
     use super::*;
 
-    const LONGEST: Duration = Duration::from_millis(250);
-
     #[test]
     fn pauses_grow_by_round_until_something_succeeds() {
-        let (mut pace, mut now) = (Pace::up_to(LONGEST), Instant::now());
+        let (mut pace, mut now) = (Pace::default(), Instant::now());
         assert!(pace.not_before().is_none() && pace.pause().is_zero());
         for longest in [5, 10, 20, 40, 80, 160, 250, 250] {
             pace.failed(now);
@@ -135,7 +144,7 @@ mod tests {
             now = not_before;
         }
         // Long after the pause, or after a success, it is a first failure.
-        now += 2 * LONGEST;
+        now += 2 * LONGEST_PAUSE;
         pace.failed(now);
         assert!(pace.not_before().unwrap() - now <= FIRST_PAUSE);
         pace.failed(now + FIRST_PAUSE);

@@ -36,39 +36,19 @@ pub(super) enum SubscriptionMode {
     Reports,
 }
 
-/// A command that begins or ends subscriptions.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Subscribing {
-    command: &'static str,
-    /// The kind of the message that confirms a beginning.
-    confirmed: Option<&'static str>,
-}
-
-impl Subscribing {
-    pub(super) fn new(subscribed: bool, sharded: bool) -> Subscribing {
-        let (command, confirmed) = match (subscribed, sharded) {
-            (true, false) => ("SUBSCRIBE", Some("subscribe")),
-            (false, false) => ("UNSUBSCRIBE", None),
-            (true, true) => ("SSUBSCRIBE", Some("ssubscribe")),
-            (false, true) => ("SUNSUBSCRIBE", None),
-        };
-        Subscribing { command, confirmed }
-    }
-
-    /// Returns the command for these channels.
-    pub(super) fn cmd(self, channels: &[&str]) -> Cmd {
-        let mut cmd = Cmd::of(&[self.command]);
-        channels.iter().for_each(|channel| cmd.text(channel));
-        cmd
-    }
-
-    /// Returns how the command for this number of channels is answered.
-    pub(super) fn expects(self, channels: usize) -> Expects {
-        match self.confirmed {
-            Some(kind) => Expects::Confirmations(kind, channels),
-            None => Expects::End,
-        }
-    }
+/// Returns the command that begins or ends subscriptions, and how it is answered.
+pub(super) fn subscribing(subscribed: bool, sharded: bool, channels: &[&str]) -> (Cmd, Expects) {
+    // The messages that confirm a beginning are of this kind.
+    let (command, confirmed) = match (subscribed, sharded) {
+        (true, false) => ("SUBSCRIBE", Some("subscribe")),
+        (false, false) => ("UNSUBSCRIBE", None),
+        (true, true) => ("SSUBSCRIBE", Some("ssubscribe")),
+        (false, true) => ("SUNSUBSCRIBE", None),
+    };
+    let mut cmd = Cmd::of(&[command]);
+    channels.iter().for_each(|channel| cmd.text(channel));
+    let confirmations = |kind| Expects::Confirmations(kind, channels.len());
+    (cmd, confirmed.map_or(Expects::End, confirmations))
 }
 
 /// Returns whether the server does not know the command.

@@ -137,30 +137,17 @@ mod tests {
             Arc::new(Suspects::new(false)),
             Metrics::default(),
         );
-        assert!(
-            !makes_suspect(&run_id_tracker, Some("a")).await,
-            "the first connection"
-        );
-        assert!(
-            !makes_suspect(&run_id_tracker, Some("a")).await,
-            "the same process"
-        );
-        assert!(
-            makes_suspect(&run_id_tracker, Some("b")).await,
-            "another process"
-        );
-        assert!(
-            !makes_suspect(&run_id_tracker, Some("b")).await,
-            "the same again"
-        );
-        assert!(makes_suspect(&run_id_tracker, None).await, "no run id");
-        assert!(
-            makes_suspect(&run_id_tracker, None).await,
-            "no run id again"
-        );
-        assert!(
-            makes_suspect(&run_id_tracker, Some("b")).await,
-            "no run id before"
-        );
+        for (run_id, is_other, what) in [
+            (Some("a"), false, "the first connection"),
+            (Some("a"), false, "the same process"),
+            (Some("b"), true, "another process"),
+            (Some("b"), false, "the same again"),
+            (None, true, "no run id"),
+            (None, true, "no run id again"),
+            (Some("b"), true, "no run id before"),
+        ] {
+            let is_suspect = makes_suspect(&run_id_tracker, run_id).await;
+            assert_eq!(is_suspect, is_other, "{what}");
+        }
     }
 }

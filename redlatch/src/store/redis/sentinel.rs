@@ -78,9 +78,8 @@ type SentinelAnswer<'a> = Result<Option<SentinelReply>, (&'a Endpoint, ExchangeE
 impl Sentinels {
     pub(super) fn new(
         sentinels: &[Endpoint],
-        config: &ConnectionConfig,
+        mut config: ConnectionConfig,
         master: String,
-        connect_timeout: Duration,
     ) -> Arc<Sentinels> {
         let refresh_task = RefreshTask::default();
         let view = Arc::new(SharedView {
@@ -88,12 +87,11 @@ impl Sentinels {
             changed: refresh_task.signals.changed.clone(),
         });
         let subscriber: SharedSubscriber = view.clone();
+        config.connect_timeout = config.connect_timeout.min(QUERY_TIMEOUT);
         let connection = |endpoint: &Endpoint| {
             let connection = ReconnectingConnection::new(
                 config.clone(),
                 Target::Fixed(Address::Tcp(endpoint.clone())),
-                connect_timeout.min(QUERY_TIMEOUT),
-                false,
                 subscriber.clone(),
                 SubscriptionMode::Restored,
                 None,

@@ -3,7 +3,6 @@
 //! The crypto provider is that of the process, if it has set one, and ring otherwise. The system's certificates are
 //! read only if they are used.
 
-use std::error::Error as StdError;
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -65,21 +64,21 @@ impl Tls {
     /// Connects to a server and verifies its identity.
     pub(super) async fn connect(
         self: &Arc<Self>,
-        host: &str,
-        port: u16,
+        at: &Endpoint,
     ) -> Result<TlsStream, ExchangeError> {
+        let host = at.host();
         let name = ServerName::try_from(host.to_owned()).map_err(|_| Error::InvalidUrl {
             reason: format!("{host:?} is neither a host name nor an address"),
         })?;
         let handshake = async |config: &Arc<ClientConfig>| {
-            let stream = connect_tcp(host, port).await.map_err(io_error)?;
+            let stream = connect_tcp(host, at.port()).await?;
             let connector = TlsConnector::from(config.clone());
             Ok::<_, ExchangeError>(connector.connect(name.clone(), stream).await)
         };
         let config = self.load_config(SYSTEM_CERTS_MAX_AGE).await?;
         let mut outcome = handshake(&config).await?;
         if let Err(error) = &outcome
-            && matches!(find_tls_error(error), Some(TlsError::InvalidCertificate(_)))
+            && matches!(tls_error(error), Some(TlsError::InvalidCertificate(_)))
         {
             let newer = self.load_config(SYSTEM_CERTS_RETRY_AGE).await?;
             if !Arc::ptr_eq(&newer, &config) {
@@ -87,7 +86,7 @@ impl Tls {
             }
         }
         outcome.map_err(|error| {
-            self.explain(&error, host, port).unwrap_or_else(|| {
+            self.explain(&error, at).unwrap_or_else(|| {
                 ExchangeError::NotExecuted(Cause::new(format!("TLS handshake: {error}"), error))
             })
         })
@@ -109,10 +108,11 @@ impl Tls {
     pub(super) fn explain_first_exchange(
         &self,
         error: &WireError,
-        host: &str,
-        port: u16,
+        at: &Endpoint,
     ) -> Option<ExchangeError> {
-        if let Some(failure) = self.explain(error, host, port) {
+        if let WireError::Io(error) = error
+            && let Some(failure) = self.explain(error, at)
+        {
             return Some(failure);
         }
         let hint = match self.certificates.client.is_some() {
@@ -129,17 +129,12 @@ impl Tls {
     }
 
     /// Explains a TLS error, and names the server: it may be the only one with the problem.
-    fn explain(
-        &self,
-        error: &(dyn StdError + 'static),
-        host: &str,
-        port: u16,
-    ) -> Option<ExchangeError> {
-        let reason = describe_tls_error(error, host, self.certificates.client.is_some())?;
-        let at = Endpoint::new(host, port);
+    fn explain(&self, error: &io::Error, at: &Endpoint) -> Option<ExchangeError> {
+        let tls = tls_error(error)?;
+        let reason = describe_tls_error(tls, at.host(), self.certificates.client.is_some());
         Some(ExchangeError::Permanent(Error::TlsFailed {
             reason: format!("{at}: {reason}"),
-            source: find_tls_error(error).cloned().map(ErrorSource::new),
+            source: Some(ErrorSource::new(tls.clone())),
         }))
     }
 
@@ -260,18 +255,9 @@ fn invalid_setting(setting: &'static str, reason: String) -> Error {
     Error::InvalidSetting { setting, reason }
 }
 
-fn io_error(error: io::Error) -> ExchangeError {
-    ExchangeError::NotExecuted(Cause::new(error.to_string(), error))
-}
-
 /// Returns a text that explains a TLS error and what to do.
-fn describe_tls_error(
-    error: &(dyn StdError + 'static),
-    host: &str,
-    has_certificate: bool,
-) -> Option<String> {
-    let tls = find_tls_error(error)?;
-    Some(match tls {
+fn describe_tls_error(tls: &TlsError, host: &str, has_certificate: bool) -> String {
+    match tls {
         TlsError::InvalidCertificate(problem) => {
             let problem = match problem {
                 CertificateError::UnknownIssuer => {
@@ -317,26 +303,10 @@ fn describe_tls_error(
             )
         }
         other => other.to_string(),
-    })
+    }
 }
 
-/// Finds the TLS error inside of an error.
-fn find_tls_error<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a TlsError> {
-    let mut error = Some(error);
-    while let Some(this) = error {
-        if let Some(tls) = this.downcast_ref() {
-            return Some(tls);
-        }
-        // Neither of these returns its content as its source.
-        let shared = this.downcast_ref::<Arc<dyn StdError + Send + Sync>>();
-        let io = this
-            .downcast_ref::<io::Error>()
-            .and_then(io::Error::get_ref);
-        error = match (shared, io) {
-            (Some(shared), _) => Some(&**shared),
-            (_, Some(io)) => Some(io),
-            _ => this.source(),
-        };
-    }
-    None
+/// Returns the TLS error in an error of a TLS stream.
+fn tls_error(error: &io::Error) -> Option<&TlsError> {
+    error.get_ref()?.downcast_ref()
 }

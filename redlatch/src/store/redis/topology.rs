@@ -29,6 +29,8 @@ pub(super) struct Topology {
     pub(super) publishing: PublishMode,
     /// Whether acquisitions wait for replicas, and use another connection than releases.
     pub(super) awaits_replicas: bool,
+    /// Whether steps that wait to be sent are sent together.
+    pub(super) batching: bool,
     /// Limits for slots without a known owner.
     unassigned_limits: Arc<NodeLimits>,
 }
@@ -61,28 +63,34 @@ impl Topology {
                 master,
                 config,
             } => {
-                let db = settings.config.db();
+                let db = settings.config.db;
                 let address = format!("{master}@{}/{db}", sorted_list(&sentinels));
-                let limit = settings.redis.connect_timeout;
-                let sentinels = Sentinels::new(&sentinels, &config, master, limit);
+                let sentinels = Sentinels::new(&sentinels, config, master);
                 Topology::sentinel(address, sentinels, &settings).await
             }
             Deployment::Cluster(seeds) => Topology::cluster(seeds, settings).await,
         }
     }
 
-    fn new(form: Form, address: String, publishing: PublishMode, sync: ReplicaSync) -> Topology {
+    fn new(
+        form: Form,
+        address: String,
+        publishing: PublishMode,
+        settings: RedisSettings,
+    ) -> Topology {
         Topology {
+            awaits_replicas: settings.replica_sync != ReplicaSync::Off,
+            // In a cluster a step of a slot that moves would be refused with all others in its script.
+            batching: settings.batching && !matches!(form, Form::Cluster(_)),
             form,
             address,
             publishing,
-            awaits_replicas: sync != ReplicaSync::Off,
             unassigned_limits: Arc::default(),
         }
     }
 
     async fn single(addr: Address, mut settings: NodeSettings) -> Result<Topology, ExchangeError> {
-        let address = format!("{addr}/{}", settings.config.db());
+        let address = format!("{addr}/{}", settings.config.db);
         let target = Target::Fixed(addr);
         let sync = std::mem::replace(&mut settings.redis.replica_sync, ReplicaSync::Off);
         let mut node = Node::new(&settings, &target);
@@ -93,8 +101,8 @@ impl Topology {
             settings.redis.replica_sync = sync;
             node = Node::new(&settings, &target);
         }
-        let (form, sync) = (Form::Single(node), settings.redis.replica_sync);
-        Ok(Topology::new(form, address, PublishMode::Global, sync))
+        let (form, redis) = (Form::Single(node), settings.redis);
+        Ok(Topology::new(form, address, PublishMode::Global, redis))
     }
 
     async fn sentinel(
@@ -108,8 +116,8 @@ impl Topology {
         ServerInfo::fetch(&node.commands)
             .await?
             .check_standalone()?;
-        let (form, sync) = (Form::Sentinel(node, sentinels), settings.redis.replica_sync);
-        Ok(Topology::new(form, address, PublishMode::Global, sync))
+        let (form, redis) = (Form::Sentinel(node, sentinels), settings.redis);
+        Ok(Topology::new(form, address, PublishMode::Global, redis))
     }
 
     async fn cluster(
@@ -119,17 +127,14 @@ impl Topology {
         let info = fetch_server_info(&seeds, &settings).await?;
         info.check_cluster_node()?;
         settings.subscription_mode = SubscriptionMode::Sharded;
-        // A step of a slot that moves would be refused with all others in its script.
-        settings.redis.batching = false;
-        let address = sorted_list(&seeds);
-        let sync = settings.redis.replica_sync;
+        let (address, redis) = (sorted_list(&seeds), settings.redis);
         let cluster = Cluster::new(seeds, settings);
         if cluster.masters().await.is_empty() {
             let reason = "no node of the cluster reported its slots";
             return Err(ExchangeError::not_executed(reason));
         }
         let form = Form::Cluster(cluster);
-        Ok(Topology::new(form, address, PublishMode::Sharded, sync))
+        Ok(Topology::new(form, address, PublishMode::Sharded, redis))
     }
 
     /// Returns whether there is a single, fixed server.
@@ -294,8 +299,6 @@ async fn fetch_server_info(seeds: &[Endpoint], settings: &NodeSettings) -> Resul
         let connection = ReconnectingConnection::new(
             settings.config.clone(),
             Target::Fixed(Address::Tcp(seed.clone())),
-            settings.redis.connect_timeout,
-            false,
             settings.subscriber.clone(),
             SubscriptionMode::Unrestored,
             None,

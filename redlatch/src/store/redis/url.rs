@@ -69,10 +69,11 @@ fn combine(parts: &UrlParts<'_>, options: &ConnectOptions) -> Result<ParsedUrl> 
     let (deployment, db) = match parts.form {
         Form::Single => single(parts)?,
         Form::Unix => unix(parts)?,
-        Form::Sentinel => sentinel(parts, &options.sentinel_login, tls.clone())?,
+        Form::Sentinel => sentinel(parts, options, tls.clone())?,
         Form::Cluster => cluster(parts)?,
     };
-    let config = ConnectionConfig::new(&parts.login()?, db, &options.login, tls)?;
+    let timeout = options.settings.connect_timeout;
+    let config = ConnectionConfig::new(&parts.login()?, db, &options.login, tls, timeout)?;
     Ok(ParsedUrl { deployment, config })
 }
 
@@ -186,17 +187,14 @@ fn unix(parts: &UrlParts<'_>) -> Result<UrlContent> {
              redis+unix:///path?user=…&pass=…",
         );
     }
-    let path = percent_decode_str(path).decode_utf8();
-    let path = path.map_err(|e| Error::InvalidUrl {
-        reason: format!("the path of the socket is not UTF-8: {e}"),
-    })?;
-    let deployment = Deployment::Single(Address::Unix(path.into_owned().into()));
+    let path = percent_decode(path, "the path of the socket")?;
+    let deployment = Deployment::Single(Address::Unix(path.into()));
     Ok((deployment, parts.query.database("")?))
 }
 
 fn sentinel(
     parts: &UrlParts<'_>,
-    builder_login: &Login,
+    options: &ConnectOptions,
     tls: Option<Arc<Tls>>,
 ) -> Result<UrlContent> {
     let (sentinels, path) = parts.hosts_and_path(SENTINEL_PORT)?;
@@ -206,10 +204,11 @@ fn sentinel(
             "it does not name the master; use redis+sentinel://host:port,host:port/master",
         );
     }
+    let (login, timeout) = (&options.sentinel_login, options.settings.connect_timeout);
     let deployment = Deployment::Sentinel {
         sentinels,
         master: percent_decode(master, "the name of the master")?,
-        config: ConnectionConfig::new(&parts.sentinel_login()?, 0, builder_login, tls)?,
+        config: ConnectionConfig::new(&parts.sentinel_login()?, 0, login, tls, timeout)?,
     };
     Ok((deployment, parts.query.database(db)?))
 }
@@ -266,19 +265,25 @@ impl<'a> UrlParts<'a> {
             return invalid("it has no scheme; use redis://host:port");
         };
         let (base, kind) = scheme.split_once('+').unwrap_or((scheme, ""));
-        let (use_tls, kind) = match base {
-            "redis" | "valkey" => (false, kind),
-            "rediss" | "valkeys" => (true, kind),
-            "unix" if kind.is_empty() => (false, "unix"),
-            other if rest.starts_with("//") && is_scheme_text(scheme) => {
-                return invalid(format!("unknown scheme {other:?}; use {URL_FORMS}"));
+        let (base, use_tls) = match base {
+            "redis" | "valkey" => ("redis", false),
+            "rediss" | "valkeys" => ("redis", true),
+            other => (other, false),
+        };
+        let form = match (base, kind) {
+            ("redis", "") => Form::Single,
+            ("redis", "sentinel") => Form::Sentinel,
+            ("redis", "cluster") => Form::Cluster,
+            ("redis", "unix") if use_tls => {
+                return invalid("TLS over a unix socket is not supported; use redis+unix:///path");
+            }
+            ("redis", "unix") | ("unix", "") => Form::Unix,
+            _ if rest.starts_with("//") && is_scheme_text(scheme) => {
+                return invalid(format!("unknown scheme {scheme:?}; use {URL_FORMS}"));
             }
             // Not repeated: without `//` it may be a user name.
             _ => return invalid("it has no known scheme; use redis://host:port"),
         };
-        if use_tls && kind == "unix" {
-            return invalid("TLS over a unix socket is not supported; use redis+unix:///path");
-        }
         if rest.contains('#') {
             let certificate = match use_tls {
                 // In other clients `#insecure` disables the check of the certificate.
@@ -292,16 +297,6 @@ impl<'a> UrlParts<'a> {
                 "a fragment (#) is not supported; in a user or password, write # as %23{certificate}"
             ));
         }
-        let form = match kind {
-            "" => Form::Single,
-            "unix" => Form::Unix,
-            "sentinel" => Form::Sentinel,
-            "cluster" => Form::Cluster,
-            _ if is_scheme_text(kind) => {
-                return invalid(format!("unknown scheme {scheme:?}; use {URL_FORMS}"));
-            }
-            _ => return invalid("it has no known scheme; use redis://host:port"),
-        };
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let after_slashes = rest.strip_prefix("//");
         let (credentials, place) = match (form, after_slashes) {
@@ -576,27 +571,10 @@ mod tests {
         }
     }
 
-    #[test]
-    fn good_urls_are_parsed() {
-        for url in [
-            "redis://127.0.0.1",
-            "redis://user:pw@[::1]:6380/3",
-            "valkey://localhost",
-            "redis+unix:///run/redis.sock?db=1",
-            "unix:///run/redis.sock",
-        ] {
-            let parsed = parse(url).unwrap();
-            assert!(
-                matches!(parsed.deployment, Deployment::Single(_)),
-                "{parsed:?}"
-            );
-        }
-    }
-
     /// Scheme and host, after which a database may follow.
     fn bases() -> Vec<&'static str> {
         let mut bases = vec![
-            "redis://u:p@h:1",
+            "redis://u:p@[::1]:1",
             "valkey://h",
             "redis+sentinel://a,b:2/master",
             "redis+cluster://a,b:2",
@@ -607,6 +585,7 @@ mod tests {
         if cfg!(feature = "tls") {
             bases.extend([
                 "rediss://h",
+                "valkeys://u:p@h:1",
                 "rediss+sentinel://a/master",
                 "rediss+cluster://a",
             ]);
@@ -661,7 +640,19 @@ mod tests {
             for (part, db, works) in works {
                 let url = format!("{base}{part}");
                 match parse(&url) {
-                    Ok(parsed) if works => assert_eq!(parsed.config.db(), db, "{url}"),
+                    Ok(parsed) if works => {
+                        assert_eq!(parsed.config.db, db, "{url}");
+                        let form = match parsed.deployment {
+                            Deployment::Single(Address::Tcp(_)) => None,
+                            Deployment::Single(Address::Unix(_)) => Some("unix"),
+                            Deployment::Sentinel { .. } => Some("sentinel"),
+                            Deployment::Cluster(_) => Some("cluster"),
+                        };
+                        let mut forms = ["unix", "sentinel", "cluster"].into_iter();
+                        assert_eq!(form, forms.find(|form| url.contains(form)), "{url}");
+                        let use_tls = url.starts_with("rediss") || url.starts_with("valkeys");
+                        assert_eq!(parsed.config.tls.is_some(), use_tls, "{url}");
+                    }
                     Err(error) if !works && cluster => {
                         assert!(error.to_string().contains("database"), "{url}: {error}");
                     }
@@ -721,6 +712,7 @@ mod tests {
             ("[::1]", "[::1]:6379"),
             ("[fe80::1%eth0]:7", "[fe80::1%eth0]:7"),
             ("xn--bcher-kva.example:7", "xn--bcher-kva.example:7"),
+            ("h1,[::1]:2,h3:3", "h1:6379,[::1]:2,h3:3"),
         ] {
             for url in [
                 format!("redis+cluster://{host}"),
@@ -737,7 +729,8 @@ mod tests {
                     } => nodes,
                     Deployment::Single(_) => panic!("{url}"),
                 };
-                assert_eq!(nodes[0].to_string(), named, "{url}");
+                let nodes: Vec<String> = nodes.iter().map(Endpoint::to_string).collect();
+                assert_eq!(nodes.join(","), named, "{url}");
             }
         }
     }
@@ -751,18 +744,29 @@ mod tests {
             ("redis://u:p@q@h", Some("u"), Some("p@q")),
             ("redis://u%3A:p%2F%3F%23%40+@h", Some("u:"), Some("p/?#@+")),
             ("redis://u:100%@h", Some("u"), Some("100%")),
+            ("valkey+cluster://:pw@h1:1,h2/", None, Some("pw")),
             ("unix:///s?user=u%26&pass=p%3D=+", Some("u&"), Some("p==+")),
         ] {
             let parsed = parse(url).unwrap();
             assert_eq!(parsed.config.credentials(), (user, password, 0), "{url}");
         }
-        let sentinel = "redis+sentinel://h/m%2Dn?sentinel_user=a:b&sentinel_password=c/d@e";
-        let Deployment::Sentinel { master, config, .. } = parse(sentinel).unwrap().deployment
-        else {
-            panic!("no sentinels");
-        };
-        assert_eq!(master, "m-n");
-        assert_eq!(config.credentials(), (Some("a:b"), Some("c/d@e"), 0));
+        for (query, user, password) in [
+            ("sentinel_password=s%20p", None, Some("s p")),
+            (
+                "sentinel_user=a:b&sentinel_password=c/d@e",
+                Some("a:b"),
+                Some("c/d@e"),
+            ),
+        ] {
+            let url = format!("redis+sentinel://us%40er:p%3Aw@h/m%2Dn/5?{query}");
+            let parsed = parse(&url).unwrap();
+            assert_eq!(parsed.config.credentials(), (Some("us@er"), Some("p:w"), 5));
+            let Deployment::Sentinel { master, config, .. } = parsed.deployment else {
+                panic!("{url}");
+            };
+            assert_eq!(master, "m-n");
+            assert_eq!(config.credentials(), (user, password, 0));
+        }
     }
 
     /// One part of a random URL: its text, and how an error names it if it is invalid there.
@@ -1052,48 +1056,5 @@ mod tests {
             let said = parse(url).unwrap_err().to_string();
             assert!(said.contains("feature `tls`"), "{said}");
         }
-    }
-
-    #[test]
-    #[cfg(feature = "tls")]
-    fn scheme_enables_tls() {
-        for url in [
-            "rediss://h",
-            "valkeys://u:p@h:1/2",
-            "rediss+cluster://a,b",
-            "rediss+sentinel://a/m",
-        ] {
-            parse(url).unwrap();
-        }
-    }
-
-    #[test]
-    fn sentinel_url_names_sentinels_and_master() {
-        let url = "redis+sentinel://us%40er:p%3Aw@h1,[::1]:2,h3:3/orders/5?sentinel_password=s%20p";
-        let parsed = parse(url).unwrap();
-        let Deployment::Sentinel {
-            sentinels,
-            master,
-            config,
-        } = parsed.deployment
-        else {
-            panic!("{parsed:?}");
-        };
-        let named: Vec<String> = sentinels.iter().map(Endpoint::to_string).collect();
-        assert_eq!(named, ["h1:26379", "[::1]:2", "h3:3"]);
-        assert_eq!(master, "orders");
-        assert_eq!(parsed.config.credentials(), (Some("us@er"), Some("p:w"), 5));
-        assert_eq!(config.credentials(), (None, Some("s p"), 0));
-    }
-
-    #[test]
-    fn cluster_url_names_nodes() {
-        let parsed = parse("valkey+cluster://:pw@h1:1,h2/").unwrap();
-        let Deployment::Cluster(nodes) = parsed.deployment else {
-            panic!("{parsed:?}");
-        };
-        let named: Vec<String> = nodes.iter().map(Endpoint::to_string).collect();
-        assert_eq!(named, ["h1:1", "h2:6379"]);
-        assert_eq!(parsed.config.credentials(), (None, Some("pw"), 0));
     }
 }

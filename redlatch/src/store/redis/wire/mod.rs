@@ -25,7 +25,6 @@ use tokio::time::Instant;
 
 pub(super) use self::codec::{Cmd, Malformed};
 use self::codec::{Decoder, Frame};
-pub(super) use self::handshake::{Handshake, HandshakeError};
 pub(super) use self::pipeline::{Answered, Expects};
 use self::pipeline::{Pipeline, SlotId};
 use self::stream::ReadBuffer;
@@ -36,7 +35,6 @@ use crate::step::{Batchable, ScriptReply};
 use crate::sync::Mutex;
 
 mod codec;
-mod handshake;
 mod pipeline;
 mod stream;
 
