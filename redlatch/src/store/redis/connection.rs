@@ -397,8 +397,13 @@ impl ReconnectingConnection {
 
     /// Handles the answer to a subscription.
     pub(super) fn subscribed(&self, channel: &str, answer: &Result<(), ExchangeError>) {
-        if !matches!(answer, Ok(()) | Err(ExchangeError::Unanswered(_))) {
-            // It was refused, so there is nothing to end, and nothing to restore on later connections.
+        use ExchangeError::{Busy, NotExecuted, Unanswered};
+        // Refused here, so there is nothing to end, and nothing to restore on later connections. A failure that passes
+        // changes nothing: others may have subscribed before, and what is recorded ends with its last waiter.
+        if !matches!(
+            answer,
+            Ok(()) | Err(Unanswered(_) | NotExecuted(_) | Busy(_))
+        ) {
             self.shared.channels.lock().remove(channel);
         }
     }
@@ -624,20 +629,36 @@ impl LiveConnection {
         }
     }
 
-    /// Restores subscriptions. A refused one must affect neither the others nor the connection.
+    /// Restores subscriptions. One that is refused for good must affect neither the others nor the connection.
     async fn resubscribe(&self, channels: &[&str]) -> Result<(), ExchangeError> {
-        let together = self.send(subscribing(true, false, channels), None);
-        let ended = |failure: ExchangeError| ExchangeError::not_executed(failure.reason());
-        if self.answer(together).await.map_err(ended)?.is_none() {
-            return Ok(());
-        }
-        for channel in channels {
-            let alone = self.send(subscribing(true, false, &[channel]), None);
-            if let Some(error) = self.answer(alone).await.map_err(ended)? {
-                tracing::warn!(%channel, %error, "a subscription was refused");
+        if self.refused(channels).await?.is_some() {
+            for channel in channels {
+                if let Some(error) = self.refused(&[channel]).await? {
+                    tracing::warn!(%channel, %error, "a subscription was refused");
+                }
             }
         }
         Ok(())
+    }
+
+    /// Subscribes before the connection is used. Returns the error if that is refused for good. Without subscriptions that
+    /// are refused for now, as by a server that runs a long script, the connection is of no use.
+    async fn refused(&self, channels: &[&str]) -> Result<Option<ErrorReply>, ExchangeError> {
+        let sent = self.send(subscribing(true, false, channels), None);
+        let answer = self.answer(sent).await;
+        let answer = answer.map_err(|failure| ExchangeError::not_executed(failure.reason()))?;
+        let is_permanent = |error: &ErrorReply| {
+            matches!(
+                ExchangeError::from_reply(error, ""),
+                ExchangeError::Permanent(_)
+            )
+        };
+        match answer {
+            Some(error) if !is_permanent(&error) => {
+                Err(ExchangeError::not_executed(error.to_string()))
+            }
+            answer => Ok(answer),
+        }
     }
 }
 
@@ -673,6 +694,13 @@ async fn is_of_cluster(
         .reply(live.wire.send(&Cmd::of(&["CLUSTER", "MYID"])))
         .await;
     let id = id.map_err(|failure| ExchangeError::not_executed(failure.reason()))?;
+    if let ScriptReply::Error(error) = &id {
+        return match error.code() == "NOPERM" || is_unknown_command(error) {
+            true => Ok(()),
+            // Perhaps for now: a node that loads its data may be one of another cluster.
+            false => Err(ExchangeError::not_executed(error.to_string())),
+        };
+    }
     match id.as_text() {
         Some(id) if !ids.lock().accepts_node(at, id, Instant::now()) => {
             let reason = format!("{at} is now the address of a node of another cluster");
@@ -865,5 +893,107 @@ impl super::wire::OnPush for PushReceiver {
             }
             error => shared.connection_lost(self.generation, error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use redlatch_testkit::Server;
+
+    use super::super::refusing_proxy::{RefusingProxy, pubsub_of};
+    use super::*;
+    use crate::Client;
+
+    /// Waits until the server has this number of subscribers of `c`.
+    async fn until_subscribed(server: &Server, subscribers: u32) {
+        let subscribers_of = || {
+            server
+                .command::<(String, u32)>(&["PUBSUB", "NUMSUB", "c"])
+                .1
+        };
+        let subscribed = async {
+            while subscribers_of() != subscribers {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let limit = Duration::from_secs(30);
+        tokio::time::timeout(limit, subscribed).await.unwrap();
+    }
+
+    /// A node that is loading its data may be one of another cluster.
+    #[tokio::test]
+    async fn node_that_does_not_tell_its_id_yet_is_not_used() {
+        let server = Server::start();
+        let command = ["CLUSTER", "MYID"];
+        for (error, is_used) in [
+            ("LOADING Redis is loading the dataset in memory", false),
+            ("BUSY Redis is busy running a script.", false),
+            ("ERR This instance has cluster support disabled", false),
+            (
+                "NOPERM this user has no permissions to run the 'cluster|myid' command",
+                true,
+            ),
+            (
+                "ERR unknown command 'CLUSTER', with args beginning with: 'MYID'",
+                true,
+            ),
+        ] {
+            let proxy = RefusingProxy::start(&server, &command, error).await;
+            let client = proxy.client().await;
+            let pubsub = pubsub_of(&client);
+            let at = Endpoint::new("127.0.0.1", proxy.port);
+            let node = ReconnectingConnection::new(
+                pubsub.config.clone(),
+                Target::ClusterNode(at, Arc::default()),
+                pubsub.shared.subscriber.clone(),
+                SubscriptionMode::Unrestored,
+                None,
+            );
+            let connected = node.get_or_connect().await;
+            assert_eq!(connected.is_ok(), is_used, "{error}: {:?}", connected.err());
+            assert_eq!(proxy.refused(), 1);
+        }
+    }
+
+    /// Several requests subscribe to a channel. One of them comes to a connection that has just ended.
+    #[tokio::test]
+    async fn subscription_that_is_not_sent_does_not_end_that_of_another_request() {
+        let server = Server::start();
+        let pubsub = pubsub_of(&Client::connect(&server.url()).await.unwrap());
+        pubsub.subscribe_on_reconnect("c");
+        pubsub.connect_and_subscribe("c").await.unwrap();
+        let ended = pubsub.get_or_connect().await.unwrap();
+        pubsub.discard(&ended);
+        until_subscribed(&server, 0).await;
+        let failed = pubsub.set_subscribed(&ended, true, "c", None).await;
+        assert!(
+            matches!(failed, Err(ExchangeError::NotExecuted(_))),
+            "{failed:?}"
+        );
+        pubsub.subscribed("c", &failed);
+        pubsub.get_or_connect().await.unwrap();
+        until_subscribed(&server, 1).await;
+    }
+
+    /// A new connection to a server that runs a long script has no subscriptions, so nobody gets it.
+    #[tokio::test]
+    async fn subscriptions_refused_for_now_are_restored_later() {
+        let server = Server::start();
+        let command = ["SUBSCRIBE", "c"];
+        let proxy = RefusingProxy::start(&server, &command, "BUSY a script runs").await;
+        proxy.refuse(None);
+        let pubsub = pubsub_of(&proxy.client().await);
+        pubsub.subscribe_on_reconnect("c");
+        pubsub.connect_and_subscribe("c").await.unwrap();
+        proxy.refuse(Some("BUSY a script runs"));
+        let live = pubsub.get_or_connect().await.unwrap();
+        pubsub.discard(&live);
+        let failed = pubsub.get_or_connect().await;
+        assert!(failed.is_err() && proxy.refused() > 0);
+        proxy.refuse(None);
+        pubsub.get_or_connect().await.unwrap();
+        until_subscribed(&server, 1).await;
     }
 }

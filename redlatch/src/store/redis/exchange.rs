@@ -320,16 +320,17 @@ impl<'a> CommandRequest<'a> {
         // While a slot moves, its subscriptions stay at the source node, which ends them when the move is
         // complete; waiters then retry. The target node would refuse them.
         let channel = self.channel.filter(|_| !importing);
+        // Before anything is recorded: what waits for room leaves no subscription to end.
+        let room = match self.delivery.waits_for_room {
+            true => connection.room().await,
+            false => None,
+        };
         if let Some(channel) = channel {
             node.pubsub.subscribe_on_reconnect(channel);
             if !same_connection {
                 Box::pin(node.pubsub.connect_and_subscribe(channel)).await?;
             }
         }
-        let room = match self.delivery.waits_for_room {
-            true => connection.room().await,
-            false => None,
-        };
         let live = connection.get_or_connect().await?;
         if let Route::AcquisitionsOf(server) = route
             && server != live.server
@@ -644,54 +645,21 @@ impl Drop for CancelOnDrop<'_> {
 #[cfg(test)]
 mod tests {
     use redlatch_testkit::Server;
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    use tokio::net::{TcpListener, TcpStream};
 
+    use super::super::refusing_proxy::RefusingProxy;
     use super::*;
-    use crate::Client;
     use crate::lease::Lease;
     use crate::primitives::differential::hold;
     use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
     use crate::store::Store;
 
-    /// Forwards all that a client sends to a server, which gets PING in place of SUBSCRIBE. The
-    /// client gets this error for that.
-    async fn refuse_subscriptions(mut client: TcpStream, mut server: TcpStream) {
-        let error = "-BUSY a script runs\r\n";
-        let (mut sent, mut answered) = ([0; 4096], [0; 4096]);
-        loop {
-            tokio::select! {
-                read = client.read(&mut sent) => {
-                    let sent = std::str::from_utf8(&sent[..read.unwrap()]).unwrap();
-                    let other = "*2\r\n$4\r\nPING\r\n$7\r\nrefused";
-                    server.write_all(sent.replace("*2\r\n$9\r\nSUBSCRIBE\r\n$7\r\nchannel", other).as_bytes()).await.unwrap();
-                    if sent.is_empty() {
-                        return;
-                    }
-                }
-                read = server.read(&mut answered) => {
-                    let answered = String::from_utf8_lossy(&answered[..read.unwrap()]);
-                    client.write_all(answered.replace("$7\r\nrefused\r\n", error).as_bytes()).await.unwrap();
-                }
-            }
-        }
-    }
-
     /// The subscription is refused for now, and the step behind it is executed.
     #[tokio::test]
     async fn step_behind_a_refused_subscription_may_be_executed() {
         let server = Server::start();
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("redis://{}", listener.local_addr().unwrap());
-        let port = server.port();
-        let proxy = tokio::spawn(async move {
-            loop {
-                let (client, _) = listener.accept().await.unwrap();
-                let server = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
-                tokio::spawn(refuse_subscriptions(client, server));
-            }
-        });
-        let client = Client::connect(&url).await.unwrap();
+        let command = ["SUBSCRIBE", "channel"];
+        let proxy = RefusingProxy::start(&server, &command, "BUSY a script runs").await;
+        let client = proxy.client().await;
         let guard = client.lock("other").lock().await.unwrap();
         let Store::Redis(redis) = &*guard.hold_ref().session.store else {
             unreachable!("it is not embedded");
@@ -712,6 +680,5 @@ mod tests {
         assert!(matches!(error, ExchangeError::Unanswered(_)), "{error:?}");
         assert!(progress.was_sent());
         assert_eq!(server.command::<u32>(&["EXISTS", "a"]), 1);
-        proxy.abort();
     }
 }

@@ -46,6 +46,8 @@ pub(crate) mod options;
 mod pace;
 mod pubsub;
 mod refresh_task;
+#[cfg(test)]
+mod refusing_proxy;
 mod replicas;
 mod reporters;
 mod run_id_tracker;

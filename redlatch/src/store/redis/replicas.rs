@@ -221,14 +221,17 @@ async fn connected_replicas(
     connection: &ReconnectingConnection,
     live: &LiveConnection,
 ) -> Result<usize, ExchangeError> {
-    match connection.query(live, &Cmd::of(&["ROLE"])).await? {
+    replicas_in(&connection.query(live, &Cmd::of(&["ROLE"])).await?)
+}
+
+/// Returns the number of replicas in a reply to ROLE.
+fn replicas_in(role: &ScriptReply) -> Result<usize, ExchangeError> {
+    match role.elements() {
         // A master replies with its offset, and the address and offset of each replica.
-        ScriptReply::List(role) => match role.get(2) {
-            Some(ScriptReply::List(replicas)) => Ok(replicas.len()),
-            // A replica.
-            _ => Ok(0),
-        },
-        other => Err(unexpected_reply(&other).into()),
+        Some([_, _, ScriptReply::List(replicas), ..]) => Ok(replicas.len()),
+        // The master of before: nobody knows how many replicas the next one has.
+        Some(_) => Err(ExchangeError::NotMaster("the server is a replica".into())),
+        None => Err(unexpected_reply(role).into()),
     }
 }
 
@@ -247,6 +250,8 @@ impl ReplicaSync {
         let live = connection.get_or_connect().await?;
         match connected_replicas(connection, &live).await {
             Ok(connected) => Ok(connected > 0),
+            // As configured: there is no other server.
+            Err(ExchangeError::NotMaster(_)) => Ok(false),
             Err(ExchangeError::Permanent(Error::Refused { reason })) => {
                 // Something that speaks the protocol but has no roles.
                 tracing::debug!(reason, "not waiting for replicas");
@@ -285,6 +290,35 @@ mod tests {
         let needed = |replicas| ReplicaSync::Majority.replicas_awaited(replicas);
         // Of 1, 2, 3, 4, 5 and 6 servers: 1, 2, 2, 3, 3 and 4.
         assert_eq!([0, 1, 2, 3, 4, 5].map(needed), [0, 1, 1, 2, 2, 3]);
+    }
+
+    /// A master that becomes a replica behind an acquisition does not confirm it, although no replica was awaited.
+    #[test]
+    fn replica_confirms_nothing() {
+        let text = |text: &str| ScriptReply::Bytes(text.into());
+        let replicas = |count| ScriptReply::List(vec![ScriptReply::Nil; count]);
+        let port = ScriptReply::Integer(6379);
+        let roles = [
+            (vec![text("master"), port.clone(), replicas(2)], Some(2)),
+            (vec![text("master"), port.clone(), replicas(0)], Some(0)),
+            (
+                vec![
+                    text("slave"),
+                    text("host"),
+                    port.clone(),
+                    text("connect"),
+                    port,
+                ],
+                None,
+            ),
+        ];
+        for (role, connected) in roles {
+            let counted = replicas_in(&ScriptReply::List(role));
+            match connected {
+                Some(connected) => assert_eq!(counted.unwrap(), connected),
+                None => assert!(matches!(counted, Err(ExchangeError::NotMaster(_)))),
+            }
+        }
     }
 
     #[test]

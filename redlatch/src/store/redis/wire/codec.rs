@@ -342,7 +342,7 @@ fn number(line: &[u8]) -> Option<i64> {
 }
 
 /// Returns the error for bytes that cannot be decoded, with the first of them.
-fn malformed(what: &str, bytes: &[u8]) -> Malformed {
+pub(super) fn malformed(what: &str, bytes: &[u8]) -> Malformed {
     let start = &bytes[..bytes.len().min(40)];
     let shown: Cow<'_, str> = String::from_utf8_lossy(start);
     Malformed(format!("{what}: {shown:?}"))

@@ -17,6 +17,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, MutexGuard};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 use std::{fmt, io};
 
 use smallvec::SmallVec;
@@ -327,6 +328,9 @@ impl Drop for Pending {
     }
 }
 
+/// How long a connection that cannot be written to is read.
+const REST_LIMIT: Duration = Duration::from_millis(100);
+
 /// The connection's task.
 struct Driver {
     wire: Arc<Wire>,
@@ -353,7 +357,10 @@ impl Driver {
             };
             tokio::select! {
                 biased;
-                wrote = self.write_all(), if has_output => wrote?,
+                wrote = self.write_all(), if has_output => if let Err(error) = wrote {
+                    self.receive_rest(&mut buffer, &mut decoder).await;
+                    return Err(error.into());
+                },
                 read = wire.socket.read(&mut buffer) => {
                     if read? == 0 {
                         return Err(WireError::Closed);
@@ -369,6 +376,17 @@ impl Driver {
                 }
             }
         }
+    }
+
+    /// Handles what arrived before a write failed: the server may have answered, and then closed the connection.
+    async fn receive_rest(&self, buffer: &mut ReadBuffer, decoder: &mut Decoder) {
+        let rest = async {
+            while let Ok(1..) = self.wire.socket.read(buffer).await
+                && self.receive(buffer, decoder).is_ok()
+            {}
+        };
+        // A broken connection ends at once.
+        let _ = tokio::time::timeout(REST_LIMIT, rest).await;
     }
 
     /// Handles all that was read.
@@ -480,6 +498,8 @@ mod tests {
         flushed: usize,
         /// Whether the network accepts no more bytes.
         is_full: bool,
+        /// Whether the server has closed the connection: writing fails.
+        is_closed: bool,
         received: Vec<u8>,
         flusher: Option<Waker>,
         reader: Option<Waker>,
@@ -507,7 +527,11 @@ mod tests {
             _: &mut Context<'_>,
             bytes: &[u8],
         ) -> Poll<io::Result<usize>> {
-            self.0.lock().written += bytes.len();
+            let mut buffers = self.0.lock();
+            if buffers.is_closed {
+                return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+            }
+            buffers.written += bytes.len();
             Poll::Ready(Ok(bytes.len()))
         }
 
@@ -587,6 +611,27 @@ mod tests {
         assert_eq!(rooms.available_permits(), 4);
         drop(send());
         assert_eq!(rooms.available_permits(), 4, "nothing is sent any more");
+    }
+
+    /// The server answers and closes the connection, and the next command is written before the answer is read.
+    #[tokio::test]
+    async fn answer_before_a_failed_write_is_received() {
+        let stream = Buffering::default();
+        let guard = connect(&stream);
+        let wire = guard.wire();
+        let answered = wire.send(&Cmd::of(&["PING"]));
+        until(|| stream.0.lock().flushed > 0).await;
+        {
+            let mut buffers = stream.0.lock();
+            buffers.received = b"+PONG\r\n".to_vec();
+            buffers.is_closed = true;
+        }
+        let unanswered = wire.send(&Cmd::of(&["PING"]));
+        assert!(answered.await.reply.is_some());
+        assert!(unanswered.await.reply.is_none());
+        assert!(
+            matches!(wire.end_reason(), WireError::Io(error) if error.kind() == io::ErrorKind::BrokenPipe)
+        );
     }
 
     /// A reply arrives while the stream waits to send what it has buffered.

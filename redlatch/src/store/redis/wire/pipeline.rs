@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::codec::{Cmd, Malformed, write_header, write_text};
+use super::codec::{Cmd, Malformed, malformed, write_header, write_text};
 use crate::step::{Batchable, ErrorReply, ScriptReply};
 
 /// Number of rounds in flight at which steps wait. Two, so that the server has work while the client handles the
@@ -262,8 +262,14 @@ impl Pipeline {
     pub(super) fn receive(&mut self, reply: ScriptReply, now: Instant) -> Result<(), Malformed> {
         match self.expected.pop_front() {
             None => {
-                let shown: String = format!("{reply:?}").chars().take(80).collect();
-                return Err(Malformed(format!("a reply to no command: {shown}")));
+                let what = "a reply to no command";
+                return Err(match &reply {
+                    ScriptReply::Bytes(text) => malformed(what, text),
+                    ScriptReply::List(list) => {
+                        Malformed(format!("{what}: a list of {}", list.len()))
+                    }
+                    other => malformed(what, format!("{other:?}").as_bytes()),
+                });
             }
             Some(Expected::Reply(slot)) => self.answer(slot, Some(reply)),
             Some(Expected::Confirmations { slot, .. }) => match reply {
@@ -793,12 +799,22 @@ mod tests {
     #[test]
     fn whatever_does_not_fit_is_an_error() {
         let mut pipeline = Pipeline::default();
-        let error = pipeline.receive(ScriptReply::Integer(7), Instant::now());
-        let error = error.unwrap_err().to_string();
-        assert!(
-            error.contains("a reply to no command: Integer(7)"),
-            "{error}"
-        );
+        for (reply, named) in [
+            (ScriptReply::Integer(7), "Integer(7)"),
+            (ScriptReply::Bytes(vec![b'x'; 1 << 20]), "xxx"),
+            (
+                ScriptReply::List(vec![ScriptReply::Nil; 1 << 20]),
+                "a list of 1048576",
+            ),
+        ] {
+            let error = pipeline.receive(reply, Instant::now()).unwrap_err();
+            let error = error.to_string();
+            assert!(
+                error.contains("a reply to no command: ") && error.contains(named),
+                "{error}"
+            );
+            assert!(error.len() < 200, "{error}");
+        }
         ping(&mut pipeline);
         let slots = [1, 2].map(|number| get(&mut pipeline, number));
         pack(&mut pipeline);
