@@ -902,9 +902,12 @@ mod tests {
 
     use redlatch_testkit::Server;
 
+    use super::super::options::Login;
     use super::super::refusing_proxy::{RefusingProxy, pubsub_of};
     use super::*;
     use crate::Client;
+    use crate::metrics::Metrics;
+    use crate::wait::ChannelMap;
 
     /// Waits until the server has this number of subscribers of `c`.
     async fn until_subscribed(server: &Server, subscribers: u32) {
@@ -995,5 +998,47 @@ mod tests {
         proxy.refuse(None);
         pubsub.get_or_connect().await.unwrap();
         until_subscribed(&server, 1).await;
+    }
+
+    #[tokio::test]
+    async fn subscriptions_that_become_unwanted_while_connecting_are_ended() {
+        let (server, login) = (Server::start(), Login::default());
+        let address = Address::Tcp(Endpoint::new("127.0.0.1", server.port()));
+        let limit = Duration::from_secs(5);
+        let config = ConnectionConfig::new(&login, 0, &login, None, limit).unwrap();
+        let connection = ReconnectingConnection::new(
+            config.clone(),
+            Target::Fixed(address.clone()),
+            Arc::new(ChannelMap::default()),
+            SubscriptionMode::Restored,
+            None,
+        );
+        for channel in ["kept", "ended", "wanted again"] {
+            connection.subscribe_on_reconnect(channel);
+        }
+        let on_push = push_handler(Arc::downgrade(&connection.shared), 1);
+        let guard = config.connect(&address, Metrics::default(), on_push).await;
+        let guard = guard.unwrap();
+        let established = Established {
+            live: LiveConnection {
+                wire: guard.wire(),
+                generation: 1,
+                server: ServerId::next(),
+            },
+            address: address.to_string(),
+            _guard: guard,
+        };
+        let (restored, ..) = tokio::join!(
+            connection.restore(established),
+            connection.unsubscribe("ended"),
+            connection.unsubscribe("wanted again"),
+        );
+        restored.unwrap();
+        connection.subscribe_on_reconnect("wanted again");
+        let subscribed = connection.connect_and_subscribe("wanted again").await;
+        subscribed.unwrap();
+        let mut channels = server.command::<Vec<String>>(&["PUBSUB", "CHANNELS"]);
+        channels.sort_unstable();
+        assert_eq!(channels, ["kept", "wanted again"]);
     }
 }
