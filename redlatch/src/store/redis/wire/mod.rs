@@ -481,6 +481,7 @@ impl Drop for Driver {
 #[cfg(test)]
 mod tests {
     use std::future::poll_fn;
+    use std::sync::atomic::AtomicUsize;
 
     use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
     use tokio::sync::Semaphore;
@@ -660,5 +661,35 @@ mod tests {
             buffers.flushed == buffers.written
         })
         .await;
+    }
+
+    /// Counts messages.
+    #[derive(Clone, Default)]
+    struct Messages(Arc<AtomicUsize>);
+
+    impl OnPush for Messages {
+        fn on_push(&self, _: &[ScriptReply]) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn on_end(&self, _: &WireError) {}
+    }
+
+    /// It may say that a subscription has ended which there is again, on the next connection.
+    #[tokio::test]
+    async fn message_behind_the_end_is_not_handled() {
+        let (stream, messages) = (Buffering::default(), Messages::default());
+        let socket = Socket::other(stream.clone());
+        let guard = Wire::spawn(socket, Metrics::default(), Box::new(messages.clone()));
+        for received in 0..2 {
+            until(|| stream.0.lock().reader.is_some()).await;
+            assert_eq!(messages.0.load(Ordering::Relaxed), received);
+            if received == 1 {
+                guard.wire().end(WireError::Ended);
+            }
+            reply(&stream, b">3\r\n+sunsubscribe\r\n+a\r\n:0\r\n");
+        }
+        until(|| Arc::strong_count(&messages.0) == 1).await;
+        assert_eq!(messages.0.load(Ordering::Relaxed), 1);
     }
 }
