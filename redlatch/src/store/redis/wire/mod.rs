@@ -383,6 +383,7 @@ impl Driver {
         let rest = async {
             while let Ok(1..) = self.wire.socket.read(buffer).await
                 && self.receive(buffer, decoder).is_ok()
+                && !self.wire.has_ended()
             {}
         };
         // A broken connection ends at once.
