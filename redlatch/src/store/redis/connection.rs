@@ -902,11 +902,16 @@ mod tests {
 
     use redlatch_testkit::Server;
 
+    use super::super::exchange::CommandRequest;
     use super::super::options::Login;
     use super::super::refusing_proxy::{RefusingProxy, pubsub_of};
     use super::*;
     use crate::Client;
+    use crate::lease::Lease;
     use crate::metrics::Metrics;
+    use crate::primitives::differential::hold;
+    use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
+    use crate::store::{Delivery, Progress, Store};
     use crate::wait::ChannelMap;
 
     /// Waits until the server has this number of subscribers of `c`.
@@ -998,6 +1003,38 @@ mod tests {
         proxy.refuse(None);
         pubsub.get_or_connect().await.unwrap();
         until_subscribed(&server, 1).await;
+    }
+
+    /// Else each would leave a subscription to end, and that command needs no room.
+    #[tokio::test]
+    async fn request_that_gets_no_room_records_no_subscription() {
+        let server = Server::start();
+        let client = Client::connect(&server.url()).await.unwrap();
+        let pubsub = pubsub_of(&client);
+        pubsub.get_or_connect().await.unwrap();
+        let all = u32::try_from(MAX_UNANSWERED).unwrap();
+        let all = pubsub.room.clone().try_acquire_many_owned(all).unwrap();
+        let Store::Redis(redis) = &*client.session.store else {
+            unreachable!("it is not embedded");
+        };
+        let (hold, kind) = (hold(1, Reentrant::new("", "a")), Reentrant::new("", "a"));
+        let step = kind.acquire(AcquireParams {
+            hold: &hold,
+            count: 1,
+            lease: Lease::WATCHDOG,
+            waits: true,
+            request_number: 0,
+        });
+        let (delivery, progress) = (Delivery::QUEUED_INSPECTION, Progress::default());
+        let topology = &redis.topology;
+        let request = CommandRequest::for_step(topology, &step, Some("c"), delivery, &progress);
+        let request = request.unwrap();
+        let limit = Duration::from_millis(50);
+        assert!(tokio::time::timeout(limit, request.send()).await.is_err());
+        assert!(pubsub.shared.channels.lock().is_empty());
+        drop(all);
+        request.send().await.unwrap();
+        assert_eq!(pubsub.shared.channels.lock().len(), 1);
     }
 
     #[tokio::test]
