@@ -6,8 +6,8 @@
 //!    entry. Messages that no command asked for have none. The server confirms subscriptions with messages, or replies an
 //!    error. Their ends are followed by a command that has a reply in any case ([`Expects::End`]): the server may also end
 //!    a subscription by itself, with the same message, and reply an error all the same.
-//! 3. A step whose script can run several steps is sent alone if nothing is in flight. Otherwise it waits, and when
-//!    the buffer is written next, all steps that wait are packed, those of one script as one script ([`MAX_STEPS`]).
+//! 3. A step whose script can run several steps is sent alone while few commands are in flight ([`MAX_ALONE`]). Otherwise
+//!    it waits, and when the buffer is written next, all steps that wait are packed, those of one script as one script ([`MAX_STEPS`]).
 //!    That is a round. Few are in flight ([`MIN_ROUNDS`]), but more the longer a round takes ([`ROUND_TIME`]), and a
 //!    full script starts one in any case. So a slow network does not slow down many callers.
 //! 4. A caller that goes away takes its step out of the queue of those that wait: it was never sent. Otherwise it
@@ -25,6 +25,10 @@ use tokio::time::Instant;
 
 use super::codec::{Cmd, Malformed, malformed, write_header, write_text};
 use crate::step::{Batchable, ErrorReply, ScriptReply};
+
+/// Number of commands in flight at which steps wait, if callers write for themselves. With fewer it is faster to send each
+/// at once, so that the server works while the client does.
+const MAX_ALONE: usize = 32;
 
 /// Number of rounds in flight at which steps wait. Two, so that the server has work while the client handles the
 /// answers to the other.
@@ -130,6 +134,8 @@ pub(super) struct Pipeline {
     more_rounds: usize,
     /// The slots whose commands are answered, also if their callers have gone, until they are taken from here.
     pub(super) answered: Vec<SlotId>,
+    /// A step is sent alone if fewer commands than this, or none, are in flight.
+    max_alone: usize,
     ended: bool,
 }
 
@@ -140,9 +146,16 @@ const MAX_SPARE_BYTES: usize = 64 * 1024;
 const MAX_SPARE: usize = 2 * MAX_STEPS;
 
 impl Pipeline {
+    pub(super) fn new(is_written_by_callers: bool) -> Pipeline {
+        Pipeline {
+            max_alone: MAX_ALONE * usize::from(is_written_by_callers),
+            ..Pipeline::default()
+        }
+    }
+
     /// Returns whether nothing is in flight.
     pub(super) fn is_idle(&self) -> bool {
-        self.expected.is_empty() && self.queues.iter().all(|queue| queue.steps.is_empty())
+        self.expected.is_empty() && self.next_queue(1).is_none()
     }
 
     /// Puts a command into the buffer. Returns the slot of its answer.
@@ -170,7 +183,9 @@ impl Pipeline {
         script: &'static Batchable,
         now: Instant,
     ) -> SlotId {
-        if self.is_idle() || self.ended {
+        let in_flight = self.expected.len();
+        let is_alone = in_flight == 0 || in_flight < self.max_alone;
+        if is_alone && self.next_queue(1).is_none() || self.ended {
             return self.send(cmd, Expects::Reply, now);
         }
         let slot = self.add_slot(Slot::Waiting);
@@ -566,6 +581,26 @@ mod tests {
         assert_eq!(answered.reply, Some(ScriptReply::Integer(1)));
         assert!(answered.sent_at.is_some() && !answered.refused);
         assert!(pipeline.take(first).is_none());
+    }
+
+    #[test]
+    fn few_steps_are_sent_alone_unless_others_wait() {
+        let mut pipeline = Pipeline {
+            max_alone: 3,
+            ..Pipeline::default()
+        };
+        let alone: Vec<SlotId> = (0..3).map(|number| get(&mut pipeline, number)).collect();
+        assert_eq!(written(&mut pipeline).len(), 3);
+        let waits = get(&mut pipeline, 3);
+        assert!(pipeline.output().is_empty());
+        assert_eq!(receive(&mut pipeline, ScriptReply::Nil), [alone[0]]);
+        get(&mut pipeline, 4);
+        assert!(
+            pipeline.output().is_empty(),
+            "not before the one that waits"
+        );
+        assert_eq!(pack(&mut pipeline), [2]);
+        assert!(!pipeline.abandon(waits), "it was sent");
     }
 
     #[test]

@@ -60,6 +60,11 @@ impl Socket {
         };
     }
 
+    /// Returns whether callers can write, too, and not only the connection's task.
+    pub(super) fn is_written_by_callers(&self) -> bool {
+        !matches!(self, Socket::Other(_))
+    }
+
     /// Writes what can be written at once, if this is possible outside of the connection's task.
     pub(super) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         match self {
