@@ -381,10 +381,11 @@ async fn permits_released_during_disconnect_are_noticed() {
     let holder = Client::connect(&server.url()).await.unwrap();
     let settings = Client::builder().watchdog_lease(10 * LONG);
     let waiter = settings.connect(&proxy.url()).await.unwrap();
-    let semaphore = set(&holder, "down", 1).await;
-    let same = waiter.semaphore(semaphore.name());
-    let channel = format!("redisson_sc:{{{}}}", semaphore.name());
-    for _ in 0..10 {
+    for round in 0..10 {
+        // With a name of its own, so that its subscription is that of this round's waiter.
+        let semaphore = set(&holder, &format!("down-{round}"), 1).await;
+        let same = waiter.semaphore(semaphore.name());
+        let channel = format!("redisson_sc:{{{}}}", semaphore.name());
         let held = semaphore.acquire().await.unwrap();
         let waiting = tokio::spawn(same.acquire().into_future());
         until("it waits", || async {

@@ -371,7 +371,7 @@ impl Driver {
                         return Err(WireError::Closed);
                     }
                     self.receive(&mut buffer, &mut decoder)?;
-                    // The callers add their next commands: one write for all.
+                    // The callers add their next commands, and write some of them.
                     tokio::task::yield_now().await;
                 }
                 () = wire.changed.notified() => {

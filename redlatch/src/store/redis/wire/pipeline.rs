@@ -919,8 +919,11 @@ mod tests {
         /// Each caller gets the reply to its own command, or learns whether it was sent. What is canceled before it is sent
         /// never arrives, and whatever else was sent arrives once.
         #[test]
-        fn each_caller_gets_its_own_reply(moves in moves()) {
-            let mut pipeline = Pipeline::default();
+        fn each_caller_gets_its_own_reply(moves in moves(), max_alone in 0..4_usize) {
+            let mut pipeline = Pipeline {
+                max_alone,
+                ..Pipeline::default()
+            };
             let (mut waiting, mut unsent): (Vec<(SlotId, usize)>, Vec<usize>) = Default::default();
             let (mut arrived, mut executed) = (Vec::new(), VecDeque::new());
             let (mut count, mut wire) = (0, Vec::new());
