@@ -31,7 +31,7 @@ use super::wire::{Cmd, Expects, Pending, PushHandler, Room, Wire, WireError, Wir
 use crate::environment::task;
 use crate::error::{Cause, Error};
 use crate::join::Boxed;
-use crate::step::{Batchable, ErrorReply, ScriptReply};
+use crate::step::{ErrorReply, ScriptReply};
 use crate::store::shared_oneshot::{self, Receiver};
 use crate::store::{ServerId, SharedSubscriber};
 use crate::sync::Mutex;
@@ -441,10 +441,7 @@ impl ReconnectingConnection {
             sending = live.send(how(false), None);
             answer = live.answer(sending).await?;
         }
-        match answer {
-            Some(error) => Err(ExchangeError::from_reply(&error, "")),
-            None => Ok(()),
-        }
+        accepted(answer)
     }
 
     /// Returns whether the server of this connection is known to have no sharded channels. An updated server has
@@ -573,20 +570,15 @@ pub(super) fn connection_ended() -> ExchangeError {
     ExchangeError::Unanswered("the connection ended before the answer arrived".into())
 }
 
+/// Returns the error of an [`answer`](LiveConnection::answer) that is an error reply.
+pub(super) fn accepted(answer: Option<ErrorReply>) -> Result<(), ExchangeError> {
+    answer.map_or(Ok(()), |error| Err(ExchangeError::from_reply(&error, "")))
+}
+
 impl LiveConnection {
     fn send(&self, (cmd, expects): (Cmd, Expects), room: Option<Room>) -> Pending {
         let [sent] = self.wire.send_all([(&cmd, expects)], room);
         sent
-    }
-
-    /// Sends a step alone or in a script with others.
-    pub(super) fn send_step(
-        &self,
-        cmd: &Cmd,
-        script: &'static Batchable,
-        room: Option<Room>,
-    ) -> Pending {
-        self.wire.send_step(cmd, script, room)
     }
 
     /// Sends a command behind a preamble, which is not [`Preamble::Tracking`].
@@ -902,16 +894,12 @@ mod tests {
 
     use redlatch_testkit::Server;
 
-    use super::super::exchange::CommandRequest;
     use super::super::options::Login;
-    use super::super::refusing_proxy::{RefusingProxy, pubsub_of};
+    use super::super::refusing_proxy::{RefusingProxy, attempt, pubsub_of};
     use super::*;
     use crate::Client;
-    use crate::lease::Lease;
     use crate::metrics::Metrics;
-    use crate::primitives::differential::hold;
-    use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
-    use crate::store::{Delivery, Progress, Store};
+    use crate::store::{Delivery, Progress};
     use crate::wait::ChannelMap;
 
     /// Waits until the server has this number of subscribers of `c`.
@@ -1014,26 +1002,13 @@ mod tests {
         pubsub.get_or_connect().await.unwrap();
         let all = u32::try_from(MAX_UNANSWERED).unwrap();
         let all = pubsub.room.clone().try_acquire_many_owned(all).unwrap();
-        let Store::Redis(redis) = &*client.session.store else {
-            unreachable!("it is not embedded");
-        };
-        let (hold, kind) = (hold(1, Reentrant::new("", "a")), Reentrant::new("", "a"));
-        let step = kind.acquire(AcquireParams {
-            hold: &hold,
-            count: 1,
-            lease: Lease::WATCHDOG,
-            waits: true,
-            request_number: 0,
-        });
         let (delivery, progress) = (Delivery::QUEUED_INSPECTION, Progress::default());
-        let topology = &redis.topology;
-        let request = CommandRequest::for_step(topology, &step, Some("c"), delivery, &progress);
-        let request = request.unwrap();
+        let request = || attempt(&client, "c", delivery, &progress);
         let limit = Duration::from_millis(50);
-        assert!(tokio::time::timeout(limit, request.send()).await.is_err());
+        assert!(tokio::time::timeout(limit, request()).await.is_err());
         assert!(pubsub.shared.channels.lock().is_empty());
         drop(all);
-        request.send().await.unwrap();
+        request().await.unwrap();
         assert_eq!(pubsub.shared.channels.lock().len(), 1);
     }
 

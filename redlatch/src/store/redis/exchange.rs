@@ -10,7 +10,9 @@ use smallvec::SmallVec;
 use tokio::time::{Instant, timeout};
 use tracing::Instrument as _;
 
-use super::connection::{LiveConnection, Preamble, ReconnectingConnection, is_role_of_master};
+use super::connection::{
+    LiveConnection, Preamble, ReconnectingConnection, accepted, is_role_of_master,
+};
 use super::exchange_error::{ExchangeError, Retry};
 use super::node::{Node, NodeLimits};
 use super::pubsub::subscribing;
@@ -519,7 +521,7 @@ impl SendContext<'_> {
             && self.preamble == Preamble::None
         {
             let mut step = CancelOnDrop {
-                sent: live.send_step(cmd, script, room.take()),
+                sent: live.wire.send_step(cmd, script, room.take()),
                 was_sent_before,
                 progress: self.progress,
             };
@@ -563,11 +565,7 @@ impl SendContext<'_> {
             .map(|replicas| replicas.confirm(connection, live));
         let mut subscribed = Ok(());
         if let Some((channel, subscribing)) = subscribing {
-            subscribed = match live.answer(subscribing).await {
-                Ok(Some(error)) => Err(ExchangeError::from_reply(&error, "")),
-                Ok(None) => Ok(()),
-                Err(failure) => Err(failure),
-            };
+            subscribed = live.answer(subscribing).await.and_then(accepted);
             connection.subscribed(channel, &subscribed);
         }
         let answer = live.reply(step).await;
@@ -646,12 +644,8 @@ impl Drop for CancelOnDrop<'_> {
 mod tests {
     use redlatch_testkit::Server;
 
-    use super::super::refusing_proxy::RefusingProxy;
+    use super::super::refusing_proxy::{RefusingProxy, attempt};
     use super::*;
-    use crate::lease::Lease;
-    use crate::primitives::differential::hold;
-    use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
-    use crate::store::Store;
 
     /// The subscription is refused for now, and the step behind it is executed.
     #[tokio::test]
@@ -660,23 +654,10 @@ mod tests {
         let command = ["SUBSCRIBE", "channel"];
         let proxy = RefusingProxy::start(&server, &command, "BUSY a script runs").await;
         let client = proxy.client().await;
-        let guard = client.lock("other").lock().await.unwrap();
-        let Store::Redis(redis) = &*guard.hold_ref().session.store else {
-            unreachable!("it is not embedded");
-        };
-        let (hold, kind) = (hold(1, Reentrant::new("", "a")), Reentrant::new("", "a"));
-        let step = kind.acquire(AcquireParams {
-            hold: &hold,
-            count: 1,
-            lease: Lease::WATCHDOG,
-            waits: true,
-            request_number: 0,
-        });
-        let (channel, progress) = (Some("channel"), Progress::default());
-        let delivery = Delivery::on(Route::Acquisitions);
-        let request =
-            CommandRequest::for_step(&redis.topology, &step, channel, delivery, &progress);
-        let error = request.unwrap().send().await.err().unwrap();
+        let _other = client.lock("other").lock().await.unwrap();
+        let (delivery, progress) = (Delivery::on(Route::Acquisitions), Progress::default());
+        let error = attempt(&client, "channel", delivery, &progress).await;
+        let error = error.err().unwrap();
         assert!(matches!(error, ExchangeError::Unanswered(_)), "{error:?}");
         assert!(progress.was_sent());
         assert_eq!(server.command::<u32>(&["EXISTS", "a"]), 1);

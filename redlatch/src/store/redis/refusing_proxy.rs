@@ -8,9 +8,15 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::AbortHandle;
 
+use super::Redis;
 use super::connection::ReconnectingConnection;
+use super::exchange::{CommandRequest, RawAnswer};
+use super::exchange_error::ExchangeError;
 use crate::Client;
-use crate::store::Store;
+use crate::lease::Lease;
+use crate::primitives::differential::hold;
+use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
+use crate::store::{Delivery, Progress, Store};
 use crate::sync::Mutex;
 
 pub(super) struct RefusingProxy {
@@ -106,10 +112,40 @@ async fn forward(mut client: TcpStream, mut server: TcpStream, shared: Arc<Share
     }
 }
 
+/// Returns the store of a client.
+pub(super) fn redis_of(client: &Client) -> &Redis {
+    match &*client.session.store {
+        Store::Redis(redis) => redis,
+        Store::Embedded(_) => unreachable!("it is not embedded"),
+    }
+}
+
 /// Returns the connection on which a client receives messages.
 pub(super) fn pubsub_of(client: &Client) -> Arc<ReconnectingConnection> {
-    let Store::Redis(redis) = &*client.session.store else {
-        unreachable!("it is not embedded");
-    };
-    redis.topology.only_node().unwrap().pubsub.clone()
+    redis_of(client)
+        .topology
+        .only_node()
+        .unwrap()
+        .pubsub
+        .clone()
+}
+
+/// Makes the first attempt to acquire the lock `a`, behind a subscription to this channel.
+pub(super) async fn attempt(
+    client: &Client,
+    channel: &str,
+    delivery: Delivery,
+    progress: &Progress,
+) -> Result<RawAnswer, ExchangeError> {
+    let (hold, kind) = (hold(1, Reentrant::new("", "a")), Reentrant::new("", "a"));
+    let step = kind.acquire(AcquireParams {
+        hold: &hold,
+        count: 1,
+        lease: Lease::WATCHDOG,
+        waits: true,
+        request_number: 0,
+    });
+    let topology = &redis_of(client).topology;
+    let request = CommandRequest::for_step(topology, &step, Some(channel), delivery, progress);
+    request.unwrap().send().await
 }
