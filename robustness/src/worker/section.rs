@@ -302,14 +302,19 @@ impl SectionRunner {
                 if let Some(before) = before {
                     self.report_loss(before);
                 }
-                if timeout(LOSS_REPORT_LIMIT, &mut lost).await.is_ok() {
-                    self.report(EventKind::LossReported);
-                }
+                self.report_loss_of(guard).await;
                 return true;
             }
             if Instant::now() >= end || self.shutdown.load(Ordering::Relaxed) {
                 return false;
             }
+        }
+    }
+
+    /// Reports the loss of a guard that is not valid any more, once the guard reports it.
+    async fn report_loss_of<H: AsyncGuard>(&self, guard: &H) {
+        if timeout(LOSS_REPORT_LIMIT, guard.lost()).await.is_ok() {
+            self.report(EventKind::LossReported);
         }
     }
 
@@ -341,9 +346,13 @@ impl SectionRunner {
             // Also after a loss: the resource has to refuse that write.
             self.write(token).await;
         }
+        // A dropped guard does not report that it was lost before.
+        if how == ReleaseMode::Drop && guard.valid_for().is_zero() {
+            self.report_loss_of(&guard).await;
+        }
         self.report(EventKind::Releasing);
         let how = match (how, &mut self.limit_use) {
-            // A dropped guard does not report that it was lost before.
+            // Neither does one that is flushed.
             (ReleaseMode::Unlock, Some(limit_use)) if !guard.valid_for().is_zero() => {
                 limit_use.release_mode()
             }
@@ -464,6 +473,79 @@ pub(super) fn error_name(error: &Error) -> String {
             let text = format!("{other:?}");
             let end = text.find([' ', '{', '(']).unwrap_or(text.len());
             text[..end].to_owned()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::history::Event;
+    use crate::resource::Records;
+    use crate::worker::reporter::EventSink;
+
+    #[derive(Debug, Default)]
+    struct Recorded(Mutex<Vec<EventKind>>);
+
+    impl EventSink for Recorded {
+        fn now(&self) -> Time {
+            0
+        }
+
+        fn record(&self, Event(_, _, what): Event) {
+            self.0.lock().unwrap().push(what);
+        }
+    }
+
+    /// A guard that is valid, or lost without the task having noticed it.
+    struct Unwatched {
+        is_valid: bool,
+    }
+
+    impl AsyncGuard for Unwatched {
+        fn valid_for(&self) -> Duration {
+            Duration::from_secs(u64::from(self.is_valid))
+        }
+
+        fn lost(&self) -> impl Future<Output = ()> + Send + 'static {
+            let is_lost = !self.is_valid;
+            async move {
+                match is_lost {
+                    true => ready(()).await,
+                    false => pending().await,
+                }
+            }
+        }
+
+        async fn unlock(self) -> Result<(), Error> {
+            Ok(())
+        }
+    }
+
+    /// A process that was stopped between its last check and the release may have lost the lock to another holder.
+    #[tokio::test]
+    async fn loss_before_guard_is_dropped_is_reported() {
+        for is_valid in [true, false] {
+            let events = Arc::new(Recorded::default());
+            let mut runner = SectionRunner::new(
+                0,
+                0,
+                Reporter::new(events.clone()),
+                ResourceClient::Local(Arc::<Records>::default()),
+                Arc::default(),
+                None,
+                None,
+            );
+            let guard = async { Ok(Some(Unwatched { is_valid })) };
+            let guard = runner.request("a", Mode::Exclusive, guard).await;
+            let guard = guard.unwrap().unwrap();
+            let released = runner.release(guard, None, ReleaseMode::Drop).await;
+            released.unwrap();
+            let lost = events.0.lock().unwrap().contains(&EventKind::LossReported);
+            assert_eq!(lost, !is_valid);
         }
     }
 }
