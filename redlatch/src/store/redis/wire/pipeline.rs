@@ -6,7 +6,7 @@
 //!    entry. Messages that no command asked for have none. The server confirms subscriptions with messages, or replies an
 //!    error. Their ends are followed by a command that has a reply in any case ([`Expects::End`]): the server may also end
 //!    a subscription by itself, with the same message, and reply an error all the same.
-//! 3. A step whose script can run several steps is sent alone while few commands are in flight ([`MAX_ALONE`]). Otherwise
+//! 3. A step whose script can run several steps is sent alone while few steps and commands are in flight ([`MAX_ALONE`]). Otherwise
 //!    it waits, and when the buffer is written next, all steps that wait are packed, those of one script as one script ([`MAX_STEPS`]).
 //!    That is a round. Few are in flight ([`MIN_ROUNDS`]), but more the longer a round takes ([`ROUND_TIME`]), and a
 //!    full script starts one in any case. So a slow network does not slow down many callers.
@@ -26,13 +26,13 @@ use tokio::time::Instant;
 use super::codec::{Cmd, Malformed, malformed, write_header, write_text};
 use crate::step::{Batchable, ErrorReply, ScriptReply};
 
-/// Number of commands in flight at which steps wait, if callers write for themselves. With fewer it is faster to send each
+/// Number of steps and commands in flight at which steps wait, if callers write for themselves. With fewer it is faster to send each
 /// at once, so that the server works while the client does.
 const MAX_ALONE: usize = 32;
 
-/// Number of rounds in flight at which steps wait. Two, so that the server has work while the client handles the
-/// answers to the other.
-const MIN_ROUNDS: usize = 2;
+/// Number of rounds in flight at which steps wait. Several, so that the server has work while the client handles the
+/// answers to the others.
+const MIN_ROUNDS: usize = 8;
 
 /// One more round may be in flight for each of these that the latest one took.
 const ROUND_TIME: Duration = Duration::from_millis(1);
@@ -40,8 +40,8 @@ const ROUND_TIME: Duration = Duration::from_millis(1);
 /// Limit of the rounds in flight.
 const MAX_ROUNDS: usize = 32;
 
-/// Steps in a script. Other clients of the server wait for all of them, about 0.2 ms.
-const MAX_STEPS: usize = 64;
+/// Steps in a script. Larger ones save the server little, and neither side has work while it waits for them.
+const MAX_STEPS: usize = 16;
 
 /// Where a caller finds its answer.
 pub(super) type SlotId = usize;
@@ -134,7 +134,7 @@ pub(super) struct Pipeline {
     more_rounds: usize,
     /// The slots whose commands are answered, also if their callers have gone, until they are taken from here.
     pub(super) answered: Vec<SlotId>,
-    /// A step is sent alone if fewer commands than this, or none, are in flight.
+    /// A step is sent alone if fewer steps and commands than this, or none, are in flight.
     max_alone: usize,
     ended: bool,
 }
@@ -183,7 +183,8 @@ impl Pipeline {
         script: &'static Batchable,
         now: Instant,
     ) -> SlotId {
-        let in_flight = self.expected.len();
+        // A script counts once more than its steps.
+        let in_flight = self.expected.len() + self.packed.len();
         let is_alone = in_flight == 0 || in_flight < self.max_alone;
         if is_alone && self.next_queue(1).is_none() || self.ended {
             return self.send(cmd, Expects::Reply, now);
@@ -584,6 +585,25 @@ mod tests {
     }
 
     #[test]
+    fn steps_in_scripts_count_as_in_flight() {
+        let max_alone = 3;
+        let mut pipeline = Pipeline {
+            max_alone,
+            ..Pipeline::default()
+        };
+        for number in 0..2 * max_alone {
+            get(&mut pipeline, number);
+        }
+        assert_eq!(pack(&mut pipeline), [max_alone]);
+        written(&mut pipeline);
+        for _ in 0..max_alone {
+            receive(&mut pipeline, ScriptReply::Nil);
+        }
+        get(&mut pipeline, 0);
+        assert!(pipeline.output().is_empty());
+    }
+
+    #[test]
     fn few_steps_are_sent_alone_unless_others_wait() {
         let mut pipeline = Pipeline {
             max_alone: 3,
@@ -618,9 +638,10 @@ mod tests {
         assert_eq!(commands[1][2..], args);
         assert_eq!(commands[2], ["EVALSHA", "set", "1", "key4", "arg4"]);
         assert_eq!(receive(&mut pipeline, ScriptReply::Nil), [ping]);
-        // The other round may be in flight, too, but no third one.
-        for packed in [&[1][..], &[]] {
+        // The other rounds may be in flight, too, but no more.
+        for round in 1..=MIN_ROUNDS {
             get(&mut pipeline, 5);
+            let packed: &[usize] = if round < MIN_ROUNDS { &[1] } else { &[] };
             assert_eq!(pack(&mut pipeline), packed);
         }
         assert_eq!(receive(&mut pipeline, reply_to(&commands[1])), slots);
