@@ -23,6 +23,17 @@ pub(crate) fn simulated_owner_number() -> Option<u64> {
     None
 }
 
+/// Returns a random number below `end` in a simulated process.
+pub(crate) fn simulated_number(end: usize) -> Option<usize> {
+    #[cfg(feature = "simulation")]
+    return simulation::current().map(|process| (process.random() % end as u128) as usize);
+    #[cfg(not(feature = "simulation"))]
+    {
+        let _ = end;
+        None
+    }
+}
+
 /// The process that a client runs in, for people.
 pub(crate) struct ProcessInfo {
     pub(crate) host: String,

@@ -27,10 +27,10 @@ use tokio::time::Instant;
 pub(super) use self::codec::{Cmd, Malformed};
 use self::codec::{Decoder, Frame};
 pub(super) use self::pipeline::{Answered, Expects};
-use self::pipeline::{Pipeline, SlotId};
+use self::pipeline::{Limits, Pipeline, SlotId};
 use self::stream::ReadBuffer;
 pub(super) use self::stream::{Socket, connect_tcp};
-use crate::environment::task;
+use crate::environment::{simulated_number, task};
 use crate::metrics::Metrics;
 use crate::step::{Batchable, ScriptReply};
 use crate::sync::Mutex;
@@ -119,9 +119,10 @@ struct State {
 impl Wire {
     /// Spawns the connection's task.
     pub(super) fn spawn(socket: Socket, metrics: Metrics, on_push: PushHandler) -> WireGuard {
+        let limits = Limits::new(socket.is_written_by_callers());
         let wire = Arc::new(Wire {
             state: Mutex::new(State {
-                pipeline: Pipeline::new(socket.is_written_by_callers()),
+                pipeline: Pipeline::new(simulated_limits().unwrap_or(limits)),
                 callers: Vec::new(),
                 flush_asked: false,
                 unflushed: false,
@@ -225,6 +226,16 @@ impl Wire {
     pub(super) fn end_reason(&self) -> WireError {
         self.state.lock().end.clone().unwrap_or(WireError::Ended)
     }
+}
+
+/// Returns the limits of a simulated connection: few tasks reach them.
+fn simulated_limits() -> Option<Limits> {
+    Some(Limits {
+        alone: simulated_number(4)?,
+        rounds: simulated_number(3)? + 1,
+        more_rounds: simulated_number(3)?,
+        steps: simulated_number(4)? + 1,
+    })
 }
 
 /// Ends the connection when it is dropped.

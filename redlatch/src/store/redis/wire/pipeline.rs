@@ -6,10 +6,10 @@
 //!    entry. Messages that no command asked for have none. The server confirms subscriptions with messages, or replies an
 //!    error. Their ends are followed by a command that has a reply in any case ([`Expects::End`]): the server may also end
 //!    a subscription by itself, with the same message, and reply an error all the same.
-//! 3. A step whose script can run several steps is sent alone while few steps and commands are in flight ([`MAX_ALONE`]). Otherwise
-//!    it waits, and when the buffer is written next, all steps that wait are packed, those of one script as one script ([`MAX_STEPS`]).
-//!    That is a round. Few are in flight ([`MIN_ROUNDS`]), but more the longer a round takes ([`ROUND_TIME`]), and a
-//!    full script starts one in any case. So a slow network does not slow down many callers.
+//! 3. A step whose script can run several steps is sent alone while few steps and commands are in flight. Otherwise it waits,
+//!    and when the buffer is written next, all steps that wait are packed, those of one script as one script. That is a round.
+//!    Few are in flight ([`Limits`]), but more the longer a round takes ([`ROUND_TIME`]), and a full script starts one in any
+//!    case. So a slow network does not slow down many callers.
 //! 4. A caller that goes away takes its step out of the queue of those that wait: it was never sent. Otherwise it
 //!    leaves its slot behind, which the reply empties. So what a caller sends next is behind the step.
 //! 5. When the connection ends, all that was sent is unanswered, and what waits was not sent. Nothing is sent later.
@@ -26,22 +26,41 @@ use tokio::time::Instant;
 use super::codec::{Cmd, Malformed, malformed, write_header, write_text};
 use crate::step::{Batchable, ErrorReply, ScriptReply};
 
-/// Number of steps and commands in flight at which steps wait, if callers write for themselves. With fewer it is faster to send each
-/// at once, so that the server works while the client does.
-const MAX_ALONE: usize = 32;
+/// When steps wait, and how they are packed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    /// Number of steps and commands in flight at which steps wait. With 0, a step is sent alone only if nothing is in flight.
+    pub(super) alone: usize,
+    /// Number of rounds in flight at which steps wait.
+    pub(super) rounds: usize,
+    /// How many more there may be on a slow network.
+    pub(super) more_rounds: usize,
+    /// Steps in a script.
+    pub(super) steps: usize,
+}
 
-/// Number of rounds in flight at which steps wait. Several, so that the server has work while the client handles the
-/// answers to the others.
-const MIN_ROUNDS: usize = 8;
+impl Limits {
+    pub(super) const fn new(is_written_by_callers: bool) -> Limits {
+        Limits {
+            // With few callers it is faster if each sends its step at once, so that the server works while they do.
+            alone: if is_written_by_callers { 32 } else { 0 },
+            // Several, so that the server has work while the client handles the answers to the others.
+            rounds: 8,
+            more_rounds: 24,
+            // Larger scripts save the server little, and neither side has work while it waits for them.
+            steps: 16,
+        }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits::new(false)
+    }
+}
 
 /// One more round may be in flight for each of these that the latest one took.
 const ROUND_TIME: Duration = Duration::from_millis(1);
-
-/// Limit of the rounds in flight.
-const MAX_ROUNDS: usize = 32;
-
-/// Steps in a script. Larger ones save the server little, and neither side has work while it waits for them.
-const MAX_STEPS: usize = 16;
 
 /// Where a caller finds its answer.
 pub(super) type SlotId = usize;
@@ -130,12 +149,11 @@ pub(super) struct Pipeline {
     spare: Vec<Cmd>,
     /// When the rounds in flight began.
     rounds: VecDeque<Instant>,
-    /// How many may be in flight, besides [`MIN_ROUNDS`].
+    /// How many may be in flight, besides those of the limits.
     more_rounds: usize,
     /// The slots whose commands are answered, also if their callers have gone, until they are taken from here.
     pub(super) answered: Vec<SlotId>,
-    /// A step is sent alone if fewer steps and commands than this, or none, are in flight.
-    max_alone: usize,
+    limits: Limits,
     ended: bool,
 }
 
@@ -143,12 +161,12 @@ pub(super) struct Pipeline {
 const MAX_SPARE_BYTES: usize = 64 * 1024;
 
 /// Number of buffers that are kept for steps that wait.
-const MAX_SPARE: usize = 2 * MAX_STEPS;
+const MAX_SPARE: usize = 128;
 
 impl Pipeline {
-    pub(super) fn new(is_written_by_callers: bool) -> Pipeline {
+    pub(super) fn new(limits: Limits) -> Pipeline {
         Pipeline {
-            max_alone: MAX_ALONE * usize::from(is_written_by_callers),
+            limits,
             ..Pipeline::default()
         }
     }
@@ -185,7 +203,7 @@ impl Pipeline {
     ) -> SlotId {
         // A script counts once more than its steps.
         let in_flight = self.expected.len() + self.packed.len();
-        let is_alone = in_flight == 0 || in_flight < self.max_alone;
+        let is_alone = in_flight == 0 || in_flight < self.limits.alone;
         if is_alone && self.next_queue(1).is_none() || self.ended {
             return self.send(cmd, Expects::Reply, now);
         }
@@ -229,9 +247,9 @@ impl Pipeline {
 
     /// Returns the number of steps with which a script may start a round.
     fn least_steps(&self) -> usize {
-        match self.rounds.len() < MIN_ROUNDS + self.more_rounds {
+        match self.rounds.len() < self.limits.rounds + self.more_rounds {
             true => 1,
-            false => MAX_STEPS,
+            false => self.limits.steps,
         }
     }
 
@@ -249,7 +267,7 @@ impl Pipeline {
             // Else those of a script with few steps could wait for ever behind full ones.
             least = 1;
             let queue = &mut self.queues[i];
-            let steps = queue.steps.len().min(MAX_STEPS);
+            let steps = queue.steps.len().min(self.limits.steps);
             queue.write(steps, &mut self.out);
             self.expected.push_back(Expected::Script {
                 steps,
@@ -316,8 +334,8 @@ impl Pipeline {
             }) => {
                 if ends_round && let Some(began) = self.rounds.pop_front() {
                     let took = now.saturating_duration_since(began).as_micros();
-                    let more = usize::try_from(took / ROUND_TIME.as_micros()).unwrap_or(MAX_ROUNDS);
-                    self.more_rounds = more.min(MAX_ROUNDS - MIN_ROUNDS);
+                    let more = usize::try_from(took / ROUND_TIME.as_micros()).unwrap_or(usize::MAX);
+                    self.more_rounds = more.min(self.limits.more_rounds);
                 }
                 self.answer_script(steps, queue, reply)?;
             }
@@ -584,19 +602,23 @@ mod tests {
         assert!(pipeline.take(first).is_none());
     }
 
+    fn sending_alone(alone: usize) -> Pipeline {
+        Pipeline::new(Limits {
+            alone,
+            ..Limits::default()
+        })
+    }
+
     #[test]
     fn steps_in_scripts_count_as_in_flight() {
-        let max_alone = 3;
-        let mut pipeline = Pipeline {
-            max_alone,
-            ..Pipeline::default()
-        };
-        for number in 0..2 * max_alone {
+        let alone = 3;
+        let mut pipeline = sending_alone(alone);
+        for number in 0..2 * alone {
             get(&mut pipeline, number);
         }
-        assert_eq!(pack(&mut pipeline), [max_alone]);
+        assert_eq!(pack(&mut pipeline), [alone]);
         written(&mut pipeline);
-        for _ in 0..max_alone {
+        for _ in 0..alone {
             receive(&mut pipeline, ScriptReply::Nil);
         }
         get(&mut pipeline, 0);
@@ -605,10 +627,7 @@ mod tests {
 
     #[test]
     fn few_steps_are_sent_alone_unless_others_wait() {
-        let mut pipeline = Pipeline {
-            max_alone: 3,
-            ..Pipeline::default()
-        };
+        let mut pipeline = sending_alone(3);
         let alone: Vec<SlotId> = (0..3).map(|number| get(&mut pipeline, number)).collect();
         assert_eq!(written(&mut pipeline).len(), 3);
         let waits = get(&mut pipeline, 3);
@@ -639,9 +658,10 @@ mod tests {
         assert_eq!(commands[2], ["EVALSHA", "set", "1", "key4", "arg4"]);
         assert_eq!(receive(&mut pipeline, ScriptReply::Nil), [ping]);
         // The other rounds may be in flight, too, but no more.
-        for round in 1..=MIN_ROUNDS {
+        let rounds = pipeline.limits.rounds;
+        for round in 1..=rounds {
             get(&mut pipeline, 5);
-            let packed: &[usize] = if round < MIN_ROUNDS { &[1] } else { &[] };
+            let packed: &[usize] = if round < rounds { &[1] } else { &[] };
             assert_eq!(pack(&mut pipeline), packed);
         }
         assert_eq!(receive(&mut pipeline, reply_to(&commands[1])), slots);
@@ -665,7 +685,8 @@ mod tests {
     /// On a slow network, waiting for the other rounds would take long.
     #[test]
     fn more_rounds_are_in_flight_the_longer_they_take() {
-        for (took, more) in [(0, 0), (1, 1), (10, 10), (1000, MAX_ROUNDS - MIN_ROUNDS)] {
+        let most = Limits::default().more_rounds;
+        for (took, more) in [(0, 0), (1, 1), (10, 10), (1000, most)] {
             let mut pipeline = Pipeline::default();
             ping(&mut pipeline);
             get(&mut pipeline, 0);
@@ -676,7 +697,7 @@ mod tests {
             let key = ScriptReply::Integer(0);
             pipeline.receive(key, now).unwrap();
             ping(&mut pipeline);
-            for number in 0..MIN_ROUNDS + more {
+            for number in 0..pipeline.limits.rounds + more {
                 get(&mut pipeline, number);
                 assert_eq!(pack(&mut pipeline), [1]);
             }
@@ -689,18 +710,19 @@ mod tests {
     #[test]
     fn full_script_does_not_wait() {
         let mut pipeline = Pipeline::default();
+        let Limits { rounds, steps, .. } = pipeline.limits;
         ping(&mut pipeline);
-        for number in 0..MIN_ROUNDS {
+        for number in 0..rounds {
             get(&mut pipeline, number);
             assert_eq!(pack(&mut pipeline), [1]);
         }
         let other = pipeline.send_step(&step("set", 0), script(&SET), Instant::now());
-        for number in 0..MAX_STEPS - 1 {
+        for number in 0..steps - 1 {
             get(&mut pipeline, number);
         }
         assert_eq!(pack(&mut pipeline), [0usize; 0]);
-        get(&mut pipeline, MAX_STEPS);
-        assert_eq!(pack(&mut pipeline), [MAX_STEPS, 1]);
+        get(&mut pipeline, steps);
+        assert_eq!(pack(&mut pipeline), [steps, 1]);
         assert!(!pipeline.abandon(other), "it was sent");
     }
 
@@ -936,15 +958,18 @@ mod tests {
         })
     }
 
+    prop_compose! {
+        fn limits()(alone in 0..4_usize, rounds in 1..4_usize, more_rounds in 0..2_usize, steps in 1..5_usize) -> Limits {
+            Limits { alone, rounds, more_rounds, steps }
+        }
+    }
+
     proptest! {
         /// Each caller gets the reply to its own command, or learns whether it was sent. What is canceled before it is sent
         /// never arrives, and whatever else was sent arrives once.
         #[test]
-        fn each_caller_gets_its_own_reply(moves in moves(), max_alone in 0..4_usize) {
-            let mut pipeline = Pipeline {
-                max_alone,
-                ..Pipeline::default()
-            };
+        fn each_caller_gets_its_own_reply(moves in moves(), limits in limits()) {
+            let mut pipeline = Pipeline::new(limits);
             let (mut waiting, mut unsent): (Vec<(SlotId, usize)>, Vec<usize>) = Default::default();
             let (mut arrived, mut executed) = (Vec::new(), VecDeque::new());
             let (mut count, mut wire) = (0, Vec::new());
