@@ -323,7 +323,7 @@ async fn connections_and_batches_are_measured() {
     }
     let sizes = recorded.values("redlatch.batch.size");
     assert!(
-        !sizes.is_empty() && sizes.iter().all(|size| (1.0..=64.0).contains(size)),
+        !sizes.is_empty() && sizes.iter().all(|size| (1.0..=16.0).contains(size)),
         "{sizes:?}"
     );
 }

@@ -440,15 +440,6 @@ mod tests {
     }
 
     #[test]
-    fn first_report_of_a_loss_counts() {
-        let mut section = Section::new(0, 0, with_ticket().sections[0].request.clone());
-        for at in [10, 20] {
-            section.record(at * MS, EventKind::LossReported);
-        }
-        assert_eq!(section.loss_reported, Some(10 * MS));
-    }
-
-    #[test]
     fn guard_that_is_valid_after_limit_is_recorded() {
         let history = with_ticket();
         let mut section = Section::new(0, 0, history.sections[0].request.clone());

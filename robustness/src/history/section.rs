@@ -123,8 +123,7 @@ impl Section {
                 let passed = self.limit_end().filter(|&end| end < t);
                 self.valid_after_limit = self.valid_after_limit.or(passed);
             }
-            // Of a guard that is dropped later, it is reported again.
-            EventKind::LossReported => self.loss_reported = self.loss_reported.or(Some(t)),
+            EventKind::LossReported => self.loss_reported = Some(t),
             EventKind::Wrote { accepted: true } => self.accepted += 1,
             EventKind::Wrote { accepted: false } => self.refused += 1,
             EventKind::Fed => self.fed = Some(t),

@@ -302,19 +302,14 @@ impl SectionRunner {
                 if let Some(before) = before {
                     self.report_loss(before);
                 }
-                self.report_loss_of(guard).await;
+                if timeout(LOSS_REPORT_LIMIT, &mut lost).await.is_ok() {
+                    self.report(EventKind::LossReported);
+                }
                 return true;
             }
             if Instant::now() >= end || self.shutdown.load(Ordering::Relaxed) {
                 return false;
             }
-        }
-    }
-
-    /// Reports the loss of a guard that is not valid any more, once the guard reports it.
-    async fn report_loss_of<H: AsyncGuard>(&self, guard: &H) {
-        if timeout(LOSS_REPORT_LIMIT, guard.lost()).await.is_ok() {
-            self.report(EventKind::LossReported);
         }
     }
 
@@ -344,15 +339,11 @@ impl SectionRunner {
     ) -> Result<(), Error> {
         if let Some(token) = token {
             // Also after a loss: the resource has to refuse that write.
-            self.write(token).await;
-        }
-        // A dropped guard does not report that it was lost before.
-        if how == ReleaseMode::Drop && guard.valid_for().is_zero() {
-            self.report_loss_of(&guard).await;
+            self.write(&guard, token).await;
         }
         self.report(EventKind::Releasing);
         let how = match (how, &mut self.limit_use) {
-            // Neither does one that is flushed.
+            // A dropped guard does not report that it was lost before.
             (ReleaseMode::Unlock, Some(limit_use)) if !guard.valid_for().is_zero() => {
                 limit_use.release_mode()
             }
@@ -404,27 +395,29 @@ impl SectionRunner {
         }
     }
 
-    /// Adds one to the number in the resource.
-    async fn write(&mut self, token: u64) {
-        let name = &self.name;
-        let Some(read) = self
-            .resource
-            .exchange(&format!("read {name} {token}"))
-            .await
-        else {
-            return;
-        };
-        let written = match read.parse::<u64>() {
-            Ok(value) => {
-                // Another writer may come in between: the token protects against that.
-                sleep(Duration::from_millis(1)).await;
-                let line = format!("write {name} {token} {}", value + 1);
-                self.resource.exchange(&line).await
+    /// Adds one to the number in the resource. Reports a loss of the guard meanwhile, because a guard that is dropped
+    /// afterwards does not.
+    async fn write<H: AsyncGuard>(&mut self, guard: &H, token: u64) {
+        let until = self.check_validity(guard);
+        let (reporter, sections) = (&self.reporter, &self.sections);
+        let accepted = {
+            let mut lost = std::pin::pin!(guard.lost());
+            let mut writing = std::pin::pin!(add_one(&mut self.resource, &self.name, token));
+            tokio::select! {
+                biased;
+                () = &mut lost, if until.is_some() => {
+                    for section in sections {
+                        until.inspect(|until| reporter.report_loss(*section, *until));
+                        reporter.report_in(*section, EventKind::LossReported);
+                    }
+                    writing.await
+                }
+                accepted = &mut writing => accepted,
             }
-            Err(_) => Some(read),
         };
-        let accepted = written.as_deref() == Some("ok");
-        self.report(EventKind::Wrote { accepted });
+        if let Some(accepted) = accepted {
+            self.report(EventKind::Wrote { accepted });
+        }
     }
 
     pub(super) fn report(&self, what: EventKind) {
@@ -432,6 +425,21 @@ impl SectionRunner {
             self.reporter.report_in(*section, what.clone());
         }
     }
+}
+
+/// Adds one to a number in the resource. Returns whether it has accepted that; `None` without an answer to the first step.
+async fn add_one(resource: &mut ResourceClient, name: &str, token: u64) -> Option<bool> {
+    let read = resource.exchange(&format!("read {name} {token}")).await?;
+    let written = match read.parse::<u64>() {
+        Ok(value) => {
+            // Another writer may come in between: the token protects against that.
+            sleep(Duration::from_millis(1)).await;
+            let line = format!("write {name} {token} {}", value + 1);
+            resource.exchange(&line).await
+        }
+        Err(_) => Some(read),
+    };
+    Some(written.as_deref() == Some("ok"))
 }
 
 /// Common interface of all guards.
@@ -479,7 +487,6 @@ pub(super) fn error_name(error: &Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::future::{pending, ready};
     use std::sync::Mutex;
 
     use super::*;
@@ -498,26 +505,22 @@ mod tests {
         fn record(&self, Event(_, _, what): Event) {
             self.0.lock().unwrap().push(what);
         }
+
+        fn is_exact(&self) -> bool {
+            true
+        }
     }
 
-    /// A guard that is valid, or lost without the task having noticed it.
-    struct Unwatched {
-        is_valid: bool,
-    }
+    /// A guard whose lease ends at this time.
+    struct UntilThen(Instant);
 
-    impl AsyncGuard for Unwatched {
+    impl AsyncGuard for UntilThen {
         fn valid_for(&self) -> Duration {
-            Duration::from_secs(u64::from(self.is_valid))
+            self.0.saturating_duration_since(Instant::now())
         }
 
         fn lost(&self) -> impl Future<Output = ()> + Send + 'static {
-            let is_lost = !self.is_valid;
-            async move {
-                match is_lost {
-                    true => ready(()).await,
-                    false => pending().await,
-                }
-            }
+            tokio::time::sleep_until(self.0)
         }
 
         async fn unlock(self) -> Result<(), Error> {
@@ -525,10 +528,10 @@ mod tests {
         }
     }
 
-    /// A process that was stopped between its last check and the release may have lost the lock to another holder.
-    #[tokio::test]
-    async fn loss_before_guard_is_dropped_is_reported() {
-        for is_valid in [true, false] {
+    /// A process that is stopped during the write may lose the lock to another holder meanwhile.
+    #[tokio::test(start_paused = true)]
+    async fn loss_during_the_write_is_reported_although_the_guard_is_dropped() {
+        for is_stopped in [false, true] {
             let events = Arc::new(Recorded::default());
             let mut runner = SectionRunner::new(
                 0,
@@ -539,13 +542,26 @@ mod tests {
                 None,
                 None,
             );
-            let guard = async { Ok(Some(Unwatched { is_valid })) };
+            let lease = Duration::from_secs(1);
+            let guard = async { Ok(Some(UntilThen(Instant::now() + lease))) };
             let guard = runner.request("a", Mode::Exclusive, guard).await;
-            let guard = guard.unwrap().unwrap();
-            let released = runner.release(guard, None, ReleaseMode::Drop).await;
+            let releasing = runner.release(guard.unwrap().unwrap(), Some(1), ReleaseMode::Drop);
+            let stopping = async {
+                if is_stopped {
+                    tokio::time::advance(2 * lease).await;
+                }
+            };
+            let (released, ()) = tokio::join!(releasing, stopping);
             released.unwrap();
-            let lost = events.0.lock().unwrap().contains(&EventKind::LossReported);
-            assert_eq!(lost, !is_valid);
+            let events = events.0.lock().unwrap();
+            let position = |what| events.iter().position(|one| *one == what);
+            let lost = position(EventKind::LossReported);
+            assert_eq!(lost.is_some(), is_stopped, "{events:?}");
+            assert!(lost < position(EventKind::Releasing));
+            // How long it was valid is known, too.
+            let valid = |one: &&EventKind| matches!(one, EventKind::Valid { .. });
+            let validities = events.iter().filter(valid).count();
+            assert_eq!(validities, 1 + usize::from(is_stopped));
         }
     }
 }

@@ -27,7 +27,7 @@ use tokio::time::Instant;
 pub(super) use self::codec::{Cmd, Malformed};
 use self::codec::{Decoder, Frame};
 pub(super) use self::pipeline::{Answered, Expects};
-use self::pipeline::{Limits, Pipeline, SlotId};
+use self::pipeline::{Packing, Pipeline, SlotId};
 use self::stream::ReadBuffer;
 pub(super) use self::stream::{Socket, connect_tcp};
 use crate::environment::{simulated_number, task};
@@ -119,10 +119,10 @@ struct State {
 impl Wire {
     /// Spawns the connection's task.
     pub(super) fn spawn(socket: Socket, metrics: Metrics, on_push: PushHandler) -> WireGuard {
-        let limits = Limits::new(socket.is_written_by_callers());
+        let packing = Packing::new(socket.is_written_by_callers());
         let wire = Arc::new(Wire {
             state: Mutex::new(State {
-                pipeline: Pipeline::new(simulated_limits().unwrap_or(limits)),
+                pipeline: Pipeline::new(simulated_packing().unwrap_or(packing)),
                 callers: Vec::new(),
                 flush_asked: false,
                 unflushed: false,
@@ -228,13 +228,17 @@ impl Wire {
     }
 }
 
-/// Returns the limits of a simulated connection: few tasks reach them.
-fn simulated_limits() -> Option<Limits> {
-    Some(Limits {
-        alone: simulated_number(4)?,
-        rounds: simulated_number(3)? + 1,
-        more_rounds: simulated_number(3)?,
-        steps: simulated_number(4)? + 1,
+/// Returns small limits for three of four simulated connections, because few tasks reach the real ones.
+fn simulated_packing() -> Option<Packing> {
+    if simulated_number(4)? == 0 {
+        return None;
+    }
+    let rounds = simulated_number(3)? + 1;
+    Some(Packing {
+        alone: simulated_number(3)? + 1,
+        rounds,
+        most_rounds: rounds + simulated_number(3)?,
+        steps: simulated_number(4)? + 2,
     })
 }
 

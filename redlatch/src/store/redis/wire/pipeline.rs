@@ -8,8 +8,8 @@
 //!    a subscription by itself, with the same message, and reply an error all the same.
 //! 3. A step whose script can run several steps is sent alone while few steps and commands are in flight. Otherwise it waits,
 //!    and when the buffer is written next, all steps that wait are packed, those of one script as one script. That is a round.
-//!    Few are in flight ([`Limits`]), but more the longer a round takes ([`ROUND_TIME`]), and a full script starts one in any
-//!    case. So a slow network does not slow down many callers.
+//!    Their number is limited ([`Packing`]), but it is larger the longer a round takes ([`ROUND_TIME`]), and a full script
+//!    starts one in any case. So a slow network does not slow down many callers.
 //! 4. A caller that goes away takes its step out of the queue of those that wait: it was never sent. Otherwise it
 //!    leaves its slot behind, which the reply empties. So what a caller sends next is behind the step.
 //! 5. When the connection ends, all that was sent is unanswered, and what waits was not sent. Nothing is sent later.
@@ -28,34 +28,34 @@ use crate::step::{Batchable, ErrorReply, ScriptReply};
 
 /// When steps wait, and how they are packed.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Limits {
-    /// Number of steps and commands in flight at which steps wait. With 0, a step is sent alone only if nothing is in flight.
+pub(super) struct Packing {
+    /// Number of steps and commands in flight at which steps wait. At least 1.
     pub(super) alone: usize,
     /// Number of rounds in flight at which steps wait.
     pub(super) rounds: usize,
-    /// How many more there may be on a slow network.
-    pub(super) more_rounds: usize,
-    /// Steps in a script.
+    /// The same on a slow network.
+    pub(super) most_rounds: usize,
+    /// Largest number of steps in a script.
     pub(super) steps: usize,
 }
 
-impl Limits {
-    pub(super) const fn new(is_written_by_callers: bool) -> Limits {
-        Limits {
+impl Packing {
+    pub(super) const fn new(is_written_by_callers: bool) -> Packing {
+        Packing {
             // With few callers it is faster if each sends its step at once, so that the server works while they do.
-            alone: if is_written_by_callers { 32 } else { 0 },
+            alone: if is_written_by_callers { 32 } else { 1 },
             // Several, so that the server has work while the client handles the answers to the others.
             rounds: 8,
-            more_rounds: 24,
+            most_rounds: 32,
             // Larger scripts save the server little, and neither side has work while it waits for them.
             steps: 16,
         }
     }
 }
 
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits::new(false)
+impl Default for Packing {
+    fn default() -> Packing {
+        Packing::new(false)
     }
 }
 
@@ -149,24 +149,24 @@ pub(super) struct Pipeline {
     spare: Vec<Cmd>,
     /// When the rounds in flight began.
     rounds: VecDeque<Instant>,
-    /// How many may be in flight, besides those of the limits.
+    /// How many more than [`Packing::rounds`] may be in flight.
     more_rounds: usize,
     /// The slots whose commands are answered, also if their callers have gone, until they are taken from here.
     pub(super) answered: Vec<SlotId>,
-    limits: Limits,
+    packing: Packing,
     ended: bool,
 }
 
 /// A buffer that is larger than this is freed when it is empty.
 const MAX_SPARE_BYTES: usize = 64 * 1024;
 
-/// Number of buffers that are kept for steps that wait.
+/// Number of buffers that are kept for steps that wait: eight rounds of one script.
 const MAX_SPARE: usize = 128;
 
 impl Pipeline {
-    pub(super) fn new(limits: Limits) -> Pipeline {
+    pub(super) fn new(packing: Packing) -> Pipeline {
         Pipeline {
-            limits,
+            packing,
             ..Pipeline::default()
         }
     }
@@ -203,7 +203,7 @@ impl Pipeline {
     ) -> SlotId {
         // A script counts once more than its steps.
         let in_flight = self.expected.len() + self.packed.len();
-        let is_alone = in_flight == 0 || in_flight < self.limits.alone;
+        let is_alone = in_flight < self.packing.alone;
         if is_alone && self.next_queue(1).is_none() || self.ended {
             return self.send(cmd, Expects::Reply, now);
         }
@@ -247,9 +247,9 @@ impl Pipeline {
 
     /// Returns the number of steps with which a script may start a round.
     fn least_steps(&self) -> usize {
-        match self.rounds.len() < self.limits.rounds + self.more_rounds {
+        match self.rounds.len() < self.packing.rounds + self.more_rounds {
             true => 1,
-            false => self.limits.steps,
+            false => self.packing.steps,
         }
     }
 
@@ -267,7 +267,7 @@ impl Pipeline {
             // Else those of a script with few steps could wait for ever behind full ones.
             least = 1;
             let queue = &mut self.queues[i];
-            let steps = queue.steps.len().min(self.limits.steps);
+            let steps = queue.steps.len().min(self.packing.steps);
             queue.write(steps, &mut self.out);
             self.expected.push_back(Expected::Script {
                 steps,
@@ -335,7 +335,7 @@ impl Pipeline {
                 if ends_round && let Some(began) = self.rounds.pop_front() {
                     let took = now.saturating_duration_since(began).as_micros();
                     let more = usize::try_from(took / ROUND_TIME.as_micros()).unwrap_or(usize::MAX);
-                    self.more_rounds = more.min(self.limits.more_rounds);
+                    self.more_rounds = more.min(self.packing.most_rounds - self.packing.rounds);
                 }
                 self.answer_script(steps, queue, reply)?;
             }
@@ -603,9 +603,9 @@ mod tests {
     }
 
     fn sending_alone(alone: usize) -> Pipeline {
-        Pipeline::new(Limits {
+        Pipeline::new(Packing {
             alone,
-            ..Limits::default()
+            ..Packing::default()
         })
     }
 
@@ -658,7 +658,7 @@ mod tests {
         assert_eq!(commands[2], ["EVALSHA", "set", "1", "key4", "arg4"]);
         assert_eq!(receive(&mut pipeline, ScriptReply::Nil), [ping]);
         // The other rounds may be in flight, too, but no more.
-        let rounds = pipeline.limits.rounds;
+        let rounds = pipeline.packing.rounds;
         for round in 1..=rounds {
             get(&mut pipeline, 5);
             let packed: &[usize] = if round < rounds { &[1] } else { &[] };
@@ -685,8 +685,12 @@ mod tests {
     /// On a slow network, waiting for the other rounds would take long.
     #[test]
     fn more_rounds_are_in_flight_the_longer_they_take() {
-        let most = Limits::default().more_rounds;
-        for (took, more) in [(0, 0), (1, 1), (10, 10), (1000, most)] {
+        let Packing {
+            rounds,
+            most_rounds,
+            ..
+        } = Packing::default();
+        for (took, more) in [(0, 0), (1, 1), (10, 10), (1000, most_rounds - rounds)] {
             let mut pipeline = Pipeline::default();
             ping(&mut pipeline);
             get(&mut pipeline, 0);
@@ -697,7 +701,7 @@ mod tests {
             let key = ScriptReply::Integer(0);
             pipeline.receive(key, now).unwrap();
             ping(&mut pipeline);
-            for number in 0..pipeline.limits.rounds + more {
+            for number in 0..pipeline.packing.rounds + more {
                 get(&mut pipeline, number);
                 assert_eq!(pack(&mut pipeline), [1]);
             }
@@ -710,7 +714,7 @@ mod tests {
     #[test]
     fn full_script_does_not_wait() {
         let mut pipeline = Pipeline::default();
-        let Limits { rounds, steps, .. } = pipeline.limits;
+        let Packing { rounds, steps, .. } = pipeline.packing;
         ping(&mut pipeline);
         for number in 0..rounds {
             get(&mut pipeline, number);
@@ -959,21 +963,23 @@ mod tests {
     }
 
     prop_compose! {
-        fn limits()(alone in 0..4_usize, rounds in 1..4_usize, more_rounds in 0..2_usize, steps in 1..5_usize) -> Limits {
-            Limits { alone, rounds, more_rounds, steps }
+        fn packing()(alone in 1..4_usize, rounds in 1..4_usize, more in 0..2_usize, steps in 1..5_usize) -> Packing {
+            Packing { alone, rounds, most_rounds: rounds + more, steps }
         }
     }
 
     proptest! {
         /// Each caller gets the reply to its own command, or learns whether it was sent. What is canceled before it is sent
-        /// never arrives, and whatever else was sent arrives once.
+        /// never arrives, and whatever else was sent arrives once. In the end nobody waits.
         #[test]
-        fn each_caller_gets_its_own_reply(moves in moves(), limits in limits()) {
-            let mut pipeline = Pipeline::new(limits);
+        fn each_caller_gets_its_own_reply(moves in moves(), packing in packing()) {
+            let mut pipeline = Pipeline::new(packing);
             let (mut waiting, mut unsent): (Vec<(SlotId, usize)>, Vec<usize>) = Default::default();
             let (mut arrived, mut executed) = (Vec::new(), VecDeque::new());
             let (mut count, mut wire) = (0, Vec::new());
-            for one in moves {
+            // Each answers one command at least.
+            let rest = [Move::Pack, Move::Write(usize::MAX), Move::Reply].repeat(moves.len());
+            for one in moves.into_iter().chain(rest) {
                 match one {
                     Move::Send => {
                         let slot = pipeline.send(&step("alone", count), Expects::Reply, Instant::now());
@@ -1027,6 +1033,7 @@ mod tests {
                     None => true,
                 });
             }
+            prop_assert!(waiting.is_empty(), "without an answer: {waiting:?}");
             let mut once = arrived.clone();
             once.sort();
             once.dedup();
