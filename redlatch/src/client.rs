@@ -476,7 +476,7 @@ impl ClientBuilder {
     /// Sets whether acquisitions and releases that wait to be sent are sent together, as one script. Default: true.
     ///
     /// A client sends a step at once if fewer than 32 are in flight on its connection (over TLS: if none is). Further ones wait
-    /// for answers, and up to 16 of one kind are sent as one script. The server needs about a third less time for them. It
+    /// for answers, and up to 16 of one kind are sent as one script. The server needs about a quarter less time for them. It
     /// applies to locks, fenced locks and semaphores, but not in a cluster, and not to acquisitions that replicas have to
     /// acknowledge.
     pub fn batching(mut self, enabled: bool) -> ClientBuilder {
