@@ -701,7 +701,7 @@ mod tests {
             let key = ScriptReply::Integer(0);
             pipeline.receive(key, now).unwrap();
             ping(&mut pipeline);
-            for number in 0..pipeline.packing.rounds + more {
+            for number in 0..rounds + more {
                 get(&mut pipeline, number);
                 assert_eq!(pack(&mut pipeline), [1]);
             }
@@ -970,7 +970,7 @@ mod tests {
 
     proptest! {
         /// Each caller gets the reply to its own command, or learns whether it was sent. What is canceled before it is sent
-        /// never arrives, and whatever else was sent arrives once. In the end nobody waits.
+        /// never arrives, and whatever else was sent arrives once. In the end no caller waits.
         #[test]
         fn each_caller_gets_its_own_reply(moves in moves(), packing in packing()) {
             let mut pipeline = Pipeline::new(packing);
@@ -1018,7 +1018,7 @@ mod tests {
                     }
                     Move::End => {
                         pipeline.end();
-                        // What arrives now is for nobody.
+                        // No caller waits for what arrives now.
                         executed.clear();
                     }
                 }
