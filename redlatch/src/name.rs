@@ -1,6 +1,7 @@
 //! Names, and the keys and channels that belong to them. Redisson's layout is defined only here.
 
 use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher, Hash, Hasher};
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
@@ -72,18 +73,26 @@ const UNLOCK_LATCH: &str = "redisson_unlock_latch";
 pub(crate) struct ObjectKeys {
     /// Length of the client's prefix.
     prefix_len: usize,
-    key: String,
-    /// The name with the prefix, unless that is the key: see [`GroupKeys`].
-    shown: Option<String>,
-    channel: String,
+    channel: Box<str>,
+    /// Where the channel contains the key.
+    key: Range<usize>,
     layout: KeyLayout,
     /// Why the name is invalid, if it is. Every operation reports it, because creating a handle cannot
     /// fail.
     invalid: Option<&'static str>,
-    /// What distinguishes the object from the others with this key and layout: see [`GroupKeys`].
-    identity: Option<String>,
+    /// Boxed: most objects are not one of a group.
+    in_group: Option<Box<InGroup>>,
     /// Hash of the identity. Cached because an object is looked up at every lock and unlock.
     hash: u64,
+}
+
+/// One of the objects that share a key and layout: see [`GroupKeys`].
+#[derive(Debug)]
+struct InGroup {
+    /// The name for people, with the prefix.
+    shown: String,
+    /// What distinguishes it from the others.
+    identity: String,
 }
 
 /// Layout of an object: its channel, and how the store writes its owners.
@@ -130,13 +139,12 @@ impl ObjectKeys {
         };
         ObjectKeys {
             invalid: invalid_reason(&key, name),
-            identity: None,
+            in_group: None,
             hash: hash_of(&key),
-            shown: None,
             prefix_len: prefix.len(),
-            channel,
+            key: key_within(&channel, &key),
+            channel: channel.into(),
             layout,
-            key,
         }
     }
 
@@ -157,16 +165,18 @@ impl ObjectKeys {
 
     /// Returns the name with the client's prefix, for log events.
     pub(crate) fn full_name(&self) -> &str {
-        self.shown.as_deref().unwrap_or(&self.key)
+        let in_group = self.in_group.as_ref();
+        in_group.map_or(self.key(), |object| &object.shown)
     }
 
     pub(crate) fn key(&self) -> &str {
-        &self.key
+        self.channel.get(self.key.clone()).unwrap_or_default()
     }
 
     /// Returns what names the object within a client: its key, unless several objects share the key.
     pub(crate) fn identity(&self) -> &str {
-        self.identity.as_deref().unwrap_or(&self.key)
+        let in_group = self.in_group.as_ref();
+        in_group.map_or(self.key(), |object| &object.identity)
     }
 
     pub(crate) fn channel(&self) -> &str {
@@ -177,7 +187,9 @@ impl ObjectKeys {
     /// no script could publish there in a cluster: Redisson's cannot (CROSSSLOT). Redisson's waiters
     /// subscribe to another channel, where nothing is published, so they cannot share such a latch.
     pub(crate) fn move_channel_to_slot(&mut self) {
-        self.channel = [LATCH_CHANNEL, &self.key].concat();
+        let channel = [LATCH_CHANNEL, self.key()].concat();
+        self.key = key_within(&channel, self.key());
+        self.channel = channel.into();
     }
 
     pub(crate) fn layout(&self) -> KeyLayout {
@@ -186,7 +198,7 @@ impl ObjectKeys {
 
     /// Returns the key of the requests to release a lock (redlatch's own, not in Redisson). Not stored, because few steps need it.
     pub(crate) fn requests_key(&self) -> String {
-        unambiguous(ASKED, &self.key, &['{'])
+        unambiguous(ASKED, self.key(), &['{'])
     }
 
     /// Returns the hash field for `owner`, given as `<client id>:<number>`.
@@ -236,10 +248,10 @@ impl FairKeys {
     /// Returns the keys of the fair lock that shares its key with this lock.
     pub(crate) fn of(object: Arc<ObjectKeys>) -> FairKeys {
         FairKeys {
-            queue: prefixed(QUEUE, &object.key),
-            timeouts: prefixed(TIMEOUTS, &object.key),
-            absent_waiters: prefixed(ABSENT, &object.key),
-            announcements: prefixed(ANNOUNCED, &object.key),
+            queue: prefixed(QUEUE, object.key()),
+            timeouts: prefixed(TIMEOUTS, object.key()),
+            absent_waiters: prefixed(ABSENT, object.key()),
+            announcements: prefixed(ANNOUNCED, object.key()),
             object,
         }
     }
@@ -249,7 +261,7 @@ impl FairKeys {
         object
             .channel
             .starts_with(LOCK_CHANNEL)
-            .then(|| prefixed(QUEUE, &object.key))
+            .then(|| prefixed(QUEUE, object.key()))
     }
 
     /// Returns the channel of one waiter.
@@ -273,8 +285,8 @@ impl ElectionKeys {
     pub(crate) fn new(prefix: &str, name: &str) -> ElectionKeys {
         let fair = FairKeys::of(ObjectKeys::new(KeyLayout::Election, prefix, name).into());
         ElectionKeys {
-            token: prefixed(TOKEN, &fair.object.key),
-            term: term_key(&fair.object.key),
+            token: prefixed(TOKEN, fair.object.key()),
+            term: term_key(fair.object.key()),
             fair: fair.into(),
         }
     }
@@ -297,7 +309,7 @@ impl FencedKeys {
     pub(crate) fn new(prefix: &str, name: &str) -> FencedKeys {
         let object = ObjectKeys::new(KeyLayout::Fenced, prefix, name);
         FencedKeys {
-            token: prefixed(TOKEN, &object.key),
+            token: prefixed(TOKEN, object.key()),
             object: object.into(),
         }
     }
@@ -316,11 +328,11 @@ impl GroupKeys {
     pub(crate) fn new(prefix: &str, group: &str, value: &str, shown: &str) -> GroupKeys {
         let mut object = ObjectKeys::new(KeyLayout::Group, prefix, group);
         // Equals no other key, because no name has a NUL.
-        let identity = [&object.key, "\0", value].concat();
+        let identity = [object.key(), "\0", value].concat();
         let shown: String = shown.escape_debug().take(MAX_SHOWN_CHARS).collect();
-        object.shown = Some(format!("{prefix}{group}[{shown}]"));
+        let shown = format!("{prefix}{group}[{shown}]");
         object.hash = hash_of(&identity);
-        object.identity = Some(identity);
+        object.in_group = Some(Box::new(InGroup { shown, identity }));
         GroupKeys {
             object: object.into(),
             value: value.into(),
@@ -355,8 +367,8 @@ impl ReadWriteKeys {
         let side = |layout| Arc::new(ObjectKeys::new(layout, prefix, name));
         let read = side(KeyLayout::Read);
         ReadWriteKeys {
-            writers: unambiguous(WRITERS, &read.key, &['{']),
-            timeouts_prefix: suffixed(&read.key, ""),
+            writers: unambiguous(WRITERS, read.key(), &['{']),
+            timeouts_prefix: suffixed(read.key(), ""),
             write: side(KeyLayout::Write),
             read,
         }
@@ -380,7 +392,7 @@ impl PermitKeys {
     pub(crate) fn new(prefix: &str, name: &str) -> PermitKeys {
         let object = ObjectKeys::new(KeyLayout::Permits, prefix, name);
         PermitKeys {
-            deadlines: suffixed(&object.key, DEADLINES),
+            deadlines: suffixed(object.key(), DEADLINES),
             object: object.into(),
         }
     }
@@ -399,13 +411,13 @@ impl OnceKeys {
     pub(crate) fn new(prefix: &str, name: &str, slot: Option<&str>) -> OnceKeys {
         let object = ObjectKeys::new(KeyLayout::Lock, prefix, name);
         let braces = ['{', '}'];
-        let mut record = unambiguous(ONCE, &object.key, &braces);
+        let mut record = unambiguous(ONCE, object.key(), &braces);
         if let Some(slot) = slot {
             record = [&record, ":", slot].concat();
         }
-        if object.key.contains(braces) {
+        if object.key().contains(braces) {
             // Else `x{t}:y`, and `x{t}` with the slot `y`, would have one record.
-            record = format!("{record}:{}", object.key.len());
+            record = format!("{record}:{}", object.key().len());
         }
         let object = object.into();
         OnceKeys { object, record }
@@ -575,6 +587,12 @@ fn suffixed(name: &str, suffix: &str) -> String {
     }
 }
 
+/// Returns where a channel contains the key of its object.
+fn key_within(channel: &str, key: &str) -> Range<usize> {
+    let start = channel.rfind(key).unwrap_or_default();
+    start..start + key.len()
+}
+
 fn hash_of(identity: &str) -> u64 {
     BuildHasherDefault::<DefaultHasher>::default().hash_one(identity)
 }
@@ -686,11 +704,11 @@ mod tests {
             read_write.reader_timeouts_prefix("c:1"),
             PermitKeys::new("", name).deadlines,
             OnceKeys::new("", name, None).record,
-            lock.channel,
+            lock.channel.into(),
             fair.waiter_channel("c:1"),
-            read_write.read.channel.clone(),
-            PermitKeys::new("", name).object.channel.clone(),
-            ObjectKeys::new(KeyLayout::Latch, "", name).channel,
+            read_write.read.channel().to_owned(),
+            PermitKeys::new("", name).object.channel().to_owned(),
+            ObjectKeys::new(KeyLayout::Latch, "", name).channel.into(),
         ]
     }
 

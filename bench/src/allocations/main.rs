@@ -24,7 +24,9 @@ const PAIRS: u32 = 10_000;
 
 const WAITING_NAME: &str = "lock_waiting_allocations";
 
-/// Number of waiting requests.
+const HELD_NAME: &str = "lock_held_allocations";
+
+/// Number of waiting requests, and of held locks.
 const WAITING: usize = 10_000;
 
 fn main() -> Result<()> {
@@ -40,13 +42,21 @@ fn main() -> Result<()> {
         Ok(text) => serde_json::from_slice(&text)?,
         Err(_) => Vec::new(),
     };
-    rows.retain(|row| row["name"] != NAME && row["name"] != WAITING_NAME);
+    rows.retain(|row| {
+        ![NAME, WAITING_NAME, HELD_NAME]
+            .map(Value::from)
+            .contains(&row["name"])
+    });
     rows.push(measure(&runtime, "server", &client)?);
     rows.push(measure(&runtime, "embedded", &Client::embedded())?);
     println!("\n{WAITING_NAME}: what a request that waits for a lock keeps on the heap.");
     println!("  store      allocations     bytes");
     rows.push(measure_waiting(&runtime, "server", &client)?);
     rows.push(measure_waiting(&runtime, "embedded", &Client::embedded())?);
+    println!("\n{HELD_NAME}: what a held lock keeps on the heap, beside its guard.");
+    println!("  store      allocations     bytes");
+    rows.push(measure_held(&runtime, "server", &client)?);
+    rows.push(measure_held(&runtime, "embedded", &Client::embedded())?);
     std::fs::write(FILE, format!("{:#}\n", Value::Array(rows)))?;
     println!("\nAdded to {FILE}");
     Ok(())
@@ -105,14 +115,40 @@ fn measure_waiting(runtime: &Runtime, store: &str, client: &Client) -> Result<Va
     });
     drop((requests, first));
     runtime.block_on(guard.unlock())?;
-    let per_request = |total: i64| (total as f64 / WAITING as f64 * 10.0).round() / 10.0;
-    let allocations = per_request(counted.count_current);
-    let bytes = per_request(counted.bytes_current);
+    Ok(kept_on_heap(WAITING_NAME, store, &counted))
+}
+
+/// Measures what locks with different names keep on the heap while they are held. Embedded, that includes the store.
+fn measure_held(runtime: &Runtime, store: &str, client: &Client) -> Result<Value> {
+    // One-time costs: the scripts, the task of the watchdog.
+    runtime.block_on(pairs(&client.lock("bench:held")))?;
+    let mut guards = Vec::with_capacity(WAITING);
+    let mut acquired: Result<()> = Ok(());
+    let counted = allocation_counter::measure(|| {
+        acquired = runtime.block_on(async {
+            for number in 0..WAITING {
+                let lock = client.lock(&format!("bench:held:{number}"));
+                guards.push(lock.lock().await?);
+            }
+            Ok(())
+        });
+    });
+    acquired?;
+    for guard in guards {
+        runtime.block_on(guard.unlock())?;
+    }
+    Ok(kept_on_heap(HELD_NAME, store, &counted))
+}
+
+/// Prints and returns what each request or lock keeps.
+fn kept_on_heap(name: &str, store: &str, counted: &allocation_counter::AllocationInfo) -> Value {
+    let each = |total: i64| (total as f64 / WAITING as f64 * 10.0).round() / 10.0;
+    let (allocations, bytes) = (each(counted.count_current), each(counted.bytes_current));
     println!("  {store:10} {allocations:11} {bytes:9}");
-    Ok(json!({
-        "name": WAITING_NAME,
+    json!({
+        "name": name,
         "store": store,
         "allocations_per_request": allocations,
         "bytes_per_request": bytes,
-    }))
+    })
 }

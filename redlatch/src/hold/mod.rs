@@ -264,16 +264,19 @@ impl<'a> Renewal<'a> {
 
 /// Serializes the steps of one owner on one object. Contains the time and error of the latest step, if it
 /// failed because the store could not be reached.
-type StepLock = tokio::sync::Mutex<Option<(Instant, Error)>>;
+type StepLock = tokio::sync::Mutex<Option<Outage>>;
+
+/// Boxed: few holds have one.
+type Outage = Box<(Instant, Error)>;
 
 /// The right to send a step. The next step starts when it is dropped.
-pub(crate) struct StepTurn<'a>(tokio::sync::MutexGuard<'a, Option<(Instant, Error)>>);
+pub(crate) struct StepTurn<'a>(tokio::sync::MutexGuard<'a, Option<Outage>>);
 
 impl StepTurn<'_> {
     /// Records the result of the step.
     pub(crate) fn record_result<T>(&mut self, done: &Result<T>) {
         let outage = done.as_ref().err().filter(|error| error.is_outage());
-        *self.0 = outage.map(|error| (Instant::now(), error.clone()));
+        *self.0 = outage.map(|error| Box::new((Instant::now(), error.clone())));
     }
 }
 
@@ -517,7 +520,7 @@ impl Hold {
         }
         let begun = Instant::now();
         let turn = self.step_lock().lock().await;
-        match &*turn {
+        match turn.as_deref() {
             Some((failed, error)) if *failed >= begun => Err(error.clone()),
             _ => Ok(StepTurn(turn)),
         }
