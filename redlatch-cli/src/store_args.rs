@@ -234,9 +234,11 @@ impl StoreArgs {
             PASSWORD_VARIABLE,
             self.default_password_file.as_deref(),
         )?;
-        if let Some(password) = password {
-            builder = builder.password(password);
-        }
+        builder = match password {
+            Some(Password::Text(text)) => builder.password(text),
+            Some(Password::File(path)) => builder.password_file(path),
+            None => builder,
+        };
         if let Some(user) = non_empty(&self.sentinel_user) {
             builder = builder.sentinel_username(user);
         }
@@ -245,9 +247,11 @@ impl StoreArgs {
             SENTINEL_PASSWORD_VARIABLE,
             self.default_sentinel_password_file.as_deref(),
         )?;
-        if let Some(password) = password {
-            builder = builder.sentinel_password(password);
-        }
+        builder = match password {
+            Some(Password::Text(text)) => builder.sentinel_password(text),
+            Some(Password::File(path)) => builder.sentinel_password_file(path),
+            None => builder,
+        };
         if let Some(timeout) = self.response_timeout {
             builder = builder.response_timeout(timeout);
         }
@@ -274,15 +278,21 @@ fn fill<T>(option: &mut Option<T>, lower: Option<T>) {
     }
 }
 
+enum Password {
+    Text(String),
+    /// Read again for each connection, because passwords change while the command runs.
+    File(PathBuf),
+}
+
 /// Reads a password from the file, else from the environment variable, else from the default file.
 fn read_password(
     file: Option<&Path>,
     variable: &str,
     default_file: Option<&Path>,
-) -> Result<Option<String>, Failure> {
+) -> Result<Option<Password>, Failure> {
     let Some(file) = file else {
         return match std::env::var(variable) {
-            Ok(password) if !password.is_empty() => Ok(Some(password)),
+            Ok(password) if !password.is_empty() => Ok(Some(Password::Text(password))),
             Ok(_) | Err(VarError::NotPresent) => default_file.map(read_password_file).transpose(),
             Err(VarError::NotUnicode(_)) => {
                 Err(Failure::usage(format!("{variable} is not valid UTF-8")))
@@ -292,12 +302,16 @@ fn read_password(
     read_password_file(file).map(Some)
 }
 
-fn read_password_file(file: &Path) -> Result<String, Failure> {
+fn read_password_file(file: &Path) -> Result<Password, Failure> {
     let path = without_secrets(&file.to_string_lossy());
     let text = std::fs::read_to_string(file)
         .map_err(|error| Failure::usage(format!("the password cannot be read: {path}: {error}")))?;
     match text.lines().next() {
-        Some(password) if !password.is_empty() => Ok(password.to_owned()),
+        Some(password) if !password.is_empty() => Ok(match file.is_file() {
+            true => Password::File(file.to_owned()),
+            // Such as a pipe: it can be read only once.
+            false => Password::Text(password.to_owned()),
+        }),
         _ => Err(Failure::usage(format!(
             "the password cannot be read: the first line of {path} is empty"
         ))),

@@ -1,7 +1,6 @@
 //! The client: connects to a store and creates handles.
 
 use std::collections::BTreeSet;
-#[cfg(feature = "tls")]
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,9 +32,9 @@ use crate::session::Session;
 use crate::store::embedded::Embedded;
 #[cfg(feature = "tls")]
 use crate::store::redis::options::Pem;
-use crate::store::redis::options::{ConnectOptions, Secret};
+use crate::store::redis::options::{ConnectOptions, Password};
 use crate::store::redis::{EMBEDDED, Redis};
-use crate::store::{ReplicaSync, Store};
+use crate::store::{Credentials, Provider, ReplicaSync, Store};
 use crate::wait::{ChannelMap, WaitQueues};
 use crate::wait_graph::{self, WaitGraph, WaitingOwner};
 use crate::watch::Watch;
@@ -579,7 +578,45 @@ impl ClientBuilder {
     /// Sets the password to log in with. Has precedence over the password in the URL, which is easily
     /// printed or logged. This one is shown neither by `Debug` nor in any error.
     pub fn password(mut self, password: impl Into<String>) -> ClientBuilder {
-        self.options.login.password = Some(Secret(password.into()));
+        self.options.login.password = Some(Password::text(password));
+        self
+    }
+
+    /// Sets a file whose first line is the password. It is read again for every new connection: it may be replaced while the program
+    /// runs, before the servers end the connections of the old password.
+    pub fn password_file(mut self, path: impl Into<PathBuf>) -> ClientBuilder {
+        self.options.login.password = Some(Password::File(path.into()));
+        self
+    }
+
+    /// Sets who provides the credentials for the data servers, such as tokens that expire. It is asked for each new connection,
+    /// within the [`connect_timeout`](ClientBuilder::connect_timeout), and has precedence over other users and passwords. If a
+    /// server does not accept them (WRONGPASS), it is asked once more; other credentials are then tried at once.
+    ///
+    /// If it fails, no connection can be made: an outage with its error, which lasts until it succeeds. An empty password is an
+    /// [`Error::AuthenticationFailed`].
+    ///
+    /// ```
+    /// # async fn fetch_token() -> std::io::Result<String> { Ok("t".into()) }
+    /// # fn run() {
+    /// use std::time::Duration;
+    /// use redlatch::{Client, Credentials};
+    ///
+    /// let builder = Client::builder().credentials(|| async {
+    ///     let token = fetch_token().await?;
+    ///     // The token is valid for fifteen minutes.
+    ///     let credentials = Credentials::new(token).username("app");
+    ///     std::io::Result::Ok(credentials.renewed_after(Duration::from_secs(10 * 60)))
+    /// });
+    /// # }
+    /// ```
+    pub fn credentials<F, C, E>(mut self, provider: F) -> ClientBuilder
+    where
+        F: Fn() -> C + Send + Sync + 'static,
+        C: Future<Output = Result<Credentials, E>> + Send + 'static,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        self.options.provider = Some(Provider::new(provider));
         self
     }
 
@@ -592,7 +629,13 @@ impl ClientBuilder {
 
     /// Sets the password for sentinels: see [`sentinel_username`](ClientBuilder::sentinel_username).
     pub fn sentinel_password(mut self, password: impl Into<String>) -> ClientBuilder {
-        self.options.sentinel_login.password = Some(Secret(password.into()));
+        self.options.sentinel_login.password = Some(Password::text(password));
+        self
+    }
+
+    /// The same for sentinels: see [`password_file`](ClientBuilder::password_file).
+    pub fn sentinel_password_file(mut self, path: impl Into<PathBuf>) -> ClientBuilder {
+        self.options.sentinel_login.password = Some(Password::File(path.into()));
         self
     }
 

@@ -68,8 +68,8 @@ pub use primitives::ticket::{HasTicket, IntoTicketError, Ticket, TicketKind};
 /// For the command.
 #[doc(hidden)]
 pub use store::PublicUrl;
-pub use store::ReplicaSync;
 pub use store::embedded::Embedded;
+pub use store::{Credentials, ReplicaSync};
 
 /// The kinds of lock, the parameter of [`Lock`]. Programs need them to write code for every kind:
 /// [`LockKind`](kind::LockKind). To name a guard, use the handle, as in `Guard<WriteLock>`.

@@ -650,6 +650,16 @@ impl Drop for RestartOnDrop {
 
 /// Renews one batch.
 async fn renew(store: Arc<Store>, batch: Batch) {
+    let has_slots = || store.slot("").is_some();
+    let had_slots = has_slots();
+    renew_by_slot(&store, &batch).await;
+    if has_slots() && !had_slots {
+        // Refused because of that.
+        renew_by_slot(&store, &batch).await;
+    }
+}
+
+async fn renew_by_slot(store: &Store, batch: &Batch) {
     let holds = &batch.holds;
     // In a cluster each key gets its own script. Two keys are seldom in the same slot, and while a slot
     // moves they may be on two nodes, neither of which would run a script for both. All scripts are sent
@@ -661,7 +671,7 @@ async fn renew(store: Arc<Store>, batch: Batch) {
         together.entry(alone).or_default().push(hold);
     }
     let renewals = together.values();
-    join_all(renewals.map(|holds| renew_together(&store, &batch, holds))).await;
+    join_all(renewals.map(|holds| renew_together(store, batch, holds))).await;
 }
 
 /// Renews holds that one script can renew.

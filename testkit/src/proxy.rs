@@ -9,6 +9,7 @@
 //! - Requests held back: the writer waits, in that direction only.
 //! - Delay: the reader adds it to the due time.
 //! - Discard: the writer counts and drops the data.
+//! - A cluster that is hidden: the reader changes what a node says about itself.
 //! - Byte limit: the writer forwards the remaining bytes, and then resets the pair.
 //! - Lost answer: the writer forwards everything up to the next script (EVAL, EVALSHA), and then ends the stream towards the server.
 //!   The server executes the script and closes the connection, so its end proves the execution. The client is not told.
@@ -46,6 +47,10 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
+    /// Where new connections lead to instead.
+    redirected: Option<SocketAddr>,
+    /// Whether a node of a cluster says that it is none.
+    hides_cluster: bool,
     refusing: bool,
     stalled: bool,
     delay: Duration,
@@ -139,6 +144,7 @@ impl Proxy {
                 }
                 if !state.refusing {
                     let (shared, ends) = (of_listener.clone(), state.ends);
+                    let target = state.redirected.unwrap_or(target);
                     thread::spawn(move || shared.connect_pair(client, target, ends));
                 }
             }
@@ -154,6 +160,17 @@ impl Proxy {
     /// Returns the port that it listens on.
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// Lets new connections lead to another server, as a name does after a failover. Existing connections stay open.
+    pub fn redirect(&self, server: &Server) {
+        let target = (server.address(), server.port()).into();
+        self.change(|state| state.redirected = Some(target));
+    }
+
+    /// Sets whether a node of a cluster answers that it is no part of one, as endpoints of managed clusters do.
+    pub fn hide_cluster(&self, hiding: bool) {
+        self.change(|state| state.hides_cluster = hiding);
     }
 
     /// Closes all connections; new ones are accepted.
@@ -327,6 +344,10 @@ impl Shared {
             state.answer = NextAnswer::Sent;
         }
         takes
+    }
+
+    fn hides_cluster(&self) -> bool {
+        self.lock().hides_cluster
     }
 
     /// Waits until a pair is closed whose answer was lost, after the server has closed it.

@@ -11,8 +11,8 @@ pub(crate) use self::changes::Changes;
 pub(crate) use self::delivery::{Delivery, Route};
 pub(crate) use self::nodes::{NodeId, ServerId, Suspects};
 pub(crate) use self::progress::{ContactSource, LastContact, Progress};
-pub(crate) use self::redis::Reporters;
-pub use self::redis::{PublicUrl, ReplicaSync};
+pub use self::redis::{Credentials, PublicUrl, ReplicaSync};
+pub(crate) use self::redis::{Provider, Reporters};
 pub(crate) use self::scan::{Cursor, ScanType};
 pub(crate) use self::subscriber::{SharedSubscriber, Subscriber};
 use crate::error::{Error, Result};
@@ -46,7 +46,8 @@ impl Store {
         }
     }
 
-    /// Returns the cluster slot of a key. In a cluster, all keys of a step must be in one slot.
+    /// Returns the slot of a key, if the store has slots, as far as is known: all keys of a step must then be in one slot. A step
+    /// that was refused with [`Error::Unavailable`] because the store has slots succeeds if it is divided by them.
     pub(crate) fn slot(&self, key: &str) -> Option<u16> {
         match self {
             Store::Redis(redis) => redis.slot(key),

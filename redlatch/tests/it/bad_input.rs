@@ -246,6 +246,19 @@ async fn non_redis_server_is_rejected() {
     );
 }
 
+/// Else a program would wait for the end of an outage that does not end.
+#[tokio::test]
+async fn database_that_the_server_does_not_have_is_refused() {
+    let server = Server::start();
+    let url = format!("{}/99", server.url());
+    let error = within_limit("an answer", Client::connect(&url))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+    assert!(error.to_string().contains("SELECT 99: ERR"), "{error}");
+    assert!(!error.is_transient());
+}
+
 /// The connection ends in the moment in which its handshake is answered. Nobody uses it yet, so nobody notices.
 #[tokio::test]
 async fn connection_that_ends_with_its_handshake_is_replaced() {

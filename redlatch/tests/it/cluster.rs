@@ -62,6 +62,25 @@ async fn errors_until_master_is_replaced() {
     long_timeout().connect(&seeds).await.unwrap();
 }
 
+/// Valkey 9 can have several. Redis says that a cluster has one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cluster_itself_decides_about_its_databases() {
+    let cluster = shared_cluster();
+    Client::connect(&format!("{}/0", cluster.url()))
+        .await
+        .unwrap();
+    match Client::connect(&format!("{}/3", cluster.url())).await {
+        Ok(client) => {
+            let guard = client.lock(&unique("database")).lock().await.unwrap();
+            guard.unlock().await.unwrap();
+        }
+        Err(error) => {
+            assert!(matches!(error, Error::Refused { .. }), "{error}");
+            assert!(error.to_string().contains("SELECT 3: "), "{error}");
+        }
+    }
+}
+
 /// A URL with the wrong scheme causes an error that names the kind of server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wrong_kind_of_url_is_reported() {

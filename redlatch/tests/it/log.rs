@@ -19,6 +19,10 @@ use crate::common::{
 
 /// Returns a log of the events of this thread, which ends when the second value is dropped.
 pub(crate) fn log() -> (Log, dispatcher::DefaultGuard) {
+    log_with_spans(FmtSpan::NONE)
+}
+
+fn log_with_spans(spans: FmtSpan) -> (Log, dispatcher::DefaultGuard) {
     // `tracing` caches whether an event is logged. If there is only one subscriber, the first thread that logs the event decides this
     // for all, also if it has no subscriber itself. So there are always two.
     static SECOND: LazyLock<Dispatch> =
@@ -28,6 +32,7 @@ pub(crate) fn log() -> (Log, dispatcher::DefaultGuard) {
     let writer = log.clone();
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(tracing::Level::TRACE)
+        .with_span_events(spans)
         .with_ansi(false)
         .with_writer(move || writer.clone())
         .finish();
@@ -434,15 +439,7 @@ async fn names_in_events_have_the_prefix() {
 /// Exchanges are in spans with the fields that OpenTelemetry names, behind that of the acquisition.
 #[tokio::test]
 async fn exchanges_are_spans_of_a_database_client() {
-    let log = Log::default();
-    let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(tracing::Level::TRACE)
-        .with_span_events(FmtSpan::CLOSE)
-        .with_ansi(false)
-        .with_writer(move || writer.clone())
-        .finish();
-    let _guard = dispatcher::set_default(&Dispatch::new(subscriber));
+    let (log, _guard) = log_with_spans(FmtSpan::CLOSE);
     let client = Client::connect(&redlatch_testkit::shared().url()).await;
     let name = redlatch_testkit::unique("traced");
     let lock = client.unwrap().lock(&name);

@@ -551,3 +551,39 @@ async fn granted_locks_survive_the_master() {
         deployment.await_healthy();
     }
 }
+
+/// Managed servers and ACLs: only a user who asked for a number of replicas requires that they confirm.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn server_without_wait_or_role_confirms_nothing() {
+    let all = Replicated::start(1).await;
+    for (user, command) in [("no-wait", "-wait"), ("no-role", "-role")] {
+        let rule = ["ACL", "SETUSER", user, "on", ">pw", "~*", "&*", "+@all"];
+        let _: String = all.master.command(&[&rule[..], &[command]].concat());
+        let settings = |sync| {
+            let settings = long_timeout().replica_sync(sync);
+            settings.username(user).password("pw")
+        };
+        let client = all.client(settings(ReplicaSync::All)).await;
+        let guard = client.lock(user).lock().await.unwrap();
+        guard.unlock().await.unwrap();
+        for required in [ReplicaSync::AtLeast(1), ReplicaSync::Majority] {
+            // A fixed number needs no ROLE.
+            let works = command == "-role" && required == ReplicaSync::AtLeast(1);
+            let asked = async {
+                let client = settings(required).connect(&all.master.url()).await?;
+                client.lock(user).lock().await?.unlock().await
+            };
+            match asked.await {
+                Ok(_) => assert!(works, "{command} {required:?}"),
+                Err(error) => {
+                    assert!(
+                        !works && matches!(error, Error::Refused { .. }),
+                        "{error:?}"
+                    );
+                    assert!(error.to_string().contains("replica_sync"), "{error}");
+                }
+            }
+            assert!(!all.exists(user), "{required:?}");
+        }
+    }
+}

@@ -580,7 +580,7 @@ async fn multi_lock_maps_server_errors_like_a_single_lock() {
     same("OOM", errors_of_both(&client).await, false);
     set("maxmemory", "0");
     let _: String = server.command(&["REPLICAOF", "127.0.0.1", "1"]);
-    same("READONLY", errors_of_both(&client).await, false);
+    same("READONLY", errors_of_both(&client).await, true);
     let _: String = server.command(&["REPLICAOF", "NO", "ONE"]);
     let (a, b) = (client.lock("a"), client.lock("b"));
     let both = MultiLock::new([&a, &b]);

@@ -99,7 +99,11 @@ impl Pair {
         let mut buffer = [0; 16 * 1024];
         while let Ok(read @ 1..) = self.from(direction).read(&mut buffer) {
             let due = Instant::now() + shared.await_read(self, direction);
-            if sender.send((due, buffer[..read].to_vec())).is_err() {
+            let bytes = match direction == Direction::Replies && shared.hides_cluster() {
+                true => without_cluster(&buffer[..read]),
+                false => buffer[..read].to_vec(),
+            };
+            if sender.send((due, bytes)).is_err() {
                 return;
             }
         }
@@ -135,6 +139,19 @@ impl Pair {
             shared.keep_open(self);
         }
         shared.change(|_| self.close());
+    }
+}
+
+/// Returns the reply of a node of a cluster to HELLO as that of a server outside of one. The reply is short, and the first one, so it
+/// arrives in one piece.
+fn without_cluster(reply: &[u8]) -> Vec<u8> {
+    const MODE: &[u8] = b"mode\r\n$7\r\ncluster";
+    match reply.windows(MODE.len()).position(|part| part == MODE) {
+        Some(at) => {
+            let rest = &reply[at + MODE.len()..];
+            [&reply[..at], b"mode\r\n$10\r\nstandalone", rest].concat()
+        }
+        None => reply.to_vec(),
     }
 }
 

@@ -91,10 +91,20 @@ pub(crate) async fn inspect_keys(
     store: &Store,
     keys: impl Iterator<Item = String>,
 ) -> Result<Vec<(String, Inspected)>> {
+    let has_slots = || store.slot("").is_some();
+    let (keys, had_slots) = (keys.collect::<Vec<_>>(), has_slots());
+    match inspect_by_slot(store, &keys).await {
+        // Refused because of that.
+        Err(_) if has_slots() && !had_slots => inspect_by_slot(store, &keys).await,
+        inspected => inspected,
+    }
+}
+
+async fn inspect_by_slot(store: &Store, keys: &[String]) -> Result<Vec<(String, Inspected)>> {
     let mut slots: BTreeMap<Option<u16>, Vec<CandidateKeys>> = BTreeMap::new();
     for key in keys {
-        let names = slots.entry(store.slot(&key)).or_default();
-        names.push(CandidateKeys::new(key));
+        let names = slots.entry(store.slot(key)).or_default();
+        names.push(CandidateKeys::new(key.clone()));
     }
     let inspections = slots.into_values().map(|names| async move {
         let seen = store

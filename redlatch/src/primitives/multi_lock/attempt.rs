@@ -57,8 +57,6 @@ const QUICK_SWITCH: Duration = Duration::from_secs(1);
 pub(super) struct MultiLockRequest<'a> {
     members: Vec<RequestedMember<'a>>,
     progress: &'a Progress,
-    /// Adjacent members that one script acquires.
-    batches: Vec<Range<usize>>,
     /// The member that is waited for; the request is in its queue.
     blocking_member: Option<usize>,
     /// Whether the store may remember this request as a waiter of that member.
@@ -124,7 +122,6 @@ impl<'a> MultiLockRequest<'a> {
             .collect();
         MultiLockRequest {
             progress,
-            batches: batches(&members),
             members,
             blocking_member: None,
             may_be_registered: false,
@@ -189,7 +186,8 @@ impl<'a> MultiLockRequest<'a> {
         let _running = AttemptRuns::begin(&self.attempt_runs);
         self.acquired_all = false;
         let mut held_members = Vec::with_capacity(self.members.len());
-        for batch in self.batches.clone() {
+        // Each time, because the store may have been found to have slots.
+        for batch in batches(&self.members) {
             let requests_member = self.blocking_member.is_some_and(|i| batch.contains(&i));
             // Before the step is sent, the store cannot remember this request.
             self.member_in_flight = requests_member;

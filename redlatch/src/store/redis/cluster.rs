@@ -539,7 +539,7 @@ mod tests {
     fn cluster() -> Arc<Cluster> {
         let login = Login::default();
         let settings = NodeSettings {
-            config: ConnectionConfig::new(&login, 0, &login, None, QUERY_TIMEOUT).unwrap(),
+            config: ConnectionConfig::new(&login, 0, &login, None, None, QUERY_TIMEOUT).unwrap(),
             redis: RedisSettings {
                 replica_sync: ReplicaSync::Off,
                 ..RedisSettings::default()

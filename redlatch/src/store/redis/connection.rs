@@ -22,10 +22,10 @@ use tokio::time::{Instant, timeout_at};
 
 use super::connection_config::ConnectionConfig;
 use super::endpoint::{Address, Endpoint};
-use super::exchange_error::ExchangeError;
+use super::exchange_error::{ExchangeError, is_unknown_command};
 use super::node_ids::NodeIds;
 use super::pace::Pace;
-use super::pubsub::{CHANNELS_PER_SUBSCRIBE, SubscriptionMode, is_unknown_command, subscribing};
+use super::pubsub::{CHANNELS_PER_SUBSCRIBE, SubscriptionMode, subscribing};
 use super::run_id_tracker::{RunIdTracker, run_id};
 use super::wire::{Cmd, Expects, Pending, PushHandler, Room, Wire, WireError, WireGuard};
 use crate::environment::task;
@@ -434,7 +434,7 @@ impl ReconnectingConnection {
         let mut answer = live.answer(sending).await?;
         if let Some(error) = &answer
             && sharded
-            && is_unknown_command(error)
+            && is_unknown_command(&error.to_string())
         {
             let newest = &self.shared.without_sharded_channels;
             newest.fetch_max(live.generation, Ordering::Relaxed);
@@ -535,6 +535,16 @@ impl ReconnectingConnection {
     /// Stops using this connection, in any state. A connection that has replaced it stays in use.
     pub(super) fn discard(&self, live: &LiveConnection) {
         drop(self.shared.detach(live.generation));
+    }
+
+    /// The same if the server says that it is no master, or not any more. Also a fixed address may lead to another server by now,
+    /// which may not have what this one has granted.
+    pub(super) fn discard_replica(&self, live: &LiveConnection) {
+        self.discard(live);
+        let (server, _) = &mut self.connecting.lock().server;
+        if *server == live.server {
+            *server = ServerId::default();
+        }
     }
 
     /// Stops using the connection, in any state, including a pending one. Everything that waits for it, or
@@ -687,7 +697,7 @@ async fn is_of_cluster(
         .await;
     let id = id.map_err(|failure| ExchangeError::not_executed(failure.reason()))?;
     if let ScriptReply::Error(error) = &id {
-        return match error.code() == "NOPERM" || is_unknown_command(error) {
+        return match error.code() == "NOPERM" || is_unknown_command(&error.to_string()) {
             true => Ok(()),
             // Perhaps for now: a node that loads its data may be one of another cluster.
             false => Err(ExchangeError::not_executed(error.to_string())),
@@ -1017,7 +1027,7 @@ mod tests {
         let (server, login) = (Server::start(), Login::default());
         let address = Address::Tcp(Endpoint::new("127.0.0.1", server.port()));
         let limit = Duration::from_secs(5);
-        let config = ConnectionConfig::new(&login, 0, &login, None, limit).unwrap();
+        let config = ConnectionConfig::new(&login, 0, &login, None, None, limit).unwrap();
         let connection = ReconnectingConnection::new(
             config.clone(),
             Target::Fixed(address.clone()),

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::credentials::Provider;
 use super::options::Login;
 #[cfg(feature = "tls")]
 pub(super) use super::tls::Tls;
@@ -17,6 +18,8 @@ pub(super) enum Tls {}
 #[derive(Clone)]
 pub(super) struct ConnectionConfig {
     pub(super) login: Login,
+    /// Has precedence over `login`.
+    pub(super) provider: Option<Provider>,
     pub(super) db: i64,
     pub(super) tls: Option<Arc<Tls>>,
     pub(super) connect_timeout: Duration,
@@ -28,6 +31,7 @@ impl ConnectionConfig {
         url_login: &Login,
         db: i64,
         builder_login: &Login,
+        provider: Option<Provider>,
         tls: Option<Arc<Tls>>,
         connect_timeout: Duration,
     ) -> Result<ConnectionConfig> {
@@ -37,7 +41,7 @@ impl ConnectionConfig {
             password: password.as_ref().or(url_login.password.as_ref()).cloned(),
         };
         // It would not log in at all.
-        if login.username.is_some() && login.password.is_none() {
+        if login.username.is_some() && login.password.is_none() && provider.is_none() {
             let reason = "there is a username without a password; for a user without a password, \
                           any password works";
             return Err(match username {
@@ -52,6 +56,7 @@ impl ConnectionConfig {
         }
         Ok(ConnectionConfig {
             login,
+            provider,
             db,
             tls,
             connect_timeout,
@@ -69,8 +74,13 @@ impl ConnectionConfig {
 
     #[cfg(test)]
     pub(super) fn credentials(&self) -> (Option<&str>, Option<&str>, i64) {
+        use super::options::{Password, Secret};
+
         let Login { username, password } = &self.login;
-        let password = password.as_ref().map(|password| &*password.0);
+        let password = password.as_ref().map(|password| match password {
+            Password::Text(Secret(text)) => &**text,
+            Password::File(path) => path.to_str().unwrap(),
+        });
         (username.as_deref(), password, self.db)
     }
 }

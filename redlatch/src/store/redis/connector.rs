@@ -3,14 +3,12 @@
 use std::sync::Arc;
 
 use super::connection_config::ConnectionConfig;
+use super::credentials::CurrentLogin;
 use super::endpoint::Address;
 use super::exchange_error::ExchangeError;
-use super::options::Secret;
 use super::wire::{Cmd, Expects, PushHandler, Socket, Wire, WireError, WireGuard, connect_tcp};
-use crate::environment::check_sockets;
-use crate::error::Cause;
-#[cfg(not(unix))]
-use crate::error::Error;
+use crate::environment::{check_sockets, task};
+use crate::error::{Cause, Error};
 use crate::metrics::Metrics;
 use crate::step::{Args as _, ScriptReply};
 
@@ -23,19 +21,37 @@ impl ConnectionConfig {
         on_push: PushHandler,
     ) -> Result<WireGuard, ExchangeError> {
         let socket = self.socket(address).await?;
-        let guard = Wire::spawn(socket, metrics, on_push);
-        self.handshake(&guard.wire(), address).await?;
+        let mut guard = Wire::spawn(socket, metrics, on_push);
+        let wire = guard.wire();
+        let (login, renewed_after) = self.current_login().await?;
+        let mut shaken = self.handshake(&wire, login.as_ref(), address).await;
+        if let Err(ExchangeError::Permanent(Error::AuthenticationFailed { .. })) = shaken
+            && self.has_changing_login()
+            && let (newer, _) = self.current_login().await?
+            && newer != login
+        {
+            // They have changed in this moment.
+            shaken = self.handshake(&wire, newer.as_ref(), address).await;
+        }
+        shaken?;
+        if let Some(after) = renewed_after {
+            let renewing = self.clone().log_in_again(Arc::downgrade(&wire), after);
+            guard.ends(tokio::spawn(task(renewing)).abort_handle());
+        }
         Ok(guard)
     }
 
     /// Sends what comes first on a connection, without waiting: HELLO with the login, the name of this library, and SELECT.
-    async fn handshake(&self, wire: &Arc<Wire>, address: &Address) -> Result<(), ExchangeError> {
+    async fn handshake(
+        &self,
+        wire: &Arc<Wire>,
+        login: Option<&CurrentLogin>,
+        address: &Address,
+    ) -> Result<(), ExchangeError> {
         let mut hello = Cmd::of(&["HELLO", "3"]);
-        if let Some(Secret(password)) = &self.login.password {
-            let username = self.login.username.as_deref().unwrap_or("default");
-            ["AUTH", username, password]
-                .iter()
-                .for_each(|arg| hello.text(arg));
+        if let Some(login) = login {
+            hello.text("AUTH");
+            login.write(&mut hello);
         }
         let name = Cmd::of(&["CLIENT", "SETINFO", "LIB-NAME", "redlatch"]);
         let version = Cmd::of(&["CLIENT", "SETINFO", "LIB-VER", env!("CARGO_PKG_VERSION")]);
@@ -47,10 +63,17 @@ impl ConnectionConfig {
             None,
         );
         let selected = (self.db != 0).then(|| wire.send(&select));
-        for pending in [Some(hello), selected].into_iter().flatten() {
+        let selecting = format!("SELECT {}", self.db);
+        let sent = [
+            Some(("HELLO", hello)),
+            selected.map(|sent| (&*selecting, sent)),
+        ];
+        for (command, pending) in sent.into_iter().flatten() {
             match pending.await.reply {
                 None => return Err(self.explain(&wire.end_reason(), address)),
-                Some(ScriptReply::Error(error)) => return Err(ExchangeError::from_refusal(&error)),
+                Some(ScriptReply::Error(error)) => {
+                    return Err(ExchangeError::from_refusal(command, &error));
+                }
                 Some(_) => {}
             }
         }
@@ -101,10 +124,12 @@ impl ConnectionConfig {
             return explained.unwrap_or_else(|| ended(error, ""));
         }
         let _ = address;
-        // A server that expects TLS replies in TLS or disconnects.
+        // A server that expects TLS replies in TLS or disconnects. One in protected mode may do so before its text arrives, and
+        // twemproxy does when it does not know a command.
         ended(
             error,
-            "; if the server expects TLS on this port, use rediss://",
+            "; if the server expects TLS on this port, use rediss://; it may also be in protected mode, or be a proxy \
+             without RESP3",
         )
     }
 }

@@ -21,7 +21,7 @@ use super::topology::Topology;
 use super::wire::{Cmd, Expects, Pending, Room};
 use crate::error::{Error, Result};
 use crate::join::Boxed;
-use crate::step::{Args as _, Batchable, Script, ScriptReply, Step, script_error};
+use crate::step::{Args as _, Batchable, ErrorReply, Script, ScriptReply, Step};
 use crate::store::{Answer, AttemptPermit, Confirmation, Delivery, NodeId, Progress, Route};
 
 /// Limit of consecutive redirections in a cluster.
@@ -43,6 +43,8 @@ pub(super) struct CommandRequest<'a> {
     channel: Option<&'a str>,
     /// Records that the command was sent.
     progress: &'a Progress,
+    /// Whether all keys of the command are known to be in one slot.
+    by_slot: bool,
     pub(super) delivery: Delivery,
 }
 
@@ -64,6 +66,7 @@ impl<'a> CommandRequest<'a> {
             node: None,
             channel: None,
             progress,
+            by_slot: topology.has_slots(),
             delivery: Delivery::IMMEDIATE,
         }
     }
@@ -86,7 +89,7 @@ impl<'a> CommandRequest<'a> {
         let batchable = script.for_batch(keys.len(), cmd.script_args(keys.len()));
         Ok(CommandRequest {
             script: Some(script),
-            batchable: batchable.filter(|_| topology.batching),
+            batchable: batchable.filter(|_| topology.packs_steps()),
             key,
             channel,
             delivery,
@@ -232,10 +235,7 @@ impl<'a> CommandRequest<'a> {
                 _ => None,
             };
             let Some(other) = other else {
-                if !matches!(
-                    failure,
-                    ExchangeError::Permanent(_) | ExchangeError::Busy(_)
-                ) {
+                if !failure.is_permanent() && !matches!(failure, ExchangeError::Busy(_)) {
                     self.topology.request_refresh();
                 }
                 return Err(failure);
@@ -350,6 +350,7 @@ impl<'a> CommandRequest<'a> {
                 false => Preamble::None,
             },
             replicas,
+            topology: self.topology,
             progress: self.progress,
         };
         let (mut answer, mut sent_at, mut confirmation) = context
@@ -365,20 +366,7 @@ impl<'a> CommandRequest<'a> {
                 Box::pin(context.send(&live, &eval, None, None, None)).await?;
         }
         match answer {
-            ScriptReply::Error(error) => {
-                Err(match ExchangeError::from_reply(&error, self.key) {
-                    // With a single server there is no other node, so a retry does not help.
-                    ExchangeError::NotMaster(message) if self.topology.is_single() => {
-                        ExchangeError::Permanent(script_error(self.key, message))
-                    }
-                    failure => {
-                        if matches!(failure, ExchangeError::NotMaster(_)) {
-                            connection.discard(&live);
-                        }
-                        failure
-                    }
-                })
-            }
+            ScriptReply::Error(error) => Err(self.refused(&error, connection, &live)),
             reply => {
                 let server = live.server;
                 connection.record_answer(&live);
@@ -390,6 +378,29 @@ impl<'a> CommandRequest<'a> {
                     server,
                 })
             }
+        }
+    }
+
+    /// Handles an error reply.
+    fn refused(
+        &self,
+        error: &ErrorReply,
+        connection: &ReconnectingConnection,
+        live: &LiveConnection,
+    ) -> ExchangeError {
+        let is_cross_slot = error.code() == "CROSSSLOT";
+        match ExchangeError::from_reply(error, self.key) {
+            // The next connection may lead to the master: after a failover, to which the name leads by now.
+            ExchangeError::NotMaster(message) => {
+                connection.discard_replica(live);
+                ExchangeError::NotMaster(self.topology.explain_replica(message))
+            }
+            // The step must be divided, so its caller has to repeat it.
+            ExchangeError::Permanent(_) if is_cross_slot && !self.by_slot => {
+                self.topology.use_slots();
+                ExchangeError::CrossSlot(error.to_string())
+            }
+            failure => failure,
         }
     }
 
@@ -491,6 +502,7 @@ struct SendContext<'a> {
     preamble: Preamble,
     /// The replicas that must confirm the command.
     replicas: Option<&'a Arc<Replicas>>,
+    topology: &'a Topology,
     progress: &'a Progress,
 }
 
@@ -528,10 +540,14 @@ impl SendContext<'_> {
             let answered = (&mut step.sent).await;
             let sent = answered.sent_at.is_some();
             let reply = answered.reply.ok_or_else(|| live.ended(sent))?;
-            let is_refused = |code| matches!(code, "NOSCRIPT" | "NOPERM");
+            let is_refused = |code| matches!(code, "NOSCRIPT" | "NOPERM" | "CROSSSLOT");
             match &reply {
-                // The server does not know the script, or the user must not access the key of another step in it.
+                // The server does not know the script, the user must not access the key of another step in it, or that key is
+                // in another slot.
                 ScriptReply::Error(error) if answered.refused && is_refused(error.code()) => {
+                    if error.code() == "CROSSSLOT" {
+                        self.topology.use_slots();
+                    }
                     sent_at = Instant::now();
                 }
                 _ => return Ok((reply, answered.sent_at.unwrap_or(sent_at), None)),

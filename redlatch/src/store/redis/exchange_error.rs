@@ -26,6 +26,8 @@ pub(super) enum ExchangeError {
     Ask(String),
     /// No effect: the server is not a master, or not any more.
     NotMaster(String),
+    /// No effect: the keys are in several slots, which was not known of this store.
+    CrossSlot(String),
     /// An error that a retry does not change.
     Permanent(Error),
 }
@@ -40,6 +42,7 @@ impl ExchangeError {
             ExchangeError::Moved(_) => "moved",
             ExchangeError::Ask(_) => "ask",
             ExchangeError::NotMaster(_) => "not_master",
+            ExchangeError::CrossSlot(_) => "cross_slot",
             ExchangeError::Permanent(_) => "permanent",
         }
     }
@@ -57,6 +60,17 @@ fn inner_code<'a>(code: &'a str, message: &'a str) -> &'a str {
     inner.filter(is_code).unwrap_or(code)
 }
 
+/// Returns whether a server or proxy says that it does not have a command.
+pub(super) fn is_unknown_command(refusal: &str) -> bool {
+    let refusal = refusal.to_ascii_lowercase();
+    let texts = [
+        "unknown command",
+        "unsupported command",
+        "command is not supported",
+    ];
+    texts.iter().any(|text| refusal.contains(text))
+}
+
 /// Error of a script that accesses a key in a half-moved slot. Redis begins it with `Script attempted`, Valkey 9.1
 /// with `Attempted`.
 const NON_LOCAL_KEY: &str = "ttempted to access a non local key";
@@ -64,6 +78,14 @@ const NON_LOCAL_KEY: &str = "ttempted to access a non local key";
 impl ExchangeError {
     pub(super) fn not_executed(cause: impl Into<Cause>) -> ExchangeError {
         ExchangeError::NotExecuted(cause.into())
+    }
+
+    /// Returns whether to repeat the same command makes no sense.
+    pub(super) fn is_permanent(&self) -> bool {
+        matches!(
+            self,
+            ExchangeError::Permanent(_) | ExchangeError::CrossSlot(_)
+        )
     }
 
     /// Returns whether the command is known to have had no effect.
@@ -94,23 +116,37 @@ impl ExchangeError {
         }
     }
 
-    /// Classifies an error reply to what is sent before a connection is used. Most pass: the server is starting, or is
-    /// being set up.
-    pub(super) fn from_refusal(error: &ErrorReply) -> ExchangeError {
+    /// Classifies an error reply to a command of the handshake. Unless it is known to pass, a retry does not change it.
+    pub(super) fn from_refusal(command: &str, error: &ErrorReply) -> ExchangeError {
         let message = error.to_string();
-        let no_hello = message.contains("unknown command") && message.contains("HELLO");
         match error.code() {
+            "LOADING" | "BUSY" | "TRYAGAIN" | "MASTERDOWN" | "CLUSTERDOWN" | "READONLY" => {
+                ExchangeError::not_executed(message)
+            }
+            _ if message.contains("max number of clients") => ExchangeError::not_executed(message),
             // The server's own text explains the syntax of HELLO.
             "NOAUTH" => {
                 let reason = "NOAUTH: a password is required, and none was provided".into();
                 Error::AuthenticationFailed { reason }.into()
             }
             "WRONGPASS" => Error::AuthenticationFailed { reason: message }.into(),
-            code if code == "NOPROTO" || no_hello => {
-                let reason = "it does not support RESP3".into();
+            code if command == "HELLO" && (code == "NOPROTO" || is_unknown_command(&message)) => {
+                let reason = format!("it does not support RESP3 ({message})");
                 Error::UnsupportedServer { reason }.into()
             }
-            _ => ExchangeError::not_executed(message),
+            _ => {
+                let reason = format!("{command}: {message}");
+                Error::Refused { reason }.into()
+            }
+        }
+    }
+
+    /// Returns whether the server does not have the command, or does not permit it.
+    pub(super) fn lacks_command(&self) -> bool {
+        match self {
+            ExchangeError::Permanent(Error::NotPermitted { .. }) => true,
+            ExchangeError::Permanent(Error::Refused { reason }) => is_unknown_command(reason),
+            _ => false,
         }
     }
 
@@ -122,9 +158,9 @@ impl ExchangeError {
             ExchangeError::NotExecuted(cause) | ExchangeError::Unanswered(cause) => {
                 Error::unavailable(cause)
             }
-            ExchangeError::Busy(reason) | ExchangeError::NotMaster(reason) => {
-                Error::unavailable(reason)
-            }
+            ExchangeError::Busy(reason)
+            | ExchangeError::NotMaster(reason)
+            | ExchangeError::CrossSlot(reason) => Error::unavailable(reason),
             ExchangeError::Moved(to) | ExchangeError::Ask(to) => Error::unavailable(format!(
                 "too many redirects in the cluster, the last one to {to}"
             )),
@@ -190,7 +226,7 @@ impl Retry {
         progress: &Progress,
     ) -> Result<()> {
         self.repeated |= matches!(failure, ExchangeError::Unanswered(_));
-        let is_permanent = matches!(failure, ExchangeError::Permanent(_));
+        let is_permanent = failure.is_permanent();
         let error = failure.into_error();
         if is_permanent {
             return Err(error);
@@ -247,6 +283,72 @@ mod tests {
                 matches!(failure, ExchangeError::Unanswered(_)),
                 "{failure:?}"
             );
+        }
+    }
+
+    /// A refusal that does not pass must not look like an outage: a program would wait for its end.
+    #[test]
+    fn refusals_of_a_handshake_are_permanent_unless_they_pass() {
+        for (command, text, kind) in [
+            (
+                "HELLO",
+                "LOADING Redis is loading the dataset in memory",
+                "not_executed",
+            ),
+            ("HELLO", "ERR max number of clients reached", "not_executed"),
+            (
+                "HELLO",
+                "ERR max number of clients + cluster connections reached",
+                "not_executed",
+            ),
+            (
+                "HELLO",
+                "MASTERDOWN Link with MASTER is down",
+                "not_executed",
+            ),
+            (
+                "HELLO",
+                "NOPROTO unsupported protocol version",
+                "UnsupportedServer",
+            ),
+            ("HELLO", "ERR unknown command 'HELLO'", "UnsupportedServer"),
+            ("HELLO", "ERR unsupported command", "UnsupportedServer"),
+            (
+                "HELLO",
+                "NOAUTH HELLO must be called with the client already authenticated",
+                "AuthenticationFailed",
+            ),
+            (
+                "HELLO",
+                "WRONGPASS invalid username-password pair",
+                "AuthenticationFailed",
+            ),
+            (
+                "HELLO",
+                "DENIED Redis is running in protected mode",
+                "Refused",
+            ),
+            ("SELECT 99", "ERR DB index is out of range", "Refused"),
+            (
+                "SELECT 3",
+                "NOPERM this user has no permissions to run the 'select' command",
+                "Refused",
+            ),
+            ("SELECT 3", "ERR unknown command 'SELECT'", "Refused"),
+        ] {
+            let failure = ExchangeError::from_refusal(command, &ErrorReply::new(text.into()));
+            let error = match failure {
+                ExchangeError::Permanent(error) => error,
+                failure => {
+                    assert_eq!(failure.kind(), kind, "{text}");
+                    continue;
+                }
+            };
+            assert!(format!("{error:?}").starts_with(kind), "{error:?}");
+            if kind == "Refused" {
+                let said = error.to_string();
+                assert!(said.contains(command) && said.contains(text), "{said}");
+            }
         }
     }
 

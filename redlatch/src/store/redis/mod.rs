@@ -19,6 +19,8 @@ use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{timeout, timeout_at};
 
+pub use self::credentials::Credentials;
+pub(crate) use self::credentials::Provider;
 use self::exchange::{CommandRequest, PooledCmd, RawAnswer, check_runtime};
 use self::exchange_error::{ExchangeError, Retry};
 use self::options::ConnectOptions;
@@ -36,6 +38,7 @@ mod cluster;
 mod connection;
 mod connection_config;
 mod connector;
+mod credentials;
 mod endpoint;
 mod exchange;
 mod exchange_error;

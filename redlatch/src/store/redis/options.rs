@@ -4,12 +4,16 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::credentials::Provider;
+
 /// Settings of the connections. Credentials and TLS have precedence over the URL.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ConnectOptions {
     pub(crate) settings: RedisSettings,
     /// For the data servers.
     pub(crate) login: Login,
+    /// Has precedence over `login`.
+    pub(crate) provider: Option<Provider>,
     /// For sentinels, which have users of their own.
     pub(crate) sentinel_login: Login,
     pub(crate) tls: Certificates,
@@ -72,7 +76,20 @@ pub enum ReplicaSync {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Login {
     pub(crate) username: Option<String>,
-    pub(crate) password: Option<Secret>,
+    pub(crate) password: Option<Password>,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) enum Password {
+    Text(Secret),
+    /// The first line of this file. Read again for every new connection, because passwords change while programs run.
+    File(PathBuf),
+}
+
+impl Password {
+    pub(crate) fn text(text: impl Into<String>) -> Password {
+        Password::Text(Secret(text.into()))
+    }
 }
 
 /// Trusted certificates, and the client's own certificate.
@@ -93,7 +110,7 @@ impl Certificates {
 }
 
 /// Text that is never shown.
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Secret(pub(crate) String);
 
 impl fmt::Debug for Secret {
@@ -129,7 +146,7 @@ mod tests {
         let options = ConnectOptions {
             login: Login {
                 username: Some("me".into()),
-                password: Some(Secret("s3cret".into())),
+                password: Some(Password::text("s3cret")),
             },
             tls: Certificates {
                 ca: None,

@@ -16,7 +16,7 @@
 //! is. A message of the release there is missed; rule 3 limits how long the waiter sleeps.
 
 use super::wire::{Cmd, Expects};
-use crate::step::{Args as _, ErrorReply, ScriptReply};
+use crate::step::{Args as _, ScriptReply};
 
 /// Channels per SUBSCRIBE: keeps the size of a command far from any limit.
 pub(super) const CHANNELS_PER_SUBSCRIBE: usize = 1000;
@@ -49,12 +49,6 @@ pub(super) fn subscribing(subscribed: bool, sharded: bool, channels: &[&str]) ->
     channels.iter().for_each(|channel| cmd.text(channel));
     let confirmations = |kind| Expects::Confirmations(kind, channels.len());
     (cmd, confirmed.map_or(Expects::End, confirmations))
-}
-
-/// Returns whether the server does not know the command.
-pub(super) fn is_unknown_command(error: &ErrorReply) -> bool {
-    let details = error.details();
-    details.is_some_and(|details| details.starts_with("unknown command"))
 }
 
 /// Returns the text of a field of a map, which is a list of names and values in turn.

@@ -16,6 +16,7 @@
 //! acquisition. An earlier count never decides that nothing is awaited; it only saves a round trip.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::time::timeout;
 
@@ -37,6 +38,8 @@ const MAX_WAITS_IN_FLIGHT: usize = 2;
 pub(super) struct Replicas {
     settings: RedisSettings,
     state: Mutex<State>,
+    /// Whether it was logged that the server cannot confirm anything.
+    warned: AtomicBool,
 }
 
 #[derive(Default)]
@@ -59,6 +62,7 @@ impl Replicas {
         Arc::new(Replicas {
             settings,
             state: Mutex::default(),
+            warned: AtomicBool::new(false),
         })
     }
 
@@ -184,6 +188,8 @@ impl WaitSender {
             });
             let sync = settings.replica_sync;
             let outcome = outcome.map(|(awaited, in_sync)| (sync.acks_required(awaited), in_sync));
+            let outcome = outcome
+                .or_else(|failure| sync.without_confirmation(failure, &self.replicas.warned));
             sender.send(outcome.map_err(ExchangeError::into_error));
         }
     }
@@ -250,15 +256,36 @@ impl ReplicaSync {
         let live = connection.get_or_connect().await?;
         match connected_replicas(connection, &live).await {
             Ok(connected) => Ok(connected > 0),
-            // As configured: there is no other server.
-            Err(ExchangeError::NotMaster(_)) => Ok(false),
-            Err(ExchangeError::Permanent(Error::Refused { reason })) => {
-                // Something that speaks the protocol but has no roles.
-                tracing::debug!(reason, "not waiting for replicas");
-                Ok(false)
-            }
-            Err(failure) => Err(failure),
+            // The address may lead to its master later, which has a replica.
+            Err(ExchangeError::NotMaster(_)) => Ok(true),
+            Err(failure) => self
+                .without_confirmation(failure, &AtomicBool::default())
+                .map(|_| false),
         }
+    }
+
+    /// Handles a failure to confirm steps. Without ROLE or WAIT there is no confirmation, and only a user who asked for a number
+    /// of replicas requires one. `warned`: whether that was logged.
+    fn without_confirmation(
+        self,
+        failure: ExchangeError,
+        warned: &AtomicBool,
+    ) -> Result<(usize, usize), ExchangeError> {
+        if !failure.lacks_command() {
+            return Err(failure);
+        }
+        let refusal = failure.reason();
+        if self != ReplicaSync::All {
+            let reason = format!("{refusal} (the setting replica_sync requires ROLE and WAIT)");
+            return Err(Error::Refused { reason }.into());
+        }
+        if !warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                refusal,
+                "the server cannot tell whether its replicas have what was acquired: a failover may lose it"
+            );
+        }
+        Ok((0, 0))
     }
 
     /// Returns how many of the connected replicas are waited for.

@@ -2,6 +2,7 @@
 //! cluster that owns the slot.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::cluster::Cluster;
 use super::connection::{ReconnectingConnection, Target};
@@ -29,8 +30,10 @@ pub(super) struct Topology {
     pub(super) publishing: PublishMode,
     /// Whether acquisitions wait for replicas, and use another connection than releases.
     pub(super) awaits_replicas: bool,
-    /// Whether steps that wait to be sent are sent together.
-    pub(super) batching: bool,
+    /// Whether steps that wait to be sent are sent together, if that is possible.
+    batching: bool,
+    /// Whether a server outside of a cluster has refused keys of several slots: it has many behind one address.
+    has_slots: AtomicBool,
     /// Limits for slots without a known owner.
     unassigned_limits: Arc<NodeLimits>,
 }
@@ -80,8 +83,8 @@ impl Topology {
     ) -> Topology {
         Topology {
             awaits_replicas: settings.replica_sync != ReplicaSync::Off,
-            // In a cluster a step of a slot that moves would be refused with all others in its script.
-            batching: settings.batching && !matches!(form, Form::Cluster(_)),
+            batching: settings.batching,
+            has_slots: AtomicBool::new(matches!(form, Form::Cluster(_))),
             form,
             address,
             publishing,
@@ -127,7 +130,11 @@ impl Topology {
         let info = fetch_server_info(&seeds, &settings).await?;
         info.check_cluster_node()?;
         settings.subscription_mode = SubscriptionMode::Sharded;
-        let (address, redis) = (sorted_list(&seeds), settings.redis);
+        let address = match settings.config.db {
+            0 => sorted_list(&seeds),
+            db => format!("{}/{db}", sorted_list(&seeds)),
+        };
+        let redis = settings.redis;
         let cluster = Cluster::new(seeds, settings);
         if cluster.masters().await.is_empty() {
             let reason = "no node of the cluster reported its slots";
@@ -137,9 +144,15 @@ impl Topology {
         Ok(Topology::new(form, address, PublishMode::Sharded, redis))
     }
 
-    /// Returns whether there is a single, fixed server.
-    pub(super) fn is_single(&self) -> bool {
-        matches!(self.form, Form::Single(_))
+    /// Adds to a refusal by a replica what it means.
+    pub(super) fn explain_replica(&self, refusal: String) -> String {
+        match &self.form {
+            Form::Single(_) => {
+                let address = &self.address;
+                format!("{address} leads to a replica, and must lead to a master: {refusal}")
+            }
+            Form::Sentinel(..) | Form::Cluster(_) => refusal,
+        }
     }
 
     /// Returns whether each node that may hold a key counts all subscribers of its channel.
@@ -155,9 +168,31 @@ impl Topology {
         }
     }
 
-    /// Returns the cluster slot of a key. All keys of a script must be in the same slot.
+    /// Returns whether all keys of a script must be in the same slot, as far as is known.
+    pub(super) fn has_slots(&self) -> bool {
+        self.has_slots.load(Ordering::Relaxed)
+    }
+
+    /// Records that the server has refused keys of several slots.
+    pub(super) fn use_slots(&self) {
+        if !self.has_slots.swap(true, Ordering::Relaxed) {
+            let address = &self.address;
+            tracing::info!(
+                address,
+                "keys have slots, as in a cluster; used slot by slot"
+            );
+        }
+    }
+
+    /// Returns whether steps that wait to be sent are sent together. In a cluster a step of another slot, or of one that
+    /// moves, would be refused with all others in its script.
+    pub(super) fn packs_steps(&self) -> bool {
+        self.batching && !self.has_slots()
+    }
+
+    /// Returns the slot of a key. All keys of a script must be in the same slot.
     pub(super) fn slot(&self, key: &str) -> Option<u16> {
-        self.cluster_form().map(|_| slot(key))
+        self.has_slots().then(|| slot(key))
     }
 
     /// Checks that these keys can be used in one script.

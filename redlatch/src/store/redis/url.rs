@@ -22,7 +22,7 @@ use percent_encoding::percent_decode_str;
 
 use super::connection_config::{ConnectionConfig, Tls};
 use super::endpoint::{Address, Endpoint};
-use super::options::{ConnectOptions, Login, Secret};
+use super::options::{ConnectOptions, Login, Password};
 use crate::error::{Error, Result};
 
 /// The result of parsing a URL.
@@ -73,7 +73,8 @@ fn combine(parts: &UrlParts<'_>, options: &ConnectOptions) -> Result<ParsedUrl> 
         Form::Cluster => cluster(parts)?,
     };
     let timeout = options.settings.connect_timeout;
-    let config = ConnectionConfig::new(&parts.login()?, db, &options.login, tls, timeout)?;
+    let (login, provider) = (&options.login, options.provider.clone());
+    let config = ConnectionConfig::new(&parts.login()?, db, login, provider, tls, timeout)?;
     Ok(ParsedUrl { deployment, config })
 }
 
@@ -81,7 +82,7 @@ fn combine(parts: &UrlParts<'_>, options: &ConnectOptions) -> Result<ParsedUrl> 
 fn with_password_from_elsewhere() -> ConnectOptions {
     let login = Login {
         username: None,
-        password: Some(Secret("from elsewhere".into())),
+        password: Some(Password::text("from elsewhere")),
     };
     ConnectOptions {
         login: login.clone(),
@@ -208,17 +209,15 @@ fn sentinel(
     let deployment = Deployment::Sentinel {
         sentinels,
         master: percent_decode(master, "the name of the master")?,
-        config: ConnectionConfig::new(&parts.sentinel_login()?, 0, login, tls, timeout)?,
+        config: ConnectionConfig::new(&parts.sentinel_login()?, 0, login, None, tls, timeout)?,
     };
     Ok((deployment, parts.query.database(db)?))
 }
 
 fn cluster(parts: &UrlParts<'_>) -> Result<UrlContent> {
     let (hosts, path) = parts.hosts_and_path(NODE_PORT)?;
-    if parts.query.database(path)? != 0 {
-        return invalid("a cluster has only database 0; omit the database");
-    }
-    Ok((Deployment::Cluster(hosts), 0))
+    // Whether a cluster has more than one database, its nodes know (Valkey 9: `cluster-databases`).
+    Ok((Deployment::Cluster(hosts), parts.query.database(path)?))
 }
 
 /// The form of a URL.
@@ -400,7 +399,7 @@ impl<'a> UrlParts<'a> {
 fn login(user: Option<String>, password: Option<String>) -> Login {
     Login {
         username: user.filter(|user| !user.is_empty()),
-        password: password.filter(|it| !it.is_empty()).map(Secret),
+        password: password.filter(|it| !it.is_empty()).map(Password::text),
     }
 }
 
@@ -534,7 +533,6 @@ mod tests {
             "redis://:secret@host/?protocol=9",
             "redis+cluster://:secret@",
             "redis+cluster://:secret@a,,b",
-            "redis+cluster://:secret@a,b/3",
             "redis+cluster://:secret@a,b?other=secret",
             "redis+cluster://:secret@a,b?secret",
             "redis+sentinel://:secret@a,b",
@@ -623,19 +621,18 @@ mod tests {
                 assert!(said.contains(named), "{url}: {said}");
             }
             let unix = base.contains("unix");
-            let cluster = base.contains("cluster");
             let works = [
                 ("", 0, true),
                 ("\n", 0, true),
                 ("?", 0, true),
                 ("?db=0", 0, true),
-                ("?db=3", 3, !cluster),
-                ("?db=%33", 3, !cluster),
+                ("?db=3", 3, true),
+                ("?db=%33", 3, true),
                 ("?protocol=resp3&db=0", 0, true),
                 ("/", 0, !unix),
                 ("/0", 0, !unix),
-                ("/3", 3, !cluster && !unix),
-                ("/3/?db=3", 3, !cluster && !unix),
+                ("/3", 3, !unix),
+                ("/3/?db=3", 3, !unix),
             ];
             for (part, db, works) in works {
                 let url = format!("{base}{part}");
@@ -652,9 +649,6 @@ mod tests {
                         assert_eq!(form, forms.find(|form| url.contains(form)), "{url}");
                         let use_tls = url.starts_with("rediss") || url.starts_with("valkeys");
                         assert_eq!(parsed.config.tls.is_some(), use_tls, "{url}");
-                    }
-                    Err(error) if !works && cluster => {
-                        assert!(error.to_string().contains("database"), "{url}: {error}");
                     }
                     // There the whole path is that of the socket.
                     Ok(parsed) if unix => {

@@ -22,6 +22,7 @@ use std::{fmt, io};
 
 use smallvec::SmallVec;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
+use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 pub(super) use self::codec::{Cmd, Malformed};
@@ -138,7 +139,7 @@ impl Wire {
             on_push,
         };
         tokio::spawn(task(driver.run()));
-        WireGuard(wire)
+        WireGuard { wire, task: None }
     }
 
     /// Sends a command.
@@ -243,17 +244,27 @@ fn simulated_packing() -> Option<Packing> {
 }
 
 /// Ends the connection when it is dropped.
-pub(super) struct WireGuard(Arc<Wire>);
+pub(super) struct WireGuard {
+    wire: Arc<Wire>,
+    /// A task that ends with the connection.
+    task: Option<AbortHandle>,
+}
 
 impl WireGuard {
     pub(super) fn wire(&self) -> Arc<Wire> {
-        self.0.clone()
+        self.wire.clone()
+    }
+
+    /// Ends a task with the connection.
+    pub(super) fn ends(&mut self, task: AbortHandle) {
+        self.task = Some(task);
     }
 }
 
 impl Drop for WireGuard {
     fn drop(&mut self) {
-        self.0.end(WireError::Ended);
+        self.task.iter().for_each(AbortHandle::abort);
+        self.wire.end(WireError::Ended);
     }
 }
 

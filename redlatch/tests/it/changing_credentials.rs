@@ -1,0 +1,166 @@
+//! Passwords that are rotated and tokens that expire, while a client holds locks.
+
+use std::future::IntoFuture as _;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use redlatch::{Client, ClientBuilder, Credentials, Error};
+use redlatch_testkit::{Server, unique};
+
+use crate::common::{WATCHDOG, patient, until, within_limit};
+
+/// A server with the user `app`.
+fn start() -> Server {
+    let server = Server::start();
+    rotate(&server, "first");
+    server
+}
+
+/// Changes the password of `app`.
+fn rotate(server: &Server, password: &str) {
+    let password = format!(">{password}");
+    let rule = [
+        "ACL", "SETUSER", "app", "reset", "on", &password, "~*", "&*", "+@all",
+    ];
+    let _: String = server.command(&rule);
+}
+
+/// Ends all connections of `app`.
+fn end_connections(server: &Server) {
+    let _: u32 = server.command(&["CLIENT", "KILL", "USER", "app"]);
+}
+
+async fn connect(server: &Server, settings: ClientBuilder) -> Client {
+    patient(settings).connect(&server.url()).await.unwrap()
+}
+
+/// A file that ends with the test.
+struct File(PathBuf);
+
+impl File {
+    fn new(text: &str) -> File {
+        let file = File(std::env::temp_dir().join(unique("password")));
+        file.write(text);
+        file
+    }
+
+    fn write(&self, text: &str) {
+        std::fs::write(&self.0, text).unwrap();
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Feared most: a hold ends at the first reconnection after the rotation, because the client has only the password of before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holds_live_on_when_the_password_in_a_file_is_rotated() {
+    let (server, file) = (start(), File::new("first\n"));
+    let settings = Client::builder().username("app").password_file(&file.0);
+    let client = connect(&server, settings.watchdog_lease(WATCHDOG)).await;
+    let guard = client.lock("held").lock().await.unwrap();
+    rotate(&server, "second");
+    file.write("second\n");
+    end_connections(&server);
+    let other = within_limit("acquired", client.lock("other").lock().into_future()).await;
+    other.unwrap().unlock().await.unwrap();
+    let end = tokio::time::Instant::now() + WATCHDOG;
+    until("the first lease has ended", || async {
+        tokio::time::Instant::now() > end
+    })
+    .await;
+    guard.unlock().await.unwrap();
+}
+
+/// The provider still has the old token when it is asked for the first time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn provider_is_asked_for_each_connection_and_again_when_refused() {
+    let (server, asked) = (start(), Arc::new(AtomicUsize::new(0)));
+    let counted = asked.clone();
+    let provider = move || {
+        let number = counted.fetch_add(1, Ordering::Relaxed);
+        let password = if number == 0 { "expired" } else { "first" };
+        async move { io::Result::Ok(Credentials::new(password).username("app")) }
+    };
+    let client = connect(&server, Client::builder().credentials(provider)).await;
+    assert_eq!(asked.load(Ordering::Relaxed), 2);
+    end_connections(&server);
+    let guard = client.lock("a").lock().await.unwrap();
+    guard.unlock().await.unwrap();
+    assert_eq!(asked.load(Ordering::Relaxed), 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn open_connections_log_in_again_before_the_token_ends() {
+    let (server, asked) = (start(), Arc::new(AtomicUsize::new(0)));
+    let counted = asked.clone();
+    let provider = move || {
+        let number = counted.fetch_add(1, Ordering::Relaxed);
+        async move {
+            // For once the provider fails.
+            match number {
+                2 => Err(io::Error::other("no answer")),
+                _ => Ok(Credentials::new("first")
+                    .username("app")
+                    .renewed_after(Duration::from_millis(20))),
+            }
+        }
+    };
+    let client = connect(&server, Client::builder().credentials(provider)).await;
+    let ids = || -> Vec<String> {
+        let clients: String = server.command(&["CLIENT", "LIST"]);
+        let of_app = clients.lines().filter(|line| line.contains("user=app"));
+        of_app
+            .map(|line| line.split(' ').next().unwrap_or_default().to_owned())
+            .collect()
+    };
+    let before = ids();
+    until("logged in again", || async { server.calls("auth") >= 3 }).await;
+    client
+        .lock("a")
+        .lock()
+        .await
+        .unwrap()
+        .unlock()
+        .await
+        .unwrap();
+    assert_eq!(ids(), before, "on the same connection");
+    drop(client);
+    let after = asked.load(Ordering::Relaxed);
+    until("the connection has ended", || async { ids().is_empty() }).await;
+    assert!(asked.load(Ordering::Relaxed) <= after + 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn provider_that_fails_is_an_outage_with_its_reason() {
+    let server = start();
+    let settings = || Client::builder().connect_timeout(Duration::from_millis(500));
+    let failing =
+        settings().credentials(|| async { Err::<Credentials, _>("the metadata service is down") });
+    let error = failing.connect(&server.url()).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    assert!(
+        error.to_string().contains("metadata service is down"),
+        "{error}"
+    );
+    let hanging = settings().credentials(std::future::pending::<io::Result<Credentials>>);
+    let error = within_limit("an answer", hanging.connect(&server.url())).await;
+    assert!(error.unwrap_err().is_transient());
+    let empty = settings().credentials(|| async { io::Result::Ok(Credentials::new("")) });
+    let error = empty.connect(&server.url()).await.unwrap_err();
+    assert!(
+        matches!(error, Error::AuthenticationFailed { .. }),
+        "{error:?}"
+    );
+    let missing = settings()
+        .username("app")
+        .password_file("/nowhere/password");
+    let error = missing.connect(&server.url()).await.unwrap_err();
+    assert!(error.to_string().contains("/nowhere/password"), "{error}");
+}

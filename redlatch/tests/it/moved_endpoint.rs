@@ -1,0 +1,107 @@
+//! One name that leads to another server after a failover: managed Redis, a Kubernetes service, a load balancer.
+
+use std::future::IntoFuture as _;
+use std::time::Duration;
+
+use redlatch::{Client, Error};
+use redlatch_testkit::{Proxy, Server};
+
+use crate::common::{WATCHDOG, client_at, patient, until, within_limit};
+
+/// A master and its replica. The name leads to the master.
+struct Named {
+    old: Server,
+    new: Server,
+    name: Proxy,
+}
+
+impl Named {
+    async fn start() -> Named {
+        let old = Server::start_with(&["--repl-diskless-sync-delay", "0"]);
+        let new = Server::start_with(&["--replicaof", &format!("127.0.0.1 {}", old.port())]);
+        let in_sync = || async {
+            let replication: String = old.command(&["INFO", "replication"]);
+            replication.contains("state=online")
+        };
+        until("in sync", in_sync).await;
+        let name = Proxy::to_server(&old);
+        Named { old, new, name }
+    }
+
+    /// Promotes the replica. The old master follows it, and keeps its connections open.
+    fn fail_over(&self) {
+        let _: String = self.new.command(&["REPLICAOF", "NO", "ONE"]);
+        let new = self.new.port().to_string();
+        let _: String = self.old.command(&["REPLICAOF", "127.0.0.1", &new]);
+    }
+
+    fn connections_to_old(&self) -> u64 {
+        connections(&self.old)
+    }
+}
+
+/// Returns how many connections a server has accepted.
+fn connections(server: &Server) -> u64 {
+    server.info("total_connections_received").parse().unwrap()
+}
+
+/// Feared most: the client renews nothing for as long as the old server keeps the connection, and another client acquires what it
+/// holds.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holds_live_on_when_the_name_leads_to_the_new_master() {
+    let named = Named::start().await;
+    let settings = || patient(Client::builder()).watchdog_lease(WATCHDOG);
+    let client = settings().connect(&named.name.url()).await.unwrap();
+    let other = settings().connect(&named.name.url()).await.unwrap();
+    let guard = client.lock("held").lock().await.unwrap();
+    named.fail_over();
+    // For a while, the name leads to the old master.
+    let before = named.connections_to_old();
+    let request = tokio::spawn({
+        let lock = client.lock("other");
+        async move { lock.lock().await }
+    });
+    let connected_again = || async { named.connections_to_old() > before + 2 };
+    until("connected again", connected_again).await;
+    named.name.redirect(&named.new);
+    let on_new = within_limit("acquired", request).await.unwrap().unwrap();
+    assert_eq!(named.new.command::<u32>(&["EXISTS", "other"]), 1);
+    let end = tokio::time::Instant::now() + WATCHDOG;
+    until("the first lease has ended", || async {
+        tokio::time::Instant::now() > end
+    })
+    .await;
+    assert!(guard.is_valid(), "{:?}", guard.unlock().await);
+    assert!(other.lock("held").try_lock().await.unwrap().is_none());
+    let waiting = tokio::spawn({
+        let lock = other.lock("held");
+        async move { lock.lock().await }
+    });
+    guard.unlock().await.unwrap();
+    on_new.unlock().await.unwrap();
+    let served = within_limit("served", waiting).await.unwrap().unwrap();
+    served.unlock().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn name_that_leads_to_a_replica_fails_with_a_clear_error() {
+    let named = Named::start().await;
+    named.fail_over();
+    let limit = Duration::from_secs(2);
+    let settings = Client::builder().response_timeout(limit);
+    let client = settings.connect(&named.name.url()).await.unwrap();
+    let before = named.connections_to_old();
+    let error = client.lock("a").try_lock().await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    let said = error.to_string();
+    for part in ["leads to a replica, and must lead to a master", "READONLY"] {
+        assert!(said.contains(part), "{said}");
+    }
+    // Some tens of connections a second.
+    let connections = named.connections_to_old() - before;
+    assert!((2..100).contains(&connections), "{connections}");
+    named.name.redirect(&named.new);
+    client_at(&named.name.url()).await;
+    let guard = within_limit("acquired", client.lock("a").lock().into_future()).await;
+    guard.unwrap().unlock().await.unwrap();
+}

@@ -1,0 +1,109 @@
+//! One address with many slots behind it: managed Redis and proxies that show a cluster as a single server. Here a cluster of
+//! one node that does not tell.
+
+use std::future::IntoFuture as _;
+
+use redlatch::{Client, ClientBuilder, MultiLock};
+use redlatch_testkit::{Cluster, ClusterPlan, Proxy};
+use tokio::time::Instant;
+
+use crate::common::{WATCHDOG, patient, until, within_limit};
+
+struct Endpoint {
+    cluster: Cluster,
+    proxy: Proxy,
+}
+
+impl Endpoint {
+    fn start() -> Endpoint {
+        let cluster = Cluster::start_with(ClusterPlan {
+            masters: 1,
+            replicas: 0,
+            ..ClusterPlan::default()
+        });
+        let proxy = Proxy::to_server(&cluster.nodes()[0]);
+        proxy.hide_cluster(true);
+        Endpoint { cluster, proxy }
+    }
+
+    async fn client(&self, settings: ClientBuilder) -> Client {
+        patient(settings).connect(&self.proxy.url()).await.unwrap()
+    }
+
+    /// Returns how often keys of several slots were refused.
+    fn refusals(&self) -> u64 {
+        let stats: String = self.cluster.nodes()[0].command(&["INFO", "errorstats"]);
+        let count = stats
+            .lines()
+            .find_map(|line| line.strip_prefix("errorstat_CROSSSLOT:count="));
+        count.map_or(0, |count| count.trim().parse().unwrap())
+    }
+}
+
+/// Feared most: all holds of a client end with their first lease, because one script cannot renew them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn holds_in_several_slots_are_renewed() {
+    let endpoint = Endpoint::start();
+    let client = endpoint
+        .client(Client::builder().watchdog_lease(WATCHDOG))
+        .await;
+    let mut guards = Vec::new();
+    for name in ["a", "b", "c", "d", "e"] {
+        guards.push(client.lock(name).lock().await.unwrap());
+    }
+    let end = Instant::now() + WATCHDOG;
+    until("the first leases have ended", || async {
+        Instant::now() > end
+    })
+    .await;
+    assert!(endpoint.refusals() > 0);
+    for guard in guards {
+        assert!(guard.is_valid());
+        guard.unlock().await.unwrap();
+    }
+    assert_eq!(endpoint.refusals(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn steps_on_several_slots_are_divided_at_the_first_refusal() {
+    let endpoint = Endpoint::start();
+    let names: Vec<String> = (0..20).map(|number| format!("multi:{number}")).collect();
+    {
+        let client = endpoint.client(Client::builder()).await;
+        let locks: Vec<_> = names.iter().map(|name| client.lock(name)).collect();
+        let all = MultiLock::new(&locks);
+        let guard = within_limit("acquired", all.lock().into_future())
+            .await
+            .unwrap();
+        assert_eq!(endpoint.refusals(), 1);
+        guard.unlock().await.unwrap();
+        let guard = all.try_lock().await.unwrap().unwrap();
+        // Another client finds all of them.
+        let other = endpoint.client(Client::builder()).await;
+        let mut listed: Vec<String> = Vec::new();
+        let mut listing = other.list("multi:*");
+        while let Some(found) = listing.next().await.unwrap() {
+            listed.push(found.name);
+        }
+        listed.sort_unstable();
+        let mut expected = names.clone();
+        expected.sort_unstable();
+        assert_eq!(listed, expected);
+        assert_eq!(endpoint.refusals(), 2);
+        guard.unlock().await.unwrap();
+    }
+    // Steps of many tasks, which wait to be sent, share a script.
+    let client = endpoint.client(Client::builder()).await;
+    let tasks = (0..64).map(|number| {
+        let lock = client.lock(&format!("task:{number}"));
+        tokio::spawn(async move {
+            for _ in 0..20 {
+                lock.lock().await?.unlock().await?;
+            }
+            Ok::<_, redlatch::Error>(())
+        })
+    });
+    for task in tasks.collect::<Vec<_>>() {
+        within_limit("done", task).await.unwrap().unwrap();
+    }
+}
