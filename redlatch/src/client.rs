@@ -646,7 +646,7 @@ impl ClientBuilder {
     /// | `redis://[user:password@]host[:port][/db]`, `valkey://…` | one server over TCP |
     /// | `redis+unix:///path[?db=N&user=…&pass=…]` | one server over a unix socket |
     /// | `redis+sentinel://[user:password@]host[:port],…/master[/db]` | the master that these sentinels name; `?sentinel_user=…&sentinel_password=…` for themselves |
-    /// | `redis+cluster://[user:password@]host[:port],…` | the cluster to which these nodes belong |
+    /// | `redis+cluster://[user:password@]host[:port],…[/db]` | the cluster to which these nodes belong |
     /// | `rediss…://`, `valkeys…://` | the same with TLS (feature `tls`, on by default) |
     /// | `embedded:` | an embedded store of its own, in this process |
     ///
@@ -658,7 +658,8 @@ impl ClientBuilder {
     /// [`Error::InvalidUrl`], [`Error::InvalidSetting`], [`Error::Unavailable`],
     /// [`Error::ResponseTimeout`], [`Error::AuthenticationFailed`], [`Error::TlsFailed`],
     /// [`Error::NotPermitted`], [`Error::UnsupportedServer`] (Redis before 6.2, a cluster node behind a URL
-    /// for one server, or the other way round), [`Error::NoRuntime`]. The first connection is tried once.
+    /// for one server, or the other way round), [`Error::Refused`] (such as a database that the server
+    /// does not have), [`Error::NoRuntime`]. The first connection is tried once.
     /// Later the client reconnects by itself.
     pub async fn connect(self, url: &str) -> Result<Client> {
         if url == EMBEDDED {

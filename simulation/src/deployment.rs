@@ -15,6 +15,9 @@ use crate::server::{ClusterView, Node, SLOTS, Server, SlotRange, Snapshot};
 /// Name of the master that the Sentinels watch.
 const MASTER: &str = "mymaster";
 
+/// Name that leads to the master.
+const NAME: &str = "redis";
+
 const PORT: u16 = 6379;
 
 const SENTINEL_PORT: u16 = 26379;
@@ -27,6 +30,10 @@ const MAX_GOSSIP_DELAY: Duration = Duration::from_millis(300);
 pub enum Topology {
     /// One server.
     Single,
+    /// A master and two replicas behind one name, which leads to the master.
+    Named,
+    /// One server that has slots and does not say so.
+    Sharded,
     /// A master, two replicas and three Sentinels.
     Sentinel,
     /// Three masters with a replica each.
@@ -37,15 +44,16 @@ impl Topology {
     /// Returns the number of masters.
     pub fn groups(self) -> usize {
         match self {
-            Topology::Single | Topology::Sentinel => 1,
+            Topology::Single | Topology::Named | Topology::Sharded | Topology::Sentinel => 1,
             Topology::Cluster => 3,
         }
     }
 
-    fn replicas(self) -> usize {
+    /// Returns the number of replicas of each master.
+    pub fn replicas(self) -> usize {
         match self {
-            Topology::Single => 0,
-            Topology::Sentinel => 2,
+            Topology::Single | Topology::Sharded => 0,
+            Topology::Named | Topology::Sentinel => 2,
             Topology::Cluster => 1,
         }
     }
@@ -87,7 +95,7 @@ impl Deployment {
         }
         let sentinels = match topology {
             Topology::Sentinel => 3,
-            Topology::Single | Topology::Cluster => 0,
+            _ => 0,
         };
         let sentinels = (0..sentinels)
             .map(|number| network.add_sentinel(&format!("sentinel-{number}"), SENTINEL_PORT));
@@ -104,6 +112,7 @@ impl Deployment {
         for host in deployment.all_hosts() {
             deployment.update_view(host);
         }
+        deployment.move_name();
         deployment
     }
 
@@ -117,7 +126,10 @@ impl Deployment {
             hosts.collect::<Vec<_>>().join(",")
         };
         match self.topology {
-            Topology::Single => format!("redis://{}", all(&mut self.servers())),
+            Topology::Single | Topology::Sharded => {
+                format!("redis://{}", all(&mut self.servers()))
+            }
+            Topology::Named => format!("redis://{NAME}:{PORT}"),
             Topology::Sentinel => {
                 let sentinels = all(&mut self.sentinels.iter().copied());
                 format!("redis+sentinel://{sentinels}/{MASTER}")
@@ -151,7 +163,7 @@ impl Deployment {
     /// Updates a Sentinel or a node to the current state, in place of its previous view.
     pub(crate) fn update_view(&self, host: HostId) {
         match self.topology {
-            Topology::Single => {}
+            Topology::Single | Topology::Named => {}
             Topology::Sentinel => {
                 let (name, port) = self.network.address(self.groups[0].master);
                 if self.sentinels.contains(&host) {
@@ -160,7 +172,7 @@ impl Deployment {
                     });
                 }
             }
-            Topology::Cluster => self.set_view(host, true),
+            Topology::Sharded | Topology::Cluster => self.set_view(host, true),
         }
     }
 
@@ -200,6 +212,7 @@ impl Deployment {
             me: self.node(host).id,
             epoch: self.epoch,
             is_ok,
+            is_hidden: self.topology == Topology::Sharded,
             migrating: leaves
                 .map(|(slot, (_, to))| (*slot, self.node(self.groups[*to].master)))
                 .collect(),
@@ -241,10 +254,24 @@ impl Deployment {
         self.update_view(successor);
         let mut others = self.all_hosts();
         others.retain(|host| *host != successor && (*host != before || old == Some(*host)));
+        // The name leads to the successor before, between or after that.
+        let is_named = self.topology == Topology::Named;
+        let name_moves_before = is_named.then(|| random.below(others.len() + 1));
         while !others.is_empty() {
+            if name_moves_before == Some(others.len()) {
+                self.move_name();
+            }
             let host = others.remove(random.below(others.len()));
             sleep(random.between(Duration::ZERO, MAX_GOSSIP_DELAY)).await;
             self.rejoin(host);
+        }
+        self.move_name();
+    }
+
+    /// Lets the name lead to the current master. Connections stay where they are.
+    fn move_name(&self) {
+        if self.topology == Topology::Named {
+            self.network.set_name(NAME, self.groups[0].master);
         }
     }
 
@@ -262,7 +289,7 @@ impl Deployment {
                 .network
                 .with_server(host, |server, _| !server.is_replica());
             self.network.follow(host, group.master);
-            if was_master == Some(true) {
+            if was_master == Some(true) && self.topology != Topology::Named {
                 // As Sentinels do when they demote a master.
                 self.network.reset(None, host);
             }
@@ -280,8 +307,10 @@ impl Deployment {
     /// Restarts a killed server. A node of a cluster does not serve before it has a new view.
     pub(crate) fn restart(&self, host: HostId, data: Option<Snapshot>) {
         self.network.start_server(host, data);
-        if self.topology == Topology::Cluster {
-            self.set_view(host, false);
+        match self.topology {
+            Topology::Cluster => self.set_view(host, false),
+            Topology::Sharded => self.set_view(host, true),
+            Topology::Single | Topology::Named | Topology::Sentinel => {}
         }
     }
 

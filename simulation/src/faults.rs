@@ -168,7 +168,7 @@ impl Run<'_> {
             Fault::ManualFailover { group } => {
                 let master = self.deployment.masters()[group];
                 self.manual_failover(group, master).await;
-                if self.deployment.topology == Topology::Sentinel {
+                if self.deployment.topology != Topology::Cluster {
                     self.record_data_loss(from, DataLoss::UNREPLICATED).await;
                 }
             }
@@ -219,7 +219,7 @@ impl Run<'_> {
                 lock(&self.history).slot_moves.push(moved);
             }
         }
-        let is_single = self.deployment.topology == Topology::Single;
+        let is_single = self.deployment.topology.replicas() == 0;
         let is_outage = matches!(fault, Fault::Freeze | Fault::Restart | Fault::RestartEmpty);
         let broken = FaultWindow {
             from,

@@ -179,13 +179,17 @@ impl Plan {
             contended_names.push("fenced:few".to_owned());
         }
         let topology = match random.below(4) {
-            0 | 1 => Topology::Single,
+            0 | 1 => match seed % 8 {
+                3 => Topology::Named,
+                5 => Topology::Sharded,
+                _ => Topology::Single,
+            },
             2 => Topology::Sentinel,
             _ => Topology::Cluster,
         };
         let sync = match random.below(4) {
             0 => Sync::Off,
-            1 if topology != Topology::Single => Sync::One,
+            1 if topology.replicas() > 0 => Sync::One,
             _ => Sync::All,
         };
         let only_minor = random.below(3) == 0;
@@ -214,7 +218,8 @@ impl Plan {
                 8 if seed.is_multiple_of(3) => Fault::RuntimeDropped(process),
                 8 => Fault::Kill(process),
                 _ => match topology {
-                    Topology::Single => single_fault(&mut random),
+                    Topology::Single | Topology::Sharded => single_fault(&mut random),
+                    Topology::Named => named_fault(&mut random, lease),
                     Topology::Sentinel => sentinel_fault(&mut random, lease),
                     Topology::Cluster => cluster_fault(&mut random, lease),
                 },
@@ -238,7 +243,7 @@ impl Plan {
                 }
                 fault => fault,
             };
-            if fault == Fault::Freeze && topology != Topology::Single {
+            if fault == Fault::Freeze && topology.replicas() > 0 {
                 // Longer would cause a failover, which is a fault of its own.
                 until = until.min(at + lease / 6);
             }
@@ -353,6 +358,20 @@ fn single_fault(random: &mut Random) -> Fault {
         1 => Fault::Restart,
         2 => Fault::RestartEmpty,
         _ => Fault::StepClock(Duration::from_millis(random.below(4_000) as u64)),
+    }
+}
+
+fn named_fault(random: &mut Random, lease: Duration) -> Fault {
+    match random.below(4) {
+        0 => Fault::Freeze,
+        1 => Fault::ManualFailover { group: 0 },
+        failed => Fault::MasterKilled {
+            group: 0,
+            behind: match failed {
+                2 => Duration::ZERO,
+                _ => random.between(Duration::from_millis(1), lease / 2),
+            },
+        },
     }
 }
 

@@ -94,7 +94,12 @@ impl Run<'_> {
         let deployment = Deployment::start(plan.topology, &network);
         let driver = tokio::spawn(network.clone().run());
         let mut history = History::new(plan.lease);
-        history.awaits_replicas = plan.topology != Topology::Single && plan.sync != Sync::Off;
+        history.awaits_replicas = match plan.sync {
+            Sync::Off => false,
+            Sync::One => true,
+            // Behind a name, only clients that connected while the master had replicas.
+            Sync::All => plan.topology.replicas() > 0 && plan.topology != Topology::Named,
+        };
         let mut run = Run {
             plan,
             deployment,

@@ -112,6 +112,12 @@ impl Network {
         self.lock().address(host)
     }
 
+    /// Lets a name lead to a server. Existing connections stay where they are.
+    pub fn set_name(&self, name: &str, host: HostId) {
+        self.note((name, host), || format!("{name} leads to server {host}"));
+        self.lock().names.insert(name.to_owned(), host);
+    }
+
     /// Returns whether a server follows this master.
     pub fn follows(&self, replica: HostId, master: HostId) -> bool {
         self.lock().hosts[master].replicas.contains_key(&replica)
@@ -121,7 +127,9 @@ impl Network {
     pub fn connect(&self, process: ProcessId, host: &str, port: u16) -> Connecting {
         let link = self.change(|state| {
             let mut hosts = state.hosts.iter();
-            let host = hosts.position(|one| one.name == host && one.port == port)?;
+            let named = state.names.get(host).copied();
+            let host =
+                named.or_else(|| hosts.position(|one| one.name == host && one.port == port))?;
             state.next_link += 1;
             let id = state.next_link;
             let link = Link {

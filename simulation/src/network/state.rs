@@ -48,6 +48,8 @@ pub(super) struct State {
     /// Maximum latency of a packet.
     pub(super) latency: Duration,
     pub(super) hosts: Vec<Host>,
+    /// Names that lead to a host.
+    pub(super) names: BTreeMap<String, HostId>,
     pub(super) links: BTreeMap<LinkId, Link>,
     pub(super) next_link: LinkId,
     queue: BTreeMap<Key, Event>,
@@ -174,6 +176,7 @@ impl State {
             random: Random::new(seed),
             latency,
             hosts: Vec::new(),
+            names: BTreeMap::new(),
             links: BTreeMap::new(),
             next_link: 0,
             queue: BTreeMap::new(),

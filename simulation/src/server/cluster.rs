@@ -52,6 +52,8 @@ pub struct ClusterView {
     pub epoch: u64,
     /// Whether the cluster is healthy, as far as this node sees.
     pub is_ok: bool,
+    /// Whether the node says that it is no part of a cluster.
+    pub is_hidden: bool,
     /// The ranges of slots with their masters. A slot in no range has no master.
     pub slots: Vec<SlotRange>,
     /// Slots of this node that move to another one.

@@ -17,9 +17,9 @@ impl State {
     /// Returns the mode that the server reports.
     pub(super) fn mode(&self) -> &'static str {
         match (&self.cluster, &self.sentinel) {
-            (Some(_), _) => "cluster",
+            (Some(cluster), _) if !cluster.is_hidden => "cluster",
             (None, Some(_)) => "sentinel",
-            (None, None) => "standalone",
+            _ => "standalone",
         }
     }
 

@@ -963,6 +963,23 @@ mod tests {
         }
     }
 
+    /// Permits that the former master granted must not be released to the next one.
+    #[tokio::test]
+    async fn server_behind_an_address_is_another_one_when_it_was_a_replica() {
+        let server = Server::start();
+        let pubsub = pubsub_of(&Client::connect(&server.url()).await.unwrap());
+        let first = pubsub.get_or_connect().await.unwrap();
+        pubsub.discard(&first);
+        let same = pubsub.get_or_connect().await.unwrap();
+        assert!(same.server == first.server && pubsub.leads_to(first.server));
+        pubsub.discard_replica(&same);
+        let other = pubsub.get_or_connect().await.unwrap();
+        assert!(other.server != first.server && !pubsub.leads_to(first.server));
+        // Late news of the earlier connection change nothing.
+        pubsub.discard_replica(&same);
+        assert!(pubsub.leads_to(other.server));
+    }
+
     /// Several requests subscribe to a channel. One of them comes to a connection that has just ended.
     #[tokio::test]
     async fn subscription_that_is_not_sent_does_not_end_that_of_another_request() {

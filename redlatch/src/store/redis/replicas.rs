@@ -188,8 +188,10 @@ impl WaitSender {
             });
             let sync = settings.replica_sync;
             let outcome = outcome.map(|(awaited, in_sync)| (sync.acks_required(awaited), in_sync));
-            let outcome = outcome
-                .or_else(|failure| sync.without_confirmation(failure, &self.replicas.warned));
+            let outcome = outcome.or_else(|failure| match failure.lacks_command() {
+                true => sync.unconfirmed(failure, &self.replicas.warned),
+                false => Err(failure),
+            });
             sender.send(outcome.map_err(ExchangeError::into_error));
         }
     }
@@ -258,22 +260,25 @@ impl ReplicaSync {
             Ok(connected) => Ok(connected > 0),
             // The address may lead to its master later, which has a replica.
             Err(ExchangeError::NotMaster(_)) => Ok(true),
-            Err(failure) => self
-                .without_confirmation(failure, &AtomicBool::default())
+            // Also something that speaks the protocol but has no roles.
+            Err(
+                failure @ ExchangeError::Permanent(
+                    Error::Refused { .. } | Error::NotPermitted { .. },
+                ),
+            ) => self
+                .unconfirmed(failure, &AtomicBool::default())
                 .map(|_| false),
+            Err(failure) => Err(failure),
         }
     }
 
-    /// Handles a failure to confirm steps. Without ROLE or WAIT there is no confirmation, and only a user who asked for a number
-    /// of replicas requires one. `warned`: whether that was logged.
-    fn without_confirmation(
+    /// Handles a server without ROLE or WAIT, which cannot confirm anything. Only a user who asked for a number of replicas
+    /// requires that. `warned`: whether it was logged.
+    fn unconfirmed(
         self,
         failure: ExchangeError,
         warned: &AtomicBool,
     ) -> Result<(usize, usize), ExchangeError> {
-        if !failure.lacks_command() {
-            return Err(failure);
-        }
         let refusal = failure.reason();
         if self != ReplicaSync::All {
             let reason = format!("{refusal} (the setting replica_sync requires ROLE and WAIT)");
@@ -310,7 +315,24 @@ impl ReplicaSync {
 
 #[cfg(test)]
 mod tests {
+    use redlatch_testkit::Server;
+
+    use super::super::refusing_proxy::redis_of;
     use super::*;
+    use crate::Client;
+
+    /// The address may lead to its master later.
+    #[tokio::test]
+    async fn replica_at_the_address_means_that_replicas_are_waited_for() {
+        let server = Server::start();
+        let awaits = async || {
+            let client = Client::connect(&server.url()).await.unwrap();
+            redis_of(&client).awaits_replicas()
+        };
+        assert!(!awaits().await);
+        let _: String = server.command(&["REPLICAOF", "127.0.0.1", "1"]);
+        assert!(awaits().await);
+    }
 
     #[test]
     fn a_majority_counts_the_master() {

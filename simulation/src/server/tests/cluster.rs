@@ -21,6 +21,7 @@ fn view(me: &str) -> ClusterView {
         me: me.repeat(40),
         epoch: 3,
         is_ok: true,
+        is_hidden: false,
         slots: vec![
             range(0, SLOTS / 2 - 1, node("a", 7000)),
             range(SLOTS / 2, SLOTS - 1, node("b", 7001)),
@@ -91,6 +92,7 @@ fn node_redirects_clients_to_the_master_of_the_slot() {
     assert_eq!(test.run(id, "GET b"), "-CLUSTERDOWN Hash slot not served");
     test.server.set_cluster(ClusterView {
         is_ok: false,
+        is_hidden: false,
         ..view("a")
     });
     assert_eq!(test.run(id, "GET b"), "-CLUSTERDOWN The cluster is down");
