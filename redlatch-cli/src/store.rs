@@ -78,6 +78,8 @@ fn connect_failure(store_args: &StoreArgs, store: &str, error: Error) -> Failure
             Error::Unavailable { .. }
             | Error::ResponseTimeout { .. }
             | Error::TlsFailed { .. }
+            | Error::NotPermitted { .. }
+            | Error::Refused { .. }
             | Error::UnsupportedServer { .. },
             _,
         ) => (format!("{store}: "), ""),

@@ -307,10 +307,12 @@ fn read_password_file(file: &Path) -> Result<Password, Failure> {
     let text = std::fs::read_to_string(file)
         .map_err(|error| Failure::usage(format!("the password cannot be read: {path}: {error}")))?;
     match text.lines().next() {
+        // Others, such as a pipe or a descriptor, can be read only once.
         Some(password) if !password.is_empty() => Ok(match file.is_file() {
-            true => Password::File(file.to_owned()),
-            // Such as a pipe: it can be read only once.
-            false => Password::Text(password.to_owned()),
+            true if !file.starts_with("/dev") && !file.starts_with("/proc") => {
+                Password::File(file.to_owned())
+            }
+            _ => Password::Text(password.to_owned()),
         }),
         _ => Err(Failure::usage(format!(
             "the password cannot be read: the first line of {path} is empty"

@@ -582,8 +582,9 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets a file whose first line is the password. It is read again for every new connection: it may be replaced while the program
-    /// runs, before the servers end the connections of the old password.
+    /// Sets a file whose first line is the password. It is read again for every new connection: it
+    /// may be replaced while the program runs, before the servers end the connections of the old
+    /// password.
     pub fn password_file(mut self, path: impl Into<PathBuf>) -> ClientBuilder {
         self.options.login.password = Some(Password::File(path.into()));
         self

@@ -49,7 +49,7 @@ use crate::client_registry::{EntryNumber, REGISTERED_AFTER, Registration, Role};
 use crate::environment::task;
 use crate::error::{Loss, Result};
 use crate::hold::{Due, Hold, Renewal, RenewalTimes, Renewed, WatchAction, WatchdogState};
-use crate::join::join_all;
+use crate::join::{Boxed, join_all};
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
 use crate::log::join_names;
@@ -650,28 +650,28 @@ impl Drop for RestartOnDrop {
 
 /// Renews one batch.
 async fn renew(store: Arc<Store>, batch: Batch) {
-    let has_slots = || store.slot("").is_some();
-    let had_slots = has_slots();
-    renew_by_slot(&store, &batch).await;
-    if has_slots() && !had_slots {
-        // Refused because of that.
-        renew_by_slot(&store, &batch).await;
-    }
+    renew_by_slot(&store, &batch, batch.holds.iter().collect()).await;
 }
 
-async fn renew_by_slot(store: &Store, batch: &Batch) {
-    let holds = &batch.holds;
-    // In a cluster each key gets its own script. Two keys are seldom in the same slot, and while a slot
-    // moves they may be on two nodes, neither of which would run a script for both. All scripts are sent
-    // together, so they take one round trip to the node.
-    let mut together: BTreeMap<Option<&str>, Vec<&Arc<Hold>>> = BTreeMap::new();
-    for hold in holds {
-        let key = hold.object.key();
-        let alone = store.slot(key).map(|_| key);
-        together.entry(alone).or_default().push(hold);
-    }
-    let renewals = together.values();
-    join_all(renewals.map(|holds| renew_together(store, batch, holds))).await;
+/// Renews some of the holds of a batch.
+fn renew_by_slot<'a>(
+    store: &'a Store,
+    batch: &'a Batch,
+    holds: Vec<&'a Arc<Hold>>,
+) -> Boxed<'a, ()> {
+    Box::pin(async move {
+        // In a cluster each key gets its own script. Two keys are seldom in the same slot, and
+        // while a slot moves they may be on two nodes, neither of which would run a script for
+        // both. All scripts are sent together, so they take one round trip to the node.
+        let mut together: BTreeMap<Option<&str>, Vec<&Arc<Hold>>> = BTreeMap::new();
+        for hold in holds {
+            let key = hold.object.key();
+            let alone = store.slot(key).map(|_| key);
+            together.entry(alone).or_default().push(hold);
+        }
+        let renewals = together.values();
+        join_all(renewals.map(|holds| renew_together(store, batch, holds))).await;
+    })
 }
 
 /// Renews holds that one script can renew.
@@ -710,9 +710,14 @@ async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>]) {
         tracked: core.suspects.is_tracking() && !step.holds.iter().all(is_retried),
         ..Delivery::IMMEDIATE
     };
-    let timer = Timer::start();
+    let (timer, had_slots) = (Timer::start(), store.has_slots());
     let renewing = store.run_once(&step, delivery, core.lease.renewal_interval());
     let renewing = renewing.await;
+    if renewing.is_err() && store.has_slots() && !had_slots {
+        // The keys are in several slots, and the script was refused.
+        drop(turns);
+        return renew_by_slot(store, batch, holds.to_vec()).await;
+    }
     core.metrics.renewal_ended(timer, renewing.is_ok());
     match renewing {
         Ok(answer) => {

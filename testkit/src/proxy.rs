@@ -162,13 +162,15 @@ impl Proxy {
         self.port
     }
 
-    /// Lets new connections lead to another server, as a name does after a failover. Existing connections stay open.
+    /// Lets new connections lead to another server, as a name does after a failover. Existing
+    /// connections stay open.
     pub fn redirect(&self, server: &Server) {
         let target = (server.address(), server.port()).into();
         self.change(|state| state.redirected = Some(target));
     }
 
-    /// Sets whether a node of a cluster answers that it is no part of one, as endpoints of managed clusters do.
+    /// Sets whether a node of a cluster answers that it is no part of one, as endpoints of managed
+    /// clusters do.
     pub fn hide_cluster(&self, hiding: bool) {
         self.change(|state| state.hides_cluster = hiding);
     }

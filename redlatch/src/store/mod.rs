@@ -46,12 +46,25 @@ impl Store {
         }
     }
 
-    /// Returns the slot of a key, if the store has slots, as far as is known: all keys of a step must then be in one slot. A step
-    /// that was refused with [`Error::Unavailable`] because the store has slots succeeds if it is divided by them.
+    /// Returns the slot of a key, if the store has slots as far as is known: all keys of a step
+    /// must then be in one slot.
     pub(crate) fn slot(&self, key: &str) -> Option<u16> {
         match self {
             Store::Redis(redis) => redis.slot(key),
             Store::Embedded(_) => None,
+        }
+    }
+
+    /// Returns whether keys have slots, as far as is known.
+    pub(crate) fn has_slots(&self) -> bool {
+        self.slot("").is_some()
+    }
+
+    /// Returns whether the store is a cluster, whose nodes publish in the slot of a channel.
+    pub(crate) fn is_cluster(&self) -> bool {
+        match self {
+            Store::Redis(redis) => redis.is_cluster(),
+            Store::Embedded(_) => false,
         }
     }
 

@@ -552,7 +552,8 @@ async fn granted_locks_survive_the_master() {
     }
 }
 
-/// Managed servers and ACLs: only a user who asked for a number of replicas requires that they confirm.
+/// Managed servers and ACLs: only a user who asked for a number of replicas requires that they
+/// confirm.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn server_without_wait_or_role_confirms_nothing() {
     let all = Replicated::start(1).await;
@@ -577,7 +578,7 @@ async fn server_without_wait_or_role_confirms_nothing() {
                 Ok(_) => assert!(works, "{command} {required:?}"),
                 Err(error) => {
                     assert!(
-                        !works && matches!(error, Error::Refused { .. }),
+                        !works && matches!(error, Error::NotPermitted { .. }),
                         "{error:?}"
                     );
                     assert!(error.to_string().contains("replica_sync"), "{error}");

@@ -142,8 +142,8 @@ impl Pair {
     }
 }
 
-/// Returns the reply of a node of a cluster to HELLO as that of a server outside of one. The reply is short, and the first one, so it
-/// arrives in one piece.
+/// Returns the reply of a node of a cluster to HELLO as that of a server outside of one. The reply
+/// is short, and the first one, so it arrives in one piece.
 fn without_cluster(reply: &[u8]) -> Vec<u8> {
     const MODE: &[u8] = b"mode\r\n$7\r\ncluster";
     match reply.windows(MODE.len()).position(|part| part == MODE) {

@@ -66,8 +66,8 @@ pub struct CountDownLatch {
 impl CountDownLatch {
     pub(crate) fn new(session: Arc<Session>, name: &str) -> CountDownLatch {
         let mut object = ObjectKeys::new(KeyLayout::Latch, &session.prefix, name);
-        let slot = |key: &str| session.store.slot(key);
-        if slot(object.channel()) != slot(object.key()) {
+        let store = &session.store;
+        if store.is_cluster() && store.slot(object.channel()) != store.slot(object.key()) {
             object.move_channel_to_slot();
         }
         CountDownLatch {

@@ -91,11 +91,10 @@ pub(crate) async fn inspect_keys(
     store: &Store,
     keys: impl Iterator<Item = String>,
 ) -> Result<Vec<(String, Inspected)>> {
-    let has_slots = || store.slot("").is_some();
-    let (keys, had_slots) = (keys.collect::<Vec<_>>(), has_slots());
+    let (keys, had_slots): (Vec<String>, _) = (keys.collect(), store.has_slots());
     match inspect_by_slot(store, &keys).await {
-        // Refused because of that.
-        Err(_) if has_slots() && !had_slots => inspect_by_slot(store, &keys).await,
+        // It has refused keys of several.
+        Err(_) if store.has_slots() && !had_slots => inspect_by_slot(store, &keys).await,
         inspected => inspected,
     }
 }

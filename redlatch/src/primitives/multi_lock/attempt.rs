@@ -184,9 +184,26 @@ impl<'a> MultiLockRequest<'a> {
         subscribe: bool,
     ) -> Result<std::result::Result<Vec<HeldMember>, (usize, Expiry)>> {
         let _running = AttemptRuns::begin(&self.attempt_runs);
+        let in_slots = self.members_in_slots();
+        match self.try_batches(subscribe).await {
+            // A store has slots, and has refused keys of several.
+            Err(_) if self.members_in_slots() > in_slots => self.try_batches(subscribe).await,
+            tried => tried,
+        }
+    }
+
+    /// Returns the number of members whose stores have slots, as far as is known.
+    fn members_in_slots(&self) -> usize {
+        let slots = self.members.iter().filter_map(|one| one.member.slot());
+        slots.count()
+    }
+
+    async fn try_batches(
+        &mut self,
+        subscribe: bool,
+    ) -> Result<std::result::Result<Vec<HeldMember>, (usize, Expiry)>> {
         self.acquired_all = false;
         let mut held_members = Vec::with_capacity(self.members.len());
-        // Each time, because the store may have been found to have slots.
         for batch in batches(&self.members) {
             let requests_member = self.blocking_member.is_some_and(|i| batch.contains(&i));
             // Before the step is sent, the store cannot remember this request.

@@ -15,6 +15,7 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::AbortHandle;
@@ -39,6 +40,9 @@ use crate::sync::Mutex;
 /// Limit of the commands without an answer on a connection, besides renewals and releases. A server that does not answer
 /// leaves this many in the memory of a client, however many callers try again.
 const MAX_UNANSWERED: usize = 2048;
+
+/// How long after a replica was found an answer does not end the pauses before connecting.
+const REPLICA_PACED: Duration = Duration::from_secs(1);
 
 pub(super) struct ReconnectingConnection {
     config: ConnectionConfig,
@@ -84,6 +88,8 @@ struct Connecting {
     server: (ServerId, Option<Endpoint>),
     /// Connections since the latest answer to a step.
     pace: Pace,
+    /// When a server that was a replica was left.
+    replica_at: Option<Instant>,
     /// Ends a pause.
     retry: Arc<Notify>,
 }
@@ -209,7 +215,13 @@ impl ReconnectingConnection {
     /// Records that a step was answered on this connection.
     pub(super) fn record_answer(&self, live: &LiveConnection) {
         if live.wire.record_answer() && self.shared.is_live(live.generation) {
-            self.connecting.lock().pace.reset();
+            let mut connecting = self.connecting.lock();
+            // A replica answers reads: each of its connections would be followed by another one at
+            // once.
+            let lately = |at: Instant| at.elapsed() < REPLICA_PACED;
+            if !connecting.replica_at.is_some_and(lately) {
+                connecting.pace.reset();
+            }
         }
     }
 
@@ -316,10 +328,13 @@ impl ReconnectingConnection {
         self.connecting.lock().server.0 == server
     }
 
-    /// Returns the id of the server at an endpoint: a new one if the endpoint has changed.
+    /// Returns the id of the server at an endpoint: a new one if the endpoint has changed. Also a
+    /// fixed address may lead to another server each time, which may not have what the one before
+    /// has granted.
     fn server(&self, endpoint: Option<&Endpoint>) -> ServerId {
         let (id, latest) = &mut self.connecting.lock().server;
-        if *id == ServerId::default() || latest.as_ref() != endpoint {
+        let is_fixed = matches!(self.target, Target::Fixed(_));
+        if is_fixed || *id == ServerId::default() || latest.as_ref() != endpoint {
             (*id, *latest) = (ServerId::next(), endpoint.cloned());
         }
         *id
@@ -537,13 +552,27 @@ impl ReconnectingConnection {
         drop(self.shared.detach(live.generation));
     }
 
-    /// The same if the server says that it is no master, or not any more. Also a fixed address may lead to another server by now,
-    /// which may not have what this one has granted.
-    pub(super) fn discard_replica(&self, live: &LiveConnection) {
-        self.discard(live);
-        let (server, _) = &mut self.connecting.lock().server;
-        if *server == live.server {
-            *server = ServerId::default();
+    /// Stops using this connection, because its server is a replica: the next one may lead to the
+    /// master. Returns whether it was in use. Commands in flight are still answered: else it would
+    /// be unknown whether their server refused them, too.
+    pub(super) fn leave_replica(&self, live: &LiveConnection) -> bool {
+        self.connecting.lock().replica_at = Some(Instant::now());
+        let Some(dead) = self.shared.detach(live.generation) else {
+            return false;
+        };
+        let limit = self.config.connect_timeout;
+        tokio::spawn(task(async move {
+            let last = dead.live.wire.send(&Cmd::of(&["PING"]));
+            let _ = tokio::time::timeout(limit, last).await;
+            drop(dead);
+        }));
+        true
+    }
+
+    /// The same for the current connection, after another one to the same node has found a replica.
+    pub(super) fn leave_current(&self) {
+        if let Some(live) = self.shared.live() {
+            self.leave_replica(&live);
         }
     }
 
@@ -900,8 +929,6 @@ impl super::wire::OnPush for PushReceiver {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use redlatch_testkit::Server;
 
     use super::super::options::Login;
@@ -965,19 +992,34 @@ mod tests {
 
     /// Permits that the former master granted must not be released to the next one.
     #[tokio::test]
-    async fn server_behind_an_address_is_another_one_when_it_was_a_replica() {
+    async fn fixed_address_may_lead_to_another_server_each_time() {
         let server = Server::start();
         let pubsub = pubsub_of(&Client::connect(&server.url()).await.unwrap());
         let first = pubsub.get_or_connect().await.unwrap();
+        assert!(pubsub.leads_to(first.server));
         pubsub.discard(&first);
-        let same = pubsub.get_or_connect().await.unwrap();
-        assert!(same.server == first.server && pubsub.leads_to(first.server));
-        pubsub.discard_replica(&same);
-        let other = pubsub.get_or_connect().await.unwrap();
-        assert!(other.server != first.server && !pubsub.leads_to(first.server));
-        // Late news of the earlier connection change nothing.
-        pubsub.discard_replica(&same);
-        assert!(pubsub.leads_to(other.server));
+        let second = pubsub.get_or_connect().await.unwrap();
+        assert!(second.server != first.server && !pubsub.leads_to(first.server));
+    }
+
+    /// What is in flight is refused or executed, and its caller learns which.
+    #[tokio::test]
+    async fn commands_in_flight_at_a_replica_are_answered() {
+        let server = Server::start();
+        let pubsub = pubsub_of(&Client::connect(&server.url()).await.unwrap());
+        let live = pubsub.get_or_connect().await.unwrap();
+        let sent = live.wire.send(&Cmd::of(&["PING"]));
+        assert!(pubsub.leave_replica(&live) && !pubsub.leave_replica(&live));
+        assert!(!pubsub.is_connected());
+        assert!(live.reply(sent).await.is_ok());
+        pubsub.get_or_connect().await.unwrap();
+        let ended = async {
+            while !live.wire.has_ended() {
+                tokio::task::yield_now().await;
+            }
+        };
+        let limit = Duration::from_secs(30);
+        tokio::time::timeout(limit, ended).await.unwrap();
     }
 
     /// Several requests subscribe to a channel. One of them comes to a connection that has just ended.

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::credentials::Provider;
-use super::options::Login;
+use super::options::{Login, Secret};
 #[cfg(feature = "tls")]
 pub(super) use super::tls::Tls;
 use crate::error::{Error, Result};
+use crate::sync::Mutex;
 
 /// Never constructed without the feature `tls`.
 #[cfg(not(feature = "tls"))]
@@ -20,6 +21,8 @@ pub(super) struct ConnectionConfig {
     pub(super) login: Login,
     /// Has precedence over `login`.
     pub(super) provider: Option<Provider>,
+    /// The latest one that was read from a file.
+    pub(super) previous_password: Arc<Mutex<Option<Secret>>>,
     pub(super) db: i64,
     pub(super) tls: Option<Arc<Tls>>,
     pub(super) connect_timeout: Duration,
@@ -57,6 +60,7 @@ impl ConnectionConfig {
         Ok(ConnectionConfig {
             login,
             provider,
+            previous_password: Arc::default(),
             db,
             tls,
             connect_timeout,
@@ -73,8 +77,8 @@ impl ConnectionConfig {
     }
 
     #[cfg(test)]
-    pub(super) fn credentials(&self) -> (Option<&str>, Option<&str>, i64) {
-        use super::options::{Password, Secret};
+    pub(super) fn login(&self) -> (Option<&str>, Option<&str>, i64) {
+        use super::options::Password;
 
         let Login { username, password } = &self.login;
         let password = password.as_ref().map(|password| match password {

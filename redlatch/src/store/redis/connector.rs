@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::connection_config::ConnectionConfig;
-use super::credentials::CurrentLogin;
+use super::credentials::Credentials;
 use super::endpoint::Address;
 use super::exchange_error::ExchangeError;
 use super::wire::{Cmd, Expects, PushHandler, Socket, Wire, WireError, WireGuard, connect_tcp};
@@ -20,23 +20,28 @@ impl ConnectionConfig {
         metrics: Metrics,
         on_push: PushHandler,
     ) -> Result<WireGuard, ExchangeError> {
+        // First: a server that refuses the connection says so at once, which is the answer to
+        // HELLO.
+        let mut credentials = self.credentials().await?;
         let socket = self.socket(address).await?;
         let mut guard = Wire::spawn(socket, metrics, on_push);
         let wire = guard.wire();
-        let (login, renewed_after) = self.current_login().await?;
-        let mut shaken = self.handshake(&wire, login.as_ref(), address).await;
-        if let Err(ExchangeError::Permanent(Error::AuthenticationFailed { .. })) = shaken
-            && self.has_changing_login()
-            && let (newer, _) = self.current_login().await?
-            && newer != login
+        let mut greeted = self.handshake(&wire, credentials.as_ref(), address).await;
+        if let Err(ExchangeError::Permanent(Error::AuthenticationFailed { .. })) = greeted
+            && self.has_changing_credentials()
+            && let Some(before) = &credentials
+            && let Some(newer) = self.credentials().await?
+            && !newer.is_same_login(before)
         {
             // They have changed in this moment.
-            shaken = self.handshake(&wire, newer.as_ref(), address).await;
+            greeted = self.handshake(&wire, Some(&newer), address).await;
+            credentials = Some(newer);
         }
-        shaken?;
+        greeted?;
+        let renewed_after = credentials.and_then(|credentials| credentials.renewed_after);
         if let Some(after) = renewed_after {
-            let renewing = self.clone().log_in_again(Arc::downgrade(&wire), after);
-            guard.ends(tokio::spawn(task(renewing)).abort_handle());
+            let renewing = self.clone().log_in_again(wire, after);
+            guard.abort_at_end(tokio::spawn(task(renewing)).abort_handle());
         }
         Ok(guard)
     }
@@ -45,34 +50,37 @@ impl ConnectionConfig {
     async fn handshake(
         &self,
         wire: &Arc<Wire>,
-        login: Option<&CurrentLogin>,
+        credentials: Option<&Credentials>,
         address: &Address,
     ) -> Result<(), ExchangeError> {
         let mut hello = Cmd::of(&["HELLO", "3"]);
-        if let Some(login) = login {
+        if let Some(credentials) = credentials {
             hello.text("AUTH");
-            login.write(&mut hello);
+            credentials.write(&mut hello);
         }
         let name = Cmd::of(&["CLIENT", "SETINFO", "LIB-NAME", "redlatch"]);
         let version = Cmd::of(&["CLIENT", "SETINFO", "LIB-VER", env!("CARGO_PKG_VERSION")]);
         let mut select = Cmd::of(&["SELECT"]);
         select.number(self.db);
         // Before 7.2 a server does not know what follows HELLO, and nobody needs the answers.
-        let [hello, ..] = wire.send_all(
+        let [greeting, ..] = wire.send_all(
             [&hello, &name, &version].map(|cmd| (cmd, Expects::Reply)),
             None,
         );
         let selected = (self.db != 0).then(|| wire.send(&select));
-        let selecting = format!("SELECT {}", self.db);
         let sent = [
-            Some(("HELLO", hello)),
-            selected.map(|sent| (&*selecting, sent)),
+            Some((&hello, greeting)),
+            selected.map(|sent| (&select, sent)),
         ];
-        for (command, pending) in sent.into_iter().flatten() {
+        for (cmd, pending) in sent.into_iter().flatten() {
             match pending.await.reply {
                 None => return Err(self.explain(&wire.end_reason(), address)),
                 Some(ScriptReply::Error(error)) => {
-                    return Err(ExchangeError::from_refusal(command, &error));
+                    let command = match self.db {
+                        db if cmd.name() == "SELECT" => format!("SELECT {db}"),
+                        _ => cmd.name().to_owned(),
+                    };
+                    return Err(ExchangeError::from_refusal(&command, &error));
                 }
                 Some(_) => {}
             }
@@ -124,8 +132,8 @@ impl ConnectionConfig {
             return explained.unwrap_or_else(|| ended(error, ""));
         }
         let _ = address;
-        // A server that expects TLS replies in TLS or disconnects. One in protected mode may do so before its text arrives, and
-        // twemproxy does when it does not know a command.
+        // A server that expects TLS replies in TLS or disconnects. One in protected mode may do so
+        // before its text arrives, and twemproxy does when it does not know a command.
         ended(
             error,
             "; if the server expects TLS on this port, use rediss://; it may also be in protected mode, or be a proxy \

@@ -2,32 +2,39 @@
 
 use std::fmt;
 use std::future::Future;
-use std::sync::{Arc, Weak};
+use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 
 use super::connection_config::ConnectionConfig;
 use super::exchange_error::ExchangeError;
-use super::options::{Login, Password, Secret};
+use super::options::{Password, Secret};
 use super::wire::{Cmd, Wire};
+use crate::backoff::Backoff;
 use crate::error::{Cause, Error, Result};
 use crate::join::Boxed;
 use crate::step::{Args as _, ScriptReply};
 
-/// How long after a failure a connection in use tries to log in again.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// The shortest time between two logins on one connection.
+const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// What a client logs in with: see [`ClientBuilder::credentials`](crate::ClientBuilder::credentials).
-#[derive(Debug, Clone)]
+/// The longest pause between two tries to log in again.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// What a client logs in with: see
+/// [`ClientBuilder::credentials`](crate::ClientBuilder::credentials).
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Credentials {
     username: Option<String>,
     password: Secret,
-    renewed_after: Option<Duration>,
+    pub(super) renewed_after: Option<Duration>,
 }
 
 impl Credentials {
-    /// Returns credentials of the default user with this password. `Debug` does not show it.
+    /// Creates credentials with this password, which `Debug` does not show. The user is that of the
+    /// builder or the URL, else the default user.
     pub fn new(password: impl Into<String>) -> Credentials {
         Credentials {
             username: None,
@@ -42,12 +49,24 @@ impl Credentials {
         self
     }
 
-    /// Sets how long after each login the open connections ask for new credentials and log in again (AUTH), without an
-    /// interruption. Without it, they do not. For a token that expires, some minutes before its end, because servers end the
-    /// connection then.
+    /// Sets how long after each login an open connection asks for new credentials and logs in again
+    /// (AUTH), without an interruption; at least 1 s. Without it, open connections do not log in
+    /// again. For a token that expires: some minutes before its end, when the server ends the
+    /// connection.
     pub fn renewed_after(mut self, time: Duration) -> Credentials {
         self.renewed_after = Some(time);
         self
+    }
+
+    /// Adds the user and the password to a command.
+    pub(super) fn write(&self, cmd: &mut Cmd) {
+        cmd.text(self.username.as_deref().unwrap_or("default"));
+        cmd.text(&self.password.0);
+    }
+
+    /// Returns whether a server would accept or refuse both alike.
+    pub(super) fn is_same_login(&self, other: &Credentials) -> bool {
+        (&self.username, &self.password) == (&other.username, &other.password)
     }
 }
 
@@ -82,91 +101,92 @@ impl fmt::Debug for Provider {
     }
 }
 
-/// What a connection logs in with.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct CurrentLogin {
-    username: Option<String>,
-    password: String,
-}
-
-impl CurrentLogin {
-    /// Adds the user and the password to a command.
-    pub(super) fn write(&self, cmd: &mut Cmd) {
-        cmd.text(self.username.as_deref().unwrap_or("default"));
-        cmd.text(&self.password);
-    }
-}
-
 impl ConnectionConfig {
     /// Returns whether another try may find other credentials.
-    pub(super) fn has_changing_login(&self) -> bool {
+    pub(super) fn has_changing_credentials(&self) -> bool {
         self.provider.is_some() || matches!(self.login.password, Some(Password::File(_)))
     }
 
-    /// Returns what to log in with now, if anything, and when to log in again.
-    pub(super) async fn current_login(
-        &self,
-    ) -> Result<(Option<CurrentLogin>, Option<Duration>), ExchangeError> {
-        let Login { username, password } = &self.login;
-        let (username, password, renewed_after) = match (&self.provider, password) {
-            (Some(Provider(ask)), _) => {
-                let asked = ask().await.map_err(ExchangeError::not_executed)?;
-                let Secret(password) = asked.password;
-                (
-                    asked.username.or_else(|| username.clone()),
-                    password,
-                    asked.renewed_after,
-                )
-            }
-            (None, Some(Password::File(path))) => (username.clone(), read_password(path)?, None),
-            (None, Some(Password::Text(Secret(text)))) => (username.clone(), text.clone(), None),
-            (None, None) => return Ok((None, None)),
+    /// Returns what to log in with now, if anything.
+    pub(super) async fn credentials(&self) -> Result<Option<Credentials>, ExchangeError> {
+        let mut credentials = match (&self.provider, &self.login.password) {
+            (Some(Provider(ask)), _) => ask().await.map_err(ExchangeError::not_executed)?,
+            (None, Some(Password::File(path))) => Credentials::new(self.read_password(path)?),
+            (None, Some(Password::Text(Secret(text)))) => Credentials::new(text),
+            (None, None) => return Ok(None),
         };
-        if password.is_empty() && self.has_changing_login() {
+        if credentials.password.0.is_empty() {
             let reason = "the password of the credentials is empty".into();
             return Err(Error::AuthenticationFailed { reason }.into());
         }
-        Ok((Some(CurrentLogin { username, password }), renewed_after))
+        let username = credentials.username.or_else(|| self.login.username.clone());
+        credentials.username = username;
+        Ok(Some(credentials))
     }
 
-    /// Logs in again on a connection in use, until it ends or no credentials need that any more.
-    pub(super) async fn log_in_again(self, wire: Weak<Wire>, after: Duration) {
-        let mut next = Some(after);
+    /// Reads the first line of a file. While that fails, the previous password is used: perhaps the
+    /// file is being replaced.
+    fn read_password(&self, path: &Path) -> Result<String, ExchangeError> {
+        let read = std::fs::read_to_string(path);
+        let read = read.map(|text| text.lines().next().unwrap_or_default().to_owned());
+        let mut previous = self.previous_password.lock();
+        let error = match read {
+            Ok(password) if !password.is_empty() => {
+                *previous = Some(Secret(password.clone()));
+                return Ok(password);
+            }
+            Ok(_) => "its first line is empty".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        let error = format!("{}: {error}", path.display());
+        match &*previous {
+            Some(Secret(password)) => {
+                tracing::warn!(error, "the password cannot be read; using the previous one");
+                Ok(password.clone())
+            }
+            None => Err(ExchangeError::not_executed(format!(
+                "the password cannot be read: {error}"
+            ))),
+        }
+    }
+
+    /// Logs in again on a connection in use, for as long as its credentials need that. The end of
+    /// the connection aborts this.
+    pub(super) async fn log_in_again(self, wire: Arc<Wire>, after: Duration) {
+        let (mut next, mut failures) = (Some(after), 0);
         while let Some(after) = next {
-            sleep(after).await;
-            let Some(wire) = wire.upgrade().filter(|wire| !wire.has_ended()) else {
-                return;
-            };
+            sleep(after.max(SHORTEST_PAUSE)).await;
             let renewed = timeout(self.connect_timeout, self.renew_login(&wire)).await;
             let limit = || ExchangeError::not_executed("no answer in time");
-            next = renewed
-                .unwrap_or_else(|_| Err(limit()))
-                .unwrap_or_else(|failure| {
-                    let reason = failure.reason();
-                    tracing::warn!(reason, "a connection could not log in again; retrying");
-                    Some(RETRY_AFTER)
-                });
+            next = match renewed.unwrap_or_else(|_| Err(limit())) {
+                Ok(renewed_after) => {
+                    failures = 0;
+                    renewed_after
+                }
+                Err(failure) => {
+                    if failures == 0 {
+                        let reason = failure.reason();
+                        tracing::warn!(reason, "a connection could not log in again; retrying");
+                    }
+                    failures += 1;
+                    let pauses = Backoff::exponential(SHORTEST_PAUSE, 2.0, LONGEST_PAUSE);
+                    Some(pauses.pause(failures))
+                }
+            };
         }
     }
 
     async fn renew_login(&self, wire: &Arc<Wire>) -> Result<Option<Duration>, ExchangeError> {
-        let (login, renewed_after) = self.current_login().await?;
+        let Some(credentials) = self.credentials().await? else {
+            return Ok(None);
+        };
         let mut auth = Cmd::of(&["AUTH"]);
-        login.iter().for_each(|login| login.write(&mut auth));
+        credentials.write(&mut auth);
         match wire.send(&auth).await.reply {
             Some(ScriptReply::Error(error)) => Err(ExchangeError::from_refusal("AUTH", &error)),
             // The connection has ended; the next one logs in.
             None => Ok(None),
-            Some(_) => Ok(renewed_after),
+            Some(_) => Ok(credentials.renewed_after),
         }
     }
-}
-
-/// Returns the first line of a file.
-fn read_password(path: &std::path::Path) -> Result<String, ExchangeError> {
-    let text = std::fs::read_to_string(path).map_err(|error| {
-        let text = format!("the password cannot be read: {}: {error}", path.display());
-        ExchangeError::NotExecuted(Cause::new(text, error))
-    })?;
-    Ok(text.lines().next().unwrap_or_default().to_owned())
 }

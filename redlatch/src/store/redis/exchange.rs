@@ -13,7 +13,7 @@ use tracing::Instrument as _;
 use super::connection::{
     LiveConnection, Preamble, ReconnectingConnection, accepted, is_role_of_master,
 };
-use super::exchange_error::{ExchangeError, Retry};
+use super::exchange_error::{ExchangeError, Retry, is_cross_slot};
 use super::node::{Node, NodeLimits};
 use super::pubsub::subscribing;
 use super::replicas::Replicas;
@@ -80,6 +80,8 @@ impl<'a> CommandRequest<'a> {
         progress: &'a Progress,
     ) -> Result<CommandRequest<'a>> {
         let (script, keys) = (step.script(), step.keys());
+        // Before the check, so that it is not known of a step that passed it without.
+        let by_slot = topology.has_slots();
         let key = keys.first().copied().unwrap_or_default();
         topology.check_same_slot(key, keys.iter().skip(1).copied())?;
         let mut cmd = PooledCmd::new("EVALSHA");
@@ -93,6 +95,7 @@ impl<'a> CommandRequest<'a> {
             key,
             channel,
             delivery,
+            by_slot,
             ..CommandRequest::new(topology, cmd, progress)
         })
     }
@@ -366,7 +369,7 @@ impl<'a> CommandRequest<'a> {
                 Box::pin(context.send(&live, &eval, None, None, None)).await?;
         }
         match answer {
-            ScriptReply::Error(error) => Err(self.refused(&error, connection, &live)),
+            ScriptReply::Error(error) => Err(self.refused(&error, node, connection, &live)),
             reply => {
                 let server = live.server;
                 connection.record_answer(&live);
@@ -385,18 +388,25 @@ impl<'a> CommandRequest<'a> {
     fn refused(
         &self,
         error: &ErrorReply,
+        node: &Node,
         connection: &ReconnectingConnection,
         live: &LiveConnection,
     ) -> ExchangeError {
-        let is_cross_slot = error.code() == "CROSSSLOT";
         match ExchangeError::from_reply(error, self.key) {
-            // The next connection may lead to the master: after a failover, to which the name leads by now.
+            // After a failover, the next connection leads to the new master.
             ExchangeError::NotMaster(message) => {
-                connection.discard_replica(live);
+                if connection.leave_replica(live) {
+                    let others = node.connections();
+                    let is_other =
+                        |one: &&Arc<ReconnectingConnection>| !std::ptr::eq(&***one, connection);
+                    others
+                        .filter(is_other)
+                        .for_each(|other| other.leave_current());
+                }
                 ExchangeError::NotMaster(self.topology.explain_replica(message))
             }
             // The step must be divided, so its caller has to repeat it.
-            ExchangeError::Permanent(_) if is_cross_slot && !self.by_slot => {
+            ExchangeError::Permanent(_) if is_cross_slot(error) && !self.by_slot => {
                 self.topology.use_slots();
                 ExchangeError::CrossSlot(error.to_string())
             }
@@ -540,14 +550,15 @@ impl SendContext<'_> {
             let answered = (&mut step.sent).await;
             let sent = answered.sent_at.is_some();
             let reply = answered.reply.ok_or_else(|| live.ended(sent))?;
-            let is_refused = |code| matches!(code, "NOSCRIPT" | "NOPERM" | "CROSSSLOT");
+            let is_refused = |code| matches!(code, "NOSCRIPT" | "NOPERM");
             match &reply {
-                // The server does not know the script, the user must not access the key of another step in it, or that key is
-                // in another slot.
+                // The server does not know the script, the user must not access the key of another
+                // step in it, or that key is in another slot.
                 ScriptReply::Error(error) if answered.refused && is_refused(error.code()) => {
-                    if error.code() == "CROSSSLOT" {
-                        self.topology.use_slots();
-                    }
+                    sent_at = Instant::now();
+                }
+                ScriptReply::Error(error) if answered.refused && is_cross_slot(error) => {
+                    self.topology.use_slots();
                     sent_at = Instant::now();
                 }
                 _ => return Ok((reply, answered.sent_at.unwrap_or(sent_at), None)),

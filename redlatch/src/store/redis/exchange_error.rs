@@ -67,6 +67,19 @@ pub(super) fn is_unknown_command(refusal: &str) -> bool {
         "unknown command",
         "unsupported command",
         "command is not supported",
+        "not support for",
+    ];
+    texts.iter().any(|text| refusal.contains(text))
+}
+
+/// Returns whether a server or proxy says that the keys of a command are in several slots.
+pub(super) fn is_cross_slot(error: &ErrorReply) -> bool {
+    let refusal = error.to_string().to_ascii_lowercase();
+    let texts = [
+        "crossslot",
+        "cross-slot",
+        "in same slot",
+        "in the same slot",
     ];
     texts.iter().any(|text| refusal.contains(text))
 }
@@ -80,7 +93,7 @@ impl ExchangeError {
         ExchangeError::NotExecuted(cause.into())
     }
 
-    /// Returns whether to repeat the same command makes no sense.
+    /// Returns whether repeating the command cannot help.
     pub(super) fn is_permanent(&self) -> bool {
         matches!(
             self,
@@ -105,6 +118,9 @@ impl ExchangeError {
         match code {
             "MOVED" => address().map_or(ExchangeError::not_executed(message), ExchangeError::Moved),
             "ASK" => address().map_or(ExchangeError::not_executed(message), ExchangeError::Ask),
+            "ERR" if message.contains("WAIT cannot be used with") => {
+                ExchangeError::NotMaster(message)
+            }
             // UNBLOCKED: a WAIT that was interrupted, because the master became a replica.
             "READONLY" | "MASTERDOWN" | "UNBLOCKED" => ExchangeError::NotMaster(message),
             "LOADING" | "BUSY" | "TRYAGAIN" => ExchangeError::Busy(message),
@@ -116,9 +132,15 @@ impl ExchangeError {
         }
     }
 
-    /// Classifies an error reply to a command of the handshake. Unless it is known to pass, a retry does not change it.
+    /// Classifies an error reply to a command of the handshake. Unless it is known to pass, a retry
+    /// does not change it.
     pub(super) fn from_refusal(command: &str, error: &ErrorReply) -> ExchangeError {
-        let message = error.to_string();
+        let mut message = error.to_string();
+        // A server that does not know the command repeats its arguments, and with them the
+        // password.
+        if let Some((what, _)) = message.split_once(", with args") {
+            message = what.to_owned();
+        }
         match error.code() {
             "LOADING" | "BUSY" | "TRYAGAIN" | "MASTERDOWN" | "CLUSTERDOWN" | "READONLY" => {
                 ExchangeError::not_executed(message)
@@ -314,6 +336,16 @@ mod tests {
             ("HELLO", "ERR unknown command 'HELLO'", "UnsupportedServer"),
             ("HELLO", "ERR unsupported command", "UnsupportedServer"),
             (
+                "AUTH",
+                "ERR unknown command 'AUTH', with args beginning with: 's3cret'",
+                "Refused",
+            ),
+            (
+                "HELLO",
+                "ERR unknown command `HELLO`, with args beginning with: `AUTH`, `s3cret`",
+                "UnsupportedServer",
+            ),
+            (
                 "HELLO",
                 "NOAUTH HELLO must be called with the client already authenticated",
                 "AuthenticationFailed",
@@ -345,8 +377,10 @@ mod tests {
                 }
             };
             assert!(format!("{error:?}").starts_with(kind), "{error:?}");
+            let said = error.to_string();
+            assert!(!said.contains("s3cret"), "{said}");
             if kind == "Refused" {
-                let said = error.to_string();
+                let text = text.split(", with").next().unwrap();
                 assert!(said.contains(command) && said.contains(text), "{said}");
             }
         }

@@ -32,7 +32,7 @@ pub use self::url::PublicUrl;
 use super::{Answer, Cursor, Delivery, NodeId, Progress, ScanType, SharedSubscriber, Suspects};
 use crate::error::{Cause, Error, Result};
 use crate::join::Boxed;
-use crate::step::{Args as _, ScriptReply, Step, unexpected_reply};
+use crate::step::{Args as _, PublishMode, ScriptReply, Step, unexpected_reply};
 
 mod cluster;
 mod connection;
@@ -104,7 +104,11 @@ impl Redis {
         self.topology.address.clone()
     }
 
-    /// Returns the cluster slot of a key. All keys of a script must be in the same slot.
+    pub(crate) fn is_cluster(&self) -> bool {
+        self.topology.publishing == PublishMode::Sharded
+    }
+
+    /// Returns the slot of a key. All keys of a script must be in the same slot.
     pub(crate) fn slot(&self, key: &str) -> Option<u16> {
         self.topology.slot(key)
     }

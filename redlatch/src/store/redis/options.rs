@@ -82,7 +82,8 @@ pub(crate) struct Login {
 #[derive(Debug, Clone)]
 pub(crate) enum Password {
     Text(Secret),
-    /// The first line of this file. Read again for every new connection, because passwords change while programs run.
+    /// The first line of this file. Read again for every new connection, because passwords change
+    /// while programs run.
     File(PathBuf),
 }
 

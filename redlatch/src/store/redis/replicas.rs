@@ -272,17 +272,28 @@ impl ReplicaSync {
         }
     }
 
-    /// Handles a server without ROLE or WAIT, which cannot confirm anything. Only a user who asked for a number of replicas
-    /// requires that. `warned`: whether it was logged.
+    /// Handles a server without ROLE or WAIT, which cannot confirm anything. Only a user who asked
+    /// for a number of replicas requires that. `warned`: whether it was logged.
     fn unconfirmed(
         self,
         failure: ExchangeError,
         warned: &AtomicBool,
     ) -> Result<(usize, usize), ExchangeError> {
-        let refusal = failure.reason();
+        let is_denied = matches!(
+            failure,
+            ExchangeError::Permanent(Error::NotPermitted { .. })
+        );
+        let refusal = match failure.into_error() {
+            Error::Refused { reason } | Error::NotPermitted { reason } => reason,
+            error => error.to_string(),
+        };
         if self != ReplicaSync::All {
             let reason = format!("{refusal} (the setting replica_sync requires ROLE and WAIT)");
-            return Err(Error::Refused { reason }.into());
+            let error = match is_denied {
+                true => Error::NotPermitted { reason },
+                false => Error::Refused { reason },
+            };
+            return Err(error.into());
         }
         if !warned.swap(true, Ordering::Relaxed) {
             tracing::warn!(

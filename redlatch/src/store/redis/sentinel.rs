@@ -35,7 +35,7 @@ use tokio::time::{Instant, timeout_at};
 use super::connection::{MasterResolver, Preamble, ReconnectingConnection, Target};
 use super::connection_config::ConnectionConfig;
 use super::endpoint::{Address, Endpoint};
-use super::exchange_error::ExchangeError;
+use super::exchange_error::{ExchangeError, is_unknown_command};
 #[cfg(doc)]
 use super::master_view::REFRESH_INTERVAL;
 use super::master_view::{MasterView, SentinelReply, Verdict, most_voted};
@@ -146,9 +146,22 @@ impl Sentinels {
     /// Returns the error for answers that name no master.
     fn undecided(&self, answers: Vec<Option<SentinelAnswer<'_>>>) -> ExchangeError {
         let mut reasons = Vec::new();
+        let is_refusal = |answer: &Option<SentinelAnswer<'_>>| {
+            matches!(answer, Some(Err((_, ExchangeError::Permanent(_)))))
+        };
+        let are_refusals = answers.iter().all(is_refusal);
         for answer in answers.into_iter().flatten() {
             reasons.push(match answer {
-                // Wrong credentials stay wrong.
+                // What one sentinel refuses, another one may answer; but wrong credentials stay
+                // wrong.
+                Err((_, failure @ ExchangeError::Permanent(Error::Refused { .. })))
+                    if are_refusals =>
+                {
+                    return failure;
+                }
+                Err((at, failure @ ExchangeError::Permanent(Error::Refused { .. }))) => {
+                    format!("{at}: {}", failure.reason())
+                }
                 Err((_, failure @ ExchangeError::Permanent(_))) => return failure,
                 Err((at, failure)) => format!("{at}: {}", failure.reason()),
                 Ok(Some(SentinelReply { endpoint, .. })) => {
@@ -305,9 +318,7 @@ fn host_and_port(address: &ScriptReply) -> Option<(&str, u16)> {
 /// Classifies the failure of a query: a server that does not know the command is not a sentinel.
 fn classify_failure(at: &Endpoint, failure: ExchangeError) -> ExchangeError {
     match failure {
-        ExchangeError::Permanent(Error::Refused { reason })
-            if reason.starts_with("ERR unknown command") =>
-        {
+        ExchangeError::Permanent(Error::Refused { reason }) if is_unknown_command(&reason) => {
             ExchangeError::Permanent(Error::UnsupportedServer {
                 reason: format!("{at} is not a sentinel"),
             })

@@ -32,7 +32,8 @@ pub(super) struct Topology {
     pub(super) awaits_replicas: bool,
     /// Whether steps that wait to be sent are sent together, if that is possible.
     batching: bool,
-    /// Whether a server outside of a cluster has refused keys of several slots: it has many behind one address.
+    /// Whether a server outside of a cluster has refused keys of several slots: it has many behind
+    /// one address.
     has_slots: AtomicBool,
     /// Limits for slots without a known owner.
     unassigned_limits: Arc<NodeLimits>,
@@ -157,8 +158,11 @@ impl Topology {
 
     /// Returns whether each node that may hold a key counts all subscribers of its channel.
     pub(super) fn counts_subscribers(&self) -> bool {
-        let cluster = self.cluster_form();
-        cluster.is_none_or(|cluster| cluster.has_sharded_channels())
+        match self.cluster_form() {
+            Some(cluster) => cluster.has_sharded_channels(),
+            // Behind one address with many slots, a script may count only those of its own server.
+            None => !self.has_slots(),
+        }
     }
 
     fn cluster_form(&self) -> Option<&Arc<Cluster>> {
@@ -184,8 +188,8 @@ impl Topology {
         }
     }
 
-    /// Returns whether steps that wait to be sent are sent together. In a cluster a step of another slot, or of one that
-    /// moves, would be refused with all others in its script.
+    /// Returns whether steps that wait to be sent are sent together. In a cluster a step of another
+    /// slot, or of one that moves, would be refused with all others in its script.
     pub(super) fn packs_steps(&self) -> bool {
         self.batching && !self.has_slots()
     }

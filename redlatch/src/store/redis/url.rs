@@ -742,7 +742,7 @@ mod tests {
             ("unix:///s?user=u%26&pass=p%3D=+", Some("u&"), Some("p==+")),
         ] {
             let parsed = parse(url).unwrap();
-            assert_eq!(parsed.config.credentials(), (user, password, 0), "{url}");
+            assert_eq!(parsed.config.login(), (user, password, 0), "{url}");
         }
         for (query, user, password) in [
             ("sentinel_password=s%20p", None, Some("s p")),
@@ -754,12 +754,12 @@ mod tests {
         ] {
             let url = format!("redis+sentinel://us%40er:p%3Aw@h/m%2Dn/5?{query}");
             let parsed = parse(&url).unwrap();
-            assert_eq!(parsed.config.credentials(), (Some("us@er"), Some("p:w"), 5));
+            assert_eq!(parsed.config.login(), (Some("us@er"), Some("p:w"), 5));
             let Deployment::Sentinel { master, config, .. } = parsed.deployment else {
                 panic!("{url}");
             };
             assert_eq!(master, "m-n");
-            assert_eq!(config.credentials(), (user, password, 0));
+            assert_eq!(config.login(), (user, password, 0));
         }
     }
 
@@ -833,7 +833,7 @@ mod tests {
                         ":s3cr%40et@" => (None, Some("s3cr@et")),
                         _ => (Some("us/er"), Some("s3cr@et")),
                     };
-                    prop_assert_eq!(parsed.config.credentials(), (login.0, login.1, db));
+                    prop_assert_eq!(parsed.config.login(), (login.0, login.1, db));
                     let Deployment::Single(Address::Tcp(at)) = parsed.deployment else {
                         panic!("{url}");
                     };
@@ -934,13 +934,13 @@ mod tests {
     fn meaning(url: &str, options: &ConnectOptions) -> String {
         let parsed = super::parse(url, options).unwrap_or_else(|error| panic!("{url}: {error}"));
         let sentinel = match &parsed.deployment {
-            Deployment::Sentinel { config, .. } => format!("{:?}", config.credentials()),
+            Deployment::Sentinel { config, .. } => format!("{:?}", config.login()),
             _ => String::new(),
         };
         format!(
             "{:?} {sentinel} {:?}",
             parsed.deployment,
-            parsed.config.credentials()
+            parsed.config.login()
         )
     }
 
@@ -969,7 +969,7 @@ mod tests {
             let servers = |url: &str| format!("{:?}", super::parse(url, &options).unwrap());
             prop_assert_eq!(servers(&public.redacted), servers(&url), "{}", url);
             let parsed = super::parse(&public.redacted, &options).unwrap();
-            let (user, _, _) = parsed.config.credentials();
+            let (user, _, _) = parsed.config.login();
             prop_assert!(matches!(user, None | Some("***")), "{}: {:?}", url, user);
         }
 

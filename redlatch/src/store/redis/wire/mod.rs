@@ -255,8 +255,8 @@ impl WireGuard {
         self.wire.clone()
     }
 
-    /// Ends a task with the connection.
-    pub(super) fn ends(&mut self, task: AbortHandle) {
+    /// Aborts a task when the connection ends.
+    pub(super) fn abort_at_end(&mut self, task: AbortHandle) {
         self.task = Some(task);
     }
 }
