@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use redlatch::{Client, Result, Slot};
+use redlatch::{Client, Credentials, Result, Slot};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -99,6 +99,24 @@ async fn security() -> std::result::Result<(), Box<dyn std::error::Error>> {
         .username("app")
         .password(std::env::var("APP_REDIS_PASSWORD")?)
         .connect("rediss://redis.internal:6380")
+        .await?;
+    drop(client);
+    Ok(())
+}
+
+#[expect(dead_code)]
+async fn servers() -> Result<()> {
+    async fn fetch_token() -> std::io::Result<(String, Duration)> {
+        Err(std::io::ErrorKind::Unsupported.into())
+    }
+    let client = redlatch::Client::builder()
+        .credentials(|| async {
+            let (token, valid_for) = fetch_token().await?;
+            let renewed_after = valid_for.saturating_sub(Duration::from_secs(180));
+            let credentials = Credentials::new(token).username("orders-service");
+            std::io::Result::Ok(credentials.renewed_after(renewed_after))
+        })
+        .connect("rediss://orders.redis.example:6380")
         .await?;
     drop(client);
     Ok(())
