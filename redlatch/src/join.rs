@@ -5,6 +5,8 @@ use std::pin::{Pin, pin};
 use std::task::Poll;
 use std::time::Duration;
 
+use futures_core::Stream as _;
+use futures_util::stream::FuturesUnordered;
 use tokio::time::Instant;
 
 use crate::lease::MAX_LEASE;
@@ -33,23 +35,24 @@ pub(crate) async fn join_until<'a, F>(
 where
     F: Future<Output: Send> + Send + 'a,
 {
-    let mut futures: Vec<Option<Boxed<'a, F::Output>>> = futures
-        .map(|future| Some(Box::pin(future) as Boxed<'a, F::Output>))
-        .collect();
-    let mut outputs: Vec<Option<F::Output>> = futures.iter().map(|_| None).collect();
+    let futures = futures.enumerate().map(|(at, future)| {
+        let numbered = async move { (at, future.await) };
+        Box::pin(numbered) as Boxed<'a, (usize, F::Output)>
+    });
+    // Polls only those that were woken: thousands may be pending.
+    let mut pending: FuturesUnordered<_> = futures.collect();
+    let mut outputs: Vec<Option<F::Output>> = pending.iter().map(|_| None).collect();
     let mut min_time = pin!(sleep_until(Instant::now() + min_time.min(MAX_LEASE)));
     let mut has_passed = false;
     poll_fn(|cx| {
-        for (future, output) in futures.iter_mut().zip(&mut outputs) {
-            if let Some(pending) = future
-                && let Poll::Ready(done) = pending.as_mut().poll(cx)
-            {
-                *future = None;
-                *output = Some(done);
+        while let Poll::Ready(done) = Pin::new(&mut pending).poll_next(cx) {
+            match done {
+                Some((at, output)) => outputs[at] = Some(output),
+                None => return Poll::Ready(()),
             }
         }
         has_passed = has_passed || min_time.as_mut().poll(cx).is_ready();
-        match futures.iter().all(Option::is_none) || (has_passed && enough(&outputs)) {
+        match has_passed && enough(&outputs) {
             true => Poll::Ready(()),
             false => Poll::Pending,
         }
