@@ -309,7 +309,10 @@ fn read_password_file(file: &Path) -> Result<Password, Failure> {
     match text.lines().next() {
         // Others, such as a pipe or a descriptor, can be read only once.
         Some(password) if !password.is_empty() => Ok(match file.is_file() {
-            true if !file.starts_with("/dev") && !file.starts_with("/proc") => {
+            true if !["/dev/fd", "/dev/stdin", "/proc"]
+                .map(|of| file.starts_with(of))
+                .contains(&true) =>
+            {
                 Password::File(file.to_owned())
             }
             _ => Password::Text(password.to_owned()),

@@ -663,19 +663,21 @@ fn renew_by_slot<'a>(
         // In a cluster each key gets its own script. Two keys are seldom in the same slot, and
         // while a slot moves they may be on two nodes, neither of which would run a script for
         // both. All scripts are sent together, so they take one round trip to the node.
+        let has_slots = store.has_slots();
         let mut together: BTreeMap<Option<&str>, Vec<&Arc<Hold>>> = BTreeMap::new();
         for hold in holds {
-            let key = hold.object.key();
-            let alone = store.slot(key).map(|_| key);
+            let alone = has_slots.then(|| hold.object.key());
             together.entry(alone).or_default().push(hold);
         }
-        let renewals = together.values();
-        join_all(renewals.map(|holds| renew_together(store, batch, holds))).await;
+        let renewals = together.iter();
+        let renewals =
+            renewals.map(|(alone, holds)| renew_together(store, batch, holds, alone.is_some()));
+        join_all(renewals).await;
     })
 }
 
-/// Renews holds that one script can renew.
-async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>]) {
+/// Renews holds that one script can renew. `is_divided`: all have one key.
+async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>], is_divided: bool) {
     let core = &*batch.core;
     let Some(first) = holds.first() else {
         return;
@@ -710,10 +712,10 @@ async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>]) {
         tracked: core.suspects.is_tracking() && !step.holds.iter().all(is_retried),
         ..Delivery::IMMEDIATE
     };
-    let (timer, had_slots) = (Timer::start(), store.has_slots());
+    let timer = Timer::start();
     let renewing = store.run_once(&step, delivery, core.lease.renewal_interval());
     let renewing = renewing.await;
-    if renewing.is_err() && store.has_slots() && !had_slots {
+    if renewing.is_err() && !is_divided && store.has_slots() {
         // The keys are in several slots, and the script was refused.
         drop(turns);
         return renew_by_slot(store, batch, holds.to_vec()).await;

@@ -55,6 +55,14 @@ impl Store {
         }
     }
 
+    /// Returns the slot that a key has or would have in a cluster. The embedded store has none.
+    pub(crate) fn order(&self, key: &str) -> Option<u16> {
+        match self {
+            Store::Redis(_) => Some(redis::slot(key)),
+            Store::Embedded(_) => None,
+        }
+    }
+
     /// Returns whether keys have slots, as far as is known.
     pub(crate) fn has_slots(&self) -> bool {
         self.slot("").is_some()

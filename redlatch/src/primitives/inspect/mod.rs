@@ -12,7 +12,7 @@ use crate::client_registry::{RegistryEntry, Role, Sought};
 use crate::error::{Error, Result};
 use crate::join::join_all;
 use crate::lease::Expiry;
-use crate::name::{CandidateKeys, ObjectKeys};
+use crate::name::{CandidateKeys, ObjectKeys, spans_slots};
 use crate::owner::OwnerId;
 use crate::session::Session;
 use crate::store::Store;
@@ -101,6 +101,10 @@ pub(crate) async fn inspect_keys(
 
 async fn inspect_by_slot(store: &Store, keys: &[String]) -> Result<Vec<(String, Inspected)>> {
     let mut slots: BTreeMap<Option<u16>, Vec<CandidateKeys>> = BTreeMap::new();
+    // No script could read all keys of a name that spans slots, so it has no object.
+    let (absent, keys): (Vec<_>, Vec<_>) = keys
+        .iter()
+        .partition(|key| store.has_slots() && spans_slots(key));
     for key in keys {
         let names = slots.entry(store.slot(key)).or_default();
         names.push(CandidateKeys::new(key.clone()));
@@ -113,7 +117,8 @@ async fn inspect_by_slot(store: &Store, keys: &[String]) -> Result<Vec<(String, 
         Ok::<_, Error>(keys.zip(seen).collect::<Vec<_>>())
     });
     let inspected: Result<Vec<_>> = join_all(inspections).await.into_iter().collect();
-    Ok(inspected?.into_iter().flatten().collect())
+    let absent = absent.into_iter().map(|key| (key.clone(), Ok(None)));
+    Ok(inspected?.into_iter().flatten().chain(absent).collect())
 }
 
 /// Returns the kind and state of an object; `None` if its key does not exist.

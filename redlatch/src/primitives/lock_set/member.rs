@@ -119,6 +119,12 @@ impl Member {
         self.session().store.slot(self.0.object().key())
     }
 
+    /// Returns the slot that the key has or would have in a cluster, so that the order of locks is the
+    /// same whether the store is known to have slots or not. The embedded store has none.
+    pub(crate) fn order(&self) -> Option<u16> {
+        self.session().store.order(self.0.object().key())
+    }
+
     /// Returns whether both are the same lock through the same client.
     pub(crate) fn is_same(&self, other: &Member) -> bool {
         let (one, two) = (self.0.object(), other.0.object());

@@ -184,11 +184,13 @@ impl<'a> MultiLockRequest<'a> {
         subscribe: bool,
     ) -> Result<std::result::Result<Vec<HeldMember>, (usize, Expiry)>> {
         let _running = AttemptRuns::begin(&self.attempt_runs);
-        let in_slots = self.members_in_slots();
-        match self.try_batches(subscribe).await {
-            // A store has slots, and has refused keys of several.
-            Err(_) if self.members_in_slots() > in_slots => self.try_batches(subscribe).await,
-            tried => tried,
+        loop {
+            let in_slots = self.members_in_slots();
+            match self.try_batches(subscribe).await {
+                // A store has slots, and has refused keys of several.
+                Err(_) if self.members_in_slots() > in_slots => {}
+                tried => return tried,
+            }
         }
     }
 

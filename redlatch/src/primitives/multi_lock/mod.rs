@@ -213,8 +213,8 @@ impl AcquireOnce for MultiLock {
     }
 }
 
-/// Returns each lock once, in the global order in which all requests acquire them: by slot in a
-/// cluster, so that members that one script can acquire are adjacent; by key; the write side before
+/// Returns each lock once, in the global order in which all requests acquire them: by slot, so that
+/// members that one script can acquire are adjacent; by key; the write side before
 /// the read side (a writer may read, but not the other way round); by store.
 fn in_global_order(members: &[Member]) -> Result<Vec<Member>> {
     let mut all = validated(members)?;
@@ -222,7 +222,7 @@ fn in_global_order(members: &[Member]) -> Result<Vec<Member>> {
         let object = member.0.object();
         let later = object.layout() != KeyLayout::Write;
         let address = member.session().store.address();
-        (member.slot(), object.identity().to_owned(), later, address)
+        (member.order(), object.identity().to_owned(), later, address)
     });
     Ok(all)
 }

@@ -84,8 +84,8 @@ struct Connecting {
     invalidated: Generation,
     /// The resolved address of the connection, or of the one being made, if it can change.
     endpoint: Option<Endpoint>,
-    /// The server of the latest connection, and its endpoint, if that can change.
-    server: (ServerId, Option<Endpoint>),
+    /// The server of the latest connection, and what distinguishes it from another one at the address.
+    server: (ServerId, Option<String>),
     /// Connections since the latest answer to a step.
     pace: Pace,
     /// When a server that was a replica was left.
@@ -303,11 +303,24 @@ impl ReconnectingConnection {
         let on_push = push_handler(Arc::downgrade(&self.shared), generation);
         let metrics = self.shared.subscriber.metrics();
         let guard = self.config.connect(&address, metrics, on_push).await?;
-        let live = LiveConnection {
+        let mut live = LiveConnection {
             wire: guard.wire(),
             generation,
-            server: self.server(endpoint.as_ref()),
+            server: ServerId::default(),
         };
+        let identity = match &self.target {
+            // The address may lead to another server by now.
+            Target::Fixed(_) => {
+                let info = live
+                    .reply(live.wire.send(&Cmd::of(&["INFO", "server"])))
+                    .await;
+                let info = info.map_err(|failure| ExchangeError::not_executed(failure.reason()))?;
+                run_id(&info)
+            }
+            Target::ClusterNode(at, _) => Some(at.to_string()),
+            Target::CurrentMaster(_) => endpoint.as_ref().map(Endpoint::to_string),
+        };
+        live.server = self.server(identity);
         if let Some(endpoint) = &endpoint {
             is_master(&live, endpoint).await?;
         }
@@ -328,14 +341,11 @@ impl ReconnectingConnection {
         self.connecting.lock().server.0 == server
     }
 
-    /// Returns the id of the server at an endpoint: a new one if the endpoint has changed. Also a
-    /// fixed address may lead to another server each time, which may not have what the one before
-    /// has granted.
-    fn server(&self, endpoint: Option<&Endpoint>) -> ServerId {
+    /// Returns the id of the server: the one of before if it is known to be the same.
+    fn server(&self, identity: Option<String>) -> ServerId {
         let (id, latest) = &mut self.connecting.lock().server;
-        let is_fixed = matches!(self.target, Target::Fixed(_));
-        if is_fixed || *id == ServerId::default() || latest.as_ref() != endpoint {
-            (*id, *latest) = (ServerId::next(), endpoint.cloned());
+        if identity.is_none() || *latest != identity {
+            (*id, *latest) = (ServerId::next(), identity);
         }
         *id
     }
@@ -553,27 +563,25 @@ impl ReconnectingConnection {
     }
 
     /// Stops using this connection, because its server is a replica: the next one may lead to the
-    /// master. Returns whether it was in use. Commands in flight are still answered: else it would
-    /// be unknown whether their server refused them, too.
-    pub(super) fn leave_replica(&self, live: &LiveConnection) -> bool {
+    /// master. What was sent on it is still answered: else its callers would not know whether this
+    /// server refused that, too.
+    pub(super) fn leave_replica(&self, live: &LiveConnection) {
         self.connecting.lock().replica_at = Some(Instant::now());
         let Some(dead) = self.shared.detach(live.generation) else {
-            return false;
+            return;
         };
         let limit = self.config.connect_timeout;
         tokio::spawn(task(async move {
-            let last = dead.live.wire.send(&Cmd::of(&["PING"]));
-            let _ = tokio::time::timeout(limit, last).await;
+            let answered = async {
+                let wire = &dead.live.wire;
+                while !wire.is_idle() {
+                    // Behind all that is sent by now; steps that waited to be packed come behind it.
+                    wire.send(&Cmd::of(&["PING"])).await;
+                }
+            };
+            let _ = tokio::time::timeout(limit, answered).await;
             drop(dead);
         }));
-        true
-    }
-
-    /// The same for the current connection, after another one to the same node has found a replica.
-    pub(super) fn leave_current(&self) {
-        if let Some(live) = self.shared.live() {
-            self.leave_replica(&live);
-        }
     }
 
     /// Stops using the connection, in any state, including a pending one. Everything that waits for it, or
@@ -889,7 +897,10 @@ impl super::wire::OnPush for PushReceiver {
                 let message = message.and_then(|text| text.parse().ok());
                 shared.subscriber.on_message(channel, message.unwrap_or(0));
             }
-            (Some("sunsubscribe"), Some(channel)) => shared.on_server_unsubscribe(channel),
+            // A connection that was left does not end the subscription of its successor.
+            (Some("sunsubscribe"), Some(channel)) if shared.is_live(generation) => {
+                shared.on_server_unsubscribe(channel);
+            }
             // Recorded again, in the server's order: the end of an earlier subscription may have been
             // received after this one was sent.
             (Some("ssubscribe"), Some(channel)) => {
@@ -992,26 +1003,31 @@ mod tests {
 
     /// Permits that the former master granted must not be released to the next one.
     #[tokio::test]
-    async fn fixed_address_may_lead_to_another_server_each_time() {
-        let server = Server::start();
+    async fn server_process_behind_a_fixed_address_is_recognized() {
+        let mut server = Server::start();
         let pubsub = pubsub_of(&Client::connect(&server.url()).await.unwrap());
         let first = pubsub.get_or_connect().await.unwrap();
-        assert!(pubsub.leads_to(first.server));
         pubsub.discard(&first);
-        let second = pubsub.get_or_connect().await.unwrap();
-        assert!(second.server != first.server && !pubsub.leads_to(first.server));
+        let same = pubsub.get_or_connect().await.unwrap();
+        assert!(same.server == first.server && pubsub.leads_to(first.server));
+        server.kill();
+        server.restart();
+        pubsub.discard(&same);
+        let other = pubsub.get_or_connect().await.unwrap();
+        assert!(other.server != first.server && !pubsub.leads_to(first.server));
     }
 
-    /// What is in flight is refused or executed, and its caller learns which.
+    /// What was sent is refused or executed, and its caller learns which.
     #[tokio::test]
     async fn commands_in_flight_at_a_replica_are_answered() {
         let server = Server::start();
         let pubsub = pubsub_of(&Client::connect(&server.url()).await.unwrap());
         let live = pubsub.get_or_connect().await.unwrap();
         let sent = live.wire.send(&Cmd::of(&["PING"]));
-        assert!(pubsub.leave_replica(&live) && !pubsub.leave_replica(&live));
+        pubsub.leave_replica(&live);
         assert!(!pubsub.is_connected());
-        assert!(live.reply(sent).await.is_ok());
+        let later = live.wire.send(&Cmd::of(&["PING"]));
+        assert!(live.reply(sent).await.is_ok() && live.reply(later).await.is_ok());
         pubsub.get_or_connect().await.unwrap();
         let ended = async {
             while !live.wire.has_ended() {

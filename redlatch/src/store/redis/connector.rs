@@ -20,17 +20,17 @@ impl ConnectionConfig {
         metrics: Metrics,
         on_push: PushHandler,
     ) -> Result<WireGuard, ExchangeError> {
-        // First: a server that refuses the connection says so at once, which is the answer to
-        // HELLO.
-        let mut credentials = self.credentials().await?;
         let socket = self.socket(address).await?;
+        // Before the connection reads: a server that refuses it says so at once, and that is the answer
+        // to HELLO.
+        let mut credentials = self.credentials().await?;
         let mut guard = Wire::spawn(socket, metrics, on_push);
         let wire = guard.wire();
         let mut greeted = self.handshake(&wire, credentials.as_ref(), address).await;
         if let Err(ExchangeError::Permanent(Error::AuthenticationFailed { .. })) = greeted
             && self.has_changing_credentials()
             && let Some(before) = &credentials
-            && let Some(newer) = self.credentials().await?
+            && let Ok(Some(newer)) = self.credentials().await
             && !newer.is_same_login(before)
         {
             // They have changed in this moment.

@@ -115,7 +115,7 @@ impl ConnectionConfig {
             (None, Some(Password::Text(Secret(text)))) => Credentials::new(text),
             (None, None) => return Ok(None),
         };
-        if credentials.password.0.is_empty() {
+        if credentials.password.0.is_empty() && self.has_changing_credentials() {
             let reason = "the password of the credentials is empty".into();
             return Err(Error::AuthenticationFailed { reason }.into());
         }

@@ -369,7 +369,7 @@ impl<'a> CommandRequest<'a> {
                 Box::pin(context.send(&live, &eval, None, None, None)).await?;
         }
         match answer {
-            ScriptReply::Error(error) => Err(self.refused(&error, node, connection, &live)),
+            ScriptReply::Error(error) => Err(self.refused(&error, connection, &live)),
             reply => {
                 let server = live.server;
                 connection.record_answer(&live);
@@ -388,21 +388,13 @@ impl<'a> CommandRequest<'a> {
     fn refused(
         &self,
         error: &ErrorReply,
-        node: &Node,
         connection: &ReconnectingConnection,
         live: &LiveConnection,
     ) -> ExchangeError {
         match ExchangeError::from_reply(error, self.key) {
             // After a failover, the next connection leads to the new master.
             ExchangeError::NotMaster(message) => {
-                if connection.leave_replica(live) {
-                    let others = node.connections();
-                    let is_other =
-                        |one: &&Arc<ReconnectingConnection>| !std::ptr::eq(&***one, connection);
-                    others
-                        .filter(is_other)
-                        .for_each(|other| other.leave_current());
-                }
+                connection.leave_replica(live);
                 ExchangeError::NotMaster(self.topology.explain_replica(message))
             }
             // The step must be divided, so its caller has to repeat it.

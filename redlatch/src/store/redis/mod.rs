@@ -26,6 +26,7 @@ use self::exchange_error::{ExchangeError, Retry};
 use self::options::ConnectOptions;
 pub use self::options::ReplicaSync;
 pub(crate) use self::reporters::Reporters;
+pub(super) use self::slot::slot;
 use self::topology::Topology;
 pub(crate) use self::url::EMBEDDED;
 pub use self::url::PublicUrl;

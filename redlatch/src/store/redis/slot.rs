@@ -5,7 +5,7 @@ use crate::name::hash_tag;
 pub(super) const SLOT_COUNT: u16 = 16384;
 
 /// Returns the slot of a key or channel.
-pub(super) fn slot(key: &str) -> u16 {
+pub(in crate::store) fn slot(key: &str) -> u16 {
     crc16(hashed_part(key).as_bytes()) % SLOT_COUNT
 }
 

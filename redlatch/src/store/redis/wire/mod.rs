@@ -219,6 +219,11 @@ impl Wire {
         self.changed.notify_one();
     }
 
+    /// Returns whether nothing is waiting to be sent or answered.
+    pub(super) fn is_idle(&self) -> bool {
+        self.state.lock().pipeline.is_idle()
+    }
+
     pub(super) fn has_ended(&self) -> bool {
         self.state.lock().end.is_some()
     }
