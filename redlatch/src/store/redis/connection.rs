@@ -58,6 +58,8 @@ pub(super) struct ReconnectingConnection {
 pub(super) enum Target {
     /// At one fixed address.
     Fixed(Address),
+    /// At one address, which may lead to another server each time.
+    Named(Address),
     /// At one fixed address, where a node of the cluster with these ids is expected.
     ClusterNode(Endpoint, Arc<Mutex<NodeIds>>),
     /// At an address that a resolver resolves for each connection.
@@ -288,7 +290,7 @@ impl ReconnectingConnection {
 
     async fn connect(&self, generation: Generation) -> Result<LiveConnection, ExchangeError> {
         let (address, endpoint) = match &self.target {
-            Target::Fixed(address) => (address.clone(), None),
+            Target::Fixed(address) | Target::Named(address) => (address.clone(), None),
             Target::ClusterNode(at, _) => (Address::Tcp(at.clone()), None),
             Target::CurrentMaster(resolver) => {
                 let endpoint = resolver.clone().resolve().await?;
@@ -309,8 +311,8 @@ impl ReconnectingConnection {
             server: ServerId::default(),
         };
         let identity = match &self.target {
-            // The address may lead to another server by now.
-            Target::Fixed(_) => {
+            Target::Fixed(address) => Some(address.to_string()),
+            Target::Named(_) => {
                 let info = live
                     .reply(live.wire.send(&Cmd::of(&["INFO", "server"])))
                     .await;

@@ -95,7 +95,7 @@ impl Topology {
 
     async fn single(addr: Address, mut settings: NodeSettings) -> Result<Topology, ExchangeError> {
         let address = format!("{addr}/{}", settings.config.db);
-        let target = Target::Fixed(addr);
+        let target = Target::Named(addr);
         let sync = std::mem::replace(&mut settings.redis.replica_sync, ReplicaSync::Off);
         let mut node = Node::new(&settings, &target);
         ServerInfo::fetch(&node.commands)
