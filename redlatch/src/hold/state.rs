@@ -321,6 +321,16 @@ impl HoldState {
         }
     }
 
+    /// Returns when a re-entry ends that was sent then. If the hold was revoked, it was sent with a
+    /// shorter lease, also if all other guards have been released since.
+    ///
+    /// Must not happen: the guard is valid for its whole lease, and the store has given it what was left
+    /// of the revoked hold. Another owner then acquires the object meanwhile.
+    pub(crate) fn reentry_end(&self, lease: Lease, sent_at: Instant) -> Instant {
+        let end = sent_at + lease.duration();
+        self.revoked_at.map_or(end, |at| at.min(end))
+    }
+
     /// Returns whether the owner may acquire the object again after a release.
     pub(super) fn owner_acquires_again(&self) -> bool {
         self.owner_is_known || self.acquires_again
@@ -809,6 +819,13 @@ mod tests {
         let lease = Lease::new(10 * SECOND).unwrap();
         assert_eq!(state.limit_lease(lease, later).duration(), 6 * SECOND);
         assert_eq!(state.limit_lease(lease, now), lease);
+        assert_eq!(state.reentry_end(lease, now), now + 10 * SECOND);
+        // Also if the other guard is released before the re-entry is answered.
+        state.remove_guard(true);
+        assert_eq!(state.limit_lease(lease, later), lease);
+        assert_eq!(state.reentry_end(lease, later), limit);
+        state.add_guard(limit, true, later).unwrap();
+        assert_eq!(state.next_loss(), (limit, Loss::LeaseEnded));
     }
 
     /// The extension does not report requests to release the hold.

@@ -155,14 +155,17 @@ impl RequestedHold<'_> {
         )
     }
 
-    /// Returns when the hold ends in the store, or earlier, if its owner held it `held` times when the step was sent. The limit of a
-    /// revoked hold may have become known later; then the store has given it a longer lease.
+    /// Returns when the hold ends in the store, or earlier, if its owner held it `held` times when the step
+    /// was sent. The limit of a revoked hold may have become known later; then the store has given it a
+    /// longer lease.
     fn end(&self, held: u32, sent_at: Instant) -> Instant {
-        sent_at
-            + self
-                .hold_ref
-                .lease(self.terms, held + 1, sent_at)
-                .duration()
+        match held {
+            0 => sent_at + self.terms.lease.duration(),
+            _ => {
+                let state = self.hold_ref.hold.state();
+                state.reentry_end(self.terms.lease, sent_at)
+            }
+        }
     }
 
     /// Adds a guard after the store has granted the hold until `end`: see [`Hold::add_guard`].
