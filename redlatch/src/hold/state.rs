@@ -313,22 +313,16 @@ impl HoldState {
         self.asked
     }
 
-    /// Returns the lease that a re-entry may have: less if the hold was revoked.
-    pub(crate) fn limit_lease(&self, lease: Lease, now: Instant) -> Lease {
-        match self.revoked_at.filter(|_| self.hold_period().is_some()) {
-            Some(at) => lease.min(Lease::from_remaining(at.saturating_duration_since(now))),
-            None => lease,
-        }
-    }
-
-    /// Returns when a re-entry ends that was sent then. If the hold was revoked, it was sent with a
-    /// shorter lease, also if all other guards have been released since.
+    /// Returns the lease that a re-entry may have: less if the hold was revoked, also if all other guards
+    /// are released before the re-entry is answered.
     ///
     /// Must not happen: the guard is valid for its whole lease, and the store has given it what was left
     /// of the revoked hold. Another owner then acquires the object meanwhile.
-    pub(crate) fn reentry_end(&self, lease: Lease, sent_at: Instant) -> Instant {
-        let end = sent_at + lease.duration();
-        self.revoked_at.map_or(end, |at| at.min(end))
+    pub(crate) fn limit_lease(&self, lease: Lease, now: Instant) -> Lease {
+        match self.revoked_at {
+            Some(at) => lease.min(Lease::from_remaining(at.saturating_duration_since(now))),
+            None => lease,
+        }
     }
 
     /// Returns whether the owner may acquire the object again after a release.
@@ -819,11 +813,8 @@ mod tests {
         let lease = Lease::new(10 * SECOND).unwrap();
         assert_eq!(state.limit_lease(lease, later).duration(), 6 * SECOND);
         assert_eq!(state.limit_lease(lease, now), lease);
-        assert_eq!(state.reentry_end(lease, now), now + 10 * SECOND);
-        // Also if the other guard is released before the re-entry is answered.
         state.remove_guard(true);
-        assert_eq!(state.limit_lease(lease, later), lease);
-        assert_eq!(state.reentry_end(lease, later), limit);
+        assert_eq!(state.limit_lease(lease, later).duration(), 6 * SECOND);
         state.add_guard(limit, true, later).unwrap();
         assert_eq!(state.next_loss(), (limit, Loss::LeaseEnded));
     }

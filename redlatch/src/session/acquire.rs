@@ -159,13 +159,11 @@ impl RequestedHold<'_> {
     /// was sent. The limit of a revoked hold may have become known later; then the store has given it a
     /// longer lease.
     fn end(&self, held: u32, sent_at: Instant) -> Instant {
-        match held {
-            0 => sent_at + self.terms.lease.duration(),
-            _ => {
-                let state = self.hold_ref.hold.state();
-                state.reentry_end(self.terms.lease, sent_at)
-            }
-        }
+        sent_at
+            + self
+                .hold_ref
+                .lease(self.terms, held + 1, sent_at)
+                .duration()
     }
 
     /// Adds a guard after the store has granted the hold until `end`: see [`Hold::add_guard`].
