@@ -306,16 +306,15 @@ fn read_password_file(file: &Path) -> Result<Password, Failure> {
     let path = without_secrets(&file.to_string_lossy());
     let text = std::fs::read_to_string(file)
         .map_err(|error| Failure::usage(format!("the password cannot be read: {path}: {error}")))?;
+    // Others, such as a pipe or a descriptor, can be read only once.
+    let is_kept = file.is_file()
+        && !["/dev/fd", "/dev/stdin", "/proc"]
+            .iter()
+            .any(|once| file.starts_with(once));
     match text.lines().next() {
-        // Others, such as a pipe or a descriptor, can be read only once.
-        Some(password) if !password.is_empty() => Ok(match file.is_file() {
-            true if !["/dev/fd", "/dev/stdin", "/proc"]
-                .map(|of| file.starts_with(of))
-                .contains(&true) =>
-            {
-                Password::File(file.to_owned())
-            }
-            _ => Password::Text(password.to_owned()),
+        Some(password) if !password.is_empty() => Ok(match is_kept {
+            true => Password::File(file.to_owned()),
+            false => Password::Text(password.to_owned()),
         }),
         _ => Err(Failure::usage(format!(
             "the password cannot be read: the first line of {path} is empty"

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::error::Result;
 use crate::glob;
-use crate::name::{is_extra_key, spans_slots};
+use crate::name::is_extra_key;
 use crate::pending_request::PendingRequest;
 use crate::primitives::inspect::{Inspected, ObjectState, inspect_keys, look_up};
 use crate::session::Session;
@@ -157,10 +157,8 @@ impl Pages {
             } else if let Some((scan_type, cursor)) = self.cursor {
                 let store = &self.session.store;
                 let (keys, next) = store.scan(&self.pattern, scan_type, cursor).await?;
-                // In a cluster no script could read all keys of a name that spans slots.
-                let in_other_slots = |key: &str| store.slot(key).is_some() && spans_slots(key);
-                let listed = |key: &String| !is_extra_key(key) && !in_other_slots(key);
-                self.keys.extend(keys.into_iter().filter(listed));
+                self.keys
+                    .extend(keys.into_iter().filter(|key| !is_extra_key(key)));
                 self.cursor = match (next, scan_type) {
                     (Some(next), _) => Some((scan_type, next)),
                     (None, ScanType::Hashes) => Some((ScanType::Strings, Cursor::default())),

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::client_registry::{AllClients, Registered, RegistryEntry, Role};
 use crate::error::{Error, Result};
-use crate::name::{FAIR_QUEUE_PATTERN, KeyLayout, ObjectKeys, object_of_queue, spans_slots};
+use crate::name::{FAIR_QUEUE_PATTERN, KeyLayout, ObjectKeys, object_of_queue};
 use crate::owner::OwnerId;
 use crate::primitives::inspect::{ObjectState, inspect_keys};
 use crate::primitives::lock::Holder;
@@ -362,8 +362,7 @@ async fn read(session: &Session, all: &AllClients, keys: BTreeSet<String>) -> Re
             let object = ObjectKeys::new(KeyLayout::Lock, &session.prefix, name);
             !name.is_empty() && object.check().is_ok()
         };
-        // In a cluster no script could read all keys of a name that spans slots.
-        name.is_some_and(is_name) && (session.store.slot(key).is_none() || !spans_slots(key))
+        name.is_some_and(is_name)
     };
     let keys: Vec<String> = keys.into_iter().filter(is_readable).collect();
     for page in keys.chunks(PAGE) {

@@ -285,6 +285,14 @@ impl Server {
         lines.filter_map(calls).sum()
     }
 
+    /// Returns how often the server has replied an error with this code.
+    pub fn errors(&self, code: &str) -> u64 {
+        let statistics: String = self.command(&["INFO", "errorstats"]);
+        let count = info_field(&statistics, &format!("errorstat_{code}"));
+        let count = count.and_then(|count| count.strip_prefix("count=")?.parse().ok());
+        count.unwrap_or_default()
+    }
+
     /// Returns the number of connections, not counting the one that this call uses.
     pub fn clients(&self) -> usize {
         self.command::<String>(&["CLIENT", "LIST"]).lines().count() - 1

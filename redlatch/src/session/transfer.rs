@@ -90,7 +90,7 @@ impl HoldRef {
             return Ok(None);
         };
         // While a slot moves, a node can release a lock, but not run a step with another key as well.
-        if step.keys().len() > 1 && session.store.slot(from.object.key()).is_some() {
+        if step.keys().len() > 1 && session.store.has_slots() {
             return Ok(None);
         }
         let Some(change) = to.state().begin_transfer(lease.duration()) else {

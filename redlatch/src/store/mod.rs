@@ -65,7 +65,10 @@ impl Store {
 
     /// Returns whether keys have slots, as far as is known.
     pub(crate) fn has_slots(&self) -> bool {
-        self.slot("").is_some()
+        match self {
+            Store::Redis(redis) => redis.has_slots(),
+            Store::Embedded(_) => false,
+        }
     }
 
     /// Returns whether the store is a cluster, whose nodes publish in the slot of a channel.

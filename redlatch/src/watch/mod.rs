@@ -29,7 +29,7 @@ use crate::glob;
 use crate::join::Boxed;
 use crate::lease::MAX_LEASE;
 use crate::listing::{Listed, Listing, PAGE};
-use crate::name::{changed_objects, changing_prefixes, spans_slots};
+use crate::name::{changed_objects, changing_prefixes};
 use crate::pending_request::PendingRequest;
 use crate::primitives::inspect::{Inspected, ObjectState, inspect_keys};
 use crate::session::Session;
@@ -329,8 +329,7 @@ impl Watch {
             Some(sharing) if !self.objects.contains(object) => sharing,
             _ => object,
         };
-        let in_one_slot = self.session.store.slot(key).is_none() || !spans_slots(key);
-        (in_one_slot && glob::matches(self.pattern.as_bytes(), key.as_bytes())).then_some(key)
+        glob::matches(self.pattern.as_bytes(), key.as_bytes()).then_some(key)
     }
 
     /// Emits the difference between the last known and this state of an object.

@@ -26,11 +26,7 @@ pub(crate) fn refuse_writes(server: &Server, refuse: bool) {
 
 /// Number of writes that the server has refused so far.
 pub(crate) fn refusals(server: &Server) -> u64 {
-    let stats: String = server.command(&["INFO", "errorstats"]);
-    let count = stats
-        .lines()
-        .find_map(|line| line.strip_prefix("errorstat_NOREPLICAS:count="));
-    count.map_or(0, |count| count.trim().parse().unwrap())
+    server.errors("NOREPLICAS")
 }
 
 /// After this many refusals in a row, a step is repeated after the longest pause, 250 ms.

@@ -38,14 +38,6 @@ async fn increase(counter: impl Fn() -> u64) -> u64 {
     counter() - before
 }
 
-/// Returns how often a server has replied this error.
-fn errors(server: &Server, code: &str) -> u64 {
-    let info: String = server.command(&["INFO", "errorstats"]);
-    let begin = format!("errorstat_{code}:count=");
-    let count = info.lines().find_map(|line| line.strip_prefix(&*begin));
-    count.map_or(0, |count| count.trim().parse().unwrap())
-}
-
 fn masters(count: usize) -> Cluster {
     Cluster::start_with(ClusterPlan {
         masters: count,
@@ -68,7 +60,7 @@ async fn redirections_in_circles_are_followed_with_pauses() {
     }
     let requesting = keep_requesting(&client, "{circle}", 50);
     let nodes = cluster.nodes();
-    let moved = increase(|| nodes.iter().map(|node| errors(node, "MOVED")).sum()).await;
+    let moved = increase(|| nodes.iter().map(|node| node.errors("MOVED")).sum()).await;
     drop(requesting);
     assert!(moved > 0, "no redirection");
     assert!(moved < 3000, "{moved} redirections");
@@ -81,7 +73,7 @@ async fn cluster_that_is_down_is_asked_with_pauses() {
     let () = cluster.command(0, &["CLUSTER", "DELSLOTS", "0"]);
     let requesting = keep_requesting(&client, "down", 50);
     let node = &cluster.nodes()[0];
-    let asked = increase(|| errors(node, "CLUSTERDOWN")).await;
+    let asked = increase(|| node.errors("CLUSTERDOWN")).await;
     drop(requesting);
     assert!(asked > 0, "the cluster is not down");
     assert!(asked < 1300, "{asked} steps");

@@ -597,17 +597,8 @@ async fn multi_lock_retries_what_a_single_lock_retries() {
     let both = MultiLock::new([&a, &b]);
     let multi = tokio::spawn(both.try_lock().into_future());
     let single = tokio::spawn(c.try_lock().into_future());
-    let refused = || {
-        let errors: String = server.command(&["INFO", "errorstats"]);
-        let count = errors
-            .lines()
-            .find_map(|line| line.strip_prefix("errorstat_NOREPLICAS:count="));
-        count
-            .and_then(|count| count.trim().parse::<usize>().ok())
-            .unwrap_or(0)
-    };
     until("both are refused more than once", || async {
-        refused() > 4
+        server.errors("NOREPLICAS") > 4
     })
     .await;
     assert!(!multi.is_finished() && !single.is_finished());

@@ -58,8 +58,8 @@ pub(super) struct ReconnectingConnection {
 pub(super) enum Target {
     /// At one fixed address.
     Fixed(Address),
-    /// At one address, which may lead to another server each time.
-    Named(Address),
+    /// At one address, which leads to another server after a failover.
+    Replicated(Address),
     /// At one fixed address, where a node of the cluster with these ids is expected.
     ClusterNode(Endpoint, Arc<Mutex<NodeIds>>),
     /// At an address that a resolver resolves for each connection.
@@ -187,16 +187,21 @@ impl ReconnectingConnection {
         }
     }
 
-    /// Queries which server process a new connection leads to.
-    async fn fetch_run_id(&self, live: LiveConnection) {
+    /// Records which server process a new connection leads to.
+    async fn record_run_id(&self, live: LiveConnection) {
         let Some(run_id_tracker) = &self.shared.run_id_tracker else {
             return;
         };
-        let info = Cmd::of(&["INFO", "server"]);
-        let querying = self.query(&live, &info);
-        let answer = tokio::time::timeout(self.config.connect_timeout, querying).await;
-        let answer = answer.ok().and_then(Result::ok);
-        let current = answer.as_ref().and_then(run_id);
+        let current = match &self.target {
+            // Known from connecting.
+            Target::Replicated(_) => self.connecting.lock().server.1.clone(),
+            _ => {
+                let querying = query_run_id(&live);
+                let limit = self.config.connect_timeout;
+                let answer = tokio::time::timeout(limit, querying).await;
+                answer.ok().and_then(Result::ok).flatten()
+            }
+        };
         run_id_tracker.record(current);
     }
 
@@ -281,7 +286,7 @@ impl ReconnectingConnection {
             sender.send(connected);
             // After the waiting callers got the connection: no caller pays for this round trip.
             if let Some(live) = live {
-                connection.fetch_run_id(live).await;
+                connection.record_run_id(live).await;
             }
         }));
         connecting.task = Some(task.abort_handle());
@@ -290,7 +295,7 @@ impl ReconnectingConnection {
 
     async fn connect(&self, generation: Generation) -> Result<LiveConnection, ExchangeError> {
         let (address, endpoint) = match &self.target {
-            Target::Fixed(address) | Target::Named(address) => (address.clone(), None),
+            Target::Fixed(address) | Target::Replicated(address) => (address.clone(), None),
             Target::ClusterNode(at, _) => (Address::Tcp(at.clone()), None),
             Target::CurrentMaster(resolver) => {
                 let endpoint = resolver.clone().resolve().await?;
@@ -312,13 +317,7 @@ impl ReconnectingConnection {
         };
         let identity = match &self.target {
             Target::Fixed(address) => Some(address.to_string()),
-            Target::Named(_) => {
-                let info = live
-                    .reply(live.wire.send(&Cmd::of(&["INFO", "server"])))
-                    .await;
-                let info = info.map_err(|failure| ExchangeError::not_executed(failure.reason()))?;
-                run_id(&info)
-            }
+            Target::Replicated(_) => query_run_id(&live).await?,
             Target::ClusterNode(at, _) => Some(at.to_string()),
             Target::CurrentMaster(_) => endpoint.as_ref().map(Endpoint::to_string),
         };
@@ -703,6 +702,14 @@ impl LiveConnection {
     }
 }
 
+/// Queries which server process a connection leads to. `None`: the server does not report it.
+async fn query_run_id(live: &LiveConnection) -> Result<Option<String>, ExchangeError> {
+    let info = live.wire.send(&Cmd::of(&["INFO", "server"]));
+    let info = live.reply(info).await;
+    let info = info.map_err(|failure| ExchangeError::not_executed(failure.reason()))?;
+    Ok(run_id(&info))
+}
+
 /// Checks the role of a server that sentinels call the master. It may be a former or a future master.
 async fn is_master(live: &LiveConnection, endpoint: &Endpoint) -> Result<(), ExchangeError> {
     let role = live.reply(live.wire.send(&Cmd::of(&["ROLE"]))).await;
@@ -944,7 +951,7 @@ impl super::wire::OnPush for PushReceiver {
 mod tests {
     use redlatch_testkit::Server;
 
-    use super::super::options::Login;
+    use super::super::options::{Login, ReplicaSync};
     use super::super::refusing_proxy::{RefusingProxy, attempt, pubsub_of};
     use super::*;
     use crate::Client;
@@ -1007,7 +1014,8 @@ mod tests {
     #[tokio::test]
     async fn server_process_behind_a_fixed_address_is_recognized() {
         let mut server = Server::start();
-        let pubsub = pubsub_of(&Client::connect(&server.url()).await.unwrap());
+        let settings = Client::builder().replica_sync(ReplicaSync::AtLeast(1));
+        let pubsub = pubsub_of(&settings.connect(&server.url()).await.unwrap());
         let first = pubsub.get_or_connect().await.unwrap();
         pubsub.discard(&first);
         let same = pubsub.get_or_connect().await.unwrap();

@@ -76,9 +76,9 @@ impl ConnectionConfig {
             match pending.await.reply {
                 None => return Err(self.explain(&wire.end_reason(), address)),
                 Some(ScriptReply::Error(error)) => {
-                    let command = match self.db {
-                        db if cmd.name() == "SELECT" => format!("SELECT {db}"),
-                        _ => cmd.name().to_owned(),
+                    let command = match cmd.name() {
+                        "SELECT" => format!("SELECT {}", self.db),
+                        name => name.to_owned(),
                     };
                     return Err(ExchangeError::from_refusal(&command, &error));
                 }

@@ -62,25 +62,29 @@ fn inner_code<'a>(code: &'a str, message: &'a str) -> &'a str {
 
 /// Returns whether a server or proxy says that it does not have a command.
 pub(super) fn is_unknown_command(refusal: &str) -> bool {
-    let refusal = refusal.to_ascii_lowercase();
     let texts = [
         "unknown command",
         "unsupported command",
         "command is not supported",
         "not support for",
     ];
-    texts.iter().any(|text| refusal.contains(text))
+    contains_any(refusal, &texts)
 }
 
 /// Returns whether a server or proxy says that the keys of a command are in several slots.
 pub(super) fn is_cross_slot(error: &ErrorReply) -> bool {
-    let refusal = error.to_string().to_ascii_lowercase();
     let texts = [
         "crossslot",
         "cross-slot",
         "in same slot",
         "in the same slot",
     ];
+    contains_any(&error.to_string(), &texts)
+}
+
+/// Returns whether a refusal contains one of these texts, which are in lower case.
+fn contains_any(refusal: &str, texts: &[&str]) -> bool {
+    let refusal = refusal.to_ascii_lowercase();
     texts.iter().any(|text| refusal.contains(text))
 }
 

@@ -109,6 +109,10 @@ impl Redis {
         self.topology.publishing == PublishMode::Sharded
     }
 
+    pub(crate) fn has_slots(&self) -> bool {
+        self.topology.has_slots()
+    }
+
     /// Returns the slot of a key. All keys of a script must be in the same slot.
     pub(crate) fn slot(&self, key: &str) -> Option<u16> {
         self.topology.slot(key)

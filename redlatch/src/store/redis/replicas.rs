@@ -279,20 +279,14 @@ impl ReplicaSync {
         failure: ExchangeError,
         warned: &AtomicBool,
     ) -> Result<(usize, usize), ExchangeError> {
-        let is_denied = matches!(
-            failure,
-            ExchangeError::Permanent(Error::NotPermitted { .. })
-        );
-        let refusal = match failure.into_error() {
-            Error::Refused { reason } | Error::NotPermitted { reason } => reason,
-            error => error.to_string(),
+        let mut error = failure.into_error();
+        let (Error::Refused { reason: refusal } | Error::NotPermitted { reason: refusal }) =
+            &mut error
+        else {
+            return Err(error.into());
         };
         if self != ReplicaSync::All {
-            let reason = format!("{refusal} (the setting replica_sync requires ROLE and WAIT)");
-            let error = match is_denied {
-                true => Error::NotPermitted { reason },
-                false => Error::Refused { reason },
-            };
+            refusal.push_str(" (the setting replica_sync requires ROLE and WAIT)");
             return Err(error.into());
         }
         if !warned.swap(true, Ordering::Relaxed) {

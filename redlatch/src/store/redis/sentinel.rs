@@ -154,15 +154,12 @@ impl Sentinels {
             reasons.push(match answer {
                 // What one sentinel refuses, another one may answer; but wrong credentials stay
                 // wrong.
-                Err((_, failure @ ExchangeError::Permanent(Error::Refused { .. })))
-                    if are_refusals =>
+                Err((_, failure @ ExchangeError::Permanent(_)))
+                    if are_refusals
+                        || !matches!(failure, ExchangeError::Permanent(Error::Refused { .. })) =>
                 {
                     return failure;
                 }
-                Err((at, failure @ ExchangeError::Permanent(Error::Refused { .. }))) => {
-                    format!("{at}: {}", failure.reason())
-                }
-                Err((_, failure @ ExchangeError::Permanent(_))) => return failure,
                 Err((at, failure)) => format!("{at}: {}", failure.reason()),
                 Ok(Some(SentinelReply { endpoint, .. })) => {
                     format!("one sentinel reports {endpoint}")

@@ -32,8 +32,7 @@ pub(super) struct Topology {
     pub(super) awaits_replicas: bool,
     /// Whether steps that wait to be sent are sent together, if that is possible.
     batching: bool,
-    /// Whether a server outside of a cluster has refused keys of several slots: it has many behind
-    /// one address.
+    /// Whether keys have slots: in a cluster, and where a server has refused keys of several.
     has_slots: AtomicBool,
     /// Limits for slots without a known owner.
     unassigned_limits: Arc<NodeLimits>,
@@ -95,7 +94,7 @@ impl Topology {
 
     async fn single(addr: Address, mut settings: NodeSettings) -> Result<Topology, ExchangeError> {
         let address = format!("{addr}/{}", settings.config.db);
-        let target = Target::Named(addr);
+        let target = Target::Fixed(addr.clone());
         let sync = std::mem::replace(&mut settings.redis.replica_sync, ReplicaSync::Off);
         let mut node = Node::new(&settings, &target);
         ServerInfo::fetch(&node.commands)
@@ -103,7 +102,7 @@ impl Topology {
             .check_standalone()?;
         if sync.applies_to(&node.commands).await? {
             settings.redis.replica_sync = sync;
-            node = Node::new(&settings, &target);
+            node = Node::new(&settings, &Target::Replicated(addr));
         }
         let (form, redis) = (Form::Single(node), settings.redis);
         Ok(Topology::new(form, address, PublishMode::Global, redis))

@@ -92,7 +92,6 @@ fn node_redirects_clients_to_the_master_of_the_slot() {
     assert_eq!(test.run(id, "GET b"), "-CLUSTERDOWN Hash slot not served");
     test.server.set_cluster(ClusterView {
         is_ok: false,
-        is_hidden: false,
         ..view("a")
     });
     assert_eq!(test.run(id, "GET b"), "-CLUSTERDOWN The cluster is down");
