@@ -246,7 +246,6 @@ impl HoldState {
                 self.limits = None;
                 self.began = now;
                 (self.end, self.checked_end, self.longest) = (end, end, lease);
-                (self.asked, self.revoked_at) = (false, None);
                 self.retained_until = None;
                 self.adopts = None;
                 self.hand_over_limit = HandOverLimit::new(now);
@@ -466,13 +465,23 @@ impl HoldState {
         self.changes
     }
 
+    /// Records that an acquisition is about to be sent for an owner with that many guards. The first one of a
+    /// hold period is not asked to release what its owner had before. A re-entry is, also if the other guards
+    /// are released before it is answered: the store still has the request.
+    pub(crate) fn begin_acquisition(&mut self, guards: u32) -> u64 {
+        if guards == 0 {
+            (self.asked, self.revoked_at) = (false, None);
+        }
+        self.begin_attempt()
+    }
+
     /// Records that a release of another owner is about to be sent that may acquire the object for this one, with this
     /// lease. Returns the number of this change. `None`: the owner has a hold, or must settle one first.
     pub(crate) fn begin_transfer(&mut self, lease: Duration) -> Option<u64> {
         let is_idle = self.count == 0 && self.loss.is_none() && !self.has_unacknowledged_changes();
         is_idle.then(|| {
             self.longest = self.longest.max(lease);
-            self.begin_attempt()
+            self.begin_acquisition(0)
         })
     }
 
@@ -794,6 +803,7 @@ mod tests {
         assert_eq!(state.next_loss(), (now + SECOND, Loss::Revoked));
         state.remove_guard(true);
         assert!(!state.mark_asked(first, Some(now)));
+        state.begin_acquisition(0);
         state.add_guard(now + 10 * SECOND, true, now).unwrap();
         assert!(!state.is_asked() && !state.mark_asked(first, Some(now)));
         assert_eq!(state.next_loss(), (now + 10 * SECOND, Loss::LeaseEnded));
@@ -813,10 +823,13 @@ mod tests {
         let lease = Lease::new(10 * SECOND).unwrap();
         assert_eq!(state.limit_lease(lease, later).duration(), 6 * SECOND);
         assert_eq!(state.limit_lease(lease, now), lease);
+        // Also if the other guard is released before the re-entry is answered.
+        state.begin_acquisition(1);
         state.remove_guard(true);
         assert_eq!(state.limit_lease(lease, later).duration(), 6 * SECOND);
         state.add_guard(limit, true, later).unwrap();
-        assert_eq!(state.next_loss(), (limit, Loss::LeaseEnded));
+        assert!(state.is_asked());
+        assert_eq!(state.next_loss(), (limit, Loss::Revoked));
     }
 
     /// The extension does not report requests to release the hold.

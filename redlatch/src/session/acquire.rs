@@ -284,7 +284,7 @@ impl<'a> SettleOnDrop<'a> {
             progress,
             trace_lifetime: requested.terms.trace_lifetime,
             held,
-            change: requested.hold_ref.hold.state().begin_attempt(),
+            change: requested.hold_ref.hold.state().begin_acquisition(held),
             settled: AtomicBool::new(false),
         }
     }
