@@ -47,7 +47,7 @@ use crate::watchdog::Renew;
 
 /// Number of random histories per primitive and test run. Each test run has a new seed, unless
 /// REDLATCH_SEED is set.
-const HISTORIES: u32 = 1000;
+const HISTORIES: u32 = 600;
 
 /// Leases are multiples of this, so that real time that passes during the test does not count as a
 /// difference.
@@ -153,8 +153,7 @@ where
             harness.reset().await;
             for next_move in &history {
                 run_move(&mut harness, next_move).await;
-                harness.inspect().await;
-                harness.compare(next_move).await;
+                harness.inspect_and_compare(next_move).await;
             }
         });
         Ok(())
@@ -249,8 +248,9 @@ impl Differential {
             .unwrap();
         connection.psubscribe("*").await.unwrap();
         let now = Instant::now();
+        let time = redis::cmd("TIME").query_async(&mut connection).await;
         Differential {
-            server_time: server_time(connection.clone()).await,
+            server_time: server_time(time.unwrap()),
             connection,
             pushes,
             keyspace: Keyspace::new(now),
@@ -306,55 +306,53 @@ impl Differential {
         &mut self.keyspace
     }
 
-    /// Runs a script on the server. The rule then runs at the same time of the server's clock: some scripts
-    /// set timestamps a second ahead, and this process may pause for longer.
-    async fn eval(&mut self, cmd: &redis::Cmd) -> redis::Value {
-        let time = server_time(self.connection.clone());
-        let reply = self.connection.send_packed_command(cmd);
-        let (time, reply) = tokio::join!(time, reply);
+    /// Runs commands on the server in one round trip. Rules then run at the same time of the server's clock: some
+    /// scripts set timestamps a second ahead, and this process may pause for longer.
+    async fn run_commands<const N: usize>(&mut self, cmds: [redis::Cmd; N]) -> [redis::Value; N] {
+        let mut pipeline = redis::pipe();
+        pipeline.cmd("TIME");
+        for cmd in cmds {
+            pipeline.add_command(cmd);
+        }
+        let replies = self.connection.send_packed_commands(&pipeline, 0, N + 1);
+        let mut replies = replies.await.unwrap();
+        let time = server_time(replies.remove(0));
         self.now += time.saturating_sub(self.server_time);
         self.server_time = time;
-        reply.unwrap()
+        replies.try_into().unwrap()
     }
 
-    async fn run_alone<S: Step>(&mut self, step: &S) -> redis::Value {
+    /// Runs the step, and `after` it. Returns the replies.
+    async fn run_alone<S: Step>(&mut self, step: &S, after: redis::Cmd) -> [redis::Value; 2] {
         let mut cmd = redis::cmd("EVAL");
         let keys = step.keys();
         cmd.arg(step.script().source()).arg(keys.len());
         cmd.arg(keys.as_slice());
         step.args(&mut cmd);
-        self.eval(&cmd).await
+        self.run_commands([cmd, after]).await
     }
 
-    /// Runs the step in one script behind the same step for a key of another type, if such steps can be sent
+    /// The same for the step in one script behind the same step for a key of another type, if such steps can be sent
     /// together.
-    async fn run_in_batch<S: Step>(&mut self, step: &S) -> redis::Value {
+    async fn run_in_batch<S: Step>(&mut self, step: &S, after: redis::Cmd) -> [redis::Value; 2] {
         let (keys, mut args) = (step.keys(), Vec::new());
         step.args(&mut args);
         let Some(script) = step.script().for_batch(keys.len(), args.len()) else {
-            return self.run_alone(step).await;
+            return self.run_alone(step, after).await;
         };
         let other = "text";
-        let () = redis::cmd("SET")
-            .arg(other)
-            .arg("x")
-            .query_async(&mut self.connection)
-            .await
-            .unwrap();
         let mut cmd = redis::cmd("EVAL");
         cmd.arg(script.batch_source());
         cmd.arg(2 * keys.len());
         cmd.arg(vec![other; keys.len()]).arg(keys.as_slice());
         cmd.arg(&args).arg(&args);
-        let replies = self.eval(&cmd).await;
-        let () = redis::cmd("DEL")
-            .arg(other)
-            .query_async(&mut self.connection)
-            .await
-            .unwrap();
+        let (mut set, mut del) = (redis::cmd("SET"), redis::cmd("DEL"));
+        set.arg(other).arg("x");
+        del.arg(other);
+        let [_, replies, _, after] = self.run_commands([set, cmd, del, after]).await;
         match replies {
             redis::Value::Array(replies) => match <[_; 2]>::try_from(replies).unwrap() {
-                [redis::Value::ServerError(_), reply] => reply,
+                [redis::Value::ServerError(_), reply] => [reply, after],
                 replies => panic!("the first step found no key of another type: {replies:?}"),
             },
             other => panic!("unexpected replies: {other:?}"),
@@ -366,14 +364,26 @@ impl Differential {
     where
         S::Reply: Comparable,
     {
+        self.step_and(step, redis::cmd("PING")).await.0
+    }
+
+    /// The same, and runs a command after it. Returns the reply to that, too.
+    async fn step_and<S: Step>(
+        &mut self,
+        step: &S,
+        after: redis::Cmd,
+    ) -> (Result<S::Reply>, redis::Value)
+    where
+        S::Reply: Comparable,
+    {
         if self.coverage.wants(step.script()) {
             self.refuse_calls(step).await;
         }
         // Each third one: a history alternates between steps of the primitive and inspections.
         self.steps += 1;
-        let reply = match self.steps.is_multiple_of(3) {
-            true => self.run_in_batch(step).await,
-            false => self.run_alone(step).await,
+        let [reply, after] = match self.steps.is_multiple_of(3) {
+            true => self.run_in_batch(step, after).await,
+            false => self.run_alone(step, after).await,
         };
         let server = match reply {
             redis::Value::ServerError(error) => Err(Error::Refused {
@@ -397,7 +407,7 @@ impl Differential {
             comparable(&rule),
             "replies of the server (left) and the rule (right) differ"
         );
-        rule
+        (rule, after)
     }
 
     /// Runs the step with each of its calls refused in turn, and checks what that leaves. Then nothing has changed.
@@ -478,10 +488,15 @@ impl Differential {
         self.step(&step).await
     }
 
-    /// Checks that inspecting the object `name` gives the same result on both sides.
-    async fn inspect(&mut self) {
+    /// Checks that inspecting the object `name` gives the same result on both sides, and that both have the same keys
+    /// and have published the same messages.
+    async fn inspect_and_compare(&mut self, last_move: &impl Debug) {
         let names = [CandidateKeys::new("name".into())];
-        let _ = self.step(&InspectNames { names: &names }).await;
+        let mut dump = redis::cmd("EVAL");
+        dump.arg(format!("{DUMP}return dump()")).arg(0);
+        let (_, server) = self.step_and(&InspectNames { names: &names }, dump).await;
+        let server = redis::from_redis_value(server).unwrap();
+        self.compare(decode_dump(server), last_move);
     }
 
     /// Lets time pass on both sides.
@@ -579,7 +594,7 @@ impl Differential {
         self.keyspace.remove(key);
     }
 
-    async fn compare(&mut self, last_move: &impl Debug) {
+    fn compare(&mut self, mut server: Dump, last_move: &impl Debug) {
         let mut keyspace = self.keyspace_at_now().dump();
         let now = self.keyspace.now_ms();
         for (value, _) in keyspace.values_mut() {
@@ -593,7 +608,6 @@ impl Differential {
                     .for_each(|(field, value)| *value = aged(field, value, now));
             }
         }
-        let mut server = self.dump_server().await;
         for side in [&mut keyspace, &mut server] {
             for (value, left) in side.values_mut() {
                 *left = ttl_in_units(*left);
@@ -608,11 +622,7 @@ impl Differential {
             server, keyspace,
             "state of the server (left) and the keyspace (right) differs after {last_move:?}"
         );
-        // Earlier messages arrive before the reply to PING.
-        let () = redis::cmd("PING")
-            .query_async(&mut self.connection)
-            .await
-            .unwrap();
+        // They arrived before the reply to the dump.
         let mut received = Vec::new();
         while let Ok(push) = self.pushes.try_recv() {
             if matches!(push.kind, PushKind::PMessage | PushKind::Message) {
@@ -632,11 +642,6 @@ impl Differential {
             received, published,
             "messages of the server (left) and the keyspace (right) differ after {last_move:?}"
         );
-    }
-
-    async fn dump_server(&mut self) -> Dump {
-        let dump = redis::Script::new(&format!("{DUMP}return dump()"));
-        decode_dump(dump.invoke_async(&mut self.connection).await.unwrap())
     }
 }
 
@@ -720,10 +725,9 @@ fn ttl_in_units(millis: i64) -> i64 {
     }
 }
 
-/// Returns the time since 1970 of the server's clock.
-async fn server_time(mut connection: MultiplexedConnection) -> Duration {
-    let time = redis::cmd("TIME");
-    let (seconds, micros): (u64, u64) = time.query_async(&mut connection).await.unwrap();
+/// Returns the time since 1970 in a reply to TIME.
+fn server_time(reply: redis::Value) -> Duration {
+    let (seconds, micros): (u64, u64) = redis::from_redis_value(reply).unwrap();
     Duration::from_secs(seconds) + Duration::from_micros(micros)
 }
 
