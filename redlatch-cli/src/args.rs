@@ -75,6 +75,7 @@ pub(crate) enum Command {
     Latch(Latch),
     Token(Token),
     Top(Top),
+    Doctor(Doctor),
     Exporter(Exporter),
     Completions(Completions),
 }
@@ -947,6 +948,30 @@ pub(crate) struct Top {
     /// Use no colors, as with the variable NO_COLOR
     #[arg(long)]
     pub(crate) no_color: bool,
+}
+
+/// Check what works on the store, and what to change.
+///
+/// Uses each feature as a program would, by two clients on names of its own that begin with `redlatch-doctor:`, and asks the
+/// servers for their settings. Nothing of it is left behind. It takes some seconds.
+///
+/// Each line has a state: ok; note, a limit to know about; degraded, works less well; failed. A line that begins with
+/// change: says what to do about it.
+#[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "redlatch doctor [OPTIONS]",
+    after_help = "\
+Examples:
+  redlatch doctor
+  redlatch doctor --url rediss://redis.example:6380 --json
+
+Exit codes: 0 everything works; 1 something failed or is degraded; 2 wrong usage;
+69 the store cannot be reached, or locks do not work on it."
+)]
+pub(crate) struct Doctor {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Serve metrics of all locks and semaphores to Prometheus.

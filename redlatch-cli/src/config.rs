@@ -29,7 +29,7 @@ const SYSTEM_FILE: &str = "/etc/redlatch.toml";
 /// The name of a user's file in its configuration directory.
 const USER_FILE: &str = "redlatch.toml";
 
-const KEYS: [&str; 13] = [
+const KEYS: [&str; 14] = [
     "url",
     "prefix",
     "user",
@@ -37,6 +37,7 @@ const KEYS: [&str; 13] = [
     "sentinel-user",
     "sentinel-password-file",
     "tls-ca",
+    "tls-server-name",
     "tls-cert",
     "tls-key",
     "response-timeout",
@@ -224,6 +225,7 @@ impl Entry<'_> {
                 args.default_sentinel_password_file = Some(self.path()?);
             }
             "tls-ca" => args.tls_ca = Some(self.path()?),
+            "tls-server-name" => args.tls_server_name = Some(self.text()?.to_owned()),
             "tls-cert" => args.tls_cert = Some(self.path()?),
             "tls-key" => args.tls_key = Some(self.path()?),
             "response-timeout" => args.response_timeout = Some(self.duration()?),

@@ -9,6 +9,8 @@ pub(crate) const OK: u8 = 0;
 pub(crate) const FREE: u8 = 1;
 /// `redlatch deadlocks` has found one.
 pub(crate) const FOUND: u8 = 1;
+/// `redlatch doctor`: something does not work, or works less well.
+pub(crate) const DEGRADED: u8 = 1;
 /// Wrong usage, as in clap and shells.
 pub(crate) const USAGE: u8 = 2;
 /// EX_DATAERR: the key holds an object of another kind.

@@ -5,6 +5,7 @@ mod args;
 mod child;
 mod completions;
 mod config;
+mod doctor;
 #[cfg(test)]
 mod documented_commands;
 mod duration;
@@ -159,6 +160,7 @@ fn dispatch(args: Args) -> Result<u8, Failure> {
             Command::Latch(latch) => latch::latch(&args.store_args, &latch).await,
             Command::Token(token) => token::token(&args.store_args, &token).await,
             Command::Top(top) => top::top(args.store_args, top).await,
+            Command::Doctor(doctor) => doctor::doctor(&args.store_args, &doctor).await,
             Command::Exporter(exporter) => exporter::exporter(&args.store_args, &exporter).await,
             Command::Completions(completions) => completions::completions(&completions).await,
         }

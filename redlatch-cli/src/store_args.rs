@@ -94,6 +94,16 @@ pub(crate) struct StoreArgs {
     )]
     pub(crate) tls_ca: Option<PathBuf>,
 
+    /// The name that the store's certificate must have, instead of the host in the URL
+    #[arg(
+        long,
+        global = true,
+        env = "REDLATCH_TLS_SERVER_NAME",
+        hide_env_values = true,
+        value_name = "NAME"
+    )]
+    pub(crate) tls_server_name: Option<String>,
+
     /// The client certificate for the store, in PEM
     #[arg(
         long,
@@ -215,6 +225,7 @@ impl StoreArgs {
         }
         fill(&mut self.prefix, lower.prefix);
         fill(&mut self.tls_ca, lower.tls_ca);
+        fill(&mut self.tls_server_name, lower.tls_server_name);
         fill(&mut self.response_timeout, lower.response_timeout);
         fill(&mut self.replicas, lower.replicas);
     }
@@ -260,6 +271,9 @@ impl StoreArgs {
         }
         if let Some(ca) = &self.tls_ca {
             builder = builder.tls_ca_file(ca);
+        }
+        if let Some(name) = non_empty(&self.tls_server_name) {
+            builder = builder.tls_server_name(name);
         }
         match (&self.tls_cert, &self.tls_key) {
             (Some(cert), Some(key)) => Ok(builder.tls_client_cert_files(cert, key)),

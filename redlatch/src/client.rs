@@ -33,8 +33,8 @@ use crate::store::embedded::Embedded;
 #[cfg(feature = "tls")]
 use crate::store::redis::options::Pem;
 use crate::store::redis::options::{ConnectOptions, Password};
-use crate::store::redis::{EMBEDDED, Redis};
-use crate::store::{Credentials, Provider, ReplicaSync, Store};
+use crate::store::redis::{AddressMap, EMBEDDED, Redis};
+use crate::store::{Credentials, Provider, ReplicaSync, ServerReport, Store};
 use crate::wait::{ChannelMap, WaitQueues};
 use crate::wait_graph::{self, WaitGraph, WaitingOwner};
 use crate::watch::Watch;
@@ -265,7 +265,28 @@ impl Client {
             holds: self.session.watchdog.len(),
             subscriptions: self.session.waiting.subscriptions(),
             background: self.session.background.running(),
+            connected: self.session.store.is_connected(),
         }
+    }
+
+    /// Returns what the servers that serve keys say about themselves. For the `redlatch` command, not part of the public
+    /// interface.
+    #[doc(hidden)]
+    pub async fn server_reports(&self) -> Result<Vec<ServerReport>> {
+        self.session.store.server_reports().await
+    }
+
+    /// Waits for an answer of the store, in a cluster of each master, at most for the
+    /// [`response_timeout`](ClientBuilder::response_timeout): for health checks. Returns how long that took.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`], [`Error::ResponseTimeout`], and what the servers refuse, such as
+    /// [`Error::AuthenticationFailed`].
+    pub async fn ping(&self) -> Result<Duration> {
+        let begun = Instant::now();
+        self.session.store.ping().await?;
+        Ok(begun.elapsed())
     }
 }
 
@@ -289,6 +310,9 @@ pub struct ClientStatus {
     pub subscriptions: usize,
     /// Number of releases and canceled acquisitions that are being settled in the background.
     pub background: usize,
+    /// Whether there is a connection to a server of the store, as far as is known. It asks no server:
+    /// [`Client::ping`] does.
+    pub connected: bool,
 }
 
 /// What a client has not settled: the result of [`Client::flush_within`]. Its `Display` lists the names.
@@ -640,6 +664,24 @@ impl ClientBuilder {
         self
     }
 
+    /// Sets where to connect for an address (host and port), for servers that can only be reached at other addresses than
+    /// they announce: behind a tunnel, NAT or port mapping. `None` means: there. It is called for each new connection, with
+    /// the addresses in the URL as well as those that sentinels and nodes of a cluster announce, and only once: its result
+    /// is not mapped again. Certificates are checked against the announced name
+    /// ([`tls_server_name`](ClientBuilder::tls_server_name) replaces it). Redisson calls this a `NatMapper`.
+    ///
+    /// ```
+    /// let builder = redlatch::Client::builder()
+    ///     .map_address(|host, port| host.starts_with("10.").then(|| ("localhost".into(), port + 1000)));
+    /// ```
+    pub fn map_address(
+        mut self,
+        map: impl Fn(&str, u16) -> Option<(String, u16)> + Send + Sync + 'static,
+    ) -> ClientBuilder {
+        self.options.address_map = AddressMap::new(map);
+        self
+    }
+
     /// Connects to the store at a URL:
     ///
     /// | URL | store |
@@ -673,6 +715,35 @@ impl ClientBuilder {
         Ok(self.assemble(validated, Store::Redis(redis), channels))
     }
 
+    /// Creates a client without connecting: for a service that starts while its store is down. The first step makes the
+    /// connection, and errors of [`connect`](ClientBuilder::connect) that have to do with servers come from there.
+    ///
+    /// With one server, each acquisition asks how many replicas there are, on a connection of its own, because it is not
+    /// known from the start. [`ReplicaSync::Off`] saves that.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidUrl`], [`Error::InvalidSetting`], [`Error::NoRuntime`].
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> redlatch::Result<()> {
+    /// // Whether anybody listens there or not.
+    /// let client = redlatch::Client::builder().connect_lazy("redis://127.0.0.1:1")?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn connect_lazy(self, url: &str) -> Result<Client> {
+        if url == EMBEDDED {
+            return self.connect_embedded(&Embedded::new());
+        }
+        let validated = self.validate()?;
+        crate::environment::check_sockets()?;
+        let channels = self.channels();
+        let redis = Redis::connect_lazy(url, &self.options, channels.clone())?;
+        Ok(self.assemble(validated, Store::Redis(redis), channels))
+    }
+
     /// Creates a client of an embedded store, which other clients may share.
     ///
     /// # Errors
@@ -699,6 +770,13 @@ impl ClientBuilder {
     /// runs.
     pub fn tls_ca_file(mut self, path: impl Into<PathBuf>) -> ClientBuilder {
         self.options.tls.ca = Some(Pem::File(path.into()));
+        self
+    }
+
+    /// Sets the name or IP address that the certificates of all servers must have, instead of the host in their address: for
+    /// servers that are reached through a tunnel or proxy.
+    pub fn tls_server_name(mut self, name: impl Into<String>) -> ClientBuilder {
+        self.options.tls.server_name = Some(name.into());
         self
     }
 

@@ -65,11 +65,11 @@ pub use primitives::red_lock::{RedGuard, RedLock};
 pub use primitives::semaphore::{Semaphore, SemaphorePermits, TrySetPermits};
 pub use primitives::spin_lock::SpinLock;
 pub use primitives::ticket::{HasTicket, IntoTicketError, Ticket, TicketKind};
-/// For the command.
-#[doc(hidden)]
-pub use store::PublicUrl;
 pub use store::embedded::Embedded;
 pub use store::{Credentials, ReplicaSync};
+/// For the command.
+#[doc(hidden)]
+pub use store::{PublicUrl, ServerReport};
 
 /// The kinds of lock, the parameter of [`Lock`]. Programs need them to write code for every kind:
 /// [`LockKind`](kind::LockKind). To name a guard, use the handle, as in `Guard<WriteLock>`.

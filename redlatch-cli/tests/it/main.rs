@@ -3,6 +3,7 @@
 mod completions;
 mod config;
 mod deployments;
+mod doctor;
 mod elect;
 mod exit_codes;
 mod exporter;

@@ -90,6 +90,12 @@ impl Client {
         Watch(Polled::new(self.inner.watch(pattern), &self.worker))
     }
 
+    /// Waits for an answer of the store: [`crate::Client::ping`].
+    pub fn ping(&self) -> Result<Duration> {
+        let client = self.inner.clone();
+        self.worker.run(async move { client.ping().await })?
+    }
+
     /// Blocks until no background work is left: [`crate::Client::flush`].
     pub fn flush(&self) -> Result<()> {
         let client = self.inner.clone();

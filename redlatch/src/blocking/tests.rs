@@ -11,6 +11,8 @@ type Methods = BTreeMap<String, BTreeSet<String>>;
 const ONLY_ASYNC: &[(&str, &str)] = &[
     ("Acquire", "run_until_asked"),
     ("Client", "builder"),
+    // For the command.
+    ("Client", "server_reports"),
     ("Guard", "run"),
     ("Guard", "run_until_asked"),
     ("Leadership", "run"),

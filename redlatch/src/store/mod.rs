@@ -11,7 +11,7 @@ pub(crate) use self::changes::Changes;
 pub(crate) use self::delivery::{Delivery, Route};
 pub(crate) use self::nodes::{NodeId, ServerId, Suspects};
 pub(crate) use self::progress::{ContactSource, LastContact, Progress};
-pub use self::redis::{Credentials, PublicUrl, ReplicaSync};
+pub use self::redis::{Credentials, PublicUrl, ReplicaSync, ServerReport};
 pub(crate) use self::redis::{Provider, Reporters};
 pub(crate) use self::scan::{Cursor, ScanType};
 pub(crate) use self::subscriber::{SharedSubscriber, Subscriber};
@@ -242,10 +242,34 @@ impl Store {
         match self {
             Store::Redis(redis) => redis.scan(pattern, scan_type, cursor).await,
             Store::Embedded(embedded) => Ok(match scan_type {
-                ScanType::Hashes | ScanType::Lists => (embedded.keys(pattern), None),
+                ScanType::Hashes | ScanType::Lists => (embedded.keys(pattern)?, None),
                 // The hashes contain all keys: there are few.
                 ScanType::Strings => (Vec::new(), None),
             }),
+        }
+    }
+
+    /// Waits for an answer of each server that may hold a key.
+    pub(crate) async fn ping(&self) -> Result<()> {
+        match self {
+            Store::Redis(redis) => redis.ping().await,
+            Store::Embedded(embedded) => embedded.ping(),
+        }
+    }
+
+    /// Returns what the servers say about themselves.
+    pub(crate) async fn server_reports(&self) -> Result<Vec<ServerReport>> {
+        match self {
+            Store::Redis(redis) => redis.server_reports().await,
+            Store::Embedded(_) => Ok(Vec::new()),
+        }
+    }
+
+    /// Returns whether there is a connection, as far as is known.
+    pub(crate) fn is_connected(&self) -> bool {
+        match self {
+            Store::Redis(redis) => redis.is_connected(),
+            Store::Embedded(embedded) => embedded.ping().is_ok(),
         }
     }
 

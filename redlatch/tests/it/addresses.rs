@@ -109,6 +109,32 @@ async fn nodes_without_host_name_are_found_by_address() {
     }
 }
 
+/// Behind a tunnel or NAT, nodes announce addresses that cannot be reached.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn announced_addresses_are_mapped() {
+    let cluster = masters(ClusterPlan {
+        args: &[
+            "--cluster-preferred-endpoint-type",
+            "hostname",
+            "--cluster-announce-hostname",
+            "node.invalid",
+        ],
+        ..ClusterPlan::default()
+    });
+    let settings = Client::builder().response_timeout(Duration::from_secs(1));
+    let unmapped = settings.clone().connect(&url_of(&cluster, 0)).await;
+    let unmapped = unmapped.unwrap();
+    let name = name_at(&cluster, 1);
+    let error = unmapped.lock(&name).try_lock().await.unwrap_err();
+    assert!(error.to_string().contains("node.invalid"), "{error}");
+    let settings = settings
+        .map_address(|host, port| (host == "node.invalid").then(|| ("127.0.0.1".into(), port)));
+    let client = settings.connect(&url_of(&cluster, 0)).await.unwrap();
+    let guard = client.lock(&name).lock().await.unwrap();
+    cluster.move_slot(cluster.slot_of(&name), 2);
+    guard.unlock().await.unwrap();
+}
+
 /// Waits until a server refuses all commands because a script is running.
 fn until_busy(server: &Server) {
     let begun = Instant::now();

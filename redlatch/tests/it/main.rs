@@ -9,6 +9,7 @@ mod common;
 mod acl;
 mod addresses;
 mod at_least;
+mod availability;
 mod bad_input;
 mod blocking;
 mod blocking_multi_lock;

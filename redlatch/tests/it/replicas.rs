@@ -93,6 +93,27 @@ fn assert_not_replicated<T>(asked: Result<T>, needed: usize, in_sync: usize) {
     assert!(error.is_transient());
 }
 
+/// Whether a single server has replicas is not known before it is connected to.
+#[tokio::test]
+async fn lazy_client_waits_for_replicas() {
+    let all = Replicated::start(1).await;
+    let settings = short_replica_timeout(ReplicaSync::All);
+    let client = settings.connect_lazy(&all.master.url()).unwrap();
+    let lock = client.lock("lazy");
+    retry_transient(|| lock.lock())
+        .await
+        .unlock()
+        .await
+        .unwrap();
+    all.replicas[0].freeze();
+    assert_not_replicated(lock.lock().await, 1, 0);
+    let settings = short_replica_timeout(ReplicaSync::Off);
+    let client = settings.connect_lazy(&all.master.url()).unwrap();
+    let lock = client.lock("not replicated");
+    lock.lock().await.unwrap().unlock().await.unwrap();
+    all.replicas[0].thaw();
+}
+
 /// In every case, the object is free again on the master when the error is returned.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unreplicated_acquisition_is_released() {

@@ -98,6 +98,28 @@ async fn server_certificate_for_another_host_is_rejected() {
     let error = refused(trusting(&server), &server.url()).await;
     assert_tls(&error, "not for 127.0.0.1, but for");
     assert_tls(&error, "db.example");
+    assert_tls(&error, "tls_server_name");
+    let named = trusting(&server).tls_server_name("db.example");
+    works(named, &server).await;
+    let error = refused(
+        trusting(&server).tls_server_name("another.example"),
+        &server.url(),
+    )
+    .await;
+    assert_tls(&error, "not for another.example");
+    let error = refused(trusting(&server).tls_server_name("no name"), &server.url()).await;
+    assert!(error.to_string().contains("tls_server_name"), "{error}");
+    let error = refused(
+        Client::builder().tls_server_name("db.example"),
+        "redis://127.0.0.1:1",
+    )
+    .await;
+    assert!(error.to_string().contains("tls_server_name"), "{error}");
+    // The name counts, not where the connection leads.
+    let by_name = server.url().replace("127.0.0.1", "db.example");
+    let mapped = trusting(&server)
+        .map_address(|host, port| (host == "db.example").then(|| ("127.0.0.1".into(), port)));
+    mapped.connect(&by_name).await.unwrap();
     let nameless = TlsServer::start_for(
         CertSpec {
             names: &[],

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::glob;
 use crate::keyspace::{Entry, Keyspace, Message};
 use crate::step::{Keys, Step};
@@ -35,6 +35,7 @@ pub struct Embedded(Arc<Mutex<Shared>>);
 
 struct Shared {
     keyspace: Keyspace,
+    is_unavailable: bool,
     /// By channel and connection id.
     subscribers: HashMap<String, HashMap<u64, SharedSubscriber>>,
     last_connection_id: u64,
@@ -49,12 +50,41 @@ impl Embedded {
     pub fn new() -> Embedded {
         Embedded(Arc::new(Mutex::new(Shared {
             keyspace: Keyspace::new(Instant::now()),
+            is_unavailable: false,
             subscribers: HashMap::new(),
             last_connection_id: 0,
             watches: Vec::new(),
             #[cfg(test)]
             injected: failure_injection::InjectedFailures::default(),
         })))
+    }
+
+    /// Makes the store unavailable, or available again, for tests of what a program does during an outage. While it is
+    /// unavailable, calls of its clients have no effect and fail at once with [`Error::Unavailable`]. Leases go on, so holds
+    /// end that their clients cannot renew.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+    /// let store = redlatch::Embedded::new();
+    /// let client = redlatch::Client::builder().connect_embedded(&store)?;
+    /// store.set_available(false);
+    /// let error = client.lock("a").lock().await.unwrap_err();
+    /// assert!(error.is_transient());
+    /// store.set_available(true);
+    /// client.lock("a").lock().await?.unlock().await
+    /// # }
+    /// ```
+    pub fn set_available(&self, available: bool) {
+        let mut shared = self.0.lock();
+        shared.is_unavailable = !available;
+        let clients = shared.subscribers.values().flatten();
+        let clients: HashMap<u64, SharedSubscriber> =
+            clients.map(|(id, client)| (*id, client.clone())).collect();
+        drop(shared);
+        if !available {
+            // They may access the store at once.
+            clients.values().for_each(|client| client.on_disconnect());
+        }
     }
 
     /// Returns the number of channels with subscribers, and of watches.
@@ -136,9 +166,21 @@ impl EmbeddedConnection {
         if let Some(answer) = self.run_with_failure(step, progress) {
             return answer;
         }
+        if let Err(error) = self.ping() {
+            progress.record_failure(Instant::now(), error.clone());
+            return Err(error);
+        }
         progress.mark_sent();
         progress.record_answer();
         self.apply(step)
+    }
+
+    /// Returns an error if the store is unavailable.
+    pub(crate) fn ping(&self) -> Result<()> {
+        match self.store.0.lock().is_unavailable {
+            true => Err(Error::unavailable("the embedded store is set unavailable")),
+            false => Ok(()),
+        }
     }
 
     /// Returns the time limit for an answer: none, because the embedded store answers immediately. A unit test
@@ -205,12 +247,13 @@ impl EmbeddedConnection {
         }
     }
 
-    pub(crate) fn keys(&self, pattern: &str) -> Vec<String> {
+    pub(crate) fn keys(&self, pattern: &str) -> Result<Vec<String>> {
+        self.ping()?;
         let mut shared = self.store.0.lock();
         shared.keyspace.now = Instant::now();
         let mut keys = shared.keyspace.keys();
         keys.retain(|key| glob::matches(pattern.as_bytes(), key.as_bytes()));
-        keys
+        Ok(keys)
     }
 }
 

@@ -24,7 +24,7 @@ use tokio::time::Instant;
 
 use super::connection::{ReconnectingConnection, Target};
 use super::endpoint::{Endpoint, UNKNOWN_HOST};
-use super::exchange_error::ExchangeError;
+use super::exchange_error::{ExchangeError, is_unknown_command};
 use super::node::{Node, NodeSettings};
 use super::node_ids::NodeIds;
 use super::pubsub::text_field;
@@ -33,6 +33,7 @@ use super::run_id_tracker::info_field;
 use super::slot::{SLOT_COUNT, slot};
 use super::wire::Cmd;
 use crate::environment::random;
+use crate::error::Error;
 use crate::join::join_until;
 use crate::step::ScriptReply;
 use crate::sync::Mutex;
@@ -60,6 +61,8 @@ pub(super) struct Cluster {
     refresh_task: RefreshTask,
     /// Whether no connected node is known to lack sharded channels, as of the latest check.
     has_sharded_channels: AtomicBool,
+    /// Why no node answered the latest query, if none did.
+    unanswered: Mutex<Option<ExchangeError>>,
 }
 
 /// The client's view of the cluster.
@@ -139,6 +142,7 @@ impl Cluster {
             refreshes: watch::Sender::new(0),
             refresh_task: RefreshTask::default(),
             has_sharded_channels: AtomicBool::new(true),
+            unanswered: Mutex::default(),
         })
     }
 
@@ -152,11 +156,14 @@ impl Cluster {
             return Ok(node);
         }
         Box::pin(self.refresh_and_wait()).await;
-        self.known_slot_owner(slot).ok_or_else(|| {
-            ExchangeError::not_executed(format!(
-                "no node of the cluster answered, or none owns slot {slot}"
-            ))
-        })
+        self.known_slot_owner(slot)
+            .ok_or_else(|| self.without_owner(&format!("no node of the cluster owns slot {slot}")))
+    }
+
+    /// Returns the error for slots whose owner is not known: that of the latest query if no node has answered it.
+    pub(super) fn without_owner(&self, otherwise: &str) -> ExchangeError {
+        let unanswered = self.unanswered.lock().clone();
+        unanswered.unwrap_or_else(|| ExchangeError::not_executed(otherwise))
     }
 
     /// Returns all nodes that own slots, in a stable order.
@@ -299,19 +306,30 @@ impl Cluster {
         };
         let query = |(at, connection): (Endpoint, Arc<ReconnectingConnection>)| async move {
             let report = answer_within(limit, &connection, fetch_slots(&at, &connection)).await;
+            let report = report.map_err(classify_failure);
             if let Err(failure) = &report {
                 tracing::debug!(%at, error = ?failure, "a node did not report its slots");
             }
-            report.ok()
+            report
         };
         let queries = self.nodes_to_query(connected).into_iter().map(query);
         let is_ours = |report: &SlotReport| self.ids.lock().are_ours(&report.ids);
-        let enough = |answers: &[Option<Option<SlotReport>>]| {
+        let enough = |answers: &[Option<Result<SlotReport, ExchangeError>>]| {
             let mut reports = answers.iter().flatten().flatten();
             reports.any(|report| report.is_healthy && is_ours(report))
         };
         let answers = join_until(queries, enough, MIN_QUERY_TIME).await;
-        let mut reports: Vec<SlotReport> = answers.into_iter().flatten().flatten().collect();
+        let (mut reports, mut failures) = (Vec::new(), Vec::new());
+        for answer in answers.into_iter().flatten() {
+            match answer {
+                Ok(report) => reports.push(report),
+                Err(failure) => failures.push(failure),
+            }
+        }
+        // A node that is down does not hide what another one has refused for good.
+        failures.sort_by_key(|failure| !failure.is_permanent());
+        let unanswered = failures.into_iter().next();
+        *self.unanswered.lock() = unanswered.filter(|_| reports.is_empty());
         let is_set_up_again = {
             let answers = reports.iter().map(|report| &report.ids);
             self.ids.lock().end_query(answers, Instant::now())
@@ -473,6 +491,22 @@ async fn fetch_slots(
     })
 }
 
+/// Classifies the failure of a query: a server that does not have the command is not in a cluster.
+fn classify_failure(failure: ExchangeError) -> ExchangeError {
+    match failure {
+        ExchangeError::Permanent(Error::Refused { reason }) if is_unknown_command(&reason) => {
+            not_in_a_cluster()
+        }
+        failure => failure,
+    }
+}
+
+/// Returns the error for a server that is not in a cluster.
+pub(super) fn not_in_a_cluster() -> ExchangeError {
+    let reason = "it is not in a cluster; connect with redis:// or redis+sentinel://".into();
+    ExchangeError::Permanent(Error::UnsupportedServer { reason })
+}
+
 /// `[first, last, [host, port, id, metadata], replicas…]`
 fn parse_slot_range(responder: &Endpoint, range: &ScriptReply) -> Option<SlotRange> {
     let [
@@ -527,7 +561,7 @@ fn parse_node(responder: &Endpoint, node: &ScriptReply) -> Option<Endpoint> {
 #[cfg(test)]
 mod tests {
     use super::super::connection_config::ConnectionConfig;
-    use super::super::options::{Login, RedisSettings, ReplicaSync};
+    use super::super::options::{ConnectOptions, Login, RedisSettings, ReplicaSync};
     use super::super::pubsub::SubscriptionMode;
     use super::*;
     use crate::wait::ChannelMap;
@@ -537,9 +571,9 @@ mod tests {
     }
 
     fn cluster() -> Arc<Cluster> {
-        let login = Login::default();
+        let (login, options) = (Login::default(), ConnectOptions::default());
         let settings = NodeSettings {
-            config: ConnectionConfig::new(&login, 0, &login, None, None, QUERY_TIMEOUT).unwrap(),
+            config: ConnectionConfig::new(&login, 0, &login, None, None, &options).unwrap(),
             redis: RedisSettings {
                 replica_sync: ReplicaSync::Off,
                 ..RedisSettings::default()

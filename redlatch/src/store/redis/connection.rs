@@ -21,6 +21,7 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
 
+use super::cluster::not_in_a_cluster;
 use super::connection_config::ConnectionConfig;
 use super::endpoint::{Address, Endpoint};
 use super::exchange_error::{ExchangeError, is_unknown_command};
@@ -235,6 +236,12 @@ impl ReconnectingConnection {
     /// Returns whether there is a connection.
     pub(super) fn is_connected(&self) -> bool {
         self.shared.live.lock().is_some()
+    }
+
+    /// Returns the address of the current connection.
+    pub(super) fn address(&self) -> Option<String> {
+        let live = self.shared.live.lock();
+        live.as_ref().map(|established| established.address.clone())
     }
 
     /// Returns a hint for the timeout error if there is not even a connection.
@@ -743,10 +750,13 @@ async fn is_of_cluster(
         .await;
     let id = id.map_err(|failure| ExchangeError::not_executed(failure.reason()))?;
     if let ScriptReply::Error(error) = &id {
-        return match error.code() == "NOPERM" || is_unknown_command(&error.to_string()) {
-            true => Ok(()),
+        let message = error.to_string();
+        return match error.code() {
+            _ if message.contains("cluster support disabled") => Err(not_in_a_cluster()),
+            "NOPERM" => Ok(()),
+            _ if is_unknown_command(&message) => Ok(()),
             // Perhaps for now: a node that loads its data may be one of another cluster.
-            false => Err(ExchangeError::not_executed(error.to_string())),
+            _ => Err(ExchangeError::not_executed(message)),
         };
     }
     match id.as_text() {
@@ -951,7 +961,7 @@ impl super::wire::OnPush for PushReceiver {
 mod tests {
     use redlatch_testkit::Server;
 
-    use super::super::options::{Login, ReplicaSync};
+    use super::super::options::{ConnectOptions, Login, ReplicaSync};
     use super::super::refusing_proxy::{RefusingProxy, attempt, pubsub_of};
     use super::*;
     use crate::Client;
@@ -1111,8 +1121,8 @@ mod tests {
     async fn subscriptions_that_become_unwanted_while_connecting_are_ended() {
         let (server, login) = (Server::start(), Login::default());
         let address = Address::Tcp(Endpoint::new("127.0.0.1", server.port()));
-        let limit = Duration::from_secs(5);
-        let config = ConnectionConfig::new(&login, 0, &login, None, None, limit).unwrap();
+        let options = ConnectOptions::default();
+        let config = ConnectionConfig::new(&login, 0, &login, None, None, &options).unwrap();
         let connection = ReconnectingConnection::new(
             config.clone(),
             Target::Fixed(address.clone()),

@@ -4,8 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::address_map::AddressMap;
 use super::credentials::Provider;
-use super::options::{Login, Secret};
+use super::options::{ConnectOptions, Login, Secret};
 #[cfg(feature = "tls")]
 pub(super) use super::tls::Tls;
 use crate::error::{Error, Result};
@@ -25,18 +26,22 @@ pub(super) struct ConnectionConfig {
     pub(super) previous_password: Arc<Mutex<Option<Secret>>>,
     pub(super) db: i64,
     pub(super) tls: Option<Arc<Tls>>,
+    pub(super) address_map: AddressMap,
     pub(super) connect_timeout: Duration,
+    /// Whether the server must be a data server outside of a cluster.
+    pub(super) standalone: bool,
 }
 
 impl ConnectionConfig {
-    /// Combines the URL and the builder. `url_login` comes from the URL; `builder_login` has precedence.
+    /// Combines the URL and the builder's options. `url_login` comes from the URL; `builder_login`, one of those in the
+    /// options, has precedence.
     pub(super) fn new(
         url_login: &Login,
         db: i64,
         builder_login: &Login,
         provider: Option<Provider>,
         tls: Option<Arc<Tls>>,
-        connect_timeout: Duration,
+        options: &ConnectOptions,
     ) -> Result<ConnectionConfig> {
         let (username, password) = (&builder_login.username, &builder_login.password);
         let login = Login {
@@ -63,7 +68,9 @@ impl ConnectionConfig {
             previous_password: Arc::default(),
             db,
             tls,
-            connect_timeout,
+            address_map: options.address_map.clone(),
+            connect_timeout: options.settings.connect_timeout,
+            standalone: false,
         })
     }
 

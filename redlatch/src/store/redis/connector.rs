@@ -6,7 +6,8 @@ use super::connection_config::ConnectionConfig;
 use super::credentials::Credentials;
 use super::endpoint::Address;
 use super::exchange_error::ExchangeError;
-use super::wire::{Cmd, Expects, PushHandler, Socket, Wire, WireError, WireGuard, connect_tcp};
+use super::server_info::{check_standalone, check_version};
+use super::wire::{Cmd, Expects, PushHandler, Socket, Wire, WireError, WireGuard};
 use crate::environment::{check_sockets, task};
 use crate::error::{Cause, Error};
 use crate::metrics::Metrics;
@@ -47,6 +48,7 @@ impl ConnectionConfig {
     }
 
     /// Sends what comes first on a connection, without waiting: HELLO with the login, the name of this library, and SELECT.
+    /// Checks whether the server is supported.
     async fn handshake(
         &self,
         wire: &Arc<Wire>,
@@ -82,6 +84,12 @@ impl ConnectionConfig {
                     };
                     return Err(ExchangeError::from_refusal(&command, &error));
                 }
+                Some(greeting) if cmd.name() == "HELLO" => {
+                    check_version(&greeting)?;
+                    if self.standalone {
+                        check_standalone(&greeting)?;
+                    }
+                }
                 Some(_) => {}
             }
         }
@@ -94,6 +102,7 @@ impl ConnectionConfig {
             let Address::Tcp(at) = address else {
                 return Err(ExchangeError::not_executed("only TCP is simulated"));
             };
+            let at = self.address_map.reachable(at);
             let stream = process.connect(at.host(), at.port()).await?;
             return Ok(Socket::other(stream));
         }
@@ -102,7 +111,7 @@ impl ConnectionConfig {
         match (&self.tls, address) {
             #[cfg(feature = "tls")]
             (Some(tls), Address::Tcp(at)) => {
-                let stream = tls.connect(at).await?;
+                let stream = tls.connect(at, &self.address_map.reachable(at)).await?;
                 Ok(Socket::other(stream))
             }
             #[cfg(feature = "tls")]
@@ -111,7 +120,10 @@ impl ConnectionConfig {
             }
             #[cfg(not(feature = "tls"))]
             (Some(never), _) => match **never {},
-            (None, Address::Tcp(at)) => Ok(Socket::Tcp(connect_tcp(at.host(), at.port()).await?)),
+            (None, Address::Tcp(at)) => {
+                let stream = self.address_map.reachable(at).connect().await?;
+                Ok(Socket::Tcp(stream))
+            }
             #[cfg(unix)]
             (None, Address::Unix(path)) => {
                 Ok(Socket::Unix(tokio::net::UnixStream::connect(path).await?))

@@ -19,13 +19,16 @@ use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{timeout, timeout_at};
 
+pub(crate) use self::address_map::AddressMap;
 pub use self::credentials::Credentials;
 pub(crate) use self::credentials::Provider;
 use self::exchange::{CommandRequest, PooledCmd, RawAnswer, check_runtime};
 use self::exchange_error::{ExchangeError, Retry};
+use self::node::Node;
 use self::options::ConnectOptions;
 pub use self::options::ReplicaSync;
 pub(crate) use self::reporters::Reporters;
+pub use self::server_report::ServerReport;
 pub(super) use self::slot::slot;
 use self::topology::Topology;
 pub(crate) use self::url::EMBEDDED;
@@ -35,6 +38,7 @@ use crate::error::{Cause, Error, Result};
 use crate::join::Boxed;
 use crate::step::{Args as _, PublishMode, ScriptReply, Step, unexpected_reply};
 
+mod address_map;
 mod cluster;
 mod connection;
 mod connection_config;
@@ -57,6 +61,7 @@ mod reporters;
 mod run_id_tracker;
 mod sentinel;
 mod server_info;
+mod server_report;
 mod slot;
 #[cfg(feature = "tls")]
 mod tls;
@@ -98,6 +103,23 @@ impl Redis {
                 suspects,
                 response_timeout,
             })
+        })
+    }
+
+    /// Creates the store without a connection: the first step makes it. It counts the replicas of a single server for each
+    /// acquisition, because it does not know yet whether there are any.
+    pub(crate) fn connect_lazy(
+        url: &str,
+        options: &ConnectOptions,
+        subscriber: SharedSubscriber,
+    ) -> Result<Redis> {
+        let (parsed, settings) = (url::parse(url, options)?, options.settings);
+        let suspects = Arc::new(Suspects::new(settings.tracking));
+        Ok(Redis {
+            topology: Topology::new(parsed, settings, subscriber.clone(), suspects.clone()),
+            subscriber,
+            suspects,
+            response_timeout: settings.response_timeout,
         })
     }
 
@@ -231,6 +253,30 @@ impl Redis {
         with_response_timeout(self.response_timeout, unsubscribing).await
     }
 
+    /// Returns the nodes that serve keys.
+    async fn masters(&self) -> Result<Vec<Arc<Node>>> {
+        check_runtime()?;
+        let masters = async { Ok(self.topology.masters().await) };
+        with_response_timeout(self.response_timeout, masters).await
+    }
+
+    /// Sends a command to a node, and returns its answer.
+    async fn ask(&self, node: &Arc<Node>, words: &[&str]) -> Result<ScriptReply> {
+        let progress = Progress::default();
+        let mut cmd = PooledCmd::new(words[0]);
+        words[1..].iter().for_each(|word| cmd.text(word));
+        let mut request = CommandRequest::new(&self.topology, cmd, &progress);
+        (request.node, request.delivery) = (Some(node), Delivery::REQUEST);
+        let answer = request.send_with_retries(self.response_timeout).await?;
+        Ok(answer.reply)
+    }
+
+    /// Returns whether there is a connection to a node that serves keys.
+    pub(crate) fn is_connected(&self) -> bool {
+        let nodes = self.topology.known_masters();
+        nodes.iter().any(|node| node.timeout_hint().is_none())
+    }
+
     /// Returns one page of keys. Visits one node after the other.
     pub(crate) async fn scan(
         &self,
@@ -238,27 +284,21 @@ impl Redis {
         scan_type: ScanType,
         cursor: Cursor,
     ) -> Result<(Vec<String>, Option<Cursor>)> {
-        check_runtime()?;
-        let masters = async { Ok(self.topology.masters().await) };
-        let nodes = with_response_timeout(self.response_timeout, masters).await?;
+        let nodes = self.masters().await?;
         let Some(node) = nodes.get(cursor.node) else {
             return Ok((Vec::new(), None));
         };
-        let mut scan = PooledCmd::new("SCAN");
         let scan_type = match scan_type {
             ScanType::Hashes => "hash",
             ScanType::Strings => "string",
             ScanType::Lists => "list",
         };
         let (at, count) = (cursor.key.to_string(), SCAN_COUNT.to_string());
-        [&at, "MATCH", pattern, "COUNT", &count, "TYPE", scan_type]
-            .iter()
-            .for_each(|arg| scan.text(arg));
-        let progress = Progress::default();
-        let mut request = CommandRequest::new(&self.topology, scan, &progress);
-        (request.node, request.delivery) = (Some(node), Delivery::REQUEST);
-        let answer = request.send_with_retries(self.response_timeout).await?;
-        let [next, keys] = answer.reply.array()?;
+        let scan = [
+            "SCAN", &at, "MATCH", pattern, "COUNT", &count, "TYPE", scan_type,
+        ];
+        let answer = self.ask(node, &scan).await?;
+        let [next, keys] = answer.array()?;
         let next = match next.as_text().and_then(|next| next.parse().ok()) {
             Some(next) => next,
             None => return Err(unexpected_reply(&next)),

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::address_map::AddressMap;
 use super::credentials::Provider;
 
 /// Settings of the connections. Credentials and TLS have precedence over the URL.
@@ -17,6 +18,7 @@ pub(crate) struct ConnectOptions {
     /// For sentinels, which have users of their own.
     pub(crate) sentinel_login: Login,
     pub(crate) tls: Certificates,
+    pub(crate) address_map: AddressMap,
 }
 
 /// Time limits, the replicas to wait for, and how steps are sent.
@@ -93,11 +95,13 @@ impl Password {
     }
 }
 
-/// Trusted certificates, and the client's own certificate.
+/// Trusted certificates, the server's name in its certificate, and the client's own certificate.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Certificates {
     /// Replaces the certificates of the system.
     pub(crate) ca: Option<Pem>,
+    /// Replaces the host of the address.
+    pub(crate) server_name: Option<String>,
     /// Certificate and key.
     pub(crate) client: Option<(Pem, Pem)>,
 }
@@ -105,8 +109,13 @@ pub(crate) struct Certificates {
 impl Certificates {
     /// Returns the name of a setting that makes no sense without TLS, if one is set.
     pub(super) fn first_tls_setting(&self) -> Option<&'static str> {
-        let client = self.client.as_ref().map(|_| "tls_client_cert");
-        self.ca.as_ref().map(|_| "tls_ca").or(client)
+        let settings = [
+            (self.ca.is_some(), "tls_ca"),
+            (self.server_name.is_some(), "tls_server_name"),
+            (self.client.is_some(), "tls_client_cert"),
+        ];
+        let first = settings.into_iter().find(|(is_set, _)| *is_set);
+        first.map(|(_, setting)| setting)
     }
 }
 
@@ -151,6 +160,7 @@ mod tests {
             },
             tls: Certificates {
                 ca: None,
+                server_name: None,
                 client: Some((
                     Pem::File("/etc/cert.pem".into()),
                     Pem::Text(b"s3cret".into()),

@@ -233,7 +233,7 @@ async fn connected_replicas(
 }
 
 /// Returns the number of replicas in a reply to ROLE.
-fn replicas_in(role: &ScriptReply) -> Result<usize, ExchangeError> {
+pub(super) fn replicas_in(role: &ScriptReply) -> Result<usize, ExchangeError> {
     match role.elements() {
         // A master replies with its offset, and the address and offset of each replica.
         Some([_, _, ScriptReply::List(replicas), ..]) => Ok(replicas.len()),

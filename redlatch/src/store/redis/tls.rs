@@ -20,7 +20,7 @@ use tokio_rustls::rustls::{
 use super::endpoint::Endpoint;
 use super::exchange_error::ExchangeError;
 use super::options::{Certificates, Pem};
-use super::wire::{WireError, connect_tcp};
+use super::wire::WireError;
 use crate::error::{Cause, Error, ErrorSource, Result};
 use crate::sync::Mutex;
 
@@ -61,17 +61,22 @@ impl Tls {
         })
     }
 
-    /// Connects to a server and verifies its identity.
+    /// Connects to a server, which can be reached at another address, and verifies its identity.
     pub(super) async fn connect(
         self: &Arc<Self>,
         at: &Endpoint,
+        reachable: &Endpoint,
     ) -> Result<TlsStream, ExchangeError> {
-        let host = at.host();
-        let name = ServerName::try_from(host.to_owned()).map_err(|_| Error::InvalidUrl {
-            reason: format!("{host:?} is neither a host name nor an address"),
+        let host = self.server_name(at);
+        let name = ServerName::try_from(host.to_owned()).map_err(|_| {
+            let reason = format!("{host:?} is neither a host name nor an address");
+            match self.certificates.server_name {
+                Some(_) => invalid_setting("tls_server_name", reason),
+                None => Error::InvalidUrl { reason },
+            }
         })?;
         let handshake = async |config: &Arc<ClientConfig>| {
-            let stream = connect_tcp(host, at.port()).await?;
+            let stream = reachable.connect().await?;
             let connector = TlsConnector::from(config.clone());
             Ok::<_, ExchangeError>(connector.connect(name.clone(), stream).await)
         };
@@ -90,6 +95,14 @@ impl Tls {
                 ExchangeError::NotExecuted(Cause::new(format!("TLS handshake: {error}"), error))
             })
         })
+    }
+
+    /// Returns the name that the certificate of this server must have.
+    fn server_name<'a>(&'a self, at: &'a Endpoint) -> &'a str {
+        self.certificates
+            .server_name
+            .as_deref()
+            .unwrap_or(at.host())
     }
 
     /// Returns the configuration. It reads files, so it runs on a blocking thread.
@@ -131,7 +144,11 @@ impl Tls {
     /// Explains a TLS error, and names the server: it may be the only one with the problem.
     fn explain(&self, error: &io::Error, at: &Endpoint) -> Option<ExchangeError> {
         let tls = tls_error(error)?;
-        let reason = describe_tls_error(tls, at.host(), self.certificates.client.is_some());
+        let reason = describe_tls_error(
+            tls,
+            self.server_name(at),
+            self.certificates.client.is_some(),
+        );
         Some(ExchangeError::Permanent(Error::TlsFailed {
             reason: format!("{at}: {reason}"),
             source: Some(ErrorSource::new(tls.clone())),
@@ -273,7 +290,12 @@ fn describe_tls_error(tls: &TlsError, host: &str, has_certificate: bool) -> Stri
                 CertificateError::NotValidForNameContext { presented, .. } => {
                     match presented.is_empty() {
                         true => format!("is not for {host}: it has no subjectAltName"),
-                        false => format!("is not for {host}, but for {}", presented.join(", ")),
+                        false => {
+                            let presented = presented.join(", ");
+                            format!(
+                                "is not for {host}, but for {presented} (builder setting `tls_server_name`)"
+                            )
+                        }
                     }
                 }
                 other => format!("was rejected: {other}"),

@@ -6,18 +6,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::cluster::Cluster;
 use super::connection::{ReconnectingConnection, Target};
-use super::endpoint::{Address, Endpoint};
+use super::endpoint::Endpoint;
 use super::exchange_error::ExchangeError;
 use super::node::{Node, NodeLimits, NodeSettings};
 use super::options::{RedisSettings, ReplicaSync};
 use super::pubsub::SubscriptionMode;
-use super::refresh_task::MIN_QUERY_TIME;
 use super::sentinel::Sentinels;
-use super::server_info::ServerInfo;
 use super::slot::slot;
 use super::url::{Deployment, ParsedUrl};
 use crate::error::{Error, Result};
-use crate::join::{join_all, join_until};
+use crate::join::join_all;
 use crate::name::{SPANS_SLOTS, spans_slots};
 use crate::step::PublishMode;
 use crate::store::{ServerId, SharedSubscriber, Suspects};
@@ -48,100 +46,95 @@ impl Topology {
     /// Connects, and checks that the servers are supported.
     pub(super) async fn connect(
         parsed: ParsedUrl,
-        settings: RedisSettings,
+        mut settings: RedisSettings,
         subscriber: SharedSubscriber,
         suspects: Arc<Suspects>,
     ) -> Result<Topology, ExchangeError> {
-        let settings = NodeSettings {
+        let sync = settings.replica_sync;
+        if let Deployment::Single(_) = parsed.deployment {
+            settings.replica_sync = ReplicaSync::Off;
+        }
+        let create = |settings| {
+            let (parsed, subscriber) = (parsed.clone(), subscriber.clone());
+            Topology::new(parsed, settings, subscriber, suspects.clone())
+        };
+        let topology = create(settings);
+        match &topology.form {
+            Form::Single(node) => {
+                node.commands.get_or_connect().await?;
+                if sync.applies_to(&node.commands).await? {
+                    settings.replica_sync = sync;
+                    return Ok(create(settings));
+                }
+            }
+            Form::Sentinel(node, _) => drop(node.commands.get_or_connect().await?),
+            Form::Cluster(cluster) if cluster.masters().await.is_empty() => {
+                return Err(cluster.without_owner("no node of the cluster reported its slots"));
+            }
+            Form::Cluster(_) => {}
+        }
+        Ok(topology)
+    }
+
+    /// Creates a topology without a connection: each is made when it is needed.
+    pub(super) fn new(
+        parsed: ParsedUrl,
+        redis: RedisSettings,
+        subscriber: SharedSubscriber,
+        suspects: Arc<Suspects>,
+    ) -> Topology {
+        let db = parsed.config.db;
+        let mut settings = NodeSettings {
             config: parsed.config,
-            redis: settings,
+            redis,
             subscriber,
             suspects,
             subscription_mode: SubscriptionMode::Restored,
         };
-        match parsed.deployment {
-            Deployment::Single(addr) => Topology::single(addr, settings).await,
+        let awaits_replicas = redis.replica_sync != ReplicaSync::Off;
+        let (form, address) = match parsed.deployment {
+            Deployment::Single(at) => {
+                let address = format!("{at}/{db}");
+                let target = match awaits_replicas {
+                    true => Target::Replicated(at),
+                    false => Target::Fixed(at),
+                };
+                (Form::Single(Node::new(&settings, &target)), address)
+            }
             Deployment::Sentinel {
                 sentinels,
                 master,
                 config,
             } => {
-                let db = settings.config.db;
                 let address = format!("{master}@{}/{db}", sorted_list(&sentinels));
                 let sentinels = Sentinels::new(&sentinels, config, master);
-                Topology::sentinel(address, sentinels, &settings).await
+                let node = Node::new(&settings, &Target::CurrentMaster(sentinels.clone()));
+                node.connections()
+                    .for_each(|connection| sentinels.track(connection));
+                (Form::Sentinel(node, sentinels), address)
             }
-            Deployment::Cluster(seeds) => Topology::cluster(seeds, settings).await,
-        }
-    }
-
-    fn new(
-        form: Form,
-        address: String,
-        publishing: PublishMode,
-        settings: RedisSettings,
-    ) -> Topology {
+            Deployment::Cluster(seeds) => {
+                settings.subscription_mode = SubscriptionMode::Sharded;
+                let address = match db {
+                    0 => sorted_list(&seeds),
+                    db => format!("{}/{db}", sorted_list(&seeds)),
+                };
+                (Form::Cluster(Cluster::new(seeds, settings)), address)
+            }
+        };
+        let is_cluster = matches!(form, Form::Cluster(_));
         Topology {
-            awaits_replicas: settings.replica_sync != ReplicaSync::Off,
-            batching: settings.batching,
-            has_slots: AtomicBool::new(matches!(form, Form::Cluster(_))),
+            publishing: match is_cluster {
+                true => PublishMode::Sharded,
+                false => PublishMode::Global,
+            },
+            awaits_replicas,
+            batching: redis.batching,
+            has_slots: AtomicBool::new(is_cluster),
             form,
             address,
-            publishing,
             unassigned_limits: Arc::default(),
         }
-    }
-
-    async fn single(addr: Address, mut settings: NodeSettings) -> Result<Topology, ExchangeError> {
-        let address = format!("{addr}/{}", settings.config.db);
-        let target = Target::Fixed(addr.clone());
-        let sync = std::mem::replace(&mut settings.redis.replica_sync, ReplicaSync::Off);
-        let mut node = Node::new(&settings, &target);
-        ServerInfo::fetch(&node.commands)
-            .await?
-            .check_standalone()?;
-        if sync.applies_to(&node.commands).await? {
-            settings.redis.replica_sync = sync;
-            node = Node::new(&settings, &Target::Replicated(addr));
-        }
-        let (form, redis) = (Form::Single(node), settings.redis);
-        Ok(Topology::new(form, address, PublishMode::Global, redis))
-    }
-
-    async fn sentinel(
-        address: String,
-        sentinels: Arc<Sentinels>,
-        settings: &NodeSettings,
-    ) -> Result<Topology, ExchangeError> {
-        let node = Node::new(settings, &Target::CurrentMaster(sentinels.clone()));
-        node.connections()
-            .for_each(|connection| sentinels.track(connection));
-        ServerInfo::fetch(&node.commands)
-            .await?
-            .check_standalone()?;
-        let (form, redis) = (Form::Sentinel(node, sentinels), settings.redis);
-        Ok(Topology::new(form, address, PublishMode::Global, redis))
-    }
-
-    async fn cluster(
-        seeds: Vec<Endpoint>,
-        mut settings: NodeSettings,
-    ) -> Result<Topology, ExchangeError> {
-        let info = fetch_server_info(&seeds, &settings).await?;
-        info.check_cluster_node()?;
-        settings.subscription_mode = SubscriptionMode::Sharded;
-        let address = match settings.config.db {
-            0 => sorted_list(&seeds),
-            db => format!("{}/{db}", sorted_list(&seeds)),
-        };
-        let redis = settings.redis;
-        let cluster = Cluster::new(seeds, settings);
-        if cluster.masters().await.is_empty() {
-            let reason = "no node of the cluster reported its slots";
-            return Err(ExchangeError::not_executed(reason));
-        }
-        let form = Form::Cluster(cluster);
-        Ok(Topology::new(form, address, PublishMode::Sharded, redis))
     }
 
     /// Adds to a refusal by a replica what it means.
@@ -329,32 +322,4 @@ fn sorted_list(endpoints: &[Endpoint]) -> String {
     let mut all: Vec<String> = endpoints.iter().map(Endpoint::to_string).collect();
     all.sort_unstable();
     all.join(",")
-}
-
-/// Returns the server info of a node in the URL, which counts for all.
-async fn fetch_server_info(seeds: &[Endpoint], settings: &NodeSettings) -> Result<ServerInfo> {
-    let queries = seeds.iter().map(|seed| async move {
-        let connection = ReconnectingConnection::new(
-            settings.config.clone(),
-            Target::Fixed(Address::Tcp(seed.clone())),
-            settings.subscriber.clone(),
-            SubscriptionMode::Unrestored,
-            None,
-        );
-        let info = ServerInfo::fetch(&connection).await;
-        info.map_err(ExchangeError::into_error)
-    });
-    let enough =
-        |answers: &[Option<Result<ServerInfo>>]| answers.iter().flatten().any(Result::is_ok);
-    let answers = join_until(queries, enough, MIN_QUERY_TIME).await;
-    let best = answers
-        .into_iter()
-        .flatten()
-        .min_by_key(|answer| match answer {
-            Ok(_) => 0,
-            // A permanent error is not hidden by a node that is down.
-            Err(error) if !error.is_transient() => 1,
-            Err(_) => 2,
-        });
-    best.unwrap_or_else(|| Err(Error::unavailable("no node of the cluster answered")))
 }

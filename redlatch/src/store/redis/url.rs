@@ -26,7 +26,7 @@ use super::options::{ConnectOptions, Login, Password};
 use crate::error::{Error, Result};
 
 /// The result of parsing a URL.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct ParsedUrl {
     pub(super) deployment: Deployment,
     /// How to connect to the data servers.
@@ -34,7 +34,7 @@ pub(super) struct ParsedUrl {
 }
 
 /// The servers that the URL names.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) enum Deployment {
     /// One server.
     Single(Address),
@@ -72,9 +72,9 @@ fn combine(parts: &UrlParts<'_>, options: &ConnectOptions) -> Result<ParsedUrl> 
         Form::Sentinel => sentinel(parts, options, tls.clone())?,
         Form::Cluster => cluster(parts)?,
     };
-    let timeout = options.settings.connect_timeout;
     let (login, provider) = (&options.login, options.provider.clone());
-    let config = ConnectionConfig::new(&parts.login()?, db, login, provider, tls, timeout)?;
+    let mut config = ConnectionConfig::new(&parts.login()?, db, login, provider, tls, options)?;
+    config.standalone = parts.form != Form::Cluster;
     Ok(ParsedUrl { deployment, config })
 }
 
@@ -205,11 +205,11 @@ fn sentinel(
             "it does not name the master; use redis+sentinel://host:port,host:port/master",
         );
     }
-    let (login, timeout) = (&options.sentinel_login, options.settings.connect_timeout);
+    let login = &options.sentinel_login;
     let deployment = Deployment::Sentinel {
         sentinels,
         master: percent_decode(master, "the name of the master")?,
-        config: ConnectionConfig::new(&parts.sentinel_login()?, 0, login, None, tls, timeout)?,
+        config: ConnectionConfig::new(&parts.sentinel_login()?, 0, login, None, tls, options)?,
     };
     Ok((deployment, parts.query.database(db)?))
 }

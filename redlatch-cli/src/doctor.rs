@@ -1,0 +1,479 @@
+//! `redlatch doctor`: tries on the store what each feature needs, and says what to change.
+//!
+//! What a server can do is what it has shown: each feature is used as programs use it, by two clients, on names of its own.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use redlatch::{Client, Error, MultiLock, ReplicaSync, ServerReport};
+use serde::Serialize;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::args::Doctor;
+use crate::exit::{self, Failure};
+use crate::store_args::StoreArgs;
+use crate::{stdout, store};
+
+/// The lease of what is held here, if this program dies meanwhile.
+const LEASE: Duration = Duration::from_secs(10);
+
+/// Time limit of each check.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// A waiter that is told of a release has the lock earlier.
+const TOLD_WITHIN: Duration = Duration::from_millis(500);
+
+/// The lease of holds that the watchdog renews here.
+const RENEWED_LEASE: Duration = Duration::from_millis(600);
+
+/// How far the clock of a server may be off without a note.
+const CLOCK_DISTANCE_MILLIS: u64 = 1000;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    Ok,
+    /// Works, and has a limit that everyone should know.
+    Note,
+    /// Works less well.
+    Degraded,
+    Failed,
+}
+
+/// The result of one check.
+#[derive(Debug, Serialize)]
+struct Row {
+    check: String,
+    state: State,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    detail: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    change: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    store: String,
+    servers: Vec<Server>,
+    checks: Vec<Row>,
+}
+
+#[derive(Debug, Serialize)]
+struct Server {
+    address: String,
+    /// `None`: the server does not tell.
+    version: Option<String>,
+    round_trip_us: u64,
+    clock_ahead_ms: Option<i64>,
+    replicas: Option<usize>,
+}
+
+pub(crate) async fn doctor(store_args: &StoreArgs, doctor: &Doctor) -> Result<u8, Failure> {
+    let settings = || {
+        let settings = Client::builder().watchdog_lease(LEASE);
+        // Whether replicas confirm anything is a check of its own.
+        settings.replica_sync(ReplicaSync::Off)
+    };
+    let mut store_args = store_args.clone();
+    let wanted_replicas = store_args.replicas.take();
+    let (one, other) = (
+        store::connect(&store_args, settings()).await?,
+        store::connect(&store_args, settings()).await?,
+    );
+    let renewing = settings().watchdog_lease(RENEWED_LEASE);
+    let renewing = store::connect(&store_args, renewing).await?;
+    let mut checks = features(&one, &other, &renewing).await;
+    let servers = one.server_reports().await?;
+    let confirming = match wanted_replicas {
+        Some(ReplicaSync::Off) | None => ReplicaSync::AtLeast(1),
+        Some(wanted) => wanted,
+    };
+    let confirming = Client::builder().replica_sync(confirming);
+    let confirming = store::connect(&store_args, confirming).await?;
+    for server in &servers {
+        checks.extend(server_checks(server));
+    }
+    checks.push(replicas(&servers, &confirming).await);
+    for client in [&one, &other, &renewing, &confirming] {
+        store::flush(client).await;
+    }
+    let report = Report {
+        store: store::shown_url(&store_args)?,
+        servers: servers.iter().map(Server::new).collect(),
+        checks,
+    };
+    if doctor.json {
+        stdout::json(&[&report]).await?;
+    } else {
+        stdout::lines(report.lines()).await?;
+    }
+    let is = |state| report.checks.iter().any(|row| row.state == state);
+    // Nothing works without the first one.
+    Ok(match report.checks.first() {
+        Some(lock) if lock.state == State::Failed => exit::UNAVAILABLE,
+        _ if is(State::Failed) || is(State::Degraded) => exit::DEGRADED,
+        _ => exit::OK,
+    })
+}
+
+impl Report {
+    fn lines(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        for server in &self.servers {
+            lines.push(server.line());
+        }
+        for row in &self.checks {
+            let state = match row.state {
+                State::Ok => "ok",
+                State::Note => "note",
+                State::Degraded => "degraded",
+                State::Failed => "failed",
+            };
+            let line = format!("{state:<9} {:<22} {}", row.check, row.detail);
+            lines.push(line.trim_end().to_owned());
+            if let Some(change) = &row.change {
+                lines.push(format!("{:<9} {:<22} change: {change}", "", ""));
+            }
+        }
+        lines
+    }
+}
+
+impl Server {
+    fn new(report: &ServerReport) -> Server {
+        let version = report.info.as_ref().ok().and_then(|info| {
+            let version =
+                |name: &str| Some(format!("{name} {}", info.get(&format!("{name}_version"))?));
+            version("valkey").or_else(|| version("redis"))
+        });
+        Server {
+            address: report.address.clone(),
+            version,
+            round_trip_us: u64::try_from(report.round_trip.as_micros()).unwrap_or(u64::MAX),
+            clock_ahead_ms: report.clock_ahead_millis.as_ref().ok().copied(),
+            replicas: report.replicas.as_ref().ok().copied(),
+        }
+    }
+
+    fn line(&self) -> String {
+        let version = self.version.as_deref().unwrap_or("unknown version");
+        let (address, micros) = (&self.address, self.round_trip_us);
+        format!("{address}: {version}, round trip {micros} µs")
+    }
+}
+
+impl Row {
+    fn new(check: impl Into<String>, state: State, detail: impl Into<String>) -> Row {
+        Row {
+            check: check.into(),
+            state,
+            detail: detail.into(),
+            change: None,
+        }
+    }
+
+    fn change(mut self, change: impl Into<String>) -> Row {
+        self.change = Some(change.into());
+        self
+    }
+
+    fn failed(check: impl Into<String>, error: &Error) -> Row {
+        let row = Row::new(check, State::Failed, error.to_string());
+        match error {
+            Error::NotPermitted { .. } => {
+                row.change("give the user the rights that docs/security.md lists for this feature")
+            }
+            Error::Refused { .. } => row.change(
+                "the server or a proxy before it refuses this for all users: do without this feature, or use another server",
+            ),
+            _ => row,
+        }
+    }
+}
+
+/// Uses each feature.
+async fn features(one: &Client, other: &Client, renewing: &Client) -> Vec<Row> {
+    let mut rows = vec![attempt("lock", lock(one)).await];
+    if rows[0].state == State::Failed {
+        return rows;
+    }
+    rows.push(attempt("renewal", renewal(renewing)).await);
+    rows.push(waiting(one, other).await);
+    rows.push(attempt("fair lock", fair_lock(one, other)).await);
+    rows.push(attempt("read-write lock", read_write_lock(one, other)).await);
+    rows.push(attempt("fenced lock", fenced_lock(one)).await);
+    rows.push(attempt("multi-lock", multi_lock(one)).await);
+    rows.push(attempt("semaphore", semaphore(one)).await);
+    rows.push(attempt("expirable semaphore", expirable_semaphore(one)).await);
+    rows.push(attempt("count-down latch", latch(one)).await);
+    rows.push(attempt("election", election(one)).await);
+    rows.push(attempt("ticket", ticket(one, other)).await);
+    rows.push(attempt("list and inspect", listing(one)).await);
+    rows.push(attempt("waiters and holders", registry(one)).await);
+    rows
+}
+
+async fn attempt(check: &str, work: impl Future<Output = redlatch::Result<()>>) -> Row {
+    match timeout(LIMIT, work).await {
+        Ok(Ok(())) => Row::new(check, State::Ok, ""),
+        Ok(Err(error)) => Row::failed(check, &error),
+        Err(_) => Row::new(check, State::Failed, format!("not done within {LIMIT:?}")),
+    }
+}
+
+/// Returns a name that nobody else uses.
+fn name(client: &Client, what: &str) -> String {
+    format!("redlatch-doctor:{}:{what}", client.id())
+}
+
+async fn lock(client: &Client) -> redlatch::Result<()> {
+    let lock = client.lock(&name(client, "lock"));
+    let guard = lock.lock().await?;
+    guard.reenter().await?.unlock().await?;
+    lock.is_locked().await?;
+    guard.unlock().await
+}
+
+/// Several at once: they are renewed together.
+async fn renewal(client: &Client) -> redlatch::Result<()> {
+    let mut guards = Vec::new();
+    for n in 0..5 {
+        guards.push(
+            client
+                .lock(&name(client, &format!("renewal-{n}")))
+                .lock()
+                .await?,
+        );
+    }
+    sleep(RENEWED_LEASE * 2).await;
+    for guard in guards {
+        guard.unlock().await?;
+    }
+    Ok(())
+}
+
+/// Waits with the other client until the first one releases the lock.
+async fn waiting(one: &Client, other: &Client) -> Row {
+    let check = "waiting";
+    let passed_on = async {
+        let name = name(one, "waiting");
+        // The lease is the fallback of a waiter that is told nothing.
+        let held = one.lock(&name).lock().lease(LEASE / 3).await?;
+        let lock = other.lock(&name);
+        let waiting = lock.lock();
+        let release = async {
+            while other.status().subscriptions == 0 {
+                sleep(Duration::from_millis(5)).await;
+            }
+            // Behind its first attempt.
+            other.ping().await?;
+            let released = Instant::now();
+            held.unlock().await?;
+            Ok::<_, Error>(released)
+        };
+        let (acquired, released) = tokio::join!(
+            async {
+                let guard = waiting.await?;
+                Ok::<_, Error>((guard, Instant::now()))
+            },
+            release
+        );
+        let (guard, acquired) = acquired?;
+        guard.unlock().await?;
+        Ok::<_, Error>(acquired.saturating_duration_since(released?))
+    };
+    match timeout(LIMIT, passed_on).await {
+        Ok(Ok(after)) if after < TOLD_WITHIN => Row::new(
+            check,
+            State::Ok,
+            format!("{} µs after the release", after.as_micros()),
+        ),
+        Ok(Ok(after)) => {
+            let detail = format!("messages do not arrive: {after:?} after the release");
+            let row = Row::new(check, State::Degraded, detail);
+            row.change("let scripts PUBLISH, and this user SUBSCRIBE, to redisson_lock__channel:*")
+        }
+        Ok(Err(error)) => Row::failed(check, &error),
+        Err(_) => Row::new(check, State::Failed, format!("not done within {LIMIT:?}")),
+    }
+}
+
+async fn fair_lock(one: &Client, other: &Client) -> redlatch::Result<()> {
+    let name = name(one, "fair");
+    let held = one.fair_lock(&name).lock().await?;
+    let lock = other.fair_lock(&name);
+    let (next, released) = tokio::join!(async { lock.lock().await }, async {
+        while one.fair_lock(&name).queue().await?.is_empty() {
+            sleep(Duration::from_millis(5)).await;
+        }
+        held.unlock().await
+    });
+    released?;
+    next?.unlock().await
+}
+
+async fn read_write_lock(one: &Client, other: &Client) -> redlatch::Result<()> {
+    let name = name(one, "read-write");
+    let [read, other_read] = [one, other].map(|client| client.read_write_lock(&name).read());
+    let (first, second) = (read.lock().await?, other_read.lock().await?);
+    first.unlock().await?;
+    second.unlock().await?;
+    let write = one.read_write_lock(&name).write();
+    write.lock().await?.unlock().await
+}
+
+async fn fenced_lock(client: &Client) -> redlatch::Result<()> {
+    let lock = client.fenced_lock(&name(client, "fenced"));
+    let guard = lock.lock().await?;
+    guard.unlock().await?;
+    lock.delete_token().await.map(drop)
+}
+
+async fn multi_lock(client: &Client) -> redlatch::Result<()> {
+    let names = [1, 2, 3].map(|n| name(client, &format!("multi-{n}")));
+    let locks = names.iter().map(|name| client.lock(name));
+    MultiLock::new(locks).lock().await?.unlock().await
+}
+
+async fn semaphore(client: &Client) -> redlatch::Result<()> {
+    let semaphore = client.semaphore(&name(client, "semaphore"));
+    let used = async {
+        semaphore.try_set_permits(1).await?;
+        semaphore.acquire().await?.release().await
+    };
+    let (used, deleted) = (used.await, semaphore.delete().await);
+    used.and(deleted.map(drop))
+}
+
+async fn expirable_semaphore(client: &Client) -> redlatch::Result<()> {
+    let semaphore = client.expirable_semaphore(&name(client, "expirable"));
+    let used = async {
+        semaphore.try_set_permits(1).await?;
+        semaphore.acquire().await?.release().await
+    };
+    let (used, deleted) = (used.await, semaphore.delete().await);
+    used.and(deleted.map(drop))
+}
+
+async fn latch(client: &Client) -> redlatch::Result<()> {
+    let latch = client.count_down_latch(&name(client, "latch"));
+    let used = async {
+        latch.try_set_count(1).await?;
+        latch.count_down().await
+    };
+    let (used, deleted) = (used.await, latch.delete().await);
+    used.map(drop).and(deleted.map(drop))
+}
+
+async fn election(client: &Client) -> redlatch::Result<()> {
+    let election = client.election(&name(client, "election"));
+    let leadership = election.campaign("doctor").await?;
+    election.leader().await?;
+    leadership.resign().await?;
+    let token = client.fenced_lock(&name(client, "election"));
+    token.delete_token().await.map(drop)
+}
+
+async fn ticket(one: &Client, other: &Client) -> redlatch::Result<()> {
+    let guard = one.lock(&name(one, "ticket")).lock().await?;
+    let ticket = guard.into_ticket().await;
+    let ticket = ticket.map_err(redlatch::IntoTicketError::into_error)?;
+    other.lock(ticket.name()).unlock_ticket(&ticket).await
+}
+
+async fn listing(client: &Client) -> redlatch::Result<()> {
+    let name = name(client, "listed");
+    let guard = client.lock(&name).lock().await?;
+    let mut listing = client.list(&name);
+    while listing.next().await?.is_some() {}
+    client.inspect(&name).await?;
+    guard.unlock().await
+}
+
+async fn registry(client: &Client) -> redlatch::Result<()> {
+    client.waiters(&name(client, "waited-for")).await.map(drop)
+}
+
+/// Checks what a server says about itself.
+fn server_checks(server: &ServerReport) -> Vec<Row> {
+    let mut rows = Vec::new();
+    let at = |check: &str| format!("{check} {}", server.address);
+    let info = match &server.info {
+        Ok(info) => info,
+        Err(error) => {
+            let detail = format!("unknown: {error}");
+            rows.push(Row::new(at("settings of"), State::Note, detail));
+            return rows;
+        }
+    };
+    rows.push(eviction(at("eviction at"), info));
+    if field(info, "aof_enabled") == Some("0") {
+        let detail = "the server may lose locks when it restarts (appendonly no)";
+        rows.push(Row::new(at("restarts of"), State::Note, detail));
+    }
+    match server.clock_ahead_millis {
+        Ok(ahead) if ahead.unsigned_abs() > CLOCK_DISTANCE_MILLIS => {
+            let detail = format!("{ahead} ms ahead of this machine");
+            let row = Row::new(at("clock of"), State::Note, detail);
+            rows.push(row.change("synchronize the clocks (NTP): slots of jobs are named by them"));
+        }
+        _ => {}
+    }
+    rows
+}
+
+fn eviction(check: String, info: &BTreeMap<String, String>) -> Row {
+    let (limit, policy) = (field(info, "maxmemory"), field(info, "maxmemory_policy"));
+    match (limit, policy) {
+        (None, None) => Row::new(check, State::Note, "unknown: the server does not tell"),
+        (Some("0"), _) | (_, Some("noeviction")) => Row::new(check, State::Ok, "no key is evicted"),
+        (_, policy) => {
+            let policy = policy.unwrap_or("unknown");
+            let detail =
+                format!("locks are deleted while they are held when memory is full ({policy})");
+            Row::new(check, State::Degraded, detail).change("maxmemory-policy noeviction")
+        }
+    }
+}
+
+fn field<'a>(info: &'a BTreeMap<String, String>, name: &str) -> Option<&'a str> {
+    info.get(name).map(String::as_str)
+}
+
+/// Checks that replicas confirm an acquisition, if there are any.
+async fn replicas(servers: &[ServerReport], confirming: &Client) -> Row {
+    let check = "replicas";
+    let counts: Result<Vec<usize>, &Error> = servers
+        .iter()
+        .map(|server| match &server.replicas {
+            Ok(count) => Ok(*count),
+            Err(error) => Err(error),
+        })
+        .collect();
+    let least = match counts {
+        Ok(counts) => counts.into_iter().min().unwrap_or(0),
+        Err(error) => {
+            let detail = format!("a failover may lose locks that were just acquired: {error}");
+            let row = Row::new(check, State::Degraded, detail);
+            return row.change(
+                "let the user call ROLE and WAIT, if the server has them; use fencing tokens",
+            );
+        }
+    };
+    if least == 0 {
+        let detail = "none: if this server is lost, so are its locks";
+        return Row::new(check, State::Note, detail);
+    }
+    match timeout(LIMIT, lock(confirming)).await {
+        Ok(Ok(())) => Row::new(
+            check,
+            State::Ok,
+            format!("{least} connected; they confirm acquisitions"),
+        ),
+        Ok(Err(error)) => {
+            let detail = format!("{least} connected, which do not confirm acquisitions: {error}");
+            Row::new(check, State::Degraded, detail)
+        }
+        Err(_) => Row::new(check, State::Failed, format!("not done within {LIMIT:?}")),
+    }
+}

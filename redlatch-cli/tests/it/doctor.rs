@@ -1,0 +1,133 @@
+//! Tests of `redlatch doctor`: what works on a server, and what to change.
+
+use redlatch_testkit::Server;
+use serde_json::Value;
+
+use crate::support::*;
+
+fn doctor(server: &Server, args: &[&str]) -> Finished {
+    finish(redlatch(server, &[&["doctor"], args].concat()))
+}
+
+/// Returns the state and the text of a check.
+#[track_caller]
+fn check(report: &Finished, name: &str) -> (String, String) {
+    let found = report
+        .stdout
+        .lines()
+        .find(|line| line.get(10..).is_some_and(|rest| rest.starts_with(name)));
+    let line = found.unwrap_or_else(|| panic!("no {name} in {}", report.stdout));
+    let state = line.split_whitespace().next().unwrap();
+    (state.to_owned(), line.to_owned())
+}
+
+#[test]
+fn everything_works_on_a_plain_server() {
+    let server = Server::start();
+    let report = doctor(&server, &[]).expect(0);
+    for name in [
+        "lock",
+        "renewal",
+        "waiting",
+        "fair lock",
+        "read-write lock",
+        "fenced lock",
+        "multi-lock",
+        "semaphore",
+        "expirable semaphore",
+        "count-down latch",
+        "election",
+        "ticket",
+        "list and inspect",
+        "waiters and holders",
+        "eviction at",
+    ] {
+        let (state, line) = check(&report, name);
+        assert_eq!(state, "ok", "{line}");
+    }
+    let (state, line) = check(&report, "replicas");
+    assert_eq!(state, "note", "{line}");
+    assert!(report.stdout.contains("redis 7.") || !report.stdout.contains("unknown version"));
+    assert!(report.stderr.is_empty(), "{report:#?}");
+    let left: Vec<String> = server.command(&["KEYS", "*doctor*"]);
+    assert_eq!(left, [""; 0]);
+}
+
+#[test]
+fn replicas_confirm_acquisitions() {
+    let settings = ["--repl-diskless-sync-delay", "0"];
+    let master = Server::start_with(&settings);
+    let follow = format!("127.0.0.1 {}", master.port());
+    let _replica = Server::start_with(&[&settings[..], &["--replicaof", &follow]].concat());
+    until("in sync", || {
+        let info: String = master.command(&["INFO", "replication"]);
+        info.contains("state=online")
+    });
+    let (state, line) = check(&doctor(&master, &[]).expect(0), "replicas");
+    assert_eq!(state, "ok", "{line}");
+    let _: () = master.command(&["ACL", "SETUSER", "default", "-wait"]);
+    let (state, line) = check(&doctor(&master, &[]).expect(1), "replicas");
+    assert_eq!(state, "degraded", "{line}");
+    assert!(line.contains("wait"), "{line}");
+}
+
+#[test]
+fn server_that_deletes_locks_is_reported() {
+    let server = Server::start_with(&["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"]);
+    let report = doctor(&server, &[]).expect(1);
+    let (state, line) = check(&report, "eviction at");
+    assert_eq!(state, "degraded", "{line}");
+    assert!(
+        report
+            .stdout
+            .contains("change: maxmemory-policy noeviction")
+    );
+    let report = doctor(&server, &["--json"]).expect(1);
+    let report: Value = serde_json::from_str(&report.stdout).unwrap();
+    assert!(report["servers"][0]["round_trip_us"].as_u64().is_some());
+    let checks = report["checks"].as_array().unwrap();
+    let degraded = |check: &&Value| check["state"] == "degraded";
+    let names: Vec<_> = checks
+        .iter()
+        .filter(degraded)
+        .map(|check| &check["check"])
+        .collect();
+    assert_eq!(names.len(), 1, "{names:?}");
+    assert!(
+        names[0]
+            .as_str()
+            .unwrap()
+            .starts_with("eviction at 127.0.0.1:")
+    );
+}
+
+/// A check that is refused neither hides the others nor leaves keys behind.
+#[test]
+fn refused_commands_are_named() {
+    let server = Server::start();
+    let refuse = ["-scan", "-role", "-info", "-time", "-hscan"];
+    let _: () = server.command(&[&["ACL", "SETUSER", "default"], &refuse[..]].concat());
+    let report = doctor(&server, &[]).expect(1);
+    assert_eq!(check(&report, "lock").0, "ok");
+    let (state, line) = check(&report, "list and inspect");
+    assert_eq!(state, "failed", "{line}");
+    assert!(line.contains("scan"), "{line}");
+    assert_eq!(check(&report, "settings of").0, "note");
+    assert_eq!(check(&report, "replicas").0, "degraded");
+    assert!(report.stdout.contains("docs/security.md"));
+
+    let _: () = server.command(&["ACL", "SETUSER", "default", "-evalsha"]);
+    let report = doctor(&server, &[]).expect(69);
+    let (state, line) = check(&report, "lock");
+    assert_eq!(state, "failed", "{line}");
+    assert!(line.contains("evalsha"), "{line}");
+    let left: Vec<String> = server.command(&["KEYS", "*"]);
+    assert_eq!(left, [""; 0]);
+}
+
+#[test]
+fn unreachable_store_is_a_failure() {
+    let mut server = Server::start();
+    server.kill();
+    doctor(&server, &[]).expect(69).assert_stderr("127.0.0.1");
+}

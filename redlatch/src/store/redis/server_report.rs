@@ -1,0 +1,93 @@
+//! What the servers of a store say about themselves, for `redlatch doctor`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use super::Redis;
+use super::node::Node;
+use super::replicas::replicas_in;
+use crate::error::{Error, Result};
+use crate::join::join_all;
+use crate::step::{ScriptReply, unexpected_reply};
+
+/// Number of round trips that are measured.
+const ROUND_TRIPS: usize = 10;
+
+/// What one server that serves keys says about itself. An error is its refusal to say it. For the `redlatch` command, not
+/// part of the public interface.
+#[derive(Debug, Clone)]
+pub struct ServerReport {
+    /// Host and port.
+    pub address: String,
+    /// The shortest of some round trips.
+    pub round_trip: Duration,
+    /// The fields of INFO.
+    pub info: Result<BTreeMap<String, String>>,
+    /// How far its clock is ahead of the local one, in milliseconds.
+    pub clock_ahead_millis: Result<i64>,
+    /// Number of connected replicas.
+    pub replicas: Result<usize>,
+}
+
+impl Redis {
+    /// Asks each node that serves keys what it says about itself.
+    pub(crate) async fn server_reports(&self) -> Result<Vec<ServerReport>> {
+        let nodes = self.masters().await?;
+        let reports = join_all(nodes.iter().map(|node| self.server_report(node))).await;
+        reports.into_iter().collect()
+    }
+
+    /// Waits for an answer of each node that serves keys.
+    pub(crate) async fn ping(&self) -> Result<()> {
+        let nodes = self.masters().await?;
+        let answers = join_all(nodes.iter().map(|node| self.ask(node, &["PING"]))).await;
+        answers.into_iter().try_for_each(|answer| answer.map(drop))
+    }
+
+    async fn server_report(&self, node: &Arc<Node>) -> Result<ServerReport> {
+        let mut round_trip = Duration::MAX;
+        for _ in 0..ROUND_TRIPS {
+            let begun = Instant::now();
+            self.ask(node, &["PING"]).await?;
+            round_trip = round_trip.min(begun.elapsed());
+        }
+        let info = self.ask(node, &["INFO"]).await;
+        let role = self.ask(node, &["ROLE"]).await;
+        let time = self.ask(node, &["TIME"]).await;
+        Ok(ServerReport {
+            address: node.commands.address().unwrap_or_default(),
+            round_trip,
+            info: info.and_then(|info| match info.as_text() {
+                Some(text) => Ok(info_fields(text)),
+                None => Err(unexpected_reply(&info)),
+            }),
+            clock_ahead_millis: time.and_then(|time| clock_ahead(&time, round_trip)),
+            replicas: role
+                .and_then(|role| replicas_in(&role).map_err(super::ExchangeError::into_error)),
+        })
+    }
+}
+
+fn info_fields(info: &str) -> BTreeMap<String, String> {
+    let fields = info.lines().filter_map(|line| line.split_once(':'));
+    fields
+        .map(|(name, value)| (name.to_owned(), value.trim().to_owned()))
+        .collect()
+}
+
+/// Returns how far the clock of the server, which has just answered with its TIME, is ahead of the local one.
+fn clock_ahead(time: &ScriptReply, round_trip: Duration) -> Result<i64> {
+    let part = |part: &ScriptReply| part.as_text()?.parse::<i128>().ok();
+    let parts: Option<Vec<i128>> = time
+        .elements()
+        .and_then(|parts| parts.iter().map(part).collect());
+    let Some([seconds, micros]) = parts.as_deref() else {
+        return Err(unexpected_reply(time));
+    };
+    let local = SystemTime::now().duration_since(UNIX_EPOCH);
+    let local = local.map_err(|_| Error::unavailable("the local clock is before 1970"))?;
+    let answered_at = local.saturating_sub(round_trip / 2).as_micros();
+    let ahead = seconds * 1_000_000 + micros - i128::try_from(answered_at).unwrap_or(i128::MAX);
+    Ok(i64::try_from(ahead / 1000).unwrap_or(i64::MAX))
+}
