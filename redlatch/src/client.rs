@@ -315,6 +315,13 @@ pub struct ClientStatus {
     pub connected: bool,
 }
 
+impl ClientStatus {
+    /// Returns whether the client holds nothing, waits for nothing and settles nothing.
+    pub fn is_idle(&self) -> bool {
+        [self.holds, self.subscriptions, self.background] == [0; 3]
+    }
+}
+
 /// What a client has not settled: the result of [`Client::flush_within`]. Its `Display` lists the names.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[must_use = "the locks and permits that it names may still be held in the store"]

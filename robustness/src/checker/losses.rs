@@ -233,13 +233,15 @@ pub(super) fn revoked_from(history: &History, section: &Section) -> Option<Time>
 /// Returns since when requests to release may concern the hold of a section.
 ///
 /// A release removes the requests for its owner. If a promoted replica lacks that release, or a
-/// slot moved meanwhile, they concern the owner's next hold, too.
+/// slot moved meanwhile, they concern the owner's next hold, too. (Of a read-write lock only holds of
+/// the writer: what the owner reads in between changes nothing.)
 fn requests_since(history: &History, section: &Section) -> Time {
     let begun = hold_begun(history, section);
     let of_owner = history
         .sections
         .iter()
-        .filter(|one| one.same_owner(section) && one.request.name == section.request.name);
+        .filter(|one| one.same_owner(section) && one.request.name == section.request.name)
+        .filter(|one| one.request.mode == section.request.mode);
     let ends = of_owner.filter_map(|one| Some((one.held_span()?.1, one)));
     let before = ends
         .filter(|&(end, _)| end <= begun)
@@ -613,6 +615,15 @@ mod tests {
         let mut not_held = next.clone();
         not_held.unlock_error = Some("Lost(NotHeld)".into());
         assert_eq!(with(&before, &not_held, 4600), too_early);
+        // The owner reads in between: the request is for the writer.
+        let mut read = of_owner(section("a", 4600, 8000));
+        read.request.mode = Mode::Shared;
+        lossless.sections.push(read.clone());
+        assert_eq!(rules(&lossless, Losses::None), []);
+        read.request.mode = next.request.mode;
+        lossless.sections.pop();
+        lossless.sections.push(read);
+        assert_eq!(rules(&lossless, Losses::None), too_early);
         // Another owner was revoked.
         let mut other = before.clone();
         other.request.owner = Some(8);

@@ -125,10 +125,10 @@ pub async fn report_leftovers(
     status: impl Fn() -> ClientStatus,
 ) {
     let end = Instant::now() + LINGER + Duration::from_secs(5);
-    while status() != ClientStatus::default() && Instant::now() < end {
+    while !status().is_idle() && Instant::now() < end {
         sleep(Duration::from_millis(20)).await;
     }
-    if status() != ClientStatus::default() {
+    if !status().is_idle() {
         let status = format!("{:?}", status());
         reporter.report(EventKind::Leftover { client, status });
     }
