@@ -952,8 +952,8 @@ pub(crate) struct Top {
 
 /// Check what works on the store, and what to change.
 ///
-/// Uses each feature as a program would, by two clients on names of its own that begin with `redlatch-doctor:`, and asks the
-/// servers for their settings. Nothing of it is left behind. It takes some seconds.
+/// Uses the main features as a program would, by two clients on names of its own that begin with `redlatch-doctor:`, and asks the
+/// servers for their settings. It takes some seconds, and deletes what it made.
 ///
 /// Each line has a state: ok; note, a limit to know about; degraded, works less well; failed. A line that begins with
 /// change: says what to do about it.

@@ -20,11 +20,11 @@ const LEASE: Duration = Duration::from_secs(10);
 /// Time limit of each check.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// A waiter that is told of a release has the lock earlier.
-const TOLD_WITHIN: Duration = Duration::from_millis(500);
+/// The lease of a lock that is waited for: a waiter that is told nothing tries again when it ends.
+const FALLBACK: Duration = Duration::from_secs(3);
 
 /// The lease of holds that the watchdog renews here.
-const RENEWED_LEASE: Duration = Duration::from_millis(600);
+const RENEWED_LEASE: Duration = Duration::from_secs(2);
 
 /// How far the clock of a server may be off without a note.
 const CLOCK_DISTANCE_MILLIS: u64 = 1000;
@@ -76,25 +76,24 @@ pub(crate) async fn doctor(store_args: &StoreArgs, doctor: &Doctor) -> Result<u8
     };
     let mut store_args = store_args.clone();
     let wanted_replicas = store_args.replicas.take();
-    let (one, other) = (
-        store::connect(&store_args, settings()).await?,
-        store::connect(&store_args, settings()).await?,
-    );
+    let one = store::connect(&store_args, settings()).await?;
+    let other = store::connect(&store_args, settings()).await?;
     let renewing = settings().watchdog_lease(RENEWED_LEASE);
     let renewing = store::connect(&store_args, renewing).await?;
     let mut checks = features(&one, &other, &renewing).await;
-    let servers = one.server_reports().await?;
-    let confirming = match wanted_replicas {
-        Some(ReplicaSync::Off) | None => ReplicaSync::AtLeast(1),
-        Some(wanted) => wanted,
+    let servers = match one.server_reports().await {
+        Ok(servers) => servers,
+        Err(error) => {
+            checks.push(Row::failed("servers", &error));
+            Vec::new()
+        }
     };
-    let confirming = Client::builder().replica_sync(confirming);
-    let confirming = store::connect(&store_args, confirming).await?;
     for server in &servers {
         checks.extend(server_checks(server));
     }
-    checks.push(replicas(&servers, &confirming).await);
-    for client in [&one, &other, &renewing, &confirming] {
+    let sync = wanted_replicas.unwrap_or_default();
+    checks.push(replicas(&store_args, &servers, sync).await);
+    for client in [&one, &other, &renewing] {
         store::flush(client).await;
     }
     let report = Report {
@@ -183,15 +182,23 @@ impl Row {
             Error::NotPermitted { .. } => {
                 row.change("give the user the rights that docs/security.md lists for this feature")
             }
-            Error::Refused { .. } => row.change(
-                "the server or a proxy before it refuses this for all users: do without this feature, or use another server",
+            Error::Refused { reason, .. } if is_unknown_command(reason) => row.change(
+                "the server or a proxy before it does not have this command: do without this feature, or use another server",
             ),
             _ => row,
         }
     }
 }
 
-/// Uses each feature.
+/// Returns whether a server says that it does not have a command.
+fn is_unknown_command(refusal: &str) -> bool {
+    let refusal = refusal.to_ascii_lowercase();
+    ["unknown command", "unsupported command", "not supported"]
+        .iter()
+        .any(|text| refusal.contains(text))
+}
+
+/// Uses the main features.
 async fn features(one: &Client, other: &Client, renewing: &Client) -> Vec<Row> {
     let mut rows = vec![attempt("lock", lock(one)).await];
     if rows[0].state == State::Failed {
@@ -208,8 +215,8 @@ async fn features(one: &Client, other: &Client, renewing: &Client) -> Vec<Row> {
     rows.push(attempt("count-down latch", latch(one)).await);
     rows.push(attempt("election", election(one)).await);
     rows.push(attempt("ticket", ticket(one, other)).await);
-    rows.push(attempt("list and inspect", listing(one)).await);
-    rows.push(attempt("waiters and holders", registry(one)).await);
+    rows.push(listing(one).await);
+    rows.push(registry(one).await);
     rows
 }
 
@@ -221,7 +228,7 @@ async fn attempt(check: &str, work: impl Future<Output = redlatch::Result<()>>) 
     }
 }
 
-/// Returns a name that nobody else uses.
+/// Returns a name that no other program uses.
 fn name(client: &Client, what: &str) -> String {
     format!("redlatch-doctor:{}:{what}", client.id())
 }
@@ -245,7 +252,7 @@ async fn renewal(client: &Client) -> redlatch::Result<()> {
                 .await?,
         );
     }
-    sleep(RENEWED_LEASE * 2).await;
+    sleep(RENEWED_LEASE * 3 / 2).await;
     for guard in guards {
         guard.unlock().await?;
     }
@@ -257,33 +264,29 @@ async fn waiting(one: &Client, other: &Client) -> Row {
     let check = "waiting";
     let passed_on = async {
         let name = name(one, "waiting");
-        // The lease is the fallback of a waiter that is told nothing.
-        let held = one.lock(&name).lock().lease(LEASE / 3).await?;
+        let held = one.lock(&name).lock().lease(FALLBACK).await?;
         let lock = other.lock(&name);
         let waiting = lock.lock();
         let release = async {
             while other.status().subscriptions == 0 {
                 sleep(Duration::from_millis(5)).await;
             }
-            // Behind its first attempt.
-            other.ping().await?;
+            // It has subscribed then, and tried again.
+            sleep(FALLBACK / 6).await;
             let released = Instant::now();
             held.unlock().await?;
             Ok::<_, Error>(released)
         };
-        let (acquired, released) = tokio::join!(
-            async {
-                let guard = waiting.await?;
-                Ok::<_, Error>((guard, Instant::now()))
-            },
-            release
-        );
-        let (guard, acquired) = acquired?;
+        let acquire = async {
+            let guard = waiting.await?;
+            Ok::<_, Error>((guard, Instant::now()))
+        };
+        let ((guard, acquired), released) = tokio::try_join!(acquire, release)?;
         guard.unlock().await?;
-        Ok::<_, Error>(acquired.saturating_duration_since(released?))
+        Ok::<_, Error>(acquired.saturating_duration_since(released))
     };
     match timeout(LIMIT, passed_on).await {
-        Ok(Ok(after)) if after < TOLD_WITHIN => Row::new(
+        Ok(Ok(after)) if after < FALLBACK / 2 => Row::new(
             check,
             State::Ok,
             format!("{} µs after the release", after.as_micros()),
@@ -291,7 +294,7 @@ async fn waiting(one: &Client, other: &Client) -> Row {
         Ok(Ok(after)) => {
             let detail = format!("messages do not arrive: {after:?} after the release");
             let row = Row::new(check, State::Degraded, detail);
-            row.change("let scripts PUBLISH, and this user SUBSCRIBE, to redisson_lock__channel:*")
+            row.change("find out what loses messages between PUBLISH in a script and a subscriber: a proxy, or ACL rules for channels")
         }
         Ok(Err(error)) => Row::failed(check, &error),
         Err(_) => Row::new(check, State::Failed, format!("not done within {LIMIT:?}")),
@@ -302,14 +305,14 @@ async fn fair_lock(one: &Client, other: &Client) -> redlatch::Result<()> {
     let name = name(one, "fair");
     let held = one.fair_lock(&name).lock().await?;
     let lock = other.fair_lock(&name);
-    let (next, released) = tokio::join!(async { lock.lock().await }, async {
+    let release = async {
         while one.fair_lock(&name).queue().await?.is_empty() {
             sleep(Duration::from_millis(5)).await;
         }
         held.unlock().await
-    });
-    released?;
-    next?.unlock().await
+    };
+    let (next, ()) = tokio::try_join!(async { lock.lock().await }, release)?;
+    next.unlock().await
 }
 
 async fn read_write_lock(one: &Client, other: &Client) -> redlatch::Result<()> {
@@ -324,9 +327,8 @@ async fn read_write_lock(one: &Client, other: &Client) -> redlatch::Result<()> {
 
 async fn fenced_lock(client: &Client) -> redlatch::Result<()> {
     let lock = client.fenced_lock(&name(client, "fenced"));
-    let guard = lock.lock().await?;
-    guard.unlock().await?;
-    lock.delete_token().await.map(drop)
+    let used = async { lock.lock().await?.unlock().await };
+    used_and_deleted(used, lock.delete_token()).await
 }
 
 async fn multi_lock(client: &Client) -> redlatch::Result<()> {
@@ -341,8 +343,7 @@ async fn semaphore(client: &Client) -> redlatch::Result<()> {
         semaphore.try_set_permits(1).await?;
         semaphore.acquire().await?.release().await
     };
-    let (used, deleted) = (used.await, semaphore.delete().await);
-    used.and(deleted.map(drop))
+    used_and_deleted(used, semaphore.delete()).await
 }
 
 async fn expirable_semaphore(client: &Client) -> redlatch::Result<()> {
@@ -351,27 +352,41 @@ async fn expirable_semaphore(client: &Client) -> redlatch::Result<()> {
         semaphore.try_set_permits(1).await?;
         semaphore.acquire().await?.release().await
     };
-    let (used, deleted) = (used.await, semaphore.delete().await);
-    used.and(deleted.map(drop))
+    used_and_deleted(used, semaphore.delete()).await
 }
 
 async fn latch(client: &Client) -> redlatch::Result<()> {
     let latch = client.count_down_latch(&name(client, "latch"));
     let used = async {
         latch.try_set_count(1).await?;
-        latch.count_down().await
+        latch.count_down().await.map(drop)
     };
-    let (used, deleted) = (used.await, latch.delete().await);
-    used.map(drop).and(deleted.map(drop))
+    used_and_deleted(used, latch.delete()).await
 }
 
 async fn election(client: &Client) -> redlatch::Result<()> {
     let election = client.election(&name(client, "election"));
-    let leadership = election.campaign("doctor").await?;
-    election.leader().await?;
-    leadership.resign().await?;
     let token = client.fenced_lock(&name(client, "election"));
-    token.delete_token().await.map(drop)
+    let used = async {
+        let leadership = election.campaign("doctor").await?;
+        election.leader().await?;
+        leadership.resign().await
+    };
+    used_and_deleted(used, token.delete_token()).await
+}
+
+/// Uses what does not expire, and deletes it, also if that fails or takes too long.
+async fn used_and_deleted(
+    used: impl Future<Output = redlatch::Result<()>>,
+    deleting: impl Future<Output = redlatch::Result<bool>>,
+) -> redlatch::Result<()> {
+    let used = timeout(LIMIT / 2, used).await;
+    let deleted = deleting.await.map(drop);
+    match used {
+        Ok(used) => used.and(deleted),
+        // The caller reports that.
+        Err(_) => std::future::pending().await,
+    }
 }
 
 async fn ticket(one: &Client, other: &Client) -> redlatch::Result<()> {
@@ -381,17 +396,62 @@ async fn ticket(one: &Client, other: &Client) -> redlatch::Result<()> {
     other.lock(ticket.name()).unlock_ticket(&ticket).await
 }
 
-async fn listing(client: &Client) -> redlatch::Result<()> {
+/// Looks for a lock that is held among all keys.
+async fn listing(client: &Client) -> Row {
+    let check = "list and inspect";
     let name = name(client, "listed");
-    let guard = client.lock(&name).lock().await?;
-    let mut listing = client.list(&name);
-    while listing.next().await?.is_some() {}
-    client.inspect(&name).await?;
-    guard.unlock().await
+    let listed = async {
+        let guard = client.lock(&name).lock().await?;
+        let mut listing = client.list(&name);
+        let found = listing.next().await?.is_some() && client.inspect(&name).await?.is_some();
+        guard.unlock().await?;
+        Ok::<_, Error>(found)
+    };
+    match timeout(LIMIT, listed).await {
+        Ok(Ok(true)) => Row::new(check, State::Ok, ""),
+        Ok(Ok(false)) => Row::new(check, State::Failed, "a lock that was held was not found"),
+        Ok(Err(error)) => Row::failed(check, &error),
+        Err(_) => {
+            let detail = format!("not done within {LIMIT:?}: the database has many keys");
+            Row::new(check, State::Note, detail)
+        }
+    }
 }
 
-async fn registry(client: &Client) -> redlatch::Result<()> {
-    client.waiters(&name(client, "waited-for")).await.map(drop)
+/// Looks up who holds a lock.
+async fn registry(client: &Client) -> Row {
+    let check = "who holds a lock";
+    let name = name(client, "registered");
+    let registered = async {
+        let guard = client.lock(&name).lock().await?;
+        let begun = Instant::now();
+        // Holds of less than a second are not registered.
+        let found = loop {
+            let state = client.inspect(&name).await?;
+            let holders = state.as_ref().map(|state| state.holders());
+            let mut holders = holders.into_iter().flatten();
+            let found = holders.any(|holder| holder.registered.is_some());
+            if found || begun.elapsed() > LIMIT / 2 {
+                break found;
+            }
+            sleep(Duration::from_millis(200)).await;
+        };
+        guard.unlock().await?;
+        Ok::<_, Error>(found)
+    };
+    match timeout(LIMIT, registered).await {
+        Ok(Ok(true)) => Row::new(check, State::Ok, ""),
+        Ok(Ok(false)) => {
+            let row = Row::new(
+                check,
+                State::Degraded,
+                "only owners are known, not their programs",
+            );
+            row.change("give the user the keys redlatch_client:* (docs/security.md)")
+        }
+        Ok(Err(error)) => Row::failed(check, &error),
+        Err(_) => Row::new(check, State::Failed, format!("not done within {LIMIT:?}")),
+    }
 }
 
 /// Checks what a server says about itself.
@@ -413,7 +473,8 @@ fn server_checks(server: &ServerReport) -> Vec<Row> {
     }
     match server.clock_ahead_millis {
         Ok(ahead) if ahead.unsigned_abs() > CLOCK_DISTANCE_MILLIS => {
-            let detail = format!("{ahead} ms ahead of this machine");
+            let direction = if ahead > 0 { "ahead of" } else { "behind" };
+            let detail = format!("{} ms {direction} this machine", ahead.unsigned_abs());
             let row = Row::new(at("clock of"), State::Note, detail);
             rows.push(row.change("synchronize the clocks (NTP): slots of jobs are named by them"));
         }
@@ -440,40 +501,51 @@ fn field<'a>(info: &'a BTreeMap<String, String>, name: &str) -> Option<&'a str> 
     info.get(name).map(String::as_str)
 }
 
-/// Checks that replicas confirm an acquisition, if there are any.
-async fn replicas(servers: &[ServerReport], confirming: &Client) -> Row {
+/// Checks that as many replicas confirm an acquisition as `sync` requires.
+async fn replicas(store_args: &StoreArgs, servers: &[ServerReport], sync: ReplicaSync) -> Row {
     let check = "replicas";
-    let counts: Result<Vec<usize>, &Error> = servers
-        .iter()
-        .map(|server| match &server.replicas {
-            Ok(count) => Ok(*count),
-            Err(error) => Err(error),
-        })
-        .collect();
-    let least = match counts {
-        Ok(counts) => counts.into_iter().min().unwrap_or(0),
-        Err(error) => {
-            let detail = format!("a failover may lose locks that were just acquired: {error}");
-            let row = Row::new(check, State::Degraded, detail);
-            return row.change(
-                "let the user call ROLE and WAIT, if the server has them; use fencing tokens",
-            );
+    let mut least = usize::MAX;
+    for server in servers {
+        match &server.replicas {
+            Ok(count) => least = least.min(*count),
+            Err(error) => {
+                let detail = format!("a failover may lose what was just acquired: {error}");
+                let row = Row::new(check, State::Degraded, detail);
+                let change =
+                    "let the user call ROLE and WAIT, if the server has them; use fencing tokens";
+                return row.change(change);
+            }
         }
-    };
-    if least == 0 {
-        let detail = "none: if this server is lost, so are its locks";
-        return Row::new(check, State::Note, detail);
     }
-    match timeout(LIMIT, lock(confirming)).await {
-        Ok(Ok(())) => Row::new(
+    if sync == ReplicaSync::Off {
+        return Row::new(check, State::Note, "not waited for (--replicas off)");
+    }
+    let confirmed = async {
+        let settings = Client::builder().replica_sync(match sync {
+            // Requires what it would only wait for.
+            ReplicaSync::All if least > 0 => ReplicaSync::AtLeast(1),
+            sync => sync,
+        });
+        let client = store::connect(store_args, settings).await;
+        let client = client.map_err(|failure| failure.message)?;
+        let locked = lock(&client).await.map_err(|error| error.to_string());
+        store::flush(&client).await;
+        locked
+    };
+    let confirmed = timeout(LIMIT, confirmed).await;
+    match confirmed.unwrap_or_else(|_| Err(format!("not done within {LIMIT:?}"))) {
+        Ok(()) if least == 0 => {
+            let detail = "a master has none: if it is lost, so are its locks";
+            Row::new(check, State::Note, detail)
+        }
+        Ok(()) => Row::new(
             check,
             State::Ok,
             format!("{least} connected; they confirm acquisitions"),
         ),
-        Ok(Err(error)) => {
-            let detail = format!("{least} connected, which do not confirm acquisitions: {error}");
+        Err(error) => {
+            let detail = format!("{least} connected; they do not confirm acquisitions: {error}");
             Row::new(check, State::Degraded, detail)
         }
-        Err(_) => Row::new(check, State::Failed, format!("not done within {LIMIT:?}")),
     }
 }

@@ -258,8 +258,8 @@ impl Client {
         self.session.background.clone()
     }
 
-    /// Returns the current counters of this client. All are zero while it holds nothing and waits for
-    /// nothing.
+    /// Returns the current counters of this client. All are zero ([`ClientStatus::is_idle`]) while it holds nothing and
+    /// waits for nothing.
     pub fn status(&self) -> ClientStatus {
         ClientStatus {
             holds: self.session.watchdog.len(),
@@ -310,8 +310,8 @@ pub struct ClientStatus {
     pub subscriptions: usize,
     /// Number of releases and canceled acquisitions that are being settled in the background.
     pub background: usize,
-    /// Whether there is a connection to a server of the store, as far as is known. It asks no server:
-    /// [`Client::ping`] does.
+    /// Whether there is a connection to a server that serves keys, as far as is known: mostly not before the first step,
+    /// and not after a loss of the connection until the next one. It asks no server: [`Client::ping`] does.
     pub connected: bool,
 }
 
@@ -735,7 +735,7 @@ impl ClientBuilder {
     /// ```
     /// # #[tokio::main]
     /// # async fn main() -> redlatch::Result<()> {
-    /// // Whether anybody listens there or not.
+    /// // A server may listen there or not.
     /// let client = redlatch::Client::builder().connect_lazy("redis://127.0.0.1:1")?;
     /// # Ok(())
     /// # }

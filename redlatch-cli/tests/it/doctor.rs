@@ -1,6 +1,6 @@
 //! Tests of `redlatch doctor`: what works on a server, and what to change.
 
-use redlatch_testkit::Server;
+use redlatch_testkit::{Server, shared_cluster};
 use serde_json::Value;
 
 use crate::support::*;
@@ -39,7 +39,7 @@ fn everything_works_on_a_plain_server() {
         "election",
         "ticket",
         "list and inspect",
-        "waiters and holders",
+        "who holds a lock",
         "eviction at",
     ] {
         let (state, line) = check(&report, name);
@@ -123,6 +123,33 @@ fn refused_commands_are_named() {
     assert!(line.contains("evalsha"), "{line}");
     let left: Vec<String> = server.command(&["KEYS", "*"]);
     assert_eq!(left, [""; 0]);
+}
+
+/// The least that docs/security.md lists is enough. In a cluster the names are in several slots.
+#[test]
+fn documented_rights_are_enough_and_a_cluster_works() {
+    let server = Server::start();
+    let rules = include_str!("../../../docs/security.md");
+    let rules = rules.lines().find(|line| line.starts_with("user app on "));
+    let rules = rules.unwrap().replace("app:", "doctor:");
+    let mut rules: Vec<&str> = rules.split_whitespace().skip(2).collect();
+    rules[1] = ">s3cret";
+    let _: () = server.command(&[&["ACL", "SETUSER", "app"], &rules[..]].concat());
+    let mut command = clean_command(&["doctor", "--prefix", "doctor:", "--user", "app"]);
+    command.env("REDLATCH_URL", server.url());
+    command.env("REDLATCH_PASSWORD", "s3cret");
+    let report = finish(command);
+    let failed = |line: &str| line.starts_with("failed");
+    assert!(!report.stdout.lines().any(failed), "{report:#?}");
+    report.expect(1);
+
+    let mut command = clean_command(&["doctor"]);
+    command.env("REDLATCH_URL", shared_cluster().url());
+    let report = finish(command);
+    let bad = |line: &&str| line.starts_with("failed") || line.starts_with("degraded");
+    let bad: Vec<&str> = report.stdout.lines().filter(bad).collect();
+    assert_eq!(bad, [""; 0]);
+    report.expect(0);
 }
 
 #[test]

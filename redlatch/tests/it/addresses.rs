@@ -117,7 +117,8 @@ async fn announced_addresses_are_mapped() {
             "--cluster-preferred-endpoint-type",
             "hostname",
             "--cluster-announce-hostname",
-            "node.invalid",
+            // Nobody listens there.
+            "127.0.0.2",
         ],
         ..ClusterPlan::default()
     });
@@ -126,9 +127,9 @@ async fn announced_addresses_are_mapped() {
     let unmapped = unmapped.unwrap();
     let name = name_at(&cluster, 1);
     let error = unmapped.lock(&name).try_lock().await.unwrap_err();
-    assert!(error.to_string().contains("node.invalid"), "{error}");
+    assert!(error.to_string().contains("127.0.0.2"), "{error}");
     let settings = settings
-        .map_address(|host, port| (host == "node.invalid").then(|| ("127.0.0.1".into(), port)));
+        .map_address(|host, port| (host == "127.0.0.2").then(|| ("127.0.0.1".into(), port)));
     let client = settings.connect(&url_of(&cluster, 0)).await.unwrap();
     let guard = client.lock(&name).lock().await.unwrap();
     cluster.move_slot(cluster.slot_of(&name), 2);

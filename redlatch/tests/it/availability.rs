@@ -40,9 +40,12 @@ async fn client_works_as_soon_as_its_store_does() {
 /// What `connect` refuses at once, the first step refuses.
 #[tokio::test]
 async fn first_step_reports_what_the_servers_refuse() {
-    let refused = async |url: &str| {
+    let lazy = |url: &str| {
         let settings = Client::builder().response_timeout(LONG);
-        let client = settings.connect_lazy(url).unwrap();
+        settings.connect_lazy(url).unwrap()
+    };
+    let refused = async |url: &str| {
+        let client = lazy(url);
         let lock = client.lock(&unique("refused"));
         let error = within_limit("refused", async { lock.try_lock().await }).await;
         error.unwrap_err()
@@ -53,6 +56,19 @@ async fn first_step_reports_what_the_servers_refuse() {
         let error = refused(&format!("{form}://:wrong@{place}")).await;
         let is_login = matches!(error, Error::AuthenticationFailed { .. });
         assert!(is_login, "{form}: {error}");
+    }
+    let node_with_password = lazy(&format!("redis+cluster://:wrong@{place}"));
+    for error in [
+        node_with_password.ping().await.map(drop).unwrap_err(),
+        node_with_password
+            .list("*")
+            .next()
+            .await
+            .map(drop)
+            .unwrap_err(),
+    ] {
+        let is_login = matches!(error, Error::AuthenticationFailed { .. });
+        assert!(is_login, "{error}");
     }
     let not_a_node = shared().url().replace("redis://", "redis+cluster://");
     let error = refused(&not_a_node).await;

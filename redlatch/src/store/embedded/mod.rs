@@ -166,21 +166,19 @@ impl EmbeddedConnection {
         if let Some(answer) = self.run_with_failure(step, progress) {
             return answer;
         }
-        if let Err(error) = self.ping() {
-            progress.record_failure(Instant::now(), error.clone());
-            return Err(error);
-        }
         progress.mark_sent();
         progress.record_answer();
-        self.apply(step)
+        let answer = self.apply(step);
+        if let Err(error @ Error::Unavailable { .. }) = &answer {
+            progress.mark_unsent();
+            progress.record_failure(Instant::now(), error.clone());
+        }
+        answer
     }
 
     /// Returns an error if the store is unavailable.
     pub(crate) fn ping(&self) -> Result<()> {
-        match self.store.0.lock().is_unavailable {
-            true => Err(Error::unavailable("the embedded store is set unavailable")),
-            false => Ok(()),
-        }
+        self.store.0.lock().check_available()
     }
 
     /// Returns the time limit for an answer: none, because the embedded store answers immediately. A unit test
@@ -198,6 +196,7 @@ impl EmbeddedConnection {
         let sent_at = Instant::now();
         let (reply, deliveries) = {
             let mut shared = self.store.0.lock();
+            shared.check_available()?;
             shared.keyspace.now = sent_at;
             let before = shared.watched_entries(step.keys());
             let reply = step.apply(&mut shared.keyspace)?;
@@ -248,8 +247,8 @@ impl EmbeddedConnection {
     }
 
     pub(crate) fn keys(&self, pattern: &str) -> Result<Vec<String>> {
-        self.ping()?;
         let mut shared = self.store.0.lock();
+        shared.check_available()?;
         shared.keyspace.now = Instant::now();
         let mut keys = shared.keyspace.keys();
         keys.retain(|key| glob::matches(pattern.as_bytes(), key.as_bytes()));
@@ -267,6 +266,13 @@ impl Drop for EmbeddedConnection {
 }
 
 impl Shared {
+    fn check_available(&self) -> Result<()> {
+        match self.is_unavailable {
+            true => Err(Error::unavailable("the embedded store is set unavailable")),
+            false => Ok(()),
+        }
+    }
+
     /// Returns the values of these keys, if there is a watch.
     fn watched_entries<'k>(&mut self, keys: Keys<'k>) -> Vec<(&'k str, Option<Entry>)> {
         self.watches.retain(|watch| watch.strong_count() > 0);

@@ -162,8 +162,12 @@ impl Cluster {
 
     /// Returns the error for slots whose owner is not known: that of the latest query if no node has answered it.
     pub(super) fn without_owner(&self, otherwise: &str) -> ExchangeError {
-        let unanswered = self.unanswered.lock().clone();
-        unanswered.unwrap_or_else(|| ExchangeError::not_executed(otherwise))
+        // Of the query: the step itself was not sent.
+        match self.unanswered.lock().clone() {
+            Some(failure) if failure.is_permanent() => failure,
+            Some(failure) => ExchangeError::not_executed(failure.reason()),
+            None => ExchangeError::not_executed(otherwise),
+        }
     }
 
     /// Returns all nodes that own slots, in a stable order.

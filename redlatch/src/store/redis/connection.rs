@@ -752,7 +752,10 @@ async fn is_of_cluster(
     if let ScriptReply::Error(error) = &id {
         let message = error.to_string();
         return match error.code() {
-            _ if message.contains("cluster support disabled") => Err(not_in_a_cluster()),
+            // Later another server may have a node's address for a while.
+            _ if message.contains("cluster support disabled") && ids.lock().is_empty() => {
+                Err(not_in_a_cluster())
+            }
             "NOPERM" => Ok(()),
             _ if is_unknown_command(&message) => Ok(()),
             // Perhaps for now: a node that loads its data may be one of another cluster.

@@ -256,8 +256,7 @@ impl Redis {
     /// Returns the nodes that serve keys.
     async fn masters(&self) -> Result<Vec<Arc<Node>>> {
         check_runtime()?;
-        let masters = async { Ok(self.topology.masters().await) };
-        with_response_timeout(self.response_timeout, masters).await
+        with_response_timeout(self.response_timeout, self.topology.masters()).await
     }
 
     /// Sends a command to a node, and returns its answer.

@@ -35,6 +35,11 @@ impl NodeIds {
         !self.known.contains_key(at) || self.contains(id) || self.is_forgotten(now)
     }
 
+    /// Returns whether no node of the cluster is known yet.
+    pub(super) fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
     /// Returns whether an answer that names these nodes is from this cluster. Servers before 4.0 report no ids.
     pub(super) fn are_ours(&self, nodes: &BTreeMap<Endpoint, String>) -> bool {
         nodes.is_empty() || self.includes_known(nodes)

@@ -30,11 +30,8 @@ impl Redis {
     ) -> Result<()> {
         super::exchange::check_runtime()?;
         let limit: Duration = self.response_timeout;
-        let connections = async { Ok(reporters.connect(&self.topology, changes).await) };
+        let connections = reporters.connect(&self.topology, changes);
         let connections = with_response_timeout(limit, connections).await?;
-        if connections.is_empty() {
-            return Err(Error::unavailable("no master is known"));
-        }
         changes.restart();
         let starting = connections.iter().map(|connection| async move {
             let started = with_response_timeout(limit, start(connection, changes)).await;
@@ -56,8 +53,8 @@ impl Reporters {
         &self,
         topology: &Topology,
         changes: &Arc<Changes>,
-    ) -> Vec<Arc<ReconnectingConnection>> {
-        let masters = topology.masters().await;
+    ) -> Result<Vec<Arc<ReconnectingConnection>>, ExchangeError> {
+        let masters = topology.masters().await?;
         let mut connections = self.0.lock();
         let mut former = std::mem::take(&mut *connections);
         for node in masters {
@@ -65,7 +62,7 @@ impl Reporters {
             let further = || topology.reports_connection(&node, changes.clone());
             connections.insert(node.id, connection.unwrap_or_else(further));
         }
-        connections.values().cloned().collect()
+        Ok(connections.values().cloned().collect())
     }
 }
 

@@ -160,7 +160,13 @@ impl Sentinels {
                 {
                     return failure;
                 }
-                Err((at, failure)) => format!("{at}: {}", failure.reason()),
+                Err((at, failure)) => {
+                    let (at, reason) = (at.to_string(), failure.reason());
+                    match reason.starts_with(&at) {
+                        true => reason,
+                        false => format!("{at}: {reason}"),
+                    }
+                }
                 Ok(Some(SentinelReply { endpoint, .. })) => {
                     format!("one sentinel reports {endpoint}")
                 }

@@ -17,7 +17,9 @@ pub(super) fn check_version(hello: &ScriptReply) -> Result<()> {
         .map_while(|part| part.parse::<u32>().ok());
     let major_minor = (parts.next().unwrap_or(u32::MAX), parts.next().unwrap_or(0));
     // The oldest with all that is needed, RESP3 and the commands in use. Valkey started at 7.2.
-    match server == "redis" && major_minor < (6, 2) {
+    // A sentinel may be older than its servers.
+    let is_data_server = text_field(hello, "mode") != Some("sentinel");
+    match server == "redis" && is_data_server && major_minor < (6, 2) {
         true => unsupported(&format!("it is redis {version}")),
         false => Ok(()),
     }

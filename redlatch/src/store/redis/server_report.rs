@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::Redis;
+use tokio::time::timeout;
+
 use super::node::Node;
 use super::replicas::replicas_in;
 use crate::error::{Error, Result};
@@ -40,16 +42,29 @@ impl Redis {
 
     /// Waits for an answer of each node that serves keys.
     pub(crate) async fn ping(&self) -> Result<()> {
-        let nodes = self.masters().await?;
-        let answers = join_all(nodes.iter().map(|node| self.ask(node, &["PING"]))).await;
-        answers.into_iter().try_for_each(|answer| answer.map(drop))
+        let pinging = async {
+            let nodes = self.masters().await?;
+            let answers = join_all(nodes.iter().map(|node| self.ping_node(node))).await;
+            answers.into_iter().collect()
+        };
+        let limit = self.response_timeout;
+        let answered = timeout(limit, pinging).await;
+        answered.unwrap_or(Err(Error::ResponseTimeout { after: limit }))
+    }
+
+    /// Waits for an answer, which may be a refusal: what users may call differs.
+    async fn ping_node(&self, node: &Arc<Node>) -> Result<()> {
+        match self.ask(node, &["PING"]).await {
+            Ok(_) | Err(Error::NotPermitted { .. } | Error::Refused { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     async fn server_report(&self, node: &Arc<Node>) -> Result<ServerReport> {
         let mut round_trip = Duration::MAX;
         for _ in 0..ROUND_TRIPS {
             let begun = Instant::now();
-            self.ask(node, &["PING"]).await?;
+            self.ping_node(node).await?;
             round_trip = round_trip.min(begun.elapsed());
         }
         let info = self.ask(node, &["INFO"]).await;

@@ -54,11 +54,17 @@ struct PemContents {
 }
 
 impl Tls {
-    pub(super) fn new(certificates: &Certificates) -> Arc<Tls> {
-        Arc::new(Tls {
+    pub(super) fn new(certificates: &Certificates) -> Result<Arc<Tls>> {
+        if let Some(name) = &certificates.server_name
+            && ServerName::try_from(name.as_str()).is_err()
+        {
+            let reason = format!("{name:?} is neither a host name nor an address");
+            return Err(invalid_setting("tls_server_name", reason));
+        }
+        Ok(Arc::new(Tls {
             certificates: certificates.clone(),
             loaded: Mutex::default(),
-        })
+        }))
     }
 
     /// Connects to a server, which can be reached at another address, and verifies its identity.
@@ -68,12 +74,8 @@ impl Tls {
         reachable: &Endpoint,
     ) -> Result<TlsStream, ExchangeError> {
         let host = self.server_name(at);
-        let name = ServerName::try_from(host.to_owned()).map_err(|_| {
-            let reason = format!("{host:?} is neither a host name nor an address");
-            match self.certificates.server_name {
-                Some(_) => invalid_setting("tls_server_name", reason),
-                None => Error::InvalidUrl { reason },
-            }
+        let name = ServerName::try_from(host.to_owned()).map_err(|_| Error::InvalidUrl {
+            reason: format!("{host:?} is neither a host name nor an address"),
         })?;
         let handshake = async |config: &Arc<ClientConfig>| {
             let stream = reachable.connect().await?;

@@ -68,10 +68,7 @@ impl Topology {
                 }
             }
             Form::Sentinel(node, _) => drop(node.commands.get_or_connect().await?),
-            Form::Cluster(cluster) if cluster.masters().await.is_empty() => {
-                return Err(cluster.without_owner("no node of the cluster reported its slots"));
-            }
-            Form::Cluster(_) => {}
+            Form::Cluster(_) => drop(topology.masters().await?),
         }
         Ok(topology)
     }
@@ -247,11 +244,16 @@ impl Topology {
         node.map_or(Some(""), |node| node.timeout_hint())
     }
 
-    /// Returns all nodes that serve keys, in a stable order.
-    pub(super) async fn masters(&self) -> Vec<Arc<Node>> {
+    /// Returns all nodes that serve keys, one at least, in a stable order.
+    pub(super) async fn masters(&self) -> Result<Vec<Arc<Node>>, ExchangeError> {
         match &self.form {
-            Form::Single(node) | Form::Sentinel(node, _) => vec![node.clone()],
-            Form::Cluster(cluster) => cluster.masters().await,
+            Form::Single(node) | Form::Sentinel(node, _) => Ok(vec![node.clone()]),
+            Form::Cluster(cluster) => match cluster.masters().await {
+                none if none.is_empty() => {
+                    Err(cluster.without_owner("no node of the cluster reported its slots"))
+                }
+                masters => Ok(masters),
+            },
         }
     }
 

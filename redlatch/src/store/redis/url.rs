@@ -156,7 +156,7 @@ fn tls(use_tls: bool, options: &ConnectOptions) -> Result<Option<Arc<Tls>>> {
             reason: "the URL does not enable TLS; use rediss:// instead of redis://".into(),
         }),
         #[cfg(feature = "tls")]
-        (true, _) => Ok(Some(Tls::new(&options.tls))),
+        (true, _) => Ok(Some(Tls::new(&options.tls)?)),
         #[cfg(not(feature = "tls"))]
         (true, _) => {
             invalid("this build does not include TLS; enable the feature `tls` of redlatch")
