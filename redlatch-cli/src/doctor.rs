@@ -179,9 +179,6 @@ impl Row {
     fn failed(check: impl Into<String>, error: &Error) -> Row {
         let row = Row::new(check, State::Failed, error.to_string());
         match error {
-            Error::NotPermitted { .. } => {
-                row.change("give the user the rights that docs/security.md lists for this feature")
-            }
             Error::Refused { reason, .. } if is_unknown_command(reason) => row.change(
                 "the server or a proxy before it does not have this command: do without this feature, or use another server",
             ),
