@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum, ValueHint, value_parser};
@@ -861,24 +861,33 @@ pub(crate) enum LatchCommand {
 /// After the store has lost its data, tokens count from 1 again, and a resource that remembers a greater
 /// token rejects every holder. Advance the token to the greatest one that the resource has seen.
 ///
+/// With --from-file, advances the tokens of many names, and prints each name with its token. Each line of the file is a
+/// name, white space, and the greatest token that the resource has seen, as a query of the resource prints them. If a line is
+/// wrong, no token is advanced. It can be repeated.
+///
 /// Each name keeps its token forever. Delete it when no resource remembers a token of NAME any more.
 #[derive(Debug, clap::Args)]
 #[command(
-    override_usage = "redlatch token [OPTIONS] <NAME> [COMMAND]",
+    override_usage = "redlatch token [OPTIONS] <NAME> [COMMAND]\n       redlatch token [OPTIONS] --from-file <FILE>",
     after_help = "\
 Examples:
   redlatch token orders:42
   redlatch token orders:42 advance 7000   # the next acquisition gets 7001
   redlatch token orders:42 delete
   redlatch token scheduler advance 100    # the next leader gets the epoch 101
+  psql -At -F ' ' -c 'SELECT resource, token FROM redlatch_fence_token' | redlatch token --from-file -
 
 Exit codes: 0 done; 2 wrong usage; 65 NAME is an object of another kind;
 69 the store cannot be reached; 75 delete: the lock is held."
 )]
 pub(crate) struct Token {
     /// The name of the lock or election
-    #[arg(value_hint = ValueHint::Other)]
+    #[arg(value_hint = ValueHint::Other, required_unless_present = "from_file", default_value = "", hide_default_value = true)]
     pub(crate) name: String,
+
+    /// Advance the tokens in this file; `-`: standard input
+    #[arg(long, value_name = "FILE", conflicts_with = "name")]
+    pub(crate) from_file: Option<PathBuf>,
 
     #[command(subcommand)]
     pub(crate) command: Option<TokenCommand>,

@@ -1,5 +1,8 @@
 //! `redlatch token`: show, advance or delete the fencing token of a lock. The epochs of an election are tokens of its lock.
 
+use std::io::Read as _;
+use std::path::Path;
+
 use redlatch::Client;
 use redlatch::inspect::ObjectState;
 
@@ -7,9 +10,16 @@ use crate::args::{Token, TokenCommand};
 use crate::exit::{self, Failure};
 use crate::stderr::note;
 use crate::store_args::StoreArgs;
+use crate::threads::run_in_thread;
 use crate::{stdout, store};
 
 pub(crate) async fn token(store_args: &StoreArgs, token: &Token) -> Result<u8, Failure> {
+    if let Some(file) = &token.from_file {
+        if token.command.is_some() {
+            return Err(Failure::usage("--from-file takes no subcommand"));
+        }
+        return advance_all(store_args, file).await;
+    }
     let name = &token.name;
     store::check_name(name).await?;
     let client = store::connect(store_args, Client::builder()).await?;
@@ -31,4 +41,58 @@ pub(crate) async fn token(store_args: &StoreArgs, token: &Token) -> Result<u8, F
         }
     };
     stdout::lines([number.to_string()]).await
+}
+
+/// Advances the token of each name in a file.
+async fn advance_all(store_args: &StoreArgs, file: &Path) -> Result<u8, Failure> {
+    let path = file.to_owned();
+    let read = run_in_thread("file", move || match path.as_os_str() == "-" {
+        true => {
+            let mut text = String::new();
+            std::io::stdin().read_to_string(&mut text).map(|_| text)
+        }
+        false => std::fs::read_to_string(path),
+    });
+    let text = read.await.and_then(|text| text);
+    let text =
+        text.map_err(|error| Failure::system(&format!("cannot read {}", file.display()), &error))?;
+    let tokens = parse(&text).await?;
+    let client = store::connect(store_args, Client::builder()).await?;
+    for (name, at_least) in tokens {
+        let lock = client.fenced_lock(name);
+        let token = lock.advance_token(at_least).await.map_err(|error| {
+            let failure = Failure::from(error);
+            let message = format!("{name}: {}", failure.message);
+            Failure { message, ..failure }
+        })?;
+        if !stdout::lines_if_open([format!("{name} {token}")]).await? {
+            break;
+        }
+    }
+    Ok(exit::OK)
+}
+
+/// Reads a name and a token from each line. The error names all lines that are wrong.
+async fn parse(text: &str) -> Result<Vec<(&str, u64)>, Failure> {
+    let (mut tokens, mut wrong) = (Vec::new(), Vec::new());
+    for (number, line) in (1..).zip(text.lines()) {
+        let line = line.trim();
+        if line.is_empty() {
+            continue;
+        }
+        let Some((name, token)) = line.rsplit_once(char::is_whitespace) else {
+            wrong.push(format!("line {number}: no name and token"));
+            continue;
+        };
+        let (name, token) = (name.trim_end(), token.parse::<u64>());
+        match (token, store::check_name(name).await) {
+            (Ok(token), Ok(())) if token <= redlatch::MAX_TOKEN => tokens.push((name, token)),
+            (_, Ok(())) => wrong.push(format!("line {number}: the last word is no token")),
+            (_, Err(failure)) => wrong.push(format!("line {number}: {}", failure.message)),
+        }
+    }
+    match wrong.is_empty() {
+        true => Ok(tokens),
+        false => Err(Failure::usage(wrong.join("\n"))),
+    }
 }

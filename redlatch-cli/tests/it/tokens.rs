@@ -85,3 +85,34 @@ fn token_is_refused_for_another_kind() {
         token(&name, command).expect(65).assert_stderr("not a lock");
     }
 }
+
+/// After lost data, one command advances the tokens of all names that a resource has seen.
+#[test]
+fn tokens_of_a_file_are_advanced() {
+    let names = [unique("token"), format!("{} with spaces", unique("token"))];
+    let temp_dir = TempDir::new();
+    let file = temp_dir.path("tokens");
+    let text = format!("{} 7000\n\n{}\t42\r\n", names[0], names[1]);
+    std::fs::write(&file, text).unwrap();
+    let advance = |file: &str| finish(redlatch(shared(), &["token", "--from-file", file]));
+    for _ in 0..2 {
+        let lines = format!("{} 7000\n{} 42\n", names[0], names[1]);
+        assert_eq!(advance(&file).expect(0).stdout, lines);
+    }
+    assert_eq!(next_token(&names[0]), "7001\n");
+    assert_eq!(next_token(&names[1]), "43\n");
+
+    let other = unique("token");
+    let text = format!("{other} 5\nnothing\n{other} -1\n{other} 9223372036854775808\n");
+    std::fs::write(&file, text).unwrap();
+    let refused = advance(&file).expect(2);
+    for line in ["line 2", "line 3", "line 4"] {
+        assert!(refused.stderr.contains(line), "{refused:#?}");
+    }
+    assert_eq!(token(&other, &[]).expect(0).stdout, "0\n");
+    advance("/no/such/file")
+        .expect(71)
+        .assert_stderr("/no/such/file");
+    finish(redlatch(shared(), &["token"])).expect(2);
+    finish(redlatch(shared(), &["token", "--from-file", &file, &other])).expect(2);
+}
