@@ -282,10 +282,7 @@ impl Store {
     ) -> Result<()> {
         match self {
             Store::Redis(redis) => redis.start_reports(changes, reporters).await,
-            Store::Embedded(embedded) => {
-                embedded.start_reports(changes);
-                Ok(())
-            }
+            Store::Embedded(embedded) => embedded.start_reports(changes),
         }
     }
 

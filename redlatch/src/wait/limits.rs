@@ -152,7 +152,8 @@ impl WaitQueues {
             // A failure this soon after the previous one continues its outage, even if the store answered in
             // between but its replicas did not.
             let same_outage_within = match (&error, self.store.response_timeout()) {
-                (_, None) => Expiry::Never,
+                // An embedded store has no outages but those of a test.
+                (_, None) => Expiry::In(2 * LONGEST_PAUSE),
                 (Error::NotReplicated { within, .. }, Some(timeout)) => {
                     limit.max(Expiry::In(within.saturating_add(timeout)))
                 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use redlatch::inspect::Event;
 use redlatch::{Client, Embedded, Error};
 use redlatch_testkit::{Cluster, ClusterPlan, Sentinels, Server, shared, unique};
 
@@ -57,6 +58,10 @@ async fn first_step_reports_what_the_servers_refuse() {
         let is_login = matches!(error, Error::AuthenticationFailed { .. });
         assert!(is_login, "{form}: {error}");
     }
+    // A refusal of the handshake is no answer.
+    let without_database = lazy(&format!("redis://:s3cret@{place}/99"));
+    let error = without_database.ping().await.unwrap_err();
+    assert!(error.to_string().contains("99"), "{error}");
     let node_with_password = lazy(&format!("redis+cluster://:wrong@{place}"));
     for error in [
         node_with_password.ping().await.map(drop).unwrap_err(),
@@ -115,6 +120,8 @@ async fn embedded_store_can_be_unavailable() {
         async move { lock.lock().await }
     });
     until("it waits", || async { other.status().subscriptions == 1 }).await;
+    let mut watch = other.watch("*");
+    while watch.next().await.unwrap() != Event::Synchronized {}
     store.set_available(false);
     for error in [
         other.lock("b").try_lock().await.map(drop).unwrap_err(),
@@ -125,10 +132,16 @@ async fn embedded_store_can_be_unavailable() {
         assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     }
     assert!(!other.status().connected);
+    let event = within_limit("interrupted", watch.next()).await.unwrap();
+    assert!(matches!(event, Event::Interrupted { .. }), "{event:?}");
+    // Once, not again and again.
+    let quiet = tokio::time::timeout(Duration::from_secs(5), watch.next()).await;
+    assert!(quiet.is_err(), "{quiet:?}");
     within_limit("lost", guard.lost()).await;
     store.set_available(true);
     assert!(other.status().connected);
     other.ping().await.unwrap();
+    while within_limit("synchronized", watch.next()).await.unwrap() != Event::Synchronized {}
     let error = within_limit("told", waiting).await.unwrap().unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     other

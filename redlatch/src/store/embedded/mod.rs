@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::glob;
 use crate::keyspace::{Entry, Keyspace, Message};
 use crate::step::{Keys, Step};
-use crate::store::{Answer, Changes, Progress, SharedSubscriber};
+use crate::store::{Answer, Changes, Progress, SharedSubscriber, Subscriber as _};
 use crate::sync::Mutex;
 
 #[cfg(test)]
@@ -80,10 +80,16 @@ impl Embedded {
         let clients = shared.subscribers.values().flatten();
         let clients: HashMap<u64, SharedSubscriber> =
             clients.map(|(id, client)| (*id, client.clone())).collect();
+        let watches = match available {
+            true => Vec::new(),
+            false => std::mem::take(&mut shared.watches),
+        };
         drop(shared);
         if !available {
             // They may access the store at once.
             clients.values().for_each(|client| client.on_disconnect());
+            let watches = watches.iter().filter_map(Weak::upgrade);
+            watches.for_each(|watch| watch.on_disconnect());
         }
     }
 
@@ -167,11 +173,13 @@ impl EmbeddedConnection {
             return answer;
         }
         progress.mark_sent();
-        progress.record_answer();
         let answer = self.apply(step);
-        if let Err(error @ Error::Unavailable { .. }) = &answer {
-            progress.mark_unsent();
-            progress.record_failure(Instant::now(), error.clone());
+        match &answer {
+            Err(error @ Error::Unavailable { .. }) => {
+                progress.mark_unsent();
+                progress.record_failure(Instant::now(), error.clone());
+            }
+            _ => progress.record_answer(),
         }
         answer
     }
@@ -238,12 +246,14 @@ impl EmbeddedConnection {
         }
     }
 
-    pub(crate) fn start_reports(&self, changes: &Arc<Changes>) {
+    pub(crate) fn start_reports(&self, changes: &Arc<Changes>) -> Result<()> {
         let mut shared = self.store.0.lock();
+        shared.check_available()?;
         let watch = Arc::downgrade(changes);
         if !shared.watches.iter().any(|other| other.ptr_eq(&watch)) {
             shared.watches.push(watch);
         }
+        Ok(())
     }
 
     pub(crate) fn keys(&self, pattern: &str) -> Result<Vec<String>> {

@@ -67,6 +67,17 @@ pub(super) enum Target {
     CurrentMaster(Arc<dyn MasterResolver>),
 }
 
+impl Target {
+    /// Returns where that is, for messages, as far as is known.
+    fn place(&self) -> String {
+        match self {
+            Target::Fixed(address) | Target::Replicated(address) => format!(" to {address}"),
+            Target::ClusterNode(at, _) => format!(" to {at}"),
+            Target::CurrentMaster(_) => String::new(),
+        }
+    }
+}
+
 /// Resolves the address of the current master, which may change.
 pub(super) trait MasterResolver: Send + Sync {
     /// Returns the current address.
@@ -284,7 +295,8 @@ impl ReconnectingConnection {
             let connected = tokio::time::timeout(limit, connection.connect(generation)).await;
             let connected = connected.unwrap_or_else(|_| {
                 Err(ExchangeError::not_executed(format!(
-                    "no connection within the connect timeout of {limit:?}{}",
+                    "no connection{} within the connect timeout of {limit:?}{}",
+                    connection.target.place(),
                     connection.config.timeout_hint()
                 )))
             });
@@ -752,12 +764,10 @@ async fn is_of_cluster(
     if let ScriptReply::Error(error) = &id {
         let message = error.to_string();
         return match error.code() {
-            // Later another server may have a node's address for a while.
-            _ if message.contains("cluster support disabled") && ids.lock().is_empty() => {
-                Err(not_in_a_cluster())
-            }
             "NOPERM" => Ok(()),
             _ if is_unknown_command(&message) => Ok(()),
+            // Later another server may have a node's address for a while.
+            "ERR" if ids.lock().is_empty() => Err(not_in_a_cluster()),
             // Perhaps for now: a node that loads its data may be one of another cluster.
             _ => Err(ExchangeError::not_executed(message)),
         };

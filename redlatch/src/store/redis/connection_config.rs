@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use super::address_map::AddressMap;
@@ -30,6 +31,8 @@ pub(super) struct ConnectionConfig {
     pub(super) connect_timeout: Duration,
     /// Whether the server must be a data server outside of a cluster.
     pub(super) standalone: bool,
+    /// Whether one server was supported. Another one at its address is then taken for an outage.
+    pub(super) was_supported: Arc<AtomicBool>,
 }
 
 impl ConnectionConfig {
@@ -71,6 +74,7 @@ impl ConnectionConfig {
             address_map: options.address_map.clone(),
             connect_timeout: options.settings.connect_timeout,
             standalone: false,
+            was_supported: Arc::default(),
         })
     }
 

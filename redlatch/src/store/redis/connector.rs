@@ -1,6 +1,7 @@
 //! Connects to one server, with or without TLS, and makes the handshake.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::connection_config::ConnectionConfig;
 use super::credentials::Credentials;
@@ -84,16 +85,29 @@ impl ConnectionConfig {
                     };
                     return Err(ExchangeError::from_refusal(&command, &error));
                 }
-                Some(greeting) if cmd.name() == "HELLO" => {
-                    check_version(&greeting)?;
-                    if self.standalone {
-                        check_standalone(&greeting)?;
-                    }
-                }
+                Some(greeting) if cmd.name() == "HELLO" => self.check(&greeting)?,
                 Some(_) => {}
             }
         }
         Ok(())
+    }
+
+    /// Checks the answer to HELLO. A server that was supported may be replaced by another one at its address for a while.
+    fn check(&self, greeting: &ScriptReply) -> Result<(), ExchangeError> {
+        let standalone = || match self.standalone {
+            true => check_standalone(greeting),
+            false => Ok(()),
+        };
+        match check_version(greeting).and_then(|()| standalone()) {
+            Ok(()) => {
+                self.was_supported.store(true, Ordering::Relaxed);
+                Ok(())
+            }
+            Err(error) if self.was_supported.load(Ordering::Relaxed) => {
+                Err(ExchangeError::not_executed(error.to_string()))
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     async fn socket(&self, address: &Address) -> Result<Socket, ExchangeError> {
@@ -126,7 +140,12 @@ impl ConnectionConfig {
             }
             #[cfg(unix)]
             (None, Address::Unix(path)) => {
-                Ok(Socket::Unix(tokio::net::UnixStream::connect(path).await?))
+                let connected = tokio::net::UnixStream::connect(path).await;
+                let stream = connected.map_err(|error| {
+                    let reason = format!("{}: {error}", path.display());
+                    ExchangeError::NotExecuted(Cause::new(reason, error))
+                })?;
+                Ok(Socket::Unix(stream))
             }
             #[cfg(not(unix))]
             (None, Address::Unix(_)) => {
@@ -156,4 +175,41 @@ impl ConnectionConfig {
 
 fn ended(error: &WireError, hint: &str) -> ExchangeError {
     ExchangeError::NotExecuted(Cause::new(format!("{error}{hint}"), error.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::options::{ConnectOptions, Login};
+    use super::*;
+
+    /// Its waiters wait through that, as through any outage.
+    #[test]
+    fn other_server_at_the_address_of_a_supported_one_is_an_outage() {
+        let (login, options) = (Login::default(), ConnectOptions::default());
+        let config = ConnectionConfig::new(&login, 0, &login, None, None, &options);
+        let config = ConnectionConfig {
+            standalone: true,
+            ..config.unwrap()
+        };
+        let greeting = |mode: &str, version: &str| {
+            let texts = ["server", "redis", "version", version, "mode", mode];
+            ScriptReply::List(texts.map(|text| ScriptReply::Bytes(text.into())).into())
+        };
+        let others = [
+            ("cluster", "7.0.0"),
+            ("sentinel", "7.0.0"),
+            ("standalone", "6.0.0"),
+        ];
+        for (mode, version) in others {
+            let refused = config.check(&greeting(mode, version)).unwrap_err();
+            assert!(refused.is_permanent(), "{mode}");
+        }
+        config.check(&greeting("standalone", "7.0.0")).unwrap();
+        // Another connection of the same store.
+        let config = config.clone();
+        for (mode, version) in others {
+            let failed = config.check(&greeting(mode, version)).unwrap_err();
+            assert!(!failed.is_permanent() && failed.had_no_effect(), "{mode}");
+        }
+    }
 }

@@ -61,7 +61,7 @@ impl Default for RedisSettings {
 pub enum ReplicaSync {
     /// Waits for all connected replicas, and requires that at least one of them acknowledges, if any is
     /// connected (as Redisson does with `checkLockSyncedSlaves`). The default. With a single server it is
-    /// off if no replica is connected when the client connects.
+    /// off if no replica is connected when the client connects (but with `connect_lazy`).
     #[default]
     All,
     /// Requires as many connected replicas as make, with the master, more than half of all of these servers. With a

@@ -55,8 +55,13 @@ impl Redis {
     /// Waits for an answer, which may be a refusal: what users may call differs.
     async fn ping_node(&self, node: &Arc<Node>) -> Result<()> {
         match self.ask(node, &["PING"]).await {
-            Ok(_) | Err(Error::NotPermitted { .. } | Error::Refused { .. }) => Ok(()),
-            Err(error) => Err(error),
+            // Not of the handshake.
+            Err(Error::NotPermitted { .. } | Error::Refused { .. })
+                if node.commands.is_connected() =>
+            {
+                Ok(())
+            }
+            answer => answer.map(drop),
         }
     }
 
