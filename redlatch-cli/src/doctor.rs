@@ -14,13 +14,13 @@ use crate::exit::{self, Failure};
 use crate::store_args::StoreArgs;
 use crate::{stdout, store};
 
-/// The lease of what is held here, if this program dies meanwhile.
+/// The lease of each lock that a check holds: it ends if this program dies.
 const LEASE: Duration = Duration::from_secs(10);
 
 /// Time limit of each check.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// The lease of a lock that is waited for: a waiter that is told nothing tries again when it ends.
+/// The lease of the lock that the other client waits for. A waiter that receives no message tries again when it ends.
 const FALLBACK: Duration = Duration::from_secs(3);
 
 /// The lease of holds that the watchdog renews here.
@@ -179,20 +179,12 @@ impl Row {
     fn failed(check: impl Into<String>, error: &Error) -> Row {
         let row = Row::new(check, State::Failed, error.to_string());
         match error {
-            Error::Refused { reason, .. } if is_unknown_command(reason) => row.change(
+            Error::Refused { reason, .. } if redlatch::is_unknown_command(reason) => row.change(
                 "the server or a proxy before it does not have this command: do without this feature, or use another server",
             ),
             _ => row,
         }
     }
-}
-
-/// Returns whether a server says that it does not have a command.
-fn is_unknown_command(refusal: &str) -> bool {
-    let refusal = refusal.to_ascii_lowercase();
-    ["unknown command", "unsupported command", "not supported"]
-        .iter()
-        .any(|text| refusal.contains(text))
 }
 
 /// Uses the main features.
@@ -217,12 +209,27 @@ async fn features(one: &Client, other: &Client, renewing: &Client) -> Vec<Row> {
     rows
 }
 
+/// Makes a check that does what it checks, or fails.
 async fn attempt(check: &str, work: impl Future<Output = redlatch::Result<()>>) -> Row {
+    measure(check, work, |()| Row::new(check, State::Ok, "")).await
+}
+
+/// Makes a check within its time limit. `judge` returns the row for what it found.
+async fn measure<T>(
+    check: &str,
+    work: impl Future<Output = redlatch::Result<T>>,
+    judge: impl FnOnce(T) -> Row,
+) -> Row {
     match timeout(LIMIT, work).await {
-        Ok(Ok(())) => Row::new(check, State::Ok, ""),
+        Ok(Ok(found)) => judge(found),
         Ok(Err(error)) => Row::failed(check, &error),
-        Err(_) => Row::new(check, State::Failed, format!("not done within {LIMIT:?}")),
+        Err(_) => Row::new(check, State::Failed, not_done()),
     }
+}
+
+/// Returns what a row says of a check that has reached its time limit.
+fn not_done() -> String {
+    format!("not done within {LIMIT:?}")
 }
 
 /// Returns a name that no other program uses.
@@ -282,20 +289,18 @@ async fn waiting(one: &Client, other: &Client) -> Row {
         guard.unlock().await?;
         Ok::<_, Error>(acquired.saturating_duration_since(released))
     };
-    match timeout(LIMIT, passed_on).await {
-        Ok(Ok(after)) if after < FALLBACK / 2 => Row::new(
-            check,
-            State::Ok,
-            format!("{} µs after the release", after.as_micros()),
-        ),
-        Ok(Ok(after)) => {
+    let judge = |after: Duration| match after < FALLBACK / 2 {
+        true => {
+            let detail = format!("{} µs after the release", after.as_micros());
+            Row::new(check, State::Ok, detail)
+        }
+        false => {
             let detail = format!("messages do not arrive: {after:?} after the release");
             let row = Row::new(check, State::Degraded, detail);
             row.change("find out what loses messages between PUBLISH in a script and a subscriber: a proxy, or ACL rules for channels")
         }
-        Ok(Err(error)) => Row::failed(check, &error),
-        Err(_) => Row::new(check, State::Failed, format!("not done within {LIMIT:?}")),
-    }
+    };
+    measure(check, passed_on, judge).await
 }
 
 async fn fair_lock(one: &Client, other: &Client) -> redlatch::Result<()> {
@@ -409,7 +414,7 @@ async fn listing(client: &Client) -> Row {
         Ok(Ok(false)) => Row::new(check, State::Failed, "a lock that was held was not found"),
         Ok(Err(error)) => Row::failed(check, &error),
         Err(_) => {
-            let detail = format!("not done within {LIMIT:?}; the database may have many keys");
+            let detail = format!("{}; the database may have many keys", not_done());
             Row::new(check, State::Degraded, detail)
         }
     }
@@ -436,19 +441,15 @@ async fn registry(client: &Client) -> Row {
         guard.unlock().await?;
         Ok::<_, Error>(found)
     };
-    match timeout(LIMIT, registered).await {
-        Ok(Ok(true)) => Row::new(check, State::Ok, ""),
-        Ok(Ok(false)) => {
-            let row = Row::new(
-                check,
-                State::Degraded,
-                "only owners are known, not their programs",
-            );
+    let judge = |found| match found {
+        true => Row::new(check, State::Ok, ""),
+        false => {
+            let detail = "only owners are known, not their programs";
+            let row = Row::new(check, State::Degraded, detail);
             row.change("give the user the keys redlatch_client:* (docs/security.md)")
         }
-        Ok(Err(error)) => Row::failed(check, &error),
-        Err(_) => Row::new(check, State::Failed, format!("not done within {LIMIT:?}")),
-    }
+    };
+    measure(check, registered, judge).await
 }
 
 /// Checks what a server says about itself.
@@ -531,7 +532,7 @@ async fn replicas(store_args: &StoreArgs, servers: &[ServerReport], sync: Replic
         locked
     };
     let confirmed = timeout(LIMIT, confirmed).await;
-    match confirmed.unwrap_or_else(|_| Err(format!("not done within {LIMIT:?}"))) {
+    match confirmed.unwrap_or_else(|_| Err(not_done())) {
         Ok(()) if least == 0 => {
             let detail = "a master has none: if it is lost, so are its locks";
             Row::new(check, State::Note, detail)

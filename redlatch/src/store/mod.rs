@@ -11,7 +11,7 @@ pub(crate) use self::changes::Changes;
 pub(crate) use self::delivery::{Delivery, Route};
 pub(crate) use self::nodes::{NodeId, ServerId, Suspects};
 pub(crate) use self::progress::{ContactSource, LastContact, Progress};
-pub use self::redis::{Credentials, PublicUrl, ReplicaSync, ServerReport};
+pub use self::redis::{Credentials, PublicUrl, ReplicaSync, ServerReport, is_unknown_command};
 pub(crate) use self::redis::{Provider, Reporters};
 pub(crate) use self::scan::{Cursor, ScanType};
 pub(crate) use self::subscriber::{SharedSubscriber, Subscriber};

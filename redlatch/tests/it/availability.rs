@@ -144,12 +144,5 @@ async fn embedded_store_can_be_unavailable() {
     while within_limit("synchronized", watch.next()).await.unwrap() != Event::Synchronized {}
     let error = within_limit("told", waiting).await.unwrap().unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
-    other
-        .lock("a")
-        .lock()
-        .await
-        .unwrap()
-        .unlock()
-        .await
-        .unwrap();
+    other.lock("a").run(async {}).await.unwrap();
 }

@@ -183,7 +183,7 @@ async fn connection_failure_differs_from_response_timeout() {
     assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
     // From now on connections are accepted, but no data is sent on them.
     proxy.cut();
-    let said = "no connection ";
+    let said = "no connection within";
     until("that is what it is", || async {
         let error = lock.try_lock().await.unwrap_err();
         matches!(&error, Error::Unavailable { reason, .. } if reason.starts_with(said))

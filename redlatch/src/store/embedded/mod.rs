@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::glob;
 use crate::keyspace::{Entry, Keyspace, Message};
 use crate::step::{Keys, Step};
-use crate::store::{Answer, Changes, Progress, SharedSubscriber, Subscriber as _};
+use crate::store::{Answer, Changes, Progress, SharedSubscriber};
 use crate::sync::Mutex;
 
 #[cfg(test)]
@@ -35,7 +35,7 @@ pub struct Embedded(Arc<Mutex<Shared>>);
 
 struct Shared {
     keyspace: Keyspace,
-    is_unavailable: bool,
+    is_available: bool,
     /// By channel and connection id.
     subscribers: HashMap<String, HashMap<u64, SharedSubscriber>>,
     last_connection_id: u64,
@@ -50,7 +50,7 @@ impl Embedded {
     pub fn new() -> Embedded {
         Embedded(Arc::new(Mutex::new(Shared {
             keyspace: Keyspace::new(Instant::now()),
-            is_unavailable: false,
+            is_available: true,
             subscribers: HashMap::new(),
             last_connection_id: 0,
             watches: Vec::new(),
@@ -76,21 +76,20 @@ impl Embedded {
     /// ```
     pub fn set_available(&self, available: bool) {
         let mut shared = self.0.lock();
-        shared.is_unavailable = !available;
+        shared.is_available = available;
+        if available {
+            return;
+        }
         let clients = shared.subscribers.values().flatten();
         let clients: HashMap<u64, SharedSubscriber> =
             clients.map(|(id, client)| (*id, client.clone())).collect();
-        let watches = match available {
-            true => Vec::new(),
-            false => std::mem::take(&mut shared.watches),
-        };
+        let watches = std::mem::take(&mut shared.watches);
+        // They may access the store at once.
         drop(shared);
-        if !available {
-            // They may access the store at once.
-            clients.values().for_each(|client| client.on_disconnect());
-            let watches = watches.iter().filter_map(Weak::upgrade);
-            watches.for_each(|watch| watch.on_disconnect());
-        }
+        let watches = watches.iter().filter_map(Weak::upgrade);
+        let watches = watches.map(|watch| watch as SharedSubscriber);
+        let disconnected = clients.into_values().chain(watches);
+        disconnected.for_each(|subscriber| subscriber.on_disconnect());
     }
 
     /// Returns the number of channels with subscribers, and of watches.
@@ -277,9 +276,9 @@ impl Drop for EmbeddedConnection {
 
 impl Shared {
     fn check_available(&self) -> Result<()> {
-        match self.is_unavailable {
-            true => Err(Error::unavailable("the embedded store is set unavailable")),
-            false => Ok(()),
+        match self.is_available {
+            true => Ok(()),
+            false => Err(Error::unavailable("the embedded store is set unavailable")),
         }
     }
 

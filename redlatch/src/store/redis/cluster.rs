@@ -331,8 +331,9 @@ impl Cluster {
             }
         }
         // A node that is down does not hide what another one has refused for good.
-        failures.sort_by_key(|failure| !failure.is_permanent());
-        let unanswered = failures.into_iter().next();
+        let unanswered = failures
+            .into_iter()
+            .min_by_key(|failure| !failure.is_permanent());
         *self.unanswered.lock() = unanswered.filter(|_| reports.is_empty());
         let is_set_up_again = {
             let answers = reports.iter().map(|report| &report.ids);

@@ -7,7 +7,7 @@ use super::connection_config::ConnectionConfig;
 use super::credentials::Credentials;
 use super::endpoint::Address;
 use super::exchange_error::ExchangeError;
-use super::server_info::{check_standalone, check_version};
+use super::server_info::check_supported;
 use super::wire::{Cmd, Expects, PushHandler, Socket, Wire, WireError, WireGuard};
 use crate::environment::{check_sockets, task};
 use crate::error::{Cause, Error};
@@ -94,11 +94,7 @@ impl ConnectionConfig {
 
     /// Checks the answer to HELLO. A server that was supported may be replaced by another one at its address for a while.
     fn check(&self, greeting: &ScriptReply) -> Result<(), ExchangeError> {
-        let standalone = || match self.standalone {
-            true => check_standalone(greeting),
-            false => Ok(()),
-        };
-        match check_version(greeting).and_then(|()| standalone()) {
+        match check_supported(greeting, self.standalone) {
             Ok(()) => {
                 self.was_supported.store(true, Ordering::Relaxed);
                 Ok(())
@@ -117,7 +113,8 @@ impl ConnectionConfig {
                 return Err(ExchangeError::not_executed("only TCP is simulated"));
             };
             let at = self.address_map.reachable(at);
-            let stream = process.connect(at.host(), at.port()).await?;
+            let connected = process.connect(at.host(), at.port()).await;
+            let stream = connected.map_err(|error| ExchangeError::unreachable(&at, error))?;
             return Ok(Socket::other(stream));
         }
         // Without sockets, connecting would panic.
@@ -141,11 +138,8 @@ impl ConnectionConfig {
             #[cfg(unix)]
             (None, Address::Unix(path)) => {
                 let connected = tokio::net::UnixStream::connect(path).await;
-                let stream = connected.map_err(|error| {
-                    let reason = format!("{}: {error}", path.display());
-                    ExchangeError::NotExecuted(Cause::new(reason, error))
-                })?;
-                Ok(Socket::Unix(stream))
+                let failed = |error| ExchangeError::unreachable(path.display(), error);
+                Ok(Socket::Unix(connected.map_err(failed)?))
             }
             #[cfg(not(unix))]
             (None, Address::Unix(_)) => {

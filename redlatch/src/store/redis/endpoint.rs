@@ -8,7 +8,6 @@ use tokio::net::TcpStream;
 
 use super::exchange_error::ExchangeError;
 use super::wire::connect_tcp;
-use crate::error::Cause;
 
 /// What a cluster node writes instead of the host of a node without a host name, if host names are
 /// preferred (`cluster-preferred-endpoint-type hostname`). It may stand for any node, not only the
@@ -106,10 +105,7 @@ impl Endpoint {
     /// Connects to it.
     pub(super) async fn connect(&self) -> Result<TcpStream, ExchangeError> {
         let connected = connect_tcp(&self.host, self.port).await;
-        connected.map_err(|error| {
-            // Of several servers it may be the only one that cannot be reached.
-            ExchangeError::NotExecuted(Cause::new(format!("{self}: {error}"), error))
-        })
+        connected.map_err(|error| ExchangeError::unreachable(self, error))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Failures of one exchange with a server, and when to retry.
 
-use std::io;
 use std::time::Duration;
+use std::{fmt, io};
 
 use tokio::time::Instant;
 
@@ -60,8 +60,9 @@ fn inner_code<'a>(code: &'a str, message: &'a str) -> &'a str {
     inner.filter(is_code).unwrap_or(code)
 }
 
-/// Returns whether a server or proxy says that it does not have a command.
-pub(super) fn is_unknown_command(refusal: &str) -> bool {
+/// Returns whether a server or proxy says that it does not have a command. For the `redlatch` command, too; not part of the
+/// public interface.
+pub fn is_unknown_command(refusal: &str) -> bool {
     let texts = [
         "unknown command",
         "unsupported command",
@@ -95,6 +96,11 @@ const NON_LOCAL_KEY: &str = "ttempted to access a non local key";
 impl ExchangeError {
     pub(super) fn not_executed(cause: impl Into<Cause>) -> ExchangeError {
         ExchangeError::NotExecuted(cause.into())
+    }
+
+    /// There is no connection to this place. Of several servers it may be the only one.
+    pub(super) fn unreachable(place: impl fmt::Display, error: io::Error) -> ExchangeError {
+        ExchangeError::NotExecuted(Cause::new(format!("{place}: {error}"), error))
     }
 
     /// Returns whether repeating the command cannot help.
@@ -206,13 +212,6 @@ impl ExchangeError {
 impl From<Error> for ExchangeError {
     fn from(error: Error) -> ExchangeError {
         ExchangeError::Permanent(error)
-    }
-}
-
-/// No connection could be made.
-impl From<io::Error> for ExchangeError {
-    fn from(error: io::Error) -> ExchangeError {
-        ExchangeError::NotExecuted(Cause::new(error.to_string(), error))
     }
 }
 

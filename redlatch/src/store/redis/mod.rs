@@ -23,6 +23,7 @@ pub(crate) use self::address_map::AddressMap;
 pub use self::credentials::Credentials;
 pub(crate) use self::credentials::Provider;
 use self::exchange::{CommandRequest, PooledCmd, RawAnswer, check_runtime};
+pub use self::exchange_error::is_unknown_command;
 use self::exchange_error::{ExchangeError, Retry};
 use self::node::Node;
 use self::options::ConnectOptions;
@@ -273,7 +274,8 @@ impl Redis {
     /// Returns whether there is a connection to a node that serves keys.
     pub(crate) fn is_connected(&self) -> bool {
         let nodes = self.topology.known_masters();
-        nodes.iter().any(|node| node.timeout_hint().is_none())
+        let mut connections = nodes.iter().flat_map(|node| node.connections());
+        connections.any(|connection| connection.is_connected())
     }
 
     /// Returns one page of keys. Visits one node after the other.

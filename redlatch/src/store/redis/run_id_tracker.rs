@@ -112,9 +112,14 @@ pub(super) fn run_id(info: &ScriptReply) -> Option<String> {
 
 /// Returns a field of the reply to INFO or CLUSTER INFO.
 pub(super) fn info_field<'i>(info: &'i str, name: &str) -> Option<&'i str> {
-    let mut fields = info.lines().filter_map(|line| line.split_once(':'));
-    let (_, value) = fields.find(|(other, _)| *other == name)?;
-    Some(value.trim())
+    let (_, value) = info_fields(info).find(|(other, _)| *other == name)?;
+    Some(value)
+}
+
+/// Returns all fields of a reply to INFO.
+pub(super) fn info_fields(info: &str) -> impl Iterator<Item = (&str, &str)> {
+    let fields = info.lines().filter_map(|line| line.split_once(':'));
+    fields.map(|(name, value)| (name, value.trim()))
 }
 
 #[cfg(test)]

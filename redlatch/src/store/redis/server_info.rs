@@ -4,8 +4,17 @@ use super::pubsub::text_field;
 use crate::error::{Error, Result};
 use crate::step::{ScriptReply, unexpected_reply};
 
+/// Checks a server by its answer to HELLO. `standalone`: it must be a data server outside of a cluster.
+pub(super) fn check_supported(hello: &ScriptReply, standalone: bool) -> Result<()> {
+    check_version(hello)?;
+    match standalone {
+        true => check_standalone(hello),
+        false => Ok(()),
+    }
+}
+
 /// Checks the version of a server. A server or proxy without a version counts as new.
-pub(super) fn check_version(hello: &ScriptReply) -> Result<()> {
+fn check_version(hello: &ScriptReply) -> Result<()> {
     if hello.elements().is_none() {
         return Err(unexpected_reply(hello));
     }
@@ -26,7 +35,7 @@ pub(super) fn check_version(hello: &ScriptReply) -> Result<()> {
 }
 
 /// Checks that this is a data server outside of a cluster.
-pub(super) fn check_standalone(hello: &ScriptReply) -> Result<()> {
+fn check_standalone(hello: &ScriptReply) -> Result<()> {
     match text_field(hello, "mode") {
         // It would refuse keys of other nodes' slots one by one, some of them after hours.
         Some("cluster") => unsupported("it is a node of a cluster; connect with redis+cluster://"),

@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use super::Redis;
 use tokio::time::timeout;
 
+use super::Redis;
+use super::exchange_error::ExchangeError;
 use super::node::Node;
 use super::replicas::replicas_in;
+use super::run_id_tracker::info_fields;
 use crate::error::{Error, Result};
 use crate::join::join_all;
 use crate::step::{ScriptReply, unexpected_reply};
@@ -79,21 +81,16 @@ impl Redis {
             address: node.commands.address().unwrap_or_default(),
             round_trip,
             info: info.and_then(|info| match info.as_text() {
-                Some(text) => Ok(info_fields(text)),
+                Some(text) => {
+                    let owned = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
+                    Ok(info_fields(text).map(owned).collect())
+                }
                 None => Err(unexpected_reply(&info)),
             }),
             clock_ahead_millis: time.and_then(|time| clock_ahead(&time, round_trip)),
-            replicas: role
-                .and_then(|role| replicas_in(&role).map_err(super::ExchangeError::into_error)),
+            replicas: role.and_then(|role| replicas_in(&role).map_err(ExchangeError::into_error)),
         })
     }
-}
-
-fn info_fields(info: &str) -> BTreeMap<String, String> {
-    let fields = info.lines().filter_map(|line| line.split_once(':'));
-    fields
-        .map(|(name, value)| (name.to_owned(), value.trim().to_owned()))
-        .collect()
 }
 
 /// Returns how far the clock of the server, which has just answered with its TIME, is ahead of the local one.

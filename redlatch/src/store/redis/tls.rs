@@ -55,11 +55,9 @@ struct PemContents {
 
 impl Tls {
     pub(super) fn new(certificates: &Certificates) -> Result<Arc<Tls>> {
-        if let Some(name) = &certificates.server_name
-            && ServerName::try_from(name.as_str()).is_err()
-        {
-            let reason = format!("{name:?} is neither a host name nor an address");
-            return Err(invalid_setting("tls_server_name", reason));
+        if let Some(name) = &certificates.server_name {
+            let invalid = |reason| invalid_setting("tls_server_name", reason);
+            parse_server_name(name).map_err(invalid)?;
         }
         Ok(Arc::new(Tls {
             certificates: certificates.clone(),
@@ -74,9 +72,7 @@ impl Tls {
         reachable: &Endpoint,
     ) -> Result<TlsStream, ExchangeError> {
         let host = self.server_name(at);
-        let name = ServerName::try_from(host.to_owned()).map_err(|_| Error::InvalidUrl {
-            reason: format!("{host:?} is neither a host name nor an address"),
-        })?;
+        let name = parse_server_name(host).map_err(|reason| Error::InvalidUrl { reason })?;
         let handshake = async |config: &Arc<ClientConfig>| {
             let stream = reachable.connect().await?;
             let connector = TlsConnector::from(config.clone());
@@ -182,6 +178,12 @@ impl Tls {
             (Err(error), None) => Err(error),
         }
     }
+}
+
+/// Parses the name in a certificate. The error is the reason why that is not possible.
+fn parse_server_name(name: &str) -> std::result::Result<ServerName<'static>, String> {
+    let parsed = ServerName::try_from(name.to_owned());
+    parsed.map_err(|_| format!("{name:?} is neither a host name nor an address"))
 }
 
 const CA_SETTING: &str = "tls_ca";
