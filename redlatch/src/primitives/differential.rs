@@ -164,6 +164,15 @@ where
     harness.into_inner().coverage
 }
 
+/// Checks that the histories have reached each event, given by how often: enough, and far below what random histories
+/// of [`HISTORIES`] reach.
+pub(crate) fn assert_reached<const N: usize>(events: [u32; N]) {
+    println!("reached: {events:?}");
+    let enough = HISTORIES / 100;
+    let all_are_reached = events.iter().all(|times| *times >= enough);
+    assert!(all_are_reached, "hardly ever: {events:?}");
+}
+
 /// Returns texts where a token or an epoch may be: numbers at the limits of what can be counted,
 /// and what is no number.
 pub(crate) fn number_texts() -> impl Strategy<Value = String> {

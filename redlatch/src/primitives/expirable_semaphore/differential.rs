@@ -15,7 +15,7 @@ use crate::hold::Hold;
 use crate::lease::Expiry;
 use crate::metrics::KindMetrics;
 use crate::owner::Owner;
-use crate::primitives::differential::{Comparable, assert_equivalent, lease, time};
+use crate::primitives::differential::{Comparable, assert_equivalent, assert_reached, lease, time};
 use crate::session::CheckHandOver;
 use crate::step::Outcome;
 
@@ -88,10 +88,10 @@ fn moves() -> impl Strategy<Value = Move> {
         4 => (owner, n, lease.clone())
             .prop_map(|(owner, n, lease)| Move::Renew { owner, n, lease: lease - 1 }),
         8 => (0..8u32, any::<bool>()).prop_map(|(permits, if_absent)| Move::Set { permits, if_absent }),
-        2 => delta.prop_map(|delta| Move::Add { delta }),
-        2 => Just(Move::Count),
+        4 => delta.prop_map(|delta| Move::Add { delta }),
+        3 => Just(Move::Count),
         1 => (0..3u8, 1..4u8).prop_map(|(owner, n)| Move::CheckHandOver { owner, n }),
-        2 => (id.clone(), lease).prop_map(|(id, lease)| Move::UpdateLease { id, lease }),
+        4 => (id.clone(), lease).prop_map(|(id, lease)| Move::UpdateLease { id, lease }),
         1 => id.prop_map(|id| Move::LeaseOf { id }),
         1 => Just(Move::Inspect),
         1 => Just(Move::Force),
@@ -255,7 +255,6 @@ fn lua_and_rules_agree() {
             Move::DeleteNumber => harness.remove(keys.object.key()).await,
         }
     });
-    println!("{seen:?}");
     let Seen {
         acquired,
         acquired_with_number,
@@ -274,7 +273,7 @@ fn lua_and_rules_agree() {
         deleted,
         wrong_kind,
     } = seen;
-    let all = [
+    assert_reached([
         acquired,
         acquired_with_number,
         unset,
@@ -291,6 +290,5 @@ fn lua_and_rules_agree() {
         forced,
         deleted,
         wrong_kind,
-    ];
-    assert!(all.iter().all(|times| *times > 20), "hardly ever: {all:?}");
+    ]);
 }
