@@ -2,8 +2,8 @@
 //! refuses a second request while the first one runs. To refund, the attribute is used: a second request waits.
 //!
 //! ```sh
-//! cargo run --example http_service                       # needs no server
-//! cargo run --example http_service -- redis://127.0.0.1  # or with REDLATCH_URL
+//! cargo run --features http_service --example http_service                       # needs no server
+//! cargo run --features http_service --example http_service -- redis://127.0.0.1  # or with REDLATCH_URL
 //! ```
 
 use std::collections::BTreeSet;

@@ -5,13 +5,14 @@
 //! cargo run --release --example quickstart -- redis://127.0.0.1  # or with REDLATCH_URL: several processes
 //! ```
 
+use std::fs::{self, OpenOptions};
 use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, SystemTime};
 
-use redis::aio::MultiplexedConnection;
 use redlatch::Client;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
@@ -37,7 +38,7 @@ Sells a stock of 300 with 16 workers, first without a lock and then with one.
 type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
 
 /// One worker: sells until the stock is empty. With a lock, only while it holds that.
-async fn work(mut stock: Stock, lock: Option<(Client, String)>, sold: impl Fn()) -> Result<()> {
+async fn work(stock: Stock, lock: Option<(Client, String)>, sold: impl Fn()) -> Result<()> {
     // Without a lock the stock can grow again, so this limits the loop.
     for _ in 0..STOCK {
         let sold_one = match &lock {
@@ -57,34 +58,33 @@ async fn work(mut stock: Stock, lock: Option<(Client, String)>, sold: impl Fn())
     Ok(())
 }
 
-/// The remaining stock: a number in this process, or a key in a server.
+/// The remaining stock: a number in a file.
 #[derive(Clone)]
-enum Stock {
-    Here(Arc<AtomicU64>),
-    Server(MultiplexedConnection, String),
-}
+struct Stock(PathBuf);
 
 impl Stock {
+    fn create(file: &Path) -> Result<Stock> {
+        fs::write(file, "")?;
+        let stock = Stock(file.to_owned());
+        stock.write(STOCK)?;
+        Ok(stock)
+    }
+
     /// Reads the stock, waits, and writes one less: correct only if no other worker does so at the same time.
-    async fn sell_one(&mut self) -> Result<bool> {
-        let left = match self {
-            Stock::Here(stock) => stock.load(SeqCst),
-            Stock::Server(server, key) => redis::cmd("GET").arg(key).query_async(server).await?,
-        };
+    async fn sell_one(&self) -> Result<bool> {
+        let left: u64 = fs::read_to_string(&self.0)?.trim().parse()?;
         if left == 0 {
             return Ok(false);
         }
         tokio::time::sleep(THINKING).await;
-        let left = left - 1;
-        match self {
-            Stock::Here(stock) => stock.store(left, SeqCst),
-            Stock::Server(server, key) => {
-                let mut set = redis::cmd("SET");
-                set.arg(key).arg(left).arg("KEEPTTL");
-                set.exec_async(server).await?;
-            }
-        }
+        self.write(left - 1)?;
         Ok(true)
+    }
+
+    /// Always as many bytes, over the old ones, so that the file is never empty.
+    fn write(&self, left: u64) -> Result<()> {
+        let mut file = OpenOptions::new().write(true).open(&self.0)?;
+        Ok(file.write_all(format!("{left:>20}").as_bytes())?)
     }
 }
 
@@ -97,7 +97,7 @@ async fn main() -> ExitCode {
         ["--url", url] => sell_out(Some(url)).await,
         [url] if url.contains("://") => sell_out(Some(url)).await,
         // Started by `sell_with_processes`.
-        ["--worker", url, sale, how] => worker_process(url, sale, how == "locked").await,
+        ["--worker", url, file, lock] => worker_process(url, Path::new(file), lock).await,
         ["--help" | "-h"] => {
             print!("{USAGE}");
             return ExitCode::SUCCESS;
@@ -147,16 +147,23 @@ async fn sell_out(url: Option<&str>) -> Result<ExitCode> {
 
 /// Sells everything once. Returns how much was sold.
 async fn sell(url: Option<&str>, locked: bool) -> Result<u64> {
+    // Unique names for the file and the lock.
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
+    let sale = format!("{}-{}", std::process::id(), since.as_nanos());
+    let file = std::env::temp_dir().join(format!("redlatch-quickstart-{sale}"));
+    let lock = locked.then(|| format!("redlatch-example:{sale}:quickstart"));
+    let stock = Stock::create(&file)?;
     let sold = Sold::default();
-    match url {
-        Some(url) => sell_with_processes(url, locked, &sold).await?,
+    let ended = match url {
+        Some(url) => sell_with_processes(url, &file, lock.as_deref(), &sold).await,
         None => {
-            let stock = Stock::Here(Arc::new(AtomicU64::new(STOCK)));
-            let lock = locked.then(|| (Client::embedded(), "shop".to_owned()));
+            let lock = lock.map(|name| (Client::embedded(), name));
             let sold = sold.clone();
-            sell_with_tasks(WORKERS, stock, lock, move || sold.one()).await?;
+            sell_with_tasks(WORKERS, stock, lock, move || sold.one()).await
         }
-    }
+    };
+    fs::remove_file(&file)?;
+    ended?;
     Ok(sold.0.load(SeqCst))
 }
 
@@ -186,50 +193,42 @@ async fn sell_with_tasks(
     Ok(())
 }
 
-async fn sell_with_processes(url: &str, locked: bool, sold: &Sold) -> Result<()> {
+async fn sell_with_processes(
+    url: &str,
+    file: &Path,
+    lock: Option<&str>,
+    sold: &Sold,
+) -> Result<()> {
     // Reports problems with the URL or the server clearly.
-    Client::connect(url).await?;
-    let mut server = connect(url).await?;
-    // The sale is the name of the lock, and so its key. It is unique.
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
-    let sale = format!(
-        "redlatch-example:{}-{}:quickstart",
-        std::process::id(),
-        since.as_nanos()
-    );
-    let stock = stock_key(&sale);
-    // Even if this process is killed, the server drops the stock after ten minutes.
-    let mut set = redis::cmd("SET");
-    set.arg(&stock).arg(STOCK).arg("EX").arg(600);
-    set.exec_async(&mut server).await?;
-
+    let client = Client::connect(url).await?;
     let mut processes = Vec::new();
-    let ran = run_processes(url, &sale, locked, sold, &mut processes).await;
+    let ran = run_processes(url, file, lock, sold, &mut processes).await;
 
-    // First stop all processes, then delete all keys.
+    // First stop all processes, then release what one of them may still hold.
     for process in &mut processes {
         let _ = process.kill().await;
     }
-    let mut tidy = redis::cmd("DEL");
-    tidy.arg(&stock).arg(&sale);
-    let tidied = tidy.exec_async(&mut server).await;
     ran?;
-    Ok(tidied?)
+    if let Some(lock) = lock {
+        client.lock(lock).force_unlock().await?;
+    }
+    Ok(())
 }
 
 /// Starts this program several times, and counts what the processes report as sold.
 async fn run_processes(
     url: &str,
-    sale: &str,
-    locked: bool,
+    file: &Path,
+    lock: Option<&str>,
     sold: &Sold,
     processes: &mut Vec<Child>,
 ) -> Result<()> {
-    let how = if locked { "locked" } else { "unlocked" };
     let mut reports = JoinSet::new();
     for _ in 0..PROCESSES {
         let mut process = Command::new(std::env::current_exe()?)
-            .args(["--worker", url, sale, how])
+            .args(["--worker", url])
+            .arg(file)
+            .arg(lock.unwrap_or_default())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
@@ -260,13 +259,13 @@ async fn run_processes(
     Ok(())
 }
 
-/// One of the processes: some of the workers, with a client of their own.
-async fn worker_process(url: &str, sale: &str, locked: bool) -> Result<ExitCode> {
-    let stock = Stock::Server(connect(url).await?, stock_key(sale));
-    let lock = match locked {
-        true => Some((Client::connect(url).await?, sale.to_owned())),
-        false => None,
+/// One of the processes: some of the workers, with a client of their own. An empty name stands for no lock.
+async fn worker_process(url: &str, file: &Path, lock: &str) -> Result<ExitCode> {
+    let lock = match lock {
+        "" => None,
+        name => Some((Client::connect(url).await?, name.to_owned())),
     };
+    let stock = Stock(file.to_owned());
     sell_with_tasks(WORKERS / PROCESSES, stock, lock, || {
         // A closed pipe is no reason to panic: this process is being stopped.
         let _ = writeln!(std::io::stdout(), "sold");
@@ -274,13 +273,4 @@ async fn worker_process(url: &str, sale: &str, locked: bool) -> Result<ExitCode>
     .await?;
     println!("done");
     Ok(ExitCode::SUCCESS)
-}
-
-async fn connect(url: &str) -> Result<MultiplexedConnection> {
-    let client = redis::Client::open(url)?;
-    Ok(client.get_multiplexed_async_connection().await?)
-}
-
-fn stock_key(sale: &str) -> String {
-    format!("{sale}:stock")
 }

@@ -2,12 +2,18 @@
 
 use std::process::Output;
 
-use redlatch_testkit::Server;
+use redlatch_testkit::{Server, unique};
 
 use crate::common::example;
 
+/// Runs it with a folder of its own for temporary files, which must be empty in the end.
 fn quickstart(args: &[&str]) -> Output {
-    example("quickstart").args(args).output().unwrap()
+    let folder = std::env::temp_dir().join(unique("quickstart"));
+    std::fs::create_dir(&folder).unwrap();
+    let mut quickstart = example("quickstart");
+    let output = quickstart.args(args).env("TMPDIR", &folder).output();
+    std::fs::remove_dir(&folder).unwrap();
+    output.unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {
