@@ -297,8 +297,13 @@ fn operations(history: &History, sections: &[&Section]) -> Vec<Operation> {
 /// Returns when a hold can have ended: the earliest and the latest time.
 fn release_interval(history: &History, section: &Section, acquired: Time) -> (Time, Time) {
     let last_valid = section.valid_until.unwrap_or_else(|| {
-        // The fixed lease of one of several locks may end before all of them are acquired.
-        let lease = section.request.limits.lease;
+        // One of several locks may be lost before all of them are acquired: when its fixed lease ends, or by a request to
+        // release it.
+        let (is_member, lost) = (section.request.is_member, section.loss_reported);
+        let lease = match is_member && lost.is_some_and(|lost| lost <= acquired) {
+            true => Some(0),
+            false => section.request.limits.lease,
+        };
         lease.map_or(acquired, |lease| acquired.min(section.requested + lease))
     });
     let process = history.processes.get(&section.process);
@@ -475,12 +480,13 @@ mod tests {
         section
     }
 
-    /// One of several locks may be acquired long before the last one.
+    /// One of several locks may be acquired long before the last one, and its fixed lease may end, or its owner be asked to
+    /// release it.
     #[test]
-    fn fixed_lease_may_end_before_all_locks_are_acquired() {
-        let explained = |lease, loses: bool| {
+    fn one_of_several_locks_may_be_lost_before_all_are_acquired() {
+        let explained = |lease, loses: bool, is_member| {
             let mut slow = section(0, 0, 50, Some(50));
-            slow.request.limits.lease = lease;
+            (slow.request.limits.lease, slow.request.is_member) = (lease, is_member);
             (slow.loss_reported, slow.release_started) = (loses.then_some(50), Some(55));
             let mut other = section(1, 20, 40, Some(40));
             other.release_started = Some(60);
@@ -488,10 +494,9 @@ mod tests {
             let history = History::new(Duration::from_secs(1));
             first_unexplained(&operations(&history, &sections.each_ref())).is_none()
         };
-        assert!(explained(Some(30), true));
-        assert!(
-            !explained(Some(45), true) && !explained(None, true) && !explained(Some(30), false)
-        );
+        assert!(explained(Some(30), true, false) && explained(None, true, true));
+        assert!(!explained(Some(45), true, false) && !explained(None, true, false));
+        assert!(!explained(Some(30), false, false) && !explained(None, false, true));
     }
 
     /// In a fault, an attempt may acquire the lock, lose its answer, and be undone before the request acquires it.

@@ -132,7 +132,8 @@ fn run_many(options: &Options) -> bool {
         None => true,
         Some(seed) => {
             print_line!("the smallest run found that fails in the same way as seed {seed}:");
-            run_one(seed)
+            run_one(seed);
+            false
         }
     }
 }

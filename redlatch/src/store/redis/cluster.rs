@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::connection::{ReconnectingConnection, Target};
@@ -56,8 +56,8 @@ pub(super) struct Cluster {
     settings: NodeSettings,
     map: Mutex<SlotMap>,
     ids: Arc<Mutex<NodeIds>>,
-    /// Number of completed queries of the nodes.
-    refreshes: watch::Sender<u64>,
+    /// Wakes requests after each query of the nodes, in the order in which they began to wait.
+    refreshed: Notify,
     refresh_task: RefreshTask,
     /// Whether no connected node is known to lack sharded channels, as of the latest check.
     has_sharded_channels: AtomicBool,
@@ -139,7 +139,7 @@ impl Cluster {
             settings,
             map: Mutex::default(),
             ids: Arc::default(),
-            refreshes: watch::Sender::new(0),
+            refreshed: Notify::new(),
             refresh_task: RefreshTask::default(),
             has_sharded_channels: AtomicBool::new(true),
             unanswered: Mutex::default(),
@@ -283,10 +283,9 @@ impl Cluster {
 
     /// Waits until the nodes have been queried once more.
     async fn refresh_and_wait(self: &Arc<Self>) {
-        let mut refreshes = self.refreshes.subscribe();
-        let started = *refreshes.borrow_and_update();
+        let refreshed = self.refreshed.notified();
         self.request_refresh();
-        let _ = refreshes.wait_for(|refreshes| *refreshes > started).await;
+        refreshed.await;
     }
 
     /// Queries the nodes for the owners of the slots. Returns whether there are other masters than before.
@@ -297,7 +296,7 @@ impl Cluster {
             self.query_nodes(false).await;
         }
         self.end_moved_subscriptions();
-        self.refreshes.send_modify(|refreshes| *refreshes += 1);
+        self.refreshed.notify_waiters();
         self.map.lock().masters() != before
     }
 

@@ -29,7 +29,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
 use super::connection::{MasterResolver, Preamble, ReconnectingConnection, Target};
@@ -61,7 +61,9 @@ pub(super) struct Sentinels {
     master_connections: Mutex<Vec<Weak<ReconnectingConnection>>>,
     view: Arc<SharedView>,
     /// The outcome of the latest query.
-    latest: watch::Sender<Option<Result<Endpoint, ExchangeError>>>,
+    latest: Mutex<Option<Result<Endpoint, ExchangeError>>>,
+    /// Wakes connections after each query, in the order in which they began to wait.
+    queried: Notify,
     refresh_task: RefreshTask,
 }
 
@@ -104,7 +106,8 @@ impl Sentinels {
             sentinels: sentinels.iter().map(connection).collect(),
             master_connections: Mutex::default(),
             view,
-            latest: watch::Sender::new(None),
+            latest: Mutex::new(None),
+            queried: Notify::new(),
             refresh_task,
         })
     }
@@ -231,7 +234,8 @@ impl Sentinels {
         if let Err(failure) = &outcome {
             tracing::debug!(name = self.master, error = ?failure, "the sentinels named no master");
         }
-        self.latest.send_replace(Some(outcome));
+        *self.latest.lock() = Some(outcome);
+        self.queried.notify_waiters();
     }
 
     /// Invalidates the connections that lead to another server than the new master.
@@ -251,14 +255,14 @@ impl MasterResolver for Sentinels {
     /// Returns the outcome of the latest query, or of the next one if that is due.
     fn resolve(self: Arc<Self>) -> Boxed<'static, Result<Endpoint, ExchangeError>> {
         Box::pin(async move {
-            let mut outcomes = self.latest.subscribe();
+            let queried = self.queried.notified();
             self.view.view.lock().on_needed();
             self.request_refresh();
             let next_query = self.view.view.lock().next_query();
             if next_query <= Instant::now() {
-                let _ = outcomes.changed().await;
+                queried.await;
             }
-            let outcome = outcomes.borrow().clone();
+            let outcome = self.latest.lock().clone();
             outcome.unwrap_or_else(|| Err(ExchangeError::not_executed("no sentinel was queried")))
         })
     }
