@@ -16,13 +16,14 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::process::{
     Pid, Signal, WaitOptions, WaitStatus, getpid, kill_current_process_group, kill_process,
-    kill_process_group, test_kill_process_group, wait,
+    kill_process_group, test_kill_process_group,
 };
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::args::Cmd;
 use crate::exit::by_signal;
 use crate::held_lock::HeldLock;
+use crate::own_processes;
 use crate::process_tree::{self, State};
 use crate::signals::{self, Caught, Signals};
 use crate::stderr;
@@ -116,7 +117,7 @@ impl Child {
     /// [`Caught::Child`]. Also reaps adopted processes that have ended.
     pub(crate) fn poll_event(&mut self) -> io::Result<Option<ChildEvent>> {
         loop {
-            match wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
+            match own_processes::wait_for_any(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
                 Ok(Some((pid, status))) if pid == self.cmd => match status.stopping_signal() {
                     Some(number) => {
                         let signal = Signal::from_named_raw(number).unwrap_or(Signal::STOP);
@@ -402,7 +403,9 @@ impl Child {
         match self.is_subreaper {
             // `wait` sees every descendant: an orphan becomes a child of this process at the moment
             // its parent ends.
-            true if self.earlier_children.is_empty() => self.no_children_left,
+            true if self.earlier_children.is_empty() && own_processes::ids().is_empty() => {
+                self.no_children_left
+            }
             true => {
                 let left = process_tree::descendants(&self.earlier_children);
                 self.status.is_some() && left.is_ok_and(|left| left.is_empty())
@@ -450,7 +453,7 @@ fn ending_signal(status: WaitStatus) -> Option<i32> {
 
 /// Returns a command that runs `redlatch __exec`. The new process asks the system to kill it when
 /// this process dies, which only it can do, and then executes CMD. See [`crate::exec`].
-fn exec_command(command: &[OsString], in_foreground: bool, blocked: &[i32]) -> Command {
+pub(crate) fn exec_command(command: &[OsString], in_foreground: bool, blocked: &[i32]) -> Command {
     let mut wrapper = redlatch_command();
     wrapper.arg("__exec");
     if in_foreground {

@@ -29,11 +29,12 @@ const SYSTEM_FILE: &str = "/etc/redlatch.toml";
 /// The name of a user's file in its configuration directory.
 const USER_FILE: &str = "redlatch.toml";
 
-const KEYS: [&str; 14] = [
+const KEYS: [&str; 15] = [
     "url",
     "prefix",
     "user",
     "password-file",
+    "credentials-command",
     "sentinel-user",
     "sentinel-password-file",
     "tls-ca",
@@ -220,6 +221,9 @@ impl Entry<'_> {
             "prefix" => args.prefix = Some(self.text()?.to_owned()),
             "user" => args.user = Some(self.text()?.to_owned()),
             "password-file" => args.default_password_file = Some(self.path()?),
+            "credentials-command" => {
+                args.default_credentials_command = Some(self.text()?.to_owned());
+            }
             "sentinel-user" => args.sentinel_user = Some(self.text()?.to_owned()),
             "sentinel-password-file" => {
                 args.default_sentinel_password_file = Some(self.path()?);

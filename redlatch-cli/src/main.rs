@@ -5,6 +5,7 @@ mod args;
 mod child;
 mod completions;
 mod config;
+mod credentials;
 mod doctor;
 #[cfg(test)]
 mod documented_commands;
@@ -21,6 +22,7 @@ mod line_queue;
 #[cfg(feature = "man")]
 mod man;
 mod once;
+mod own_processes;
 mod process_tree;
 mod registered;
 mod run;

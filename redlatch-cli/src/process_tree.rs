@@ -37,6 +37,7 @@ mod linux {
     use rustix::process::{Pid, getpid, set_child_subreaper};
 
     use super::{Process, State};
+    use crate::own_processes;
 
     /// Descriptors for `/proc`, once [`keep_descriptors`] was called: without them, a process that
     /// has used up its own could not find the processes that it has to end.
@@ -76,7 +77,8 @@ mod linux {
         set_child_subreaper(Some(getpid())).is_ok()
     }
 
-    /// Returns all descendants that have not ended, without `excluded` and their descendants.
+    /// Returns all descendants that have not ended, without `excluded`, those that this process has started for itself,
+    /// and their descendants.
     pub(crate) fn descendants(excluded: &HashSet<Pid>) -> io::Result<Vec<Process>> {
         let mut children: HashMap<Pid, Vec<Process>> = HashMap::new();
         with_kept_descriptors(|| {
@@ -91,11 +93,12 @@ mod linux {
             }
             Ok::<_, io::Error>(())
         })?;
+        let own = own_processes::ids();
         let mut found = Vec::new();
         let mut parents = vec![getpid()];
         while let Some(parent) = parents.pop() {
             for process in children.remove(&parent).unwrap_or_default() {
-                if !excluded.contains(&process.pid) {
+                if !excluded.contains(&process.pid) && !own.contains(&process.pid) {
                     parents.push(process.pid);
                     found.push(process);
                 }

@@ -71,7 +71,7 @@ fn connect_failure(store_args: &StoreArgs, store: &str, error: Error) -> Failure
         (Error::InvalidUrl { .. }, Some(source)) => (format!("{source}: url: "), ""),
         (Error::AuthenticationFailed { .. }, _) => (
             format!("{store}: "),
-            " (--user and --password-file, or REDLATCH_USERNAME and REDLATCH_PASSWORD)",
+            " (--user and --password-file or --credentials-command, or REDLATCH_USERNAME and REDLATCH_PASSWORD)",
         ),
         // Names the store: it may be the default, or come from the environment or a file.
         (

@@ -9,9 +9,9 @@ use std::time::Duration;
 use clap::ValueHint;
 use redlatch::{ClientBuilder, PublicUrl, ReplicaSync};
 
-use crate::duration;
 use crate::exit::Failure;
 use crate::stderr::warning;
+use crate::{credentials, duration};
 
 /// Options for the store's address, login, TLS and timeouts. No option takes a password.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -64,6 +64,23 @@ pub(crate) struct StoreArgs {
     /// The password file that a configuration file names. REDLATCH_PASSWORD overrides it.
     #[arg(skip)]
     pub(crate) default_password_file: Option<PathBuf>,
+
+    /// The command that prints the password, for tokens that expire. A shell runs it for each new
+    /// connection, and again before the end of a time that it prints (lines after the first:
+    /// `valid-for: 15m`, `user: NAME`)
+    #[arg(
+        long,
+        global = true,
+        env = "REDLATCH_CREDENTIALS_COMMAND",
+        hide_env_values = true,
+        value_name = "CMD",
+        value_hint = ValueHint::CommandString
+    )]
+    pub(crate) credentials_command: Option<String>,
+
+    /// The same of a configuration file. REDLATCH_PASSWORD overrides it.
+    #[arg(skip)]
+    pub(crate) default_credentials_command: Option<String>,
 
     /// The user for the Sentinels
     #[arg(
@@ -198,7 +215,11 @@ impl StoreArgs {
     /// `lower`, and a client certificate its key.
     pub(crate) fn fill_from(&mut self, lower: StoreArgs) {
         // An empty variable counts as unset.
-        for text in [&mut self.user, &mut self.sentinel_user] {
+        for text in [
+            &mut self.user,
+            &mut self.credentials_command,
+            &mut self.sentinel_user,
+        ] {
             text.take_if(|text| text.is_empty());
         }
         let url = self.url.as_deref().map(PublicUrl::parse);
@@ -206,7 +227,10 @@ impl StoreArgs {
         let url = url.and_then(Result::ok).unwrap_or_default();
         if !url.has_login {
             fill(&mut self.user, lower.user);
-            fill(&mut self.default_password_file, lower.default_password_file);
+            if self.default_password_file.is_none() && self.default_credentials_command.is_none() {
+                self.default_password_file = lower.default_password_file;
+                self.default_credentials_command = lower.default_credentials_command;
+            }
         }
         if !url.has_sentinel_login {
             fill(&mut self.sentinel_user, lower.sentinel_user);
@@ -240,16 +264,21 @@ impl StoreArgs {
         if let Some(user) = non_empty(&self.user) {
             builder = builder.username(user);
         }
-        let password = read_password(
-            self.password_file.as_deref(),
-            PASSWORD_VARIABLE,
-            self.default_password_file.as_deref(),
-        )?;
-        builder = match password {
-            Some(Password::Text(text)) => builder.password(text),
-            Some(Password::File(path)) => builder.password_file(path),
-            None => builder,
-        };
+        if let (None, Some(command)) = (&self.password_file, &self.credentials_command) {
+            builder = with_command(builder, command);
+        } else {
+            let password = read_password(
+                self.password_file.as_deref(),
+                PASSWORD_VARIABLE,
+                self.default_password_file.as_deref(),
+            )?;
+            builder = match (password, &self.default_credentials_command) {
+                (Some(Password::Text(text)), _) => builder.password(text),
+                (Some(Password::File(path)), _) => builder.password_file(path),
+                (None, Some(command)) => with_command(builder, command),
+                (None, None) => builder,
+            };
+        }
         if let Some(user) = non_empty(&self.sentinel_user) {
             builder = builder.sentinel_username(user);
         }
@@ -283,6 +312,11 @@ impl StoreArgs {
             )),
         }
     }
+}
+
+fn with_command(builder: ClientBuilder, command: &str) -> ClientBuilder {
+    let command = command.to_owned();
+    builder.credentials(move || credentials::ask(command.clone()))
 }
 
 /// Sets an option that is not set yet.

@@ -486,3 +486,194 @@ fn top_shows_no_password() {
     );
     assert_no_secret(&finished, &url);
 }
+
+/// A script that counts its runs in a file, and prints what the file `login` contains.
+fn login_script(temp_dir: &TempDir, more: &str) -> String {
+    let (runs, login) = (temp_dir.path("runs"), temp_dir.path("login"));
+    format!("echo x >> {runs}; cat {login}; {more}")
+}
+
+fn runs(temp_dir: &TempDir) -> usize {
+    let runs = std::fs::read_to_string(temp_dir.path("runs"));
+    runs.unwrap_or_default().lines().count()
+}
+
+#[test]
+fn login_can_be_printed_by_a_command() {
+    let (server, temp_dir) = (server(), TempDir::new());
+    let [login, of_me, config] = ["login", "of-me", "config"].map(|name| temp_dir.path(name));
+    std::fs::write(&login, format!("{PASSWORD}\nvalid-for: 15m\n")).unwrap();
+    std::fs::write(&of_me, format!("{PASSWORD}-of-me\nuser: me\n")).unwrap();
+    let (command, other) = (login_script(&temp_dir, ""), format!("cat {of_me}"));
+    std::fs::write(&config, format!("credentials-command = '{command}'\n")).unwrap();
+    let option = ["--credentials-command", &command];
+    let (plain, wrong) = (url(&server, ""), url(&server, "you:wrong@"));
+    let variable = ("REDLATCH_CREDENTIALS_COMMAND", &*command);
+    for (url, variables, options, code, said) in [
+        (&plain, &[][..], &option[..], 0, ""),
+        (&plain, &[variable][..], &[], 0, ""),
+        (
+            &plain,
+            &[variable],
+            &["--credentials-command", &other],
+            0,
+            "",
+        ),
+        (&plain, &[], &["--config", &config], 0, ""),
+        // A command overrides the environment and the URL, and is overridden by a file.
+        (&plain, &[("REDLATCH_PASSWORD", "wrong")], &option, 0, ""),
+        (&wrong, &[], &["--credentials-command", &other], 0, ""),
+        (
+            &plain,
+            &[variable],
+            &["--password-file", &config],
+            69,
+            "--credentials-command",
+        ),
+        // That of a configuration file belongs to its user.
+        (
+            &wrong,
+            &[],
+            &["--config", &config],
+            69,
+            "--credentials-command",
+        ),
+        (
+            &plain,
+            &[("REDLATCH_PASSWORD", "wrong")],
+            &["--config", &config],
+            69,
+            "",
+        ),
+        (
+            &plain,
+            &[],
+            &["--credentials-command", "exit 3"],
+            69,
+            "failed with exit code 3",
+        ),
+        (
+            &plain,
+            &[],
+            &["--credentials-command", "kill -9 $$"],
+            69,
+            "failed with exit code 137",
+        ),
+        (
+            &plain,
+            &[],
+            &["--credentials-command", "true"],
+            69,
+            "the password, is empty",
+        ),
+        (
+            &plain,
+            &[],
+            &["--credentials-command", "/no/such"],
+            69,
+            "/no/such",
+        ),
+        (
+            &plain,
+            &[],
+            &["--credentials-command", "cat /dev/zero"],
+            69,
+            "",
+        ),
+    ] {
+        let mut command = clean_command(&[&["ls"], options].concat());
+        command
+            .env("REDLATCH_URL", url)
+            .env("REDLATCH_LOG", "trace");
+        command.envs(variables.iter().copied());
+        let finished = finish(command).expect(code);
+        assert!(finished.stderr.contains(said), "{finished:#?}");
+        assert!(!finished.stderr.contains(PASSWORD), "{finished:#?}");
+    }
+}
+
+/// Feared most: the lock ends while CMD runs, because a new connection logs in with an old token.
+#[test]
+fn lock_is_held_while_tokens_change() {
+    let (server, temp_dir) = (server(), TempDir::new());
+    let (login, name) = (temp_dir.path("login"), unique("held"));
+    std::fs::write(&login, format!("{PASSWORD}-of-me\nuser: me\n")).unwrap();
+    let command = login_script(&temp_dir, "");
+    let url = url(&server, "");
+    let args = [
+        "--url",
+        &url,
+        "--credentials-command",
+        &command,
+        "run",
+        &name,
+        "--",
+        "cat",
+    ];
+    let running = Running::start(clean_command(&args));
+    until("held", || is_held(&server, &name));
+    let () = server.command(&["ACL", "SETUSER", "me", "resetpass", ">second"]);
+    std::fs::write(&login, "second\nuser: me\n").unwrap();
+    let before = runs(&temp_dir);
+    let _: u32 = server.command(&["CLIENT", "KILL", "USER", "me"]);
+    until("logged in again", || runs(&temp_dir) > before);
+    running.release();
+    until("released", || !is_held(&server, &name));
+}
+
+/// While CMD runs, a command for credentials is neither counted as its descendant nor ended with it.
+#[test]
+#[cfg(target_os = "linux")]
+fn command_for_credentials_does_not_belong_to_cmd() {
+    let (server, temp_dir) = (server(), TempDir::new());
+    let [login, hanging, signaled] =
+        ["login", "hanging", "signaled"].map(|name| temp_dir.path(name));
+    std::fs::write(&login, format!("{PASSWORD}\nvalid-for: 1s\n")).unwrap();
+    // The first ones print a login, and later ones hang.
+    let hang = format!(
+        "trap 'echo x > {signaled}' TERM; echo $$ > {hanging}.new && mv {hanging}.new {hanging}"
+    );
+    let hang = format!("{hang}; sleep 1000 & wait; wait");
+    let command = login_script(
+        &temp_dir,
+        &format!("[ ! -e {} ] || {{ {hang}; }}", temp_dir.path("held")),
+    );
+    let (url, name) = (url(&server, ""), unique("held"));
+    let args = [
+        "--url",
+        &url,
+        "--credentials-command",
+        &command,
+        "run",
+        "--kill-after",
+        "1h",
+    ];
+    let until_hanging = format!(
+        "echo x > {}; until [ -e {hanging} ]; do sleep 0.01; done; kill $$",
+        temp_dir.path("held")
+    );
+    let finished = finish(clean_command(
+        &[&args[..], &[&name, "--", "sh", "-c", &until_hanging]].concat(),
+    ));
+    // After a signal redlatch ends all that is left of CMD.
+    finished.expect(143);
+    assert!(!std::path::Path::new(&signaled).exists());
+    let pid = std::fs::read_to_string(&hanging).unwrap();
+    until("ended with redlatch", || {
+        is_dead(pid.trim().parse().unwrap())
+    });
+}
+
+/// One that hangs is an outage within its limit, and is killed.
+#[test]
+#[cfg(target_os = "linux")]
+fn hanging_command_for_credentials_is_killed() {
+    let (server, temp_dir) = (server(), TempDir::new());
+    let pid = temp_dir.path("pid");
+    let command = format!("echo $$ > {pid}; sleep 1000; true");
+    let url = url(&server, "");
+    let args = ["--url", &url, "--credentials-command", &command, "ls"];
+    finish(clean_command(&args)).expect(69);
+    let pid = std::fs::read_to_string(&pid).unwrap();
+    until("killed", || is_dead(pid.trim().parse().unwrap()));
+}
