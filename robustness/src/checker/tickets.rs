@@ -11,7 +11,8 @@
 //! The request to release must be answered before the other one is sent, and nothing else may have
 //! held the lock meanwhile: points 2 and 3 do not apply to an owner that several tasks share, nor
 //! after another request to adopt the ticket. Lost data may restore a ticket, and lose requests. A failover in which
-//! replicas have confirmed all acquisitions may lose requests, too.
+//! replicas have confirmed all acquisitions may lose requests, too, and
+//! while a slot moves they may not count.
 
 use super::allowances::RECONNECT_ALLOWANCE;
 use super::violation::{Rule, Violation};
@@ -40,7 +41,7 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
         let was_asked = |ask: &&Section| {
             let is_of_maker =
                 ask.request.name == maker.request.name && acquired <= Some(ask.requested);
-            is_of_maker && ask.answered <= left && !may_be_lost(history, ask, left)
+            is_of_maker && ask.answered <= left && !may_not_count(history, ask, left, made)
         };
         if maker.request.owner.is_none() && asks.iter().any(was_asked) {
             found.push(violation(
@@ -75,8 +76,10 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
                 .iter()
                 .filter(|ask| ask.request.name == maker.request.name);
             let mut asks = asks.filter(|ask| made <= ask.requested);
-            let counts =
-                |ask: &Section| forbids(ask, one) && !may_be_lost(history, ask, one.answered);
+            let counts = |ask: &Section| {
+                let is_counted = |at| !may_not_count(history, ask, Some(one.requested), at);
+                forbids(ask, one) && one.answered.is_none_or(is_counted)
+            };
             if is_first(ticket, one) && asks.any(|ask| counts(ask)) {
                 found.push(violation(one, "used a ticket that was asked for"));
             }
@@ -85,10 +88,13 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
     found
 }
 
-/// Returns whether a promoted replica may lack a request to release, for which no replica is awaited, at this time.
-fn may_be_lost(history: &History, ask: &Section, at: Option<Time>) -> bool {
+/// Returns whether a request to release may not count for a step in this time: a promoted replica may lack the request, for
+/// which no replica is awaited, and while a slot moves, the script may run where the key of the requests is not.
+fn may_not_count(history: &History, ask: &Section, from: Option<Time>, until: Time) -> bool {
     let mut failovers = history.failovers.iter();
-    failovers.any(|&(from, until)| Some(from) <= at && ask.requested <= until)
+    let mut moves = history.slot_moves.iter();
+    failovers.any(|&(begun, ended)| begun <= until && ask.requested <= ended)
+        || moves.any(|&(begun, ended)| begun <= until && from <= Some(ended))
 }
 
 /// Returns whether the renewal or the release of a ticket was refused.
@@ -249,16 +255,21 @@ mod tests {
         let adopted = used(Mode::Exclusive, 200);
         assert_eq!(found(Some(200), &[ask(150), adopted.clone()]), 1);
         assert_eq!(found(Some(200), &[ask(195), adopted.clone()]), 0);
-        // A promoted replica may lack the request.
-        let failed_over = |(from, until): (Time, Time)| {
+        let with = |change: &dyn Fn(&mut History)| {
             let maker = becomes_ticket(section("a", 0, 100), "one", 3000);
             let mut history = history(vec![maker, ask(150), adopted.clone()]);
             history.sections[0].ticket.as_mut().unwrap().requested = Some(200 * MS);
-            history.failovers.push((from * MS, until * MS));
+            change(&mut history);
             check(&history).len()
         };
-        assert_eq!(failed_over((180, 205)), 0);
-        assert_eq!([failed_over((100, 149)), failed_over((211, 300))], [1, 1]);
+        // A promoted replica may lack the request.
+        let failed_over = |from, until| with(&|all| all.failovers.push((from * MS, until * MS)));
+        assert_eq!(failed_over(180, 205), 0);
+        assert_eq!([failed_over(100, 149), failed_over(211, 300)], [1, 1]);
+        // While a slot moves, it may not count.
+        let moved = |from, until| with(&|all| all.slot_moves.push((from * MS, until * MS)));
+        assert_eq!(moved(100, 205), 0);
+        assert_eq!([moved(100, 199), moved(211, 300)], [1, 1]);
         // Its canceled adoption may have been asked for.
         assert_eq!(found(Some(120), &[ask(150), adopted]), 0);
     }
