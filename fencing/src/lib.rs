@@ -6,8 +6,10 @@
 pub mod http;
 pub mod postgresql;
 mod release_after;
+mod retry_stale;
 pub mod sqlite;
 mod storage;
 
 pub use release_after::release_after;
+pub use retry_stale::{Stale, retry_stale};
 pub use storage::{Outcome, Storage, post};

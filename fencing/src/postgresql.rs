@@ -43,3 +43,14 @@ pub async fn fence(transaction: &Transaction<'_>, resource: &str, token: u64) ->
 pub fn is_stale(error: &Error) -> bool {
     error.code().is_some_and(|state| state.code() == "RL001")
 }
+
+/// Returns the greatest token that a transaction on the resource has recorded; 0 if there is none.
+///
+/// # Errors
+///
+/// As [`Client::query_opt`].
+pub async fn greatest_token(database: &Client, resource: &str) -> Result<u64, Error> {
+    let read = "SELECT token FROM redlatch_fence_token WHERE resource = $1";
+    let row = database.query_opt(read, &[&resource]).await?;
+    Ok(row.map_or(0, |row| row.get::<_, i64>(0).cast_unsigned()))
+}

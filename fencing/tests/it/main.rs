@@ -2,6 +2,7 @@
 
 mod faults;
 mod http;
+mod lost_data;
 mod page;
 mod postgresql;
 mod release_order;
