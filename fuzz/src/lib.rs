@@ -14,6 +14,9 @@ mod args;
 #[path = "../../redlatch-cli/src/config.rs"]
 #[allow(dead_code)]
 mod config;
+#[path = "../../redlatch-cli/src/credentials.rs"]
+#[allow(dead_code)]
+mod credentials;
 #[path = "../../redlatch-cli/src/duration.rs"]
 #[allow(dead_code)]
 mod duration;
@@ -29,6 +32,9 @@ mod http;
 #[path = "../../redlatch-cli/src/line_queue.rs"]
 #[allow(dead_code)]
 mod line_queue;
+#[path = "../../redlatch-cli/src/own_processes.rs"]
+#[allow(dead_code)]
+mod own_processes;
 #[path = "../../redlatch-cli/src/stderr.rs"]
 #[allow(dead_code, unused_imports, unused_macros)]
 mod stderr;
@@ -47,6 +53,9 @@ mod threads;
 #[path = "../../redlatch-cli/src/ticket_args.rs"]
 #[allow(dead_code)]
 mod ticket_args;
+#[path = "../../redlatch-cli/src/wrapper.rs"]
+#[allow(dead_code)]
+mod wrapper;
 
 /// The name of a target, which is also its folder in `corpus/`, and its function.
 pub type Target = (&'static str, fn(&[u8]));

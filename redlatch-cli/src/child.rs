@@ -7,10 +7,8 @@
 //! only if the lock is still held.
 
 use std::collections::HashSet;
-use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt as _;
-use std::process::Command;
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -21,14 +19,13 @@ use rustix::process::{
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::args::Cmd;
-use crate::exit::by_signal;
 use crate::held_lock::HeldLock;
 use crate::own_processes;
 use crate::process_tree::{self, State};
 use crate::signals::{self, Caught, Signals};
-use crate::stderr;
 use crate::store_args;
 use crate::terminal::Terminal;
+use crate::wrapper::exec_command;
 
 /// The pause between two checks of processes that are to end. SIGCHLD shortens it.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -433,14 +430,6 @@ impl Drop for Child {
     }
 }
 
-/// Returns the exit code that a shell reports for this status.
-pub(crate) fn exit_code(status: WaitStatus) -> u8 {
-    match (status.exit_status(), status.terminating_signal()) {
-        (Some(code), _) => u8::try_from(code).unwrap_or(u8::MAX),
-        (None, number) => by_signal(number.unwrap_or_default()),
-    }
-}
-
 /// Returns the signal that ended CMD or, if CMD exited with 128 + n, the signal n that ended a child
 /// of CMD.
 fn ending_signal(status: WaitStatus) -> Option<i32> {
@@ -449,38 +438,6 @@ fn ending_signal(status: WaitStatus) -> Option<i32> {
         None => status.terminating_signal()?,
     };
     (1..=64).contains(&number).then_some(number)
-}
-
-/// Returns a command that runs `redlatch __exec`. The new process asks the system to kill it when
-/// this process dies, which only it can do, and then executes CMD. See [`crate::exec`].
-pub(crate) fn exec_command(command: &[OsString], in_foreground: bool, blocked: &[i32]) -> Command {
-    let mut wrapper = redlatch_command();
-    wrapper.arg("__exec");
-    if in_foreground {
-        wrapper.arg("--foreground");
-    }
-    if stderr::is_json() {
-        wrapper.args(["--log-format", "json"]);
-    }
-    for number in blocked {
-        wrapper.args(["--unblock", &number.to_string()]);
-    }
-    wrapper.args([&std::process::id().to_string(), "--"]);
-    wrapper.args(command);
-    wrapper
-}
-
-#[cfg(target_os = "linux")]
-fn redlatch_command() -> Command {
-    // Not the path of the executable, which may be a newer version by now, or missing.
-    let mut redlatch = Command::new("/proc/self/exe");
-    redlatch.arg0("redlatch");
-    redlatch
-}
-
-#[cfg(not(target_os = "linux"))]
-fn redlatch_command() -> Command {
-    Command::new(std::env::current_exe().unwrap_or_else(|_| "redlatch".into()))
 }
 
 /// Adds the cause to the error of a process that could not be started.

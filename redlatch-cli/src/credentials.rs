@@ -9,7 +9,8 @@ use redlatch::Credentials;
 use rustix::process::Pid;
 
 use crate::threads::run_in_thread;
-use crate::{child, duration, own_processes};
+use crate::wrapper::exec_command;
+use crate::{duration, exit, own_processes};
 
 /// No login is longer, in bytes. What a command prints beyond that is not read.
 const MAX_OUTPUT: u64 = 64 * 1024;
@@ -51,7 +52,7 @@ impl Drop for Running {
 fn run(command: &str, running: &Mutex<State>) -> Result<String, String> {
     let shell = ["sh", "-c", command].map(OsString::from);
     let signals: Vec<i32> = Signal::iterator().map(|named| named as i32).collect();
-    let command = child::exec_command(&shell, false, &signals);
+    let command = exec_command(&shell, false, &signals);
     let (pid, output) = {
         let mut state = running.lock().unwrap_or_else(PoisonError::into_inner);
         if matches!(*state, State::Dropped) {
@@ -66,7 +67,7 @@ fn run(command: &str, running: &Mutex<State>) -> Result<String, String> {
     let read = output.take(MAX_OUTPUT).read_to_string(&mut text);
     let status = own_processes::wait_for(pid);
     let status = status.map_err(|error| format!("its end is not known: {error}"))?;
-    match child::exit_code(status) {
+    match exit::by_status(status) {
         0 => read
             .map(|_| text)
             .map_err(|error| format!("its output cannot be read: {error}")),

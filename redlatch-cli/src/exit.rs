@@ -1,6 +1,7 @@
 //! Exit codes, named after sysexits.h where it has a matching name.
 
 use redlatch::Error;
+use rustix::process::WaitStatus;
 
 use crate::duration;
 
@@ -37,6 +38,14 @@ pub(crate) const NOT_FOUND: u8 = 127;
 /// As in shells: ended by a signal.
 pub(crate) fn by_signal(number: i32) -> u8 {
     u8::try_from(number).map_or(u8::MAX, |number| number.saturating_add(128))
+}
+
+/// Returns the exit code that a shell reports for this status.
+pub(crate) fn by_status(status: WaitStatus) -> u8 {
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => u8::try_from(code).unwrap_or(u8::MAX),
+        (None, number) => by_signal(number.unwrap_or_default()),
+    }
 }
 
 /// The failure of a command.

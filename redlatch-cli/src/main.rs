@@ -41,6 +41,7 @@ mod token;
 mod top;
 mod watch;
 mod why;
+mod wrapper;
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal as _};

@@ -10,8 +10,7 @@ use redlatch::{AlreadyRan, Client, OnceRun};
 use rustix::process::WaitStatus;
 
 use crate::args::Run;
-use crate::child::exit_code;
-use crate::exit::Failure;
+use crate::exit::{self, Failure};
 use crate::registered::utc;
 use crate::stderr::{note, warning};
 use crate::store::WaitLimits;
@@ -63,7 +62,7 @@ pub(crate) async fn finish(
 pub(crate) fn outcome(status: WaitStatus) -> String {
     match status.terminating_signal() {
         Some(signal) => format!("signal {signal}"),
-        None => format!("exit code {}", exit_code(status)),
+        None => format!("exit code {}", exit::by_status(status)),
     }
 }
 

@@ -24,7 +24,7 @@ use rustix::process::{Signal, WaitStatus};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::args::{Cmd, Run};
-use crate::child::{Child, ChildEvent, exit_code};
+use crate::child::{Child, ChildEvent};
 use crate::exit::{self, Failure};
 use crate::held_lock::{self, BoxFuture, HeldLock};
 use crate::registered;
@@ -207,7 +207,7 @@ pub(crate) async fn run_cmd(
                 }
             };
             let ended = CmdEnd::Ended {
-                code: exit_code(status),
+                code: exit::by_status(status),
                 asked: child.ended_for_request && !child.end_requested(),
             };
             match released {
