@@ -5,7 +5,7 @@
 //! cargo run --release --example quickstart -- redis://127.0.0.1  # or with REDLATCH_URL: several processes
 //! ```
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, Stdio};
@@ -64,7 +64,7 @@ struct Stock(PathBuf);
 
 impl Stock {
     fn create(file: &Path) -> Result<Stock> {
-        fs::write(file, "")?;
+        File::create_new(file)?;
         let stock = Stock(file.to_owned());
         stock.write(STOCK)?;
         Ok(stock)
@@ -162,8 +162,9 @@ async fn sell(url: Option<&str>, locked: bool) -> Result<u64> {
             sell_with_tasks(WORKERS, stock, lock, move || sold.one()).await
         }
     };
-    fs::remove_file(&file)?;
+    let removed = fs::remove_file(&file);
     ended?;
+    removed?;
     Ok(sold.0.load(SeqCst))
 }
 
@@ -208,11 +209,12 @@ async fn sell_with_processes(
     for process in &mut processes {
         let _ = process.kill().await;
     }
+    let freed = match lock {
+        Some(lock) => client.lock(lock).force_unlock().await.map(drop),
+        None => Ok(()),
+    };
     ran?;
-    if let Some(lock) = lock {
-        client.lock(lock).force_unlock().await?;
-    }
-    Ok(())
+    Ok(freed?)
 }
 
 /// Starts this program several times, and counts what the processes report as sold.

@@ -1076,6 +1076,10 @@ pub(crate) struct Exec {
     #[arg(long)]
     pub(crate) unblock: Vec<i32>,
 
+    /// Unblock all signals
+    #[arg(long)]
+    pub(crate) unblock_all: bool,
+
     pub(crate) parent: i32,
 
     #[arg(last = true, required = true)]

@@ -25,7 +25,7 @@ use crate::process_tree::{self, State};
 use crate::signals::{self, Caught, Signals};
 use crate::store_args;
 use crate::terminal::Terminal;
-use crate::wrapper::exec_command;
+use crate::wrapper::{Unblock, exec_command};
 
 /// The pause between two checks of processes that are to end. SIGCHLD shortens it.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -77,7 +77,11 @@ impl Child {
         let in_foreground = terminal
             .as_ref()
             .is_some_and(Terminal::starts_cmd_in_foreground);
-        let mut command = exec_command(&cmd.command, in_foreground, &signals.blocked());
+        let mut command = exec_command(
+            &cmd.command,
+            in_foreground,
+            Unblock::These(&signals.blocked()),
+        );
         if !cmd.keep_passwords {
             for (variable, value) in store_args::env_changes_for_cmd() {
                 match value {

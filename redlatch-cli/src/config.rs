@@ -222,7 +222,9 @@ impl Entry<'_> {
             "user" => args.user = Some(self.text()?.to_owned()),
             "password-file" => args.default_password_file = Some(self.path()?),
             "credentials-command" => {
-                args.default_credentials_command = Some(self.text()?.to_owned());
+                let command = Some(self.text()?).filter(|command| !command.is_empty());
+                let command = command.ok_or_else(|| self.invalid("the command is empty"))?;
+                args.default_credentials_command = Some(command.to_owned());
             }
             "sentinel-user" => args.sentinel_user = Some(self.text()?.to_owned()),
             "sentinel-password-file" => {

@@ -4,12 +4,11 @@ use std::ffi::OsString;
 use std::io::Read as _;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use nix::sys::signal::Signal;
 use redlatch::Credentials;
 use rustix::process::Pid;
 
 use crate::threads::run_in_thread;
-use crate::wrapper::exec_command;
+use crate::wrapper::{Unblock, exec_command};
 use crate::{duration, exit, own_processes};
 
 /// No login is longer, in bytes. What a command prints beyond that is not read.
@@ -51,8 +50,7 @@ impl Drop for Running {
 /// Runs the command in this thread, which must have received no signals. Returns what it has printed.
 fn run(command: &str, running: &Mutex<State>) -> Result<String, String> {
     let shell = ["sh", "-c", command].map(OsString::from);
-    let signals: Vec<i32> = Signal::iterator().map(|named| named as i32).collect();
-    let command = exec_command(&shell, false, &signals);
+    let command = exec_command(&shell, false, Unblock::All);
     let (pid, output) = {
         let mut state = running.lock().unwrap_or_else(PoisonError::into_inner);
         if matches!(*state, State::Dropped) {
@@ -66,6 +64,7 @@ fn run(command: &str, running: &Mutex<State>) -> Result<String, String> {
     let mut text = String::new();
     let read = output.take(MAX_OUTPUT).read_to_string(&mut text);
     let status = own_processes::wait_for(pid);
+    *running.lock().unwrap_or_else(PoisonError::into_inner) = State::NotStarted;
     let status = status.map_err(|error| format!("its end is not known: {error}"))?;
     match exit::by_status(status) {
         0 => read

@@ -29,7 +29,11 @@ pub(crate) fn exec(exec: &Exec) -> u8 {
     if exec.foreground {
         terminal::enter_foreground();
     }
-    if let Err(error) = signals::unblock(&exec.unblock) {
+    let unblocked = match exec.unblock_all {
+        true => signals::unblock_all(),
+        false => signals::unblock(&exec.unblock),
+    };
+    if let Err(error) = unblocked {
         stderr!("CMD cannot get the signal mask of the parent of redlatch: {error}");
         return exit::SYSTEM;
     }

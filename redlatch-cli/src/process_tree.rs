@@ -80,6 +80,7 @@ mod linux {
     /// Returns all descendants that have not ended, without `excluded`, those that this process has started for itself,
     /// and their descendants.
     pub(crate) fn descendants(excluded: &HashSet<Pid>) -> io::Result<Vec<Process>> {
+        let mut own = own_processes::ids();
         let mut children: HashMap<Pid, Vec<Process>> = HashMap::new();
         with_kept_descriptors(|| {
             let names = fs::read_dir("/proc")?.flatten();
@@ -93,12 +94,14 @@ mod linux {
             }
             Ok::<_, io::Error>(())
         })?;
-        let own = own_processes::ids();
+        // Also those that were started meanwhile.
+        own.extend(own_processes::ids());
         let mut found = Vec::new();
         let mut parents = vec![getpid()];
         while let Some(parent) = parents.pop() {
             for process in children.remove(&parent).unwrap_or_default() {
-                if !excluded.contains(&process.pid) && !own.contains(&process.pid) {
+                let is_own = process.group.is_some_and(|group| own.contains(&group));
+                if !excluded.contains(&process.pid) && !own.contains(&process.pid) && !is_own {
                     parents.push(process.pid);
                     found.push(process);
                 }

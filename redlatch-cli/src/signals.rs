@@ -229,6 +229,11 @@ pub(crate) fn unblock_ending() {
     let _ = SigSet::from_iter(ENDING).thread_unblock();
 }
 
+/// Unblocks all signals for this thread.
+pub(crate) fn unblock_all() -> io::Result<()> {
+    Ok(SigSet::empty().thread_set_mask()?)
+}
+
 /// Unblocks signals, given by their numbers, for this thread.
 pub(crate) fn unblock(numbers: &[i32]) -> io::Result<()> {
     let named = numbers.iter().map(|&number| Named::try_from(number));

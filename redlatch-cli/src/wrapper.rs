@@ -7,9 +7,20 @@ use std::process::Command;
 
 use crate::stderr;
 
+/// The signals that the new process unblocks, because a thread of this one has blocked them.
+pub(crate) enum Unblock<'a> {
+    All,
+    /// Given by their numbers.
+    These(&'a [i32]),
+}
+
 /// Returns a command that runs `redlatch __exec`. The new process asks the system to kill it when
 /// this process dies, which only it can do, and then executes CMD.
-pub(crate) fn exec_command(command: &[OsString], in_foreground: bool, blocked: &[i32]) -> Command {
+pub(crate) fn exec_command(
+    command: &[OsString],
+    in_foreground: bool,
+    unblock: Unblock<'_>,
+) -> Command {
     let mut wrapper = redlatch_command();
     wrapper.arg("__exec");
     if in_foreground {
@@ -18,8 +29,13 @@ pub(crate) fn exec_command(command: &[OsString], in_foreground: bool, blocked: &
     if stderr::is_json() {
         wrapper.args(["--log-format", "json"]);
     }
-    for number in blocked {
-        wrapper.args(["--unblock", &number.to_string()]);
+    match unblock {
+        Unblock::All => drop(wrapper.arg("--unblock-all")),
+        Unblock::These(numbers) => {
+            for number in numbers {
+                wrapper.args(["--unblock", &number.to_string()]);
+            }
+        }
     }
     wrapper.args([&std::process::id().to_string(), "--"]);
     wrapper.args(command);

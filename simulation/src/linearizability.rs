@@ -299,12 +299,16 @@ fn release_interval(history: &History, section: &Section, acquired: Time) -> (Ti
     let last_valid = section.valid_until.unwrap_or_else(|| {
         // One of several locks may be lost before all of them are acquired: when its fixed lease ends, or by a request to
         // release it.
-        let (is_member, lost) = (section.request.is_member, section.loss_reported);
-        let lease = match is_member && lost.is_some_and(|lost| lost <= acquired) {
-            true => Some(0),
-            false => section.request.limits.lease,
-        };
-        lease.map_or(acquired, |lease| acquired.min(section.requested + lease))
+        let lease = section.request.limits.lease;
+        let ends = lease.map(|lease| section.requested + lease);
+        let is_lost = |ask: &Section| Some(ask.requested) <= section.loss_reported;
+        let asks = history.sections.iter().filter(|ask| {
+            let is_for_it = ask.request.name == section.request.name && is_lost(ask);
+            matches!(ask.request.mode, Mode::Ask(_)) && is_for_it
+        });
+        let asked = asks.map(|ask| ask.requested.max(section.requested)).min();
+        let asked = asked.filter(|_| section.request.is_member && section.was_lost());
+        ends.into_iter().chain(asked).fold(acquired, Time::min)
     });
     let process = history.processes.get(&section.process);
     let is_dead = process.is_some_and(|process| process.killed.is_some());
@@ -480,23 +484,31 @@ mod tests {
         section
     }
 
+    fn asks(process: usize, at: Time) -> Section {
+        let mut ask = section(process, at, at, Some(at));
+        ask.request.mode = Mode::Ask(None);
+        ask
+    }
+
     /// One of several locks may be acquired long before the last one, and its fixed lease may end, or its owner be asked to
     /// release it.
     #[test]
     fn one_of_several_locks_may_be_lost_before_all_are_acquired() {
-        let explained = |lease, loses: bool, is_member| {
+        let explained = |lease, loses: bool, asked: Option<Time>| {
             let mut slow = section(0, 0, 50, Some(50));
-            (slow.request.limits.lease, slow.request.is_member) = (lease, is_member);
+            (slow.request.limits.lease, slow.request.is_member) = (lease, true);
             (slow.loss_reported, slow.release_started) = (loses.then_some(50), Some(55));
             let mut other = section(1, 20, 40, Some(40));
             other.release_started = Some(60);
             let sections = [slow, other];
-            let history = History::new(Duration::from_secs(1));
+            let mut history = History::new(Duration::from_secs(1));
+            history.sections = asked.map(|at| asks(3, at)).into_iter().collect();
             first_unexplained(&operations(&history, &sections.each_ref())).is_none()
         };
-        assert!(explained(Some(30), true, false) && explained(None, true, true));
-        assert!(!explained(Some(45), true, false) && !explained(None, true, false));
-        assert!(!explained(Some(30), false, false) && !explained(None, false, true));
+        assert!(explained(Some(30), true, None) && explained(None, true, Some(25)));
+        assert!(!explained(Some(45), true, None) && !explained(None, true, None));
+        assert!(!explained(Some(30), false, None) && !explained(None, false, Some(25)));
+        assert!(!explained(None, true, Some(45)) && !explained(None, true, Some(55)));
     }
 
     /// In a fault, an attempt may acquire the lock, lose its answer, and be undone before the request acquires it.
