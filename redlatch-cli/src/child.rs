@@ -404,7 +404,7 @@ impl Child {
         match self.is_subreaper {
             // `wait` sees every descendant: an orphan becomes a child of this process at the moment
             // its parent ends.
-            true if self.earlier_children.is_empty() && own_processes::ids().is_empty() => {
+            true if self.earlier_children.is_empty() && own_processes::groups().is_empty() => {
                 self.no_children_left
             }
             true => {

@@ -221,11 +221,7 @@ impl Entry<'_> {
             "prefix" => args.prefix = Some(self.text()?.to_owned()),
             "user" => args.user = Some(self.text()?.to_owned()),
             "password-file" => args.default_password_file = Some(self.path()?),
-            "credentials-command" => {
-                let command = Some(self.text()?).filter(|command| !command.is_empty());
-                let command = command.ok_or_else(|| self.invalid("the command is empty"))?;
-                args.default_credentials_command = Some(command.to_owned());
-            }
+            "credentials-command" => args.default_credentials_command = Some(self.command()?),
             "sentinel-user" => args.sentinel_user = Some(self.text()?.to_owned()),
             "sentinel-password-file" => {
                 args.default_sentinel_password_file = Some(self.path()?);
@@ -256,6 +252,13 @@ impl Entry<'_> {
                 Some(directory) => directory.join(path),
                 None => path.into(),
             }),
+        }
+    }
+
+    fn command(&self) -> Result<String, Failure> {
+        match self.text()? {
+            "" => Err(self.invalid("the command is empty")),
+            command => Ok(command.to_owned()),
         }
     }
 

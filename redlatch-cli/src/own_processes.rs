@@ -1,10 +1,12 @@
-//! Processes that `redlatch` starts for itself, also while CMD runs. They are not of CMD: they do not count as its
-//! descendants, and get none of its signals. Their ends are taken from the system here, whoever waits first.
+//! Processes that `redlatch` starts for itself, also while CMD runs. redlatch neither counts nor signals them as descendants
+//! of CMD. Both the thread that has started such a process and [`Child`](crate::child) wait for it. The first of them reaps
+//! it, and this module keeps its status for the thread.
 
 use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::process::{ChildStdout, Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{
@@ -14,21 +16,29 @@ use rustix::process::{
 use signal_hook::consts::SIGCHLD;
 use signal_hook::flag;
 
-/// Those that nobody has waited for with [`wait_for`], each with its status if [`wait_for_any`] has taken it.
+/// The processes for which no [`wait_for`] has returned, each with its status if [`wait_for_any`] has reaped it.
 static ALL: Mutex<Vec<(Pid, Option<WaitStatus>)>> = Mutex::new(Vec::new());
 
 fn all() -> MutexGuard<'static, Vec<(Pid, Option<WaitStatus>)>> {
     ALL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Handles SIGCHLD. While a process ignores it, the system does not report how a child has ended.
+pub(crate) fn handle_sigchld() -> io::Result<()> {
+    static IS_HANDLED: AtomicBool = AtomicBool::new(false);
+    if !IS_HANDLED.load(Ordering::Relaxed) {
+        flag::register(SIGCHLD, Arc::default())?;
+        IS_HANDLED.store(true, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
 /// Starts a process in a group of its own, without input. Returns its id and its output.
 pub(crate) fn start(mut command: Command) -> io::Result<(Pid, ChildStdout)> {
     command.process_group(0);
     command.stdin(Stdio::null()).stdout(Stdio::piped());
-    static HANDLER: Once = Once::new();
-    // If this process ignores SIGCHLD, the system takes the ends of its children itself. A handler ends that.
-    HANDLER.call_once(|| drop(flag::register(SIGCHLD, Arc::default())));
-    // Until it is known here, nobody may take its end.
+    let _ = handle_sigchld();
+    // `wait_for_any` must not reap it before it is in the list.
     let mut all = all();
     let mut process = command.spawn()?;
     let pid = i32::try_from(process.id()).ok().and_then(Pid::from_raw);
@@ -39,18 +49,18 @@ pub(crate) fn start(mut command: Command) -> io::Result<(Pid, ChildStdout)> {
     Ok((pid, output))
 }
 
-/// Kills the group of a process that has not been waited for.
+/// Kills the group of a process, unless somebody has reaped it.
 pub(crate) fn kill(pid: Pid) {
-    // The system gives the id to no other process while its end has not been taken.
+    // Until then the system gives its id to no other process.
     let runs = |(one, taken): &(Pid, Option<WaitStatus>)| *one == pid && taken.is_none();
     if all().iter().any(runs) {
         let _ = kill_process_group(pid, Signal::KILL);
     }
 }
 
-/// Waits until a process has ended, and kills what is left of its group. Blocks the thread.
+/// Waits for a process, and then kills the others of its group. Blocks the thread.
 pub(crate) fn wait_for(pid: Pid) -> io::Result<WaitStatus> {
-    // Leaves the status, which somebody may take before.
+    // Does not reap it, because `wait_for_any` may do so first.
     let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
     let waited = retry_on_intr(|| waitid(WaitId::Pid(pid), ended));
     let mut all = all();
@@ -66,7 +76,7 @@ pub(crate) fn wait_for(pid: Pid) -> io::Result<WaitStatus> {
     Ok(status)
 }
 
-/// Waits for any child, like [`wait`]. Keeps the status of one that was started here, and kills what is left of its group.
+/// Waits for any child, like [`wait`]. If this module has started it, keeps its status, and kills the others of its group.
 pub(crate) fn wait_for_any(options: WaitOptions) -> rustix::io::Result<Option<(Pid, WaitStatus)>> {
     let mut all = all();
     let ended = wait(options)?;
@@ -75,13 +85,13 @@ pub(crate) fn wait_for_any(options: WaitOptions) -> rustix::io::Result<Option<(P
         && !status.stopped()
     {
         *taken = Some(status);
-        // Its id may be that of another process from now on, but not of a group while this one has members.
+        // The system may give its id to another process from now on, but not to a group while this group has members.
         let _ = kill_process_group(pid, Signal::KILL);
     }
     Ok(ended)
 }
 
-/// Returns the ids of all that have not been waited for, which are also those of their groups.
-pub(crate) fn ids() -> Vec<Pid> {
+/// Returns the groups of the processes for which no [`wait_for`] has returned.
+pub(crate) fn groups() -> Vec<Pid> {
     all().iter().map(|(pid, _)| *pid).collect()
 }

@@ -80,7 +80,7 @@ mod linux {
     /// Returns all descendants that have not ended, without `excluded`, those that this process has started for itself,
     /// and their descendants.
     pub(crate) fn descendants(excluded: &HashSet<Pid>) -> io::Result<Vec<Process>> {
-        let mut own = own_processes::ids();
+        let mut own_groups = own_processes::groups();
         let mut children: HashMap<Pid, Vec<Process>> = HashMap::new();
         with_kept_descriptors(|| {
             let names = fs::read_dir("/proc")?.flatten();
@@ -95,13 +95,15 @@ mod linux {
             Ok::<_, io::Error>(())
         })?;
         // Also those that were started meanwhile.
-        own.extend(own_processes::ids());
+        own_groups.extend(own_processes::groups());
         let mut found = Vec::new();
         let mut parents = vec![getpid()];
         while let Some(parent) = parents.pop() {
             for process in children.remove(&parent).unwrap_or_default() {
-                let is_own = process.group.is_some_and(|group| own.contains(&group));
-                if !excluded.contains(&process.pid) && !own.contains(&process.pid) && !is_own {
+                let is_own = process
+                    .group
+                    .is_some_and(|group| own_groups.contains(&group));
+                if !is_own && !excluded.contains(&process.pid) {
                     parents.push(process.pid);
                     found.push(process);
                 }

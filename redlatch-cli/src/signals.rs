@@ -29,8 +29,8 @@ use signal_hook::flag;
 use tokio::sync::mpsc;
 
 use crate::exit::Failure;
-use crate::process_tree;
 use crate::threads::spawn_without_signals;
+use crate::{own_processes, process_tree};
 
 /// Signals that ask a program to end.
 const ENDING: [Named; 4] = [Named::SIGINT, Named::SIGTERM, Named::SIGQUIT, Named::SIGHUP];
@@ -123,8 +123,7 @@ impl Signals {
             // Fails for signals that the C library reserves.
             let _ = flag::register(number, Arc::<AtomicBool>::default());
         }
-        // While SIGCHLD is ignored, the system does not report how a child has ended.
-        flag::register(Named::SIGCHLD as i32, Arc::<AtomicBool>::default()).map_err(failure)?;
+        own_processes::handle_sigchld().map_err(failure)?;
         let all = Named::iterator().filter(|named| !NOT_CAUGHT.contains(named));
         Signals::catch(all, &[])
     }

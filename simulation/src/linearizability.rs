@@ -300,15 +300,9 @@ fn release_interval(history: &History, section: &Section, acquired: Time) -> (Ti
         // One of several locks may be lost before all of them are acquired: when its fixed lease ends, or by a request to
         // release it.
         let lease = section.request.limits.lease;
-        let ends = lease.map(|lease| section.requested + lease);
-        let is_lost = |ask: &Section| Some(ask.requested) <= section.loss_reported;
-        let asks = history.sections.iter().filter(|ask| {
-            let is_for_it = ask.request.name == section.request.name && is_lost(ask);
-            matches!(ask.request.mode, Mode::Ask(_)) && is_for_it
-        });
-        let asked = asks.map(|ask| ask.requested.max(section.requested)).min();
-        let asked = asked.filter(|_| section.request.is_member && section.was_lost());
-        ends.into_iter().chain(asked).fold(acquired, Time::min)
+        let lease_end = lease.map(|lease| section.requested + lease);
+        let early_ends = lease_end.into_iter().chain(asked(history, section));
+        early_ends.fold(acquired, Time::min)
     });
     let process = history.processes.get(&section.process);
     let is_dead = process.is_some_and(|process| process.killed.is_some());
@@ -334,6 +328,18 @@ fn release_interval(history: &History, section: &Section, acquired: Time) -> (Ti
         earliest,
         latest.map_or(Time::MAX, |released| released.max(earliest)),
     )
+}
+
+/// Returns when the holder of one of several locks may first have been asked to release it, if it has lost it since.
+fn asked(history: &History, section: &Section) -> Option<Time> {
+    let lost = section
+        .loss_reported
+        .filter(|_| section.request.is_member)?;
+    let asks = history.sections.iter().filter(|ask| {
+        let is_ask = matches!(ask.request.mode, Mode::Ask(_));
+        is_ask && ask.request.name == section.request.name && ask.requested <= lost
+    });
+    asks.map(|ask| ask.requested.max(section.requested)).min()
 }
 
 /// Returns the first operation whose answer no order explains.

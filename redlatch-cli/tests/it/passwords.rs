@@ -19,6 +19,18 @@ fn url(server: &Server, login: &str) -> String {
     format!("redis://{login}127.0.0.1:{}", server.port())
 }
 
+/// Lists the locks with these variables and options. Asserts the exit code, and that no password is shown.
+#[track_caller]
+fn list(url: &str, variables: &[(&str, &str)], options: &[&str], code: i32) -> Finished {
+    let mut command = clean_command(&[&["ls"], options].concat());
+    command.env("REDLATCH_URL", url);
+    command.env("REDLATCH_LOG", "trace");
+    command.envs(variables.iter().copied());
+    let finished = finish(command).expect(code);
+    assert!(!finished.stderr.contains(PASSWORD), "{finished:#?}");
+    finished
+}
+
 #[test]
 fn password_can_be_in_a_file_or_in_the_environment() {
     let (server, temp_dir) = (server(), TempDir::new());
@@ -52,12 +64,7 @@ fn password_can_be_in_a_file_or_in_the_environment() {
         (&plain, &[], &["--password-file", "/no/such/file"], 2),
         (&plain, &[], &["--user", "me"], 2),
     ] {
-        let mut command = clean_command(&[&["ls"], options].concat());
-        command.env("REDLATCH_URL", url);
-        command.env("REDLATCH_LOG", "trace");
-        command.envs(variables.iter().copied());
-        let finished = finish(command).expect(code);
-        assert!(!finished.stderr.contains(PASSWORD), "{finished:#?}");
+        list(url, variables, options, code);
     }
     let url = url(&server, &format!(":{PASSWORD}@"));
     let mut command = clean_command(&["ls"]);
@@ -506,89 +513,38 @@ fn login_can_be_printed_by_a_command() {
     std::fs::write(&of_me, format!("{PASSWORD}-of-me\nuser: me\n")).unwrap();
     let (command, other) = (login_script(&temp_dir, ""), format!("cat {of_me}"));
     std::fs::write(&config, format!("credentials-command = '{command}'\n")).unwrap();
-    let option = ["--credentials-command", &command];
+    let by = |command| ["--credentials-command", command];
     let (plain, wrong) = (url(&server, ""), url(&server, "you:wrong@"));
     let variable = ("REDLATCH_CREDENTIALS_COMMAND", &*command);
+    let wrong_password = ("REDLATCH_PASSWORD", "wrong");
+    let (in_file, of_file) = (["--config", &*config], ["--password-file", &*config]);
+    let failed = "--credentials-command";
     for (url, variables, options, code, said) in [
-        (&plain, &[][..], &option[..], 0, ""),
+        (&plain, &[][..], &by(&command)[..], 0, ""),
         (&plain, &[variable][..], &[], 0, ""),
-        (
-            &plain,
-            &[variable],
-            &["--credentials-command", &other],
-            0,
-            "",
-        ),
-        (&plain, &[], &["--config", &config], 0, ""),
+        (&plain, &[variable], &by(&other), 0, ""),
+        (&plain, &[], &in_file, 0, ""),
         // A command overrides the environment and the URL, and is overridden by a file.
-        (&plain, &[("REDLATCH_PASSWORD", "wrong")], &option, 0, ""),
-        (&wrong, &[], &["--credentials-command", &other], 0, ""),
-        (
-            &plain,
-            &[variable],
-            &["--password-file", &config],
-            69,
-            "--credentials-command",
-        ),
+        (&plain, &[wrong_password], &by(&command), 0, ""),
+        (&wrong, &[], &by(&other), 0, ""),
+        (&plain, &[variable], &of_file, 69, failed),
         // That of a configuration file belongs to its user.
-        (
-            &wrong,
-            &[],
-            &["--config", &config],
-            69,
-            "--credentials-command",
-        ),
-        (
-            &plain,
-            &[("REDLATCH_PASSWORD", "wrong")],
-            &["--config", &config],
-            69,
-            "",
-        ),
+        (&wrong, &[], &in_file, 69, failed),
+        (&plain, &[wrong_password], &in_file, 69, ""),
+        (&plain, &[], &by("exit 3"), 69, "failed with exit code 3"),
         (
             &plain,
             &[],
-            &["--credentials-command", "exit 3"],
-            69,
-            "failed with exit code 3",
-        ),
-        (
-            &plain,
-            &[],
-            &["--credentials-command", "kill -9 $$"],
+            &by("kill -9 $$"),
             69,
             "failed with exit code 137",
         ),
-        (
-            &plain,
-            &[],
-            &["--credentials-command", "true"],
-            69,
-            "the password, is empty",
-        ),
-        (
-            &plain,
-            &[],
-            &["--credentials-command", "/no/such"],
-            69,
-            "/no/such",
-        ),
-        (
-            &plain,
-            &[],
-            &["--credentials-command", "cat /dev/zero"],
-            69,
-            "",
-        ),
+        (&plain, &[], &by("true"), 69, "the password, is empty"),
+        (&plain, &[], &by("/no/such"), 69, "/no/such"),
+        (&plain, &[], &by("cat /dev/zero"), 69, ""),
     ] {
-        let mut command = clean_command(&[&["ls"], options].concat());
-        command
-            .env("REDLATCH_URL", url)
-            .env("REDLATCH_LOG", "trace");
-        command.envs(variables.iter().copied());
-        let finished = finish(command).expect(code);
+        let finished = list(url, variables, options, code);
         assert!(finished.stderr.contains(said), "{finished:#?}");
-        assert!(!finished.stderr.contains(PASSWORD), "{finished:#?}");
     }
 }
 

@@ -11,8 +11,8 @@
 //! The request to release must be answered before the other one is sent, and nothing else may have
 //! held the lock meanwhile: points 2 and 3 do not apply to an owner that several tasks share, nor
 //! after another request to adopt the ticket. Lost data may restore a ticket, and lose requests. A failover in which
-//! replicas have confirmed all acquisitions may lose requests, too, and
-//! while a slot moves they may not count.
+//! replicas have confirmed all acquisitions may lose requests, too. While
+//! a slot moves, requests may not count.
 
 use super::allowances::RECONNECT_ALLOWANCE;
 use super::violation::{Rule, Violation};
@@ -77,8 +77,8 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
                 .filter(|ask| ask.request.name == maker.request.name);
             let mut asks = asks.filter(|ask| made <= ask.requested);
             let counts = |ask: &Section| {
-                let is_counted = |at| !may_not_count(history, ask, Some(one.requested), at);
-                forbids(ask, one) && one.answered.is_none_or(is_counted)
+                let counts_until = |at| !may_not_count(history, ask, Some(one.requested), at);
+                forbids(ask, one) && one.answered.is_none_or(counts_until)
             };
             if is_first(ticket, one) && asks.any(|ask| counts(ask)) {
                 found.push(violation(one, "used a ticket that was asked for"));
