@@ -167,11 +167,14 @@ impl TlsConfig {
     }
 
     /// Returns the settings of a server that speaks only TLS, with clients and with other servers.
-    /// Tests inspect it through a Unix socket in its home directory.
+    /// Tests inspect it through a Unix socket in its home directory. Since Redis 7.2, nodes of a cluster report their ports without TLS
+    /// there, so these are announced to be the ones with TLS.
     pub(crate) fn tls_only(&self, home: &Path, tls_port: u16) -> String {
         let socket = ["--unixsocket".into(), config::path(&home.join("socket"))];
         let (tls, socket) = (self.with_tls_port(tls_port), config::lines(&socket));
-        format!("{tls}port 0\ntls-replication yes\ntls-cluster yes{socket}")
+        format!(
+            "{tls}port 0\ntls-replication yes\ntls-cluster yes\ncluster-announce-port {tls_port}{socket}"
+        )
     }
 }
 
