@@ -8,33 +8,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use redlatch::{Client, ClientBuilder, Credentials, Error};
-use redlatch_testkit::{Server, unique};
+use redlatch_testkit::unique;
 
+use crate::common::deployments::Rotating;
 use crate::common::{WATCHDOG, patient, until, within_limit};
 
-/// A server with the user `app`.
-fn start() -> Server {
-    let server = Server::start();
-    rotate(&server, "first");
-    server
-}
-
-/// Changes the password of `app`.
-fn rotate(server: &Server, password: &str) {
-    let password = format!(">{password}");
-    let rule = [
-        "ACL", "SETUSER", "app", "reset", "on", &password, "~*", "&*", "+@all",
-    ];
-    let _: String = server.command(&rule);
-}
-
-/// Ends all connections of `app`.
-fn end_connections(server: &Server) {
-    let _: u32 = server.command(&["CLIENT", "KILL", "USER", "app"]);
-}
-
-async fn connect(server: &Server, settings: ClientBuilder) -> Client {
-    patient(settings).connect(&server.url()).await.unwrap()
+async fn connect(rotating: &Rotating, settings: ClientBuilder) -> Client {
+    let settings = patient(settings);
+    settings.connect(&rotating.server.url()).await.unwrap()
 }
 
 /// A file that ends with the test.
@@ -62,13 +43,13 @@ impl Drop for File {
 /// only the password of before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn holds_live_on_when_the_password_in_a_file_is_rotated() {
-    let (server, file) = (start(), File::new("first\n"));
+    let (rotating, file) = (Rotating::start(), File::new("first\n"));
     let settings = Client::builder().username("app").password_file(&file.0);
-    let client = connect(&server, settings.watchdog_lease(WATCHDOG)).await;
+    let client = connect(&rotating, settings.watchdog_lease(WATCHDOG)).await;
     let guard = client.lock("held").lock().await.unwrap();
-    rotate(&server, "second");
+    rotating.rotate("second");
     file.write("second\n");
-    end_connections(&server);
+    rotating.end_connections();
     let other = within_limit("acquired", client.lock("other").lock().into_future()).await;
     other.unwrap().unlock().await.unwrap();
     let end = tokio::time::Instant::now() + WATCHDOG;
@@ -79,16 +60,16 @@ async fn holds_live_on_when_the_password_in_a_file_is_rotated() {
 /// The provider still has the old token when it is asked for the first time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn provider_is_asked_for_each_connection_and_again_when_refused() {
-    let (server, asked) = (start(), Arc::new(AtomicUsize::new(0)));
+    let (rotating, asked) = (Rotating::start(), Arc::new(AtomicUsize::new(0)));
     let counted = asked.clone();
     let provider = move || {
         let number = counted.fetch_add(1, Ordering::Relaxed);
         let password = if number == 0 { "expired" } else { "first" };
         async move { io::Result::Ok(Credentials::new(password).username("app")) }
     };
-    let client = connect(&server, Client::builder().credentials(provider)).await;
+    let client = connect(&rotating, Client::builder().credentials(provider)).await;
     assert_eq!(asked.load(Ordering::Relaxed), 2);
-    end_connections(&server);
+    rotating.end_connections();
     let guard = client.lock("a").lock().await.unwrap();
     guard.unlock().await.unwrap();
     assert_eq!(asked.load(Ordering::Relaxed), 3);
@@ -96,7 +77,7 @@ async fn provider_is_asked_for_each_connection_and_again_when_refused() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn open_connections_log_in_again_before_the_token_ends() {
-    let (server, asked) = (start(), Arc::new(AtomicUsize::new(0)));
+    let (rotating, asked) = (Rotating::start(), Arc::new(AtomicUsize::new(0)));
     let counted = asked.clone();
     let provider = move || {
         let number = counted.fetch_add(1, Ordering::Relaxed);
@@ -110,16 +91,19 @@ async fn open_connections_log_in_again_before_the_token_ends() {
             }
         }
     };
-    let client = connect(&server, Client::builder().credentials(provider)).await;
+    let client = connect(&rotating, Client::builder().credentials(provider)).await;
     let ids = || -> Vec<String> {
-        let clients: String = server.command(&["CLIENT", "LIST"]);
+        let clients: String = rotating.server.command(&["CLIENT", "LIST"]);
         let of_app = clients.lines().filter(|line| line.contains("user=app"));
         of_app
             .map(|line| line.split(' ').next().unwrap_or_default().to_owned())
             .collect()
     };
     let before = ids();
-    until("logged in again", || async { server.calls("auth") >= 3 }).await;
+    until("logged in again", || async {
+        rotating.server.calls("auth") >= 3
+    })
+    .await;
     client
         .lock("a")
         .lock()
@@ -140,7 +124,7 @@ async fn open_connections_log_in_again_before_the_token_ends() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn provider_that_fails_is_an_outage_with_its_reason() {
-    let server = start();
+    let server = Rotating::start().server;
     let settings = || Client::builder().connect_timeout(Duration::from_millis(500));
     let failing =
         settings().credentials(|| async { Err::<Credentials, _>("the metadata service is down") });

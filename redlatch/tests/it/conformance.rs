@@ -9,7 +9,7 @@ use redlatch_testkit::unique;
 
 use crate::common::{LONG, TestStore, WATCHDOG, assert_lost, retry_if_late, until, within_limit};
 
-on_every_store! {
+on_every_store_and_deployment! {
     free_lock_is_acquired_and_released,
     tasks_that_share_a_handle_exclude_each_other,
     clients_exclude_and_wake_each_other,

@@ -5,48 +5,15 @@ use std::future::IntoFuture as _;
 use std::time::Duration;
 
 use redlatch::{Client, Error};
-use redlatch_testkit::{Proxy, Server};
 
+use crate::common::deployments::MovedEndpoint;
 use crate::common::{WATCHDOG, patient, until, within_limit};
-
-/// A master and its replica. The name leads to the master.
-struct Named {
-    old: Server,
-    new: Server,
-    name: Proxy,
-}
-
-impl Named {
-    async fn start() -> Named {
-        let old = Server::start_with(&["--repl-diskless-sync-delay", "0"]);
-        let new = Server::start_with(&["--replicaof", &format!("127.0.0.1 {}", old.port())]);
-        let in_sync = || async {
-            let replication: String = old.command(&["INFO", "replication"]);
-            replication.contains("state=online")
-        };
-        until("in sync", in_sync).await;
-        let name = Proxy::to_server(&old);
-        Named { old, new, name }
-    }
-
-    /// Promotes the replica. The old master follows it, and keeps its connections open.
-    fn fail_over(&self) {
-        let _: String = self.new.command(&["REPLICAOF", "NO", "ONE"]);
-        let new = self.new.port().to_string();
-        let _: String = self.old.command(&["REPLICAOF", "127.0.0.1", &new]);
-    }
-
-    /// Returns how often the old master has refused a step, as a replica.
-    fn refusals(&self) -> u64 {
-        self.old.errors("READONLY")
-    }
-}
 
 /// Feared most: the client renews nothing for as long as the old server keeps the connection, and
 /// another client acquires what it holds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn holds_live_on_when_the_name_leads_to_the_new_master() {
-    let named = Named::start().await;
+    let named = MovedEndpoint::start().in_sync().await;
     let settings = || patient(Client::builder()).watchdog_lease(WATCHDOG);
     let client = settings().connect(&named.name.url()).await.unwrap();
     let other = settings().connect(&named.name.url()).await.unwrap();
@@ -77,7 +44,7 @@ async fn holds_live_on_when_the_name_leads_to_the_new_master() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn name_that_leads_to_a_replica_fails_with_a_clear_error() {
-    let named = Named::start().await;
+    let named = MovedEndpoint::start().in_sync().await;
     named.fail_over();
     let limit = Duration::from_secs(2);
     let settings = Client::builder().response_timeout(limit);

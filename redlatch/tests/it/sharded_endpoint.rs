@@ -3,44 +3,17 @@
 
 use std::future::IntoFuture as _;
 
-use redlatch::{Client, ClientBuilder, MultiLock};
-use redlatch_testkit::{Cluster, ClusterPlan, Proxy};
+use redlatch::{Client, MultiLock};
 use tokio::time::Instant;
 
-use crate::common::{WATCHDOG, patient, until, within_limit};
-
-struct Endpoint {
-    cluster: Cluster,
-    proxy: Proxy,
-}
-
-impl Endpoint {
-    fn start() -> Endpoint {
-        let cluster = Cluster::start_with(ClusterPlan {
-            masters: 1,
-            replicas: 0,
-            ..ClusterPlan::default()
-        });
-        let proxy = Proxy::to_server(&cluster.nodes()[0]);
-        proxy.hide_cluster(true);
-        Endpoint { cluster, proxy }
-    }
-
-    async fn client(&self, settings: ClientBuilder) -> Client {
-        patient(settings).connect(&self.proxy.url()).await.unwrap()
-    }
-
-    /// Returns how often keys of several slots were refused.
-    fn refusals(&self) -> u64 {
-        self.cluster.nodes()[0].errors("CROSSSLOT")
-    }
-}
+use crate::common::deployments::ShardedEndpoint;
+use crate::common::{WATCHDOG, until, within_limit};
 
 /// Feared most: all holds of a client end with their first lease, because one script cannot renew
 /// them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn holds_in_several_slots_are_renewed() {
-    let endpoint = Endpoint::start();
+    let endpoint = ShardedEndpoint::start();
     let client = endpoint
         .client(Client::builder().watchdog_lease(WATCHDOG))
         .await;
@@ -62,7 +35,7 @@ async fn holds_in_several_slots_are_renewed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn steps_on_several_slots_are_divided_at_the_first_refusal() {
-    let endpoint = Endpoint::start();
+    let endpoint = ShardedEndpoint::start();
     let names: Vec<String> = (0..20).map(|number| format!("multi:{number}")).collect();
     {
         let client = endpoint.client(Client::builder()).await;
@@ -110,7 +83,7 @@ async fn steps_on_several_slots_are_divided_at_the_first_refusal() {
 /// A message must reach all clients, whether they know of the slots or not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn latch_with_a_hash_tag_has_one_channel() {
-    let endpoint = Endpoint::start();
+    let endpoint = ShardedEndpoint::start();
     let waiting = endpoint.client(Client::builder()).await;
     let latch = waiting.count_down_latch("{shop}:ready");
     assert!(latch.try_set_count(1).await.unwrap());

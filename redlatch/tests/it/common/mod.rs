@@ -1,5 +1,6 @@
 //! Helpers that the integration tests share.
 
+pub(crate) mod deployments;
 pub(crate) mod secured;
 
 use std::future::{Future, IntoFuture, poll_fn};
@@ -10,6 +11,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use deployments::Deployment;
 use redlatch::{Client, ClientBuilder, Embedded, Error, Loss, Owner};
 use redlatch_testkit::{
     Cluster, Proxy, Sentinels, Server, shared, shared_cluster, shared_sentinels,
@@ -265,6 +267,7 @@ pub(crate) enum TestStore {
     Sentinel(&'static Sentinels),
     Cluster(&'static Cluster),
     Secured(&'static Secured),
+    Deployment(&'static Deployment),
 }
 
 impl TestStore {
@@ -272,8 +275,32 @@ impl TestStore {
         TestStore::Embedded(Embedded::new())
     }
 
+    /// A server, or what `REDLATCH_TEST_DEPLOYMENT` names in its place.
     pub(crate) fn server() -> TestStore {
-        TestStore::Server(shared())
+        match std::env::var("REDLATCH_TEST_DEPLOYMENT").as_deref() {
+            Err(_) => TestStore::Server(shared()),
+            Ok("moved_endpoint") => TestStore::moved_endpoint(),
+            Ok("sharded_endpoint") => TestStore::sharded_endpoint(),
+            Ok("restricted") => TestStore::restricted(),
+            Ok("rotating") => TestStore::rotating(),
+            Ok(other) => panic!("no deployment {other}"),
+        }
+    }
+
+    pub(crate) fn moved_endpoint() -> TestStore {
+        TestStore::Deployment(Deployment::moved_endpoint())
+    }
+
+    pub(crate) fn sharded_endpoint() -> TestStore {
+        TestStore::Deployment(Deployment::sharded_endpoint())
+    }
+
+    pub(crate) fn restricted() -> TestStore {
+        TestStore::Deployment(Deployment::restricted())
+    }
+
+    pub(crate) fn rotating() -> TestStore {
+        TestStore::Deployment(Deployment::rotating())
     }
 
     pub(crate) fn sentinel() -> TestStore {
@@ -324,6 +351,10 @@ impl TestStore {
             TestStore::Sentinel(sentinels) => sentinels.url(),
             TestStore::Cluster(cluster) => cluster.url(),
             TestStore::Secured(secured) => return secured.client(settings, "").await,
+            TestStore::Deployment(deployment) => {
+                let settings = deployment.settings(settings);
+                return settings.connect(&deployment.url()).await.unwrap();
+            }
         };
         settings.connect(&url).await.unwrap()
     }
@@ -386,6 +417,19 @@ macro_rules! for_each_store {
 macro_rules! on_every_store {
     ($($name:ident,)*) => {
         for_each_store! { on_store! $($name,)* }
+    };
+}
+
+/// The same, and one test per deployment of `common/deployments.rs`. (With `REDLATCH_TEST_DEPLOYMENT`, the tests on a server
+/// run on a deployment, also those that are only run on every store here.)
+#[macro_export]
+macro_rules! on_every_store_and_deployment {
+    ($($name:ident,)*) => {
+        on_every_store! { $($name,)* }
+        on_store! { moved_endpoint $($name,)* }
+        on_store! { sharded_endpoint $($name,)* }
+        on_store! { restricted $($name,)* }
+        on_store! { rotating $($name,)* }
     };
 }
 

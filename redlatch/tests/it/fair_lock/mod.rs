@@ -701,8 +701,9 @@ async fn plain_waiter_is_woken_when_queue_is_empty(store: TestStore) {
     refused(&plain, &mut waiting).await;
     let waiting = tokio::spawn(waiting);
     guard.unlock().await.unwrap();
-    assert_eq!(fair.queue().await.unwrap().len(), 1);
-    assert!(!waiting.is_finished());
+    // Or it has the lock: with replicas, its next attempt goes over another connection than the release.
+    let has_turn = fair.queue().await.unwrap().len() == 1 || fair.is_locked().await.unwrap();
+    assert!(has_turn && !waiting.is_finished());
     drop(queues);
     let next = within_limit("woken by the waiter that gave up", waiting).await;
     next.unwrap().unwrap().unlock().await.unwrap();

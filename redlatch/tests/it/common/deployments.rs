@@ -1,0 +1,247 @@
+//! Servers as users have them: behind one name, behind one address with many slots, with few commands, with passwords that
+//! change. Those that tests share change all the time.
+
+use std::io;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread;
+use std::time::Duration;
+
+use redlatch::{Client, ClientBuilder, Credentials, ReplicaSync};
+use redlatch_testkit::{Cluster, ClusterPlan, Proxy, Server};
+
+use super::{patient, until};
+
+/// Time between two changes of a deployment that tests share: each of them lives through several.
+const CHANGE_INTERVAL: Duration = Duration::from_millis(250);
+
+/// One name that leads to another server after a failover: managed Redis, a Kubernetes service, a load balancer. A master and its
+/// replica; the name leads to the master.
+pub(crate) struct MovedEndpoint {
+    pub(crate) old: Server,
+    pub(crate) new: Server,
+    pub(crate) name: Proxy,
+}
+
+impl MovedEndpoint {
+    pub(crate) fn start() -> MovedEndpoint {
+        let old = Server::start_with(&["--repl-diskless-sync-delay", "0"]);
+        let new = Server::start_with(&[
+            "--repl-diskless-sync-delay",
+            "0",
+            "--replicaof",
+            &format!("127.0.0.1 {}", old.port()),
+        ]);
+        let name = Proxy::to_server(&old);
+        MovedEndpoint { old, new, name }
+    }
+
+    pub(crate) async fn in_sync(self) -> MovedEndpoint {
+        until("in sync", || async { is_in_sync(&self.old) }).await;
+        self
+    }
+
+    /// Promotes the replica. The old master follows it, and keeps its connections open.
+    pub(crate) fn fail_over(&self) {
+        let _: String = self.new.command(&["REPLICAOF", "NO", "ONE"]);
+        let new = self.new.port().to_string();
+        let _: String = self.old.command(&["REPLICAOF", "127.0.0.1", &new]);
+    }
+
+    /// Returns how often the old master has refused a step, as a replica.
+    pub(crate) fn refusals(&self) -> u64 {
+        self.old.errors("READONLY")
+    }
+
+    /// Lets the servers change roles without losing a write, for ever. The name follows.
+    fn keep_failing_over(&self) {
+        let (mut master, mut replica) = (&self.old, &self.new);
+        loop {
+            thread::sleep(CHANGE_INTERVAL);
+            while !is_in_sync(master) {
+                thread::sleep(Duration::from_millis(10));
+            }
+            let port = replica.port().to_string();
+            let failed_over: redis::RedisResult<String> =
+                master.try_command(&["FAILOVER", "TO", "127.0.0.1", &port]);
+            failed_over.expect("a failover");
+            while !replication(replica).contains("role:master") {
+                thread::sleep(Duration::from_millis(1));
+            }
+            self.name.redirect(replica);
+            (master, replica) = (replica, master);
+        }
+    }
+}
+
+fn replication(server: &Server) -> String {
+    server.command(&["INFO", "replication"])
+}
+
+fn is_in_sync(master: &Server) -> bool {
+    replication(master).contains("state=online")
+}
+
+/// One address with many slots behind it: managed Redis and proxies that show a cluster as a single server. Here a cluster
+/// of one node that does not tell.
+pub(crate) struct ShardedEndpoint {
+    pub(crate) cluster: Cluster,
+    proxy: Proxy,
+}
+
+impl ShardedEndpoint {
+    pub(crate) fn start() -> ShardedEndpoint {
+        let cluster = Cluster::start_with(ClusterPlan {
+            masters: 1,
+            replicas: 0,
+            ..ClusterPlan::default()
+        });
+        let proxy = Proxy::to_server(&cluster.nodes()[0]);
+        proxy.hide_cluster(true);
+        ShardedEndpoint { cluster, proxy }
+    }
+
+    pub(crate) async fn client(&self, settings: ClientBuilder) -> Client {
+        patient(settings).connect(&self.proxy.url()).await.unwrap()
+    }
+
+    /// Returns how often keys of several slots were refused.
+    pub(crate) fn refusals(&self) -> u64 {
+        self.cluster.nodes()[0].errors("CROSSSLOT")
+    }
+}
+
+/// A user whose password changes, and whose connections end each time.
+pub(crate) struct Rotating {
+    pub(crate) server: Server,
+    password: Arc<Mutex<String>>,
+}
+
+impl Rotating {
+    pub(crate) fn start() -> Rotating {
+        let rotating = Rotating {
+            server: Server::start(),
+            password: Arc::default(),
+        };
+        rotating.rotate("first");
+        rotating
+    }
+
+    /// Changes the password.
+    pub(crate) fn rotate(&self, password: &str) {
+        let mut current = self.password.lock().unwrap();
+        password.clone_into(&mut current);
+        let password = format!(">{password}");
+        let rule = [
+            "ACL", "SETUSER", "app", "reset", "on", &password, "~*", "&*", "+@all",
+        ];
+        let _: String = self.server.command(&rule);
+    }
+
+    /// Ends all connections of the user.
+    pub(crate) fn end_connections(&self) {
+        let _: u32 = self.server.command(&["CLIENT", "KILL", "USER", "app"]);
+    }
+
+    fn keep_rotating(&self) {
+        for number in 0_u64.. {
+            thread::sleep(CHANGE_INTERVAL);
+            self.rotate(&format!("password-{number}"));
+            self.end_connections();
+        }
+    }
+
+    /// Returns settings that ask for the current password.
+    fn settings(&self, settings: ClientBuilder) -> ClientBuilder {
+        let password = self.password.clone();
+        settings.credentials(move || {
+            let current = Credentials::new(password.lock().unwrap().clone()).username("app");
+            async move { io::Result::Ok(current) }
+        })
+    }
+}
+
+/// Commands that some services do not have.
+const UNKNOWN: [&str; 6] = ["WAIT", "ROLE", "INFO", "CLIENT", "CONFIG", "PUBSUB"];
+
+/// A server without the commands that locks can do without, and with one database.
+fn start_restricted() -> Server {
+    let unknown = UNKNOWN.map(|command| ["--rename-command", command, ""]);
+    Server::start_with(&[unknown.as_flattened(), &["--databases", "1"]].concat())
+}
+
+/// A deployment that tests share.
+#[expect(clippy::large_enum_variant, reason = "there is one of each")]
+pub(crate) enum Deployment {
+    MovedEndpoint(MovedEndpoint),
+    ShardedEndpoint(ShardedEndpoint),
+    Restricted(Server),
+    Rotating(Rotating),
+}
+
+impl Deployment {
+    pub(crate) fn moved_endpoint() -> &'static Deployment {
+        static SHARED: OnceLock<Deployment> = OnceLock::new();
+        Deployment::shared(
+            &SHARED,
+            || Deployment::MovedEndpoint(MovedEndpoint::start()),
+        )
+    }
+
+    pub(crate) fn sharded_endpoint() -> &'static Deployment {
+        static SHARED: OnceLock<Deployment> = OnceLock::new();
+        Deployment::shared(&SHARED, || {
+            Deployment::ShardedEndpoint(ShardedEndpoint::start())
+        })
+    }
+
+    pub(crate) fn restricted() -> &'static Deployment {
+        static SHARED: OnceLock<Deployment> = OnceLock::new();
+        Deployment::shared(&SHARED, || Deployment::Restricted(start_restricted()))
+    }
+
+    pub(crate) fn rotating() -> &'static Deployment {
+        static SHARED: OnceLock<Deployment> = OnceLock::new();
+        Deployment::shared(&SHARED, || Deployment::Rotating(Rotating::start()))
+    }
+
+    fn shared(
+        cell: &'static OnceLock<Deployment>,
+        start: fn() -> Deployment,
+    ) -> &'static Deployment {
+        let mut is_new = false;
+        let shared = cell.get_or_init(|| {
+            is_new = true;
+            start()
+        });
+        if is_new {
+            thread::spawn(|| shared.keep_changing());
+        }
+        shared
+    }
+
+    fn keep_changing(&self) {
+        match self {
+            Deployment::MovedEndpoint(named) => named.keep_failing_over(),
+            Deployment::Rotating(rotating) => rotating.keep_rotating(),
+            Deployment::ShardedEndpoint(_) | Deployment::Restricted(_) => {}
+        }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        match self {
+            Deployment::MovedEndpoint(named) => named.name.url(),
+            Deployment::ShardedEndpoint(endpoint) => endpoint.proxy.url(),
+            Deployment::Restricted(server) => server.url(),
+            Deployment::Rotating(rotating) => rotating.server.url(),
+        }
+    }
+
+    pub(crate) fn settings(&self, settings: ClientBuilder) -> ClientBuilder {
+        match self {
+            // The next master must have what is acquired.
+            Deployment::MovedEndpoint(_) => settings.replica_sync(ReplicaSync::AtLeast(1)),
+            Deployment::Rotating(rotating) => rotating.settings(settings),
+            Deployment::ShardedEndpoint(_) | Deployment::Restricted(_) => settings,
+        }
+    }
+}
