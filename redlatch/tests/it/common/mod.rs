@@ -420,13 +420,12 @@ macro_rules! on_every_store {
     };
 }
 
-/// The same, and one test per deployment of `common/deployments.rs`. (With `REDLATCH_TEST_DEPLOYMENT`, the tests on a server
-/// run on a deployment, also those that are only run on every store here.)
+/// The same, and one test per deployment of `common/deployments.rs`. (With `REDLATCH_TEST_DEPLOYMENT`, all tests on a server
+/// run on a deployment.)
 #[macro_export]
 macro_rules! on_every_store_and_deployment {
     ($($name:ident,)*) => {
         on_every_store! { $($name,)* }
-        on_store! { moved_endpoint $($name,)* }
         on_store! { sharded_endpoint $($name,)* }
         on_store! { restricted $($name,)* }
         on_store! { rotating $($name,)* }
