@@ -7,10 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use redlatch_robustness::random::Random;
+use redlatch_robustness::worker::USER;
 use tokio::time::sleep;
 
 use crate::network::{HostId, Network};
-use crate::server::{ClusterView, Node, SLOTS, Server, SlotRange, Snapshot};
+use crate::server::{ClusterView, Node, SLOTS, Server, SlotRange, Snapshot, User};
 
 /// Name of the master that the Sentinels watch.
 const MASTER: &str = "mymaster";
@@ -71,6 +72,8 @@ pub(crate) struct Deployment {
     slots: Vec<usize>,
     /// Slots that move from the first group to the second.
     moving: BTreeMap<u16, (usize, usize)>,
+    /// The user of the processes, if not the default one.
+    user: Option<User>,
 }
 
 /// A master and its replicas.
@@ -107,6 +110,7 @@ impl Deployment {
             epoch: 1,
             slots: (0..usize::from(SLOTS)).map(|slot| slot / each).collect(),
             moving: BTreeMap::new(),
+            user: None,
             groups,
         };
         for host in deployment.all_hosts() {
@@ -114,6 +118,22 @@ impl Deployment {
         }
         deployment.move_name();
         deployment
+    }
+
+    /// Sets the user of the processes on all servers.
+    pub(crate) fn set_user(&mut self, user: User) {
+        self.user = Some(user);
+        for host in self.servers() {
+            self.update_user(host);
+        }
+    }
+
+    /// Sets the user on one server.
+    fn update_user(&self, host: HostId) {
+        if let Some(user) = &self.user {
+            self.network
+                .with_server(host, |server, _| server.set_user(USER, user.clone()));
+        }
     }
 
     /// Returns the URL for clients.
@@ -307,6 +327,7 @@ impl Deployment {
     /// Restarts a killed server. A node of a cluster does not serve before it has a new view.
     pub(crate) fn restart(&self, host: HostId, data: Option<Snapshot>) {
         self.network.start_server(host, data);
+        self.update_user(host);
         match self.topology {
             Topology::Cluster => self.set_view(host, false),
             Topology::Sharded => self.set_view(host, true),

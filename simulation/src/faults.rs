@@ -103,6 +103,14 @@ impl Run<'_> {
                     network.with_server(host, |server, _| server.forget_scripts());
                 }
             }
+            Fault::PasswordChanged => {
+                self.change_password();
+                for host in self.deployment.all_hosts() {
+                    for process in &self.processes {
+                        network.reset(Some(process.id()), host);
+                    }
+                }
+            }
             Fault::StepClock(by) => {
                 for host in self.deployment.servers() {
                     network.step_clock(host, by);

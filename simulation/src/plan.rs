@@ -61,10 +61,23 @@ pub struct Plan {
     pub check_interval: Duration,
     /// Maximum latency of a packet.
     pub latency: Duration,
+    /// What the user of the processes may do.
+    pub user: PlannedUser,
     /// Time in which the processes acquire locks.
     pub duration: Duration,
     /// The faults, in order.
     pub faults: Vec<ScheduledFault>,
+}
+
+/// The user of the processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PlannedUser {
+    /// The one without a password.
+    Default,
+    /// One whose password changes.
+    Rotating,
+    /// One without permission for the commands that some services do not have.
+    Restricted,
 }
 
 /// A fault with its start and end.
@@ -100,6 +113,8 @@ pub enum Fault {
     RestartEmpty,
     /// The server forgets all scripts.
     ForgetScripts,
+    /// The password of the processes changes, and their connections are reset.
+    PasswordChanged,
     /// The server's clock is set forward.
     StepClock(Duration),
     /// A process is stopped.
@@ -158,7 +173,11 @@ impl Fault {
     fn is_minor(self) -> bool {
         matches!(
             self,
-            Fault::Reset(_) | Fault::AnswersLost(_) | Fault::SignalsFail(_) | Fault::ForgetScripts
+            Fault::Reset(_)
+                | Fault::AnswersLost(_)
+                | Fault::SignalsFail(_)
+                | Fault::ForgetScripts
+                | Fault::PasswordChanged
         )
     }
 }
@@ -262,8 +281,17 @@ impl Plan {
             lease = lease.max(millis(3000)) * 4;
         }
         let duration = duration.max(at + lease);
+        let user = match seed % 8 {
+            2 => PlannedUser::Rotating,
+            4 if topology == Topology::Single => PlannedUser::Restricted,
+            _ => PlannedUser::Default,
+        };
+        if user == PlannedUser::Rotating {
+            add_password_changes(&mut faults, lease / 2, duration);
+        }
         Plan {
             seed,
+            user,
             topology,
             sync,
             failover_time: MAX_FAILOVER_TIME - millis(1_600 - random.below(1_600) as u64),
@@ -327,6 +355,18 @@ impl Plan {
             false => Losses::Any,
         }
     }
+}
+
+/// Adds changes of the password at this interval. One that is due during another fault follows it.
+fn add_password_changes(faults: &mut Vec<ScheduledFault>, interval: Duration, duration: Duration) {
+    let times = (1..).map(|number| interval * number);
+    let changes = times.take_while(|at| *at < duration);
+    faults.extend(changes.map(|at| ScheduledFault {
+        from: at,
+        until: at,
+        fault: Fault::PasswordChanged,
+    }));
+    faults.sort_by_key(|scheduled| scheduled.from);
 }
 
 /// Draws one or two names for half of the kinds. The members of a multi-lock are also acquired alone.

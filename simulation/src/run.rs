@@ -14,7 +14,7 @@ use redlatch_robustness::observers::{ObservedElection, check_observers, observe}
 use redlatch_robustness::random::Random;
 use redlatch_robustness::resource::{Records, ResourceClient};
 use redlatch_robustness::worker::{
-    EventSink, Reporter, Sync, TicketBox, WorkerOptions, WorkerTasks, report_leftovers,
+    EventSink, Reporter, Sync, TicketBox, Tokens, WorkerOptions, WorkerTasks, report_leftovers,
 };
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -22,10 +22,13 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::deployment::{Deployment, Topology};
 use crate::linearizability;
 use crate::network::{Network, ProcessId};
-use crate::plan::Plan;
+use crate::plan::{Plan, PlannedUser};
 use crate::process::Process;
-use crate::server::Server;
+use crate::server::{Server, User};
 use crate::trace::Trace;
+
+/// Commands that a restricted user may not use.
+const UNAVAILABLE: [&str; 4] = ["CLIENT", "INFO", "ROLE", "WAIT"];
 
 /// The longest wait of a request for a free lock, in latencies.
 const PROMPT_LATENCIES: u32 = 40;
@@ -78,6 +81,8 @@ pub(crate) struct Run<'a> {
     records: Arc<Records>,
     /// The tickets that the tasks of all processes make and adopt.
     tickets: TicketBox,
+    /// The source of the passwords of the processes.
+    tokens: Tokens,
     shutdown: Arc<AtomicBool>,
     /// The running processes. A process that replaces another one has its index.
     pub(crate) processes: Vec<Arc<Process>>,
@@ -108,6 +113,7 @@ impl Run<'_> {
             history: Arc::new(Mutex::new(history)),
             records: Arc::default(),
             tickets: TicketBox::default(),
+            tokens: Tokens::default(),
             shutdown: Arc::default(),
             processes: Vec::new(),
             started: 0,
@@ -115,6 +121,15 @@ impl Run<'_> {
             elections: Vec::new(),
             network,
         };
+        match plan.user {
+            PlannedUser::Default => {}
+            PlannedUser::Rotating => run.change_password(),
+            PlannedUser::Restricted => {
+                let mut user = User::unrestricted(Some(&run.tokens.change()));
+                user.denied = UNAVAILABLE.map(str::to_owned).into();
+                run.deployment.set_user(user);
+            }
+        }
         run.observe_elections();
         for index in 0..plan.processes {
             let process = run.start(index);
@@ -168,6 +183,12 @@ impl Run<'_> {
         })
     }
 
+    /// Changes the password of the processes.
+    pub(crate) fn change_password(&mut self) {
+        let user = User::unrestricted(Some(&self.tokens.change()));
+        self.deployment.set_user(user);
+    }
+
     /// Starts the process that observes the elections, if there are any.
     fn observe_elections(&mut self) {
         let names = self.plan.names.iter();
@@ -198,6 +219,8 @@ impl Run<'_> {
         worker.sync = plan.sync;
         worker.uses_tickets = plan.uses_tickets;
         worker.uses_limits = plan.uses_limits;
+        let has_password = plan.user != PlannedUser::Default;
+        worker.tokens = has_password.then(|| self.tokens.clone());
         worker.owners = plan.owners;
         worker.clients = plan.clients;
         worker.contended_names = plan.contended_names.clone();

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use crate::plan::{Fault, Plan};
+use crate::plan::{Fault, Plan, PlannedUser};
 
 /// Maximum number of runs to shrink one plan.
 const MAX_TRIES: usize = 300;
@@ -90,6 +90,13 @@ fn smaller_plans(plan: &Plan) -> Vec<Plan> {
     }
     if plan.uses_limits {
         with(&|plan| plan.uses_limits = false);
+    }
+    if plan.user != PlannedUser::Default {
+        with(&|plan| {
+            plan.user = PlannedUser::Default;
+            plan.faults
+                .retain(|one| one.fault != Fault::PasswordChanged);
+        });
     }
     if plan.chosen_ids {
         with(&|plan| plan.chosen_ids = false);

@@ -14,6 +14,7 @@ mod reporter;
 mod section;
 mod threads;
 mod tickets;
+mod tokens;
 
 use std::io::BufRead;
 use std::pin::Pin;
@@ -43,6 +44,7 @@ use section::SectionRunner;
 use threads::Thread;
 pub use tickets::TicketBox;
 use tickets::TicketUse;
+pub use tokens::{Tokens, USER};
 
 /// Added to the number of a task, for its random numbers about tickets: no process has so many tasks.
 const TICKET_TASKS: usize = 1 << 32;

@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 use redlatch::{Client, ClientBuilder, Error, ReplicaSync};
 use tokio::time::sleep;
 
+use super::tokens::Tokens;
 use crate::names::locks_of_all;
 use crate::random::Random;
 
@@ -50,6 +51,9 @@ pub struct WorkerOptions {
     /// Number of commands that the first client sends at once, from time to time. Only in simulations.
     #[arg(skip)]
     pub flood: usize,
+    /// What the clients log in with. Only in simulations.
+    #[arg(skip)]
+    pub tokens: Option<Tokens>,
     /// Prefix of the client ids. Without it they are random.
     #[arg(long)]
     pub client_id: Option<String>,
@@ -121,6 +125,7 @@ impl WorkerOptions {
             contended_names: Vec::new(),
             permanent_locks: 0,
             flood: 0,
+            tokens: None,
             client_id: None,
             lease: millis(lease),
             timeout: millis(lease / 3),
@@ -155,6 +160,13 @@ impl WorkerOptions {
             .replica_sync(self.sync.replicas())
             .client_tracking((self.seed ^ client as u64).is_multiple_of(2))
             .subscription_linger(LINGER);
+        let builder = match self.tokens.clone() {
+            Some(tokens) => builder.credentials(move || {
+                let credentials = tokens.credentials();
+                async { credentials }
+            }),
+            None => builder,
+        };
         match &self.client_id {
             Some(id) => builder.client_id(format!("{id}-{client}")),
             None => builder,
