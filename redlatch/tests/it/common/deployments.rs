@@ -11,7 +11,7 @@ use redlatch_testkit::{Cluster, ClusterPlan, Proxy, Server};
 
 use super::{patient, until};
 
-/// Time between two changes of a deployment that tests share: each of them lives through several.
+/// Time between two changes of a deployment that tests share: short, so that changes fall into some tests.
 const CHANGE_INTERVAL: Duration = Duration::from_millis(250);
 
 /// One name that leads to another server after a failover: managed Redis, a Kubernetes service, a load balancer. A master and its
@@ -128,12 +128,17 @@ impl Rotating {
 
     /// Changes the password.
     pub(crate) fn rotate(&self, password: &str) {
+        self.accept(password, "");
+    }
+
+    /// Changes the password. Accepts the former one, too, unless it is empty.
+    fn accept(&self, password: &str, former: &str) {
         let mut current = self.password.lock().unwrap();
         password.clone_into(&mut current);
-        let password = format!(">{password}");
-        let rule = [
-            "ACL", "SETUSER", "app", "reset", "on", &password, "~*", "&*", "+@all",
-        ];
+        let (password, former) = (format!(">{password}"), format!(">{former}"));
+        let mut rule = vec!["ACL", "SETUSER", "app", "reset", "on", "~*", "&*", "+@all"];
+        rule.push(&password);
+        rule.extend((former != ">").then_some(&*former));
         let _: String = self.server.command(&rule);
     }
 
@@ -142,11 +147,15 @@ impl Rotating {
         let _: u32 = self.server.command(&["CLIENT", "KILL", "USER", "app"]);
     }
 
-    /// Without ending connections, because steps that cannot be repeated would fail in some tests.
+    /// Without ending connections, because steps that cannot be repeated would fail in some tests. A former password remains valid
+    /// until the next change, as with services that rotate them.
     fn keep_rotating(&self) {
+        let mut former = "first".to_owned();
         for number in 0_u64.. {
             thread::sleep(CHANGE_INTERVAL);
-            self.rotate(&format!("password-{number}"));
+            let password = format!("password-{number}");
+            self.accept(&password, &former);
+            former = password;
         }
     }
 

@@ -420,7 +420,7 @@ macro_rules! on_every_store {
     };
 }
 
-/// The same, and one test per deployment of `common/deployments.rs`. (With `REDLATCH_TEST_DEPLOYMENT`, all tests on a server
+/// The same, and one test per deployment of `common/deployments.rs` that does not fail over. (With `REDLATCH_TEST_DEPLOYMENT`, all tests on a server
 /// run on a deployment.)
 #[macro_export]
 macro_rules! on_every_store_and_deployment {

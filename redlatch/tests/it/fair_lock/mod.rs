@@ -701,7 +701,7 @@ async fn plain_waiter_is_woken_when_queue_is_empty(store: TestStore) {
     refused(&plain, &mut waiting).await;
     let waiting = tokio::spawn(waiting);
     guard.unlock().await.unwrap();
-    // Or it has the lock: with replicas, its next attempt goes over another connection than the release.
+    // Or the queued waiter has the lock: with replicas, its next attempt goes over another connection than the release.
     let has_turn = fair.queue().await.unwrap().len() == 1 || fair.is_locked().await.unwrap();
     assert!(has_turn && !waiting.is_finished());
     drop(queues);
