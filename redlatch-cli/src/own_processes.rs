@@ -49,7 +49,7 @@ pub(crate) fn start(mut command: Command) -> io::Result<(Pid, ChildStdout)> {
     Ok((pid, output))
 }
 
-/// Kills the group of a process, unless somebody has reaped it.
+/// Kills the group of a process, unless `redlatch` has reaped that process.
 pub(crate) fn kill(pid: Pid) {
     // Until then the system gives its id to no other process.
     let runs = |(one, taken): &(Pid, Option<WaitStatus>)| *one == pid && taken.is_none();

@@ -17,6 +17,7 @@ use tokio::time::{sleep, sleep_until};
 use crate::deployment::Topology;
 use crate::network::{Direction, HostId};
 use crate::plan::{Fault, QUERIES_FAIL_FOR, ScheduledFault};
+use crate::process::Process;
 use crate::run::{Run, lock};
 use crate::server::{Refusal, Server, slot};
 
@@ -64,11 +65,7 @@ impl Run<'_> {
                 until.await;
                 set(false);
             }
-            Fault::Reset(place) => {
-                for host in self.deployment.all_hosts() {
-                    network.reset(Some(self.processes[place].id()), host);
-                }
-            }
+            Fault::Reset(place) => self.reset_connections(&self.processes[place]),
             Fault::AnswersLost(place) => {
                 let process = self.processes[place].id();
                 network.set_answer_loss(Some(process));
@@ -105,10 +102,8 @@ impl Run<'_> {
             }
             Fault::PasswordChanged => {
                 self.change_password();
-                for host in self.deployment.all_hosts() {
-                    for process in &self.processes {
-                        network.reset(Some(process.id()), host);
-                    }
+                for process in &self.processes {
+                    self.reset_connections(process);
                 }
             }
             Fault::StepClock(by) => {
@@ -244,6 +239,12 @@ impl Run<'_> {
                 until,
                 is_outage,
             });
+        }
+    }
+
+    fn reset_connections(&self, process: &Process) {
+        for host in self.deployment.all_hosts() {
+            self.network.reset(Some(process.id()), host);
         }
     }
 

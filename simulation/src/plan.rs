@@ -357,7 +357,7 @@ impl Plan {
     }
 }
 
-/// Adds changes of the password at this interval. One that is due during another fault follows it.
+/// Adds changes of the password at this interval. A change that is due during another fault happens behind that fault.
 fn add_password_changes(faults: &mut Vec<ScheduledFault>, interval: Duration, duration: Duration) {
     let times = (1..).map(|number| interval * number);
     let changes = times.take_while(|at| *at < duration);

@@ -121,14 +121,8 @@ impl Run<'_> {
             elections: Vec::new(),
             network,
         };
-        match plan.user {
-            PlannedUser::Default => {}
-            PlannedUser::Rotating => run.change_password(),
-            PlannedUser::Restricted => {
-                let mut user = User::unrestricted(Some(&run.tokens.change()));
-                user.denied = UNAVAILABLE.map(str::to_owned).into();
-                run.deployment.set_user(user);
-            }
+        if plan.user != PlannedUser::Default {
+            run.change_password();
         }
         run.observe_elections();
         for index in 0..plan.processes {
@@ -185,7 +179,10 @@ impl Run<'_> {
 
     /// Changes the password of the processes.
     pub(crate) fn change_password(&mut self) {
-        let user = User::unrestricted(Some(&self.tokens.change()));
+        let mut user = User::unrestricted(Some(&self.tokens.change()));
+        if self.plan.user == PlannedUser::Restricted {
+            user.denied = UNAVAILABLE.map(str::to_owned).into();
+        }
         self.deployment.set_user(user);
     }
 

@@ -13,7 +13,8 @@ use crate::common::{WATCHDOG, patient, until, within_limit};
 /// another client acquires what it holds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn holds_live_on_when_the_name_leads_to_the_new_master() {
-    let named = MovedEndpoint::start().in_sync().await;
+    let named = MovedEndpoint::start();
+    named.until_in_sync().await;
     let settings = || patient(Client::builder()).watchdog_lease(WATCHDOG);
     let client = settings().connect(&named.name.url()).await.unwrap();
     let other = settings().connect(&named.name.url()).await.unwrap();
@@ -44,7 +45,8 @@ async fn holds_live_on_when_the_name_leads_to_the_new_master() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn name_that_leads_to_a_replica_fails_with_a_clear_error() {
-    let named = MovedEndpoint::start().in_sync().await;
+    let named = MovedEndpoint::start();
+    named.until_in_sync().await;
     named.fail_over();
     let limit = Duration::from_secs(2);
     let settings = Client::builder().response_timeout(limit);

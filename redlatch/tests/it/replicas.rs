@@ -8,7 +8,8 @@ use redlatch::{Client, ClientBuilder, Error, MultiLock, ReplicaSync, Result};
 use redlatch_testkit::{Server, unique};
 
 use crate::common::{
-    LONG, WATCHDOG, drop_after_each_poll, poll_up_to, until, until_rises, within_limit,
+    LONG, WATCHDOG, drop_after_each_poll, poll_up_to, until, until_in_sync, until_rises,
+    within_limit,
 };
 use crate::topology::{Deployment, long_timeout, retry_transient};
 
@@ -32,14 +33,7 @@ impl Replicated {
 
     /// Waits until this many replicas are connected and in sync.
     async fn until_in_sync(&self, count: usize) {
-        until("in sync", || async {
-            let info: String = self.master.command(&["INFO", "replication"]);
-            info.lines()
-                .filter(|line| line.contains("state=online"))
-                .count()
-                == count
-        })
-        .await;
+        until_in_sync(&self.master, count).await;
     }
 
     async fn client(&self, settings: ClientBuilder) -> Client {

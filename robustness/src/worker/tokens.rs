@@ -1,7 +1,7 @@
 //! A service whose tokens are the passwords of workers. Only in simulations.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redlatch::Credentials;
@@ -22,17 +22,21 @@ struct Numbers {
 impl Tokens {
     /// Changes the token. Returns the new one.
     pub fn change(&self) -> String {
-        let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut numbers = self.numbers();
         numbers.current += 1;
         token(numbers.current)
     }
 
     /// Returns the credentials with which a client logs in now.
     pub(super) fn credentials(&self) -> io::Result<Credentials> {
-        let numbers = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let numbers = &mut *self.numbers();
         let cached = std::mem::replace(&mut numbers.cached, numbers.current);
         let credentials = Credentials::new(token(cached)).username(USER);
         Ok(credentials.renewed_after(Duration::from_secs(1)))
+    }
+
+    fn numbers(&self) -> MutexGuard<'_, Numbers> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -2,14 +2,16 @@
 //! change. Some of those that tests share change all the time.
 
 use std::io;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use redlatch::{Client, ClientBuilder, Credentials, ReplicaSync};
 use redlatch_testkit::{Cluster, ClusterPlan, Proxy, Server};
+use tokio::runtime::Builder;
+use tokio::time::sleep;
 
-use super::{patient, until};
+use super::{patient, until, until_in_sync};
 
 /// Time between two changes of a deployment that tests share: short, so that changes fall into some tests.
 const CHANGE_INTERVAL: Duration = Duration::from_millis(250);
@@ -24,20 +26,16 @@ pub(crate) struct MovedEndpoint {
 
 impl MovedEndpoint {
     pub(crate) fn start() -> MovedEndpoint {
-        let old = Server::start_with(&["--repl-diskless-sync-delay", "0"]);
-        let new = Server::start_with(&[
-            "--repl-diskless-sync-delay",
-            "0",
-            "--replicaof",
-            &format!("127.0.0.1 {}", old.port()),
-        ]);
+        let settings = ["--repl-diskless-sync-delay", "0"];
+        let old = Server::start_with(&settings);
+        let follow = format!("127.0.0.1 {}", old.port());
+        let new = Server::start_with(&[&settings[..], &["--replicaof", &follow]].concat());
         let name = Proxy::to_server(&old);
         MovedEndpoint { old, new, name }
     }
 
-    pub(crate) async fn in_sync(self) -> MovedEndpoint {
-        until("in sync", || async { is_in_sync(&self.old) }).await;
-        self
+    pub(crate) async fn until_in_sync(&self) {
+        until_in_sync(&self.old, 1).await;
     }
 
     /// Promotes the replica. The old master follows it, and keeps its connections open.
@@ -53,32 +51,22 @@ impl MovedEndpoint {
     }
 
     /// Lets the servers change roles without losing a write, for ever. The name follows.
-    fn keep_failing_over(&self) {
+    async fn keep_failing_over(&self) {
         let (mut master, mut replica) = (&self.old, &self.new);
         loop {
-            thread::sleep(CHANGE_INTERVAL);
-            while !is_in_sync(master) {
-                thread::sleep(Duration::from_millis(10));
-            }
+            sleep(CHANGE_INTERVAL).await;
+            until_in_sync(master, 1).await;
             let port = replica.port().to_string();
-            let failed_over: redis::RedisResult<String> =
-                master.try_command(&["FAILOVER", "TO", "127.0.0.1", &port]);
-            failed_over.expect("a failover");
-            while !replication(replica).contains("role:master") {
-                thread::sleep(Duration::from_millis(1));
-            }
+            let _: String = master.command(&["FAILOVER", "TO", "127.0.0.1", &port]);
+            until("promoted", || async {
+                let info: String = replica.command(&["INFO", "replication"]);
+                info.contains("role:master")
+            })
+            .await;
             self.name.redirect(replica);
             (master, replica) = (replica, master);
         }
     }
-}
-
-fn replication(server: &Server) -> String {
-    server.command(&["INFO", "replication"])
-}
-
-fn is_in_sync(master: &Server) -> bool {
-    replication(master).contains("state=online")
 }
 
 /// One address with many slots behind it: managed Redis and proxies that show a cluster as a single server. Here a cluster
@@ -149,10 +137,10 @@ impl Rotating {
 
     /// Without ending connections, because steps that cannot be repeated would fail in some tests. A former password remains valid
     /// until the next change, as with services that rotate them.
-    fn keep_rotating(&self) {
+    async fn keep_rotating(&self) {
         let mut former = "first".to_owned();
         for number in 0_u64.. {
-            thread::sleep(CHANGE_INTERVAL);
+            sleep(CHANGE_INTERVAL).await;
             let password = format!("password-{number}");
             self.accept(&password, &former);
             former = password;
@@ -179,61 +167,35 @@ fn start_restricted() -> Server {
 }
 
 /// A deployment that tests share.
-#[expect(clippy::large_enum_variant, reason = "there is one of each")]
+#[derive(Clone, Copy)]
 pub(crate) enum Deployment {
-    MovedEndpoint(MovedEndpoint),
-    ShardedEndpoint(ShardedEndpoint),
-    Restricted(Server),
-    Rotating(Rotating),
+    MovedEndpoint(&'static MovedEndpoint),
+    ShardedEndpoint(&'static ShardedEndpoint),
+    Restricted(&'static Server),
+    Rotating(&'static Rotating),
 }
 
 impl Deployment {
-    pub(crate) fn moved_endpoint() -> &'static Deployment {
-        static SHARED: OnceLock<Deployment> = OnceLock::new();
-        Deployment::shared(
-            &SHARED,
-            || Deployment::MovedEndpoint(MovedEndpoint::start()),
-        )
+    pub(crate) fn moved_endpoint() -> Deployment {
+        static SHARED: LazyLock<&MovedEndpoint> =
+            LazyLock::new(|| shared(MovedEndpoint::start(), MovedEndpoint::keep_failing_over));
+        Deployment::MovedEndpoint(*SHARED)
     }
 
-    pub(crate) fn sharded_endpoint() -> &'static Deployment {
-        static SHARED: OnceLock<Deployment> = OnceLock::new();
-        Deployment::shared(&SHARED, || {
-            Deployment::ShardedEndpoint(ShardedEndpoint::start())
-        })
+    pub(crate) fn sharded_endpoint() -> Deployment {
+        static SHARED: LazyLock<ShardedEndpoint> = LazyLock::new(ShardedEndpoint::start);
+        Deployment::ShardedEndpoint(&SHARED)
     }
 
-    pub(crate) fn restricted() -> &'static Deployment {
-        static SHARED: OnceLock<Deployment> = OnceLock::new();
-        Deployment::shared(&SHARED, || Deployment::Restricted(start_restricted()))
+    pub(crate) fn restricted() -> Deployment {
+        static SHARED: LazyLock<Server> = LazyLock::new(start_restricted);
+        Deployment::Restricted(&SHARED)
     }
 
-    pub(crate) fn rotating() -> &'static Deployment {
-        static SHARED: OnceLock<Deployment> = OnceLock::new();
-        Deployment::shared(&SHARED, || Deployment::Rotating(Rotating::start()))
-    }
-
-    fn shared(
-        cell: &'static OnceLock<Deployment>,
-        start: fn() -> Deployment,
-    ) -> &'static Deployment {
-        let mut is_new = false;
-        let shared = cell.get_or_init(|| {
-            is_new = true;
-            start()
-        });
-        if is_new {
-            thread::spawn(|| shared.keep_changing());
-        }
-        shared
-    }
-
-    fn keep_changing(&self) {
-        match self {
-            Deployment::MovedEndpoint(named) => named.keep_failing_over(),
-            Deployment::Rotating(rotating) => rotating.keep_rotating(),
-            Deployment::ShardedEndpoint(_) | Deployment::Restricted(_) => {}
-        }
+    pub(crate) fn rotating() -> Deployment {
+        static SHARED: LazyLock<&Rotating> =
+            LazyLock::new(|| shared(Rotating::start(), Rotating::keep_rotating));
+        Deployment::Rotating(*SHARED)
     }
 
     pub(crate) fn url(&self) -> String {
@@ -247,10 +209,23 @@ impl Deployment {
 
     pub(crate) fn settings(&self, settings: ClientBuilder) -> ClientBuilder {
         match self {
-            // The next master must have what is acquired.
+            // The next master must have each lock that a client has acquired.
             Deployment::MovedEndpoint(_) => settings.replica_sync(ReplicaSync::AtLeast(1)),
             Deployment::Rotating(rotating) => rotating.settings(settings),
             Deployment::ShardedEndpoint(_) | Deployment::Restricted(_) => settings,
         }
     }
+}
+
+/// Returns a deployment that changes as long as the tests run.
+fn shared<D: Sync>(
+    deployment: D,
+    change: impl AsyncFnOnce(&'static D) + Send + 'static,
+) -> &'static D {
+    let deployment: &D = Box::leak(Box::new(deployment));
+    thread::spawn(|| {
+        let runtime = Builder::new_current_thread().enable_time().build();
+        runtime.unwrap().block_on(change(deployment));
+    });
+    deployment
 }

@@ -69,6 +69,16 @@ pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut holds: impl 
     }
 }
 
+/// Waits until this many replicas of a master are connected and in sync.
+pub(crate) async fn until_in_sync(master: &Server, replicas: usize) {
+    until("in sync", || async {
+        let info: String = master.command(&["INFO", "replication"]);
+        let online = info.lines().filter(|line| line.contains("state=online"));
+        online.count() == replicas
+    })
+    .await;
+}
+
 /// Fails instead of hanging.
 pub(crate) async fn within_limit<T>(what: &str, work: impl Future<Output = T>) -> T {
     match tokio::time::timeout(LONG, work).await {
@@ -267,7 +277,7 @@ pub(crate) enum TestStore {
     Sentinel(&'static Sentinels),
     Cluster(&'static Cluster),
     Secured(&'static Secured),
-    Deployment(&'static Deployment),
+    Deployment(Deployment),
 }
 
 impl TestStore {
@@ -279,16 +289,12 @@ impl TestStore {
     pub(crate) fn server() -> TestStore {
         match std::env::var("REDLATCH_TEST_DEPLOYMENT").as_deref() {
             Err(_) => TestStore::Server(shared()),
-            Ok("moved_endpoint") => TestStore::moved_endpoint(),
+            Ok("moved_endpoint") => TestStore::Deployment(Deployment::moved_endpoint()),
             Ok("sharded_endpoint") => TestStore::sharded_endpoint(),
             Ok("restricted") => TestStore::restricted(),
             Ok("rotating") => TestStore::rotating(),
             Ok(other) => panic!("no deployment {other}"),
         }
-    }
-
-    pub(crate) fn moved_endpoint() -> TestStore {
-        TestStore::Deployment(Deployment::moved_endpoint())
     }
 
     pub(crate) fn sharded_endpoint() -> TestStore {
