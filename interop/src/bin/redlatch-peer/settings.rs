@@ -50,6 +50,7 @@ pub(crate) async fn connect(args: impl Iterator<Item = String>) -> Result<Server
             Some(("fair-wait", ms)) => fair_wait = Some(millis(ms)?),
             Some(("prefix", prefix)) => builder = builder.prefix(prefix),
             Some(("hand-over", "off")) => builder = builder.local_hand_over(false),
+            Some(("tracking", "off")) => builder = builder.client_tracking(false),
             Some(("counters", url)) => counters = Some(url.to_owned()),
             Some(("codec", "string")) => string_codec = true,
             // redlatch uses replicas neither for reads nor for subscriptions.
