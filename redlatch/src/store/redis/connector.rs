@@ -133,13 +133,13 @@ impl ConnectionConfig {
             (Some(never), _) => match **never {},
             (None, Address::Tcp(at)) => {
                 let stream = self.address_map.reachable(at).connect().await?;
-                Ok(Socket::Tcp(stream))
+                Ok(Socket::tcp(stream))
             }
             #[cfg(unix)]
             (None, Address::Unix(path)) => {
                 let connected = tokio::net::UnixStream::connect(path).await;
                 let failed = |error| ExchangeError::unreachable(path.display(), error);
-                Ok(Socket::Unix(connected.map_err(failed)?))
+                Ok(Socket::unix(connected.map_err(failed)?))
             }
             #[cfg(not(unix))]
             (None, Address::Unix(_)) => {

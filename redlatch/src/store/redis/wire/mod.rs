@@ -5,8 +5,8 @@
 //!
 //! 1. A caller puts its command into the buffer under a mutex. If nothing is in flight, or there are several commands in the
 //!    buffer, it also writes the buffer to the socket. (Not over TLS, where only the connection's task writes.)
-//! 2. The connection's task reads. It stores all answers of one read under one lock, wakes their callers, lets these run
-//!    once so that they can add their next commands, and writes what these leave.
+//! 2. The connection's task reads. It stores all answers of one read under one lock, and wakes their callers. It writes what
+//!    these leave in the buffer: when it is notified, behind the callers that are ready to run.
 //! 3. Messages are passed on in the order of the stream: behind the answers before them, before the answers behind them.
 //! 4. When the socket ends, or the task with its runtime, all callers learn at once whether their command was sent.
 //!
@@ -29,7 +29,7 @@ pub(super) use self::codec::{Cmd, Malformed};
 use self::codec::{Decoder, Frame};
 pub(super) use self::pipeline::{Answered, Expects};
 use self::pipeline::{Packing, Pipeline, SlotId};
-use self::stream::ReadBuffer;
+use self::stream::{Reader, Writer};
 pub(super) use self::stream::{Socket, connect_tcp};
 use crate::environment::{simulated_number, task};
 use crate::metrics::Metrics;
@@ -97,7 +97,7 @@ impl From<io::Error> for WireError {
 /// A connection.
 pub(super) struct Wire {
     state: Mutex<State>,
-    socket: Socket,
+    writer: Writer,
     /// Notified when the connection's task has to write, or to end. What it has to do, it reads from the state. So it
     /// misses nothing if both are one notification: each comes behind the change of the state.
     changed: Notify,
@@ -120,7 +120,8 @@ struct State {
 impl Wire {
     /// Spawns the connection's task.
     pub(super) fn spawn(socket: Socket, metrics: Metrics, on_push: PushHandler) -> WireGuard {
-        let packing = Packing::new(socket.is_written_by_callers());
+        let Socket { reader, writer } = socket;
+        let packing = Packing::new(writer.is_written_by_callers());
         let wire = Arc::new(Wire {
             state: Mutex::new(State {
                 pipeline: Pipeline::new(simulated_packing().unwrap_or(packing)),
@@ -129,7 +130,7 @@ impl Wire {
                 unflushed: false,
                 end: None,
             }),
-            socket,
+            writer,
             changed: Notify::new(),
             answered: AtomicBool::new(false),
             metrics,
@@ -138,7 +139,7 @@ impl Wire {
             wire: wire.clone(),
             on_push,
         };
-        tokio::spawn(task(driver.run()));
+        tokio::spawn(task(driver.run(reader)));
         WireGuard { wire, task: None }
     }
 
@@ -195,7 +196,7 @@ impl Wire {
         let bytes = state.pipeline.output().len();
         if (was_idle && bytes > 0) || bytes >= EARLY_BYTES {
             // What fails here, fails again in the connection's task.
-            if let Ok(written) = self.socket.try_write(state.pipeline.output()) {
+            if let Ok(written) = self.writer.try_write(state.pipeline.output()) {
                 state.pipeline.wrote(written);
             }
         }
@@ -374,15 +375,15 @@ struct Driver {
 }
 
 impl Driver {
-    async fn run(self) {
-        if let Err(error) = self.drive().await {
+    async fn run(self, mut reader: Reader) {
+        if let Err(error) = self.drive(&mut reader).await {
             self.wire.state.lock().end.get_or_insert(error);
         }
     }
 
-    async fn drive(&self) -> Result<(), WireError> {
+    async fn drive(&self, reader: &mut Reader) -> Result<(), WireError> {
         let wire = &*self.wire;
-        let (mut buffer, mut decoder) = (ReadBuffer::new(), Decoder::default());
+        let mut decoder = Decoder::default();
         loop {
             let has_output = {
                 let state = wire.state.lock();
@@ -394,18 +395,17 @@ impl Driver {
             tokio::select! {
                 biased;
                 wrote = self.write_all(), if has_output => if let Err(error) = wrote {
-                    self.receive_rest(&mut buffer, &mut decoder).await;
+                    self.receive_rest(reader, &mut decoder).await;
                     return Err(error.into());
                 },
-                read = wire.socket.read(&mut buffer) => {
+                read = reader.read() => {
                     if read? == 0 {
                         return Err(WireError::Closed);
                     }
-                    self.receive(&mut buffer, &mut decoder)?;
-                    // The callers add their next commands, and write some of them.
-                    tokio::task::yield_now().await;
+                    self.receive(reader, &mut decoder)?;
                 }
                 () = wire.changed.notified() => {
+                    // More callers add their commands, and write some of them.
                     tokio::task::yield_now().await;
                     // Also if nothing is left to write, because a caller has gone.
                     wire.state.lock().flush_asked = false;
@@ -415,10 +415,10 @@ impl Driver {
     }
 
     /// Handles what arrived before a write failed: the server may have answered, and then closed the connection.
-    async fn receive_rest(&self, buffer: &mut ReadBuffer, decoder: &mut Decoder) {
+    async fn receive_rest(&self, reader: &mut Reader, decoder: &mut Decoder) {
         let rest = async {
-            while let Ok(1..) = self.wire.socket.read(buffer).await
-                && self.receive(buffer, decoder).is_ok()
+            while let Ok(1..) = reader.read().await
+                && self.receive(reader, decoder).is_ok()
                 && !self.wire.has_ended()
             {}
         };
@@ -427,10 +427,10 @@ impl Driver {
     }
 
     /// Handles all that was read.
-    fn receive(&self, buffer: &mut ReadBuffer, decoder: &mut Decoder) -> Result<(), WireError> {
+    fn receive(&self, reader: &mut Reader, decoder: &mut Decoder) -> Result<(), WireError> {
         let mut at = 0;
         let decoded = loop {
-            match self.receive_replies(buffer.filled(), &mut at, decoder) {
+            match self.receive_replies(reader.filled(), &mut at, decoder) {
                 Ok(Some(message)) => {
                     self.on_push.on_push(&message);
                     let mut state = self.wire.state.lock();
@@ -441,7 +441,7 @@ impl Driver {
                 Err(malformed) => break Err(WireError::Malformed(malformed)),
             }
         };
-        buffer.consume(at);
+        reader.consume(at);
         decoded
     }
 
@@ -486,7 +486,7 @@ impl Driver {
                 }
             });
             while !state.pipeline.output().is_empty() {
-                match wire.socket.poll_write(cx, state.pipeline.output()) {
+                match wire.writer.poll_write(cx, state.pipeline.output()) {
                     Poll::Ready(Ok(0)) => {
                         return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
                     }
@@ -495,7 +495,7 @@ impl Driver {
                     Poll::Pending => return Poll::Pending,
                 }
             }
-            let flushed = wire.socket.poll_flush(cx);
+            let flushed = wire.writer.poll_flush(cx);
             state.unflushed = flushed.is_pending();
             flushed
         })
@@ -511,7 +511,7 @@ impl Drop for Driver {
         drop(state);
         self.on_push.on_end(&error);
         self.wire.end(error);
-        self.wire.socket.close();
+        self.wire.writer.close();
     }
 }
 

@@ -1,16 +1,18 @@
 //! The sockets of connections.
 
+use std::future::poll_fn;
 use std::io;
 use std::net::Shutdown;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, tcp};
 #[cfg(unix)]
-use tokio::net::UnixStream;
+use tokio::net::{UnixStream, unix};
 use tokio::task::JoinSet;
 
 use crate::sync::Mutex;
@@ -27,34 +29,79 @@ pub(in super::super) trait OtherStream:
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> OtherStream for S {}
 
-/// What bytes are sent over, and several tasks use. Only the connection's task reads; callers write as long as they hold
-/// the lock of the connection.
-pub(in super::super) enum Socket {
-    Tcp(TcpStream),
-    #[cfg(unix)]
-    Unix(UnixStream),
-    /// TLS, or simulated. `None` when it is closed.
-    Other(Mutex<Option<Box<dyn OtherStream>>>),
+/// Both directions of a new stream.
+pub(in super::super) struct Socket {
+    pub(super) reader: Reader,
+    pub(super) writer: Writer,
 }
 
 impl Socket {
+    pub(in super::super) fn tcp(stream: TcpStream) -> Socket {
+        let (reader, writer) = stream.into_split();
+        Socket {
+            reader: Reader::new(reader),
+            writer: Writer::Tcp(writer),
+        }
+    }
+
+    #[cfg(unix)]
+    pub(in super::super) fn unix(stream: UnixStream) -> Socket {
+        let (reader, writer) = stream.into_split();
+        Socket {
+            reader: Reader::new(reader),
+            writer: Writer::Unix(writer),
+        }
+    }
+
     #[cfg_attr(
         not(any(feature = "tls", feature = "simulation")),
         allow(dead_code, reason = "no other streams without these features")
     )]
     pub(in super::super) fn other(stream: impl OtherStream + 'static) -> Socket {
-        Socket::Other(Mutex::new(Some(Box::new(stream))))
+        let stream = Shared(Arc::new(Mutex::new(Some(Box::new(stream)))));
+        Socket {
+            reader: Reader::new(stream.clone()),
+            writer: Writer::Other(stream),
+        }
     }
+}
 
+/// A stream that cannot be split into halves. `None` when it is closed.
+#[derive(Clone)]
+pub(super) struct Shared(Arc<Mutex<Option<Box<dyn OtherStream>>>>);
+
+impl AsyncRead for Shared {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match &mut *self.0.lock() {
+            Some(stream) => Pin::new(stream).poll_read(cx, into),
+            None => Poll::Ready(Ok(())),
+        }
+    }
+}
+
+/// What several tasks write to, each as long as it holds the lock of the connection.
+pub(super) enum Writer {
+    Tcp(tcp::OwnedWriteHalf),
+    #[cfg(unix)]
+    Unix(unix::OwnedWriteHalf),
+    /// TLS, or simulated.
+    Other(Shared),
+}
+
+impl Writer {
     /// Closes the stream, although others may still refer to it.
     pub(super) fn close(&self) {
         // It may be closed already.
         let _ = match self {
-            Socket::Tcp(stream) => SockRef::from(stream).shutdown(Shutdown::Both),
+            Writer::Tcp(stream) => SockRef::from(stream.as_ref()).shutdown(Shutdown::Both),
             #[cfg(unix)]
-            Socket::Unix(stream) => SockRef::from(stream).shutdown(Shutdown::Both),
-            Socket::Other(stream) => {
-                drop(stream.lock().take());
+            Writer::Unix(stream) => SockRef::from(stream.as_ref()).shutdown(Shutdown::Both),
+            Writer::Other(stream) => {
+                drop(stream.0.lock().take());
                 Ok(())
             }
         };
@@ -62,54 +109,16 @@ impl Socket {
 
     /// Returns whether callers can write, too, and not only the connection's task.
     pub(super) fn is_written_by_callers(&self) -> bool {
-        !matches!(self, Socket::Other(_))
+        !matches!(self, Writer::Other(_))
     }
 
     /// Writes what can be written at once, if this is possible outside of the connection's task.
     pub(super) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         match self {
-            Socket::Tcp(stream) => stream.try_write(bytes),
+            Writer::Tcp(stream) => stream.try_write(bytes),
             #[cfg(unix)]
-            Socket::Unix(stream) => stream.try_write(bytes),
-            Socket::Other(_) => Err(io::ErrorKind::WouldBlock.into()),
-        }
-    }
-
-    /// Reads what has arrived: at least one byte, unless the stream has ended.
-    pub(super) async fn read(&self, buffer: &mut ReadBuffer) -> io::Result<usize> {
-        std::future::poll_fn(|cx| self.poll_read(cx, buffer)).await
-    }
-
-    fn poll_read(&self, cx: &mut Context<'_>, buffer: &mut ReadBuffer) -> Poll<io::Result<usize>> {
-        let free = buffer.free();
-        loop {
-            let read = match self {
-                Socket::Tcp(stream) => {
-                    ready!(stream.poll_read_ready(cx))?;
-                    stream.try_read(free)
-                }
-                #[cfg(unix)]
-                Socket::Unix(stream) => {
-                    ready!(stream.poll_read_ready(cx))?;
-                    stream.try_read(free)
-                }
-                Socket::Other(stream) => match &mut *stream.lock() {
-                    Some(stream) => {
-                        let mut chunk = ReadBuf::new(free);
-                        ready!(Pin::new(stream).poll_read(cx, &mut chunk))?;
-                        Ok(chunk.filled().len())
-                    }
-                    None => Ok(0),
-                },
-            };
-            match read {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Poll::Ready(Err(error)),
-                Ok(read) => {
-                    buffer.filled += read;
-                    return Poll::Ready(Ok(read));
-                }
-            }
+            Writer::Unix(stream) => stream.try_write(bytes),
+            Writer::Other(_) => Err(io::ErrorKind::WouldBlock.into()),
         }
     }
 
@@ -117,17 +126,17 @@ impl Socket {
     pub(super) fn poll_write(&self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         loop {
             let written = match self {
-                Socket::Tcp(stream) => {
-                    ready!(stream.poll_write_ready(cx))?;
+                Writer::Tcp(stream) => {
+                    ready!(stream.as_ref().poll_write_ready(cx))?;
                     stream.try_write(bytes)
                 }
                 #[cfg(unix)]
-                Socket::Unix(stream) => {
-                    ready!(stream.poll_write_ready(cx))?;
+                Writer::Unix(stream) => {
+                    ready!(stream.as_ref().poll_write_ready(cx))?;
                     stream.try_write(bytes)
                 }
-                Socket::Other(stream) => {
-                    return match &mut *stream.lock() {
+                Writer::Other(stream) => {
+                    return match &mut *stream.0.lock() {
                         Some(stream) => Pin::new(stream).poll_write(cx, bytes),
                         None => Poll::Ready(Ok(0)),
                     };
@@ -143,7 +152,7 @@ impl Socket {
     /// Sends what the stream itself has buffered.
     pub(super) fn poll_flush(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
-            Socket::Other(stream) => match &mut *stream.lock() {
+            Writer::Other(stream) => match &mut *stream.0.lock() {
                 Some(stream) => Pin::new(stream).poll_flush(cx),
                 None => Poll::Ready(Ok(())),
             },
@@ -152,8 +161,11 @@ impl Socket {
     }
 }
 
-/// What was read and not yet decoded. Its memory is used again, without being cleared each time.
-pub(super) struct ReadBuffer {
+/// What the connection's task reads, and what it has not yet decoded of it. Its memory is used again, without being cleared each time.
+pub(super) struct Reader {
+    /// A half of its own, not a reference to the stream: only this way tokio knows after a read that filled less than the buffer
+    /// that there is no more, and does not ask the kernel once more.
+    stream: Box<dyn AsyncRead + Send + Unpin>,
     bytes: Vec<u8>,
     filled: usize,
 }
@@ -161,12 +173,25 @@ pub(super) struct ReadBuffer {
 /// Room for what is read at once. A buffer that has grown larger is freed when it is empty.
 const READ_BYTES: usize = 16 * 1024;
 
-impl ReadBuffer {
-    pub(super) fn new() -> ReadBuffer {
-        ReadBuffer {
+impl Reader {
+    fn new(stream: impl AsyncRead + Send + Unpin + 'static) -> Reader {
+        Reader {
+            stream: Box::new(stream),
             bytes: vec![0; READ_BYTES],
             filled: 0,
         }
+    }
+
+    /// Reads what has arrived: at least one byte, unless the stream has ended. The buffer grows with what has arrived.
+    pub(super) async fn read(&mut self) -> io::Result<usize> {
+        if self.filled == self.bytes.len() {
+            self.bytes.resize(self.bytes.len() * 2, 0);
+        }
+        let mut free = ReadBuf::new(&mut self.bytes[self.filled..]);
+        poll_fn(|cx| Pin::new(&mut self.stream).poll_read(cx, &mut free)).await?;
+        let read = free.filled().len();
+        self.filled += read;
+        Ok(read)
     }
 
     pub(super) fn filled(&self) -> &[u8] {
@@ -178,16 +203,8 @@ impl ReadBuffer {
         self.bytes.copy_within(bytes..self.filled, 0);
         self.filled -= bytes;
         if self.filled == 0 && self.bytes.len() > READ_BYTES {
-            *self = ReadBuffer::new();
+            self.bytes = vec![0; READ_BYTES];
         }
-    }
-
-    /// Returns room for more. It grows with what has arrived.
-    fn free(&mut self) -> &mut [u8] {
-        if self.filled == self.bytes.len() {
-            self.bytes.resize(self.bytes.len() * 2, 0);
-        }
-        &mut self.bytes[self.filled..]
     }
 }
 
