@@ -266,6 +266,10 @@ fn check_run(source: &str, before: &Dump, complete: &Run, run: &Run) -> Result<(
     if !is_error && source.contains("fair_waiters") && (reads_queue || run.command == "PUBSUB") {
         return Ok(());
     }
+    // Where nobody is known to listen, the lock is granted to nobody: the next waiter is woken.
+    if !is_error && is_free && run.command == "PUBSUB" {
+        return Ok(());
+    }
     let is_between = is_partial_release || (is_error && (is_free || is_undone_by_client));
     if now != all && now != nothing && !is_between {
         return Err(format!(

@@ -62,7 +62,7 @@ redis.call('ZREM', KEYS[4], owner)
 local head, dropped = drop_timed_out(now, owner)
 -- How long a free lock is reserved for the head, and how many waiters before this owner are absent.
 local reservation, absent_before = math.min(grace, 1000), 0
-if free and head and head ~= owner and not is_connected(channel, head) then
+if free and head and head ~= owner and is_connected(channel, head) == false then
     local owners, absent = record_absences(channel, now, grace, owner)
     local dropped_timeout
     head = nil

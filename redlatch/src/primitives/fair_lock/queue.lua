@@ -88,8 +88,13 @@ local function wake_waiting(channel)
     end
 end
 
+-- Returns nil if the server does not tell: it has no PUBSUB, or does not permit it.
 local function is_connected(channel, owner)
-    return redis.call('PUBSUB', 'NUMSUB', channel .. ':' .. owner)[2] > 0
+    local counts = redis.pcall('PUBSUB', 'NUMSUB', channel .. ':' .. owner)
+    if counts.err then
+        return nil
+    end
+    return counts[2] > 0
 end
 
 -- Records which waiters are absent, except the requesting owner. Checks the first thousand waiters
@@ -100,9 +105,10 @@ local function record_absences(channel, now, grace, requester)
     for i, owner in ipairs(owners) do
         channels[i] = channel .. ':' .. owner
     end
-    local subscriber_counts = redis.call('PUBSUB', 'NUMSUB', unpack(channels))
+    -- Without them nobody counts as absent, as in Redisson: a dead waiter keeps its turn.
+    local counts = redis.pcall('PUBSUB', 'NUMSUB', unpack(channels))
     for i, owner in ipairs(owners) do
-        if owner == requester or subscriber_counts[2 * i] > 0 then
+        if owner == requester or counts.err or counts[2 * i] > 0 then
             redis.call('ZREM', KEYS[4], owner)
         else
             local kept_until = tonumber(redis.call('ZSCORE', KEYS[4], owner))
@@ -138,7 +144,7 @@ local function take_turn(channel, owner, now, lease)
     end
 end
 
--- Grants the free lock to the head if it has announced its lease and is connected. The message is the number
+-- Grants the free lock to the head if it has announced its lease and is known to be connected. The message is the number
 -- of its request. It is published only after the hold was written: the client that receives it holds the lock.
 -- Returns whether the lock was granted.
 local function grant(channel, head)
