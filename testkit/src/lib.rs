@@ -30,6 +30,7 @@ pub use postgres::Postgres;
 pub use proxy::Proxy;
 pub use sentinels::{SentinelPlan, Sentinels};
 pub use server::{Server, shared};
+pub use temp_dir::TempDir;
 pub use tls::{Ca, CertSpec, Identity, LOOPBACK, TlsPlan};
 pub use tls_server::TlsServer;
 

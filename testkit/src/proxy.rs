@@ -9,7 +9,7 @@
 //! - Requests held back: the writer waits, in that direction only.
 //! - Delay: the reader adds it to the due time.
 //! - Discard: the writer counts and drops the data.
-//! - A cluster that is hidden: the reader changes what a node says about itself.
+//! - A cluster or RESP3 that is hidden: the reader changes what a node says about itself, or what a client asks.
 //! - Byte limit: the writer forwards the remaining bytes, and then resets the pair.
 //! - Lost answer: the writer forwards everything up to the next script (EVAL, EVALSHA), and then ends the stream towards the server.
 //!   The server executes the script and closes the connection, so its end proves the execution. The client is not told.
@@ -51,6 +51,8 @@ struct State {
     redirected: Option<SocketAddr>,
     /// Whether a node of a cluster says that it is none.
     hides_cluster: bool,
+    /// Whether the server does not know HELLO.
+    hides_resp3: bool,
     refusing: bool,
     stalled: bool,
     delay: Duration,
@@ -173,6 +175,11 @@ impl Proxy {
     /// clusters do.
     pub fn hide_cluster(&self, hiding: bool) {
         self.change(|state| state.hides_cluster = hiding);
+    }
+
+    /// Makes HELLO unknown, as some proxies do: connections speak RESP2.
+    pub fn hide_resp3(&self) {
+        self.change(|state| state.hides_resp3 = true);
     }
 
     /// Closes all connections; new ones are accepted.
@@ -350,6 +357,10 @@ impl Shared {
 
     fn hides_cluster(&self) -> bool {
         self.lock().hides_cluster
+    }
+
+    fn hides_resp3(&self) -> bool {
+        self.lock().hides_resp3
     }
 
     /// Waits until a pair is closed whose answer was lost, after the server has closed it.

@@ -284,13 +284,8 @@ impl Sentinels {
         let master = self.agreed_master()?;
         let running = |servers: &[Server]| servers.iter().filter(|s| s.pid().is_some()).count();
         let replicas = running(&self.servers) - 1;
-        let info: String = self.servers[master]
-            .try_command(&["INFO", "replication"])
-            .map_err(|error| error.to_string())?;
-        let online = info
-            .lines()
-            .filter(|line| line.contains("state=online"))
-            .count();
+        let online = self.servers[master].try_replicas_in_sync();
+        let online = online.map_err(|error| error.to_string())?;
         if online != replicas {
             return Err(format!("{online} of {replicas} replicas are in sync"));
         }

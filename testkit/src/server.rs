@@ -293,6 +293,21 @@ impl Server {
         count.unwrap_or_default()
     }
 
+    /// Returns how many replicas are connected and in sync.
+    ///
+    /// # Panics
+    ///
+    /// If the server does not answer.
+    pub fn replicas_in_sync(&self) -> usize {
+        self.try_replicas_in_sync().expect("the server")
+    }
+
+    pub(crate) fn try_replicas_in_sync(&self) -> redis::RedisResult<usize> {
+        let info: String = self.try_command(&["INFO", "replication"])?;
+        let online = info.lines().filter(|line| line.contains("state=online"));
+        Ok(online.count())
+    }
+
     /// Returns the number of connections, not counting the one that this call uses.
     pub fn clients(&self) -> usize {
         self.command::<String>(&["CLIENT", "LIST"]).lines().count() - 1

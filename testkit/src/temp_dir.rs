@@ -7,7 +7,7 @@ use crate::child_guard::ChildGuard;
 /// A temporary directory for the files of servers. It is removed with its contents when dropped,
 /// and also when this process dies.
 #[derive(Debug)]
-pub(crate) struct TempDir {
+pub struct TempDir {
     path: PathBuf,
     _guard: ChildGuard,
 }
@@ -24,9 +24,19 @@ for attempt in 1 2 3 4 5; do
 done
 "#;
 
+impl Default for TempDir {
+    fn default() -> TempDir {
+        TempDir::new()
+    }
+}
+
 impl TempDir {
     /// Creates an empty directory in the system's temporary directory.
-    pub(crate) fn new() -> TempDir {
+    ///
+    /// # Panics
+    ///
+    /// If it cannot be created.
+    pub fn new() -> TempDir {
         let path = std::env::temp_dir().join(crate::unique("redlatch-testkit"));
         // A previous process with the same process id may have left it behind when the machine
         // stopped.
@@ -40,7 +50,7 @@ impl TempDir {
     }
 
     /// Returns its path.
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 }

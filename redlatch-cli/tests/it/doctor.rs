@@ -59,10 +59,7 @@ fn replicas_confirm_acquisitions() {
     let master = Server::start_with(&settings);
     let follow = format!("127.0.0.1 {}", master.port());
     let _replica = Server::start_with(&[&settings[..], &["--replicaof", &follow]].concat());
-    until("in sync", || {
-        let info: String = master.command(&["INFO", "replication"]);
-        info.contains("state=online")
-    });
+    until("in sync", || master.replicas_in_sync() == 1);
     let (state, line) = check(&doctor(&master, &[]).expect(0), "replicas");
     assert_eq!(state, "ok", "{line}");
     let _: () = master.command(&["ACL", "SETUSER", "default", "-wait"]);

@@ -99,9 +99,10 @@ impl Pair {
         let mut buffer = [0; 16 * 1024];
         while let Ok(read @ 1..) = self.from(direction).read(&mut buffer) {
             let due = Instant::now() + shared.await_read(self, direction);
-            let bytes = match direction == Direction::Replies && shared.hides_cluster() {
-                true => without_cluster(&buffer[..read]),
-                false => buffer[..read].to_vec(),
+            let bytes = match direction {
+                Direction::Replies if shared.hides_cluster() => without_cluster(&buffer[..read]),
+                Direction::Requests if shared.hides_resp3() => without_hello(&buffer[..read]),
+                _ => buffer[..read].to_vec(),
             };
             if sender.send((due, bytes)).is_err() {
                 return;
@@ -152,6 +153,18 @@ fn without_cluster(reply: &[u8]) -> Vec<u8> {
             [&reply[..at], b"mode\r\n$10\r\nstandalone", rest].concat()
         }
         None => reply.to_vec(),
+    }
+}
+
+/// Returns the first request of a client with another command, which no server knows, in place of HELLO.
+fn without_hello(request: &[u8]) -> Vec<u8> {
+    const HELLO: &[u8] = b"\r\n$5\r\nHELLO\r\n";
+    match request.windows(HELLO.len()).position(|part| part == HELLO) {
+        Some(at) => {
+            let rest = &request[at + HELLO.len()..];
+            [&request[..at], b"\r\n$5\r\nOTHER\r\n", rest].concat()
+        }
+        None => request.to_vec(),
     }
 }
 
