@@ -177,13 +177,7 @@ impl Row {
     }
 
     fn failed(check: impl Into<String>, error: &Error) -> Row {
-        let row = Row::new(check, State::Failed, error.to_string());
-        match error {
-            Error::Refused { reason, .. } if redlatch::is_unknown_command(reason) => row.change(
-                "the server or a proxy before it does not have this command: do without this feature, or use another server",
-            ),
-            _ => row,
-        }
+        Row::new(check, State::Failed, error.to_string())
     }
 }
 

@@ -11,7 +11,7 @@ pub(crate) use self::changes::Changes;
 pub(crate) use self::delivery::{Delivery, Route};
 pub(crate) use self::nodes::{NodeId, ServerId, Suspects};
 pub(crate) use self::progress::{ContactSource, LastContact, Progress};
-pub use self::redis::{Credentials, PublicUrl, ReplicaSync, ServerReport, is_unknown_command};
+pub use self::redis::{Credentials, PublicUrl, ReplicaSync, ServerReport};
 pub(crate) use self::redis::{Provider, Reporters};
 pub(crate) use self::scan::{Cursor, ScanType};
 pub(crate) use self::subscriber::{SharedSubscriber, Subscriber};
@@ -101,11 +101,15 @@ impl Store {
                     answer.decode(step)
                 }
                 Store::Embedded(embedded) => {
+                    let subscriber = &embedded.subscriber;
+                    let ends = channel.map(|channel| subscriber.subscription_ends(channel));
                     channel.inspect(|channel| embedded.subscribe(channel));
                     let answer = embedded.run(step, progress)?;
                     #[cfg(test)]
                     embedded.answer_arrives().await;
-                    channel.inspect(|channel| embedded.subscriber.on_subscribed(channel));
+                    if let (Some(channel), Some(ends)) = (channel, ends) {
+                        subscriber.on_subscribed(channel, ends);
+                    }
                     Ok(answer)
                 }
             }

@@ -10,9 +10,15 @@ pub(crate) trait Subscriber: Send + Sync {
     fn on_message(&self, channel: &str, message: i64);
     /// The connection broke: messages may have been missed since.
     fn on_disconnect(&self);
-    /// A step of this client was answered, and `channel` subscribed to before it.
-    fn on_subscribed(&self, channel: &str) {
+    /// A step of this client was answered, and `channel` subscribed to before it. `ends`: the
+    /// [`subscription_ends`](Subscriber::subscription_ends) before it was sent.
+    fn on_subscribed(&self, channel: &str, ends: u64) {
+        let _ = (channel, ends);
+    }
+    /// Returns how often the subscription of `channel` has ended. An answer from before an end confirms nothing.
+    fn subscription_ends(&self, channel: &str) -> u64 {
         let _ = channel;
+        0
     }
     /// The subscription of `channel` has ended. Its messages are missed until it is subscribed to again.
     fn on_unsubscribed(&self, channel: &str);

@@ -19,7 +19,7 @@ use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Deref;
 use std::pin::pin;
-use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Duration;
 
@@ -89,6 +89,8 @@ struct ChannelEntry {
 struct Subscription {
     channel: Arc<str>,
     state: Mutex<SubscriptionState>,
+    /// How often its end was reported.
+    ends: AtomicU64,
     count: SubscriptionCount,
     /// Locked while the subscription is being ended. A waiter that joins meanwhile subscribes only
     /// afterwards, so that ending and subscribing cannot cross.
@@ -684,6 +686,14 @@ impl ChannelMap {
     }
 }
 
+#[cfg(test)]
+impl ChannelMap {
+    /// Handles the answer to a step that was sent just now.
+    pub(super) fn confirm(&self, channel: &str) {
+        self.on_subscribed(channel, self.subscription_ends(channel));
+    }
+}
+
 impl Subscriber for ChannelMap {
     fn on_message(&self, channel: &str, message: i64) {
         if let Some(entry) = self.entries.lock().get(channel) {
@@ -700,16 +710,25 @@ impl Subscriber for ChannelMap {
         }
     }
 
-    /// Not if the subscription has ended already.
-    fn on_subscribed(&self, channel: &str) {
-        if let Some(entry) = self.entries.lock().get(channel) {
+    /// Not if the subscription has ended since: another request may have begun one again, which is not confirmed yet.
+    fn on_subscribed(&self, channel: &str, ends: u64) {
+        if let Some(entry) = self.entries.lock().get(channel)
+            && entry.subscription.ends.load(Ordering::Relaxed) == ends
+        {
             entry.subscription.change(&[Unconfirmed], Subscribed);
         }
+    }
+
+    fn subscription_ends(&self, channel: &str) -> u64 {
+        let entries = self.entries.lock();
+        let entry = entries.get(channel);
+        entry.map_or(0, |entry| entry.subscription.ends.load(Ordering::Relaxed))
     }
 
     fn on_unsubscribed(&self, channel: &str) {
         if let Some(entry) = self.entries.lock().get(channel) {
             let subscription = &entry.subscription;
+            subscription.ends.fetch_add(1, Ordering::Relaxed);
             subscription.change(&[Unconfirmed, Subscribed], EndReported);
             entry.wake(0);
         }
@@ -726,6 +745,7 @@ impl ChannelEntry {
             subscription: Arc::new(Subscription {
                 channel,
                 state: Mutex::new(NotSubscribed),
+                ends: AtomicU64::new(0),
                 count,
                 ending: Arc::default(),
             }),
@@ -1355,12 +1375,28 @@ mod tests {
         let queues = queues();
         let waiter = queues.join("c", "object", QueueKind::Exclusive);
         assert!(waiter.begin_subscribing() && waiter.begin_subscribing());
-        queues.channels.on_subscribed(waiter.channel());
+        queues.channels.confirm(waiter.channel());
         assert!(!waiter.begin_subscribing());
         queues.channels.on_unsubscribed("c");
         // The answer to a request without a subscription confirms none.
-        queues.channels.on_subscribed(waiter.channel());
+        queues.channels.confirm(waiter.channel());
         assert!(!waiter.is_subscribed() && waiter.begin_subscribing());
+    }
+
+    /// Feared most: the request relies on the subscription of another one, which is not there yet, and misses a message.
+    #[tokio::test(start_paused = true)]
+    async fn answer_from_before_the_end_of_a_subscription_does_not_confirm_the_next_one() {
+        let queues = queues();
+        let [first, second] =
+            [QueueKind::Exclusive, QueueKind::Shared].map(|kind| queues.join("c", "object", kind));
+        assert!(first.begin_subscribing());
+        let ends = queues.channels.subscription_ends("c");
+        queues.channels.on_unsubscribed("c");
+        assert!(second.begin_subscribing());
+        queues.channels.on_subscribed("c", ends);
+        assert!(!first.is_subscribed() && first.begin_subscribing());
+        queues.channels.confirm("c");
+        assert!(second.is_subscribed());
     }
 
     /// A release may have freed the object that the earlier answer called held.
@@ -1424,7 +1460,7 @@ mod tests {
         for _ in 0..3 {
             let waiter = queues.join("c", "object", QueueKind::Exclusive);
             waiter.begin_subscribing();
-            queues.channels.on_subscribed(waiter.channel());
+            queues.channels.confirm(waiter.channel());
             drop(waiter);
             tokio::time::sleep(LINGER / 2).await;
             let tasks = tokio::runtime::Handle::current()
@@ -1717,7 +1753,7 @@ mod tests {
         let waiter = waiter(&queues, QueueKind::Exclusive, false);
         waiter.begin_subscribing();
         assert!(!queues.is_subscribed(&channel));
-        queues.channels.on_subscribed(waiter.channel());
+        queues.channels.confirm(waiter.channel());
         assert!(queues.is_subscribed(&channel) && !queues.is_subscribed("another"));
     }
 }

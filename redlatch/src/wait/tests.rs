@@ -115,7 +115,7 @@ impl Attempt for Scripted {
             Ok(_) => {
                 self.progress.record_answer();
                 if subscribe && self.subscribes {
-                    self.queues.channels.on_subscribed(&self.channel);
+                    self.queues.channels.confirm(&self.channel);
                 }
             }
             Err(error) => self.progress.record_failure(Instant::now(), error.clone()),
@@ -213,7 +213,7 @@ async fn acquisition_with_message_in_flight_is_checked() {
         assert_eq!(queues.acquire(&mut one, true).await.unwrap(), Some(1));
         assert_eq!(one.doubts, doubts);
         let waiter = queues.join("channel", "object", QueueKind::Exclusive);
-        queues.channels.on_subscribed("channel");
+        queues.channels.confirm("channel");
         drop(waiter);
         let mut two = scripted(&queues, [Ok(Outcome::Done(2))]);
         assert_eq!(queues.acquire(&mut two, true).await.unwrap(), Some(2));

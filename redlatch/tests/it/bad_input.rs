@@ -173,7 +173,7 @@ async fn wrong_passwords_are_rejected() {
     assert!(!format!("{client:?} {:?}", client.lock("a")).contains("right"));
 }
 
-/// Answers each HELLO with `hello`, and every other command with OK.
+/// Answers each HELLO with `hello`, INFO with an old version, and every other command with OK.
 fn fake_server(hello: &'static str) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -184,10 +184,12 @@ fn fake_server(hello: &'static str) -> u16 {
                 let said = String::from_utf8_lossy(&buffer[..read]).into_owned();
                 // One answer per command: each command begins with an array header.
                 for command in said.split("\r\n*").filter(|part| !part.is_empty()) {
-                    let answer = if command.contains("HELLO") {
-                        hello
-                    } else {
-                        "+OK\r\n"
+                    let answer = match command {
+                        _ if command.contains("HELLO") => hello,
+                        _ if command.contains("INFO\r\n") && !command.contains("SETINFO") => {
+                            "$20\r\nredis_version:5.0.14\r\n"
+                        }
+                        _ => "+OK\r\n",
                     };
                     let _ = stream.write_all(answer.as_bytes());
                 }
@@ -257,6 +259,25 @@ async fn database_that_the_server_does_not_have_is_refused() {
     assert!(matches!(error, Error::Refused { .. }), "{error:?}");
     assert!(error.to_string().contains("SELECT 99: ERR"), "{error}");
     assert!(!error.is_transient());
+}
+
+#[tokio::test]
+async fn database_needs_the_permission_to_select_it() {
+    let server = Server::start();
+    let rule = |rule| {
+        [
+            "ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", rule,
+        ]
+    };
+    let _: String = server.command(&rule("-select"));
+    let url = format!("redis://app:pw@127.0.0.1:{}/3", server.port());
+    let error = within_limit("an answer", Client::connect(&url))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+    assert!(error.to_string().contains("SELECT 3: NOPERM"), "{error}");
+    let _: String = server.command(&rule("+select"));
+    Client::connect(&url).await.unwrap();
 }
 
 /// The connection ends in the moment in which its handshake is answered. Nobody uses it yet, so nobody notices.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use redlatch::{Client, Error};
 
 use crate::common::deployments::MovedEndpoint;
-use crate::common::{WATCHDOG, patient, until, within_limit};
+use crate::common::{LONG, WATCHDOG, patient, until, within_limit};
 
 /// Feared most: the client renews nothing for as long as the old server keeps the connection, and
 /// another client acquires what it holds.
@@ -63,4 +63,36 @@ async fn name_that_leads_to_a_replica_fails_with_a_clear_error() {
     named.name.redirect(&named.new);
     let guard = within_limit("acquired", client.lock("a").lock().into_future()).await;
     guard.unwrap().unlock().await.unwrap();
+}
+
+/// Feared most: a release at the new master wakes nobody, because the waiter listens at the former one. Its client learns of the
+/// failover by a renewal on another connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiter_leaves_the_former_master_with_the_other_connections() {
+    let named = MovedEndpoint::start();
+    named.until_in_sync().await;
+    let settings = || patient(Client::builder()).watchdog_lease(WATCHDOG);
+    let holder = settings().connect(&named.name.url()).await.unwrap();
+    let other = settings().connect(&named.name.url()).await.unwrap();
+    // So long that its end wakes nobody.
+    let held = holder.lock("a").lock().lease(100 * LONG).await.unwrap();
+    let waiter = tokio::spawn(other.lock("a").lock().into_future());
+    until("subscribed", || async {
+        let channel = "redisson_lock__channel:{a}";
+        named
+            .old
+            .command::<(String, u32)>(&["PUBSUB", "NUMSUB", channel])
+            .1
+            > 0
+    })
+    .await;
+    let _renewed = other.lock("b").lock().await.unwrap();
+    named.until_in_sync().await;
+    named.fail_over();
+    // No message reaches the former master any more.
+    let _: String = named.old.command(&["REPLICAOF", "127.0.0.1", "1"]);
+    named.name.redirect(&named.new);
+    held.unlock().await.unwrap();
+    let guard = within_limit("a turn", waiter).await.unwrap().unwrap();
+    guard.unlock().await.unwrap();
 }

@@ -29,7 +29,10 @@ if missing > 0 then
         add(free - missing)
     end
 end
+-- By another name: a proxy that accepts only `KEYS[n]` in calls refuses this script, as it would refuse renewals, and
+-- nothing is acquired that cannot be renewed.
+local held = KEYS[2]
 for _, id in ipairs(ids) do
-    redis.call('ZADD', KEYS[2], 'GT', now_rounded_up + ARGV[3], id)
+    redis.call('ZADD', held, 'GT', now_rounded_up + ARGV[3], id)
 end
 return nil

@@ -195,11 +195,11 @@ impl Cluster {
     /// [`super::pubsub`].)
     fn end_moved_subscriptions(&self) {
         let nodes = self.nodes();
-        let lacks = |node: &Arc<Node>| node.pubsub.is_without_sharded_channels();
+        let lacks = |node: &Arc<Node>| node.pubsub().is_without_sharded_channels();
         self.has_sharded_channels
             .store(!nodes.iter().any(lacks), Ordering::Relaxed);
         for node in &nodes {
-            node.pubsub.end_moved_subscriptions(|channel| {
+            node.pubsub().end_moved_subscriptions(|channel| {
                 let owner = self.known_slot_owner(slot(channel));
                 owner.is_some_and(|owner| owner.id != node.id)
             });

@@ -21,15 +21,19 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
 
+use super::capabilities::Capabilities;
 use super::cluster::not_in_a_cluster;
 use super::connection_config::ConnectionConfig;
+use super::connector::Protocol;
 use super::endpoint::{Address, Endpoint};
 use super::exchange_error::{ExchangeError, is_unknown_command};
 use super::node_ids::NodeIds;
 use super::pace::Pace;
 use super::pubsub::{CHANNELS_PER_SUBSCRIBE, SubscriptionMode, subscribing};
 use super::run_id_tracker::{RunIdTracker, run_id};
-use super::wire::{Cmd, Expects, Pending, PushHandler, Room, Wire, WireError, WireGuard};
+use super::wire::{
+    Cmd, Expects, Malformed, Pending, PushHandler, Room, Wire, WireError, WireGuard,
+};
 use crate::environment::task;
 use crate::error::{Cause, Error};
 use crate::join::Boxed;
@@ -42,8 +46,8 @@ use crate::sync::Mutex;
 /// leaves this many in the memory of a client, however many callers try again.
 const MAX_UNANSWERED: usize = 2048;
 
-/// How long after a replica was found an answer does not end the pauses before connecting.
-const REPLICA_PACED: Duration = Duration::from_secs(1);
+/// How long after a server was left an answer does not end the pauses before connecting.
+const SLOWED_DOWN: Duration = Duration::from_secs(1);
 
 pub(super) struct ReconnectingConnection {
     config: ConnectionConfig,
@@ -52,6 +56,8 @@ pub(super) struct ReconnectingConnection {
     room: Arc<Semaphore>,
     shared: Arc<Shared>,
     connecting: Mutex<Connecting>,
+    /// The other connections to the same server, which leave it with this one.
+    siblings: Mutex<Vec<Weak<ReconnectingConnection>>>,
 }
 
 /// Where the server of a connection is.
@@ -102,8 +108,8 @@ struct Connecting {
     server: (ServerId, Option<String>),
     /// Connections since the latest answer to a step.
     pace: Pace,
-    /// When a server that was a replica was left.
-    replica_at: Option<Instant>,
+    /// When a server was left that was a replica, or not the one that a sibling has found.
+    left_at: Option<Instant>,
     /// Ends a pause.
     retry: Arc<Notify>,
 }
@@ -113,6 +119,7 @@ type Outcome = Receiver<Result<LiveConnection, ExchangeError>>;
 struct Shared {
     subscriber: SharedSubscriber,
     subscription_mode: SubscriptionMode,
+    capabilities: Arc<Capabilities>,
     live: Mutex<Option<Established>>,
     /// The subscribed channels; where subscriptions are restored, the channels to restore.
     channels: Mutex<BTreeSet<String>>,
@@ -138,6 +145,8 @@ pub(super) struct LiveConnection {
     pub(super) generation: Generation,
     /// The server at the other end: another one after a failover.
     pub(super) server: ServerId,
+    /// Whether it speaks RESP3.
+    pub(super) has_resp3: bool,
 }
 
 struct Established {
@@ -154,11 +163,13 @@ impl ReconnectingConnection {
         target: Target,
         subscriber: SharedSubscriber,
         subscription_mode: SubscriptionMode,
+        capabilities: Arc<Capabilities>,
         run_id_tracker: Option<RunIdTracker>,
     ) -> Arc<ReconnectingConnection> {
         let shared = Shared {
             subscriber,
             subscription_mode,
+            capabilities,
             live: Mutex::new(None),
             channels: Mutex::new(BTreeSet::new()),
             lost_at: Mutex::default(),
@@ -171,7 +182,19 @@ impl ReconnectingConnection {
             room: Arc::new(Semaphore::new(MAX_UNANSWERED)),
             shared: Arc::new(shared),
             connecting: Mutex::default(),
+            siblings: Mutex::default(),
         })
+    }
+
+    /// Makes these connections, possibly with duplicates, leave a server together.
+    pub(super) fn join(connections: &[&Arc<ReconnectingConnection>]) {
+        for connection in connections {
+            let others = connections
+                .iter()
+                .filter(|other| !Arc::ptr_eq(other, connection));
+            let others = others.map(|other| Arc::downgrade(other));
+            connection.siblings.lock().extend(others);
+        }
     }
 
     /// Returns a further connection to the same server, for reports to `subscriber`.
@@ -179,13 +202,19 @@ impl ReconnectingConnection {
         &self,
         subscriber: SharedSubscriber,
     ) -> Arc<ReconnectingConnection> {
-        ReconnectingConnection::new(
+        let reports = ReconnectingConnection::new(
             self.config.clone(),
             self.target.clone(),
             subscriber,
             SubscriptionMode::Reports,
+            self.shared.capabilities.clone(),
             None,
-        )
+        );
+        let mut siblings = self.siblings.lock();
+        siblings.retain(|sibling| sibling.strong_count() > 0);
+        siblings.push(Arc::downgrade(&reports));
+        drop(siblings);
+        reports
     }
 
     /// Records that another server has replaced the earlier one. It is connected to without a pause.
@@ -215,6 +244,9 @@ impl ReconnectingConnection {
             }
         };
         run_id_tracker.record(current);
+        if !live.has_resp3 {
+            run_id_tracker.cannot_track();
+        }
     }
 
     /// Returns the current connection or makes a new one. Concurrent callers share one try to connect.
@@ -237,8 +269,8 @@ impl ReconnectingConnection {
             let mut connecting = self.connecting.lock();
             // A replica answers reads: each of its connections would be followed by another one at
             // once.
-            let lately = |at: Instant| at.elapsed() < REPLICA_PACED;
-            if !connecting.replica_at.is_some_and(lately) {
+            let lately = |at: Instant| at.elapsed() < SLOWED_DOWN;
+            if !connecting.left_at.is_some_and(lately) {
                 connecting.pace.reset();
             }
         }
@@ -328,15 +360,32 @@ impl ReconnectingConnection {
         };
         let on_push = push_handler(Arc::downgrade(&self.shared), generation);
         let metrics = self.shared.subscriber.metrics();
-        let guard = self.config.connect(&address, metrics, on_push).await?;
+        let mode = self.shared.subscription_mode;
+        let connecting = self.config.connect(&address, metrics, on_push, mode);
+        let (guard, protocol) = connecting.await?;
         let mut live = LiveConnection {
             wire: guard.wire(),
             generation,
             server: ServerId::default(),
+            has_resp3: protocol == Protocol::Resp3,
         };
+        if !live.has_resp3 {
+            if mode == SubscriptionMode::Reports {
+                let reason =
+                    "reports of changed keys require RESP3, which it does not support".into();
+                return Err(Error::UnsupportedServer { reason }.into());
+            }
+            self.shared.capabilities.record_subscribes_apart();
+        }
+        let mut leads_to_master = true;
         let identity = match &self.target {
             Target::Fixed(address) => Some(address.to_string()),
-            Target::Replicated(_) => query_run_id(&live).await?,
+            Target::Replicated(_) => {
+                let (run_id, role) = tokio::join!(query_run_id(&live), query_role(&live));
+                // A server that does not tell counts as one.
+                leads_to_master = role?.elements().and_then(role_of) != Some("slave");
+                run_id?
+            }
             Target::ClusterNode(at, _) => Some(at.to_string()),
             Target::CurrentMaster(_) => endpoint.as_ref().map(Endpoint::to_string),
         };
@@ -353,6 +402,9 @@ impl ReconnectingConnection {
             _guard: guard,
         };
         self.restore(established).await?;
+        if leads_to_master {
+            self.take_siblings_along();
+        }
         Ok(live)
     }
 
@@ -374,9 +426,14 @@ impl ReconnectingConnection {
     async fn restore(&self, established: Established) -> Result<(), ExchangeError> {
         let live = established.live.clone();
         let restored: BTreeSet<String> = match self.shared.subscription_mode {
+            SubscriptionMode::Restored if self.shared.capabilities.subscribes_apart() => {
+                self.shared.end_all_channels();
+                BTreeSet::new()
+            }
             SubscriptionMode::Restored => self.shared.channels.lock().clone(),
             SubscriptionMode::Unrestored
             | SubscriptionMode::Sharded
+            | SubscriptionMode::Apart
             | SubscriptionMode::Reports => BTreeSet::new(),
         };
         let all: Vec<&String> = restored.iter().collect();
@@ -396,7 +453,8 @@ impl ReconnectingConnection {
             // Before the first use, also end subscriptions that have become unwanted meanwhile. A channel that becomes
             // wanted again is subscribed to behind that.
             if !unwanted.is_empty() {
-                drop(live.send(subscribing(false, false, &unwanted), None));
+                let mode = self.shared.subscription_mode;
+                drop(live.send(subscribing(false, mode, &unwanted), None));
             }
             *self.shared.live.lock() = Some(established);
         }
@@ -472,21 +530,32 @@ impl ReconnectingConnection {
         channel: &str,
         room: Option<Room>,
     ) -> Result<(), ExchangeError> {
-        let sharded = self.shared.subscription_mode == SubscriptionMode::Sharded
-            && !self.lacks_sharded_channels(live.generation);
-        let how = |sharded| subscribing(subscribed, sharded, &[channel]);
-        let mut sending = live.send(how(sharded), room);
+        let mode = match self.shared.subscription_mode {
+            SubscriptionMode::Sharded if self.lacks_sharded_channels(live.generation) => {
+                SubscriptionMode::Unrestored
+            }
+            mode => mode,
+        };
+        let how = |mode| subscribing(subscribed, mode, &[channel]);
+        let mut sending = live.send(how(mode), room);
         let mut answer = live.answer(sending).await?;
         if let Some(error) = &answer
-            && sharded
+            && mode == SubscriptionMode::Sharded
             && is_unknown_command(&error.to_string())
         {
             let newest = &self.shared.without_sharded_channels;
             newest.fetch_max(live.generation, Ordering::Relaxed);
-            sending = live.send(how(false), None);
+            sending = live.send(how(SubscriptionMode::Unrestored), None);
             answer = live.answer(sending).await?;
         }
         accepted(answer)
+    }
+
+    /// Handles that the server runs no commands on this connection, because it has subscriptions: from now on they have one of
+    /// their own. Their waiters ask again.
+    pub(super) fn subscribe_apart(&self, live: &LiveConnection) {
+        self.shared.subscribe_apart();
+        self.leave(live);
     }
 
     /// Returns whether the server of this connection is known to have no sharded channels. An updated server has
@@ -572,9 +641,9 @@ impl ReconnectingConnection {
     }
 
     /// Returns whether the server is asked to report changes of keys, on this connection.
-    pub(super) fn is_tracking(&self) -> bool {
+    pub(super) fn is_tracking(&self, live: &LiveConnection) -> bool {
         let run_id_tracker = self.shared.run_id_tracker.as_ref();
-        run_id_tracker.is_some_and(RunIdTracker::is_tracking)
+        live.has_resp3 && run_id_tracker.is_some_and(RunIdTracker::is_tracking)
     }
 
     /// Stops using this connection, in any state. A connection that has replaced it stays in use.
@@ -583,12 +652,67 @@ impl ReconnectingConnection {
     }
 
     /// Stops using this connection, because its server is a replica: the next one may lead to the
-    /// master. What was sent on it is still answered: else its callers would not know whether this
-    /// server refused that, too.
+    /// master. Its siblings leave that server, too: waiters must not go on listening where no messages may arrive.
     pub(super) fn leave_replica(&self, live: &LiveConnection) {
-        self.connecting.lock().replica_at = Some(Instant::now());
-        let Some(dead) = self.shared.detach(live.generation) else {
+        // A late refusal says nothing about the server of the next connection.
+        if !self.leave(live) {
             return;
+        }
+        let server = self.identity();
+        self.slow_down();
+        for sibling in self.siblings() {
+            if sibling.identity() == server {
+                sibling.slow_down();
+                sibling.leave_current();
+            }
+        }
+    }
+
+    /// Makes the siblings leave their server after this connection was made, if this one may lead to another: that of before
+    /// may be cut off, and no longer tell its waiters anything.
+    fn take_siblings_along(&self) {
+        let server = self.identity();
+        let with_attempts = self.shared.subscription_mode == SubscriptionMode::Restored;
+        for sibling in self.siblings() {
+            if sibling.identity() != server {
+                self.slow_down();
+                sibling.slow_down();
+                sibling.leave_current();
+            } else if with_attempts && sibling.shared.subscription_mode == SubscriptionMode::Apart {
+                // Not every address tells which server it leads to. So subscriptions are renewed with the attempts, as if they
+                // were on one connection.
+                sibling.leave_current();
+            }
+        }
+    }
+
+    fn siblings(&self) -> Vec<Arc<ReconnectingConnection>> {
+        let siblings = self.siblings.lock();
+        siblings.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Returns what distinguishes the server of the latest connection from another one.
+    fn identity(&self) -> Option<String> {
+        self.connecting.lock().server.1.clone()
+    }
+
+    /// Keeps answers from ending the pauses before connecting for a while: the next connection may lead to a replica, or to a
+    /// server that is left again.
+    fn slow_down(&self) {
+        self.connecting.lock().left_at = Some(Instant::now());
+    }
+
+    fn leave_current(&self) {
+        if let Some(live) = self.shared.live() {
+            self.leave(&live);
+        }
+    }
+
+    /// Stops using this connection. What was sent on it is still answered: else its callers would not know whether this
+    /// server refused that. Returns whether it was in use.
+    fn leave(&self, live: &LiveConnection) -> bool {
+        let Some(dead) = self.shared.detach(live.generation) else {
+            return false;
         };
         let limit = self.config.connect_timeout;
         tokio::spawn(task(async move {
@@ -602,6 +726,7 @@ impl ReconnectingConnection {
             let _ = tokio::time::timeout(limit, answered).await;
             drop(dead);
         }));
+        true
     }
 
     /// Stops using the connection, in any state, including a pending one. Everything that waits for it, or
@@ -703,7 +828,10 @@ impl LiveConnection {
     /// Subscribes before the connection is used. Returns the error if that is refused for good. Without subscriptions that
     /// are refused for now, as by a server that runs a long script, the connection is of no use.
     async fn refused(&self, channels: &[&str]) -> Result<Option<ErrorReply>, ExchangeError> {
-        let sent = self.send(subscribing(true, false, channels), None);
+        let sent = self.send(
+            subscribing(true, SubscriptionMode::Restored, channels),
+            None,
+        );
         let answer = self.answer(sent).await;
         let answer = answer.map_err(|failure| ExchangeError::not_executed(failure.reason()))?;
         let is_permanent = |error: &ErrorReply| {
@@ -729,10 +857,14 @@ async fn query_run_id(live: &LiveConnection) -> Result<Option<String>, ExchangeE
     Ok(run_id(&info))
 }
 
+async fn query_role(live: &LiveConnection) -> Result<ScriptReply, ExchangeError> {
+    let role = live.reply(live.wire.send(&Cmd::of(&["ROLE"]))).await;
+    role.map_err(|failure| ExchangeError::not_executed(failure.reason()))
+}
+
 /// Checks the role of a server that sentinels call the master. It may be a former or a future master.
 async fn is_master(live: &LiveConnection, endpoint: &Endpoint) -> Result<(), ExchangeError> {
-    let role = live.reply(live.wire.send(&Cmd::of(&["ROLE"]))).await;
-    let role = role.map_err(|failure| ExchangeError::not_executed(failure.reason()))?;
+    let role = query_role(live).await?;
     match &role {
         role if is_role_of_master(role) => Ok(()),
         ScriptReply::List(_) => Err(ExchangeError::not_executed(format!(
@@ -747,8 +879,11 @@ async fn is_master(live: &LiveConnection, endpoint: &Endpoint) -> Result<(), Exc
 
 /// Returns whether this is a master's reply to ROLE.
 pub(super) fn is_role_of_master(role: &ScriptReply) -> bool {
-    let first = role.elements().and_then(<[_]>::first);
-    first.and_then(ScriptReply::as_text) == Some("master")
+    role.elements().and_then(role_of) == Some("master")
+}
+
+fn role_of(reply: &[ScriptReply]) -> Option<&str> {
+    reply.first().and_then(ScriptReply::as_text)
 }
 
 /// Checks the id of a node of a cluster. A user without the right to query it cannot notice that the address was reused.
@@ -841,6 +976,12 @@ impl Shared {
         }
     }
 
+    /// Handles that a connection with subscriptions runs no commands. The waiters ask again.
+    fn subscribe_apart(&self) {
+        self.capabilities.record_subscribes_apart();
+        self.end_all_channels();
+    }
+
     /// Handles the end of all subscriptions with their connection.
     fn end_all_channels(&self) {
         let ended = std::mem::take(&mut *self.channels.lock());
@@ -861,7 +1002,9 @@ impl Shared {
                 SubscriptionMode::Restored | SubscriptionMode::Reports => {
                     self.subscriber.on_disconnect();
                 }
-                SubscriptionMode::Unrestored | SubscriptionMode::Sharded => self.end_all_channels(),
+                SubscriptionMode::Unrestored
+                | SubscriptionMode::Sharded
+                | SubscriptionMode::Apart => self.end_all_channels(),
             }
         }
         dead
@@ -957,6 +1100,12 @@ impl super::wire::OnPush for PushReceiver {
         let Some(shared) = self.shared.upgrade() else {
             return;
         };
+        if let WireError::Malformed(Malformed {
+            is_message: true, ..
+        }) = error
+        {
+            shared.subscribe_apart();
+        }
         match error {
             // This client has ended it. Or the runtime has ended, which is no reason for a warning: it is the end of a
             // program.
@@ -1025,6 +1174,7 @@ mod tests {
                 Target::ClusterNode(at, Arc::default()),
                 pubsub.shared.subscriber.clone(),
                 SubscriptionMode::Unrestored,
+                Arc::default(),
                 None,
             );
             let connected = node.get_or_connect().await;
@@ -1130,6 +1280,24 @@ mod tests {
         assert_eq!(pubsub.shared.channels.lock().len(), 1);
     }
 
+    /// Of a replica, or of a server that runs nothing beside subscriptions. Its successor may lead elsewhere.
+    #[tokio::test]
+    async fn late_refusal_does_not_end_the_next_connection() {
+        let server = Server::start();
+        let client = Client::connect(&server.url()).await.unwrap();
+        let connection = pubsub_of(&client);
+        let former = connection.get_or_connect().await.unwrap();
+        connection.discard(&former);
+        let next = connection.get_or_connect().await.unwrap();
+        connection.leave_replica(&former);
+        connection.subscribe_apart(&former);
+        let current = connection.get_or_connect().await.unwrap();
+        assert_eq!(current.generation, next.generation);
+        connection.leave_replica(&next);
+        let current = connection.get_or_connect().await.unwrap();
+        assert_ne!(current.generation, next.generation);
+    }
+
     #[tokio::test]
     async fn subscriptions_that_become_unwanted_while_connecting_are_ended() {
         let (server, login) = (Server::start(), Login::default());
@@ -1141,19 +1309,22 @@ mod tests {
             Target::Fixed(address.clone()),
             Arc::new(ChannelMap::default()),
             SubscriptionMode::Restored,
+            Arc::default(),
             None,
         );
         for channel in ["kept", "ended", "wanted again"] {
             connection.subscribe_on_reconnect(channel);
         }
         let on_push = push_handler(Arc::downgrade(&connection.shared), 1);
-        let guard = config.connect(&address, Metrics::default(), on_push).await;
-        let guard = guard.unwrap();
+        let mode = SubscriptionMode::Restored;
+        let connecting = config.connect(&address, Metrics::default(), on_push, mode);
+        let (guard, _) = connecting.await.unwrap();
         let established = Established {
             live: LiveConnection {
                 wire: guard.wire(),
                 generation: 1,
                 server: ServerId::next(),
+                has_resp3: true,
             },
             address: address.to_string(),
             _guard: guard,

@@ -6,13 +6,22 @@ use std::sync::atomic::Ordering;
 use super::connection_config::ConnectionConfig;
 use super::credentials::Credentials;
 use super::endpoint::Address;
-use super::exchange_error::ExchangeError;
-use super::server_info::check_supported;
+use super::exchange_error::{ExchangeError, is_unknown_command, lacks_resp3};
+use super::pubsub::SubscriptionMode;
+use super::server_info::ServerInfo;
 use super::wire::{Cmd, Expects, PushHandler, Socket, Wire, WireError, WireGuard};
 use crate::environment::{check_sockets, task};
 use crate::error::{Cause, Error};
 use crate::metrics::Metrics;
-use crate::step::{Args as _, ScriptReply};
+use crate::step::{Args as _, ErrorReply, ScriptReply};
+
+/// The protocol of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Protocol {
+    /// Without messages besides replies: a connection with subscriptions carries nothing else.
+    Resp2,
+    Resp3,
+}
 
 impl ConnectionConfig {
     /// Connects to the server at this address, and makes the handshake.
@@ -21,12 +30,14 @@ impl ConnectionConfig {
         address: &Address,
         metrics: Metrics,
         on_push: PushHandler,
-    ) -> Result<WireGuard, ExchangeError> {
+        subscription_mode: SubscriptionMode,
+    ) -> Result<(WireGuard, Protocol), ExchangeError> {
         let socket = self.socket(address).await?;
         // Before the connection reads: a server that refuses it says so at once, and that is the answer
         // to HELLO.
         let mut credentials = self.credentials().await?;
-        let mut guard = Wire::spawn(socket, metrics, on_push);
+        let is_apart = subscription_mode == SubscriptionMode::Apart;
+        let mut guard = Wire::spawn(socket, metrics, on_push, is_apart);
         let wire = guard.wire();
         let mut greeted = self.handshake(&wire, credentials.as_ref(), address).await;
         if let Err(ExchangeError::Permanent(Error::AuthenticationFailed { .. })) = greeted
@@ -39,13 +50,14 @@ impl ConnectionConfig {
             greeted = self.handshake(&wire, Some(&newer), address).await;
             credentials = Some(newer);
         }
-        greeted?;
+        let protocol = greeted?;
         let renewed_after = credentials.and_then(|credentials| credentials.renewed_after);
-        if let Some(after) = renewed_after {
+        // A connection with subscriptions that carries nothing else ends with its token; the next one logs in.
+        if let Some(after) = renewed_after.filter(|_| !is_apart) {
             let renewing = self.clone().log_in_again(wire, after);
             guard.abort_at_end(tokio::spawn(task(renewing)).abort_handle());
         }
-        Ok(guard)
+        Ok((guard, protocol))
     }
 
     /// Sends what comes first on a connection, without waiting: HELLO with the login, the name of this library, and SELECT.
@@ -55,8 +67,11 @@ impl ConnectionConfig {
         wire: &Arc<Wire>,
         credentials: Option<&Credentials>,
         address: &Address,
-    ) -> Result<(), ExchangeError> {
+    ) -> Result<Protocol, ExchangeError> {
         let mut hello = Cmd::of(&["HELLO", "3"]);
+        // A proxy that wants the login first.
+        let is_before_login =
+            |error: &ErrorReply| credentials.is_some() && error.code() == "NOAUTH";
         if let Some(credentials) = credentials {
             hello.text("AUTH");
             credentials.write(&mut hello);
@@ -78,23 +93,64 @@ impl ConnectionConfig {
         for (cmd, pending) in sent.into_iter().flatten() {
             match pending.await.reply {
                 None => return Err(self.explain(&wire.end_reason(), address)),
-                Some(ScriptReply::Error(error)) => {
-                    let command = match cmd.name() {
-                        "SELECT" => format!("SELECT {}", self.db),
-                        name => name.to_owned(),
-                    };
-                    return Err(ExchangeError::from_refusal(&command, &error));
+                // Of what follows it, all that matters is sent again.
+                Some(ScriptReply::Error(error))
+                    if cmd.name() == "HELLO"
+                        && self.standalone
+                        && (lacks_resp3(&error) || is_before_login(&error)) =>
+                {
+                    self.handshake_in_resp2(wire, credentials, address).await?;
+                    return Ok(Protocol::Resp2);
                 }
-                Some(greeting) if cmd.name() == "HELLO" => self.check(&greeting)?,
+                Some(ScriptReply::Error(error)) => return Err(self.refused(cmd, &error)),
+                Some(greeting) if cmd.name() == "HELLO" => {
+                    self.check(&ServerInfo::from_hello(&greeting)?)?;
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(Protocol::Resp3)
+    }
+
+    /// The same for a server that refuses HELLO.
+    async fn handshake_in_resp2(
+        &self,
+        wire: &Arc<Wire>,
+        credentials: Option<&Credentials>,
+        address: &Address,
+    ) -> Result<(), ExchangeError> {
+        let auth = credentials.map(Credentials::auth);
+        let mut select = Cmd::of(&["SELECT"]);
+        select.number(self.db);
+        let select = (self.db != 0).then_some(select);
+        let info = Cmd::of(&["INFO", "server"]);
+        for cmd in [auth, select, Some(info)].into_iter().flatten() {
+            match wire.send(&cmd).await.reply {
+                None => return Err(self.explain(&wire.end_reason(), address)),
+                // What is not permitted, or not known, is no reason to refuse the server.
+                Some(ScriptReply::Error(error))
+                    if cmd.name() == "INFO"
+                        && (error.code() == "NOPERM" || is_unknown_command(&error.to_string())) => {
+                }
+                Some(ScriptReply::Error(error)) => return Err(self.refused(&cmd, &error)),
+                Some(info) if cmd.name() == "INFO" => self.check(&ServerInfo::from_info(&info))?,
                 Some(_) => {}
             }
         }
         Ok(())
     }
 
-    /// Checks the answer to HELLO. A server that was supported may be replaced by another one at its address for a while.
-    fn check(&self, greeting: &ScriptReply) -> Result<(), ExchangeError> {
-        match check_supported(greeting, self.standalone) {
+    fn refused(&self, cmd: &Cmd, error: &ErrorReply) -> ExchangeError {
+        let command = match cmd.name() {
+            "SELECT" => format!("SELECT {}", self.db),
+            name => name.to_owned(),
+        };
+        ExchangeError::from_refusal(&command, error)
+    }
+
+    /// Checks what the server reports. One that was supported may be replaced by another one at its address for a while.
+    fn check(&self, info: &ServerInfo<'_>) -> Result<(), ExchangeError> {
+        match info.check(self.standalone) {
             Ok(()) => {
                 self.was_supported.store(true, Ordering::Relaxed);
                 Ok(())
@@ -185,9 +241,10 @@ mod tests {
             standalone: true,
             ..config.unwrap()
         };
-        let greeting = |mode: &str, version: &str| {
+        let check = |config: &ConnectionConfig, mode: &str, version: &str| {
             let texts = ["server", "redis", "version", version, "mode", mode];
-            ScriptReply::List(texts.map(|text| ScriptReply::Bytes(text.into())).into())
+            let hello = texts.map(|text| ScriptReply::Bytes(text.into()));
+            config.check(&ServerInfo::from_hello(&ScriptReply::List(hello.into()))?)
         };
         let others = [
             ("cluster", "7.0.0"),
@@ -195,14 +252,14 @@ mod tests {
             ("standalone", "6.0.0"),
         ];
         for (mode, version) in others {
-            let refused = config.check(&greeting(mode, version)).unwrap_err();
+            let refused = check(&config, mode, version).unwrap_err();
             assert!(refused.is_permanent(), "{mode}");
         }
-        config.check(&greeting("standalone", "7.0.0")).unwrap();
+        check(&config, "standalone", "7.0.0").unwrap();
         // Another connection of the same store.
         let config = config.clone();
         for (mode, version) in others {
-            let failed = config.check(&greeting(mode, version)).unwrap_err();
+            let failed = check(&config, mode, version).unwrap_err();
             assert!(!failed.is_permanent() && failed.had_no_effect(), "{mode}");
         }
     }

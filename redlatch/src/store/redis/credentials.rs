@@ -59,6 +59,17 @@ impl Credentials {
     }
 
     /// Adds the user and the password to a command.
+    /// Returns the command that logs in. Without a username it has one argument, which servers without users understand, too.
+    pub(super) fn auth(&self) -> Cmd {
+        let mut auth = Cmd::of(&["AUTH"]);
+        self.username
+            .iter()
+            .for_each(|username| auth.text(username));
+        auth.text(&self.password.0);
+        auth
+    }
+
+    /// Adds the arguments of HELLO that log in.
     pub(super) fn write(&self, cmd: &mut Cmd) {
         cmd.text(self.username.as_deref().unwrap_or("default"));
         cmd.text(&self.password.0);
@@ -180,9 +191,7 @@ impl ConnectionConfig {
         let Some(credentials) = self.credentials().await? else {
             return Ok(None);
         };
-        let mut auth = Cmd::of(&["AUTH"]);
-        credentials.write(&mut auth);
-        match wire.send(&auth).await.reply {
+        match wire.send(&credentials.auth()).await.reply {
             Some(ScriptReply::Error(error)) => Err(ExchangeError::from_refusal("AUTH", &error)),
             // The connection has ended; the next one logs in.
             None => Ok(None),

@@ -13,9 +13,9 @@ use tracing::Instrument as _;
 use super::connection::{
     LiveConnection, Preamble, ReconnectingConnection, accepted, is_role_of_master,
 };
-use super::exchange_error::{ExchangeError, Retry, is_cross_slot};
+use super::exchange_error::{ExchangeError, Retry, is_cross_slot, is_only_for_subscriptions};
 use super::node::{Node, NodeLimits};
-use super::pubsub::subscribing;
+use super::pubsub::{SubscriptionMode, subscribing};
 use super::replicas::Replicas;
 use super::topology::Topology;
 use super::wire::{Cmd, Expects, Pending, Room};
@@ -321,7 +321,6 @@ impl<'a> CommandRequest<'a> {
         {
             self.progress.keep_permit(permit);
         }
-        let same_connection = Arc::ptr_eq(connection, &node.pubsub);
         // While a slot moves, its subscriptions stay at the source node, which ends them when the move is
         // complete; waiters then retry. The target node would refuse them.
         let channel = self.channel.filter(|_| !importing);
@@ -330,13 +329,18 @@ impl<'a> CommandRequest<'a> {
             true => connection.room().await,
             false => None,
         };
+        // A new connection may show that subscriptions need one of their own.
+        let mut live = connection.get_or_connect().await?;
+        let pubsub = node.pubsub();
+        let same_connection = Arc::ptr_eq(connection, pubsub);
         if let Some(channel) = channel {
-            node.pubsub.subscribe_on_reconnect(channel);
+            pubsub.subscribe_on_reconnect(channel);
             if !same_connection {
-                Box::pin(node.pubsub.connect_and_subscribe(channel)).await?;
+                Box::pin(pubsub.connect_and_subscribe(channel)).await?;
+                // That may have shown that another server is at the address now.
+                live = connection.get_or_connect().await?;
             }
         }
-        let live = connection.get_or_connect().await?;
         if let Route::AcquisitionsOf(server) = route
             && server != live.server
         {
@@ -349,7 +353,9 @@ impl<'a> CommandRequest<'a> {
             connection,
             preamble: match importing {
                 true => Preamble::Asking,
-                false if self.delivery.tracked && connection.is_tracking() => Preamble::Tracking,
+                false if self.delivery.tracked && connection.is_tracking(&live) => {
+                    Preamble::Tracking
+                }
                 false => Preamble::None,
             },
             replicas,
@@ -391,6 +397,10 @@ impl<'a> CommandRequest<'a> {
         connection: &ReconnectingConnection,
         live: &LiveConnection,
     ) -> ExchangeError {
+        if is_only_for_subscriptions(&error.to_string()) {
+            connection.subscribe_apart(live);
+            return ExchangeError::not_executed(error.to_string());
+        }
         match ExchangeError::from_reply(error, self.key) {
             // After a failover, the next connection leads to the new master.
             ExchangeError::NotMaster(message) => {
@@ -408,7 +418,7 @@ impl<'a> CommandRequest<'a> {
 
     /// Returns a connection that an attempt needs and that is not established yet.
     fn missing_connection<'n>(&self, node: &'n Node) -> Option<&'n Arc<ReconnectingConnection>> {
-        let pubsub = self.channel.map(|_| &node.pubsub);
+        let pubsub = self.channel.map(|_| node.pubsub());
         let mut connections = std::iter::once(&node.attempts).chain(pubsub);
         connections.find(|connection| !connection.is_connected())
     }
@@ -572,7 +582,8 @@ impl SendContext<'_> {
         let (subscribing, step) = match channel {
             Some(channel) => {
                 connection.record_subscribing(live, channel)?;
-                let (subscribe, confirmed) = subscribing(true, false, &[channel]);
+                let (subscribe, confirmed) =
+                    subscribing(true, SubscriptionMode::Restored, &[channel]);
                 let both = [(&subscribe, confirmed), (cmd, Expects::Reply)];
                 let [subscribing, step] = live.wire.send_all(both, room);
                 (Some((channel, subscribing)), step)

@@ -60,9 +60,28 @@ fn inner_code<'a>(code: &'a str, message: &'a str) -> &'a str {
     inner.filter(is_code).unwrap_or(code)
 }
 
-/// Returns whether a server or proxy says that it does not have a command. For the `redlatch` command, too; not part of the
-/// public interface.
-pub fn is_unknown_command(refusal: &str) -> bool {
+/// Returns what to do about a refusal that is known.
+fn remedy(refusal: &str) -> Option<&'static str> {
+    if is_unknown_command(refusal) {
+        Some(
+            "the server or a proxy before it does not have this command: do without this feature, or use another server",
+        )
+    } else if refusal.contains("passed using the KEYS array") {
+        Some(
+            "redlatch computes the keys of its scripts: connect to a server without this proxy, or switch off its check",
+        )
+    } else {
+        None
+    }
+}
+
+/// Returns whether a server says that it runs no commands on a connection with subscriptions.
+pub(super) fn is_only_for_subscriptions(refusal: &str) -> bool {
+    refusal.contains("are allowed in this context")
+}
+
+/// Returns whether a server or proxy says that it does not have a command.
+pub(super) fn is_unknown_command(refusal: &str) -> bool {
     let texts = [
         "unknown command",
         "unsupported command",
@@ -70,6 +89,11 @@ pub fn is_unknown_command(refusal: &str) -> bool {
         "not support for",
     ];
     contains_any(refusal, &texts)
+}
+
+/// Returns whether a server refuses HELLO because it does not know it, or the protocol.
+pub(super) fn lacks_resp3(refusal: &ErrorReply) -> bool {
+    refusal.code() == "NOPROTO" || is_unknown_command(&refusal.to_string())
 }
 
 /// Returns whether a server or proxy says that the keys of a command are in several slots.
@@ -138,7 +162,14 @@ impl ExchangeError {
             "NOAUTH" | "WRONGPASS" => Error::AuthenticationFailed { reason: message }.into(),
             // A script accessed a key that has moved with its slot. Its effects before that remain.
             "ERR" if message.contains(NON_LOCAL_KEY) => ExchangeError::Unanswered(message.into()),
-            _ => script_error(key, message).into(),
+            _ if is_only_for_subscriptions(&message) => ExchangeError::not_executed(message),
+            _ => match remedy(&message) {
+                Some(remedy) => {
+                    let reason = format!("{message}; {remedy}");
+                    Error::Refused { reason }.into()
+                }
+                None => script_error(key, message).into(),
+            },
         }
     }
 
@@ -162,7 +193,11 @@ impl ExchangeError {
                 Error::AuthenticationFailed { reason }.into()
             }
             "WRONGPASS" => Error::AuthenticationFailed { reason: message }.into(),
-            code if command == "HELLO" && (code == "NOPROTO" || is_unknown_command(&message)) => {
+            // Before there were users.
+            _ if command == "AUTH" && message.contains("invalid password") => {
+                Error::AuthenticationFailed { reason: message }.into()
+            }
+            _ if command == "HELLO" && lacks_resp3(error) => {
                 let reason = format!("it does not support RESP3 ({message})");
                 Error::UnsupportedServer { reason }.into()
             }

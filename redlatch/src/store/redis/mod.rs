@@ -23,7 +23,6 @@ pub(crate) use self::address_map::AddressMap;
 pub use self::credentials::Credentials;
 pub(crate) use self::credentials::Provider;
 use self::exchange::{CommandRequest, PooledCmd, RawAnswer, check_runtime};
-pub use self::exchange_error::is_unknown_command;
 use self::exchange_error::{ExchangeError, Retry};
 use self::node::Node;
 use self::options::ConnectOptions;
@@ -40,6 +39,7 @@ use crate::join::Boxed;
 use crate::step::{Args as _, PublishMode, ScriptReply, Step, unexpected_reply};
 
 mod address_map;
+mod capabilities;
 mod cluster;
 mod connection;
 mod connection_config;
@@ -155,8 +155,9 @@ impl Redis {
             None => sending,
             // Boxed again, so that steps without a subscription do not keep a channel.
             Some(channel) => Box::pin(async move {
+                let ends = self.subscriber.subscription_ends(channel);
                 let answer = sending.await?;
-                self.subscriber.on_subscribed(channel);
+                self.subscriber.on_subscribed(channel, ends);
                 Ok(answer)
             }),
         })

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 
+use super::capabilities::Capabilities;
 use super::connection::{ReconnectingConnection, Target};
 use super::connection_config::ConnectionConfig;
 use super::options::{RedisSettings, ReplicaSync};
@@ -55,9 +56,10 @@ pub(super) struct Node {
     pub(super) commands: Arc<ReconnectingConnection>,
     /// For attempts: the same connection, unless replicas are waited for.
     pub(super) attempts: Arc<ReconnectingConnection>,
-    /// For subscriptions: the connection of the attempts, so that an attempt can follow its subscription
-    /// directly, unless channels are sharded (see [`SubscriptionMode::Sharded`]).
-    pub(super) pubsub: Arc<ReconnectingConnection>,
+    /// For subscriptions, where they need a connection of their own.
+    subscriptions: Arc<ReconnectingConnection>,
+    pub(super) capabilities: Arc<Capabilities>,
+    sharded: bool,
     /// Present if acquisitions wait for replicas.
     pub(super) replicas: Option<Arc<Replicas>>,
 }
@@ -65,42 +67,58 @@ pub(super) struct Node {
 impl Node {
     pub(super) fn new(settings: &NodeSettings, target: &Target) -> Arc<Node> {
         let id = NodeId::next();
+        let capabilities = Arc::new(Capabilities::default());
         // Only the connection that carries the commands tracks which server process it leads to.
         let connection = |subscription_mode, carries_commands: bool| {
             let metrics = settings.subscriber.metrics();
-            let run_id_tracker = || RunIdTracker::new(id, settings.suspects.clone(), metrics);
+            let (suspects, known) = (settings.suspects.clone(), capabilities.clone());
+            let run_id_tracker = || RunIdTracker::new(id, suspects, metrics, known);
             ReconnectingConnection::new(
                 settings.config.clone(),
                 target.clone(),
                 settings.subscriber.clone(),
                 subscription_mode,
+                capabilities.clone(),
                 carries_commands.then(run_id_tracker),
             )
         };
         let sharded = settings.subscription_mode == SubscriptionMode::Sharded;
         let awaits_replicas = settings.redis.replica_sync != ReplicaSync::Off;
-        let pubsub = connection(settings.subscription_mode, !awaits_replicas && !sharded);
-        let attempts = match sharded {
-            true => connection(SubscriptionMode::Unrestored, !awaits_replicas),
-            false => pubsub.clone(),
+        let (with_attempts, apart) = match sharded {
+            true => (SubscriptionMode::Unrestored, SubscriptionMode::Sharded),
+            false => (SubscriptionMode::Restored, SubscriptionMode::Apart),
         };
+        let subscriptions = connection(apart, false);
+        let attempts = connection(with_attempts, !awaits_replicas);
         let commands = match awaits_replicas {
             true => connection(SubscriptionMode::Unrestored, true),
             false => attempts.clone(),
         };
+        ReconnectingConnection::join(&[&commands, &attempts, &subscriptions]);
         Arc::new(Node {
             id,
             limits: Arc::default(),
             commands,
             attempts,
-            pubsub,
-            replicas: awaits_replicas.then(|| Replicas::new(settings.redis)),
+            subscriptions,
+            replicas: awaits_replicas.then(|| Replicas::new(settings.redis, capabilities.clone())),
+            capabilities,
+            sharded,
         })
+    }
+
+    /// Returns the connection for subscriptions: that of the attempts, so that an attempt can follow its subscription
+    /// directly, unless channels are sharded (see [`SubscriptionMode::Sharded`]) or the server does not permit that.
+    pub(super) fn pubsub(&self) -> &Arc<ReconnectingConnection> {
+        match self.sharded || self.capabilities.subscribes_apart() {
+            true => &self.subscriptions,
+            false => &self.attempts,
+        }
     }
 
     /// Returns all connections, possibly with duplicates.
     pub(super) fn connections(&self) -> impl Iterator<Item = &Arc<ReconnectingConnection>> {
-        [&self.commands, &self.attempts, &self.pubsub].into_iter()
+        [&self.commands, &self.attempts, &self.subscriptions].into_iter()
     }
 
     /// Returns a hint for the timeout error if there is not even a connection.

@@ -31,19 +31,28 @@ pub(super) enum SubscriptionMode {
     Unrestored,
     /// Like `Unrestored`, with SSUBSCRIBE where the server has it, else with SUBSCRIBE.
     Sharded,
+    /// Like `Unrestored`, on a connection that carries nothing else, because the server permits nothing else (RESP2). Replies
+    /// can be messages.
+    Apart,
     /// No subscriptions: the connection carries reports of changed keys. Its subscriber learns when it ends, so that is
     /// not logged.
     Reports,
 }
 
 /// Returns the command that begins or ends subscriptions, and how it is answered.
-pub(super) fn subscribing(subscribed: bool, sharded: bool, channels: &[&str]) -> (Cmd, Expects) {
-    // The messages that confirm a beginning are of this kind.
-    let (command, confirmed) = match (subscribed, sharded) {
-        (true, false) => ("SUBSCRIBE", Some("subscribe")),
-        (false, false) => ("UNSUBSCRIBE", None),
-        (true, true) => ("SSUBSCRIBE", Some("ssubscribe")),
-        (false, true) => ("SUNSUBSCRIBE", None),
+pub(super) fn subscribing(
+    subscribed: bool,
+    mode: SubscriptionMode,
+    channels: &[&str],
+) -> (Cmd, Expects) {
+    use SubscriptionMode::{Apart, Sharded};
+    // The messages that confirm it are of this kind.
+    let (command, confirmed) = match (subscribed, mode) {
+        (true, Sharded) => ("SSUBSCRIBE", Some("ssubscribe")),
+        (true, _) => ("SUBSCRIBE", Some("subscribe")),
+        (false, Sharded) => ("SUNSUBSCRIBE", None),
+        (false, Apart) => ("UNSUBSCRIBE", Some("unsubscribe")),
+        (false, _) => ("UNSUBSCRIBE", None),
     };
     let mut cmd = Cmd::of(&[command]);
     channels.iter().for_each(|channel| cmd.text(channel));

@@ -126,7 +126,7 @@ pub(super) fn pubsub_of(client: &Client) -> Arc<ReconnectingConnection> {
         .topology
         .only_node()
         .unwrap()
-        .pubsub
+        .pubsub()
         .clone()
 }
 

@@ -16,10 +16,10 @@
 //! acquisition. An earlier count never decides that nothing is awaited; it only saves a round trip.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::time::timeout;
 
+use super::capabilities::Capabilities;
 use super::connection::{Generation, LiveConnection, ReconnectingConnection, connection_ended};
 use super::exchange_error::ExchangeError;
 use super::options::{RedisSettings, ReplicaSync};
@@ -38,8 +38,7 @@ const MAX_WAITS_IN_FLIGHT: usize = 2;
 pub(super) struct Replicas {
     settings: RedisSettings,
     state: Mutex<State>,
-    /// Whether it was logged that the server cannot confirm anything.
-    warned: AtomicBool,
+    capabilities: Arc<Capabilities>,
 }
 
 #[derive(Default)]
@@ -58,11 +57,11 @@ struct WaitRequest {
 }
 
 impl Replicas {
-    pub(super) fn new(settings: RedisSettings) -> Arc<Replicas> {
+    pub(super) fn new(settings: RedisSettings, capabilities: Arc<Capabilities>) -> Arc<Replicas> {
         Arc::new(Replicas {
             settings,
             state: Mutex::default(),
-            warned: AtomicBool::new(false),
+            capabilities,
         })
     }
 
@@ -186,10 +185,14 @@ impl WaitSender {
                 let reason = format!("no answer within {limit:?}");
                 Err(ExchangeError::Unanswered(reason.into()))
             });
+            // An attempt for a held lock writes nothing, so a replica does not refuse it. Its waiter must not go on listening there.
+            if let Err(ExchangeError::NotMaster(_)) = &outcome {
+                connection.leave_replica(&live);
+            }
             let sync = settings.replica_sync;
             let outcome = outcome.map(|(awaited, in_sync)| (sync.acks_required(awaited), in_sync));
             let outcome = outcome.or_else(|failure| match failure.lacks_command() {
-                true => sync.unconfirmed(failure, &self.replicas.warned),
+                true => sync.unconfirmed(failure, &self.replicas.capabilities),
                 false => Err(failure),
             });
             sender.send(outcome.map_err(ExchangeError::into_error));
@@ -237,6 +240,11 @@ pub(super) fn replicas_in(role: &ScriptReply) -> Result<usize, ExchangeError> {
     match role.elements() {
         // A master replies with its offset, and the address and offset of each replica.
         Some([_, _, ScriptReply::List(replicas), ..]) => Ok(replicas.len()),
+        // Envoy replies with the roles of all servers behind it.
+        Some([ScriptReply::List(_), ..]) => {
+            let reason = "unsupported command ROLE: a proxy replied for its servers".into();
+            Err(Error::Refused { reason }.into())
+        }
         // The master of before: nobody knows how many replicas the next one has.
         Some(_) => Err(ExchangeError::NotMaster("the server is a replica".into())),
         None => Err(unexpected_reply(role).into()),
@@ -266,18 +274,18 @@ impl ReplicaSync {
                     Error::Refused { .. } | Error::NotPermitted { .. },
                 ),
             ) => self
-                .unconfirmed(failure, &AtomicBool::default())
+                .unconfirmed(failure, &Capabilities::default())
                 .map(|_| false),
             Err(failure) => Err(failure),
         }
     }
 
     /// Handles a server without ROLE or WAIT, which cannot confirm anything. Only a user who asked
-    /// for a number of replicas requires that. `warned`: whether it was logged.
+    /// for a number of replicas requires that.
     fn unconfirmed(
         self,
         failure: ExchangeError,
-        warned: &AtomicBool,
+        capabilities: &Capabilities,
     ) -> Result<(usize, usize), ExchangeError> {
         let mut error = failure.into_error();
         let (Error::Refused { reason: refusal } | Error::NotPermitted { reason: refusal }) =
@@ -289,12 +297,7 @@ impl ReplicaSync {
             refusal.push_str(" (the setting replica_sync requires ROLE and WAIT)");
             return Err(error.into());
         }
-        if !warned.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
-                refusal,
-                "the server cannot tell whether its replicas have what was acquired: a failover may lose it"
-            );
-        }
+        capabilities.record_unconfirmed(refusal);
         Ok((0, 0))
     }
 
@@ -373,6 +376,14 @@ mod tests {
                 None => assert!(matches!(counted, Err(ExchangeError::NotMaster(_)))),
             }
         }
+    }
+
+    /// Envoy replies with a list of roles: the server may be a master, and confirms nothing.
+    #[test]
+    fn roles_of_several_servers_count_as_none() {
+        let role = [ScriptReply::Bytes("master".into()), ScriptReply::Integer(0)];
+        let roles = ScriptReply::List(vec![ScriptReply::List(role.into())]);
+        assert!(replicas_in(&roles).unwrap_err().lacks_command());
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! Notices restarts and failovers by the run id of the server process, and which process reports changes of keys.
+//! Notices restarts and failovers by the run id of the server process, and handles its reports of changed keys.
 
 use std::sync::Arc;
 
-use super::tracking::Tracking;
+use super::capabilities::Capabilities;
 use crate::metrics::Metrics;
 use crate::step::{ErrorReply, ScriptReply};
 use crate::store::{NodeId, Suspects};
@@ -14,24 +14,24 @@ pub(super) struct RunIdTracker {
     node: NodeId,
     suspects: Arc<Suspects>,
     metrics: Metrics,
-    process: Mutex<ServerProcess>,
-}
-
-/// What is known about the process at the latest connection.
-#[derive(Default)]
-struct ServerProcess {
-    /// Its run id. The inner `None` means that the server did not report it.
-    run_id: Option<Option<String>>,
-    tracking: Tracking,
+    capabilities: Arc<Capabilities>,
+    /// The run id of the process at the latest connection. The inner `None` means that the server did not report it.
+    run_id: Mutex<Option<Option<String>>>,
 }
 
 impl RunIdTracker {
-    pub(super) fn new(node: NodeId, suspects: Arc<Suspects>, metrics: Metrics) -> RunIdTracker {
+    pub(super) fn new(
+        node: NodeId,
+        suspects: Arc<Suspects>,
+        metrics: Metrics,
+        capabilities: Arc<Capabilities>,
+    ) -> RunIdTracker {
         RunIdTracker {
             node,
             suspects,
             metrics,
-            process: Mutex::default(),
+            capabilities,
+            run_id: Mutex::default(),
         }
     }
 
@@ -39,15 +39,16 @@ impl RunIdTracker {
     /// lead to a different process. With client tracking, each connection starts anew: the server has not reported what has
     /// changed in the meantime.
     pub(super) fn record(&self, run_id: Option<String>) {
-        let process = &mut *self.process.lock();
-        let before = process.run_id.replace(run_id.clone());
-        match before {
+        // Locked until the end: what concurrent connections show is recorded in their order.
+        let mut latest = self.run_id.lock();
+        match latest.replace(run_id.clone()) {
             Some(before) if run_id.is_none() || before != run_id => {
-                process.tracking = Tracking::default();
+                self.capabilities
+                    .replaced(before.is_some() && run_id.is_some());
                 self.suspects.add_node(self.node);
             }
             Some(_) if self.suspects.is_tracking() => {
-                if process.tracking.reconnected() {
+                if self.capabilities.tracking.lock().reconnected() {
                     self.not_tracking(&"it ends each connection that asks for reports");
                 }
                 self.suspects.add_changed_node(self.node);
@@ -69,12 +70,12 @@ impl RunIdTracker {
 
     /// Returns whether the server is asked to report changes of keys.
     pub(super) fn is_tracking(&self) -> bool {
-        self.suspects.is_tracking() && self.process.lock().tracking.is_on()
+        self.suspects.is_tracking() && self.capabilities.tracking.lock().is_on()
     }
 
     /// Records the answers to a request for reports. `None`: the connection has ended.
     pub(super) fn tracked(&self, answers: Option<&[ScriptReply]>) {
-        let tracking = &mut self.process.lock().tracking;
+        let mut tracking = self.capabilities.tracking.lock();
         match answers {
             Some(answers) => match answers.iter().find_map(refusal) {
                 Some(reason) if tracking.refused() => self.not_tracking(reason),
@@ -92,8 +93,15 @@ impl RunIdTracker {
 
     /// Records that another server has replaced the earlier one.
     pub(super) fn report_replaced(&self) {
-        self.process.lock().tracking = Tracking::default();
+        self.capabilities.replaced(true);
         self.suspects.add_node(self.node);
+    }
+
+    /// Records that a connection cannot carry reports.
+    pub(super) fn cannot_track(&self) {
+        if self.suspects.is_tracking() && self.capabilities.record_without_reports() {
+            self.not_tracking(&"its reports require RESP3");
+        }
     }
 }
 
@@ -141,6 +149,7 @@ mod tests {
             NodeId::next(),
             Arc::new(Suspects::new(false)),
             Metrics::default(),
+            Arc::default(),
         );
         for (run_id, is_other, what) in [
             (Some("a"), false, "the first connection"),

@@ -96,6 +96,7 @@ impl Sentinels {
                 Target::Fixed(Address::Tcp(endpoint.clone())),
                 subscriber.clone(),
                 SubscriptionMode::Restored,
+                Arc::default(),
                 None,
             );
             connection.subscribe_on_reconnect(SWITCH_MASTER_CHANNEL);

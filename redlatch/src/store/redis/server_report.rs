@@ -105,6 +105,8 @@ fn clock_ahead(time: &ScriptReply, round_trip: Duration) -> Result<i64> {
     let local = SystemTime::now().duration_since(UNIX_EPOCH);
     let local = local.map_err(|_| Error::unavailable("the local clock is before 1970"))?;
     let answered_at = local.saturating_sub(round_trip / 2).as_micros();
-    let ahead = seconds * 1_000_000 + micros - i128::try_from(answered_at).unwrap_or(i128::MAX);
+    // Envoy gives all microseconds, and not those of the second.
+    let ahead =
+        seconds * 1_000_000 + micros % 1_000_000 - i128::try_from(answered_at).unwrap_or(i128::MAX);
     Ok(i64::try_from(ahead / 1000).unwrap_or(i64::MAX))
 }

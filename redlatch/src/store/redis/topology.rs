@@ -307,12 +307,14 @@ impl Topology {
     /// Ends a subscription, wherever it is.
     pub(super) async fn unsubscribe(&self, channel: &str) -> Result<(), ExchangeError> {
         match &self.form {
-            Form::Single(node) | Form::Sentinel(node, _) => node.pubsub.unsubscribe(channel).await,
+            Form::Single(node) | Form::Sentinel(node, _) => {
+                node.pubsub().unsubscribe(channel).await
+            }
             Form::Cluster(cluster) => {
                 let nodes = cluster.nodes();
                 // On several nodes, if a subscription was started and not confirmed before the slot moved.
                 let ended =
-                    join_all(nodes.iter().map(|node| node.pubsub.unsubscribe(channel))).await;
+                    join_all(nodes.iter().map(|node| node.pubsub().unsubscribe(channel))).await;
                 ended.into_iter().collect()
             }
         }

@@ -2,6 +2,7 @@
 //! change. Some of those that tests share change all the time.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -22,16 +23,27 @@ pub(crate) struct MovedEndpoint {
     pub(crate) old: Server,
     pub(crate) new: Server,
     pub(crate) name: Proxy,
+    /// Whether the servers have changed roles.
+    is_exchanged: AtomicBool,
 }
 
 impl MovedEndpoint {
     pub(crate) fn start() -> MovedEndpoint {
-        let settings = ["--repl-diskless-sync-delay", "0"];
+        MovedEndpoint::start_with(&[])
+    }
+
+    pub(crate) fn start_with(settings: &[&str]) -> MovedEndpoint {
+        let settings = [&["--repl-diskless-sync-delay", "0"], settings].concat();
         let old = Server::start_with(&settings);
         let follow = format!("127.0.0.1 {}", old.port());
         let new = Server::start_with(&[&settings[..], &["--replicaof", &follow]].concat());
         let name = Proxy::to_server(&old);
-        MovedEndpoint { old, new, name }
+        MovedEndpoint {
+            old,
+            new,
+            name,
+            is_exchanged: AtomicBool::new(false),
+        }
     }
 
     pub(crate) async fn until_in_sync(&self) {
@@ -50,22 +62,21 @@ impl MovedEndpoint {
         self.old.errors("READONLY")
     }
 
-    /// Lets the servers change roles without losing a write, for ever. The name follows.
-    async fn keep_failing_over(&self) {
+    /// Lets the servers change roles without losing a write. The name follows, connections stay where they are.
+    async fn exchange_roles(&self) {
         let (mut master, mut replica) = (&self.old, &self.new);
-        loop {
-            sleep(CHANGE_INTERVAL).await;
-            until_in_sync(master, 1).await;
-            let port = replica.port().to_string();
-            let _: String = master.command(&["FAILOVER", "TO", "127.0.0.1", &port]);
-            until("promoted", || async {
-                let info: String = replica.command(&["INFO", "replication"]);
-                info.contains("role:master")
-            })
-            .await;
-            self.name.redirect(replica);
+        if self.is_exchanged.fetch_xor(true, Ordering::Relaxed) {
             (master, replica) = (replica, master);
         }
+        until_in_sync(master, 1).await;
+        let port = replica.port().to_string();
+        let _: String = master.command(&["FAILOVER", "TO", "127.0.0.1", &port]);
+        until("promoted", || async {
+            let info: String = replica.command(&["INFO", "replication"]);
+            info.contains("role:master")
+        })
+        .await;
+        self.name.redirect(replica);
     }
 }
 
@@ -166,20 +177,26 @@ fn start_restricted() -> Server {
     Server::start_with(&[unknown.as_flattened(), &["--databases", "1"]].concat())
 }
 
-/// A deployment that tests share.
-#[derive(Clone, Copy)]
+/// Settings of a server without RESP3, as some proxies are.
+pub(crate) const RESP2: [&str; 3] = ["--rename-command", "HELLO", ""];
+
+pub(crate) fn start_resp2() -> Server {
+    Server::start_with(&RESP2)
+}
+
+/// A deployment as a store of tests. They share all but the first.
+#[derive(Clone)]
 pub(crate) enum Deployment {
-    MovedEndpoint(&'static MovedEndpoint),
+    MovedEndpoint(Arc<MovedEndpoint>),
     ShardedEndpoint(&'static ShardedEndpoint),
-    Restricted(&'static Server),
+    /// Restricted, or without RESP3.
+    Limited(&'static Server),
     Rotating(&'static Rotating),
 }
 
 impl Deployment {
     pub(crate) fn moved_endpoint() -> Deployment {
-        static SHARED: LazyLock<&MovedEndpoint> =
-            LazyLock::new(|| shared(MovedEndpoint::start(), MovedEndpoint::keep_failing_over));
-        Deployment::MovedEndpoint(*SHARED)
+        Deployment::MovedEndpoint(Arc::new(MovedEndpoint::start()))
     }
 
     pub(crate) fn sharded_endpoint() -> Deployment {
@@ -189,7 +206,12 @@ impl Deployment {
 
     pub(crate) fn restricted() -> Deployment {
         static SHARED: LazyLock<Server> = LazyLock::new(start_restricted);
-        Deployment::Restricted(&SHARED)
+        Deployment::Limited(&SHARED)
+    }
+
+    pub(crate) fn resp2() -> Deployment {
+        static SHARED: LazyLock<Server> = LazyLock::new(start_resp2);
+        Deployment::Limited(&SHARED)
     }
 
     pub(crate) fn rotating() -> Deployment {
@@ -198,21 +220,30 @@ impl Deployment {
         Deployment::Rotating(*SHARED)
     }
 
-    pub(crate) fn url(&self) -> String {
+    fn url(&self) -> String {
         match self {
             Deployment::MovedEndpoint(named) => named.name.url(),
             Deployment::ShardedEndpoint(endpoint) => endpoint.proxy.url(),
-            Deployment::Restricted(server) => server.url(),
+            Deployment::Limited(server) => server.url(),
             Deployment::Rotating(rotating) => rotating.server.url(),
         }
     }
 
-    pub(crate) fn settings(&self, settings: ClientBuilder) -> ClientBuilder {
+    /// Creates a client. Behind one name, there is then another server, and the client's first step meets the former master.
+    pub(crate) async fn client(&self, settings: ClientBuilder) -> Client {
+        let client = self.settings(settings).connect(&self.url()).await.unwrap();
+        if let Deployment::MovedEndpoint(named) = self {
+            named.exchange_roles().await;
+        }
+        client
+    }
+
+    fn settings(&self, settings: ClientBuilder) -> ClientBuilder {
         match self {
             // The next master must have each lock that a client has acquired.
             Deployment::MovedEndpoint(_) => settings.replica_sync(ReplicaSync::AtLeast(1)),
             Deployment::Rotating(rotating) => rotating.settings(settings),
-            Deployment::ShardedEndpoint(_) | Deployment::Restricted(_) => settings,
+            Deployment::ShardedEndpoint(_) | Deployment::Limited(_) => settings,
         }
     }
 }

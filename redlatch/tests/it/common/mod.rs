@@ -1,6 +1,7 @@
 //! Helpers that the integration tests share.
 
 pub(crate) mod deployments;
+pub(crate) mod imitations;
 pub(crate) mod secured;
 
 use std::future::{Future, IntoFuture, poll_fn};
@@ -72,9 +73,7 @@ pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut holds: impl 
 /// Waits until this many replicas of a master are connected and in sync.
 pub(crate) async fn until_in_sync(master: &Server, replicas: usize) {
     until("in sync", || async {
-        let info: String = master.command(&["INFO", "replication"]);
-        let online = info.lines().filter(|line| line.contains("state=online"));
-        online.count() == replicas
+        master.replicas_in_sync() == replicas
     })
     .await;
 }
@@ -289,12 +288,17 @@ impl TestStore {
     pub(crate) fn server() -> TestStore {
         match std::env::var("REDLATCH_TEST_DEPLOYMENT").as_deref() {
             Err(_) => TestStore::Server(shared()),
-            Ok("moved_endpoint") => TestStore::Deployment(Deployment::moved_endpoint()),
+            Ok("moved_endpoint") => TestStore::moved_endpoint(),
             Ok("sharded_endpoint") => TestStore::sharded_endpoint(),
             Ok("restricted") => TestStore::restricted(),
             Ok("rotating") => TestStore::rotating(),
+            Ok("resp2") => TestStore::resp2(),
             Ok(other) => panic!("no deployment {other}"),
         }
+    }
+
+    pub(crate) fn moved_endpoint() -> TestStore {
+        TestStore::Deployment(Deployment::moved_endpoint())
     }
 
     pub(crate) fn sharded_endpoint() -> TestStore {
@@ -307,6 +311,10 @@ impl TestStore {
 
     pub(crate) fn rotating() -> TestStore {
         TestStore::Deployment(Deployment::rotating())
+    }
+
+    pub(crate) fn resp2() -> TestStore {
+        TestStore::Deployment(Deployment::resp2())
     }
 
     pub(crate) fn sentinel() -> TestStore {
@@ -357,10 +365,7 @@ impl TestStore {
             TestStore::Sentinel(sentinels) => sentinels.url(),
             TestStore::Cluster(cluster) => cluster.url(),
             TestStore::Secured(secured) => return secured.client(settings, "").await,
-            TestStore::Deployment(deployment) => {
-                let settings = deployment.settings(settings);
-                return settings.connect(&deployment.url()).await.unwrap();
-            }
+            TestStore::Deployment(deployment) => return deployment.client(settings).await,
         };
         settings.connect(&url).await.unwrap()
     }
@@ -426,15 +431,17 @@ macro_rules! on_every_store {
     };
 }
 
-/// The same, and one test per deployment of `common/deployments.rs` that does not fail over. (With `REDLATCH_TEST_DEPLOYMENT`, all tests on a server
+/// The same, and one test per deployment of `common/deployments.rs`. (With `REDLATCH_TEST_DEPLOYMENT`, all tests on a server
 /// run on a deployment.)
 #[macro_export]
 macro_rules! on_every_store_and_deployment {
     ($($name:ident,)*) => {
         on_every_store! { $($name,)* }
+        on_store! { moved_endpoint $($name,)* }
         on_store! { sharded_endpoint $($name,)* }
         on_store! { restricted $($name,)* }
         on_store! { rotating $($name,)* }
+        on_store! { resp2 $($name,)* }
     };
 }
 

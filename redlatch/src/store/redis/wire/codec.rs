@@ -162,11 +162,22 @@ pub(in super::super) enum Frame {
 
 /// The server does not speak the protocol, or not as this crate understands it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in super::super) struct Malformed(pub(super) String);
+pub(in super::super) struct Malformed {
+    pub(super) what: String,
+    /// Whether it was a message in the form of a reply.
+    pub(in super::super) is_message: bool,
+}
+
+impl From<String> for Malformed {
+    fn from(what: String) -> Malformed {
+        let is_message = false;
+        Malformed { what, is_message }
+    }
+}
 
 impl fmt::Display for Malformed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the server sent {}", self.0)
+        write!(f, "the server sent {}", self.what)
     }
 }
 
@@ -345,7 +356,7 @@ fn number(line: &[u8]) -> Option<i64> {
 pub(super) fn malformed(what: &str, bytes: &[u8]) -> Malformed {
     let start = &bytes[..bytes.len().min(40)];
     let shown: Cow<'_, str> = String::from_utf8_lossy(start);
-    Malformed(format!("{what}: {shown:?}"))
+    Malformed::from(format!("{what}: {shown:?}"))
 }
 
 #[cfg(test)]

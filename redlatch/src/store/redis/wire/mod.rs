@@ -119,7 +119,14 @@ struct State {
 
 impl Wire {
     /// Spawns the connection's task.
-    pub(super) fn spawn(socket: Socket, metrics: Metrics, on_push: PushHandler) -> WireGuard {
+    ///
+    /// `replies_are_messages`: replies can be messages, because the connection carries only subscriptions (RESP2).
+    pub(super) fn spawn(
+        socket: Socket,
+        metrics: Metrics,
+        on_push: PushHandler,
+        replies_are_messages: bool,
+    ) -> WireGuard {
         let Socket { reader, writer } = socket;
         let packing = Packing::new(writer.is_written_by_callers());
         let wire = Arc::new(Wire {
@@ -138,6 +145,7 @@ impl Wire {
         let driver = Driver {
             wire: wire.clone(),
             on_push,
+            replies_are_messages,
         };
         tokio::spawn(task(driver.run(reader)));
         WireGuard { wire, task: None }
@@ -372,6 +380,7 @@ const REST_LIMIT: Duration = Duration::from_millis(100);
 struct Driver {
     wire: Arc<Wire>,
     on_push: PushHandler,
+    replies_are_messages: bool,
 }
 
 impl Driver {
@@ -460,6 +469,11 @@ impl Driver {
         }
         let received = loop {
             match decoder.decode(bytes, at) {
+                Ok(Some(Frame::Reply(ScriptReply::List(list))))
+                    if self.replies_are_messages && is_message(&list) =>
+                {
+                    break Ok(Some(list));
+                }
                 Ok(Some(Frame::Reply(reply))) => {
                     if let Err(malformed) = state.pipeline.receive(reply, now) {
                         break Err(malformed);
@@ -501,6 +515,12 @@ impl Driver {
         })
         .await
     }
+}
+
+/// Returns whether a reply on a connection with subscriptions is a message or the confirmation of a subscription.
+fn is_message(reply: &[ScriptReply]) -> bool {
+    let kind = reply.first().and_then(ScriptReply::as_text);
+    matches!(kind, Some("message" | "subscribe" | "unsubscribe"))
 }
 
 /// However the task ends, also with its runtime.
@@ -609,7 +629,7 @@ mod tests {
 
     fn connect(stream: &Buffering) -> WireGuard {
         let socket = Socket::other(stream.clone());
-        Wire::spawn(socket, Metrics::default(), Box::new(Ignored))
+        Wire::spawn(socket, Metrics::default(), Box::new(Ignored), false)
     }
 
     /// Lets the server send this.
@@ -712,12 +732,40 @@ mod tests {
         fn on_end(&self, _: &WireError) {}
     }
 
+    /// A connection that carries only subscriptions, with RESP2.
+    #[tokio::test]
+    async fn replies_that_are_messages_are_not_taken_for_other_replies() {
+        let (stream, messages) = (Buffering::default(), Messages::default());
+        let socket = Socket::other(stream.clone());
+        let guard = Wire::spawn(socket, Metrics::default(), Box::new(messages.clone()), true);
+        let wire = guard.wire();
+        let confirmed = Expects::Confirmations("subscribe", 1);
+        let [subscribed] = wire.send_all([(&Cmd::of(&["SUBSCRIBE", "c"]), confirmed)], None);
+        let ping = wire.send(&Cmd::of(&["PING"]));
+        let replies = [
+            "*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n",
+            "*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\n0\r\n",
+            "*2\r\n$4\r\npong\r\n$0\r\n\r\n",
+        ];
+        until(|| stream.0.lock().reader.is_some()).await;
+        reply(&stream, replies.concat().as_bytes());
+        assert_eq!(subscribed.await.reply, Some(ScriptReply::Nil));
+        let pong = ping.await.reply.unwrap();
+        assert_eq!(pong.elements().unwrap().len(), 2);
+        assert_eq!(messages.0.load(Ordering::Relaxed), 2);
+    }
+
     /// It may say that a subscription has ended which there is again, on the next connection.
     #[tokio::test]
     async fn message_behind_the_end_is_not_handled() {
         let (stream, messages) = (Buffering::default(), Messages::default());
         let socket = Socket::other(stream.clone());
-        let guard = Wire::spawn(socket, Metrics::default(), Box::new(messages.clone()));
+        let guard = Wire::spawn(
+            socket,
+            Metrics::default(),
+            Box::new(messages.clone()),
+            false,
+        );
         for received in 0..2 {
             until(|| stream.0.lock().reader.is_some()).await;
             assert_eq!(messages.0.load(Ordering::Relaxed), received);

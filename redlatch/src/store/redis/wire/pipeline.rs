@@ -300,17 +300,22 @@ impl Pipeline {
                 return Err(match &reply {
                     ScriptReply::Bytes(text) => malformed(what, text),
                     ScriptReply::List(list) => {
-                        Malformed(format!("{what}: a list of {}", list.len()))
+                        Malformed::from(format!("{what}: a list of {}", list.len()))
                     }
                     other => malformed(what, format!("{other:?}").as_bytes()),
                 });
             }
             Some(Expected::Reply(slot)) => self.answer(slot, Some(reply)),
-            Some(Expected::Confirmations { slot, .. }) => match reply {
+            Some(Expected::Confirmations { slot, kind, .. }) => match reply {
                 ScriptReply::Error(_) => self.answer(slot, Some(reply)),
-                _ => {
-                    let reason = "a reply in place of the confirmation of a subscription";
-                    return Err(Malformed(reason.to_owned()));
+                reply => {
+                    // If it is a confirmation, messages are replies, too, and nothing behind it can be told from them.
+                    let is_message =
+                        matches!(&reply, ScriptReply::List(list) if is_of_kind(list, kind));
+                    return Err(Malformed {
+                        what: "a reply in place of the confirmation of a subscription".to_owned(),
+                        is_message,
+                    });
                 }
             },
             Some(Expected::End { slot, error }) => match (reply, error) {
@@ -324,7 +329,7 @@ impl Pipeline {
                 }
                 _ => {
                     let reason = "a reply that does not fit behind the end of a subscription";
-                    return Err(Malformed(reason.to_owned()));
+                    return Err(Malformed::from(reason.to_owned()));
                 }
             },
             Some(Expected::Script {
@@ -373,7 +378,7 @@ impl Pipeline {
             _ => {
                 let reason =
                     format!("another number of replies than the {steps} steps in a script");
-                return Err(Malformed(reason));
+                return Err(reason.into());
             }
         }
         Ok(())
@@ -384,7 +389,7 @@ impl Pipeline {
         let Some(Expected::Confirmations { slot, kind, left }) = self.expected.front_mut() else {
             return;
         };
-        if message.first().and_then(ScriptReply::as_text) != Some(kind) {
+        if !is_of_kind(message, kind) {
             return;
         }
         *left -= 1;
@@ -511,6 +516,11 @@ impl ScriptQueue {
             out.extend_from_slice(cmd.key_and_arg_bytes().1);
         }
     }
+}
+
+/// Returns whether this is a message of this kind.
+fn is_of_kind(message: &[ScriptReply], kind: &str) -> bool {
+    message.first().and_then(ScriptReply::as_text) == Some(kind)
 }
 
 #[cfg(test)]
@@ -842,11 +852,18 @@ mod tests {
             }
             assert_eq!(receive(&mut pipeline, ScriptReply::Nil), [later]);
         }
+        // By a reply: so messages are replies, too.
+        pipeline.send(&subscribe, expects, Instant::now());
+        let reply = ScriptReply::List(message("subscribe", "a").into());
+        let error = pipeline.receive(reply, Instant::now()).unwrap_err();
+        assert!(error.is_message);
         // Whatever the server takes this for, it does not say that there is a subscription.
         pipeline.send(&subscribe, expects, Instant::now());
         let reply = ScriptReply::Integer(1);
         let received = pipeline.receive(reply, Instant::now());
-        let error = received.unwrap_err().to_string();
+        let error = received.unwrap_err();
+        assert!(!error.is_message);
+        let error = error.to_string();
         assert!(error.contains("in place of the confirmation"), "{error}");
     }
 
