@@ -74,6 +74,8 @@ pub(crate) struct Deployment {
     moving: BTreeMap<u16, (usize, usize)>,
     /// The user of the processes, if not the default one.
     user: Option<User>,
+    /// Whether the servers do not know HELLO.
+    lacks_resp3: bool,
 }
 
 /// A master and its replicas.
@@ -111,6 +113,7 @@ impl Deployment {
             slots: (0..usize::from(SLOTS)).map(|slot| slot / each).collect(),
             moving: BTreeMap::new(),
             user: None,
+            lacks_resp3: false,
             groups,
         };
         for host in deployment.all_hosts() {
@@ -123,17 +126,29 @@ impl Deployment {
     /// Sets the user of the processes on all servers.
     pub(crate) fn set_user(&mut self, user: User) {
         self.user = Some(user);
-        for host in self.servers() {
-            self.update_user(host);
-        }
+        self.configure_all();
     }
 
-    /// Sets the user on one server.
-    fn update_user(&self, host: HostId) {
-        if let Some(user) = &self.user {
-            self.network
-                .with_server(host, |server, _| server.set_user(USER, user.clone()));
-        }
+    /// Makes HELLO unknown on all servers.
+    pub(crate) fn remove_resp3(&mut self) {
+        self.lacks_resp3 = true;
+        self.configure_all();
+    }
+
+    fn configure_all(&self) {
+        self.servers().for_each(|host| self.configure(host));
+    }
+
+    /// Sets on one server what does not survive its restart.
+    fn configure(&self, host: HostId) {
+        self.network.with_server(host, |server, _| {
+            if let Some(user) = &self.user {
+                server.set_user(USER, user.clone());
+            }
+            if self.lacks_resp3 {
+                server.remove_resp3();
+            }
+        });
     }
 
     /// Returns the URL for clients.
@@ -327,7 +342,7 @@ impl Deployment {
     /// Restarts a killed server. A node of a cluster does not serve before it has a new view.
     pub(crate) fn restart(&self, host: HostId, data: Option<Snapshot>) {
         self.network.start_server(host, data);
-        self.update_user(host);
+        self.configure(host);
         match self.topology {
             Topology::Cluster => self.set_view(host, false),
             Topology::Sharded => self.set_view(host, true),

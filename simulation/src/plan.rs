@@ -63,6 +63,8 @@ pub struct Plan {
     pub latency: Duration,
     /// What the user of the processes may do.
     pub user: PlannedUser,
+    /// Whether the servers do not know HELLO, so that connections speak RESP2.
+    pub lacks_resp3: bool,
     /// Time in which the processes acquire locks.
     pub duration: Duration,
     /// The faults, in order.
@@ -281,9 +283,12 @@ impl Plan {
             lease = lease.max(millis(3000)) * 4;
         }
         let duration = duration.max(at + lease);
+        let has_one_address = matches!(topology, Topology::Single | Topology::Named);
+        // With one server, also with passwords that change; and behind a name.
+        let lacks_resp3 = matches!(seed % 16, 10..=12) && has_one_address;
         let user = match seed % 8 {
             2 => PlannedUser::Rotating,
-            4 if topology == Topology::Single => PlannedUser::Restricted,
+            4 if topology == Topology::Single && !lacks_resp3 => PlannedUser::Restricted,
             _ => PlannedUser::Default,
         };
         if user == PlannedUser::Rotating {
@@ -292,6 +297,7 @@ impl Plan {
         Plan {
             seed,
             user,
+            lacks_resp3,
             topology,
             sync,
             failover_time: MAX_FAILOVER_TIME - millis(1_600 - random.below(1_600) as u64),

@@ -124,6 +124,9 @@ impl Run<'_> {
         if plan.user != PlannedUser::Default {
             run.change_password();
         }
+        if plan.lacks_resp3 {
+            run.deployment.remove_resp3();
+        }
         run.observe_elections();
         for index in 0..plan.processes {
             let process = run.start(index);

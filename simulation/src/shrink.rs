@@ -98,6 +98,9 @@ fn smaller_plans(plan: &Plan) -> Vec<Plan> {
                 .retain(|one| one.fault != Fault::PasswordChanged);
         });
     }
+    if plan.lacks_resp3 {
+        with(&|plan| plan.lacks_resp3 = false);
+    }
     if plan.chosen_ids {
         with(&|plan| plan.chosen_ids = false);
     }

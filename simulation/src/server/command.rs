@@ -77,6 +77,8 @@ pub(super) struct CommandSpec {
     /// Allowed before a login.
     pub(super) before_login: bool,
     pub(super) in_sentinels: bool,
+    /// Allowed on a RESP2 connection with subscriptions.
+    pub(super) in_subscriptions: bool,
     pub(super) run: fn(&mut Call<'_>) -> CommandResult,
 }
 

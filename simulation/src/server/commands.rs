@@ -34,6 +34,7 @@ const fn spec(
         in_scripts: true,
         before_login: false,
         in_sentinels: false,
+        in_subscriptions: false,
         run,
     }
 }
@@ -113,6 +114,22 @@ const fn in_sentinels(spec: CommandSpec) -> CommandSpec {
     }
 }
 
+/// Marks a command that a RESP2 connection with subscriptions runs, too.
+const fn in_subscriptions(spec: CommandSpec) -> CommandSpec {
+    CommandSpec {
+        in_subscriptions: true,
+        ..spec
+    }
+}
+
+const fn subscribes(
+    name: &'static str,
+    arity: isize,
+    run: fn(&mut Call<'_>) -> CommandResult,
+) -> CommandSpec {
+    in_subscriptions(client(name, arity, run))
+}
+
 const fn channels(channels: ChannelArgs, spec: CommandSpec) -> CommandSpec {
     CommandSpec { channels, ..spec }
 }
@@ -129,13 +146,17 @@ use ChannelArgs::{All, First, Patterns};
 const TABLE: &[CommandSpec] = &[
     in_sentinels(before_login(client("HELLO", -1, connection::hello))),
     in_sentinels(before_login(client("AUTH", -2, connection::auth))),
-    in_sentinels(before_login(client("QUIT", -1, connection::quit))),
+    in_subscriptions(in_sentinels(before_login(client(
+        "QUIT",
+        -1,
+        connection::quit,
+    )))),
     in_sentinels(client("SENTINEL", -2, sentinel::sentinel)),
     client("ASKING", 1, cluster::asking),
     client("CLUSTER", -2, cluster::cluster),
     in_sentinels(client("CLIENT", -2, connection::client)),
     spec("SELECT", 2, connection::select),
-    in_sentinels(spec("PING", -1, connection::ping)),
+    in_subscriptions(in_sentinels(spec("PING", -1, connection::ping))),
     spec("ECHO", 2, connection::echo),
     spec("TIME", 1, info::time),
     in_sentinels(client("INFO", -1, info::info)),
@@ -199,12 +220,18 @@ const TABLE: &[CommandSpec] = &[
     counted_keys(client("EVAL", -3, script::eval)),
     counted_keys(client("EVALSHA", -3, script::evalsha)),
     client("SCRIPT", -2, script::script),
-    in_sentinels(channels(All, client("SUBSCRIBE", -2, pubsub::subscribe))),
-    in_sentinels(client("UNSUBSCRIBE", -1, pubsub::unsubscribe)),
-    channels(Patterns, client("PSUBSCRIBE", -2, pubsub::psubscribe)),
-    client("PUNSUBSCRIBE", -1, pubsub::punsubscribe),
-    sharded(channels(All, client("SSUBSCRIBE", -2, pubsub::ssubscribe))),
-    sharded(client("SUNSUBSCRIBE", -1, pubsub::sunsubscribe)),
+    in_sentinels(channels(
+        All,
+        subscribes("SUBSCRIBE", -2, pubsub::subscribe),
+    )),
+    in_sentinels(subscribes("UNSUBSCRIBE", -1, pubsub::unsubscribe)),
+    channels(Patterns, subscribes("PSUBSCRIBE", -2, pubsub::psubscribe)),
+    subscribes("PUNSUBSCRIBE", -1, pubsub::punsubscribe),
+    sharded(channels(
+        All,
+        subscribes("SSUBSCRIBE", -2, pubsub::ssubscribe),
+    )),
+    sharded(subscribes("SUNSUBSCRIBE", -1, pubsub::sunsubscribe)),
     channels(First, spec("PUBLISH", 3, pubsub::publish)),
     sharded(channels(First, spec("SPUBLISH", 3, pubsub::spublish))),
     spec("PUBSUB", -2, pubsub::pubsub),
@@ -374,6 +401,13 @@ impl Call<'_> {
                     "NOPERM this user has no permissions to access one of the channels used as arguments".into()
                 }
             }));
+        }
+        if !spec.in_subscriptions && state.only_subscribes(self.from) {
+            let name = spec.name.to_ascii_lowercase();
+            return Err(refused(format!(
+                "ERR Can't execute '{name}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in \
+                 this context"
+            )));
         }
         self.state.script_asks = self
             .state

@@ -58,6 +58,13 @@ impl super::State {
     }
 }
 
+impl super::Server {
+    /// Makes HELLO unknown, so that connections speak RESP2.
+    pub fn remove_resp3(&mut self) {
+        self.state.lacks_resp3 = true;
+    }
+}
+
 impl Call<'_> {
     pub(super) fn connection(&mut self) -> &mut Connection {
         let connection = self.state.connections.get_mut(&self.from);
@@ -66,6 +73,11 @@ impl Call<'_> {
 }
 
 pub(super) fn hello(call: &mut Call<'_>) -> CommandResult {
+    if call.state.lacks_resp3 {
+        return Err(refused(
+            "ERR unknown command 'HELLO', with args beginning with: ",
+        ));
+    }
     let protocol = match call.arg(1) {
         b"" if call.args.len() == 1 => call.connection().protocol,
         b"2" => Protocol::Resp2,

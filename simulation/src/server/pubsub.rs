@@ -6,7 +6,7 @@ use super::Server;
 use super::command::{Call, CommandResult};
 use super::connection::ConnectionId;
 use super::glob::matches;
-use super::resp::{Bytes, Reply};
+use super::resp::{Bytes, Protocol, Reply};
 use super::state::State;
 
 /// The ways to subscribe.
@@ -121,6 +121,16 @@ impl Server {
 }
 
 impl State {
+    /// Returns whether a connection runs no other commands, because it has subscriptions and speaks RESP2.
+    pub(super) fn only_subscribes(&self, id: ConnectionId) -> bool {
+        let connection = self.connections.get(&id);
+        let has_any = |id| {
+            let all = self.channels.subscriptions.get(&id);
+            all.is_some_and(|all| !all.is_empty())
+        };
+        connection.is_some_and(|it| it.protocol == Protocol::Resp2) && has_any(id)
+    }
+
     /// Sends a message to all subscribers of this server. Returns their number.
     pub(super) fn deliver(&mut self, sharded: bool, channel: &[u8], message: &[u8]) -> usize {
         let bulk = |bytes: &[u8]| Reply::Bulk(bytes.to_vec());

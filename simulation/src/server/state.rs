@@ -79,6 +79,8 @@ pub(super) struct State {
     pub(super) replication: Replication,
     pub(super) users: BTreeMap<String, User>,
     pub(super) refusal: Option<Refusal>,
+    /// Whether HELLO is unknown, as at some proxies.
+    pub(super) lacks_resp3: bool,
     /// The view of a cluster node.
     pub(super) cluster: Option<ClusterView>,
     /// The masters of a Sentinel.
@@ -107,6 +109,7 @@ impl State {
             replication: Replication::default(),
             users: BTreeMap::from([("default".to_owned(), default)]),
             refusal: None,
+            lacks_resp3: false,
             cluster: None,
             sentinel: None,
             broadcasts: Vec::new(),
