@@ -78,10 +78,8 @@ impl Mechanisms {
             other: self.other,
             deployment,
         };
-        let is_cluster = deployment.masters().len() > 1;
-        let probes = PROBES
-            .iter()
-            .filter(|probe| !is_cluster || probe.in_cluster);
+        let has_slots = deployment.has_slots();
+        let probes = PROBES.iter().filter(|probe| !has_slots || probe.in_cluster);
         let probing = async {
             let mut failed = Vec::new();
             for (number, probe) in probes.enumerate() {

@@ -63,6 +63,8 @@ impl Processes {
         let number = self.processes.len();
         let client_id = worker.client_id.as_ref();
         let client_id = client_id.map(|id| format!("--client-id={id}-{place}"));
+        let password_file = worker.password_file.as_ref();
+        let password_file = password_file.map(|file| format!("--password-file={}", file.display()));
         let mut child = Command::new(std::env::current_exe()?)
             .arg("worker")
             .args(["--url", &worker.url, "--resource", &worker.resource])
@@ -76,6 +78,7 @@ impl Processes {
             .args(["--contended-names", &worker.contended_names.join(",")])
             .args(["--permanent-locks", &worker.permanent_locks.to_string()])
             .args(client_id)
+            .args(password_file)
             .args(["--lease", &worker.lease.to_string()])
             .args(["--timeout", &worker.timeout.to_string()])
             .args(["--max-hold-ms", &worker.max_hold_ms.to_string()])

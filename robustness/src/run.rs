@@ -73,7 +73,8 @@ pub(crate) fn run(
     let deployment = setup.topology.start(setup.needs)?;
     let mut context = Context {
         worker: WorkerOptions {
-            url: deployment.url(),
+            url: deployment.worker_url(),
+            password_file: deployment.password_file(),
             resource: resource.address(),
             ..setup.worker.clone()
         },

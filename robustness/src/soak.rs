@@ -48,7 +48,7 @@ pub(crate) fn soak(options: &SoakOptions) -> Result<bool> {
     let setup = Setup {
         topology,
         needs: Needs {
-            network: topology == Topology::Single,
+            network: Topology::ONE_ADDRESS.contains(&topology),
             durable: true,
             ..Needs::NOTHING
         },

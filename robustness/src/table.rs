@@ -136,7 +136,8 @@ fn row(fault: &Fault, topology: Topology, options: &TableOptions, seed: u64) -> 
         },
         keep: options.output_folder(&format!("{}-{}", fault.name, topology.name())),
     };
-    let times = if options.quick { 1 } else { fault.times };
+    let once = options.quick || topology.is_service();
+    let times = if once { 1 } else { fault.times };
     run(&setup, |context| {
         for time in 0..times {
             if time > 0 {

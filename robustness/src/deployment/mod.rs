@@ -2,7 +2,10 @@
 
 mod cluster;
 mod sentinel;
+mod services;
 mod topology;
+
+use std::path::PathBuf;
 
 use redlatch_testkit::{Cluster, Proxy, Sentinels, Server};
 
@@ -42,6 +45,21 @@ impl Needs {
 pub(crate) trait Deployment {
     /// Returns the URL for clients.
     fn url(&self) -> String;
+
+    /// Returns the URL for workers, if theirs is another one.
+    fn worker_url(&self) -> String {
+        self.url()
+    }
+
+    /// Returns the file that has the workers' password, if it changes.
+    fn password_file(&self) -> Option<PathBuf> {
+        None
+    }
+
+    /// Returns whether keys have slots.
+    fn has_slots(&self) -> bool {
+        self.masters().len() > 1
+    }
 
     /// Returns the places of the masters. Waits while they are changing.
     fn masters(&self) -> Vec<usize>;

@@ -3,6 +3,7 @@
 use clap::ValueEnum;
 use redlatch_testkit::{Proxy, Server};
 
+use super::services::{Limited, Named, Sharded};
 use super::{Deployment, Needs, cluster, sentinel};
 use crate::Result;
 
@@ -14,16 +15,55 @@ pub(crate) enum Topology {
     Sentinel,
     /// Three masters with a replica each.
     Cluster,
+    /// A master and its replica behind one name, which leads to the master.
+    Named,
+    /// One server that has slots and does not say so.
+    Sharded,
+    /// One server whose user lacks the commands that some services do not have.
+    Restricted,
+    /// One server without RESP3.
+    Resp2,
+    /// One server with a password that changes every two seconds.
+    Rotating,
 }
 
 impl Topology {
-    pub(crate) const ALL: [Topology; 3] = [Topology::Single, Topology::Sentinel, Topology::Cluster];
+    pub(crate) const ALL: [Topology; 8] = [
+        Topology::Single,
+        Topology::Sentinel,
+        Topology::Cluster,
+        Topology::Named,
+        Topology::Sharded,
+        Topology::Restricted,
+        Topology::Resp2,
+        Topology::Rotating,
+    ];
+
+    /// Those with one address.
+    pub(crate) const ONE_ADDRESS: [Topology; 6] = [
+        Topology::Single,
+        Topology::Named,
+        Topology::Sharded,
+        Topology::Restricted,
+        Topology::Resp2,
+        Topology::Rotating,
+    ];
+
+    /// Returns whether it is a service: others are tried more often.
+    pub(crate) fn is_service(self) -> bool {
+        self != Topology::Single && Topology::ONE_ADDRESS.contains(&self)
+    }
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Topology::Single => "single",
             Topology::Sentinel => "sentinel",
             Topology::Cluster => "cluster",
+            Topology::Named => "named",
+            Topology::Sharded => "sharded",
+            Topology::Restricted => "restricted",
+            Topology::Resp2 => "resp2",
+            Topology::Rotating => "rotating",
         }
     }
 
@@ -32,6 +72,11 @@ impl Topology {
             Topology::Single => Ok(Box::new(Single::start(needs))),
             Topology::Sentinel => Ok(Box::new(sentinel::SentinelDeployment::start(needs))),
             Topology::Cluster => Ok(Box::new(cluster::start(needs))),
+            Topology::Named => Ok(Box::new(Named::start(needs))),
+            Topology::Sharded => Ok(Box::new(Sharded::start(needs))),
+            Topology::Restricted | Topology::Resp2 | Topology::Rotating => {
+                Ok(Box::new(Limited::start(self, needs)))
+            }
         }
     }
 }

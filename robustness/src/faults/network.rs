@@ -13,7 +13,7 @@ use crate::context::Context;
 use crate::deployment::{Needs, Topology};
 
 const NETWORK: Fault = Fault {
-    topologies: &[Topology::Single],
+    topologies: &Topology::ONE_ADDRESS,
     needs: Needs {
         network: true,
         ..Needs::NOTHING
@@ -136,8 +136,16 @@ pub(super) const FAULTS: [Fault; 14] = [
         duration: FaultDuration::PastLease,
         times: 1,
         // An answer takes up to 800 ms, and clients time out after 1 s. So a renewal also fails if the machine pauses a
-        // process for 0.2 s, and the lease has to leave time for several tries.
+        // process for 0.2 s, and the lease has to leave time for several tries. Where a password changes every two seconds, the
+        // connection ends before a second try.
         lease: 2,
+        topologies: &[
+            Topology::Single,
+            Topology::Named,
+            Topology::Sharded,
+            Topology::Restricted,
+            Topology::Resp2,
+        ],
         inject: |context, duration| delay(context, duration, &[200, 300, 400]),
         ..NETWORK
     },

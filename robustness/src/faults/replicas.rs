@@ -20,10 +20,11 @@ const REPLICATED: Fault = Fault {
     ..BASE
 };
 
-pub(super) const FAULTS: [Fault; 13] = [
+pub(super) const FAULTS: [Fault; 14] = [
     Fault {
         name: "master killed",
         description: "kill -9 of a master; a replica is promoted, and the master returns as a replica",
+        topologies: &[Topology::Sentinel, Topology::Cluster, Topology::Named],
         inject: |context, _| kill(context, |_, _| Ok(())),
         ..REPLICATED
     },
@@ -138,6 +139,16 @@ pub(super) const FAULTS: [Fault; 13] = [
                 false => Ok(()),
             }
         },
+        ..REPLICATED
+    },
+    Fault {
+        name: "name moved",
+        description: "FAILOVER; the former master keeps its connections, and the name leads to it a little longer",
+        topologies: &[Topology::Named],
+        losses: Losses::None,
+        lossless_failover: true,
+        times: 3,
+        inject: |context, _| hand_over(context),
         ..REPLICATED
     },
     Fault {

@@ -20,7 +20,12 @@ pub(super) const FAULTS: [Fault; 14] = [
             durable: true,
             ..Needs::NOTHING
         },
-        topologies: &[Topology::Single],
+        topologies: &[
+            Topology::Single,
+            Topology::Sharded,
+            Topology::Restricted,
+            Topology::Resp2,
+        ],
         inject: kill,
         ..BASE
     },

@@ -1,5 +1,6 @@
 //! Options of a worker process, and the clients that follow from them.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -18,6 +19,9 @@ pub(crate) const LINGER: Duration = Duration::from_millis(200);
 pub struct WorkerOptions {
     #[arg(long)]
     pub url: String,
+    /// File that has the password.
+    #[arg(long)]
+    pub password_file: Option<PathBuf>,
     /// Address of the resource.
     #[arg(long)]
     pub resource: String,
@@ -114,6 +118,7 @@ impl WorkerOptions {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         WorkerOptions {
             url: String::new(),
+            password_file: None,
             resource: String::new(),
             tasks,
             long_holders: tasks / 4,
@@ -165,6 +170,10 @@ impl WorkerOptions {
                 let credentials = tokens.credentials();
                 async { credentials }
             }),
+            None => builder,
+        };
+        let builder = match &self.password_file {
+            Some(file) => builder.password_file(file),
             None => builder,
         };
         match &self.client_id {
