@@ -1,4 +1,18 @@
 //! The attribute [`locked`], and the function that its code calls.
+//!
+//! It acquires with the public requests, as does the layer in `tower`. Both run the rest with the
+//! code of [`Guard::run`](crate::Guard::run). Invariant: the body of the function, or the future of
+//! the inner service, is created and polled only while the lock is held. What must not happen, and
+//! what prevents it:
+//!
+//! - *Work continues after a loss, beside that of the next owner.* The lock is checked before each
+//!   poll, also right after a pause of the process. After a loss the work is dropped.
+//! - *An inner service begins before the lock is held.* A service may begin in `call`, so `call` is
+//!   a part of the work.
+//! - *A service is called that is not ready.* The service that was polled handles the request, and
+//!   its clone remains for the next one.
+//! - *An argument outlives the lock*, such as a transaction. The body's block owns all arguments,
+//!   also those of which it uses a part or nothing, so they are dropped before the release.
 
 /// Runs an async function while it holds a lock.
 ///

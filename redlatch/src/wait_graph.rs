@@ -1,8 +1,12 @@
-//! Which owners wait for which locks, and which owners hold those: from the registry of clients, and from the queues of fair locks.
+//! Which owners wait for which locks, and which owners hold those: from the registry of clients,
+//! and from the queues of fair locks.
 //!
-//! A *deadlock* is a cycle: each wait of it is for an object that is held by the owner of the next wait. In async programs each
-//! acquisition has an owner of its own. A cycle in which a wait is for an object that the *task* of the next wait has acquired is
-//! a possible deadlock only: the task may have passed the guard on, or it may wait for several locks at the same time.
+//! A *deadlock* is a cycle: each wait of it is for an object that is held by the owner of the next
+//! wait. In async programs each acquisition has an owner of its own. A cycle in which a wait is for
+//! an object that the *task* of the next wait has acquired is a possible deadlock only: the task
+//! may have passed the guard on, or it may wait for several locks at the same time. The store is
+//! read in several steps, so a cycle may never have existed: the command reports one only if it
+//! finds it twice, a moment apart.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

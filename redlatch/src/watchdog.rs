@@ -21,18 +21,20 @@
 //! not grow. A hold that is being released is skipped and checked after a pause. Missing holds cause at
 //! most one sweep per [`SWEEP_PAUSE`] and node.
 //!
-//! A hold with a [limit](crate::hold::HoldLimits) is looked at when that ends, too. It is lost then, is not renewed any more, and
-//! is released in the background, behind a renewal in flight.
+//! A hold with a [limit](crate::hold::HoldLimits) is looked at when that ends, too. A hold that is
+//! a second old ([`REGISTERED_AFTER`]) is added to the [registry of clients](Registration), and
+//! removed when it is no longer watched.
 //!
-//! A hold that is a second old ([`REGISTERED_AFTER`]) is added to the [registry of clients](Registration), and removed when it is no
-//! longer watched.
+//! With *client tracking*, each renewal asks the server to report it if another client changes the
+//! key (`store/redis/tracking`). A hold is renewed for the first time after [`TRACKED_AFTER`], so
+//! that short holds cost nothing. A change by this client itself (a re-entry, another reader) ends
+//! the reports until the next renewal. What must not happen, and what prevents it:
 //!
-//! With *client tracking*, each renewal asks the server to report it if another client changes the key. A report
-//! proves nothing: it has the hold renewed at once, and only the reply decides. A hold is renewed for the first
-//! time after [`TRACKED_AFTER`], so that the server reports changes from then on. Further reports
-//! about the same hold are ignored for a third of its lease, so that they cause at most as many renewals again. A change by
-//! this client itself (a re-entry, another reader) ends the reports until the next renewal. If all data was deleted, and on
-//! each new connection, all holds of the node are checked, at most once per [`SWEEP_PAUSE`].
+//! - *A report counts as a loss.* It has the hold renewed at once, and only the reply decides.
+//! - *A report is missed.* One during a renewal has the hold renewed once more. If all data was
+//!   deleted, and on each new connection, all holds of the node are checked.
+//! - *Other clients' changes cause as many renewals.* Further reports about the same hold are
+//!   ignored for a third of its lease. All holds are checked at most once per [`SWEEP_PAUSE`].
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::mem::take;

@@ -1,16 +1,34 @@
-//! The registry of clients: each client writes into a hash of its own which process it is, and what it has held or waited for
-//! longer than a second. It is only information: no lock depends on it.
+//! The registry of clients: each client writes into a hash of its own which process it is, and what
+//! it has held or waited for longer than a second. Invariant: it is only information. No lock
+//! depends on it, and it costs nothing before that second.
 //!
-//! 1. The watchdog and the waiters add entries after a second ([`REGISTERED_AFTER`]), and remove them when the hold or wait ends. That only
-//!    changes a map in memory.
-//! 2. The first entry starts a task. It collects changes for [`BATCH_WINDOW`], and writes them with one step. The hash has the
-//!    watchdog's lease as its time to live, which the task renews each time a third of it has passed.
-//! 3. The step returns the number of fields. If it is another one than expected (the hash has expired, was deleted or changed, or is that
-//!    of another client with the same id), the task replaces the hash.
-//! 4. When the last entry has ended, the task deletes the hash and ends. If the process dies, the hash expires.
+//! 1. The watchdog and the waiters add entries after a second ([`REGISTERED_AFTER`]), when they
+//!    wake anyway, and remove them when the hold or wait ends. That only changes a map in memory.
+//! 2. The first entry starts a task. It collects changes for [`BATCH_WINDOW`], and writes them with
+//!    one step. The hash has the watchdog's lease as its time to live, which the task renews each
+//!    time a third of it has passed. Times are those of the store, computed from ages, because
+//!    clients have different clocks.
+//! 3. The step returns the number of fields. If it is unexpected (the hash has expired, was
+//!    changed, or is that of another client with the same id), the task replaces the hash.
+//! 4. When the last entry has ended, the task deletes the hash and ends. If the process dies, it
+//!    expires.
 //! 5. An outage makes the task wait until the next renewal, and then replace the hash. After any
 //!    other error (no memory) it pauses for some seconds, and in the end for minutes
-//!    ([`LONGEST_PAUSE`]). Without permission the client registers nothing any more.
+//!    ([`LONGEST_PAUSE`]). Without permission the client writes nothing any more. Reading does not
+//!    depend on that.
+//!
+//! What must not happen, and what prevents it:
+//!
+//! - *A release waits for the registry.* It only changes the map. `Client::flush` waits for one
+//!   attempt to write.
+//! - *An entry of an earlier hold.* It is removed when the watchdog stops watching the hold period.
+//!   A hold that is a second old is neither handed over nor transferred.
+//! - *An entry harms its reader.* Texts are cut when they are written and read, fields and hashes
+//!   beyond a size are not read, and what cannot be parsed is missing. The command escapes what it
+//!   prints.
+//!
+//! The key has no prefix, because a holder is looked up by its id. `ClientBuilder::registry(false)`
+//! turns the registry off.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;

@@ -1,11 +1,31 @@
-//! The limits of a hold that the watchdog renews: how long it may last, and how often its holder must feed it.
+//! The limits of a hold that the watchdog renews: how long it may last, and how often its holder
+//! must feed it.
 //!
-//! 1. A request may set limits. They start when the request adds its guard, or for several locks, when all of them or the
-//!    majority are held. They belong to the hold period.
-//! 2. If several guards of a hold have limits, the earliest end and the shortest interval apply to all of them, until the
-//!    last guard is released.
-//! 3. At the first end that passes, the hold is lost, although the store still has it. It is released only then, so no
-//!    other owner acquires the object while the hold counts as valid.
+//! 1. A request may set limits. They start when the request adds its guard, or for several locks,
+//!    when all of them or the majority are held. They belong to the hold period.
+//! 2. If several guards of a hold have limits, the earliest end and the shortest interval apply to
+//!    all of them, until the last guard is released.
+//! 3. The end of a limit is a second end of the hold, beside that of the lease, and is noticed in
+//!    the same way. The hold is lost then, although the store still has it, and is released only
+//!    afterwards.
+//!
+//! Invariant: no other owner acquires the object while the hold counts as valid. What else must not
+//! happen, and what prevents it:
+//!
+//! - *A request limits a hold that its owner had before.* The limits of a request for several locks
+//!   start last, so a failed request leaves none.
+//! - *A hold is valid or renewed after the limit.* A lost hold is not renewed, and its release
+//!   takes its turn behind a renewal in flight. Mutant `at-most-ignored`.
+//! - *A hold is lost although its holder feeds it.* `feed` restarts the interval. Mutant
+//!   `fed-hold-is-lost`.
+//! - *The hold stays in the store.* The loss is a change that the store has not acknowledged. The
+//!   watchdog has the session settle it in the background like a dropped guard, until the lease has
+//!   ended.
+//! - *The release removes a later hold of the same owner.* It goes through a counted reference, and
+//!   is sent only if the owner's latest hold takes turns with the lost one. If that is a later
+//!   generation, its own count is sent, and only if it was not released yet.
+//! - *The lock passes on with the limit of the former request.* The hold period of the next request
+//!   starts without limits, before the hold is offered. Mutant `limit-passes-on`.
 
 use std::time::Duration;
 

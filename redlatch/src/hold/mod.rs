@@ -1,5 +1,26 @@
-//! A hold: one owner's possession of one object, from its first acquisition until it is released or lost.
-//! The rules are in `state`; this file adds the clock, notifications and the order of steps.
+//! A hold: one owner's possession of one object, from its first acquisition until it is released or
+//! lost. `state` decides, without a clock; this file adds the clock, notifications and turns.
+//!
+//! 1. A *hold period* lasts from the first guard of a hold to its last release. A hand-over begins
+//!    another one.
+//! 2. The end of a hold counts from the instant before its last answered step was sent. Each access
+//!    compares it with the clock, so a hold whose end has passed is lost before any timer has run.
+//!    A lost hold stays lost.
+//! 3. The steps of one owner on one object take turns ([`Hold::turn`]). A release waits for a
+//!    renewal in flight, and no renewal starts behind it.
+//! 4. An owner that acquires again after a loss has a new hold, the next *generation*, which takes
+//!    turns with the lost one. The store may still have the lost one, so the first step is a full
+//!    release.
+//!
+//! What must not happen, and what prevents it:
+//!
+//! - *A released hold is renewed.* The turns. Mutant `renewal-ignores-step-lock`.
+//! - *A late step of a lost hold affects the next one.* The common turns, and the release that
+//!   comes first. Mutants `new-generation-not-serialized`, `new-generation-without-release`.
+//! - *A guard is valid longer than its lease in the store.* Point 2. Mutants
+//!   `lease-counted-from-answer`, `renewal-counted-from-answer`, `failed-renewal-extends-hold`.
+//! - *A loss is reported to the guard of another period, or not at all.* `lost()` completes only in
+//!   the period in which it was called. Mutant `loss-not-reported`.
 
 use std::borrow::Cow;
 use std::future::Future;

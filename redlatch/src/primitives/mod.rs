@@ -1,5 +1,25 @@
-//! One folder per primitive: its rules, its Lua scripts, its handle and its guard. `lock`
-//! contains requests and guards, and what all locks share; `lock_set` what several locks as one share.
+//! One folder per primitive: its rules, its Lua scripts, its handle and its guard. There are four
+//! groups:
+//!
+//! 1. **Locks and expirable permits** are *kinds*: a type with the keys and settings of a handle
+//!    that implements `Rules` (acquire, inspect, force, wait channel) and `HoldKind` (renew,
+//!    release, undo). `Lock<K>` with `Acquire` and `Guard` in `lock` does the rest for all of them.
+//!    Each kind has its own type of keys, so a step can name only keys that its kind has. Fenced
+//!    and spin locks have the holds of the re-entrant lock (`ReentrantHolds`). An election is a
+//!    kind, too: its steps contain the scripts of the fair lock as functions, and a term. A value
+//!    of a group is a kind although all values are fields of one hash: `ObjectKeys` has an identity
+//!    besides the key, by which holds, queues and the order of a multi-lock distinguish them.
+//! 2. **Several locks as one** (`multi_lock`, `red_lock`, over `lock_set`) have one hold for each
+//!    member. The multi-lock runs the scripts of its members within one script. The RedLock sends
+//!    its requests to all members at the same time, and requests members again that it has lost
+//!    (`red_lock/regain`).
+//! 3. **Jobs that run once** (`once`) are neither held nor waited for: two steps on a record.
+//! 4. **Counters** (`semaphore`, `count_down_latch`, over `counter`) have no owner, so there is no
+//!    hold to renew or lose. A step that changes one cannot be repeated. It is sent once, and if
+//!    its caller drops it, a background task awaits the answer.
+//!
+//! `revocation` and `ticket` add methods to several kinds, and `inspect` reads the object under a
+//! name, whatever its kind.
 
 // First, so that the page of `Lock` begins with the methods that all locks have.
 pub(crate) mod lock;

@@ -1,41 +1,36 @@
-//! Passes a hold from one request of this client to the next without asking the store (lock cohorting: Dice,
-//! Marathe, Shavit, PPoPP 2012).
+//! Passes a hold from one request of this client to the next without asking the store (lock
+//! cohorting: Dice, Marathe, Shavit, PPoPP 2012).
 //!
-//! 1. The last guard of a hold is released while another request of this client waits. If the hold may pass on
-//!    ([`HoldState::hand_over`](crate::hold::HoldState::hand_over)), it stays in the store as it is, and is offered to the
-//!    first waiter of the queue.
-//! 2. The waiter takes the offer instead of sending a request, and returns a guard of the same hold, under the
-//!    owner that the store knows. It has a hold period of its own, so no future of an earlier guard reports its
-//!    loss.
-//! 3. If no waiter takes the offer, the hold is released in the background: all waiters have left or are not polled,
-//!    or the hold was lost meanwhile.
-//! 4. A message on the channel means that the store may have released the hold. Then it is not offered and not
-//!    taken: the release and the next request ask the store. A message that arrives while the request of the hold is in
-//!    flight is mostly of an earlier release: then the hold may be offered, and the store is asked at once.
-//! 5. Beside the hand-overs, the store is asked regularly whether it still has the hold, and whether another client
-//!    subscribes to the channel of the lock or asks for it. As soon as one does, or the answer is late, the hold is released, and
-//!    the local waiter waits for the message like all others. If others wait, it lets them go first
-//!    ([`WaitQueues::yield_to`](crate::wait::WaitQueues::yield_to)). It also pauses after a chain of hand-overs that ended by its
-//!    time, because not all waiters can be counted (`hold/fairness`). Owners in the queue of a fair lock with the same key are
-//!    counted, too, and get the object from the store behind the release.
+//! 1. The last guard of a hold is released while another request of this client waits. If the hold
+//!    may pass on ([`HoldState::hand_over`](crate::hold::HoldState::hand_over)), it stays in the
+//!    store as it is, and is offered to the first waiter of the queue.
+//! 2. The waiter takes the offer instead of sending a request. It returns a guard of the same hold,
+//!    under the owner that the store knows, in a hold period of its own.
+//! 3. An offer is released in the background if no waiter takes it within 10 ms, or all have left.
+//! 4. Beside the hand-overs, the store is asked whether it still has the hold, and whether other
+//!    clients wait or ask for it. When others wait, or the answer is late, the hold is released to
+//!    all.
+//! 5. The store is asked out of turn, so that no release waits for the answer. So "not held" only
+//!    puts the hold in doubt ([`HoldState::doubt`](crate::hold::HoldState::doubt)), and a check in
+//!    turn decides.
 //!
-//! Invariant: the hold has one guard or one offer at any time, and no request for its owner is in flight. So
-//! only holds of owners that no caller knows pass on, if the registry counts no other reference.
+//! Invariant: the hold has one guard or one offer at any time, and no request for its owner is in
+//! flight. What must not happen, and what prevents it:
 //!
-//! The store is asked out of the hold's turn, so that no release waits for that. The feared interleaving: the guard has become a
-//! ticket, the store answers that the owner does not hold the object, and this is handled before the answer about the ticket. So an
-//! answer out of turn never ends a hold ([`HoldState::doubt`](crate::hold::HoldState::doubt)).
+//! - *Two guards of one hold.* The released guard was the only one, the registry counts no other
+//!   reference, and only the first waiter empties the place of the offer.
+//! - *A caller re-enters a hold that has passed on.* A hold passes on only if no caller has named
+//!   its owner or asked for it. Mutant `known-owner-handed-over`.
+//! - *A hold passes on that the store has lost.* The watchdog renews it, no renewal has failed, and
+//!   at least half of its lease is left. After a message on its channel it is neither offered nor
+//!   taken. A message during the acquisition is mostly that of the release before: the store is
+//!   asked at once. Mutants `lost-hold-handed-over`, `offer-taken-after-release`.
+//! - *An answer out of turn ends the hold of a ticket*, which the guard has become meanwhile. Point
+//!   5 prevents it. Tests: `turn_tests`.
+//! - *Other clients starve.* `hold/fairness` has the bounds. Mutant `other-clients-not-counted`.
 //!
-//! Permits pass on in the same way: those of an expirable semaphore are a hold, those of a semaphore move with their
-//! release ([`HandOverChain`]). They differ in two points:
-//!
-//! - A waiter takes all permits of a guard, as many as it requests. They are offered only while all waiters request as many.
-//!   The number of free permits does not change, so the store's latest refusal holds for the next waiter, too.
-//! - Messages report the releases of other permits, and requests may be in flight. So both are no reason to ask the store:
-//!   if it grants a request, the offer is for the next waiter.
-//!
-//! Invariant of permits: a permit that the store has granted is in one guard, in one offer, or being released. An offer that
-//! is dropped releases it, and a waiter that takes it empties the offer.
+//! Permits pass on in the same way (`primitives/semaphore/held`). What cannot be handed over is
+//! transferred (`transfer`). `ClientBuilder::local_hand_over(false)` turns all of this off.
 
 use std::sync::Arc;
 

@@ -1,4 +1,8 @@
-//! Counted references to the holds of a client, each found in the registry while anything refers to it.
+//! Counted references to the holds of a client, each found in the registry while anything refers to
+//! it.
+//!
+//! References are counted over all generations of an owner's hold: as long as a step of an earlier
+//! generation may still reach the store, the next generation takes turns with it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,22 @@
 //! Makes the store match this client: sends the current hold count, at once or in the background.
+//!
+//! Unlocking, dropping a guard, dropping an attempt and an attempt without an answer all end here.
+//! The connection keeps order, so a later request takes effect after those in flight. What must not
+//! happen, and what prevents it:
+//!
+//! - *An attempt in flight acquires behind its own release.* The release goes to the connection of
+//!   the attempts, behind it. An attempt that was never sent needs no release. Mutant
+//!   `canceled-request-not-settled`.
+//! - *A release removes a later hold.* A hold that another settling has released is not released
+//!   again. The hold's turn orders the rest.
+//! - *An inner release frees the lock.* A release carries the count to keep. Mutant
+//!   `inner-release-unlocks-outer`.
+//! - *A repeated release reports a loss.* If the repetition finds nothing, the first one succeeded.
+//!   Mutant `repeated-release-reports-loss`.
+//! - *A waiter that gives up leaves its place in a fair queue, or a writer's mark.* For a hold that
+//!   was not acquired, a release means: remove everything of this owner. Mutant
+//!   `waiter-stays-in-fair-queue`.
+//! - *A flush returns before that.* `background` counts this work. Mutant `flush-ends-early`.
 
 use std::pin::pin;
 use std::sync::Arc;

@@ -1,16 +1,39 @@
-//! Moves a hold out of this client: to a ticket, which another process may adopt. Adopting one is an attempt
-//! like any other ([`Session::try_acquire`]), whose settling gives the hold back to the ticket.
+//! Moves a hold out of this client: to a ticket, which another process may adopt. Adopting one is
+//! an attempt like any other ([`Session::try_acquire`]), whose settling gives the hold back to the
+//! ticket.
 //!
-//! 1. A ticket is an owner in the store. It is derived from the text of the ticket, so that only a process that has
-//!    the text can name it. No client has it.
-//! 2. [`HoldRef::move_to_ticket`] puts the ticket in the place of the owner, in one step. The hold of the ticket is in the
-//!    registry until this is answered.
-//! 3. Without an answer, the outcome is unknown for both owners. Each is released behind the step, on the same
-//!    connection, and no process has the text. A release that does not find the owner then reports no loss.
-//! 4. An adoption puts an owner of its client in the place of the ticket, in one step.
+//! 1. A ticket is an owner in the store that no client has. It is derived from the text of the
+//!    ticket, so only a process that has the text can name it. (If the owner stayed, with a record
+//!    of the ticket beside it, late steps of the former holder would affect the adopter.)
+//! 2. [`HoldRef::move_to_ticket`] puts the ticket in the place of the owner, in one step. Until
+//!    this is answered, the hold of the ticket is in the registry.
+//! 3. An adoption puts an owner of its client in the place of the ticket, in one step.
 //!
-//! Invariant: at no time are there two valid guards for one ticket. In the store the lock has one owner at any time, each step
-//! names the owner that it replaces, and a ticket never becomes an owner again after its adoption has added a guard.
+//! Invariant: at no time are there two valid guards for one ticket. Each step names the owner that
+//! it replaces, and an adopted ticket never becomes an owner again. What must not happen, and what
+//! prevents it:
+//!
+//! - *Two processes adopt one ticket.* The second finds the first adopter. Mutant
+//!   `adoption-ignores-owner`.
+//! - *The process that made the ticket counts as holder.* Its guard is consumed. Without an answer,
+//!   it is not returned, and owner and ticket are both released behind the step, on the same
+//!   connection. Mutant `other-guard-valid-after-ticket`.
+//! - *A ticket is adopted when its lease has ended and the same owner holds the lock again.* The
+//!   store does not have the owner of the ticket, which is random and no client's.
+//! - *An adoption is repeated after a lost answer.* The script finds the adopter, and extends the
+//!   lease. The client's next attempt has the same owner (`Session::adopter`), and follows when the
+//!   first is settled. Mutant `repeated-adoption-keeps-lease`.
+//! - *A used ticket is adopted by an owner that holds the lock otherwise.* It would look like a
+//!   repetition. So an adopter is a new owner.
+//! - *An owner has several guards.* The guard is returned. The script refuses a writer that also
+//!   reads, because a request for the read side may be granted just before.
+//! - *A release of another guard behind the step reports a loss.* Without an answer, the step
+//!   counts as a release. Mutant `release-behind-canceled-ticket-reports-loss`.
+//! - *A former owner waits for a message that is not for it.* Its place in a fair queue ended with
+//!   its hold. Its local queue is woken, as after a release, so its next request joins again.
+//! - *A hold passes on that may be a ticket.* Until it is answered, the step is an unacknowledged
+//!   change.
+//! - *A renewal in flight.* The step takes its turn behind it. A later one finds no such owner.
 
 use std::sync::Arc;
 

@@ -1,21 +1,37 @@
-//! Passes an object from one owner of this client to the next with one step, instead of a release, a message and an
-//! acquisition. For holds that cannot be [handed over](super::HandedOver): a caller knows one of the owners, as always
-//! in `blocking`, or a lease is fixed.
+//! Passes an object from one owner of this client to the next with one step, instead of a release,
+//! a message and an acquisition. For holds that cannot be [handed over](super::HandedOver): a
+//! caller knows one of the owners, as always in `blocking`; a lease is fixed; or each acquisition
+//! has a token.
 //!
-//! 1. A release may claim the first waiter of the queue
+//! 1. A full release may claim the first waiter of the queue
 //!    ([`WaitQueues::claim_first`](crate::wait::WaitQueues::claim_first)).
-//! 2. A full release that has claimed a waiter takes the turn of the waiter's hold, too. It sends a step that puts the
-//!    waiter in the place of the owner ([`HoldKind::transfer`](crate::hold::HoldKind::transfer)). As often as
-//!    beside hand-overs, the step asks whether other clients wait. If so, it changes nothing, and a release follows.
-//! 3. The waiter is offered its hold, and adds a guard. If it does not take the offer, its hold is released in the
-//!    background.
-//! 4. Without an answer, the outcome is unknown for both holds. Each is settled by a release behind the step.
+//! 2. It takes the turn of the waiter's hold, too. It sends a step that puts the waiter in the
+//!    place of the owner ([`HoldKind::transfer`](crate::hold::HoldKind::transfer)). As often as
+//!    beside hand-overs, the step counts the other clients that wait. If there are any, it changes
+//!    nothing, and a release follows.
+//! 3. The waiter is offered its hold, and adds a guard. If it does not within 10 ms, or a later
+//!    step of its owner was sent, the hold is released in the background.
+//! 4. Without an answer, the outcome is unknown for both holds. Each is settled by a release behind
+//!    the step.
 //!
-//! Not used if acquisitions wait for replicas: a release must not, and uses another connection.
+//! Invariant: while the step may take effect, it is the latest step of both holds. What must not
+//! happen, and what prevents it:
 //!
-//! Invariant: while the step may take effect, it is the latest step of both holds. So the waiter never gets a hold that
-//! a later step has released, and the step never moves a later hold of the releasing owner: that owner acquires again
-//! only after a release behind the step was answered.
+//! - *The waiter has left, or its owner has released meanwhile.* Point 3, and the turns of both
+//!   holds. Mutants `transfer-without-turn-of-waiter`, `transferred-hold-not-released`.
+//! - *The step takes effect late, when its owner holds the lock again.* Without an answer, both
+//!   holds have an unacknowledged change: a release behind the step, on the same connection, must
+//!   be answered first. Mutant `unanswered-transfer-not-settled`.
+//! - *A release waits for replicas, or overtakes an earlier transfer.* Where acquisitions wait for
+//!   replicas, as on Sentinel and Cluster by default, a release uses another connection. So there
+//!   are no transfers.
+//! - *Two owners have one token.* The script increments the token before it changes the lock. If it
+//!   cannot, it changes nothing, and the release follows. Mutant `transfer-keeps-token`.
+//! - *A writer beside a reader.* A writer that also reads remains a reader, so it is released
+//!   (mutant `transfer-while-reading`). While readers of this client wait, no writer is transferred
+//!   to; those of other clients count as clients that wait.
+//! - *A lock of another owner moves.* The script looks for the owner. Mutant
+//!   `transfer-ignores-owner`.
 
 use std::sync::Arc;
 

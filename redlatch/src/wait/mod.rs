@@ -1,24 +1,38 @@
-//! Waiting, implemented once for all primitives. A request either acquires its object or learns how long
-//! to wait at most.
+//! Waiting, implemented once for all primitives. A request either acquires its object or learns how
+//! long to wait at most.
 //!
-//! 1. A request is first sent once. If it is refused, it joins the wait queue of the object. If this client
-//!    already has waiters or a subscription on the channel, the request joins without being sent first.
-//! 2. Only the first waiter of a queue sends requests. The others wait for their turn and send nothing.
-//! 3. Unless the channel is subscribed to already, the first waiter subscribes and sends its request behind
-//!    the subscription, in one round trip, so that it misses no later release.
-//! 4. It then sleeps until a message arrives or the time in the reply has passed (usually the holder's remaining
-//!    lease), and repeats its request.
-//! 5. When it acquires the object, it passes the turn on, together with the end of its own lease. The next
-//!    waiter sends nothing before that end unless a message arrives.
+//! 1. A request is first sent once. If it is refused, it joins the wait queue of the object. If
+//!    this client already has waiters or a subscription on the channel, the request joins without
+//!    being sent first.
+//! 2. Only the first waiter of a queue sends requests. The others wait for their turn and send
+//!    nothing.
+//! 3. Unless the channel is subscribed to already, the first waiter subscribes and sends its
+//!    request behind the subscription, in one round trip, so that it misses no later release.
+//! 4. It then sleeps until a message arrives or the time in the reply has passed (usually the
+//!    holder's remaining lease), and repeats its request. A spin lock pauses instead of
+//!    subscribing.
+//! 5. When it acquires the object, it passes the turn on, together with the end of its own lease.
+//!    The next waiter sends nothing before that end unless a message arrives. So a turn costs one
+//!    acquisition and one release.
 //! 6. If the store cannot be reached, all waiters for the object fail together.
-//! 7. A request of this client that releases the object may offer its hold to the first waiter, which takes it
-//!    instead of sending a request. Permits are offered only while all waiters of the queue request as many. A waiter that
-//!    takes them passes the turn on with the store's latest refusal, which holds for the next waiter, too: no more permits
-//!    are free than before.
+//! 7. A request of this client that releases the object may offer its hold to the first waiter,
+//!    which takes it instead of sending a request (`session/hand_over`).
 //!
-//! The limits in `limits` apply to the whole request. At the wait limit the request is dropped, even during
-//! an outage, and steps that may be in flight are settled as after any drop. An outage interrupts the
-//! request: it leaves its queue, pauses, and starts again, until the outage limit.
+//! The limits in `limits` apply to the whole request. At the wait limit the request is dropped,
+//! even during an outage, and steps that may be in flight are settled as after any drop. An outage
+//! interrupts the request: it leaves its queue, pauses, and starts again, until the outage limit.
+//!
+//! What must not happen, and what prevents it:
+//!
+//! - *A waiter sleeps on a free lock.* Point 3. A broken connection counts as a message for every
+//!   queue, and the end of a subscription for those of its channel. The remaining lease is the
+//!   fallback. Mutants `disconnect-does-not-wake-waiters`, `subscription-not-restored`,
+//!   `apart-subscription-not-renewed`, `disconnection-is-forgotten`.
+//! - *An owner waits behind those that wait for its release.* An owner that holds the object, or
+//!   the other side of its read-write lock, waits in no queue. It sends its request out of turn,
+//!   also for a multi-lock (`HoldRef::hold_period`).
+//! - *A reader waits behind a writer, or a waiter behind one for another object.* Each object has
+//!   two queues. The waiters of a fair lock have a channel each.
 
 use std::future::Future;
 use std::pin::pin;

@@ -1,16 +1,34 @@
-//! Watches objects: the store reports which keys have changed, and the watch compares what is there with what it knew.
+//! Watches objects: the store reports which keys have changed, and the watch compares what is there
+//! with what it knew. (Redisson's channels announce no acquisition, keyspace events need a setting
+//! of the server, and polling with SCAN reads all keys. So without permission for `CLIENT TRACKING`
+//! the caller gets the error.)
 //!
-//! 1. Reports are started, and then all matching objects are listed. So no change falls between the two.
-//! 2. A report is a hint: the objects of the key are inspected, and the difference to their last known state is
-//!    emitted. Reports of one key are collected until then, so each look costs at most one command per slot.
-//! 3. Expiry: an object is also inspected when something of it should end, because a store deletes expired keys late,
-//!    and reports nothing about parts of a value.
-//! 4. If the reports end, or all data was deleted, everything starts again with 1. What is known and not listed is
-//!    inspected, too.
+//! 1. Reports are started, and then all matching objects are listed. So no change falls between the
+//!    two.
+//! 2. A report is a hint: the objects of the key are inspected, and the difference to their last
+//!    known state is emitted. Reports of one key are collected until then, so each look costs at
+//!    most one command per slot.
+//! 3. Expiry: an object is also inspected 1 ms after something of it should end, because a store
+//!    deletes expired keys late, and reports nothing about parts of a value.
+//! 4. If the reports end, or all data was deleted, everything starts again with 1. What is known
+//!    and not listed is inspected, too.
 //!
-//! A report costs what it changes, however many objects are known: `Objects` has the ends in order.
+//! What must not happen, and what prevents it:
 //!
-//! The watch has no task: it works when it is polled. What is reported meanwhile is kept in `Changes`.
+//! - *A state that the events do not add up to.* Points 1 and 4. One request is in flight at a
+//!   time, so a look is never older than the one before.
+//! - *Memory or load that grows with the changes.* `Changes` keeps a key once, and at most 10,000.
+//!   Looks are 10 ms apart and inspect up to 100 keys each. A report costs what it changes, however
+//!   many objects are known: `Objects` has the ends in order. A watch that is not polled looks at
+//!   nothing.
+//! - *A release that is called expiry.* A hold has expired only if no change of its key was
+//!   reported before its known end: otherwise it may have been renewed and released. Forced
+//!   releases and deletions look like releases.
+//! - *A master without reports.* The connections follow failovers like the others. In a cluster,
+//!   the masters are compared each second with the nodes that report. A new one counts as an
+//!   interruption.
+//! - *A connection or task that is left behind.* The watch has no task: it works when it is polled.
+//!   Its connections end with it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::poll_fn;

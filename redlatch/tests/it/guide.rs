@@ -180,6 +180,24 @@ fn readme_counts_the_tasks_of_the_cookbook() {
     assert!(include_str!("../../../README.md").contains(&said), "{said}");
 }
 
+/// The table says of each file what it proves.
+#[test]
+fn readme_of_the_tests_names_each_file_once() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it");
+    let entries = std::fs::read_dir(folder).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.filter(|name| name != "main.rs").collect();
+    names.sort();
+    let page = include_str!("../README.md");
+    let (_, table) = page.split_once("| module |").unwrap();
+    let (table, _) = table.split_once("\n\n").unwrap();
+    let listed = table.lines().filter_map(|line| line.strip_prefix("| `"));
+    let listed: Vec<&str> = listed
+        .filter_map(|row| Some(row.split_once('`')?.0))
+        .collect();
+    assert_eq!(listed, names);
+}
+
 fn without_whitespace(text: &str) -> String {
     text.split_whitespace().collect()
 }

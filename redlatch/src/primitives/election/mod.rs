@@ -1,23 +1,37 @@
-//! Leader election: of the candidates in any process, one leads at a time, for a term with a number of its own.
+//! Leader election: of the candidates in any process, one leads at a time, for a term with a number
+//! of its own.
 //!
-//! An election is the fair lock of its name, with the fencing token of the fenced lock of its name as the epoch, plus the latest
-//! term. The token and the term never expire. `rules` describes the steps.
+//! An election is the fair lock of its name, with the fencing token of the fenced lock of its name
+//! as the epoch, plus the latest term. The token and the term never expire. `rules` describes the
+//! steps.
 //!
 //! Invariants, and what must not happen:
 //!
-//! - *At most one leadership is valid at a time.* It is a hold of the lock: its lease counts from before the request was
-//!   sent, and it is lost for good when that ends.
-//! - *Epochs only grow, and no two leaderships have the same.* The lock and the epoch change in one step. A repeated step of
-//!   an owner that already leads does not count, and each campaign has a new owner. The epoch and the term have their own keys,
-//!   so they outlive all keys of the lock.
-//! - *An epoch that was advanced is not issued again.* There is one counter for tokens and epochs, so no command can advance
-//!   another one than the next term takes. The next epoch is greater than the counter and than the epoch of the latest term: one
-//!   of them may be missing. The term of the current leader does not change: its epoch is what it has told the resource.
-//! - *No value of a former leader replaces that of a later one.* `Proclaim` checks the lock and the leader in the step that
-//!   writes. A value that is delayed on a broken connection has a smaller revision than those sent after it.
-//! - *No leader is reported whose lock is gone.* `Read` checks the lock. The term alone says nothing.
-//! - *The last report of an observer is the final state.* Each call reads the term behind a subscription. Each change publishes
-//!   on that channel, a broken connection counts as a message, and the end of a lease, which no step publishes, is known.
+//! - *At most one leadership is valid at a time.* It is a hold of the lock: its lease counts from
+//!   before the request was sent, and it is lost for good when that ends. Nothing else makes it
+//!   valid.
+//! - *Epochs only grow, and no two leaderships have the same.* The lock and the epoch change in one
+//!   step. A repeated step of an owner that already leads does not count, and each campaign has a
+//!   new owner, also in a scope. The epoch and the term have their own keys, so they outlive all
+//!   keys of the lock. Mutant `epoch-not-incremented`.
+//! - *An epoch that was advanced is not issued again.* There is one counter for tokens and epochs,
+//!   so no command can advance another one than the next term takes. The next epoch is greater than
+//!   the counter and than the epoch of the latest term: one of them may be missing. The term of the
+//!   current leader does not change: its epoch is what it has told the resource.
+//! - *No holder without a term.* The step that acquires the lock begins the term. Turns are
+//!   requested and never granted: a grant would write a hold without a term.
+//! - *No value of a former leader replaces that of a later one.* `Proclaim` checks the lock and the
+//!   leader in the step that writes. A value that is delayed on a broken connection has a smaller
+//!   revision than those sent after it.
+//! - *No leader is reported whose lock is gone.* `Read` checks the lock. The term alone says
+//!   nothing. Mutant `ended-term-is-reported`.
+//! - *The last report of an observer is the final state.* Each call reads the term behind a
+//!   subscription. Each change publishes on that channel, also a release that wakes only the next
+//!   candidate, which may be dead. A broken connection counts as a message, and the end of a lease,
+//!   which no step publishes, is known. Mutant `term-publishes-nothing`.
+//! - *No observer waits for another one to read.* Each has a queue of its own (`observer`).
+//! - *No candidate that hangs blocks the others.* Its turn counts from the release, and lasts as
+//!   long as the lease, at least [`MIN_TURN`].
 
 #[cfg(test)]
 mod differential;

@@ -1,5 +1,33 @@
-//! The queue of a fair lock's waiters: `queue.lua` in Rust, with the same rules. A waiter is *absent* while its channel
-//! has no subscriber.
+//! The queue of a fair lock's waiters: `queue.lua` in Rust, with the same rules. A waiter is
+//! *absent* while its channel has no subscriber.
+//!
+//! A release *grants* the lock to the head of the queue in the same script, so a turn takes one
+//! trip and one command. A waiter announces the lease and a random number of its latest request.
+//! The release writes the hold with that lease, and publishes the number on the waiter's channel. A
+//! waiter in Java announces nothing and is woken as by Redisson. So is a waiter with a fixed lease,
+//! and each of a client with `ClientBuilder::fair_grants(false)`. What must not happen, and what
+//! prevents it:
+//!
+//! - *A message without a hold.* The script counts the subscribers, writes the hold, and publishes
+//!   last. It does not go by the reply of PUBLISH, which omits subscribers at replicas and other
+//!   nodes. Mutant `grant-without-receiver`.
+//! - *A grant of another lock.* The locks `a` and `{a}` have one queue. An announcement names its
+//!   lock.
+//! - *A grant that is out of date.* The waiter accepts only the number of its own request, if that
+//!   is the latest step for its owner and was sent once (`session/acquire`). Each attempt and each
+//!   release clears the number first. A message of a former connection grants nothing. Mutants
+//!   `grant-of-earlier-request-accepted`, `grant-accepted-after-release`,
+//!   `repeated-request-expects-grant`.
+//! - *A lease that is longer here than in the store.* It counts from when the request was sent. If
+//!   less than a third is left, the waiter sends a request, which finds the hold. Mutant
+//!   `grant-counted-from-message`.
+//! - *A hold that counts twice.* A request that crosses the message finds the hold, and wants one.
+//! - *A leak.* A waiter that gives up sends a release, which grants the lock to the next. A waiter
+//!   that hangs while its connection is open has it for one lease.
+//! - *A hold that replicas do not have.* If they confirm acquisitions, the waiter still sends a
+//!   request.
+//! - *A release that grants twice.* Only the step that deletes a hold grants. Its repetition finds
+//!   another owner.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;

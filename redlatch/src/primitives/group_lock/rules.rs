@@ -1,24 +1,34 @@
-//! The steps on one value of a group in Rust, which the embedded store runs. Each has a Lua script that does the same.
+//! The steps on one value of a group in Rust, which the embedded store runs. Each has a Lua script
+//! that does the same.
 //!
-//! State: one hash for the whole group. A held value has three fields: its owner, and for this owner the
-//! timestamp at which the hold ends and the hold count. A hold that has ended leaves its fields behind.
+//! State: one hash for the whole group. A held value has three fields: its owner, and for this
+//! owner the timestamp at which the hold ends and the hold count. (The ends are in the hash,
+//! because values of different owners share the key.) A hold that has ended leaves its fields
+//! behind.
 //!
-//! * Acquire: if the named owner is another one whose hold has not ended, return its remaining lease. If the
-//!   hold of another one has ended, remove its fields. Then write owner, count and end. The end of the
-//!   owner's own hold may only move later.
-//! * Release: set the count to the number of holds to keep; with 0, or if the hold has ended, remove the owner's
-//!   fields, and the value if it names this owner. Publish if no other owner is named.
+//! * Acquire: if the named owner is another one whose hold has not ended, return its remaining
+//!   lease. If the hold of another one has ended, remove its fields. Then write owner, count and
+//!   end. The end of the owner's own hold may only move later.
+//! * Release: set the count to the number of holds to keep; with 0, or if the hold has ended,
+//!   remove the owner's fields, and the value if it names this owner. Publish if no other owner is
+//!   named.
 //! * Renew: move the end later if the value names the owner and the hold has not ended.
 //! * Force: remove the fields of value and holder, and publish.
 //!
-//! Invariants: only one owner is named, and only it holds the value; no step changes the fields of an owner whose hold
-//! has not ended, except its own and a forced release. The key lives at least as long as each hold in it, so no value
-//! becomes free because the key of the group expires.
+//! Invariant: only one owner is named, and only it holds the value (mutant
+//! `group-value-granted-twice`). What must not happen, and what prevents it:
 //!
-//! The interleaving feared most is a late release: a holder is stopped beyond its lease, another owner acquires the value,
-//! and then the first one releases. Here the release finds another owner and changes only its own fields.
-//! Redisson's release does not check the owner, only that its own hold has not ended by its own clock. So an acquisition
-//! removes the fields of the hold that it replaces.
+//! - *A value ends with another one.* The key lives at least as long as each hold in it: no step
+//!   shortens its expiry, and a key without an expiry keeps none. Each owner changes only its own
+//!   fields.
+//! - *A late release frees the value of the next owner.* A holder is stopped beyond its lease, and
+//!   releases after another owner has acquired the value. A release frees a value only if the value
+//!   names its owner. Redisson's checks only that its own hold has not ended by its own clock, so
+//!   an acquisition removes the fields of the hold that it replaces.
+//! - *A hold that has ended is renewed.* The script compares its end with the server's clock.
+//! - *A request waits for its own owner, or for another value.* Waiters for different values have
+//!   queues of their own, although they share the channel. Mutant
+//!   `group-values-exclude-each-other`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,15 +1,23 @@
 //! The steps of a job that runs once for each slot.
 //!
-//! State: a hash, the *record* of the latest run: its id, which process it is, when it began, and when and how it ended. Times are
-//! those of the store. A slot with a name has a record of its own. Slots of a length share one: a run is of the current
-//! slot if it began in it.
+//! State: a hash, the *record* of the latest run: its id, which process it is, when it began, and
+//! when and how it ended. Times are those of the store. A slot with a name has a record of its own.
+//! Slots of a length share one: a run is of the current slot if it began in it.
 //!
-//! * Begin: if the current slot has no run, replace the record by one of this run, without an end. Else reply the record.
+//! * Begin: if the current slot has no run, replace the record by one of this run, without an end.
+//!   Else reply the record.
 //! * Finish: set the end and the outcome, if the record is that of this run.
 //!
-//! Invariant: at most one run begins in each slot, while the record exists. The interleaving to fear is a process that dies, or
-//! an answer that is lost, between the step and the work: another process must not repeat the slot, because the work may have been
-//! done. So the record is written before the work, and nothing removes it but its expiry. A step that is sent twice finds its own id.
+//! Invariant: at most one run begins in each slot, while the record exists. What must not happen,
+//! and what prevents it:
+//!
+//! - *A slot is repeated after a crash or a lost answer*, although its work may have been done. The
+//!   record is written before the work, and nothing removes it but its expiry, which is later than
+//!   the end of a slot with a length.
+//! - *A repeated step refuses its own run.* It finds the id of its run.
+//! - *A clock that is set back allows a slot again.* A run in a later slot than the current one
+//!   refuses, too.
+//! - *An outcome of an earlier run gets into the record of the next.* `Finish` compares the ids.
 
 use std::collections::BTreeMap;
 

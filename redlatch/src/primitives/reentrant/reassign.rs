@@ -1,19 +1,29 @@
-//! The step that puts another owner in the place of the holder, without the lock being free in between. It serves releases
-//! before the lock may be free ([`Acquire::at_least`](crate::Acquire::at_least)), and
-//! [tickets](crate::primitives::ticket).
+//! The step that puts another owner in the place of the holder, without the lock being free in
+//! between. It serves [tickets](crate::primitives::ticket), and releases before the lock may be
+//! free ([`Acquire::at_least`](crate::Acquire::at_least)): then the other owner is a *keeper* of
+//! the same client, and its lease is the rest of the time.
 //!
-//! 1. The owner's field of the hash is replaced by that of the other owner, which no earlier step has. Its lease replaces the
-//!    old one, and may end earlier.
-//! 2. If the other owner has a field already, the step was repeated. Then the expiry only moves later, because the client
-//!    counts the lease from when the step was sent last.
-//! 3. Waiters are woken, because the lease that they know of may be longer. They learn the new end, and sleep until then.
+//! 1. The owner's field of the hash is replaced by that of the other owner, which no earlier step
+//!    has. Its lease replaces the old one, and may end earlier.
+//! 2. If the other owner has a field already, the step was repeated. Then the expiry only moves
+//!    later, because the client counts the lease from when the step was sent last.
+//! 3. Waiters are woken, because the lease that they know of may be longer. They learn the new end,
+//!    and sleep until then.
+//! 4. A ticket is not made of a hold whose owner was asked to release it, and a ticket that was
+//!    asked for is not adopted: with the new owner the request would be gone, and so would the
+//!    limit of a revocation. A release is not refused. Mutant `asked-ticket-adopted`.
 //!
-//! 4. A ticket is not made of a hold whose owner was asked to release it, and a ticket that was asked for is not adopted: with the
-//!    new owner the request would be gone, and so would the limit of a revocation. A release is not refused.
+//! Invariant: from the acquisition until the end of the new lease, no other step acquires the lock.
+//! What must not happen, and what prevents it:
 //!
-//! Invariant: from the acquisition until the end of the new lease, no other step acquires the lock. The interleaving to
-//! fear is a late step of the owner that was replaced: a repeated release, an attempt that was canceled, or a
-//! renewal. None of them finds that owner in the store, so none of them frees the lock, acquires it or moves its end.
+//! - *A late step of the replaced owner frees the lock*, acquires it or moves its end: a repeated
+//!   release, a canceled attempt, a renewal. None of them finds that owner in the store, and no
+//!   step has a keeper. Mutant `minimum-time-ignored`.
+//! - *The same owner re-enters, with the fencing token of before.* It is not the holder, so it
+//!   waits as others do.
+//! - *The hold passes on within the client before the end of its minimum time.* Hand-over and
+//!   transfer are refused until then.
+//! - *Waiters sleep until the end of the watchdog's lease.* Point 3.
 
 use std::time::Duration;
 

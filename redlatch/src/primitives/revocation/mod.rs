@@ -1,13 +1,36 @@
-//! Asks the holder of a lock to release it, and revokes its hold (Curator: `makeRevocable`). Redisson has nothing like it.
+//! Asks the holder of a lock to release it, and revokes its hold (Curator: `makeRevocable`).
+//! Redisson has nothing like it.
 //!
-//! 1. [`Lock::ask`] records the request in the store, under the owner that holds the lock then, and publishes.
-//! 2. The holder learns of it from the next renewal, or at once from [`Guard::asked`]: it subscribes to the lock's channel, and
-//!    checks its hold behind the subscription, after each message, and after each broken connection. So it misses nothing.
-//! 3. [`Lock::revoke`] adds a limit. The store extends the hold until then at most, and its client counts it as lost then
-//!    ([`Loss::Revoked`](crate::Loss::Revoked)). Only after that the client releases it, or its lease ends.
-//! 4. A hold whose owner was asked does not pass on to other requests of its client: it is released to all.
+//! 1. [`Lock::ask`] records the request beside the lock, under the owner that holds it then, and
+//!    publishes.
+//! 2. The holder learns of it from the next renewal, or at once from [`Guard::asked`], which checks
+//!    its hold behind a subscription, after each message, and after each broken connection.
+//! 3. [`Lock::revoke`] adds a limit. The store extends the hold until then at most, and its client
+//!    counts it as lost then ([`Loss::Revoked`](crate::Loss::Revoked)). Only after that the client
+//!    releases it, or its lease ends.
+//! 4. A hold whose owner was asked is released to all.
 //!
-//! What must not happen, and what prevents it, is in ARCHITECTURE.md.
+//! Invariant: the lock is neither free nor acquired by another owner while the revoked holder
+//! counts its hold as valid. A request never changes the lock. What must not happen, and what
+//! prevents it:
+//!
+//! - *A request meets a later holder.* It names the holder at that time, and is not repeated. An
+//!   owner that no caller names never acquires again.
+//! - *A request meets a later hold of the same owner.* A release removes it, if a request may
+//!   acquire for the owner again, and so does the step for minimum times. An answer counts only for
+//!   the hold that the client had when it asked (`granted_in`).
+//! - *A request is missed.* Point 2. Renewals report it, too, so the message is only faster.
+//! - *A hold is extended nevertheless.* Re-entries extend a lease without reading the request. They
+//!   do not postpone the next renewal (`checked_end`), and a fixed lease that they have extended is
+//!   checked when it would have ended. A client that knows the limit gives them no longer lease.
+//!   Mutant `revoked-hold-counts-whole-lease`.
+//! - *An asked hold passes on within the client.* It is not offered, and an offer of it is not
+//!   taken. The script of a transfer looks for a request. Hand-overs pass a request on until the
+//!   next check beside them, 10 ms later at the latest, which counts it as a client that waits.
+//! - *A request expires before the hold.* It lasts for the remaining lease, the limit and an hour
+//!   more.
+//! - *A renewal is refused because of requests.* They are read with `pcall`, and their keys are not
+//!   declared. Without permission, or while a slot moves, there are none.
 
 #[cfg(test)]
 mod differential;

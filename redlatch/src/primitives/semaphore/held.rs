@@ -1,4 +1,27 @@
 //! Acquired permits, and their release.
+//!
+//! Permits pass from one request of the client to the next as holds do (`session/hand_over`). Those
+//! of an expirable semaphore are a hold. Those of a semaphore have none, so the limit of the chain
+//! moves with them. Invariant: a permit that the store has granted is in one guard, in one offer,
+//! or being released. What must not happen, and what prevents it:
+//!
+//! - *A waiter with an answer on its way gets an offer, too.* The queue has at most one offer for
+//!   each waiter whose request is not in flight. Further permits are released. Requests in flight
+//!   and messages are about other permits: they are no reason to ask the store.
+//! - *A lost wake-up.* Permits are offered only while all waiters request as many. A waiter for
+//!   another number, which joined later, refuses and releases them. A waiter that takes an offer
+//!   passes the turn on with the store's latest refusal, if no message has arrived since. It holds
+//!   for waiters that request as many; any other sends its request.
+//! - *Permits pass on that may not exist.* Those that replicas have not confirmed, and those of a
+//!   semaphore whose time to live has ended, are neither offered nor taken. Those of a deleted
+//!   semaphore pass on for about 10 ms, until the store is asked. Mutant
+//!   `unacknowledged-permit-handed-over`.
+//! - *A permit without a lease is never released, or twice.* An offer that is dropped releases it,
+//!   a waiter that takes it empties the offer, and `Client::flush` drops all offers. Mutant
+//!   `taken-permits-also-released`.
+//! - *A new master gets permits back that it has not granted.* Permits that replicas did not
+//!   confirm are released only to the server that granted them. Mutant
+//!   `unacknowledged-permit-released-to-new-master`.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,6 @@
-//! The embedded store: runs the rules in process.
+//! The embedded store: runs the rules in process, under one mutex. It calls the same `Subscriber`
+//! as a connection does. Its clock is tokio's, so tests may pause it. While there is a watch, it
+//! compares the keys of each step before and after, and reports those that have changed.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};

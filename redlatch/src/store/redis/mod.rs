@@ -1,16 +1,35 @@
 //! Redis and Valkey: runs steps as scripts on the server that serves their keys.
 //!
-//! 1. `Topology` finds the node of the step's first key: the single server, the master that the sentinels
-//!    name, or the owner of the slot in a cluster.
-//! 2. An attempt to acquire waits for a permit at that node (`attempt_limiter`). Renewals, releases and
-//!    inspections do not queue.
+//! 1. `Topology` finds the node of the step's first key: the single server, the master that the
+//!    sentinels name, or the owner of the slot in a cluster.
+//! 2. An attempt to acquire waits for a permit at that node (`attempt_limiter`), as does a waiter
+//!    that only inspects an object. Renewals and releases do not queue.
 //! 3. The script is sent by SHA (EVALSHA), and in full (EVAL) if the server replies NOSCRIPT.
-//! 4. A subscription is sent before the script, and WAIT for the replicas behind it, in the same round
-//!    trip.
-//! 5. Redirections (MOVED, ASK) are followed within one exchange. Other failures make the topology check
-//!    which server to use.
-//! 6. A step that can be repeated is repeated on a new connection until the response timeout. A step that
-//!    must not be applied twice is repeated only while it is known to have had no effect.
+//! 4. A subscription is sent before the script, and WAIT for the replicas behind it, in the same
+//!    round trip.
+//! 5. Redirections (MOVED, ASK) are followed within one exchange. Other failures make the topology
+//!    check which server to use.
+//! 6. A step that can be repeated is repeated on a new connection until the response timeout. A
+//!    step that must not be applied twice is repeated only while it is known to have had no effect.
+//!
+//! The files, from the top down:
+//!
+//! ```text
+//! exchange                    one command: sent, redirected, repeated until its deadline
+//! reporters  server_report    connections that report changed keys · facts about servers
+//! topology                    which server has a key
+//! sentinel  master_view         the master, as the sentinels name it
+//! cluster  node_ids  slot       the owners of the slots · which nodes belong to the cluster
+//! refresh_task                watches a deployment for changes
+//! node  replicas              the connections to one server · acknowledgments of its replicas
+//! connection  pubsub          one connection, opened on demand · its channels
+//! run_id_tracker  server_info whether the server process has changed · its version
+//! capabilities  tracking      what a server can do, as its answers have shown
+//! connector  tls              how a connection is made
+//! wire                        one socket, many callers: pipeline, codec, stream
+//! connection_config  url  options  credentials  endpoint  address_map
+//! exchange_error  pace        errors and retries · pauses in an outage
+//! ```
 
 use std::pin::pin;
 use std::sync::Arc;

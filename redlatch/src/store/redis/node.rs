@@ -1,4 +1,10 @@
-//! One server that holds data, and the connections to it.
+//! One server that holds data, and the connections to it:
+//!
+//! - `commands`: renewals, releases, and all that is in neither of the others.
+//! - `attempts`: acquisitions, and the releases that settle unanswered ones, behind them. The same
+//!   connection, unless acquisitions wait for replicas: WAIT blocks its connection.
+//! - `subscriptions`: only where subscriptions cannot share the connection of the attempts, as in a
+//!   cluster (sharded channels) and with RESP2.
 
 use std::sync::Arc;
 

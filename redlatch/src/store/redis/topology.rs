@@ -1,5 +1,14 @@
-//! Determines the server for a key: the single server, the master that the sentinels name, or the node of a
-//! cluster that owns the slot.
+//! Determines the server for a key: the single server, the master that the sentinels name, or the
+//! node of a cluster that owns the slot.
+//!
+//! A step names its keys, and no layer above the store chooses a node. Those layers know only that
+//! keys with different `slot` values cannot be in one step (renewals, listings and multi-locks are
+//! split), and which keys are on the same node (for limits and sweeps).
+//!
+//! A sign of a change (an error, a missing answer, a message of a sentinel) only triggers a new
+//! query. It changes nothing by itself, except MOVED for its slot. A connection to a server that is
+//! no longer responsible is *invalidated*: callers that wait for an answer there get an error at
+//! once, and retry.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,14 +1,28 @@
-//! Whether one server process is asked to report changes of keys (`CLIENT TRACKING`), without I/O or clock.
+//! Whether one server process is asked to report changes of keys (`CLIENT TRACKING`), without I/O
+//! or clock.
 //!
-//! 1. It is asked with each renewal until it refuses. An error reply is a refusal.
-//! 2. A server may refuse by ending the connection instead, and an outage ends connections, too. So that counts as a
-//!    refusal only if [`MAX_ENDED`] connections in a row have ended at a request for reports, each time the same process
-//!    has then answered on a new connection, and no request for reports was answered in between.
+//! A client that gets these reports knows of a loss after two round trips, not at the next renewal.
+//! Each renewal is sent behind `CLIENT TRACKING ON OPTIN NOLOOP` and `CLIENT CACHING YES`, in one
+//! write: a new connection has nothing to restore. The scripts read their keys once more at the
+//! end, because a server forgets a read that the same script follows with a write.
+//!
+//! 1. The server is asked with each renewal until it refuses. An error reply is a refusal. A
+//!    renewal that has failed is repeated without asking.
+//! 2. A server may refuse by ending the connection instead, and an outage ends connections, too. So
+//!    that counts as a refusal only if [`MAX_ENDED`] connections in a row have ended at a request
+//!    for reports, each time the same process has then answered on a new connection, and no request
+//!    for reports was answered in between.
 //! 3. The process that replaces it is asked again.
 //!
-//! What must not happen: an outage that ends the reports. Then a client would learn of losses only at renewals, for as
-//! long as the server lives. During an outage no server answers on a new connection, so an outage counts once; and the first
-//! answer after it starts the count again.
+//! What must not happen, and what prevents it:
+//!
+//! - *An outage ends the reports*, for as long as the server lives. During an outage no server
+//!   answers on a new connection, so an outage counts once; the first answer after it starts the
+//!   count again.
+//! - *A report that proves a loss, is missed, or causes load without limit.* It is a hint, and
+//!   `watchdog` says what follows from it.
+//!
+//! `ClientBuilder::client_tracking(false)` turns the reports off.
 
 /// Number of connections in a row. A network that breaks every second connection, and always at such a request, reaches it
 /// once in 65,000 times.

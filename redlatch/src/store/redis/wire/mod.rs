@@ -1,17 +1,26 @@
 //! A connection of our own: one socket, many callers.
 //!
-//! [`pipeline`] decides what is sent, in which order, and which answer belongs to which caller; [`codec`] knows the bytes. This
-//! is what waits:
+//! Why not that of a client library: settling relies on the order within one connection, and on
+//! knowing whether a step was sent, and sent twice. Waiting relies on sending a subscription and a
+//! step together. A library with queues and retries of its own hides all of that, and took half of
+//! the throughput.
 //!
-//! 1. A caller puts its command into the buffer under a mutex. If nothing is in flight, or there are several commands in the
-//!    buffer, it also writes the buffer to the socket. (Not over TLS, where only the connection's task writes.)
-//! 2. The connection's task reads. It stores all answers of one read under one lock, and wakes their callers. It writes what
-//!    these leave in the buffer: when it is notified, behind the callers that are ready to run.
-//! 3. Messages are passed on in the order of the stream: behind the answers before them, before the answers behind them.
-//! 4. When the socket ends, or the task with its runtime, all callers learn at once whether their command was sent.
+//! [`pipeline`] decides what is sent, in which order, and which answer belongs to which caller;
+//! [`codec`] knows the bytes. This is what waits:
 //!
-//! 5. Commands without an answer are limited: callers wait for [`Room`] before they come here, each within its own limit.
-//!    Renewals and releases do not: a client has few, and they must not wait behind others.
+//! 1. A caller puts its command into the buffer under a mutex. If nothing is in flight, or there
+//!    are several commands in the buffer, it also writes the buffer to the socket. (Not over TLS,
+//!    where only the connection's task writes.)
+//! 2. The connection's task reads. It stores all answers of one read under one lock, and wakes
+//!    their callers. It writes what these leave in the buffer: when it is notified, behind the
+//!    callers that are ready to run.
+//! 3. Messages are passed on in the order of the stream: behind the answers before them, before the
+//!    answers behind them.
+//! 4. When the socket ends, or the task with its runtime, all callers learn at once whether their
+//!    command was sent.
+//! 5. Commands without an answer are limited: callers wait for [`Room`] before they come here, each
+//!    within its own limit. Renewals and releases do not: a client has few, and they must not wait
+//!    behind others.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,22 +1,43 @@
 //! The commands of one connection in order, without I/O, lock, task or clock.
 //!
-//! 1. **The order of bytes in the buffer is the order on the server**, and nothing else decides what was sent. A command
-//!    in the buffer counts as sent. A step that waits for its script (see 3) was never sent.
-//! 2. Each command in the buffer has one entry in the queue of expected replies. The first reply belongs to the first
-//!    entry. Messages that no command asked for have none. The server confirms subscriptions with messages, or replies an
-//!    error. Their ends are followed by a command that has a reply in any case ([`Expects::End`]): the server may also end
-//!    a subscription by itself, with the same message, and reply an error all the same.
-//! 3. A step whose script can run several steps is sent alone while few steps and commands are in flight. Otherwise it waits,
-//!    and when the buffer is written next, all steps that wait are packed, those of one script as one script. That is a round.
-//!    Their number is limited ([`Packing`]), but it is larger the longer a round takes ([`ROUND_TIME`]), and a full script
-//!    starts one in any case. So a slow network does not slow down many callers.
-//! 4. A caller that goes away takes its step out of the queue of those that wait: it was never sent. Otherwise it
-//!    leaves its slot behind, which the reply empties. So what a caller sends next is behind the step.
-//! 5. When the connection ends, all that was sent is unanswered, and what waits was not sent. Nothing is sent later.
+//! 1. **The order of bytes in the buffer is the order on the server**, and nothing else decides
+//!    what was sent. A command in the buffer counts as sent. A step that waits for its script
+//!    (point 3) was never sent.
+//! 2. Each command in the buffer has one entry in the queue of expected replies. The first reply
+//!    belongs to the first entry. Messages that no command asked for have none. The server confirms
+//!    subscriptions with messages, or replies an error. It may also end one by itself, with the
+//!    message that confirms an unsubscription, and then refuse the unsubscription. So a command
+//!    that has a reply in any case follows each one ([`Expects::End`]).
+//! 3. A step whose script can run several steps is sent alone while few steps and commands are in
+//!    flight, so that the server works while callers add their steps. Otherwise it waits. When the
+//!    buffer is written next, all steps that wait are packed, those of one script as one script.
+//!    That is a round. The number of rounds in flight is limited ([`Packing`]), but grows with the
+//!    time that a round takes ([`ROUND_TIME`]); a full script starts one in any case. So a slow
+//!    network does not slow down many callers. There is no timer. `ClientBuilder::batching(false)`
+//!    turns packing off.
+//! 4. A caller that goes away takes its step out of the queue of those that wait: it was never
+//!    sent. Otherwise it leaves its slot behind, which the reply empties. So what a caller sends
+//!    next is behind the step.
+//! 5. When the connection ends, all that was sent is unanswered, and what waits was not sent.
+//!    Nothing is sent later. Mutants `unanswered-batch-succeeds`,
+//!    `rest-of-command-sent-after-reconnect`.
 //!
-//! **Must not happen:** a reply in the wrong slot. Each later caller would take the answer to another one's acquisition
-//! for its own, and hold a lock that it does not have. So whatever does not fit ends the connection: a reply that nobody
-//! expects, a script with another number of replies than steps.
+//! What must not happen, and what prevents it:
+//!
+//! - *A reply in the wrong slot*: callers would hold locks that they do not have. What does not fit
+//!   ends the connection: a reply to no command, a script with another number of replies. Mutants
+//!   `reply-in-wrong-slot`, `message-taken-for-reply`, `first-reply-answers-whole-batch`.
+//! - *A release overtakes the acquisition that it settles.* Point 4. Callers wait for room before
+//!   they come here, and releases do not. Mutants `canceled-step-is-sent-later`,
+//!   `step-of-batch-counts-as-unsent`.
+//! - *A release starves behind full scripts.* A round takes all steps that wait.
+//! - *A lease is longer here than in the store.* It counts from when the script was put into the
+//!   buffer. Mutant `batch-lease-counts-from-answer`.
+//! - *A step fails because of another one.* Scripts catch errors for each step. If the server
+//!   refuses a whole script (NOPERM, NOSCRIPT), it has run no step, and each caller sends its own
+//!   alone.
+//! - *A step follows another one to a node without its keys.* No packing where keys have slots:
+//!   while one moves, a server up to 6.2 redirects a script as soon as one of its keys is missing.
 
 use std::collections::VecDeque;
 use std::time::Duration;
