@@ -20,6 +20,8 @@ pub(super) const FAULTS: [Fault; 14] = [
             durable: true,
             ..Needs::NOTHING
         },
+        // A server with slots refuses commands for two seconds after a restart.
+        lease: 2,
         topologies: &[
             Topology::Single,
             Topology::Sharded,
