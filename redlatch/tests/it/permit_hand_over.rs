@@ -47,7 +47,7 @@ async fn expirable_pair(semaphore: ExpirableSemaphore) -> Result<()> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn permits_pass_from_task_to_task_without_commands() {
     let server = Server::start();
-    for (hand_over, limit) in [(true, 0.0..0.5), (false, 1.5..f64::MAX)] {
+    for (hand_over, limit) in [(true, 0.0..1.0), (false, 1.5..f64::MAX)] {
         // Otherwise steps of several tasks would be one command.
         let builder = Client::builder().local_hand_over(hand_over).batching(false);
         let client = builder.connect(&server.url()).await.unwrap();
