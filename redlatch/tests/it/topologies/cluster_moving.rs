@@ -8,8 +8,8 @@ use std::time::Duration;
 use redlatch::{Client, Error, MultiLock, ReplicaSync};
 use redlatch_testkit::{Cluster, ClusterPlan, FailoverMode, slot_of};
 
+use super::sentinel_or_cluster::{NEVER, long_timeout, retry_transient};
 use crate::common::{LONG, WATCHDOG, until, until_rises, within_limit};
-use crate::topology::{NEVER, long_timeout, retry_transient};
 
 /// The cluster for tests that move slots. It is separate from the shared cluster: keys of other
 /// tests may lie in the moving slots, and the nodes' error counters must count only errors of these

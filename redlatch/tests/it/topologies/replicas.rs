@@ -7,11 +7,11 @@ use std::time::Duration;
 use redlatch::{Client, ClientBuilder, Error, MultiLock, ReplicaSync, Result};
 use redlatch_testkit::{Server, unique};
 
+use super::sentinel_or_cluster::{Deployment, long_timeout, retry_transient};
 use crate::common::{
     LONG, WATCHDOG, drop_after_each_poll, poll_up_to, until, until_in_sync, until_rises,
     within_limit,
 };
-use crate::topology::{Deployment, long_timeout, retry_transient};
 
 /// A master and its replicas, without sentinels.
 struct Replicated {

@@ -358,7 +358,7 @@ async fn documented_metrics_exist() {
         .keys()
         .map(|key| key.split('{').next().unwrap())
         .collect();
-    let documented: BTreeSet<&str> = include_str!("../../../docs/metrics.md")
+    let documented: BTreeSet<&str> = include_str!("../../../../docs/metrics.md")
         .lines()
         .filter_map(|line| line.strip_prefix("| `redlatch.").map(|_| &line[3..]))
         .filter_map(|row| row.split('`').next())
@@ -368,8 +368,8 @@ async fn documented_metrics_exist() {
 
 #[test]
 fn dashboard_shows_documented_metrics() {
-    let documented = include_str!("../../../docs/metrics.md").replace('.', "_");
-    let dashboard = include_str!("../../../docs/grafana-dashboard.json");
+    let documented = include_str!("../../../../docs/metrics.md").replace('.', "_");
+    let dashboard = include_str!("../../../../docs/grafana-dashboard.json");
     let words = dashboard.split(|c: char| !c.is_ascii_lowercase() && c != '_');
     let names: BTreeSet<&str> = words.filter(|word| word.starts_with("redlatch_")).collect();
     assert!(names.len() > 10, "{names:?}");

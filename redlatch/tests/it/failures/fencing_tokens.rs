@@ -8,8 +8,8 @@ use std::time::Duration;
 use redlatch::{Client, MultiLock, Owner};
 use redlatch_testkit::{Monitor, Proxy, Server};
 
+use super::hold_generations::{refusals, refuse_writes};
 use crate::common::{LONG, client, retry_if_late, unregistered_client, until, within_limit};
-use crate::hold_generations::{refusals, refuse_writes};
 
 /// Renewals are executed but their answers are lost: the holder loses a hold that the store still
 /// has. The owner's next acquisition must not count as a repetition of the one that returned the
@@ -126,7 +126,7 @@ impl Holder {
     fn start(url: &str) -> Holder {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "--nocapture", "--test-threads=1"])
-            .arg("fencing_tokens::restarted_process_with_same_client_id_is_another_owner")
+            .arg("failures::fencing_tokens::restarted_process_with_same_client_id_is_another_owner")
             .env(HOLDS, url)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

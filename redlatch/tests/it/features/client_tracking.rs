@@ -9,9 +9,9 @@ use redlatch::kind::LockKind;
 use redlatch::{Client, ClientBuilder, Guard, Lock};
 use redlatch_testkit::{Log, Proxy, Server};
 
+use super::log::log;
 use crate::common::*;
-use crate::log::log;
-use crate::topology::Deployment;
+use crate::topologies::sentinel_or_cluster::Deployment;
 
 /// With this lease, the first regular renewal is due after hours: a loss is noticed only because a server reports it.
 const ENDLESS: Duration = Duration::from_secs(20_000);

@@ -7,10 +7,10 @@ use std::time::Duration;
 use redlatch::{Client, Error};
 use redlatch_testkit::{Cluster, ClusterPlan, Proxy, Server, shared_cluster, unique};
 
-use crate::common::{LONG, WATCHDOG, until, within_limit};
-use crate::topology::{
+use super::sentinel_or_cluster::{
     Deployment, LASTING, failover, long_timeout, retry_transient, steady, until_renewed,
 };
+use crate::common::{LONG, WATCHDOG, until, within_limit};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_follows_failover_of_killed_master() {

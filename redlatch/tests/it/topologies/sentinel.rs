@@ -9,10 +9,10 @@ use redlatch_testkit::{
     Proxy, SentinelPlan, Sentinels, Server, fake_sentinel, shared_sentinels, unique,
 };
 
-use crate::common::{LONG, patient, retry_if_late, until, within_limit};
-use crate::topology::{
+use super::sentinel_or_cluster::{
     Deployment, LASTING, failover, long_timeout, retry_transient, steady, until_renewed,
 };
+use crate::common::{LONG, patient, retry_if_late, until, within_limit};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_follows_failover_of_killed_master() {

@@ -10,7 +10,7 @@ use redlatch_testkit::{Cluster, Proxy, Server, unique};
 use tokio::time::{Instant, sleep};
 
 use crate::common::*;
-use crate::topology::Deployment;
+use crate::topologies::sentinel_or_cluster::Deployment;
 
 /// A watch that has started.
 async fn watch(client: &Client, pattern: &str) -> Watch {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use redlatch::{Client, ClientBuilder};
 use redlatch_testkit::{Cluster, ClusterPlan, Proxy, Server, slot_of};
 
-use crate::topology::{Deployment, NEVER};
+use crate::topologies::sentinel_or_cluster::{Deployment, NEVER};
 
 /// Time for which commands and connections are counted.
 const COUNTED_FOR: Duration = Duration::from_secs(4);

@@ -208,7 +208,7 @@ async fn certificate_files_are_read_for_every_connection() {
 /// ones. (In a separate process, which treats a file as the system's CAs.)
 #[test]
 fn system_certificates_are_read_again() {
-    const NAME: &str = "tls::system_certificates_are_read_again";
+    const NAME: &str = "topologies::tls::system_certificates_are_read_again";
     const VARIABLE: &str = "SSL_CERT_FILE";
     const CHILD: &str = "REDLATCH_TEST_OWN_ROOTS";
     if std::env::var_os(CHILD).is_none() {

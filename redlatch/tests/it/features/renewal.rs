@@ -6,8 +6,8 @@ use std::time::Duration;
 use redlatch::{Client, Embedded, Expiry};
 use redlatch_testkit::Server;
 
+use super::waiting::monitor;
 use crate::common::{LONG, WATCHDOG, client, retry_if_late, until, within_limit};
-use crate::waiting::monitor;
 
 /// A renewal that is chosen before a re-entry with a longer lease, and sent after it.
 #[tokio::test(start_paused = true)]

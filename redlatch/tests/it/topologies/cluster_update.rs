@@ -7,8 +7,8 @@ use std::future::IntoFuture;
 use redlatch::Client;
 use redlatch_testkit::{Cluster, ClusterPlan, slot_of};
 
+use super::sentinel_or_cluster::{NEVER, long_timeout, retry_transient};
 use crate::common::{LONG, until, within_limit};
-use crate::topology::{NEVER, long_timeout, retry_transient};
 
 /// A cluster of three masters without sharded channels.
 fn earlier_cluster() -> Cluster {

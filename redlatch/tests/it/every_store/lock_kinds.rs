@@ -27,7 +27,7 @@ macro_rules! on_store_with {
         mod $store {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $name() {
-                crate::lock_kinds::$name(crate::common::TestStore::$store(), $make).await;
+                crate::every_store::lock_kinds::$name(crate::common::TestStore::$store(), $make).await;
             })*
         }
     };
@@ -38,7 +38,7 @@ macro_rules! in_virtual_time_with {
         mod virtual_time {
             $(#[tokio::test(start_paused = true)]
             async fn $name() {
-                crate::lock_kinds::$name(redlatch::Client::embedded(), $make).await;
+                crate::every_store::lock_kinds::$name(redlatch::Client::embedded(), $make).await;
             })*
         }
     };
@@ -49,7 +49,7 @@ macro_rules! on_a_server_of_its_own_with {
         mod own_server {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $name() {
-                crate::lock_kinds::$name(redlatch_testkit::Server::start(), $make).await;
+                crate::every_store::lock_kinds::$name(redlatch_testkit::Server::start(), $make).await;
             })*
         }
     };

@@ -314,7 +314,7 @@ impl Candidate {
         let proxy = Proxy::to(server.port());
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "--nocapture", "--test-threads=1"])
-            .arg("election::at_most_one_process_leads_and_epochs_grow")
+            .arg("features::election::at_most_one_process_leads_and_epochs_grow")
             .env(CAMPAIGNS, proxy.url())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

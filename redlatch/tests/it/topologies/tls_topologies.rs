@@ -12,8 +12,8 @@ use redlatch_testkit::{
     shared, unique,
 };
 
+use super::sentinel_or_cluster::{NEVER, long_timeout, retry_transient};
 use crate::common::*;
-use crate::topology::{NEVER, long_timeout, retry_transient};
 
 fn trusting(ca: &Ca) -> ClientBuilder {
     let ours = ca.client();

@@ -435,7 +435,7 @@ async fn killed_process_keeps_no_permits() {
     assert!(semaphore.try_set_permits(3).await.unwrap());
     let mut process = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "--nocapture"])
-        .args(["expirable_semaphore::on_a_server::another_process"])
+        .args(["every_store::expirable_semaphore::on_a_server::another_process"])
         .env("REDLATCH_TEST_OF_PERMITS", server.url())
         .stdout(Stdio::piped())
         .spawn()
