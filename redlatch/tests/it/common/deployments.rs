@@ -73,7 +73,7 @@ impl MovedEndpoint {
         let _: i64 = master.command(&["PUBLISH", "nobody", ""]);
         let port = replica.port().to_string();
         let _: String = master.command(&["FAILOVER", "TO", "127.0.0.1", &port]);
-        until("promoted", || async {
+        until("promoted", async || {
             let info: String = replica.command(&["INFO", "replication"]);
             info.contains("role:master")
         })

@@ -2,9 +2,12 @@
 
 pub(crate) mod deployments;
 pub(crate) mod imitations;
+pub(crate) mod prelude;
 pub(crate) mod secured;
 
-use std::future::{Future, IntoFuture, poll_fn};
+use std::fmt::Debug;
+use std::future::poll_fn;
+use std::panic::Location;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::process::Command;
@@ -13,7 +16,11 @@ use std::task::Poll;
 use std::time::Duration;
 
 use deployments::Deployment;
-use redlatch::{Client, ClientBuilder, Embedded, Error, Loss, Owner};
+use redlatch::kind::LockKind;
+use redlatch::{
+    Acquire, Client, ClientBuilder, Embedded, Error, Expiry, Guard, HasLease, Lock, Loss,
+    MultiLock, Owner, RedLock,
+};
 use redlatch_testkit::{
     Cluster, Proxy, Sentinels, Server, shared, shared_cluster, shared_sentinels,
 };
@@ -28,6 +35,10 @@ pub(crate) const WATCHDOG: Duration = Duration::from_secs(6);
 
 /// A short duration that, like [`WATCHDOG`], still leaves time for a few steps.
 pub(crate) const SHORT: Duration = Duration::from_secs(5);
+
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
+
+pub(crate) const HOUR: Duration = Duration::from_secs(3600);
 
 /// Reproducible random numbers from a seed (SplitMix64).
 pub(crate) struct Random(pub(crate) u64);
@@ -62,7 +73,7 @@ pub(crate) fn seed() -> u64 {
 }
 
 /// Waits until a condition holds.
-pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
+pub(crate) async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let begun = std::time::Instant::now();
     while !holds().await {
         assert!(begun.elapsed() < LONG, "never happened: {what}");
@@ -72,10 +83,7 @@ pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut holds: impl 
 
 /// Waits until this many replicas of a master are connected and in sync.
 pub(crate) async fn until_in_sync(master: &Server, replicas: usize) {
-    until("in sync", || async {
-        master.replicas_in_sync() == replicas
-    })
-    .await;
+    until("in sync", async || master.replicas_in_sync() == replicas).await;
 }
 
 /// Fails instead of hanging.
@@ -84,6 +92,94 @@ pub(crate) async fn within_limit<T>(what: &str, work: impl Future<Output = T>) -
         Ok(done) => done,
         Err(_) => panic!("never happened: {what}"),
     }
+}
+
+/// Returns what `work` returns within the limit, and panics if it fails.
+#[track_caller]
+pub(crate) fn done<T, E: Debug>(
+    what: &str,
+    work: impl Future<Output = Result<T, E>>,
+) -> impl Future<Output = T> {
+    let caller = Location::caller();
+    async move { unwrapped(within_limit(what, work).await, caller) }
+}
+
+/// Returns what a task acquired or did within the limit, and panics if the task failed.
+#[track_caller]
+pub(crate) fn joined<T, E: Debug, J: Debug>(
+    what: &str,
+    task: impl Future<Output = Result<Result<T, E>, J>>,
+) -> impl Future<Output = T> {
+    let caller = Location::caller();
+    async move { unwrapped(unwrapped(within_limit(what, task).await, caller), caller) }
+}
+
+fn unwrapped<T, E: Debug>(result: Result<T, E>, caller: &Location<'_>) -> T {
+    result.unwrap_or_else(|error| panic!("{error:?}, at {caller}"))
+}
+
+/// A lock of any kind, or several locks as one.
+pub(crate) trait AnyLock {
+    type Locked: HasLease;
+
+    fn request(&self) -> Acquire<Self::Locked>;
+}
+
+impl<K: LockKind> AnyLock for Lock<K> {
+    type Locked = Lock<K>;
+
+    fn request(&self) -> Acquire<Lock<K>> {
+        self.lock()
+    }
+}
+
+impl AnyLock for MultiLock {
+    type Locked = MultiLock;
+
+    fn request(&self) -> Acquire<MultiLock> {
+        self.lock()
+    }
+}
+
+impl AnyLock for RedLock {
+    type Locked = RedLock;
+
+    fn request(&self) -> Acquire<RedLock> {
+        self.lock()
+    }
+}
+
+/// Acquires a lock, and panics if that fails.
+#[track_caller]
+pub(crate) fn held<L: AnyLock>(lock: &L) -> impl Future<Output = Guard<L::Locked>> + use<L> {
+    let (request, caller) = (lock.request().into_future(), Location::caller());
+    async move { unwrapped(request.await, caller) }
+}
+
+/// Releases a lock, and panics if that fails.
+#[track_caller]
+pub(crate) fn free<R: HasLease>(guard: Guard<R>) -> impl Future<Output = ()> {
+    let caller = Location::caller();
+    async move { unwrapped(guard.unlock().await, caller) }
+}
+
+/// Returns how long the lock stays locked without a renewal.
+pub(crate) async fn lease_left<K: LockKind>(lock: &Lock<K>) -> Duration {
+    let left = lock.remaining_lease().await.unwrap();
+    left.and_then(Expiry::duration).expect("a lease")
+}
+
+/// Returns the milliseconds until the key expires, or -1 without a limit, or -2 without the key.
+pub(crate) fn pttl(server: &Server, key: &str) -> i64 {
+    server.command(&["PTTL", key])
+}
+
+/// Waits until the client has this many subscriptions, so that a message wakes its waiters.
+pub(crate) async fn until_subscribed(client: &Client, subscriptions: usize) {
+    until("subscribed", async || {
+        client.status().subscriptions == subscriptions
+    })
+    .await;
 }
 
 /// Retries an operation whose time limit is so short that a pause of the process can exceed it: a
@@ -129,10 +225,7 @@ where
 }
 
 /// Waits until a value rises between two observations, such as the remaining lease at a renewal.
-pub(crate) async fn until_rises<T: PartialOrd, F: Future<Output = T>>(
-    what: &str,
-    mut observe: impl FnMut() -> F,
-) {
+pub(crate) async fn until_rises<T: PartialOrd>(what: &str, mut observe: impl AsyncFnMut() -> T) {
     let begun = std::time::Instant::now();
     let mut before = observe().await;
     loop {
@@ -269,6 +362,17 @@ pub(crate) fn example(name: &str) -> Command {
     example
 }
 
+/// Asserts that a value matches a pattern; otherwise prints the value.
+#[macro_export]
+macro_rules! assert_matches {
+    ($value:expr, $($pattern:tt)+) => {
+        match $value {
+            $($pattern)+ => {}
+            ref other => panic!("{other:?}"),
+        }
+    };
+}
+
 /// A store on which tests run. The same tests run on every kind of store.
 pub(crate) enum TestStore {
     Embedded(Embedded),
@@ -341,6 +445,14 @@ impl TestStore {
             .await
     }
 
+    pub(crate) async fn clients_without_retries<const N: usize>(&self) -> [Client; N] {
+        let mut clients = Vec::new();
+        while clients.len() < N {
+            clients.push(self.client_without_retries().await);
+        }
+        clients.try_into().unwrap_or_else(|_| unreachable!())
+    }
+
     /// Returns the prefix of all names on this store.
     pub(crate) fn prefix(&self) -> &'static str {
         match self {
@@ -369,6 +481,12 @@ impl TestStore {
         };
         settings.connect(&url).await.unwrap()
     }
+}
+
+/// Creates clients of one new embedded store.
+pub(crate) fn embedded_clients<const N: usize>() -> [Client; N] {
+    let store = Embedded::new();
+    [(); N].map(|()| Client::builder().connect_embedded(&store).unwrap())
 }
 
 /// Runs a test of the blocking API on every store.

@@ -1,15 +1,11 @@
 //! The table of docs/feature-pairs.md, and the pairs of settings that are checked together.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::future::IntoFuture;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use redlatch::kind::Revocable;
-use redlatch::{Acquire, Client, Embedded, Error, HasMinimum, HasTicket, Lock, Loss};
-use tokio::time::{Instant, sleep};
-
-const SECOND: Duration = Duration::from_secs(1);
+use redlatch::{Acquire, HasMinimum};
+use tokio::time::Instant;
 
 /// All features that can meet.
 const FEATURES: [&str; 18] = [
@@ -155,6 +151,8 @@ enum Setting {
 }
 use Setting::{AtLeast, AtMost, FedEvery, Lease};
 
+use crate::common::prelude::*;
+
 /// What the holder, or another client, does ten seconds after the acquisition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Act {
@@ -249,7 +247,7 @@ async fn check<K: HasTicket + Revocable>(
     let waiter = tokio::spawn(async move {
         let guard = waiting.await.unwrap();
         let acquired_at = begun.elapsed();
-        guard.unlock().await.unwrap();
+        free(guard).await;
         acquired_at
     });
     let asked = tokio::spawn(guards[0].asked());
@@ -258,7 +256,7 @@ async fn check<K: HasTicket + Revocable>(
         Act::Hang => {}
         Act::Unlock => {
             for guard in guards.drain(..) {
-                guard.unlock().await.unwrap();
+                free(guard).await;
             }
         }
         Act::DropAndFlush => {
@@ -279,13 +277,13 @@ async fn check<K: HasTicket + Revocable>(
                 Ok(ticket) if act == Act::Adopt => {
                     sleep(2 * SECOND).await;
                     let adopted = other.adopt(&ticket).await.unwrap();
-                    adopted.unlock().await.unwrap();
+                    free(adopted).await;
                 }
                 Ok(_) => {}
                 Err(error) => {
                     guards.extend(error.into_guard());
                     for guard in guards.drain(..) {
-                        guard.unlock().await.unwrap();
+                        free(guard).await;
                     }
                 }
             }

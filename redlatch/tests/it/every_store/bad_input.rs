@@ -3,18 +3,13 @@
 use std::error::Error as _;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpListener;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use redlatch::inspect::ObjectState;
-use redlatch::{Client, Error, MAX_LEASE};
-use redlatch_testkit::{Server, shared, unique};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional};
 use tokio::net::TcpStream;
 use tokio::task::AbortHandle;
 
-use crate::common::{LONG, TestStore, within_limit};
+use crate::common::prelude::*;
 
 on_every_store! {
     invalid_names_are_rejected,
@@ -65,7 +60,7 @@ async fn invalid_leases_are_rejected(store: TestStore) {
     }
     let longest = lock.lock().lease(MAX_LEASE).await.unwrap();
     assert!(longest.valid_for() > MAX_LEASE - LONG);
-    longest.unlock().await.unwrap();
+    free(longest).await;
 }
 
 #[tokio::test]
@@ -139,7 +134,7 @@ async fn unusable_urls_are_rejected() {
     let error = Client::connect(&format!("redis://u:secret@127.0.0.1:{port}"))
         .await
         .unwrap_err();
-    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    assert_matches!(error, Error::Unavailable { .. });
     assert!(!format!("{error} {error:?}").contains("secret"));
     let source = error.source().and_then(|source| source.downcast_ref());
     assert!(
@@ -149,7 +144,7 @@ async fn unusable_urls_are_rejected() {
     let error = Client::connect("redis+unix:///nowhere/redis.sock")
         .await
         .unwrap_err();
-    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    assert_matches!(error, Error::Unavailable { .. });
 }
 
 #[tokio::test]
@@ -157,16 +152,10 @@ async fn wrong_passwords_are_rejected() {
     let server = Server::start_with(&["--requirepass", "right"]);
     let url = |password: &str| format!("redis://:{password}@127.0.0.1:{}", server.port());
     let error = Client::connect(&url("secret")).await.unwrap_err();
-    assert!(
-        matches!(error, Error::AuthenticationFailed { .. }),
-        "{error}"
-    );
+    assert_matches!(error, Error::AuthenticationFailed { .. });
     assert!(!format!("{error} {error:?}").contains("secret"));
     let error = Client::connect(&server.url()).await.unwrap_err();
-    assert!(
-        matches!(error, Error::AuthenticationFailed { .. }),
-        "{error}"
-    );
+    assert_matches!(error, Error::AuthenticationFailed { .. });
 
     let client = Client::connect(&url("right")).await.unwrap();
     client.lock("a").run(async {}).await.unwrap();
@@ -239,12 +228,9 @@ async fn non_redis_server_is_rejected() {
     let error = within_limit("an answer", Client::connect(&url))
         .await
         .unwrap_err();
-    assert!(
-        matches!(
-            error,
-            Error::Unavailable { .. } | Error::UnsupportedServer { .. }
-        ),
-        "{error}"
+    assert_matches!(
+        error,
+        Error::Unavailable { .. } | Error::UnsupportedServer { .. }
     );
 }
 
@@ -256,7 +242,7 @@ async fn database_that_the_server_does_not_have_is_refused() {
     let error = within_limit("an answer", Client::connect(&url))
         .await
         .unwrap_err();
-    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+    assert_matches!(error, Error::Refused { .. });
     assert!(error.to_string().contains("SELECT 99: ERR"), "{error}");
     assert!(!error.is_transient());
 }
@@ -274,7 +260,7 @@ async fn database_needs_the_permission_to_select_it() {
     let error = within_limit("an answer", Client::connect(&url))
         .await
         .unwrap_err();
-    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+    assert_matches!(error, Error::Refused { .. });
     assert!(error.to_string().contains("SELECT 3: NOPERM"), "{error}");
     let _: String = server.command(&rule("+select"));
     Client::connect(&url).await.unwrap();
@@ -311,7 +297,7 @@ async fn connection_that_ends_with_its_handshake_is_replaced() {
     assert!(!lock.is_locked().await.unwrap());
     is_next_bad.store(true, Ordering::Relaxed);
     made.lock().unwrap().iter().for_each(AbortHandle::abort);
-    assert!(!within_limit("an answer", lock.is_locked()).await.unwrap());
+    assert!(!done("an answer", lock.is_locked()).await);
     assert!(!is_next_bad.load(Ordering::Relaxed));
     accepting.abort();
 }
@@ -362,7 +348,7 @@ async fn foreign_keys_are_not_changed() {
     }
     // A lock whose key changes its type while it is held is lost.
     let lock = client.lock(&foreign("turned"));
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     let _: () = server.command(&["SET", lock.name(), "precious"]);
     assert!(guard.unlock().await.is_err());
     assert_eq!(server.command::<String>(&["GET", lock.name()]), "precious");
@@ -374,7 +360,7 @@ async fn foreign_keys_are_not_changed() {
 async fn foreign_keys_do_not_disturb_listing() {
     let server = Server::start();
     let client = Client::connect(&server.url()).await.unwrap();
-    let _held = client.lock("mine").lock().await.unwrap();
+    let _held = held(&client.lock("mine")).await;
     let many = "for n = 1, 100000 do redis.call('HSET', 'many', n, n) end";
     for command in [
         &["HSET", "count", "c:1", "99999999999"][..],
@@ -415,7 +401,7 @@ async fn foreign_keys_do_not_disturb_listing() {
     assert!(client.inspect("gone").await.unwrap().is_none());
     // Inspecting it by name reports its type.
     let error = client.inspect("count").await.unwrap_err();
-    assert!(matches!(error, Error::WrongKind { .. }), "{error}");
+    assert_matches!(error, Error::WrongKind { .. });
     // The big hash was not read for this: only the hashes of locks are, those of four keys here.
     let reads = server.calls("hgetall:");
     assert!((1..=5).contains(&reads), "{reads}");

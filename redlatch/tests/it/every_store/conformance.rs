@@ -1,13 +1,6 @@
 //! Conformance tests: the lock behaves the same on every store.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
-
-use redlatch::{Client, Error, Expiry, Loss, Owner};
-use redlatch_testkit::unique;
-
-use crate::common::{LONG, TestStore, WATCHDOG, assert_lost, retry_if_late, until, within_limit};
+use crate::common::prelude::*;
 
 on_every_store_and_deployment! {
     free_lock_is_acquired_and_released,
@@ -44,7 +37,7 @@ async fn free_lock_is_acquired_and_released(store: TestStore) {
     assert!(!lock.is_locked().await.unwrap());
     assert_eq!(lock.remaining_lease().await.unwrap(), None);
 
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     assert!(guard.is_valid());
     assert_eq!(guard.hold_count(), 1);
     assert_eq!(guard.name(), lock.name());
@@ -53,19 +46,14 @@ async fn free_lock_is_acquired_and_released(store: TestStore) {
     assert!(lock.is_held_by(guard.owner()).await.unwrap());
     assert!(!lock.is_held_by(Owner::new()).await.unwrap());
     assert_eq!(lock.hold_count(guard.owner()).await.unwrap(), 1);
-    let left = lock
-        .remaining_lease()
-        .await
-        .unwrap()
-        .and_then(Expiry::duration)
-        .unwrap();
+    let left = lease_left(&lock).await;
     assert!(left > Duration::ZERO && left <= Duration::from_secs(30));
     assert!(guard.valid_for() <= left + Duration::from_millis(1));
     let holder = lock.holder().await.unwrap().unwrap();
     assert_eq!(holder.owner, guard.owner_id());
     assert_eq!(holder.holds, 1);
 
-    guard.unlock().await.unwrap();
+    free(guard).await;
     assert!(!lock.is_locked().await.unwrap());
     assert_eq!(lock.holder().await.unwrap(), None);
 }
@@ -74,28 +62,26 @@ async fn tasks_that_share_a_handle_exclude_each_other(store: TestStore) {
     let client = store.client().await;
     let lock = client.lock(&unique("tasks"));
     let inside = Arc::new(AtomicBool::new(false));
-    let done = Arc::new(AtomicU32::new(0));
+    let turns = Arc::new(AtomicU32::new(0));
     let tasks: Vec<_> = (0..16)
         .map(|_| {
-            let (lock, inside, done) = (lock.clone(), inside.clone(), done.clone());
+            let (lock, inside, turns) = (lock.clone(), inside.clone(), turns.clone());
             tokio::spawn(async move {
                 for _ in 0..20 {
-                    let guard = lock.lock().await.unwrap();
+                    let guard = held(&lock).await;
                     assert!(!inside.swap(true, Ordering::SeqCst), "two at once");
                     tokio::task::yield_now().await;
                     inside.store(false, Ordering::SeqCst);
-                    done.fetch_add(1, Ordering::SeqCst);
-                    guard.unlock().await.unwrap();
+                    turns.fetch_add(1, Ordering::SeqCst);
+                    free(guard).await;
                 }
             })
         })
         .collect();
     for task in tasks {
-        within_limit("every task has its turns", task)
-            .await
-            .unwrap();
+        done("every task has its turns", task).await;
     }
-    assert_eq!(done.load(Ordering::SeqCst), 320);
+    assert_eq!(turns.load(Ordering::SeqCst), 320);
     assert!(!lock.is_locked().await.unwrap());
 }
 
@@ -103,18 +89,15 @@ async fn clients_exclude_and_wake_each_other(store: TestStore) {
     let (one, two) = (store.client().await, store.client().await);
     assert_ne!(one.id(), two.id());
     let name = unique("clients");
-    let guard = one.lock(&name).lock().await.unwrap();
+    let guard = held(&one.lock(&name)).await;
     let lock = two.lock(&name);
     let waiter = tokio::spawn(async move { lock.lock().await });
-    until("the other waits", || async {
-        two.status().subscriptions == 1
-    })
-    .await;
+    until_subscribed(&two, 1).await;
     assert!(!waiter.is_finished());
-    guard.unlock().await.unwrap();
-    let theirs = within_limit("woken", waiter).await.unwrap().unwrap();
+    free(guard).await;
+    let theirs = joined("woken", waiter).await;
     assert!(two.lock(&name).is_held_by(theirs.owner()).await.unwrap());
-    theirs.unlock().await.unwrap();
+    free(theirs).await;
 }
 
 async fn try_lock_does_not_wait(store: TestStore) {
@@ -129,14 +112,14 @@ async fn try_lock_does_not_wait(store: TestStore) {
             .unwrap()
             .is_none()
     );
-    guard.unlock().await.unwrap();
+    free(guard).await;
     assert!(lock.try_lock().await.unwrap().is_some());
 }
 
 async fn try_lock_keeps_its_wait_limit(store: TestStore) {
     let client = store.client().await;
     let lock = client.lock(&unique("wait"));
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     let wait = Duration::from_millis(30);
     let begun = std::time::Instant::now();
     let limited = retry_if_late(|| lock.try_lock().wait(wait)).await;
@@ -145,46 +128,34 @@ async fn try_lock_keeps_its_wait_limit(store: TestStore) {
 
     let waiter = lock.try_lock().wait(LONG).into_future();
     let waiter = tokio::spawn(waiter);
-    until("it waits", || async { client.status().subscriptions == 1 }).await;
-    guard.unlock().await.unwrap();
-    assert!(
-        within_limit("woken", waiter)
-            .await
-            .unwrap()
-            .unwrap()
-            .is_some()
-    );
+    until_subscribed(&client, 1).await;
+    free(guard).await;
+    assert!(joined("woken", waiter).await.is_some());
 }
 
 async fn wait_beyond_clock_range_is_unlimited(store: TestStore) {
     let client = store.client().await;
     let lock = client.lock(&unique("ever"));
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     let waiter = tokio::spawn(lock.try_lock().wait(Duration::MAX).into_future());
-    until("it waits", || async { client.status().subscriptions == 1 }).await;
-    guard.unlock().await.unwrap();
-    assert!(
-        within_limit("woken", waiter)
-            .await
-            .unwrap()
-            .unwrap()
-            .is_some()
-    );
+    until_subscribed(&client, 1).await;
+    free(guard).await;
+    assert!(joined("woken", waiter).await.is_some());
 }
 
 async fn guard_can_be_reentered(store: TestStore) {
     let client = store.client().await;
     let lock = client.lock(&unique("again"));
-    let outer = lock.lock().await.unwrap();
+    let outer = held(&lock).await;
     let inner = outer.reenter().await.unwrap();
     assert_eq!(outer.owner(), inner.owner());
     assert_eq!((outer.hold_count(), inner.hold_count()), (2, 2));
     assert_eq!(lock.hold_count(outer.owner()).await.unwrap(), 2);
     // The order of the releases does not matter.
-    outer.unlock().await.unwrap();
+    free(outer).await;
     assert_eq!(lock.hold_count(inner.owner()).await.unwrap(), 1);
     assert!(lock.try_lock().await.unwrap().is_none());
-    inner.unlock().await.unwrap();
+    free(inner).await;
     assert!(!lock.is_locked().await.unwrap());
 }
 
@@ -200,7 +171,7 @@ async fn owner_can_reenter(store: TestStore) {
     assert!(lock.try_lock().owner(other).await.unwrap().is_none());
     for guard in guards {
         assert!(lock.is_held_by(me).await.unwrap());
-        guard.unlock().await.unwrap();
+        free(guard).await;
     }
     assert!(lock.try_lock().owner(other).await.unwrap().is_some());
 }
@@ -208,16 +179,14 @@ async fn owner_can_reenter(store: TestStore) {
 async fn owner_can_reenter_while_others_wait(store: TestStore) {
     let client = store.client().await;
     let lock = client.lock(&unique("overtake"));
-    let outer = lock.lock().await.unwrap();
+    let outer = held(&lock).await;
     let waiter = tokio::spawn(lock.lock().into_future());
-    until("it waits", || async { client.status().subscriptions == 1 }).await;
+    until_subscribed(&client, 1).await;
     // Queued behind the waiter, it would deadlock.
-    let inner = within_limit("re-entered", outer.reenter().into_future())
-        .await
-        .unwrap();
-    inner.unlock().await.unwrap();
-    outer.unlock().await.unwrap();
-    drop(within_limit("woken", waiter).await.unwrap().unwrap());
+    let inner = done("re-entered", outer.reenter().into_future()).await;
+    free(inner).await;
+    free(outer).await;
+    drop(joined("woken", waiter).await);
 }
 
 async fn scope_sets_the_owner(store: TestStore) {
@@ -227,9 +196,9 @@ async fn scope_sets_the_owner(store: TestStore) {
     assert_eq!(Owner::current(), None);
     me.scope(async {
         assert_eq!(Owner::current(), Some(me));
-        let outer = lock.lock().await.unwrap();
+        let outer = held(&lock).await;
         assert_eq!(outer.owner(), me);
-        let _inner = lock.lock().await.unwrap();
+        let _inner = held(&lock).await;
         let other = lock.try_lock().owner(Owner::new()).await.unwrap();
         assert!(
             other.is_none(),
@@ -256,18 +225,15 @@ async fn non_reentrant_lock_refuses_its_owner_immediately(store: TestStore) {
         lock.try_lock().owner(me).await.err(),
         guard.reenter().await.err(),
     ] {
-        assert!(
-            matches!(refused, Some(Error::AlreadyHeld { .. })),
-            "{refused:?}"
-        );
+        assert_matches!(refused, Some(Error::AlreadyHeld { .. }));
     }
     assert!(guard.is_valid());
     assert!(
         lock.try_lock().await.unwrap().is_none(),
         "others wait as ever"
     );
-    guard.unlock().await.unwrap();
-    lock.lock().owner(me).await.unwrap().unlock().await.unwrap();
+    free(guard).await;
+    free(lock.lock().owner(me).await.unwrap()).await;
 }
 
 async fn fixed_lease_expires(store: TestStore) {
@@ -276,9 +242,7 @@ async fn fixed_lease_expires(store: TestStore) {
     let lease = Duration::from_millis(300);
     let guard = retry_if_late(|| lock.lock().lease(lease)).await;
     assert!(guard.valid_for() <= lease);
-    let next = within_limit("the lease ends", lock.lock().into_future())
-        .await
-        .unwrap();
+    let next = done("the lease ends", lock.lock().into_future()).await;
     within_limit("the loss is reported", guard.lost()).await;
     assert!(!guard.is_valid());
     assert_eq!(guard.valid_for(), Duration::ZERO);
@@ -286,7 +250,7 @@ async fn fixed_lease_expires(store: TestStore) {
     assert_lost(&lost, Loss::LeaseEnded);
     // The late unlock did not release the next holder's lock.
     assert!(lock.is_held_by(next.owner()).await.unwrap());
-    next.unlock().await.unwrap();
+    free(next).await;
 }
 
 async fn reentering_never_shortens_the_lease(store: TestStore) {
@@ -300,25 +264,11 @@ async fn reentering_never_shortens_the_lease(store: TestStore) {
         .await
         .unwrap();
     assert!(outer.valid_for() > LONG / 2);
-    assert!(
-        lock.remaining_lease()
-            .await
-            .unwrap()
-            .and_then(Expiry::duration)
-            .unwrap()
-            > LONG / 2
-    );
-    inner.unlock().await.unwrap();
-    assert!(
-        lock.remaining_lease()
-            .await
-            .unwrap()
-            .and_then(Expiry::duration)
-            .unwrap()
-            > LONG / 2
-    );
+    assert!(lease_left(&lock).await > LONG / 2);
+    free(inner).await;
+    assert!(lease_left(&lock).await > LONG / 2);
     assert!(outer.is_valid());
-    outer.unlock().await.unwrap();
+    free(outer).await;
 }
 
 async fn reentering_can_extend_the_lease(store: TestStore) {
@@ -327,16 +277,9 @@ async fn reentering_can_extend_the_lease(store: TestStore) {
     let outer = lock.lock().lease(LONG).await.unwrap();
     let inner = outer.reenter().lease(3 * LONG).await.unwrap();
     assert!(outer.valid_for() > 2 * LONG);
-    assert!(
-        lock.remaining_lease()
-            .await
-            .unwrap()
-            .and_then(Expiry::duration)
-            .unwrap()
-            > 2 * LONG
-    );
-    inner.unlock().await.unwrap();
-    outer.unlock().await.unwrap();
+    assert!(lease_left(&lock).await > 2 * LONG);
+    free(inner).await;
+    free(outer).await;
 }
 
 async fn force_unlock_notifies_holder_and_wakes_waiter(store: TestStore) {
@@ -347,16 +290,16 @@ async fn force_unlock_notifies_holder_and_wakes_waiter(store: TestStore) {
     let lock = other.lock(&name);
     assert!(!lock.force_unlock().await.unwrap(), "it was not held");
 
-    let renewed = holder.lock(&name).lock().await.unwrap();
+    let renewed = held(&holder.lock(&name)).await;
     let waiter = tokio::spawn(lock.lock().into_future());
-    until("it waits", || async { other.status().subscriptions == 1 }).await;
+    until_subscribed(&other, 1).await;
     assert!(lock.force_unlock().await.unwrap());
-    let next = within_limit("woken", waiter).await.unwrap().unwrap();
+    let next = joined("woken", waiter).await;
     within_limit("the loss is reported at the next renewal", renewed.lost()).await;
     let lost = renewed.unlock().await.unwrap_err();
     assert_lost(&lost, Loss::NotHeld);
     assert!(next.is_valid());
-    next.unlock().await.unwrap();
+    free(next).await;
 
     let fixed = holder.lock(&name).lock().lease(LONG).await.unwrap();
     assert!(lock.force_unlock().await.unwrap());
@@ -367,27 +310,27 @@ async fn force_unlock_notifies_holder_and_wakes_waiter(store: TestStore) {
 async fn dropping_a_guard_releases(store: TestStore) {
     let client = store.client().await;
     let lock = client.lock(&unique("drop"));
-    drop(lock.lock().await.unwrap());
+    drop(held(&lock).await);
     client.flush().await;
     assert!(!lock.is_locked().await.unwrap());
     // Dropping a guard wakes a waiter just as unlocking does.
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     let waiter = tokio::spawn(lock.lock().into_future());
-    until("it waits", || async { client.status().subscriptions == 1 }).await;
+    until_subscribed(&client, 1).await;
     drop(guard);
-    drop(within_limit("woken", waiter).await.unwrap().unwrap());
+    drop(joined("woken", waiter).await);
 }
 
 async fn dropping_inner_guard_keeps_outer_hold(store: TestStore) {
     let client = store.client().await;
     let lock = client.lock(&unique("inner"));
-    let outer = lock.lock().await.unwrap();
+    let outer = held(&lock).await;
     drop(outer.reenter().await.unwrap());
     client.flush().await;
     assert_eq!(outer.hold_count(), 1);
     assert_eq!(lock.hold_count(outer.owner()).await.unwrap(), 1);
     assert!(outer.is_valid());
-    outer.unlock().await.unwrap();
+    free(outer).await;
     assert!(!lock.is_locked().await.unwrap());
 }
 
@@ -436,7 +379,7 @@ async fn run_drops_its_future_when_the_lock_is_lost(store: TestStore) {
         std::future::pending::<()>().await
     });
     let lost = within_limit("lost", run).await.unwrap_err();
-    assert!(matches!(lost, Error::Lost { .. }), "{lost}");
+    assert_matches!(lost, Error::Lost { .. });
     assert!(dropped.load(Ordering::SeqCst));
 }
 
@@ -446,7 +389,7 @@ async fn held_locks_can_be_listed(store: TestStore) {
     let mut guards = Vec::new();
     for n in 0..250 {
         let lock = client.lock(&format!("{family}:{n}"));
-        guards.push(lock.lock().await.unwrap());
+        guards.push(held(&lock).await);
     }
     let mut names = Vec::new();
     let mut listing = client.list(&format!("{family}:*"));
@@ -476,12 +419,12 @@ async fn names_that_look_like_auxiliary_keys_are_listed(store: TestStore) {
     names.sort();
     let mut guards = Vec::new();
     for name in &names {
-        guards.push(client.lock(name).lock().await.unwrap());
+        guards.push(held(&client.lock(name)).await);
     }
     // Keys that really belong to other objects are not listed as locks.
     let fenced = client.fenced_lock(&format!("fenced-{end}")).lock().await;
     let read_write = client.read_write_lock(&format!("rw-{end}"));
-    let reads = read_write.read().lock().await.unwrap();
+    let reads = held(&read_write.read()).await;
     let mut found = Vec::new();
     let mut listing = client.list(&format!("*{end}*"));
     while let Some(listed) = listing.next().await.unwrap() {
@@ -500,7 +443,7 @@ async fn prefixes_keep_clients_apart(store: TestStore) {
     let with = store.client_with_prefix(&prefix).await;
     let without = store.client().await;
     let name = unique("prefixed");
-    let guard = with.lock(&name).lock().await.unwrap();
+    let guard = held(&with.lock(&name)).await;
     assert_eq!(guard.name(), name);
     assert!(!without.lock(&name).is_locked().await.unwrap());
     assert!(
@@ -512,14 +455,14 @@ async fn prefixes_keep_clients_apart(store: TestStore) {
     );
     let found = with.list("*").next().await.unwrap().unwrap();
     assert_eq!(found.name, name);
-    guard.unlock().await.unwrap();
+    free(guard).await;
 }
 
 async fn waiters_of_one_client_are_served_in_order(store: TestStore) {
     let client = store.client().await;
     let lock = client.lock(&unique("order"));
     let order = Arc::new(Mutex::new(Vec::new()));
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     let mut waiters = Vec::new();
     for n in 0..50 {
         // Each future is polled here once, so that they queue in this order.
@@ -534,7 +477,7 @@ async fn waiters_of_one_client_are_served_in_order(store: TestStore) {
             tokio::select! {
                 biased;
                 _ = &mut waiting_first => panic!("the lock was not released"),
-                () = until("it is queued", || async { client.status().subscriptions == 1 }) => {}
+                () = until("it is queued", async || client.status().subscriptions == 1) => {}
             }
             waiting = waiting_first;
         }
@@ -542,12 +485,12 @@ async fn waiters_of_one_client_are_served_in_order(store: TestStore) {
         waiters.push(tokio::spawn(async move {
             let guard = waiting.await.unwrap();
             order.lock().unwrap().push(n);
-            guard.unlock().await.unwrap();
+            free(guard).await;
         }));
     }
-    guard.unlock().await.unwrap();
+    free(guard).await;
     for waiter in waiters {
-        within_limit("served", waiter).await.unwrap();
+        done("served", waiter).await;
     }
     assert_eq!(*order.lock().unwrap(), (0..50).collect::<Vec<_>>());
 }
@@ -576,7 +519,7 @@ async fn owner_can_acquire_again_after_loss(store: TestStore) {
     assert!(matches!(lost.unlock().await, Err(Error::Lost { .. })));
     client.flush().await;
     assert!(lock.is_held_by(me).await.unwrap());
-    anew.unlock().await.unwrap();
+    free(anew).await;
     assert!(!lock.is_locked().await.unwrap());
 }
 
@@ -590,22 +533,22 @@ async fn no_state_remains_after_release(store: TestStore) {
         .map(|n| {
             let lock = lock.clone();
             tokio::spawn(async move {
-                let guard = lock.lock().await.unwrap();
+                let guard = held(&lock).await;
                 if n % 3 == 0 {
                     let inner = guard.reenter().await.unwrap();
                     drop(guard);
-                    inner.unlock().await.unwrap();
+                    free(inner).await;
                 } else if n % 3 == 1 {
-                    guard.unlock().await.unwrap();
+                    free(guard).await;
                 }
             })
         })
         .collect();
     for task in tasks {
-        within_limit("done", task).await.unwrap();
+        done("done", task).await;
     }
     client.flush().await;
-    until("all is empty", || async {
+    until("all is empty", async || {
         let status = client.status();
         (status.holds, status.subscriptions, status.background) == (0, 0, 0)
     })

@@ -1,17 +1,10 @@
 //! Tests of the count-down latch, on every store and under faults.
 
-use std::pin::pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::time::Duration;
+use std::sync::atomic::Ordering::SeqCst;
 
-use redlatch::{Client, CountDownLatch, Embedded, Error};
-use redlatch_testkit::{Proxy, Server, shared, unique};
+use redlatch::CountDownLatch;
 
-use crate::common::{
-    LONG, TestStore, client_at, poll_until_subscribed, poll_up_to, retry_if_late,
-    retry_if_late_blocking, until, with_lost_answer, with_lost_answer_after, within_limit,
-};
+use crate::common::prelude::*;
 
 async fn set(client: &Client, what: &str, count: u32) -> CountDownLatch {
     let latch = client.count_down_latch(&unique(what));
@@ -25,10 +18,7 @@ fn waiting(latch: &CountDownLatch) -> tokio::task::JoinHandle<redlatch::Result<(
 }
 
 async fn subscribed(client: &Client, subscriptions: usize) {
-    until("it waits", || async {
-        client.status().subscriptions == subscriptions
-    })
-    .await;
+    until_subscribed(client, subscriptions).await;
 }
 
 on_every_store! {
@@ -69,15 +59,11 @@ async fn counting_down(store: TestStore) {
     for _ in 0..3 {
         assert_eq!(latch.count_down().await.unwrap(), 0);
         assert_eq!(latch.count().await.unwrap(), 0);
-        within_limit("open", latch.wait().into_future())
-            .await
-            .unwrap();
+        done("open", latch.wait().into_future()).await;
     }
     // A latch that was never set is open.
     let never = client.count_down_latch(&unique("never"));
-    within_limit("open", never.wait().into_future())
-        .await
-        .unwrap();
+    done("open", never.wait().into_future()).await;
     assert!(never.try_wait().await.unwrap());
     assert_eq!(client.status().subscriptions, 0);
 }
@@ -102,15 +88,12 @@ async fn counting_by_many(store: TestStore) {
     assert!(!waiter.is_finished());
     // Counts down by more than the remaining count: the latch opens, and the waiter is notified.
     assert_eq!(latch.count_down_by(u32::MAX).await.unwrap(), 0);
-    within_limit("open", waiter).await.unwrap().unwrap();
+    joined("open", waiter).await;
     assert!(latch.try_set_count(1).await.unwrap(), "nothing was left");
 }
 
 async fn waiting_until_zero(store: TestStore) {
-    let (client, other) = (
-        store.client_without_retries().await,
-        store.client_without_retries().await,
-    );
+    let [client, other] = store.clients_without_retries().await;
     let latch = set(&client, "waits", 5).await;
     let waiters: Vec<_> = (0..5)
         .map(|_| waiting(&other.count_down_latch(latch.name())))
@@ -122,7 +105,7 @@ async fn waiting_until_zero(store: TestStore) {
     }
     assert_eq!(latch.count_down().await.unwrap(), 0);
     for waiter in waiters {
-        within_limit("woken", waiter).await.unwrap().unwrap();
+        joined("woken", waiter).await;
     }
     subscribed(&other, 0).await;
 }
@@ -142,34 +125,28 @@ async fn waiting_with_a_limit(store: TestStore) {
     let limited = tokio::spawn(async move { limited.try_wait().wait(LONG).await });
     subscribed(&client, 1).await;
     latch.count_down().await.unwrap();
-    assert!(within_limit("woken", limited).await.unwrap().unwrap());
+    assert!(joined("woken", limited).await);
     assert!(latch.try_wait().wait(Duration::MAX).await.unwrap());
 }
 
 async fn deleting_a_latch_wakes_all_waiters(store: TestStore) {
-    let (client, other) = (
-        store.client_without_retries().await,
-        store.client_without_retries().await,
-    );
+    let [client, other] = store.clients_without_retries().await;
     let latch = set(&client, "deleted", 5).await;
     let waiter = waiting(&other.count_down_latch(latch.name()));
     subscribed(&other, 1).await;
     assert!(latch.delete().await.unwrap());
-    within_limit("woken", waiter).await.unwrap().unwrap();
+    joined("woken", waiter).await;
 }
 
 async fn a_latch_can_be_used_again(store: TestStore) {
-    let (client, other) = (
-        store.client_without_retries().await,
-        store.client_without_retries().await,
-    );
+    let [client, other] = store.clients_without_retries().await;
     let latch = client.count_down_latch(&unique("again"));
     for _ in 0..20 {
         assert!(latch.try_set_count(2).await.unwrap());
         let waiter = waiting(&other.count_down_latch(latch.name()));
         latch.count_down().await.unwrap();
         latch.count_down().await.unwrap();
-        within_limit("open", waiter).await.unwrap().unwrap();
+        joined("open", waiter).await;
     }
 }
 
@@ -179,7 +156,7 @@ async fn setting_a_latch_again_blocks_later_waiters(store: TestStore) {
     let first = waiting(&latch);
     subscribed(&client, 1).await;
     latch.count_down().await.unwrap();
-    within_limit("open", first).await.unwrap().unwrap();
+    joined("open", first).await;
     assert!(latch.try_set_count(1).await.unwrap());
     assert!(
         !retry_if_late(|| latch
@@ -194,10 +171,7 @@ async fn setting_a_latch_again_blocks_later_waiters(store: TestStore) {
 
 async fn a_thousand_waiters_of_one_latch(store: TestStore) {
     const WAITERS: usize = 1000;
-    let (client, other) = (
-        store.client_without_retries().await,
-        store.client_without_retries().await,
-    );
+    let [client, other] = store.clients_without_retries().await;
     let latch = set(&client, "thousand", 1).await;
     let begun = Arc::new(AtomicUsize::new(0));
     let waiters: Vec<_> = (0..WAITERS)
@@ -209,13 +183,13 @@ async fn a_thousand_waiters_of_one_latch(store: TestStore) {
             })
         })
         .collect();
-    until("all have begun", || async {
+    until("all have begun", async || {
         begun.load(SeqCst) == WAITERS && other.status().subscriptions == 1
     })
     .await;
     if let TestStore::Server(server) = &store {
         let channel = format!("redisson_countdownlatch__channel__{{{}}}", latch.name());
-        until("subscribed, once", || async {
+        until("subscribed, once", async || {
             let (_, subscribers): (String, i64) = server.command(&["PUBSUB", "NUMSUB", &channel]);
             assert!(subscribers <= 1);
             subscribers == 1
@@ -224,7 +198,7 @@ async fn a_thousand_waiters_of_one_latch(store: TestStore) {
     }
     latch.count_down().await.unwrap();
     for waiter in waiters {
-        within_limit("woken", waiter).await.unwrap().unwrap();
+        joined("woken", waiter).await;
     }
     subscribed(&other, 0).await;
 }
@@ -251,7 +225,7 @@ async fn counted_from_many_clients(store: TestStore) {
         })
         .collect();
     for task in tasks {
-        within_limit("through", task).await.unwrap();
+        done("through", task).await;
     }
     assert_eq!(through.load(SeqCst), TASKS as usize);
     assert!(!latch.delete().await.unwrap());
@@ -261,7 +235,7 @@ async fn invalid_counts_and_names_are_rejected(store: TestStore) {
     let client = store.client_without_retries().await;
     let latch = client.count_down_latch(&unique("zero"));
     let error = latch.try_set_count(0).await.unwrap_err();
-    assert!(matches!(error, Error::InvalidCount { .. }), "{error}");
+    assert_matches!(error, Error::InvalidCount { .. });
     assert!(!latch.delete().await.unwrap(), "created by an error");
     for name in ["", "a\nb", &"x".repeat(513)] {
         let latch = client.count_down_latch(name);
@@ -290,9 +264,7 @@ async fn dropped_everywhere(store: TestStore) {
         assert!(latch.try_set_count(1).await.unwrap());
         let after = {
             let mut gone = pin!(poll_up_to(polls, latch.wait().into_future()));
-            let queued = until("it is queued", || async {
-                client.status().subscriptions == 1
-            });
+            let queued = until("it is queued", async || client.status().subscriptions == 1);
             tokio::select! {
                 biased;
                 gone = &mut gone => assert!(gone.is_none(), "closed"),
@@ -301,7 +273,7 @@ async fn dropped_everywhere(store: TestStore) {
             waiting(&latch)
         };
         latch.count_down().await.unwrap();
-        within_limit("woken", after).await.unwrap().unwrap();
+        joined("woken", after).await;
         subscribed(&client, 0).await;
         assert_eq!(client.status().background, 0);
     }
@@ -328,10 +300,7 @@ async fn dropped_count_down_completes(store: TestStore) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn count_down_between_any_two_polls_wakes_waiter() {
     let store = TestStore::server();
-    let (client, other) = (
-        store.client_without_retries().await,
-        store.client_without_retries().await,
-    );
+    let [client, other] = store.clients_without_retries().await;
     for polls in 1..30 {
         // Uses a new channel each time, which is not subscribed to yet.
         let latch = client.count_down_latch(&unique("heard"));
@@ -343,9 +312,7 @@ async fn count_down_between_any_two_polls_wakes_waiter() {
         // The connection keeps order: everything that the waiter has sent so far has been answered.
         assert_eq!(latch.count().await.unwrap(), 1);
         assert_eq!(same.count_down().await.unwrap(), 0);
-        within_limit("woken, not slept through", waiter)
-            .await
-            .unwrap();
+        done("woken, not slept through", waiter).await;
     }
 }
 
@@ -361,7 +328,7 @@ async fn count_down_during_disconnect_is_noticed() {
     for round in 0..10 {
         assert!(latch.try_set_count(1).await.unwrap());
         let waiter = waiting(&client.count_down_latch("a"));
-        until("it waits", || async {
+        until("it waits", async || {
             !server
                 .command::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"])
                 .is_empty()
@@ -378,7 +345,7 @@ async fn count_down_during_disconnect_is_noticed() {
             latch.count_down().await.unwrap();
             proxy.refuse(false);
         }
-        within_limit("seen", waiter).await.unwrap().unwrap();
+        joined("seen", waiter).await;
     }
 }
 
@@ -393,7 +360,7 @@ async fn unknown_outcome_is_reported_and_not_repeated() {
     for _ in 0..10 {
         let counted = with_lost_answer(&proxy, latch.count_down()).await;
         let error = counted.unwrap_err();
-        assert!(matches!(error, Error::OutcomeUnknown { .. }), "{error}");
+        assert_matches!(error, Error::OutcomeUnknown { .. });
         expected -= 1;
         assert_eq!(latch.count().await.unwrap(), expected);
     }
@@ -414,19 +381,13 @@ async fn a_lost_answer_does_not_set_or_delete_the_latch_twice() {
 
     let open = async { assert_eq!(seen.count_down().await.unwrap(), 0) };
     let error = with_lost_answer_after(&proxy, latch.try_set_count(1), open).await;
-    assert!(
-        matches!(error, Err(Error::OutcomeUnknown { .. })),
-        "{error:?}"
-    );
+    assert_matches!(error, Err(Error::OutcomeUnknown { .. }));
     assert_eq!(latch.count().await.unwrap(), 0);
 
     assert!(seen.try_set_count(1).await.unwrap());
     let set = async { assert!(seen.try_set_count(2).await.unwrap()) };
     let error = with_lost_answer_after(&proxy, latch.delete(), set).await;
-    assert!(
-        matches!(error, Err(Error::OutcomeUnknown { .. })),
-        "{error:?}"
-    );
+    assert_matches!(error, Err(Error::OutcomeUnknown { .. }));
     assert_eq!(latch.count().await.unwrap(), 2);
 }
 
@@ -459,7 +420,7 @@ async fn keys_and_messages_match_redisson() {
     latch.delete().await.unwrap();
     let messages = tokio::task::spawn_blocking(|| subscriber.join().unwrap());
     assert_eq!(
-        within_limit("the messages arrive", messages).await.unwrap(),
+        done("the messages arrive", messages).await,
         ["1", "0", "1", "0"]
     );
 }
@@ -482,7 +443,7 @@ async fn foreign_keys_stay_unchanged() {
             latch.try_wait().wait(LONG).await.err(),
             latch.delete().await.err(),
         ] {
-            assert!(matches!(error, Some(Error::WrongKind { .. })), "{error:?}");
+            assert_matches!(error, Some(Error::WrongKind { .. }));
         }
         assert_eq!(server.command::<Vec<u8>>(&["DUMP", name]), before);
     }
@@ -498,9 +459,7 @@ async fn a_latch_at_zero_can_be_set() {
     for number in ["0", "-3"] {
         let latch = client.count_down_latch(&unique("at-zero"));
         let _: String = shared().command(&["SET", latch.name(), number]);
-        within_limit("open", latch.wait().into_future())
-            .await
-            .unwrap();
+        done("open", latch.wait().into_future()).await;
         assert!(latch.try_set_count(2).await.unwrap(), "{number}");
         assert!(!latch.try_set_count(5).await.unwrap(), "{number}");
         assert_eq!(latch.count().await.unwrap(), 2, "{number}");
@@ -540,15 +499,13 @@ async fn silently_deleted_key_is_noticed() {
     let waiter = waiting(&latch);
     subscribed(&client, 1).await;
     let _: i64 = server.command(&["DEL", latch.name()]);
-    within_limit("found gone", waiter).await.unwrap().unwrap();
+    joined("found gone", waiter).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn time_limits_are_kept() {
     const SECOND: Duration = Duration::from_secs(1);
-    let store = Embedded::new();
-    let client = Client::builder().connect_embedded(&store).unwrap();
-    let other = Client::builder().connect_embedded(&store).unwrap();
+    let [client, other] = embedded_clients();
     let latch = client.count_down_latch("a");
     latch.try_set_count(1).await.unwrap();
     let begun = tokio::time::Instant::now();

@@ -1,20 +1,9 @@
 //! Tests of the fencing token. The behavior that the fenced lock shares with other locks is tested
 //! in lock_kinds.rs.
 
-use std::future::IntoFuture;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
-
-use redlatch::{Client, Embedded, Error, Loss, Owner};
-use redlatch_testkit::{Proxy, Server, unique};
 use tokio::time::advance;
 
-use crate::common::{
-    TestStore, assert_lost, client_at, retry_if_late, until, with_lost_answer, within_limit,
-};
-
-const SECOND: Duration = Duration::from_secs(1);
+use crate::common::prelude::*;
 
 on_every_store! {
     every_acquisition_increments_the_token,
@@ -32,14 +21,14 @@ async fn every_acquisition_increments_the_token(store: TestStore) {
     assert_eq!(lock.current_token().await.unwrap(), 0);
     for expected in 1..=5 {
         let guard = match expected {
-            1 | 2 => lock.lock().await.unwrap(),
+            1 | 2 => held(&lock).await,
             3 => lock.lock().lease(10 * SECOND).await.unwrap(),
             4 => lock.try_lock().await.unwrap().unwrap(),
             _ => lock.try_lock().wait(SECOND).await.unwrap().unwrap(),
         };
         assert_eq!(guard.token(), expected);
         assert_eq!(lock.current_token().await.unwrap(), expected);
-        guard.unlock().await.unwrap();
+        free(guard).await;
         assert_eq!(lock.current_token().await.unwrap(), expected);
     }
 }
@@ -50,25 +39,23 @@ async fn tokens_grow_across_clients_reentry_expiry_and_force_unlock(store: TestS
     let (lock, theirs) = (one.fenced_lock(&name), two.fenced_lock(&name));
     let mut tokens = Vec::new();
 
-    let outer = lock.lock().await.unwrap();
+    let outer = held(&lock).await;
     let inner = outer.reenter().await.unwrap();
     tokens.extend([outer.token(), inner.token()]);
     // A guard keeps the token of its own acquisition.
-    inner.unlock().await.unwrap();
+    free(inner).await;
     assert_eq!(outer.token(), tokens[0]);
     let again = lock.lock().owner(outer.owner()).await.unwrap();
     tokens.push(again.token());
-    again.unlock().await.unwrap();
-    outer.unlock().await.unwrap();
+    free(again).await;
+    free(outer).await;
 
     let expired = retry_if_late(|| theirs.lock().lease(SECOND / 5)).await;
     tokens.push(expired.token());
-    let forced = within_limit("its lease ends", lock.lock().into_future())
-        .await
-        .unwrap();
+    let forced = done("its lease ends", lock.lock().into_future()).await;
     tokens.push(forced.token());
     assert!(theirs.force_unlock().await.unwrap());
-    let last = theirs.lock().await.unwrap();
+    let last = held(&theirs).await;
     tokens.push(last.token());
 
     assert!(
@@ -76,20 +63,20 @@ async fn tokens_grow_across_clients_reentry_expiry_and_force_unlock(store: TestS
         "{tokens:?}"
     );
     assert_eq!(lock.current_token().await.unwrap(), last.token());
-    last.unlock().await.unwrap();
+    free(last).await;
 }
 
 async fn failed_try_lock_uses_no_token(store: TestStore) {
     let client = store.client().await;
     let lock = client.fenced_lock(&unique("vain"));
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     for _ in 0..5 {
         assert!(lock.try_lock().await.unwrap().is_none());
     }
     let refused = retry_if_late(|| lock.try_lock().wait(SECOND / 50)).await;
     assert!(refused.is_none());
     assert_eq!(lock.current_token().await.unwrap(), guard.token());
-    guard.unlock().await.unwrap();
+    free(guard).await;
 }
 
 async fn tokens_follow_the_order_of_acquisitions(store: TestStore) {
@@ -102,15 +89,15 @@ async fn tokens_follow_the_order_of_acquisitions(store: TestStore) {
             let (lock, tokens) = (client.fenced_lock(&name), tokens.clone());
             tasks.push(tokio::spawn(async move {
                 for _ in 0..10 {
-                    let guard = lock.lock().await.unwrap();
+                    let guard = held(&lock).await;
                     tokens.lock().unwrap().push(guard.token());
-                    guard.unlock().await.unwrap();
+                    free(guard).await;
                 }
             }));
         }
     }
     for task in tasks {
-        within_limit("every turn", task).await.unwrap();
+        done("every turn", task).await;
     }
     let tokens = tokens.lock().unwrap();
     assert_eq!((tokens.len(), tokens[0]), (200, 1));
@@ -123,19 +110,19 @@ async fn fenced_lock_excludes_plain_lock_of_the_same_name(store: TestStore) {
     let (one, two) = (store.client().await, store.client().await);
     let name = unique("same");
     let (plain, fenced) = (one.lock(&name), two.fenced_lock(&name));
-    let guard = plain.lock().await.unwrap();
+    let guard = held(&plain).await;
     assert!(fenced.try_lock().await.unwrap().is_none());
     let waiting = tokio::spawn(fenced.lock().into_future());
-    until("it waits", || async { two.status().subscriptions == 1 }).await;
-    guard.unlock().await.unwrap();
-    let guard = within_limit("woken", waiting).await.unwrap().unwrap();
+    until_subscribed(&two, 1).await;
+    free(guard).await;
+    let guard = joined("woken", waiting).await;
     assert_eq!(guard.token(), 1);
     assert!(plain.try_lock().await.unwrap().is_none());
     // One owner that uses both would count its holds twice.
     let me = guard.owner();
     let mixed = two.lock(&name).lock().owner(me).await.unwrap_err();
-    assert!(matches!(mixed, Error::WrongKind { .. }), "{mixed}");
-    guard.unlock().await.unwrap();
+    assert_matches!(mixed, Error::WrongKind { .. });
+    free(guard).await;
 }
 
 /// The token is stored under Redisson's key, and never expires.
@@ -147,16 +134,16 @@ async fn token_is_stored_in_redissons_key() {
     let _: () = server.command(&["SET", key, "41"]);
     let lock = client.fenced_lock("orders:42");
     assert_eq!(lock.current_token().await.unwrap(), 41);
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     assert_eq!(guard.token(), 42);
-    guard.unlock().await.unwrap();
+    free(guard).await;
     assert_eq!(server.command::<String>(&["GET", key]), "42");
-    assert_eq!(server.command::<i64>(&["PTTL", key]), -1);
+    assert_eq!(pttl(&server, key), -1);
     assert_eq!(server.command::<Vec<String>>(&["KEYS", "*"]), [key]);
     // Deleted by hand, it starts again.
     let _: i64 = server.command(&["DEL", key]);
     assert_eq!(lock.current_token().await.unwrap(), 0);
-    assert_eq!(lock.lock().await.unwrap().token(), 1);
+    assert_eq!(held(&lock).await.token(), 1);
 }
 
 /// Foreign data in the token's key causes an error, and stays unchanged.
@@ -180,7 +167,7 @@ async fn invalid_token_is_an_error() {
         assert_eq!(client.status().holds, 0);
         let _: i64 = server.command(&["DEL", key]);
     }
-    assert_eq!(lock.lock().await.unwrap().token(), 1);
+    assert_eq!(held(&lock).await.token(), 1);
 }
 
 /// A server that refuses to increment reports its own reason: it is full, or accepts no writes. The
@@ -194,14 +181,14 @@ async fn server_error_is_not_reported_as_bad_token() {
     let token = before.token();
     let () = server.command(&["CONFIG", "SET", "maxmemory", "1"]);
     let error = before.reenter().await.unwrap_err();
-    assert!(matches!(error, Error::Refused { .. }), "{error}");
-    before.unlock().await.unwrap();
+    assert_matches!(error, Error::Refused { .. });
+    free(before).await;
     let error = lock.lock().await.unwrap_err();
-    assert!(matches!(error, Error::Refused { .. }), "{error}");
+    assert_matches!(error, Error::Refused { .. });
     let () = server.command(&["CONFIG", "SET", "maxmemory", "0"]);
     let after = retry_if_late(|| lock.lock()).await;
     assert!(after.token() > token);
-    after.unlock().await.unwrap();
+    free(after).await;
 }
 
 /// Tokens are exact over their whole range, and an invalid token is reported as such.
@@ -212,19 +199,19 @@ async fn tokens_beyond_float_precision_are_exact() {
     let lock = client.fenced_lock("a");
     let key = "redisson_lock_token:{a}";
     let () = server.command(&["SET", key, "9007199254740992"]);
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     assert_eq!(guard.token(), 9_007_199_254_740_993);
     assert_eq!(lock.current_token().await.unwrap(), 9_007_199_254_740_993);
-    guard.unlock().await.unwrap();
+    free(guard).await;
     for foreign in ["precious", "9223372036854775807"] {
         let () = server.command(&["SET", key, foreign]);
         let error = lock.lock().await.unwrap_err();
-        assert!(matches!(error, Error::WrongKind { .. }), "{error}");
+        assert_matches!(error, Error::WrongKind { .. });
     }
     assert_eq!(lock.current_token().await.unwrap(), i64::MAX as u64);
     let () = server.command(&["SET", key, "precious"]);
     let error = lock.current_token().await.unwrap_err();
-    assert!(matches!(error, Error::WrongKind { .. }), "{error}");
+    assert_matches!(error, Error::WrongKind { .. });
 }
 
 /// An acquisition whose answer is lost with the connection is repeated, and remains the same
@@ -286,12 +273,11 @@ async fn resource_that_checks_tokens_refuses_late_writer(store: TestStore) {
     let fenced = one.fenced_lock(&name);
     let paused = retry_if_late(|| fenced.lock().lease(SECOND / 5)).await;
     assert!(resource.write(paused.token()));
-    let next = within_limit(
+    let next = done(
         "the lease ends",
         two.fenced_lock(&name).lock().into_future(),
     )
-    .await
-    .unwrap();
+    .await;
     assert!(resource.write(next.token()));
 
     assert!(!paused.is_valid(), "says so before the write");
@@ -299,22 +285,20 @@ async fn resource_that_checks_tokens_refuses_late_writer(store: TestStore) {
     assert!(resource.write(next.token()));
     let paused_token = paused.token();
     let lost = paused.unlock().await.unwrap_err();
-    assert!(matches!(lost, Error::Lost { .. }), "{lost}");
+    assert_matches!(lost, Error::Lost { .. });
     let (first, second) = (paused_token, next.token());
     assert_eq!(
         *resource.written.lock().unwrap(),
         [first, second, second],
         "in the order of the tokens"
     );
-    next.unlock().await.unwrap();
+    free(next).await;
 }
 
 /// F28, on waking: the process paused for longer than its lease, and no timer has run yet.
 #[tokio::test(start_paused = true)]
 async fn paused_holder_knows_of_loss_on_waking() {
-    let store = Embedded::new();
-    let client = || Client::builder().connect_embedded(&store).unwrap();
-    let (one, two) = (client(), client());
+    let [one, two] = embedded_clients();
     let resource = Resource::default();
     let paused = one.fenced_lock("a").lock().lease(SECOND).await.unwrap();
     assert!(paused.is_valid() && resource.write(paused.token()));
@@ -336,7 +320,7 @@ async fn paused_holder_knows_of_loss_on_waking() {
         !resource.write(paused.token()),
         "a client that does not request it is refused"
     );
-    next.unlock().await.unwrap();
+    free(next).await;
 }
 
 /// An owner that has lost its hold and acquires again gets a new token: the old one would be
@@ -353,5 +337,5 @@ async fn acquiring_again_after_loss_gets_a_new_token() {
     drop(lost);
     client.flush().await;
     assert!(lock.is_held_by(me).await.unwrap());
-    anew.unlock().await.unwrap();
+    free(anew).await;
 }

@@ -1,18 +1,9 @@
 //! Tests of the locks of a group's values. The behavior that they share with other locks is tested in lock_kinds.rs, and
 //! what Redisson and redlatch share in interop/.
 
-use std::future::IntoFuture;
-use std::time::Duration;
+use redlatch::GroupValue;
 
-use redlatch::{Client, Embedded, Error, GroupValue, Loss, Owner};
-use redlatch_testkit::{Server, unique};
-use tokio::time::sleep;
-
-use crate::common::{
-    LONG, TestStore, assert_lost, client, unregistered_client, until, within_limit,
-};
-
-const SECOND: Duration = Duration::from_secs(1);
+use crate::common::prelude::*;
 
 /// The field of the value `a`, computed by Redisson 4.7.0 with its default codec.
 const FIELD_OF_A: &str = "Jon6GCcO+0QSJkhre5wXYA";
@@ -29,7 +20,7 @@ on_every_store! {
 async fn overlapping_sets_exclude_each_other(store: TestStore) {
     let (one, two) = (store.client().await, store.client().await);
     let name = unique("group");
-    let guard = one.multi_lock(&name, ["a", "b"]).lock().await.unwrap();
+    let guard = held(&one.multi_lock(&name, ["a", "b"])).await;
     let others = two.multi_lock(&name, ["b", "c"]);
     assert!(others.try_lock().await.unwrap().is_none());
     let last = two.group_lock(&name, "c");
@@ -38,12 +29,12 @@ async fn overlapping_sets_exclude_each_other(store: TestStore) {
         "a refused set holds no value"
     );
     let waiting = tokio::spawn(others.lock().into_future());
-    until("it waits", || async { two.status().subscriptions == 1 }).await;
-    guard.unlock().await.unwrap();
-    let guard = within_limit("woken", waiting).await.unwrap().unwrap();
+    until_subscribed(&two, 1).await;
+    free(guard).await;
+    let guard = joined("woken", waiting).await;
     assert!(last.is_locked().await.unwrap());
     assert!(!one.group_lock(&name, "a").is_locked().await.unwrap());
-    guard.unlock().await.unwrap();
+    free(guard).await;
     assert!(!last.is_locked().await.unwrap());
     for client in [one, two] {
         client.flush().await;
@@ -71,12 +62,12 @@ async fn owner_holds_values_through_several_handles(store: TestStore) {
         2,
         "a value that is named twice is acquired once"
     );
-    one.unlock().await.unwrap();
+    free(one).await;
     assert_eq!(
         [count("a").await, count("b").await, count("c").await],
         [0, 1, 1]
     );
-    two.unlock().await.unwrap();
+    free(two).await;
     assert_eq!([count("b").await, count("c").await], [0, 0]);
 }
 
@@ -87,40 +78,40 @@ async fn values_wait_in_queues_of_their_own(store: TestStore) {
     let [a, b] = ["a", "b"].map(|value| client.group_lock(&name, value));
     let held = a.lock().owner(me).await.unwrap();
     let waiting = tokio::spawn(a.lock().into_future());
-    until("it waits", || async { client.status().subscriptions == 1 }).await;
+    until_subscribed(&client, 1).await;
     let second = within_limit("another value", b.lock().owner(me).into_future());
     let second = second.await.unwrap();
-    held.unlock().await.unwrap();
-    let next = within_limit("woken", waiting).await.unwrap().unwrap();
-    next.unlock().await.unwrap();
-    second.unlock().await.unwrap();
+    free(held).await;
+    let next = joined("woken", waiting).await;
+    free(next).await;
+    free(second).await;
 }
 
 async fn forced_unlock_releases_one_value(store: TestStore) {
     let client = store.client().await;
     let name = unique("group");
     let [a, b] = ["a", "b"].map(|value| client.group_lock(&name, value));
-    let (lost, kept) = (a.lock().await.unwrap(), b.lock().await.unwrap());
+    let (lost, kept) = (held(&a).await, held(&b).await);
     assert!(a.force_unlock().await.unwrap());
     assert!(!a.force_unlock().await.unwrap());
     assert_lost(&lost.unlock().await.unwrap_err(), Loss::NotHeld);
     assert!(b.is_held_by(kept.owner()).await.unwrap());
-    kept.unlock().await.unwrap();
+    free(kept).await;
 }
 
 async fn prefix_belongs_to_the_group(store: TestStore) {
     let (plain, prefixed) = (store.client().await, store.client_with_prefix("p:").await);
     let name = unique("group");
-    let _held = prefixed.group_lock(&name, "a").lock().await.unwrap();
+    let _held = held(&prefixed.group_lock(&name, "a")).await;
     assert!(!plain.group_lock(&name, "a").is_locked().await.unwrap());
 }
 
 async fn group_is_not_shown_as_another_object(store: TestStore) {
     let client = store.client().await;
     let name = unique("group");
-    let guard = client.group_lock(&name, "a").lock().await.unwrap();
+    let guard = held(&client.group_lock(&name, "a")).await;
     let shown = client.inspect(&name).await;
-    assert!(matches!(shown, Err(Error::WrongKind { .. })), "{shown:?}");
+    assert_matches!(shown, Err(Error::WrongKind { .. }));
     let mut listing = client.list(&name);
     assert_eq!(listing.next().await.unwrap(), None);
     assert!(client.lock(&name).force_unlock().await.is_err());
@@ -131,19 +122,18 @@ async fn group_is_not_shown_as_another_object(store: TestStore) {
             .await
             .unwrap()
     );
-    guard.unlock().await.unwrap();
+    free(guard).await;
 }
 
 /// The watchdog renews all holds in a group: of several owners, and through several handles. Redisson renews those of the
 /// first thread only.
 #[tokio::test(start_paused = true)]
 async fn all_holds_of_a_group_are_renewed_for_hours() {
-    let store = Embedded::new();
-    let [one, two] = [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
+    let [one, two] = embedded_clients();
     let guards = [
-        one.multi_lock("group", ["a", "b"]).lock().await.unwrap(),
-        one.multi_lock("group", ["c", "d"]).lock().await.unwrap(),
-        two.multi_lock("group", ["e"]).lock().await.unwrap(),
+        held(&one.multi_lock("group", ["a", "b"])).await,
+        held(&one.multi_lock("group", ["c", "d"])).await,
+        held(&two.multi_lock("group", ["e"])).await,
     ];
     sleep(3 * 3600 * SECOND).await;
     for value in ["a", "b", "c", "d", "e"] {
@@ -152,15 +142,14 @@ async fn all_holds_of_a_group_are_renewed_for_hours() {
     }
     for guard in guards {
         assert!(guard.is_valid());
-        guard.unlock().await.unwrap();
+        free(guard).await;
     }
 }
 
 /// The hold of a dead client ends with its lease, although another value keeps the hash of the group alive.
 #[tokio::test(start_paused = true)]
 async fn value_of_a_dead_client_is_free_after_its_lease() {
-    let store = Embedded::new();
-    let [dead, alive] = [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
+    let [dead, alive] = embedded_clients();
     let _kept = alive.group_lock("group", "b").lock().await.unwrap();
     let held = dead
         .group_lock("group", "a")
@@ -217,8 +206,8 @@ async fn fields_are_those_of_redisson() {
     let (seconds, _): (u64, u64) = server.command(&["TIME"]);
     let left = end.parse::<u64>().unwrap() / 1000 - seconds;
     assert!((20..=60).contains(&left), "{left}");
-    again.unlock().await.unwrap();
-    guard.unlock().await.unwrap();
+    free(again).await;
+    free(guard).await;
     assert_eq!(fields(&server, "group"), []);
 }
 
@@ -268,12 +257,12 @@ async fn one_script_acquires_all_values() {
     let client = unregistered_client(&server).await;
     let all = client.multi_lock("group", (0..50).map(|value| format!("value-{value}")));
     // Loads the scripts.
-    all.lock().await.unwrap().unlock().await.unwrap();
+    free(held(&all).await).await;
     let before = server.calls("evalsha:");
-    let guard = all.lock().await.unwrap();
+    let guard = held(&all).await;
     assert_eq!(server.calls("evalsha:"), before + 1);
     assert_eq!(fields(&server, "group").len(), 150);
-    guard.unlock().await.unwrap();
+    free(guard).await;
     assert_eq!(fields(&server, "group"), []);
 }
 
@@ -283,25 +272,19 @@ async fn lock_of_another_kind_is_refused() {
     let server = Server::start();
     let client = client(&server).await;
     let group = client.multi_lock("name", ["a", "b"]);
-    let guard = client.lock("name").lock().await.unwrap();
+    let guard = held(&client.lock("name")).await;
     let before = fields(&server, "name");
     let refused = group.try_lock().await;
-    assert!(
-        matches!(refused, Err(Error::WrongKind { .. })),
-        "{refused:?}"
-    );
+    assert_matches!(refused, Err(Error::WrongKind { .. }));
     assert_eq!(fields(&server, "name"), before);
-    guard.unlock().await.unwrap();
-    let reader = client.read_write_lock("name").read().lock().await.unwrap();
+    free(guard).await;
+    let reader = held(&client.read_write_lock("name").read()).await;
     let refused = group.try_lock().await;
-    assert!(
-        matches!(refused, Err(Error::WrongKind { .. })),
-        "{refused:?}"
-    );
-    reader.unlock().await.unwrap();
-    let guard = group.lock().await.unwrap();
+    assert_matches!(refused, Err(Error::WrongKind { .. }));
+    free(reader).await;
+    let guard = held(&group).await;
     assert!(client.lock("name").try_lock().await.unwrap().is_none());
-    guard.unlock().await.unwrap();
+    free(guard).await;
     assert!(client.lock("name").try_lock().await.unwrap().is_some());
 }
 
@@ -310,12 +293,12 @@ async fn lock_of_another_kind_is_refused() {
 async fn deleted_group_is_reported_and_wakes_waiters() {
     let server = Server::start();
     let (one, two) = (client(&server).await, client(&server).await);
-    let guard = one.multi_lock("group", ["a", "b"]).lock().await.unwrap();
+    let guard = held(&one.multi_lock("group", ["a", "b"])).await;
     let waiting = tokio::spawn(two.group_lock("group", "b").lock().into_future());
-    until("it waits", || async { two.status().subscriptions == 1 }).await;
+    until_subscribed(&two, 1).await;
     let _: i64 = server.command(&["DEL", "group"]);
     assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
-    drop(within_limit("woken", waiting).await.unwrap().unwrap());
+    drop(joined("woken", waiting).await);
 }
 
 #[tokio::test(start_paused = true)]

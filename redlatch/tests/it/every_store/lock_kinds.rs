@@ -1,23 +1,9 @@
 //! Behavior that all kinds of exclusive lock share: one suite that runs for every kind on every
 //! store. The cases are those of Redisson's own tests for its locks (see docs/redisson-parity.md).
 
-use std::future::IntoFuture;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use tokio::time::Instant;
 
-use redlatch::kind::OwnedKind;
-use redlatch::{Client, Error, Expiry, Lock, Loss, Owner};
-use redlatch_testkit::{Server, unique};
-use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep};
-
-use crate::common::{
-    LONG, TestStore, WATCHDOG, assert_lost, drop_after_each_poll, poll_up_to, retry_if_late, until,
-    until_rises, within_limit,
-};
-
-const SECOND: Duration = Duration::from_secs(1);
+use crate::common::prelude::*;
 
 /// Creates a lock of the kind under test.
 type Make<K> = fn(&Client, &str) -> Lock<K>;
@@ -149,9 +135,9 @@ async fn holds_are_counted<K: OwnedKind>(store: TestStore, make: Make<K>) {
         counted(1).await;
         let inner = lock.lock().owner(me).await.unwrap();
         counted(2).await;
-        inner.unlock().await.unwrap();
+        free(inner).await;
         counted(1).await;
-        outer.unlock().await.unwrap();
+        free(outer).await;
         counted(0).await;
     }
 }
@@ -172,7 +158,7 @@ async fn lock_is_held_only_by_its_owner<K: OwnedKind>(store: TestStore, make: Ma
     assert!(theirs.try_lock().owner(me).await.unwrap().is_none());
     let holder = theirs.holder().await.unwrap().unwrap();
     assert_eq!(holder.owner, client.owner_id(me));
-    guard.unlock().await.unwrap();
+    free(guard).await;
     assert!(!theirs.is_locked().await.unwrap());
     assert!(!lock.is_held_by(me).await.unwrap());
 }
@@ -184,11 +170,11 @@ async fn owner_can_reenter_with_try_lock<K: OwnedKind>(store: TestStore, make: M
     let me = Owner::new();
     let outer = lock.try_lock().owner(me).await.unwrap().unwrap();
     let inner = lock.try_lock().owner(me).await.unwrap().unwrap();
-    inner.unlock().await.unwrap();
+    free(inner).await;
     assert!(lock.try_lock().await.unwrap().is_none());
-    outer.unlock().await.unwrap();
+    free(outer).await;
     let next = lock.try_lock().await.unwrap().expect("it is free");
-    next.unlock().await.unwrap();
+    free(next).await;
 }
 
 /// Redisson: testUnlockFail. Only a guard can unlock here. So the case is a guard whose hold was
@@ -197,13 +183,13 @@ async fn late_unlock_does_not_release_the_next_hold<K: OwnedKind>(store: TestSto
     let (client, other) = (store.client().await, store.client().await);
     let name = unique("late");
     let (lock, theirs) = (make(&client, &name), make(&other, &name));
-    let late = lock.lock().await.unwrap();
+    let late = held(&lock).await;
     assert!(theirs.force_unlock().await.unwrap());
-    let next = theirs.lock().await.unwrap();
+    let next = held(&theirs).await;
     assert_lost(&late.unlock().await.unwrap_err(), Loss::NotHeld);
     client.flush().await;
     assert!(theirs.is_held_by(next.owner()).await.unwrap());
-    next.unlock().await.unwrap();
+    free(next).await;
     assert_nothing_left(&other, &theirs).await;
 }
 
@@ -213,22 +199,22 @@ async fn release_passes_the_lock_on<K: OwnedKind>(store: TestStore, make: Make<K
     let name = unique("hand-over");
     let (lock, theirs) = (make(&client, &name), make(&other, &name));
     for dropped in [false, true] {
-        let guard = lock.lock().await.unwrap();
+        let guard = held(&lock).await;
         let here = spawn_waiter(&lock, lock.lock()).await;
         let there = spawn_waiter(&theirs, theirs.try_lock().wait(LONG)).await;
         if dropped {
             drop(guard);
         } else {
-            guard.unlock().await.unwrap();
+            free(guard).await;
         }
         // In any order: each releases the lock to the other.
         let here = async {
-            let guard = within_limit("served here", here).await.unwrap().unwrap();
-            guard.unlock().await.unwrap();
+            let guard = joined("served here", here).await;
+            free(guard).await;
         };
         let there = async {
-            let guard = within_limit("served there", there).await.unwrap().unwrap();
-            guard.expect("within its limit").unlock().await.unwrap();
+            let guard = joined("served there", there).await;
+            free(guard.expect("within its limit")).await;
         };
         tokio::join!(here, there);
     }
@@ -241,19 +227,19 @@ async fn force_unlock_wakes_a_waiter<K: OwnedKind>(store: TestStore, make: Make<
     let name = unique("force");
     let lock = make(&client, &name);
     assert!(!lock.force_unlock().await.unwrap(), "it was not held");
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     assert!(lock.force_unlock().await.unwrap());
     assert!(!lock.is_locked().await.unwrap());
     assert!(!make(&client, &name).is_locked().await.unwrap());
     assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
 
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     let waiting = spawn_waiter(&lock, lock.lock()).await;
     assert!(lock.force_unlock().await.unwrap());
-    let next = within_limit("admitted", waiting).await.unwrap().unwrap();
+    let next = joined("admitted", waiting).await;
     assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
     assert!(lock.is_held_by(next.owner()).await.unwrap());
-    next.unlock().await.unwrap();
+    free(next).await;
 }
 
 /// Redisson: testConcurrency_SingleInstance, testConcurrencyLoop_MultiInstance,
@@ -270,16 +256,16 @@ async fn clients_exclude_each_other_in_turn<K: OwnedKind>(store: TestStore, make
         let counter = counter.clone();
         tasks.push(tokio::spawn(async move {
             for _ in 0..TURNS {
-                let guard = lock.lock().await.unwrap();
+                let guard = held(&lock).await;
                 let counted = counter.load(Ordering::SeqCst);
                 tokio::task::yield_now().await;
                 counter.store(counted + 1, Ordering::SeqCst);
-                guard.unlock().await.unwrap();
+                free(guard).await;
             }
         }));
     }
     for task in tasks {
-        within_limit("all have their turns", task).await.unwrap();
+        done("all have their turns", task).await;
     }
     assert_eq!(counter.load(Ordering::SeqCst), CLIENTS * TURNS);
 }
@@ -300,7 +286,7 @@ async fn attempts_of_many_tasks_leave_nothing_behind<K: OwnedKind>(
                 for _ in 0..100 {
                     if let Some(guard) = lock.try_lock().await.unwrap() {
                         assert!(client.status().holds >= 1, "held and not watched");
-                        guard.unlock().await.unwrap();
+                        free(guard).await;
                         acquired.fetch_add(1, Ordering::SeqCst);
                     }
                 }
@@ -308,7 +294,7 @@ async fn attempts_of_many_tasks_leave_nothing_behind<K: OwnedKind>(
         })
         .collect();
     for task in tasks {
-        within_limit("tried", task).await.unwrap();
+        done("tried", task).await;
     }
     assert!(
         acquired.load(Ordering::SeqCst) >= 16,
@@ -362,10 +348,8 @@ async fn lock_of_dead_client_is_free_when_its_lease_ends<K: OwnedKind>(
     };
     tokio::task::spawn_blocking(dying).await.unwrap();
     let lock = make(&store.client().await, &name);
-    let guard = within_limit("its lease ends", lock.lock().into_future())
-        .await
-        .unwrap();
-    guard.unlock().await.unwrap();
+    let guard = done("its lease ends", lock.lock().into_future()).await;
+    free(guard).await;
 }
 
 /// Waits until the lease has become longer.
@@ -380,21 +364,21 @@ async fn waiters_of_one_client_are_served_in_order<K: OwnedKind>(store: TestStor
     let client = store.client().await;
     let lock = make(&client, &unique("order"));
     let order = Arc::new(std::sync::Mutex::new(Vec::new()));
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     let mut waiters = Vec::new();
     for n in 0..10 {
         let (lock, order) = (lock.clone(), order.clone());
         let handle = lock.clone();
         let turn = async move {
-            let guard = lock.lock().await.unwrap();
+            let guard = held(&lock).await;
             order.lock().unwrap().push(n);
-            guard.unlock().await.unwrap();
+            free(guard).await;
         };
         waiters.push(spawn_waiter(&handle, turn).await);
     }
-    guard.unlock().await.unwrap();
+    free(guard).await;
     for waiter in waiters {
-        within_limit("served", waiter).await.unwrap();
+        done("served", waiter).await;
     }
     assert_eq!(*order.lock().unwrap(), (0..10).collect::<Vec<_>>());
 }
@@ -418,17 +402,17 @@ async fn unusual_names_work<K: OwnedKind>(store: TestStore, make: Make<K>) {
             let lock = make(&client, &format!("{sort}{}", unique("sort")));
             if ["}{", "{}"].contains(&sort) {
                 let refused = lock.lock().await.unwrap_err();
-                assert!(matches!(refused, Error::InvalidName { .. }), "{refused}");
+                assert_matches!(refused, Error::InvalidName { .. });
                 continue;
             }
-            let guard = lock.lock().await.unwrap();
+            let guard = held(&lock).await;
             let inner = guard.reenter().await.unwrap();
             let waiting = spawn_waiter(&lock, lock.lock()).await;
-            inner.unlock().await.unwrap();
-            guard.unlock().await.unwrap();
-            let next = within_limit(sort, waiting).await.unwrap().unwrap();
+            free(inner).await;
+            free(guard).await;
+            let next = joined(sort, waiting).await;
             assert_eq!(next.name(), lock.name());
-            next.unlock().await.unwrap();
+            free(next).await;
             assert_nothing_left(&client, &lock).await;
         }
     }
@@ -438,11 +422,11 @@ async fn unusual_names_work<K: OwnedKind>(store: TestStore, make: Make<K>) {
 async fn non_reentrant_lock_passes_on_after_release<K: OwnedKind>(store: TestStore, make: Make<K>) {
     let client = store.client().await;
     let lock = make(&client, &unique("strict-hand-over")).non_reentrant();
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     let waiting = spawn_waiter(&lock, lock.lock()).await;
-    guard.unlock().await.unwrap();
-    let next = within_limit("handed over", waiting).await.unwrap().unwrap();
-    next.unlock().await.unwrap();
+    free(guard).await;
+    let next = joined("handed over", waiting).await;
+    free(next).await;
     assert_nothing_left(&client, &lock).await;
 }
 
@@ -473,25 +457,22 @@ async fn non_reentrant_lock_refuses_its_owner<K: OwnedKind>(store: TestStore, ma
             .err(),
         ];
         for refused in refused {
-            assert!(
-                matches!(refused, Some(Error::AlreadyHeld { .. })),
-                "{refused:?}"
-            );
+            assert_matches!(refused, Some(Error::AlreadyHeld { .. }));
         }
         assert!(handle.is_held_by(me).await.unwrap());
         assert_eq!(handle.hold_count(me).await.unwrap(), 1);
     }
     assert!(guard.is_valid());
-    guard.unlock().await.unwrap();
+    free(guard).await;
     assert!(!again.is_locked().await.unwrap());
     let next = again.lock().owner(me).await.unwrap();
-    next.unlock().await.unwrap();
+    free(next).await;
 }
 
 /// Redisson: testTryLockWait, testTryLockAsyncWaitTime.
 async fn wait_limit_ends_on_time<K: OwnedKind>(client: Client, make: Make<K>) {
     let lock = make(&client, "a");
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     let begun = Instant::now();
     let refused = lock.try_lock().wait(3 * SECOND).await.unwrap();
     let took = begun.elapsed();
@@ -500,25 +481,25 @@ async fn wait_limit_ends_on_time<K: OwnedKind>(client: Client, make: Make<K>) {
         took >= 3 * SECOND && took <= 3 * SECOND + SECOND / 3,
         "{took:?}"
     );
-    guard.unlock().await.unwrap();
+    free(guard).await;
 }
 
 /// Redisson: testTimedTryLockAsync.
 async fn long_enough_wait_acquires_the_lock<K: OwnedKind>(client: Client, make: Make<K>) {
     let lock = make(&client, "a");
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     let begun = Instant::now();
     let waiting = lock.try_lock().wait(SECOND).lease(30 * SECOND);
     let waiting = tokio::spawn(waiting.into_future());
     sleep(SECOND / 2).await;
     assert!(!waiting.is_finished());
-    guard.unlock().await.unwrap();
+    free(guard).await;
     let next = waiting.await.unwrap().unwrap().expect("in time");
     // A waiter of a spin lock retries every 128 ms.
     assert!(begun.elapsed() <= SECOND / 2 + SECOND / 7);
     let left = next.valid_for();
     assert!(left > 29 * SECOND && left <= 30 * SECOND, "{left:?}");
-    next.unlock().await.unwrap();
+    free(next).await;
 }
 
 /// Redisson: testExpire.
@@ -526,7 +507,7 @@ async fn next_waiter_acquires_when_fixed_lease_ends<K: OwnedKind>(client: Client
     let lock = make(&client, "a");
     let begun = Instant::now();
     let late = lock.lock().lease(2 * SECOND).await.unwrap();
-    let next = lock.lock().await.unwrap();
+    let next = held(&lock).await;
     let took = begun.elapsed();
     assert!(
         took >= 2 * SECOND && took <= 2 * SECOND + SECOND / 7,
@@ -536,7 +517,7 @@ async fn next_waiter_acquires_when_fixed_lease_ends<K: OwnedKind>(client: Client
     assert_lost(&late.unlock().await.unwrap_err(), Loss::LeaseEnded);
     client.flush().await;
     assert!(lock.is_held_by(next.owner()).await.unwrap());
-    next.unlock().await.unwrap();
+    free(next).await;
 }
 
 /// Redisson: testRemainTimeToLive, testRemainTimeToLive2.
@@ -552,11 +533,11 @@ async fn remaining_lease_is_reported<K: OwnedKind>(client: Client, make: Make<K>
     sleep(600 * SECOND).await;
     let after = left().await.unwrap();
     assert!(after <= 3000 * SECOND && after > 2999 * SECOND, "{after:?}");
-    guard.unlock().await.unwrap();
+    free(guard).await;
     assert_eq!(left().await, None);
-    let renewed = lock.lock().await.unwrap();
+    let renewed = held(&lock).await;
     assert_eq!(left().await, Some(30 * SECOND));
-    renewed.unlock().await.unwrap();
+    free(renewed).await;
     assert_eq!(left().await, None);
 }
 
@@ -571,13 +552,8 @@ async fn partial_release_keeps_a_fixed_lease<K: OwnedKind>(client: Client, make:
     }
     sleep(4 * SECOND).await;
     for guard in guards.drain(1..) {
-        guard.unlock().await.unwrap();
-        let left = lock
-            .remaining_lease()
-            .await
-            .unwrap()
-            .and_then(Expiry::duration)
-            .unwrap();
+        free(guard).await;
+        let left = lease_left(&lock).await;
         assert!(left <= 6 * SECOND && left > 5 * SECOND, "{left:?}");
     }
     sleep(6 * SECOND).await;
@@ -591,14 +567,14 @@ async fn hold_after_a_reentered_one_is_renewed<K: OwnedKind>(client: Client, mak
     for me in [Owner::new(), Owner::new()] {
         let outer = lock.lock().owner(me).await.unwrap();
         let inner = outer.reenter().await.unwrap();
-        inner.unlock().await.unwrap();
-        outer.unlock().await.unwrap();
+        free(inner).await;
+        free(outer).await;
         for next in [me, Owner::new()] {
             let guard = lock.lock().owner(next).await.unwrap();
             sleep(600 * SECOND).await;
             assert!(guard.is_valid());
             assert!(lock.is_held_by(next).await.unwrap());
-            guard.unlock().await.unwrap();
+            free(guard).await;
         }
     }
     sleep(60 * SECOND).await;
@@ -609,7 +585,7 @@ async fn hold_after_a_reentered_one_is_renewed<K: OwnedKind>(client: Client, mak
 async fn unreachable_server_is_an_error<K: OwnedKind>(mut server: Server, make: Make<K>) {
     let client = Client::connect(&server.url()).await.unwrap();
     let lock = make(&client, "a");
-    lock.lock().await.unwrap().unlock().await.unwrap();
+    free(held(&lock).await).await;
     server.kill();
     let waiting = lock.try_lock().wait(5 * SECOND).lease(10 * SECOND);
     for refused in [
@@ -619,12 +595,12 @@ async fn unreachable_server_is_an_error<K: OwnedKind>(mut server: Server, make: 
             .err(),
     ] {
         let error = refused.expect("there is no server");
-        assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+        assert_matches!(error, Error::Unavailable { .. });
         assert!(error.is_transient());
     }
     server.restart();
     // A request that was never sent needs no settling either.
-    lock.lock().await.unwrap().unlock().await.unwrap();
+    free(held(&lock).await).await;
     assert_nothing_left(&client, &lock).await;
 }
 
@@ -633,15 +609,15 @@ async fn restart_reports_loss_and_renews_new_hold<K: OwnedKind>(mut server: Serv
     let settings = Client::builder().watchdog_lease(WATCHDOG);
     let client = settings.connect(&server.url()).await.unwrap();
     let lock = make(&client, "a");
-    let forgotten = lock.lock().await.unwrap();
+    let forgotten = held(&lock).await;
     server.restart();
     within_limit("the loss is reported", forgotten.lost()).await;
     assert!(matches!(forgotten.unlock().await, Err(Error::Lost { .. })));
     for _ in 0..2 {
-        let guard = lock.lock().await.unwrap();
+        let guard = held(&lock).await;
         renewed(&lock).await;
         assert!(guard.is_valid());
-        guard.unlock().await.unwrap();
+        free(guard).await;
     }
     assert_nothing_left(&client, &lock).await;
 }
@@ -660,17 +636,17 @@ async fn many_waiters_on_five_names_leave_no_subscription<K: OwnedKind>(
             tokio::spawn(async move {
                 for turn in 0..10 {
                     let lock = make(&client, &format!("lock-{}", (task + turn) % 5));
-                    let guard = lock.lock().await.unwrap();
+                    let guard = held(&lock).await;
                     tokio::task::yield_now().await;
-                    guard.unlock().await.unwrap();
+                    free(guard).await;
                 }
             })
         })
         .collect();
     for task in tasks {
-        within_limit("every turn", task).await.unwrap();
+        done("every turn", task).await;
     }
-    until("no subscription is left", || async {
+    until("no subscription is left", async || {
         let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS", "*"]);
         channels.is_empty() && client.status().subscriptions == 0
     })
@@ -697,14 +673,14 @@ async fn hold_of_redisson_is_respected<K: OwnedKind>(server: Server, make: Make<
     );
     let _: i64 = server.command(&["DEL", "orders:42"]);
     let _: i64 = server.command(&["PUBLISH", "redisson_lock__channel:{orders:42}", "0"]);
-    let guard = within_limit("woken", waiting).await.unwrap().unwrap();
+    let guard = joined("woken", waiting).await;
 
     // This is what Java sees then.
     let held: Vec<String> = server.command(&["HGETALL", "orders:42"]);
     assert_eq!(held, [guard.owner_id().as_str(), "1"]);
     let left: i64 = server.command(&["PTTL", "orders:42"]);
     assert!(left > 0 && left <= 30_000, "{left}");
-    guard.unlock().await.unwrap();
+    free(guard).await;
     assert_eq!(server.command::<i64>(&["EXISTS", "orders:42"]), 0);
 }
 

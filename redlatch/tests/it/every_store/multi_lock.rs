@@ -1,21 +1,9 @@
 //! Tests of the multi-lock: several locks, all or none.
 
-use std::future::{Future, IntoFuture};
-use std::pin::pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-
-use redlatch::{Client, Embedded, Error, Expiry, Loss, Member, MultiLock, Owner};
-use redlatch_testkit::{Proxy, Server, unique};
+use redlatch::Member;
 use tokio::sync::Barrier;
 
-use crate::common::{
-    LONG, TestStore, WATCHDOG, assert_lost, client_at, drop_after_each_poll, retry_if_late,
-    unregistered_client, until, until_rises, with_lost_answer, within_limit,
-};
-
-const SECOND: Duration = Duration::from_secs(1);
+use crate::common::prelude::*;
 
 async fn is_held(client: &Client, name: &str) -> bool {
     client.lock(name).is_locked().await.unwrap()
@@ -71,7 +59,7 @@ async fn all_members_are_held_or_none(store: TestStore) {
     assert!(!multi.is_held_by(Owner::new()).await.unwrap());
     assert!(multi.try_lock().await.unwrap().is_none());
     assert_eq!(client.status().holds, 3);
-    guard.unlock().await.unwrap();
+    free(guard).await;
     // Whichever member another owner holds, no member is acquired.
     for name in &names {
         let held = client.lock(name).lock().await.unwrap();
@@ -79,7 +67,7 @@ async fn all_members_are_held_or_none(store: TestStore) {
         for other in names.iter().filter(|other| *other != name) {
             assert!(!is_held(&client, other).await);
         }
-        held.unlock().await.unwrap();
+        free(held).await;
     }
     // All clients acquire the members in the same order.
     let mut order = None;
@@ -91,7 +79,7 @@ async fn all_members_are_held_or_none(store: TestStore) {
         let guard = multi.lock().await.unwrap();
         let taken: Vec<String> = guard.names().map(str::to_owned).collect();
         assert_eq!(*order.get_or_insert_with(|| taken.clone()), taken);
-        guard.unlock().await.unwrap();
+        free(guard).await;
     }
     assert_nothing_left(&client, &names.each_ref().map(String::as_str)).await;
 }
@@ -118,10 +106,10 @@ async fn one_of_ten_attempts_wins(store: TestStore) {
         });
         let mut guards = Vec::new();
         for one in tries.collect::<Vec<_>>() {
-            guards.extend(within_limit("answered", one).await.unwrap());
+            guards.extend(done("answered", one).await);
         }
         assert_eq!(guards.len(), 1);
-        guards.remove(0).unlock().await.unwrap();
+        free(guards.remove(0)).await;
     }
     for client in &clients {
         assert_nothing_left(client, &[&a, &b, &c]).await;
@@ -139,7 +127,7 @@ async fn blocked_member_releases_the_others_before_waiting(store: TestStore) {
     ] {
         let held = other.lock(&b).lock().await.unwrap();
         let waiting = tokio::spawn(multi.lock().into_future());
-        until("it waits", || async {
+        until("it waits", async || {
             client.status().subscriptions + second.status().subscriptions > 0
         })
         .await;
@@ -148,13 +136,10 @@ async fn blocked_member_releases_the_others_before_waiting(store: TestStore) {
         free.unwrap().unlock().await.unwrap();
         assert!(!waiting.is_finished());
         held.unlock().await.unwrap();
-        let guard = within_limit("woken", waiting).await.unwrap().unwrap();
+        let guard = joined("woken", waiting).await;
         guard.unlock().await.unwrap();
         for client in [&client, &second] {
-            until("no subscription is left", || async {
-                client.status().subscriptions == 0
-            })
-            .await;
+            until_subscribed(client, 0).await;
             assert_nothing_left(client, &[&a, &b]).await;
         }
     }
@@ -171,7 +156,7 @@ async fn waiting_ends_at_its_limit(store: TestStore) {
     assert!(limited.is_none());
     assert!(begun.elapsed() >= wait);
     assert_nothing_left(&client, &[&a]).await;
-    held.unlock().await.unwrap();
+    free(held).await;
     let guard = multi.try_lock().wait(LONG).await.unwrap();
     assert!(guard.is_some());
 }
@@ -190,12 +175,12 @@ async fn blocking_holders_are_awaited_one_after_the_other(store: TestStore) {
     // next member.
     held.rotate_left(1);
     for guard in held {
-        until("it waits", || async { client.status().subscriptions > 0 }).await;
+        until("it waits", async || client.status().subscriptions > 0).await;
         assert!(!waiting.is_finished());
-        guard.unlock().await.unwrap();
+        free(guard).await;
     }
-    let guard = within_limit("woken", waiting).await.unwrap().unwrap();
-    guard.unlock().await.unwrap();
+    let guard = joined("woken", waiting).await;
+    free(guard).await;
     assert_nothing_left(&client, &names.each_ref().map(String::as_str)).await;
 }
 
@@ -214,7 +199,7 @@ async fn members_can_have_different_kinds(store: TestStore) {
         assert_eq!(guard.token(&token), Some(expected));
         assert_eq!(guard.token(&other.fenced_lock(&fenced)), None);
         assert_eq!(guard.names().count(), 4);
-        guard.unlock().await.unwrap();
+        free(guard).await;
     }
     // With several clients, one member is acquired before the others. An owner set by the
     // caller that waited for it continues with that acquisition.
@@ -222,15 +207,12 @@ async fn members_can_have_different_kinds(store: TestStore) {
     let held = token.lock().await.unwrap();
     let before = held.token();
     let waiting = tokio::spawn(apart.lock().owner(Owner::new()).into_future());
-    until("it waits", || async { client.status().subscriptions > 0 }).await;
-    held.unlock().await.unwrap();
-    let guard = within_limit("woken", waiting).await.unwrap().unwrap();
+    until("it waits", async || client.status().subscriptions > 0).await;
+    free(held).await;
+    let guard = joined("woken", waiting).await;
     assert_eq!(guard.token(&token), Some(before + 1));
-    guard.unlock().await.unwrap();
-    until("no queue is left", || async {
-        client.status().subscriptions == 0
-    })
-    .await;
+    free(guard).await;
+    until_subscribed(&client, 0).await;
     // A spin lock publishes nothing when it is released: the waiter polls.
     let held = other.spin_lock(&spin).lock().await.unwrap();
     let mut waiting = Box::pin(multi.lock().into_future());
@@ -246,9 +228,9 @@ async fn members_can_have_different_kinds(store: TestStore) {
         () = refused => {}
     }
     let waiting = tokio::spawn(waiting);
-    held.unlock().await.unwrap();
-    let guard = within_limit("spun", waiting).await.unwrap().unwrap();
-    guard.unlock().await.unwrap();
+    free(held).await;
+    let guard = joined("spun", waiting).await;
+    free(guard).await;
     assert_nothing_left(&client, &[&lock, &fenced, &spin, &strict]).await;
 }
 
@@ -271,9 +253,9 @@ async fn fair_and_read_write_members(store: TestStore) {
     let held = theirs.0.lock().await.unwrap();
     assert!(multi.try_lock().await.unwrap().is_none());
     let waiting = tokio::spawn(multi.lock().into_future());
-    until("it waits", || async { client.status().subscriptions > 0 }).await;
+    until("it waits", async || client.status().subscriptions > 0).await;
     // The waiter may be in the middle of an attempt, and hold the first member for that long.
-    until("it holds nothing", || async { !is_held(&other, &a).await }).await;
+    until("it holds nothing", async || !is_held(&other, &a).await).await;
     let reader = theirs.1.read().lock().await.unwrap();
     held.unlock().await.unwrap();
     // It has left the fair lock's queue, and holds nothing.
@@ -281,7 +263,7 @@ async fn fair_and_read_write_members(store: TestStore) {
     free.unwrap().unlock().await.unwrap();
     assert!(!waiting.is_finished());
     reader.unlock().await.unwrap();
-    let guard = within_limit("woken", waiting).await.unwrap().unwrap();
+    let guard = joined("woken", waiting).await;
     guard.unlock().await.unwrap();
     // It also leaves the queue when it times out.
     let held = theirs.0.lock().await.unwrap();
@@ -310,10 +292,10 @@ async fn members_of_several_clients(store: TestStore) {
     assert!(two.lock(&b).is_held_by(owner).await.unwrap());
     assert!(one.lock(&c).is_held_by(owner).await.unwrap());
     assert!(elsewhere.lock(&d).is_held_by(owner).await.unwrap());
-    guard.unlock().await.unwrap();
+    free(guard).await;
     let held = elsewhere.lock(&d).lock().await.unwrap();
     assert!(multi.try_lock().await.unwrap().is_none());
-    held.unlock().await.unwrap();
+    free(held).await;
     for client in [&one, &two] {
         assert_nothing_left(client, &[&a, &b, &c]).await;
     }
@@ -328,17 +310,17 @@ async fn owner_can_reenter(store: TestStore) {
     let outer = of(&[&a, &b]).lock().owner(owner).await.unwrap();
     let inner = of(&[&b, &c]).lock().owner(owner).await.unwrap();
     assert_eq!(client.lock(&b).hold_count(owner).await.unwrap(), 2);
-    outer.unlock().await.unwrap();
+    free(outer).await;
     assert_eq!(client.lock(&b).hold_count(owner).await.unwrap(), 1);
     assert!(!is_held(&client, &a).await);
     // A failed attempt does not change the holds from before.
-    let held = other.lock(&a).lock().await.unwrap();
+    let guard = held(&other.lock(&a)).await;
     let again = of(&[&a, &b, &c]).try_lock().owner(owner).await.unwrap();
     assert!(again.is_none());
     assert_eq!(client.lock(&b).hold_count(owner).await.unwrap(), 1);
     assert!(inner.is_valid());
-    held.unlock().await.unwrap();
-    inner.unlock().await.unwrap();
+    free(guard).await;
+    free(inner).await;
     let scoped = owner.scope(async { of(&[&a]).lock().await });
     assert_eq!(scoped.await.unwrap().owner(), owner);
     assert_nothing_left(&client, &[&a, &b, &c]).await;
@@ -351,38 +333,29 @@ async fn owner_does_not_block_itself(store: TestStore) {
     let owner = Owner::new();
     let outer = client.lock(&a).lock().owner(owner).await.unwrap();
     let next = tokio::spawn(client.lock(&a).lock().into_future());
-    until("it is queued", || async {
-        client.status().subscriptions == 1
-    })
-    .await;
+    until_subscribed(&client, 1).await;
     let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
     let inner = within_limit("re-entered", multi.lock().owner(owner).into_future()).await;
-    inner.unwrap().unlock().await.unwrap();
-    outer.unlock().await.unwrap();
-    within_limit("the next", next)
-        .await
-        .unwrap()
-        .unwrap()
-        .unlock()
-        .await
-        .unwrap();
+    free(inner.unwrap()).await;
+    free(outer).await;
+    free(joined("the next", next).await).await;
     // The local queue contains the owner, another waiter that is never served, and the owner once
     // more. The owner acquires the lock by its first request, so its second one does not wait for
     // the other waiter.
-    let held = client.lock(&a).lock().await.unwrap();
+    let guard = held(&client.lock(&a)).await;
     let mut single = pin!(client.lock(&a).lock().owner(owner).into_future());
     assert!(poll_up_to(50, &mut single).await.is_none());
     let mut stuck = Box::pin(client.lock(&a).lock().into_future());
     assert!(poll_up_to(50, &mut stuck).await.is_none());
     let mut both = pin!(multi.lock().owner(owner).into_future());
     assert!(poll_up_to(50, &mut both).await.is_none());
-    held.unlock().await.unwrap();
-    let outer = within_limit("the single one", single).await.unwrap();
-    let inner = within_limit("both", both).await.unwrap();
+    free(guard).await;
+    let outer = done("the single one", single).await;
+    let inner = done("both", both).await;
     drop(stuck);
     assert_eq!(outer.hold_count(), 2);
-    inner.unlock().await.unwrap();
-    outer.unlock().await.unwrap();
+    free(inner).await;
+    free(outer).await;
     assert_nothing_left(&client, &[&a, &b]).await;
 }
 
@@ -393,9 +366,9 @@ async fn non_reentrant_member_refuses_its_owner(store: TestStore) {
     let multi = MultiLock::new([client.lock(&a), client.lock(&b).non_reentrant()]);
     let guard = multi.lock().owner(owner).await.unwrap();
     let again = multi.lock().owner(owner).await.unwrap_err();
-    assert!(matches!(again, Error::AlreadyHeld { .. }), "{again}");
+    assert_matches!(again, Error::AlreadyHeld { .. });
     assert_eq!(client.lock(&a).hold_count(owner).await.unwrap(), 1);
-    guard.unlock().await.unwrap();
+    free(guard).await;
     assert_nothing_left(&client, &[&a, &b]).await;
 }
 
@@ -411,18 +384,11 @@ async fn fixed_lease_is_not_renewed(store: TestStore) {
     let lost = fixed.unlock().await.unwrap_err();
     assert_lost(&lost, Loss::LeaseEnded);
     // Without a fixed lease, it is renewed.
-    let renewed = multi.lock().await.unwrap();
+    let renewed = held(&multi).await;
     let lock = client.lock(&b);
-    until_rises("the lease", || async {
-        lock.remaining_lease()
-            .await
-            .unwrap()
-            .and_then(Expiry::duration)
-            .unwrap()
-    })
-    .await;
+    until_rises("the lease", async || lease_left(&lock).await).await;
     assert!(renewed.is_valid());
-    renewed.unlock().await.unwrap();
+    free(renewed).await;
     assert_nothing_left(&client, &[&a, &b]).await;
 }
 
@@ -435,16 +401,11 @@ async fn failed_attempt_extends_no_lease(store: TestStore) {
     let me = Owner::new();
     let mine = client.lock(&names[0]);
     let guard = mine.lock().owner(me).lease(LONG).await.unwrap();
-    let _theirs = other.lock(&names[1]).lock().await.unwrap();
+    let _theirs = held(&other.lock(&names[1])).await;
     let both = MultiLock::new(names.each_ref().map(|name| client.lock(name)));
     let again = both.try_lock().owner(me).lease(10 * LONG).await.unwrap();
     assert!(again.is_none());
-    let left = mine
-        .remaining_lease()
-        .await
-        .unwrap()
-        .and_then(Expiry::duration)
-        .unwrap();
+    let left = lease_left(&mine).await;
     assert!(
         left <= LONG && left + SECOND > guard.valid_for(),
         "{left:?}"
@@ -459,17 +420,12 @@ async fn failed_attempt_extends_no_lease(store: TestStore) {
             .unwrap()
             .is_none()
     );
-    let left = mine
-        .remaining_lease()
-        .await
-        .unwrap()
-        .and_then(Expiry::duration)
-        .unwrap();
+    let left = lease_left(&mine).await;
     assert!(
         left <= LONG && left + SECOND > guard.valid_for(),
         "{left:?}"
     );
-    guard.unlock().await.unwrap();
+    free(guard).await;
 }
 
 async fn one_lost_member_means_a_lost_guard(store: TestStore) {
@@ -477,7 +433,7 @@ async fn one_lost_member_means_a_lost_guard(store: TestStore) {
     let client = store.client_with(settings).await;
     let (a, b) = (unique("lost-a"), unique("lost-b"));
     let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
-    let guard = multi.lock().await.unwrap();
+    let guard = held(&multi).await;
     assert!(client.lock(&b).force_unlock().await.unwrap());
     within_limit("the loss is reported", guard.lost()).await;
     assert!(!guard.is_valid());
@@ -496,7 +452,7 @@ async fn all_members_are_released_even_if_one_is_lost(store: TestStore) {
     ];
     let multi = MultiLock::new(names.each_ref().map(|name| client.lock(name)));
     for lost in &names {
-        let guard = multi.lock().await.unwrap();
+        let guard = held(&multi).await;
         assert!(client.lock(lost).force_unlock().await.unwrap());
         match guard.unlock().await.unwrap_err() {
             Error::Lost { name, .. } => assert_eq!(&name, lost),
@@ -513,7 +469,7 @@ async fn dropped_guard_releases_all_members(store: TestStore) {
     let client = store.client().await;
     let (a, b) = (unique("drop-a"), unique("drop-b"));
     let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
-    drop(multi.lock().await.unwrap());
+    drop(held(&multi).await);
     assert_nothing_left(&client, &[&a, &b]).await;
 }
 
@@ -548,7 +504,7 @@ async fn request_dropped_anywhere_leaves_nothing_behind(store: TestStore) {
                 let waiter = poll_up_to(polls, multi.lock().into_future());
                 let (guard, ()) = tokio::join!(waiter, async {
                     if let Some(held) = held {
-                        held.unlock().await.unwrap();
+                        free(held).await;
                     }
                 });
                 let through = guard.is_some();
@@ -638,10 +594,7 @@ async fn contend(
             let (clients, names, inside) = (all.clone(), names.clone(), inside.clone());
             tokio::spawn(async move {
                 for round in 0..ROUNDS {
-                    let guard = multi(&clients, names.clone(), n, round)
-                        .lock()
-                        .await
-                        .unwrap();
+                    let guard = held(&multi(&clients, names.clone(), n, round)).await;
                     for one in &inside {
                         assert!(!one.swap(true, Ordering::SeqCst), "two at once");
                     }
@@ -649,13 +602,13 @@ async fn contend(
                     for one in &inside {
                         one.store(false, Ordering::SeqCst);
                     }
-                    guard.unlock().await.unwrap();
+                    free(guard).await;
                 }
             })
         })
         .collect();
     for player in players {
-        within_limit("all get their turns", player).await.unwrap();
+        done("all get their turns", player).await;
     }
     for client in &all {
         assert_nothing_left(client, &names.each_ref().map(String::as_str)).await;
@@ -665,7 +618,7 @@ async fn contend(
 async fn invalid_members_are_rejected(store: TestStore) {
     let (client, other) = (store.client().await, store.client().await);
     let invalid = |error: Error, reason: &str| {
-        assert!(matches!(error, Error::InvalidMembers { .. }), "{error}");
+        assert_matches!(error, Error::InvalidMembers { .. });
         assert!(error.to_string().contains(reason), "{error}");
     };
     let none = MultiLock::new(Vec::<Member>::new());
@@ -675,30 +628,30 @@ async fn invalid_members_are_rejected(store: TestStore) {
     invalid(twice.try_lock().await.unwrap_err(), "two clients");
     // The same lock twice through one client counts once.
     let once = MultiLock::new([client.lock(&name), client.lock(&name)]);
-    let guard = once.lock().await.unwrap();
+    let guard = held(&once).await;
     assert_eq!(
         client.lock(&name).hold_count(guard.owner()).await.unwrap(),
         1
     );
-    guard.unlock().await.unwrap();
+    free(guard).await;
     // The same owner cannot hold it as another kind of lock.
     let kinds = once.clone().and(client.fenced_lock(&name));
     let error = kinds.lock().await.unwrap_err();
-    assert!(matches!(error, Error::WrongKind { .. }), "{error}");
+    assert_matches!(error, Error::WrongKind { .. });
 
     let unnamed = once.clone().and(client.lock(""));
     let error = unnamed.lock().await.unwrap_err();
-    assert!(matches!(error, Error::InvalidName { .. }), "{error}");
+    assert_matches!(error, Error::InvalidName { .. });
     for lease in [Duration::ZERO, Duration::MAX] {
         let error = once.lock().lease(lease).await.unwrap_err();
-        assert!(matches!(error, Error::InvalidLease { .. }), "{error}");
+        assert_matches!(error, Error::InvalidLease { .. });
     }
     let endless = once.try_lock().wait(Duration::MAX).await.unwrap();
     drop(endless);
     let many = MultiLock::new((0..1000).map(|n| client.lock(&format!("{name}-{n}"))));
-    let guard = many.lock().await.unwrap();
+    let guard = held(&many).await;
     assert_eq!(client.status().holds, 1000);
-    guard.unlock().await.unwrap();
+    free(guard).await;
     assert_nothing_left(&client, &[&name, &format!("{name}-7")]).await;
 }
 
@@ -739,7 +692,7 @@ async fn run_holds_all_locks(store: TestStore) {
         client.lock(&a).force_unlock().await.unwrap();
     });
     let lost = lost.await.unwrap_err();
-    assert!(matches!(lost, Error::Lost { .. }), "{lost}");
+    assert_matches!(lost, Error::Lost { .. });
     assert_nothing_left(&client, &[&a, &b]).await;
 }
 
@@ -750,11 +703,11 @@ async fn members_of_one_client_are_acquired_in_one_round_trip() {
     let multi = MultiLock::new((0..20).map(|n| client.lock(&format!("one-{n}"))))
         .and(client.fenced_lock("two"))
         .and(client.spin_lock("three"));
-    multi.lock().await.unwrap().unlock().await.unwrap();
+    free(multi.lock().await.unwrap()).await;
     let before = server.calls("eval");
     let guard = multi.lock().await.unwrap();
     assert_eq!(server.calls("eval") - before, 1);
-    guard.unlock().await.unwrap();
+    free(guard).await;
     // A blocked member costs no more: the same script releases what it acquired, and publishes
     // nothing, because no other client can have noticed.
     let held = client.lock("one-7").lock().await.unwrap();
@@ -764,23 +717,20 @@ async fn members_of_one_client_are_acquired_in_one_round_trip() {
         (server.calls("eval"), server.calls("publish")),
         (before.0 + 1, before.1)
     );
-    held.unlock().await.unwrap();
+    free(held).await;
     // One attempt, one after the subscription, and one after the wake-up.
     let held = client.lock("one-7").lock().await.unwrap();
     let before = server.calls("eval");
     let waiting = tokio::spawn(multi.lock().into_future());
-    until("subscribed", || async {
+    until("subscribed", async || {
         !server
             .command::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"])
             .is_empty()
     })
     .await;
-    until("asked twice", || async {
-        server.calls("eval") - before == 2
-    })
-    .await;
-    held.unlock().await.unwrap();
-    let guard = within_limit("woken", waiting).await.unwrap().unwrap();
+    until("asked twice", async || server.calls("eval") - before == 2).await;
+    free(held).await;
+    let guard = joined("woken", waiting).await;
     assert_eq!(server.calls("eval") - before, 4, "one of them the release");
     drop(guard);
     within_limit("settled", client.flush()).await;
@@ -793,9 +743,9 @@ async fn flushed_scripts_are_loaded_again() {
     let client = Client::connect(&server.url()).await.unwrap();
     let multi = MultiLock::new([client.lock("a"), client.lock("b")]);
     for _ in 0..3 {
-        let guard = multi.lock().await.unwrap();
+        let guard = held(&multi).await;
         let () = server.command(&["SCRIPT", "FLUSH"]);
-        guard.unlock().await.unwrap();
+        free(guard).await;
         let () = server.command(&["SCRIPT", "FLUSH"]);
     }
     assert_nothing_left(&client, &["a", "b"]).await;
@@ -809,7 +759,7 @@ async fn repeated_step_is_held_once() {
     let client = client_at(&proxy.url()).await;
     let fenced = client.fenced_lock("b");
     let multi = MultiLock::new([client.lock("a")]).and(&fenced);
-    multi.lock().await.unwrap().unlock().await.unwrap();
+    free(held(&multi).await).await;
     let guard = with_lost_answer(&proxy, multi.lock().into_future())
         .await
         .unwrap();
@@ -839,7 +789,7 @@ async fn unresponsive_store_leaves_nothing_behind() {
             drop(waiting);
         } else {
             let error = waiting.await.unwrap_err();
-            assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
+            assert_matches!(error, Error::ResponseTimeout { .. });
         }
         assert_nothing_left(&here, &["a", "d"]).await;
         server.thaw();
@@ -857,20 +807,18 @@ fn everything_is_send() {
     is_send(&multi.lock().into_future());
     is_send(&multi.run(async {}));
     is_send(&async {
-        let guard = multi.lock().await.unwrap();
+        let guard = held(&multi).await;
         guard.lost().await;
         guard.run(async {}).await.unwrap();
-        guard.unlock().await.unwrap();
+        free(guard).await;
     });
 }
 
 #[tokio::test(start_paused = true)]
 async fn renewed_for_hours_and_lost_on_time() {
-    let store = Embedded::new();
-    let client = || Client::builder().connect_embedded(&store).unwrap();
-    let (one, two, other) = (client(), client(), client());
+    let [one, two, other] = embedded_clients();
     let multi = MultiLock::new([one.lock("a"), one.lock("b"), two.lock("c")]);
-    let guard = multi.lock().await.unwrap();
+    let guard = held(&multi).await;
     for _ in 0..24 {
         tokio::time::sleep(3600 * SECOND).await;
         assert!(guard.is_valid());
@@ -880,7 +828,7 @@ async fn renewed_for_hours_and_lost_on_time() {
         }
     }
     // A waiter for a member that a dead holder left acquires all members when that lease ends.
-    guard.unlock().await.unwrap();
+    free(guard).await;
     let left = other.lock("b").lock().lease(20 * SECOND).await.unwrap();
     std::mem::forget(left);
     let begun = tokio::time::Instant::now();

@@ -1,16 +1,7 @@
 //! One owner that many tasks use at the same time, or again right after a release: earlier requests
 //! do not affect later ones.
 
-use std::future::IntoFuture as _;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-
-use redlatch::kind::OwnedKind;
-use redlatch::{Client, Embedded, Error, Expiry, Lock, Owner};
-use redlatch_testkit::{Proxy, Server, unique};
-
-use crate::common::{LONG, TestStore, client_at, until, within_limit};
+use crate::common::prelude::*;
 
 on_every_store! {
     tasks_of_an_owner_see_no_false_loss,
@@ -59,9 +50,7 @@ async fn contend<K: OwnedKind>(ours: Lock<K>, theirs: Lock<K>) {
     let mut tasks: Vec<_> = (0..6).map(|_| task(&ours, Some(me))).collect();
     tasks.extend((0..3).map(|_| task(&theirs, None)));
     for task in tasks {
-        within_limit("all have had their turns", task)
-            .await
-            .unwrap();
+        done("all have had their turns", task).await;
     }
 }
 
@@ -79,7 +68,7 @@ async fn token_of_dropped_guard_is_not_reused(store: TestStore) {
 
 async fn token_of_dropped_inner_guard_is_not_reused(store: TestStore) {
     let lock = store.client().await.fenced_lock(&unique("token"));
-    let outer = lock.lock().await.unwrap();
+    let outer = held(&lock).await;
     let mut last = outer.token();
     for _ in 0..50 {
         let inner = outer.reenter().await.unwrap();
@@ -95,7 +84,7 @@ async fn owner_can_write_right_after_dropping_read_guard(store: TestStore) {
     for _ in 0..50 {
         drop(lock.read().lock().owner(me).await.unwrap());
         let writer = within_limit("written", lock.write().lock().owner(me).into_future()).await;
-        writer.unwrap().unlock().await.unwrap();
+        free(writer.unwrap()).await;
     }
 }
 
@@ -105,45 +94,35 @@ async fn lease_of_dropped_guard_does_not_outlive_the_next(store: TestStore) {
     drop(lock.lock().owner(me).lease(60 * LONG).await.unwrap());
     let guard = lock.lock().owner(me).lease(LONG).await.unwrap();
     client.flush().await;
-    let left = lock
-        .remaining_lease()
-        .await
-        .unwrap()
-        .and_then(Expiry::duration)
-        .unwrap();
+    let left = lease_left(&lock).await;
     assert!(
         left <= LONG,
         "a client that dies now blocks others for {left:?}"
     );
-    guard.unlock().await.unwrap();
+    free(guard).await;
 }
 
 async fn waiting_writer_that_reads_is_refused_immediately(store: TestStore) {
     let (one, two) = (store.client().await, store.client().await);
     let name = unique("sides");
-    let other = two.read_write_lock(&name).read().lock().await.unwrap();
+    let other = held(&two.read_write_lock(&name).read()).await;
     let (lock, me) = (one.read_write_lock(&name), Owner::new());
     let writing = tokio::spawn(lock.write().lock().owner(me).into_future());
-    until("it waits", || async { one.status().subscriptions == 1 }).await;
+    until_subscribed(&one, 1).await;
     let reader = lock.read().lock().owner(me).await.unwrap();
-    let answer = within_limit("answered", writing).await.unwrap();
-    assert!(
-        matches!(answer, Err(Error::WriteWhileReading { .. })),
-        "{answer:?}"
-    );
-    reader.unlock().await.unwrap();
-    other.unlock().await.unwrap();
+    let answer = done("answered", writing).await;
+    assert_matches!(answer, Err(Error::WriteWhileReading { .. }));
+    free(reader).await;
+    free(other).await;
 }
 
 /// A waiting reader that requests the write side in another task does not wait behind a waiter that
 /// waits for it.
 #[tokio::test(start_paused = true)]
 async fn waiting_reader_that_writes_is_served_immediately() {
-    let store = Embedded::new();
-    let client = || Client::builder().connect_embedded(&store).unwrap();
-    let (one, two) = (client(), client());
+    let [one, two] = embedded_clients();
     let everybody_waits = || tokio::time::sleep(Duration::from_millis(10));
-    let held = two.read_write_lock("a").write().lock().await.unwrap();
+    let guard = held(&two.read_write_lock("a").write()).await;
     let (lock, me) = (one.read_write_lock("a").prefer_writers(), Owner::new());
     let writing = tokio::spawn(lock.write().lock().owner(me).into_future());
     everybody_waits().await;
@@ -152,14 +131,12 @@ async fn waiting_reader_that_writes_is_served_immediately() {
     everybody_waits().await;
     let reading = tokio::spawn(lock.read().lock().owner(me).into_future());
     everybody_waits().await;
-    held.unlock().await.unwrap();
+    free(guard).await;
     let writer = writing.await.unwrap().unwrap();
-    let reader = within_limit("does not wait for itself", reading)
-        .await
-        .unwrap();
-    reader.unwrap().unlock().await.unwrap();
-    writer.unlock().await.unwrap();
-    drop(within_limit("read", first).await.unwrap().unwrap());
+    let reader = done("does not wait for itself", reading).await;
+    free(reader.unwrap()).await;
+    free(writer).await;
+    drop(joined("read", first).await);
 }
 
 /// An owner of a fair lock that lost it by force retries immediately, and does not sleep as long
@@ -175,11 +152,8 @@ async fn owner_reacquires_fair_lock_right_after_force_unlock() {
     let (lock, me) = (one.fair_lock("a"), Owner::new());
     let held = two.fair_lock("a").lock().await.unwrap();
     let waiting = tokio::spawn(lock.lock().owner(me).into_future());
-    until("queued", || async {
-        lock.queue().await.unwrap().len() == 1
-    })
-    .await;
-    held.unlock().await.unwrap();
+    until("queued", async || lock.queue().await.unwrap().len() == 1).await;
+    free(held).await;
     let guard = waiting.await.unwrap().unwrap();
     assert!(two.fair_lock("a").force_unlock().await.unwrap());
     guard.lost().await;
@@ -188,7 +162,7 @@ async fn owner_reacquires_fair_lock_right_after_force_unlock() {
     let begun = tokio::time::Instant::now();
     let again = lock.lock().owner(me).await.unwrap();
     assert!(begun.elapsed() < Duration::from_secs(1), "it was free");
-    again.unlock().await.unwrap();
+    free(again).await;
 }
 
 /// If the connection breaks before a forced unlock is answered, it is not repeated: another owner
@@ -200,22 +174,19 @@ async fn force_unlock_is_not_repeated_against_next_holder() {
     let forcer = client_at(&proxy.url()).await;
     let holder = Client::connect(&server.url()).await.unwrap();
     let lock = holder.lock("a");
-    let first = lock.lock().await.unwrap();
+    let first = held(&lock).await;
     // Loads the script on the server.
     assert!(!forcer.lock("b").force_unlock().await.unwrap());
     proxy.lose_next_answer();
     let forced = forcer.lock("a");
     let force = tokio::spawn(async move { forced.force_unlock().await });
-    until("unlocked", || async { !lock.is_locked().await.unwrap() }).await;
-    let next = lock.lock().await.unwrap();
+    until("unlocked", async || !lock.is_locked().await.unwrap()).await;
+    let next = held(&lock).await;
     proxy.wait_until_lost();
     proxy.cut();
-    let said = within_limit("answered", force).await.unwrap();
-    assert!(
-        matches!(said, Err(Error::OutcomeUnknown { .. })),
-        "{said:?}"
-    );
+    let said = done("answered", force).await;
+    assert_matches!(said, Err(Error::OutcomeUnknown { .. }));
     assert!(lock.is_held_by(next.owner()).await.unwrap());
-    next.unlock().await.unwrap();
+    free(next).await;
     drop(first);
 }

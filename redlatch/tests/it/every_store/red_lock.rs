@@ -1,22 +1,8 @@
 //! Tests of the RedLock: a lock granted by a majority of independent servers.
 
-use std::future::IntoFuture;
-use std::pin::pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use redlatch::{Backoff, Member, RedGuard};
 
-use redlatch::{
-    Backoff, Client, ClientBuilder, Embedded, Error, Loss, Member, Owner, RedGuard, RedLock,
-};
-use redlatch_testkit::Server;
-
-use crate::common::{
-    LONG, SHORT, WATCHDOG, assert_lost, drop_after_each_poll, poll_up_to, retry_if_late, until,
-    within_limit,
-};
-
-const SECOND: Duration = Duration::from_secs(1);
+use crate::common::prelude::*;
 
 /// Independent stores.
 enum TestStores {
@@ -89,7 +75,7 @@ async fn assert_nothing_left(clients: &[Client], name: &str) {
     for client in clients {
         within_limit("settled", client.flush()).await;
         // Releases of holds whose lease has ended continue behind a flush.
-        until("nothing is left in the client", || async {
+        until("nothing is left in the client", async || {
             let status = client.status();
             (status.holds, status.background) == (0, 0)
         })
@@ -133,7 +119,7 @@ on_independent_stores! {
 async fn majority_grants_the_lock(stores: TestStores) {
     let (clients, others) = (stores.clients().await, stores.clients().await);
     let (lock, other) = (red_lock(&clients, "a"), red_lock(&others, "a"));
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     assert!(guard.is_valid());
     assert_eq!((guard.held_members(), holders(&others, "a").await), (3, 3));
     for client in &clients {
@@ -145,15 +131,15 @@ async fn majority_grants_the_lock(stores: TestStores) {
     assert!(!lock.is_held_by(Owner::new()).await.unwrap());
     assert!(other.try_lock().await.unwrap().is_none());
     assert_eq!(holders(&others, "a").await, 3);
-    guard.unlock().await.unwrap();
+    free(guard).await;
     assert_eq!(holders(&others, "a").await, 0);
     // With one member held by another owner, there is still a majority.
-    let one = others[1].lock("a").lock().await.unwrap();
+    let one = held(&others[1].lock("a")).await;
     let guard = lock.try_lock().await.unwrap().unwrap();
     assert_eq!(guard.held_members(), 2);
     assert!(lock.is_held_by(guard.owner()).await.unwrap());
     drop(guard);
-    one.unlock().await.unwrap();
+    free(one).await;
     assert_nothing_left(&clients, "a").await;
     assert_nothing_left(&others, "a").await;
 }
@@ -202,19 +188,16 @@ async fn waiting_ends_at_its_limit_or_with_the_lock(stores: TestStores) {
             let lock = lock.clone();
             tokio::spawn(async move {
                 let guard = lock.try_lock().wait(LONG).await.unwrap().unwrap();
-                guard.unlock().await.unwrap();
+                free(guard).await;
             })
         })
         .collect();
-    held.unlock().await.unwrap();
+    free(held).await;
     for one in waiting {
-        within_limit("served", one).await.unwrap();
+        done("served", one).await;
     }
     for client in &clients {
-        until("no queue is left", || async {
-            client.status().subscriptions == 0
-        })
-        .await;
+        until_subscribed(client, 0).await;
     }
     assert_nothing_left(&clients, "a").await;
 }
@@ -224,14 +207,12 @@ async fn owner_can_reenter(stores: TestStores) {
     let lock = red_lock(&clients, "a");
     let owner = Owner::new();
     let outer = lock.lock().owner(owner).await.unwrap();
-    let inner = within_limit("again", lock.lock().owner(owner).into_future())
-        .await
-        .unwrap();
+    let inner = done("again", lock.lock().owner(owner).into_future()).await;
     assert_eq!(clients[0].lock("a").hold_count(owner).await.unwrap(), 2);
-    outer.unlock().await.unwrap();
+    free(outer).await;
     assert!(inner.is_valid());
     assert_eq!(holders(&clients, "a").await, 3);
-    inner.unlock().await.unwrap();
+    free(inner).await;
     assert_nothing_left(&clients, "a").await;
 }
 
@@ -240,11 +221,11 @@ async fn lost_minority_does_no_harm(stores: TestStores) {
         .clients_with(Client::builder().watchdog_lease(WATCHDOG))
         .await;
     let lock = red_lock(&clients, "a");
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     let mut lost = pin!(guard.lost());
     assert!(clients[0].lock("a").force_unlock().await.unwrap());
     let member = clients[0].lock("a");
-    until("the minority is acquired again", || async {
+    until("the minority is acquired again", async || {
         member.is_held_by(guard.owner()).await.unwrap() && guard.held_members() == 3
     })
     .await;
@@ -258,19 +239,19 @@ async fn lost_minority_does_no_harm(stores: TestStores) {
     let error = guard.run(std::future::pending::<()>()).await.unwrap_err();
     assert_lost(&error, Loss::NotHeld);
     let error = guard.unlock().await.unwrap_err();
-    assert!(matches!(error, Error::Lost { .. }), "{error}");
+    assert_matches!(error, Error::Lost { .. });
     // All members are free.
     assert_nothing_left(&clients, "a").await;
     // A release that finds a minority gone has released the lock; one that finds a majority gone
     // has not.
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     clients[1].lock("a").force_unlock().await.unwrap();
-    guard.unlock().await.unwrap();
-    let guard = lock.lock().await.unwrap();
+    free(guard).await;
+    let guard = held(&lock).await;
     clients[0].lock("a").force_unlock().await.unwrap();
     clients[1].lock("a").force_unlock().await.unwrap();
     let error = guard.unlock().await.unwrap_err();
-    assert!(matches!(error, Error::Lost { .. }), "{error}");
+    assert_matches!(error, Error::Lost { .. });
     assert_nothing_left(&clients, "a").await;
 }
 
@@ -278,13 +259,13 @@ async fn lost_minority_does_no_harm(stores: TestStores) {
 /// have acquired a majority.
 async fn lost_majority_is_reported_at_release(stores: TestStores) {
     let (clients, others) = (stores.clients().await, stores.clients().await);
-    let theirs = others[2].lock("a").lock().await.unwrap();
-    let guard = red_lock(&clients, "a").lock().await.unwrap();
+    let theirs = held(&others[2].lock("a")).await;
+    let guard = held(&red_lock(&clients, "a")).await;
     assert_eq!(guard.held_members(), 2);
     assert!(others[0].lock("a").force_unlock().await.unwrap());
     let lost = guard.unlock().await.unwrap_err();
-    assert!(matches!(lost, Error::Lost { .. }), "{lost}");
-    theirs.unlock().await.unwrap();
+    assert_matches!(lost, Error::Lost { .. });
+    free(theirs).await;
     assert_nothing_left(&clients, "a").await;
 }
 
@@ -300,7 +281,7 @@ async fn request_dropped_anywhere_leaves_nothing_behind(stores: TestStores) {
             let taking = poll_up_to(polls, lock.lock().into_future());
             let (guard, ()) = tokio::join!(taking, async {
                 if let Some(held) = held {
-                    held.unlock().await.unwrap();
+                    free(held).await;
                 }
             });
             let through = guard.is_some();
@@ -324,10 +305,10 @@ async fn invalid_input_is_rejected(stores: TestStores) {
     let lock = red_lock(&clients, "a");
     let none = RedLock::new(Vec::<Member>::new());
     let error = none.try_lock().await.unwrap_err();
-    assert!(matches!(error, Error::InvalidMembers { .. }), "{error}");
+    assert_matches!(error, Error::InvalidMembers { .. });
     let unnamed = lock.clone().and(clients[0].lock(""));
     let error = unnamed.lock().await.unwrap_err();
-    assert!(matches!(error, Error::InvalidName { .. }), "{error}");
+    assert_matches!(error, Error::InvalidName { .. });
     for timeout in [Duration::ZERO, Duration::MAX] {
         let error = lock
             .clone()
@@ -335,15 +316,15 @@ async fn invalid_input_is_rejected(stores: TestStores) {
             .lock()
             .await
             .unwrap_err();
-        assert!(matches!(error, Error::InvalidSetting { .. }), "{error}");
+        assert_matches!(error, Error::InvalidSetting { .. });
     }
     for lease in [Duration::ZERO, Duration::MAX] {
         let error = lock.lock().lease(lease).await.unwrap_err();
-        assert!(matches!(error, Error::InvalidLease { .. }), "{error}");
+        assert_matches!(error, Error::InvalidLease { .. });
     }
     // Nothing of the lease would remain.
     let error = lock.lock().lease(SECOND / 500).await.unwrap_err();
-    assert!(matches!(error, Error::InvalidSetting { .. }), "{error}");
+    assert_matches!(error, Error::InvalidSetting { .. });
     // Through two clients of one store it would wait for itself.
     let itself = lock.clone().and(others[1].lock("a"));
     let refused = [
@@ -351,7 +332,7 @@ async fn invalid_input_is_rejected(stores: TestStores) {
         itself.is_held_by(Owner::new()).await.unwrap_err(),
     ];
     for error in refused {
-        assert!(matches!(error, Error::InvalidMembers { .. }), "{error}");
+        assert_matches!(error, Error::InvalidMembers { .. });
     }
     // One lock that is named three times does not count as three.
     let twice = RedLock::new([
@@ -367,7 +348,7 @@ async fn invalid_input_is_rejected(stores: TestStores) {
     ];
     assert!(twice.try_lock().await.unwrap().is_none());
     for guard in held {
-        guard.unlock().await.unwrap();
+        free(guard).await;
     }
     // Most members refuse their owner: waiting would not help.
     let owner = Owner::new();
@@ -381,18 +362,18 @@ async fn invalid_input_is_rejected(stores: TestStores) {
     let error = within_limit("refused", strict.lock().owner(owner).into_future())
         .await
         .unwrap_err();
-    assert!(matches!(error, Error::AlreadyHeld { .. }), "{error}");
-    guard.unlock().await.unwrap();
+    assert_matches!(error, Error::AlreadyHeld { .. });
+    free(guard).await;
     // Foreign data under the key: in a minority it counts as a refusal, in a majority it is an
     // error.
     if let TestStores::Servers(servers) = &stores {
         let () = servers[0].command(&["SET", "a", "5"]);
         let guard = lock.lock().await.unwrap();
         assert_eq!(guard.held_members(), 2);
-        guard.unlock().await.unwrap();
+        free(guard).await;
         let () = servers[2].command(&["SET", "a", "5"]);
         let error = lock.lock().await.unwrap_err();
-        assert!(matches!(error, Error::WrongKind { .. }), "{error}");
+        assert_matches!(error, Error::WrongKind { .. });
         let _: i64 = servers[0].command(&["DEL", "a"]);
         let _: i64 = servers[2].command(&["DEL", "a"]);
     }
@@ -410,7 +391,7 @@ async fn run_holds_the_lock(stores: TestStores) {
         }
     });
     let lost = lost.await.unwrap_err();
-    assert!(matches!(lost, Error::Lost { .. }), "{lost}");
+    assert_matches!(lost, Error::Lost { .. });
     assert_nothing_left(&clients, "a").await;
 }
 
@@ -467,7 +448,7 @@ async fn contend(stores: TestStores, acquisitions: Option<Arc<AtomicUsize>>) {
                     if let Some(acquisitions) = &acquisitions {
                         acquisitions.fetch_add(1, Ordering::SeqCst);
                     }
-                    guard.unlock().await.unwrap();
+                    free(guard).await;
                 }
             }));
         }
@@ -478,7 +459,7 @@ async fn contend(stores: TestStores, acquisitions: Option<Arc<AtomicUsize>>) {
         for (n, server) in servers.iter().enumerate() {
             let so_far = acquisitions.load(Ordering::SeqCst);
             server.freeze();
-            until("it continues without that one", || async {
+            until("it continues without that one", async || {
                 acquisitions.load(Ordering::SeqCst) > so_far + 3
                     || acquisitions.load(Ordering::SeqCst) == PROCESSES * TASKS * ROUNDS
             })
@@ -496,7 +477,7 @@ async fn contend(stores: TestStores, acquisitions: Option<Arc<AtomicUsize>>) {
         }
     }
     for task in tasks {
-        within_limit("all get their turns", task).await.unwrap();
+        done("all get their turns", task).await;
     }
     for clients in &all {
         assert_nothing_left(clients, "a").await;
@@ -520,35 +501,31 @@ async fn minority_may_hang_or_be_down() {
     }
     let lock = red_lock(&clients, "a").member_timeout(SECOND / 2);
     // They hang while it is held: it stays held, and they do not delay its release.
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     assert_eq!(guard.held_members(), 5);
     all[1].freeze();
     all[3].kill();
     assert!(guard.is_valid());
-    within_limit("without delay", guard.unlock()).await.unwrap();
+    done("without delay", guard.unlock()).await;
     for _ in 0..3 {
-        let guard = within_limit("without them", lock.lock().into_future())
-            .await
-            .unwrap();
+        let guard = done("without them", lock.lock().into_future()).await;
         assert_eq!(guard.held_members(), 3);
         assert!(guard.is_valid());
-        within_limit("without delay", guard.unlock()).await.unwrap();
+        done("without delay", guard.unlock()).await;
     }
     // Of a bare quorum one server hangs, and a server that had refused works again. Other owners
     // could acquire the lock, so it counts as released.
-    let guard = within_limit("without them", lock.lock().into_future())
-        .await
-        .unwrap();
+    let guard = done("without them", lock.lock().into_future()).await;
     assert_eq!(guard.held_members(), 3);
     all[1].thaw();
     all[0].freeze();
-    within_limit("without delay", guard.unlock()).await.unwrap();
+    done("without delay", guard.unlock()).await;
     all[0].thaw();
     all[3].restart();
     within_limit("all of them again", async {
         loop {
             match lock.lock().await {
-                Ok(guard) if guard.held_members() == 5 => break guard.unlock().await.unwrap(),
+                Ok(guard) if guard.held_members() == 5 => break free(guard).await,
                 _ => {}
             }
         }
@@ -563,23 +540,23 @@ async fn minority_may_hang_or_be_down() {
 async fn without_a_majority_there_is_no_lock() {
     let (all, clients) = restartable().await;
     let lock = red_lock(&clients, "a").member_timeout(SECOND / 5);
-    lock.lock().await.unwrap().unlock().await.unwrap();
+    free(held(&lock).await).await;
     all[0].freeze();
     all[2].freeze();
     let error = within_limit("refused", lock.try_lock().into_future())
         .await
         .unwrap_err();
-    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    assert_matches!(error, Error::Unavailable { .. });
     assert!(!clients[1].lock("a").is_locked().await.unwrap());
     let waiting = lock.try_lock().wait(SECOND / 2).into_future();
     let error = within_limit("refused", waiting).await.unwrap_err();
-    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    assert_matches!(error, Error::Unavailable { .. });
     // A waiter without a limit acquires it once they recover.
     let waiting = tokio::spawn(lock.lock().into_future());
     all[0].thaw();
     all[2].thaw();
-    let guard = within_limit("at last", waiting).await.unwrap().unwrap();
-    guard.unlock().await.unwrap();
+    let guard = joined("at last", waiting).await;
+    free(guard).await;
     assert_nothing_left(&clients, "a").await;
 }
 
@@ -594,20 +571,20 @@ async fn late_quorum_does_not_acquire() {
     }
     let lock = red_lock(&clients, "a").member_timeout(LONG);
     let lease = SECOND / 2;
-    lock.lock().await.unwrap().unlock().await.unwrap();
+    free(held(&lock).await).await;
     all[0].freeze();
     all[1].freeze();
     let asked = std::time::Instant::now();
     let trying = tokio::spawn(lock.try_lock().lease(lease).into_future());
-    until("the third has granted it", || async {
+    until("the third has granted it", async || {
         clients[2].lock("a").is_locked().await.unwrap() || asked.elapsed() > lease
     })
     .await;
-    until("the lease is over", || async { asked.elapsed() > lease }).await;
+    until("the lease is over", async || asked.elapsed() > lease).await;
     all[0].thaw();
     all[1].thaw();
-    let answer = within_limit("answered", trying).await.unwrap();
-    assert!(matches!(answer, Ok(None)), "{answer:?}");
+    let answer = done("answered", trying).await;
+    assert_matches!(answer, Ok(None));
     assert_nothing_left(&clients, "a").await;
 }
 
@@ -617,15 +594,15 @@ async fn server_that_lost_its_data_does_not_break_the_lock() {
     let (mut all, clients) = restartable().await;
     let others = clients_of(&all).await;
     let (lock, other) = (red_lock(&clients, "a"), red_lock(&others, "a"));
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     all[1].restart();
-    until("it is there again", || async {
+    until("it is there again", async || {
         others[1].lock("a").is_locked().await.is_ok()
     })
     .await;
     assert!(other.try_lock().await.unwrap().is_none());
     assert!(guard.is_valid());
-    guard.unlock().await.unwrap();
+    free(guard).await;
     assert_nothing_left(&clients, "a").await;
 }
 
@@ -676,34 +653,29 @@ async fn waiter_does_not_block_requests_for_its_members() {
     let stores = embedded(5);
     let (clients, others) = (stores.clients().await, stores.clients().await);
     let _taken = [
-        others[1].lock("a").lock().await.unwrap(),
-        others[2].lock("a").lock().await.unwrap(),
+        held(&others[1].lock("a")).await,
+        held(&others[2].lock("a")).await,
     ];
-    let first = others[0].lock("a").lock().await.unwrap();
+    let first = held(&others[0].lock("a")).await;
     let mut waiting = red_lock(&clients[..3], "a").lock().into_future();
     // Embedded stores answer immediately: after this, the request is queued.
     assert!(crate::common::poll_up_to(2, &mut waiting).await.is_none());
     let waiting = tokio::spawn(waiting);
     let member = tokio::spawn(clients[0].lock("a").lock().into_future());
-    until("it waits too", || async {
+    until("it waits too", async || {
         clients[0].status().subscriptions == 1
     })
     .await;
-    first.unlock().await.unwrap();
-    let member = within_limit("the member is free", member)
-        .await
-        .unwrap()
-        .unwrap();
-    member.unlock().await.unwrap();
+    free(first).await;
+    let member = joined("the member is free", member).await;
+    free(member).await;
     let of_others = [
         clients[0].lock("a"),
         clients[3].lock("a"),
         clients[4].lock("a"),
     ];
     let of_others = RedLock::new(of_others).member_timeout(5 * SECOND).lock();
-    let guard = within_limit("they are free", of_others.into_future())
-        .await
-        .unwrap();
+    let guard = done("they are free", of_others.into_future()).await;
     assert_eq!(guard.held_members(), 3);
     waiting.abort();
 }
@@ -717,7 +689,7 @@ async fn majority_of_leases_determines_validity() {
         clients.push(settings.connect_embedded(&Embedded::new()).unwrap());
     }
     let lock = RedLock::new(clients.iter().map(|client| client.lock("a")));
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     assert_eq!(guard.valid_for(), 20 * SECOND - Duration::from_millis(202));
     assert_eq!(guard.held_members(), 3);
     drop(guard);
@@ -730,7 +702,7 @@ async fn renewed_for_hours_and_released_for_good() {
     let (clients, others) = (stores.clients().await, stores.clients().await);
     let lock = RedLock::new(clients.iter().map(|client| client.lock("a")));
     let other = RedLock::new(others.iter().map(|client| client.lock("a")));
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     let lost = tokio::spawn(guard.lost());
     for _ in 0..24 {
         tokio::time::sleep(3600 * SECOND).await;
@@ -738,7 +710,7 @@ async fn renewed_for_hours_and_released_for_good() {
         assert!(guard.valid_for() >= 19 * SECOND);
         assert!(other.try_lock().wait(SECOND).await.unwrap().is_none());
     }
-    guard.unlock().await.unwrap();
+    free(guard).await;
     tokio::time::sleep(3600 * SECOND).await;
     assert!(!lost.is_finished(), "released, not lost");
     lost.abort();
@@ -762,10 +734,10 @@ async fn dead_holder_costs_its_lease() {
         .backoff(Backoff::constant(SECOND / 10));
     std::mem::forget(lock.lock().lease(20 * SECOND).await.unwrap());
     let begun = tokio::time::Instant::now();
-    let guard = other.lock().await.unwrap();
+    let guard = held(&other).await;
     let waited = begun.elapsed();
     assert!(waited >= 20 * SECOND && waited < 21 * SECOND, "{waited:?}");
-    guard.unlock().await.unwrap();
+    free(guard).await;
 }
 
 /// Guards and pending acquisitions can move to other threads.
@@ -777,10 +749,10 @@ fn everything_is_send() {
     is_send(&lock.lock().into_future());
     is_send(&lock.run(async {}));
     is_send(&async {
-        let guard = lock.lock().await.unwrap();
+        let guard = held(&lock).await;
         guard.lost().await;
         guard.run(async {}).await.unwrap();
-        guard.unlock().await.unwrap();
+        free(guard).await;
     });
 }
 
@@ -805,7 +777,7 @@ async fn only_identical_requests_share_a_queue() {
     let single = tokio::spawn(clients[0].lock("a").lock().into_future());
     tokio::time::sleep(Duration::from_secs(1)).await;
     held.remove(0).unlock().await.unwrap();
-    drop(within_limit("it is woken", single).await.unwrap().unwrap());
+    drop(joined("it is woken", single).await);
     assert!(!blocked.is_finished());
     blocked.abort();
 }
@@ -816,22 +788,22 @@ async fn rolling_restart_without_persistence_keeps_the_lock() {
     let (mut all, clients) = restartable().await;
     let others = clients_of(&all).await;
     let (lock, other) = (red_lock(&clients, "a"), red_lock(&others, "a"));
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     for _ in 0..2 {
         for (server, client) in all.iter_mut().zip(&clients) {
             server.restart();
             let member = client.lock("a");
-            until("acquired again", || async {
+            until("acquired again", async || {
                 matches!(member.is_held_by(guard.owner()).await, Ok(true))
             })
             .await;
-            until("it counts", || async { guard.held_members() == 3 }).await;
+            until("it counts", async || guard.held_members() == 3).await;
             assert!(guard.is_valid());
         }
     }
     assert!(other.try_lock().await.unwrap().is_none());
-    guard.unlock().await.unwrap();
-    other.lock().await.unwrap().unlock().await.unwrap();
+    free(guard).await;
+    free(held(&other).await).await;
     assert_nothing_left(&clients, "a").await;
 }
 
@@ -840,7 +812,7 @@ async fn rolling_restart_without_persistence_keeps_the_lock() {
 async fn simultaneous_restart_of_majority_loses_the_lock() {
     let (mut all, clients) = restartable().await;
     let lock = red_lock(&clients, "a");
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     all[..2].iter_mut().for_each(Server::kill);
     all[..2].iter_mut().for_each(Server::restart);
     within_limit("lost", guard.lost()).await;
@@ -855,9 +827,7 @@ async fn release_while_member_is_requested_leaves_nothing_behind() {
     let (mut all, clients) = restartable().await;
     let lock = red_lock(&clients, "a");
     for n in 0..6 {
-        let guard = within_limit("acquired", lock.lock().into_future())
-            .await
-            .unwrap();
+        let guard = done("acquired", lock.lock().into_future()).await;
         all[n % 3].restart();
         // About when the first request is sent.
         tokio::time::sleep(Duration::from_millis(100 + 30 * n as u64)).await;
@@ -866,7 +836,7 @@ async fn release_while_member_is_requested_leaves_nothing_behind() {
             _ => drop(within_limit("released", guard.unlock()).await),
         }
         for client in &clients {
-            until("nothing is left", || async {
+            until("nothing is left", async || {
                 within_limit("settled", client.flush()).await;
                 matches!(client.lock("a").is_locked().await, Ok(false))
             })
@@ -881,11 +851,11 @@ async fn lost_and_refused_members_are_acquired_again() {
     let stores = embedded(3);
     let (clients, others) = (stores.clients().await, stores.clients().await);
     let lock = RedLock::new(clients.iter().map(|client| client.lock("a")));
-    let theirs = others[0].lock("a").lock().await.unwrap();
-    let guard = lock.lock().await.unwrap();
+    let theirs = held(&others[0].lock("a")).await;
+    let guard = held(&lock).await;
     tokio::time::sleep(60 * SECOND).await;
     assert_eq!(guard.held_members(), 2, "another owner holds one");
-    theirs.unlock().await.unwrap();
+    free(theirs).await;
     tokio::time::sleep(2 * SECOND).await;
     assert_eq!(guard.held_members(), 3);
     let lost = tokio::spawn(guard.lost());
@@ -902,19 +872,19 @@ async fn lost_and_refused_members_are_acquired_again() {
         within_limit("idle", client.flush()).await;
     }
     assert!(guard.is_valid() && !lost.is_finished());
-    guard.unlock().await.unwrap();
+    free(guard).await;
     assert_nothing_left(&clients, "a").await;
     // Both at once.
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     for other in &others[..2] {
         assert!(other.lock("a").force_unlock().await.unwrap());
     }
     guard.lost().await;
-    let theirs = others[0].lock("a").lock().await.unwrap();
+    let theirs = held(&others[0].lock("a")).await;
     tokio::time::sleep(60 * SECOND).await;
     assert!(!guard.is_valid());
     assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
-    theirs.unlock().await.unwrap();
+    free(theirs).await;
     assert_nothing_left(&clients, "a").await;
 }
 
@@ -932,7 +902,7 @@ async fn members_acquired_again_have_the_limits_of_the_lock() {
             false => lock.lock().at_most(60 * SECOND).await.unwrap(),
         };
         tokio::time::sleep(10 * SECOND).await;
-        theirs.unlock().await.unwrap();
+        free(theirs).await;
         tokio::time::sleep(2 * SECOND).await;
         if !is_fixed {
             // Another one of the first two.
@@ -951,7 +921,7 @@ async fn members_acquired_again_have_the_limits_of_the_lock() {
                 let Error::Lost { reason, .. } = guard.unlock().await.unwrap_err() else {
                     panic!("not lost");
                 };
-                assert!(matches!(reason, Loss::HeldTooLong { .. }), "{reason}");
+                assert_matches!(reason, Loss::HeldTooLong { .. });
                 continue;
             }
         };
@@ -976,10 +946,10 @@ async fn reentered_lock_regains_members_for_each_guard() {
         assert_eq!((outer.held_members(), inner.held_members()), (3, 3));
     }
     assert_eq!(clients[0].lock("a").hold_count(me).await.unwrap(), 2);
-    outer.unlock().await.unwrap();
+    free(outer).await;
     assert!(inner.is_valid());
     assert_eq!(holders(&others, "a").await, 3);
-    inner.unlock().await.unwrap();
+    free(inner).await;
     assert_nothing_left(&clients, "a").await;
 }
 
@@ -1036,5 +1006,5 @@ async fn limit_of_one_member_stays_with_it() {
     assert!(!single.is_valid());
     assert!(guard.is_valid());
     assert_eq!(guard.held_members(), 2);
-    guard.unlock().await.unwrap();
+    free(guard).await;
 }

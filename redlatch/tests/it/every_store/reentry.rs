@@ -1,13 +1,6 @@
 //! Several holds of one owner: what one of them does, or fails to do, does not affect the others.
 
-use std::future::poll_fn;
-use std::task::Poll;
-use std::time::Duration;
-
-use redlatch::{Client, Error, Loss, Owner};
-use redlatch_testkit::{Server, unique};
-
-use crate::common::{LONG, SHORT, TestStore, assert_lost, retry_if_late, until, within_limit};
+use crate::common::prelude::*;
 
 on_every_store! {
     reentering_does_not_revive_a_lost_hold,
@@ -21,7 +14,7 @@ on_every_store! {
 async fn reentering_does_not_revive_a_lost_hold(store: TestStore) {
     let (client, other) = (store.client().await, store.client().await);
     let name = unique("revive");
-    let outer = client.lock(&name).lock().await.unwrap();
+    let outer = held(&client.lock(&name)).await;
     assert!(other.lock(&name).force_unlock().await.unwrap());
     // Another owner held it in between; now it is free again.
     other.lock(&name).run(async {}).await.unwrap();
@@ -35,14 +28,14 @@ async fn dropped_inner_guard_does_not_make_unlock_report_loss(store: TestStore) 
     let client = store.client().await;
     let lock = client.lock(&unique("inner"));
     for _ in 0..300 {
-        let outer = lock.lock().await.unwrap();
+        let outer = held(&lock).await;
         let (one, two) = (
             outer.reenter().await.unwrap(),
             outer.reenter().await.unwrap(),
         );
         drop(one);
         drop(two);
-        outer.unlock().await.unwrap();
+        free(outer).await;
         client.flush().await;
         assert!(!lock.is_locked().await.unwrap());
     }
@@ -52,7 +45,7 @@ async fn canceled_reentry_does_not_make_unlock_report_loss(store: TestStore) {
     let client = store.client().await;
     let lock = client.lock(&unique("cancelled"));
     for _ in 0..300 {
-        let outer = lock.lock().await.unwrap();
+        let outer = held(&lock).await;
         let mut again = outer.reenter().into_future();
         poll_fn(|cx| {
             let _ = again.as_mut().poll(cx);
@@ -60,7 +53,7 @@ async fn canceled_reentry_does_not_make_unlock_report_loss(store: TestStore) {
         })
         .await;
         drop(again);
-        outer.unlock().await.unwrap();
+        free(outer).await;
         client.flush().await;
         assert!(!lock.is_locked().await.unwrap());
     }
@@ -74,20 +67,20 @@ async fn concurrent_acquisitions_of_one_owner_do_not_wait_for_each_other(store: 
         store.client().await,
     );
     let name = unique("siblings");
-    let held = other.lock(&name).lock().await.unwrap();
+    let guard = held(&other.lock(&name)).await;
     let (lock, me) = (client.lock(&name), Owner::new());
     let both =
         me.scope(async { tokio::join!(lock.lock().into_future(), lock.lock().into_future()) });
     let release = async {
-        until("they wait", || async { client.status().subscriptions == 1 }).await;
-        held.unlock().await.unwrap();
+        until_subscribed(&client, 1).await;
+        free(guard).await;
     };
     let ((one, two), ()) =
         within_limit("both have it", async { tokio::join!(both, release) }).await;
     let (one, two) = (one.unwrap(), two.unwrap());
     assert_eq!(lock.hold_count(me).await.unwrap(), 2);
-    one.unlock().await.unwrap();
-    two.unlock().await.unwrap();
+    free(one).await;
+    free(two).await;
     assert!(!lock.is_locked().await.unwrap());
 }
 
@@ -95,21 +88,18 @@ async fn queued_owner_starts_over_when_its_other_hold_was_lost(store: TestStore)
     let (client, other) = (store.client().await, store.client().await);
     let (name, me) = (unique("sibling-lost"), Owner::new());
     let lock = client.lock(&name);
-    let held = other.lock(&name).lock().await.unwrap();
+    let guard = held(&other.lock(&name)).await;
     let brief = lock.lock().owner(me).lease(SHORT).into_future();
     let brief = tokio::spawn(brief);
-    until("it waits", || async { client.status().subscriptions == 1 }).await;
+    until_subscribed(&client, 1).await;
     let second = lock.lock().owner(me).lease(SHORT).into_future();
     let second = tokio::spawn(second);
-    held.unlock().await.unwrap();
-    let brief = within_limit("acquired", brief).await.unwrap().unwrap();
+    free(guard).await;
+    let brief = joined("acquired", brief).await;
     within_limit("lost", brief.lost()).await;
     // Whether it re-entered before the loss or requested it afterwards: it gets no error, and never
     // blocks forever.
-    let second = within_limit("not a dead end", second)
-        .await
-        .unwrap()
-        .unwrap();
+    let second = joined("not a dead end", second).await;
     drop(brief);
     drop(second);
     client.flush().await;
@@ -121,7 +111,7 @@ async fn loss_during_reentry_is_removed_from_hold_count(store: TestStore) {
     let name = unique("off-account");
     let outer = client.lock(&name).lock().lease(10 * LONG).await.unwrap();
     assert!(other.lock(&name).force_unlock().await.unwrap());
-    let next = other.lock(&name).lock().await.unwrap();
+    let next = held(&other.lock(&name)).await;
     assert!(matches!(outer.reenter().await, Err(Error::Lost { .. })));
     assert_eq!(client.status().holds, 0);
     drop(outer);
@@ -153,7 +143,7 @@ async fn late_answer_to_reentry_leaves_nothing_behind() {
         .lease(Duration::from_secs(3600))
         .into_future();
     let (again, ()) = tokio::join!(again, thaw);
-    assert!(matches!(again, Err(Error::Lost { .. })), "{again:?}");
+    assert_matches!(again, Err(Error::Lost { .. }));
     drop(outer);
     within_limit("settled", client.flush()).await;
     assert!(!client.lock("a").is_locked().await.unwrap());
@@ -178,7 +168,7 @@ async fn unanswered_acquisition_of_known_owner_is_undone() {
     .await;
     server.freeze();
     let error = lock.lock().owner(me).await.unwrap_err();
-    assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
+    assert_matches!(error, Error::ResponseTimeout { .. });
     server.thaw();
     within_limit("undone", client.flush()).await;
     assert!(!retry_if_late(|| lock.is_locked()).await);
@@ -199,7 +189,7 @@ async fn lost_guard_never_affects_later_holds_of_its_owner() {
             continue;
         };
         within_limit("lost", lost.lost()).await;
-        lock.lock().owner(me).await.unwrap().unlock().await.unwrap();
+        free(lock.lock().owner(me).await.unwrap()).await;
         // A release whose script must be loaded first arrives one round trip later.
         let _: () = server.command(&["SCRIPT", "FLUSH"]);
         drop(client.lock("teach").try_lock().await.unwrap());
@@ -211,7 +201,7 @@ async fn lost_guard_never_affects_later_holds_of_its_owner() {
             lock.is_held_by(me).await.unwrap(),
             "deleted by the release of the lost guard"
         );
-        again.unlock().await.unwrap();
+        free(again).await;
     }
 }
 
@@ -224,9 +214,9 @@ async fn inner_release_keeps_a_lock_without_expiry() {
     let outer = lock.lock().lease(LONG).await.unwrap();
     let inner = outer.reenter().lease(LONG).await.unwrap();
     assert_eq!(server.command::<i64>(&["PERSIST", "a"]), 1);
-    inner.unlock().await.unwrap();
+    free(inner).await;
     assert!(lock.is_held_by(outer.owner()).await.unwrap());
-    outer.unlock().await.unwrap();
+    free(outer).await;
 }
 
 /// A server that is out of memory keeps all holds, and an inner guard can still be released.
@@ -235,12 +225,12 @@ async fn inner_guard_can_be_released_on_a_full_server() {
     let server = Server::start();
     let client = Client::connect(&server.url()).await.unwrap();
     let lock = client.lock("a");
-    let outer = lock.lock().await.unwrap();
+    let outer = held(&lock).await;
     let inner = outer.reenter().await.unwrap();
     let () = server.command(&["CONFIG", "SET", "maxmemory", "1"]);
     assert!(client.lock("b").try_lock().await.is_err(), "it is not full");
-    within_limit("released", inner.unlock()).await.unwrap();
+    done("released", inner.unlock()).await;
     assert_eq!(lock.hold_count(outer.owner()).await.unwrap(), 1);
-    outer.unlock().await.unwrap();
+    free(outer).await;
     assert!(!lock.is_locked().await.unwrap());
 }

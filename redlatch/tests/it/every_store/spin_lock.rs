@@ -1,18 +1,10 @@
 //! Tests of the spin lock, which polls instead of waiting for messages. The behavior that it shares
 //! with other locks is tested in lock_kinds.rs.
 
-use std::future::IntoFuture;
-use std::time::Duration;
+use redlatch::{Backoff, SpinLock};
+use tokio::time::Instant;
 
-use redlatch::{Backoff, Client, Embedded, Error, Owner, RedLock, SpinLock};
-use redlatch_testkit::{Server, unique};
-use tokio::time::{Instant, sleep};
-
-use crate::common::{
-    LONG, SHORT, TestStore, client, retry_if_late, unregistered_client, until, within_limit,
-};
-
-const SECOND: Duration = Duration::from_secs(1);
+use crate::common::prelude::*;
 
 on_every_store! {
     spin_lock_and_plain_lock_share_their_key,
@@ -46,26 +38,24 @@ async fn spin_lock_never_subscribes_and_never_publishes() {
                 let inner = guard.reenter().await.unwrap();
                 match (task + turn) % 3 {
                     0 => drop(inner),
-                    _ => inner.unlock().await.unwrap(),
+                    _ => free(inner).await,
                 }
                 match (task + turn) % 2 {
                     0 => drop(guard),
-                    _ => guard.unlock().await.unwrap(),
+                    _ => free(guard).await,
                 }
             }
         }));
     }
     for task in tasks {
-        within_limit("every turn", task).await.unwrap();
+        done("every turn", task).await;
     }
     let fixed = one.spin_lock("a").lock().lease(SHORT).await.unwrap();
     let refused = retry_if_late(|| two.spin_lock("a").try_lock().wait(SECOND / 20)).await;
     assert!(refused.is_none());
-    let next = within_limit("the lease ends", two.spin_lock("a").lock().into_future())
-        .await
-        .unwrap();
+    let next = done("the lease ends", two.spin_lock("a").lock().into_future()).await;
     drop(fixed);
-    next.unlock().await.unwrap();
+    free(next).await;
     within_limit("settled", one.flush()).await;
 
     assert!(script_calls(&server) > 200, "the scripts are counted");
@@ -79,12 +69,9 @@ async fn spin_lock_never_subscribes_and_never_publishes() {
     // The same counters show the commands of the plain lock.
     let held = one.lock("b").lock().await.unwrap();
     let waiting = tokio::spawn(two.lock("b").lock().into_future());
-    until("it is subscribed", || async {
-        calls(&server, &pubsub) == 1
-    })
-    .await;
-    held.unlock().await.unwrap();
-    drop(within_limit("woken", waiting).await.unwrap().unwrap());
+    until("it is subscribed", async || calls(&server, &pubsub) == 1).await;
+    free(held).await;
+    drop(joined("woken", waiting).await);
     assert!(calls(&server, &["publish", "spublish"]) >= 1);
 }
 
@@ -98,31 +85,31 @@ async fn one_waiter_per_client_asks_the_server() {
         unregistered_client(&server).await,
         unregistered_client(&server).await,
     );
-    let held = holder.spin_lock("a").lock().await.unwrap();
+    let guard = held(&holder.spin_lock("a")).await;
     let spin = crowd.spin_lock("a").backoff(Backoff::constant(PAUSE));
     let waiters: Vec<_> = (0..WAITERS)
         .map(|_| {
             let lock = spin.clone();
-            tokio::spawn(async move { lock.lock().await.unwrap().unlock().await.unwrap() })
+            tokio::spawn(async move { free(held(&lock).await).await })
         })
         .collect();
     // Each waiter that starts before the local queue exists sends one request.
     let before = script_calls(&server);
-    until("all have arrived and one keeps polling", || async {
+    until("all have arrived and one keeps polling", async || {
         script_calls(&server) > before + WAITERS
     })
     .await;
     let (begun, before) = (std::time::Instant::now(), script_calls(&server));
-    until("it polls repeatedly", || async {
+    until("it polls repeatedly", async || {
         script_calls(&server) >= before + 20
     })
     .await;
     let often = (script_calls(&server) - before) as f64;
     let pauses = begun.elapsed().as_secs_f64() / PAUSE.as_secs_f64();
     assert!(often <= pauses + 2.0, "{often} times in {pauses} pauses");
-    held.unlock().await.unwrap();
+    free(guard).await;
     for waiter in waiters {
-        within_limit("served", waiter).await.unwrap();
+        done("served", waiter).await;
     }
 }
 
@@ -132,17 +119,17 @@ async fn spin_lock_and_plain_lock_share_their_key(store: TestStore) {
     let name = unique("both");
     let (plain, spin) = (one.lock(&name), two.spin_lock(&name));
 
-    let guard = plain.lock().await.unwrap();
+    let guard = held(&plain).await;
     assert!(spin.try_lock().await.unwrap().is_none());
     let holder = spin.holder().await.unwrap().unwrap();
     assert_eq!(holder.owner, guard.owner_id());
     let waiting = tokio::spawn(spin.lock().into_future());
-    guard.unlock().await.unwrap();
-    let guard = within_limit("seen", waiting).await.unwrap().unwrap();
+    free(guard).await;
+    let guard = joined("seen", waiting).await;
 
     assert!(plain.try_lock().await.unwrap().is_none());
     assert!(plain.is_locked().await.unwrap());
-    guard.unlock().await.unwrap();
+    free(guard).await;
     drop(plain.try_lock().await.unwrap().expect("it is free"));
 }
 
@@ -154,18 +141,18 @@ async fn woken_and_spinning_waiters_take_turns(store: TestStore) {
     let (plain, spin) = (one.lock(&name), two.spin_lock(&name));
     let guard = spin.lock().lease(SHORT).await.unwrap();
     let waiting = tokio::spawn(plain.lock().into_future());
-    until("it waits", || async { one.status().subscriptions == 1 }).await;
-    guard.unlock().await.unwrap();
-    let next = within_limit("it retries", waiting).await.unwrap().unwrap();
-    next.unlock().await.unwrap();
+    until_subscribed(&one, 1).await;
+    free(guard).await;
+    let next = joined("it retries", waiting).await;
+    free(next).await;
 
     let guard = spin.lock().lease(10 * LONG).await.unwrap();
     let waiting = tokio::spawn(plain.lock().into_future());
-    until("it waits", || async { one.status().subscriptions == 1 }).await;
+    until_subscribed(&one, 1).await;
     assert!(spin.force_unlock().await.unwrap());
-    let next = within_limit("woken", waiting).await.unwrap().unwrap();
+    let next = joined("woken", waiting).await;
     assert!(guard.unlock().await.is_err());
-    next.unlock().await.unwrap();
+    free(next).await;
 }
 
 /// Both kinds would share one hold, and whether its release is published would depend on the first
@@ -177,34 +164,32 @@ async fn owner_cannot_mix_spin_lock_and_plain_lock(store: TestStore) {
 
     let guard = spin.lock().owner(me).await.unwrap();
     let mixed = plain.lock().owner(me).await;
-    assert!(matches!(mixed, Err(Error::WrongKind { .. })), "{mixed:?}");
+    assert_matches!(mixed, Err(Error::WrongKind { .. }));
     assert_eq!(guard.hold_count(), 1);
-    guard.unlock().await.unwrap();
+    free(guard).await;
 
     let guard = plain.lock().owner(me).await.unwrap();
     let mixed = spin.try_lock().owner(me).await;
-    assert!(matches!(mixed, Err(Error::WrongKind { .. })), "{mixed:?}");
-    guard.unlock().await.unwrap();
+    assert_matches!(mixed, Err(Error::WrongKind { .. }));
+    free(guard).await;
     // Using one kind after the other is allowed.
     let guard = spin.try_lock().owner(me).await.unwrap();
-    guard.expect("it is free").unlock().await.unwrap();
+    free(guard.expect("it is free")).await;
 }
 
 /// Returns when a waiter of a spin lock acquires a lock that was released after `held`.
 async fn served_after(held: Duration, backoff: Backoff) -> Duration {
-    let store = Embedded::new();
-    let client = || Client::builder().connect_embedded(&store).unwrap();
-    let (holder, other) = (client(), client());
+    let [holder, other] = embedded_clients();
     let begun = Instant::now();
     let guard = holder.lock("a").lock().await.unwrap();
     let spin: SpinLock = other.spin_lock("a").backoff(backoff);
     let waiting = tokio::spawn(spin.lock().into_future());
     sleep(held).await;
     assert!(!waiting.is_finished());
-    guard.unlock().await.unwrap();
+    free(guard).await;
     let next = waiting.await.unwrap().unwrap();
     let took = begun.elapsed();
-    next.unlock().await.unwrap();
+    free(next).await;
     took
 }
 
@@ -264,57 +249,53 @@ async fn wait_limit_ends_within_a_pause() {
     let lock = client
         .spin_lock("a")
         .backoff(Backoff::constant(3600 * SECOND));
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     let begun = Instant::now();
     assert!(lock.try_lock().wait(SECOND).await.unwrap().is_none());
     assert!(begun.elapsed() >= SECOND && begun.elapsed() < 2 * SECOND);
-    guard.unlock().await.unwrap();
+    free(guard).await;
 }
 
 /// In one client, a waiter of a spin lock does not queue behind a waiter of a plain lock.
 #[tokio::test(start_paused = true)]
 async fn spinning_waiter_does_not_queue_behind_plain_waiters() {
-    let store = Embedded::new();
-    let client = || Client::builder().connect_embedded(&store).unwrap();
-    let (holder, both) = (client(), client());
-    let guard = holder.spin_lock("a").lock().await.unwrap();
+    let [holder, both] = embedded_clients();
+    let guard = held(&holder.spin_lock("a")).await;
     let plain = both.lock("a");
-    let waiting = tokio::spawn(async move { plain.lock().await.unwrap().unlock().await });
+    let waiting = tokio::spawn(async move { held(&plain).await.unlock().await });
     sleep(SECOND).await;
     let spinning = tokio::spawn(both.spin_lock("a").lock().into_future());
     sleep(SECOND).await;
     let begun = Instant::now();
-    guard.unlock().await.unwrap();
+    free(guard).await;
     let next = spinning.await.unwrap().unwrap();
     assert!(begun.elapsed() <= SECOND, "{:?}", begun.elapsed());
-    next.unlock().await.unwrap();
+    free(next).await;
     waiting.await.unwrap().unwrap();
 }
 
 /// A waiter of a spin lock that is named like another lock's channel is not in that lock's queue.
 #[tokio::test(start_paused = true)]
 async fn queue_of_spinning_waiters_is_separate_from_channels() {
-    let store = Embedded::new();
-    let client = || Client::builder().connect_embedded(&store).unwrap();
-    let (holder, both) = (client(), client());
+    let [holder, both] = embedded_clients();
     let odd = "redisson_lock__channel:{a}";
-    let _held = holder.spin_lock(odd).lock().await.unwrap();
-    let guard = holder.lock("a").lock().await.unwrap();
+    let _held = held(&holder.spin_lock(odd)).await;
+    let guard = held(&holder.lock("a")).await;
     let spinning = tokio::spawn(both.spin_lock(odd).lock().into_future());
     sleep(SECOND).await;
     let waiting = tokio::spawn(both.lock("a").lock().into_future());
     sleep(SECOND).await;
     // The status counts subscribed channels, not queues.
     assert_eq!(both.status().subscriptions, 1);
-    guard.unlock().await.unwrap();
-    drop(within_limit("it is woken", waiting).await.unwrap().unwrap());
+    free(guard).await;
+    drop(joined("it is woken", waiting).await);
     spinning.abort();
 }
 
 #[tokio::test(start_paused = true)]
 async fn pause_beyond_clock_range_is_unlimited() {
     let client = Client::embedded();
-    let _held = client.lock("a").lock().await.unwrap();
+    let _held = held(&client.lock("a")).await;
     let endless = Backoff::constant(Duration::MAX);
     let lock = client.spin_lock("a").backoff(endless);
     let refused = lock.try_lock().wait(SECOND).await.unwrap();

@@ -1,12 +1,8 @@
 //! Clients of a store that is down: when they are created, and later.
 
-use std::time::Duration;
-
 use redlatch::inspect::Event;
-use redlatch::{Client, Embedded, Error};
-use redlatch_testkit::{Cluster, ClusterPlan, Sentinels, Server, shared, unique};
 
-use crate::common::{LONG, until, within_limit};
+use crate::common::prelude::*;
 
 /// A service that starts before its store is not restarted again and again.
 #[tokio::test]
@@ -15,7 +11,7 @@ async fn client_works_as_soon_as_its_store_does() {
     server.kill();
     let settings = Client::builder().response_timeout(Duration::from_millis(200));
     let eager = settings.clone().connect(&server.url()).await;
-    assert!(matches!(eager, Err(Error::Unavailable { .. })), "{eager:?}");
+    assert_matches!(eager, Err(Error::Unavailable { .. }));
     let client = settings.connect_lazy(&server.url()).unwrap();
     let lock = client.lock(&unique("lazy"));
     for error in [
@@ -30,12 +26,12 @@ async fn client_works_as_soon_as_its_store_does() {
     let waiting = patient.clone();
     let waiting = tokio::spawn(async move { waiting.lock(&unique("lazy")).lock().await });
     server.restart();
-    let guard = within_limit("held", waiting).await.unwrap().unwrap();
-    guard.unlock().await.unwrap();
+    let guard = joined("held", waiting).await;
+    free(guard).await;
     patient.ping().await.unwrap();
     assert!(patient.status().connected);
     server.kill();
-    until("disconnected", || async { !patient.status().connected }).await;
+    until("disconnected", async || !patient.status().connected).await;
 }
 
 /// What `connect` refuses at once, the first step refuses.
@@ -89,7 +85,7 @@ async fn first_step_reports_what_the_servers_refuse() {
     // What is wrong without any server is an error at once.
     let settings = Client::builder();
     let error = settings.connect_lazy("redis://h/3?db=4").unwrap_err();
-    assert!(matches!(error, Error::InvalidUrl { .. }), "{error}");
+    assert_matches!(error, Error::InvalidUrl { .. });
 }
 
 #[tokio::test]
@@ -98,15 +94,15 @@ async fn each_deployment_is_connected_to_when_needed() {
     for url in [sentinels.url(), cluster.url(), "embedded:".into()] {
         let settings = Client::builder().response_timeout(LONG);
         let client = settings.connect_lazy(&url).unwrap();
-        let guard = client.lock(&unique("lazy")).lock().await.unwrap();
-        guard.unlock().await.unwrap();
+        let guard = held(&client.lock(&unique("lazy"))).await;
+        free(guard).await;
     }
 }
 
 #[test]
 fn client_needs_a_runtime() {
     let error = Client::builder().connect_lazy("redis://h").unwrap_err();
-    assert!(matches!(error, Error::NoRuntime), "{error}");
+    assert_matches!(error, Error::NoRuntime);
 }
 
 /// How a program behaves in an outage can be tested without a server.
@@ -114,12 +110,12 @@ fn client_needs_a_runtime() {
 async fn embedded_store_can_be_unavailable() {
     let store = Embedded::new();
     let [holder, other] = [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
-    let guard = holder.lock("a").lock().await.unwrap();
+    let guard = held(&holder.lock("a")).await;
     let waiting = tokio::spawn({
         let lock = other.lock("a");
         async move { lock.lock().await }
     });
-    until("it waits", || async { other.status().subscriptions == 1 }).await;
+    until_subscribed(&other, 1).await;
     let mut watch = other.watch("*");
     while watch.next().await.unwrap() != Event::Synchronized {}
     store.set_available(false);
@@ -129,11 +125,11 @@ async fn embedded_store_can_be_unavailable() {
         other.list("*").next().await.map(drop).unwrap_err(),
         other.ping().await.map(drop).unwrap_err(),
     ] {
-        assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+        assert_matches!(error, Error::Unavailable { .. });
     }
     assert!(!other.status().connected);
-    let event = within_limit("interrupted", watch.next()).await.unwrap();
-    assert!(matches!(event, Event::Interrupted { .. }), "{event:?}");
+    let event = done("interrupted", watch.next()).await;
+    assert_matches!(event, Event::Interrupted { .. });
     // Once, not again and again.
     let quiet = tokio::time::timeout(Duration::from_secs(5), watch.next()).await;
     assert!(quiet.is_err(), "{quiet:?}");
@@ -141,8 +137,8 @@ async fn embedded_store_can_be_unavailable() {
     store.set_available(true);
     assert!(other.status().connected);
     other.ping().await.unwrap();
-    while within_limit("synchronized", watch.next()).await.unwrap() != Event::Synchronized {}
-    let error = within_limit("told", waiting).await.unwrap().unwrap_err();
-    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    while done("synchronized", watch.next()).await != Event::Synchronized {}
+    let error = done("told", waiting).await.unwrap_err();
+    assert_matches!(error, Error::Unavailable { .. });
     other.lock("a").run(async {}).await.unwrap();
 }

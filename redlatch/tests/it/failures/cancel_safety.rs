@@ -1,17 +1,7 @@
 //! Futures may be dropped at any await point (failure catalogue F4, F5). At worst one lease remains
 //! that is not renewed; if the server answers, not even that remains.
 
-use std::future::IntoFuture;
-use std::pin::pin;
-use std::time::Duration;
-
-use redlatch::{Client, Lock, Owner};
-use redlatch_testkit::{Proxy, Server, unique};
-
-use crate::common::{
-    LONG, TestStore, client_at, drop_after_each_poll, poll_until_subscribed, poll_up_to, until,
-    within_limit,
-};
+use crate::common::prelude::*;
 
 /// Asserts that nothing is left: no key, no renewal, no background work.
 async fn assert_nothing_left(client: &Client, lock: &Lock) {
@@ -67,7 +57,7 @@ async fn waiting_in_the_local_queue(store: TestStore) {
     drop_after_each_poll(async |polls| {
         // One waiter before and one after: a waiter that leaves the queue must not block the next
         // one.
-        let held = lock.lock().await.unwrap();
+        let guard = held(&lock).await;
         let after = {
             let mut gone = pin!(poll_up_to(polls, lock.lock().into_future()));
             let mut after = Box::pin(lock.lock().into_future());
@@ -75,16 +65,16 @@ async fn waiting_in_the_local_queue(store: TestStore) {
                 tokio::select! {
                     biased;
                     gone = &mut gone => gone,
-                    _ = &mut after => unreachable!("held by another owner"),
-                    () = until("it is queued", || async { client.status().subscriptions == 1 }) => None,
+                    _ = &mut after => unreachable!("guard by another owner"),
+                    () = until("it is queued", async || client.status().subscriptions == 1) => None,
                 }
             };
             let first = both.await;
             assert!(first.is_none());
             after
         };
-        held.unlock().await.unwrap();
-        drop(within_limit("the next one gets it", after).await.unwrap());
+        free(guard).await;
+        drop(done("the next one gets it", after).await);
         assert_nothing_left(&client, &lock).await;
         polls >= 10
     })
@@ -95,14 +85,14 @@ async fn reentering(store: TestStore) {
     let client = store.client().await;
     let lock = client.lock(&unique("cancel-again"));
     drop_after_each_poll(async |polls| {
-        let outer = lock.lock().await.unwrap();
+        let outer = held(&lock).await;
         let inner = poll_up_to(polls, outer.reenter().into_future()).await;
         let through = inner.is_some();
         drop(inner);
         within_limit("settled", client.flush()).await;
         assert_eq!(outer.hold_count(), 1);
         assert_eq!(lock.hold_count(outer.owner()).await.unwrap(), 1);
-        outer.unlock().await.unwrap();
+        free(outer).await;
         assert_nothing_left(&client, &lock).await;
         through
     })
@@ -113,7 +103,7 @@ async fn releasing(store: TestStore) {
     let client = store.client().await;
     let lock = client.lock(&unique("cancel-unlock"));
     drop_after_each_poll(async |polls| {
-        let guard = lock.lock().await.unwrap();
+        let guard = held(&lock).await;
         let released = poll_up_to(polls, guard.unlock()).await;
         assert_nothing_left(&client, &lock).await;
         released.is_some()
@@ -153,11 +143,9 @@ async fn release_between_any_two_polls_wakes_waiter() {
         poll_until_subscribed(polls, &mut waiter, &channel).await;
         // The connection keeps order: everything that the waiter has sent so far has been answered.
         assert!(lock.is_locked().await.unwrap());
-        held.unlock().await.unwrap();
-        let guard = within_limit("woken, not slept through", waiter)
-            .await
-            .unwrap();
-        guard.unlock().await.unwrap();
+        free(held).await;
+        let guard = done("woken, not slept through", waiter).await;
+        free(guard).await;
     }
 }
 
@@ -189,7 +177,7 @@ async fn release_by_canceled_request_of_same_owner_is_no_loss() {
     let client = client_at(&proxy.url()).await;
     let (lock, me) = (client.lock("a"), Owner::new());
     // So that the server knows both scripts.
-    lock.lock().await.unwrap().unlock().await.unwrap();
+    free(held(&lock).await).await;
     let guard = lock.lock().owner(me).await.unwrap();
     proxy.discard_replies(true);
     let has_turn = lock.lock().owner(me).into_future();
@@ -204,14 +192,14 @@ async fn release_by_canceled_request_of_same_owner_is_no_loss() {
     tokio::select! {
         biased;
         _ = next.as_mut() => panic!("there are no answers"),
-        () = until("released", || async { !server.command::<bool>(&["EXISTS", "a"]) }) => {}
+        () = until("released", async || !server.command::<bool>(&["EXISTS", "a"])) => {}
     }
     drop(next);
     proxy.discard_replies(false);
     proxy.cut();
     // On a new connection: on the broken one, the release itself would be repeated.
-    assert!(!within_limit("connected", lock.is_locked()).await.unwrap());
-    within_limit("released", release).await.unwrap();
+    assert!(!done("connected", lock.is_locked()).await);
+    done("released", release).await;
     assert_nothing_left(&client, &lock).await;
 }
 

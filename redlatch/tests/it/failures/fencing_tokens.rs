@@ -1,15 +1,10 @@
 //! Fencing tokens grow with each acquisition, also after a loss, a restart, or lost data.
 
-use std::future::IntoFuture as _;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::time::Duration;
-
-use redlatch::{Client, MultiLock, Owner};
-use redlatch_testkit::{Monitor, Proxy, Server};
 
 use super::hold_generations::{refusals, refuse_writes};
-use crate::common::{LONG, client, retry_if_late, unregistered_client, until, within_limit};
+use crate::common::prelude::*;
 
 /// Renewals are executed but their answers are lost: the holder loses a hold that the store still
 /// has. The owner's next acquisition must not count as a repetition of the one that returned the
@@ -84,7 +79,7 @@ async fn acquisition_gets_greater_token_if_a_guard_is_dropped_while_it_settles()
     refuse_writes(&server, true);
     drop(two);
     let leaving = async {
-        until("refused", || async { refusals(&server) > 0 }).await;
+        until("refused", async || refusals(&server) > 0).await;
         drop(one);
         refuse_writes(&server, false);
     };
@@ -103,9 +98,9 @@ async fn acquisition_without_prior_loss_is_one_round_trip() {
     let (ours, me) = (unregistered_client(&server).await, Owner::new());
     let lock = ours.fenced_lock("a");
     // From here on, the server knows the scripts.
-    lock.lock().owner(me).await.unwrap().unlock().await.unwrap();
+    free(lock.lock().owner(me).await.unwrap()).await;
     let mut monitor = Monitor::start(&server);
-    lock.lock().owner(me).await.unwrap().unlock().await.unwrap();
+    free(lock.lock().owner(me).await.unwrap()).await;
     let _: String = server.command(&["ECHO", "the-end"]);
     let commands = monitor.until("the-end");
     let scripts = commands.iter().filter(|one| one.name() == "evalsha");
@@ -197,7 +192,7 @@ async fn restarted_process_with_same_client_id_is_another_owner() {
     assert_eq!(second.acquire(), None, "acquired the hold of {owner}");
     // The lease ends.
     assert!(server.command::<bool>(&["PEXPIRE", "a", "1"]));
-    until("expired", || async {
+    until("expired", async || {
         !server.command::<bool>(&["EXISTS", "a"])
     })
     .await;
@@ -210,28 +205,29 @@ async fn restarted_process_with_same_client_id_is_another_owner() {
 /// After a data loss, a resource that remembers a token refuses all writers until the token is
 /// advanced.
 mod after_lost_data {
-    use redlatch::{Client, Embedded, Error, MAX_TOKEN};
-    use redlatch_testkit::Server;
+    use redlatch::MAX_TOKEN;
+
+    use crate::common::prelude::*;
 
     async fn recovers(client: &Client, lose_data: impl AsyncFn()) {
         let lock = client.fenced_lock("a");
         assert_eq!(lock.advance_token(0).await.unwrap(), 0, "nothing to raise");
         for _ in 0..3 {
-            lock.lock().await.unwrap().unlock().await.unwrap();
+            free(held(&lock).await).await;
         }
         let seen = lock.current_token().await.unwrap();
         lose_data().await;
-        let late = lock.lock().await.unwrap();
+        let late = held(&lock).await;
         assert!(late.token() < seen, "counted from the beginning");
         // The token can also be advanced while the lock is held.
         assert_eq!(lock.advance_token(seen).await.unwrap(), seen);
         assert_eq!(lock.advance_token(1).await.unwrap(), seen, "never lowered");
-        late.unlock().await.unwrap();
-        let guard = lock.lock().await.unwrap();
+        free(late).await;
+        let guard = held(&lock).await;
         assert_eq!(guard.token(), seen + 1);
         assert!(!lock.delete_token().await.unwrap(), "it is held");
         assert_eq!(lock.current_token().await.unwrap(), seen + 1);
-        guard.unlock().await.unwrap();
+        free(guard).await;
 
         for too_great in [MAX_TOKEN + 1, u64::MAX] {
             let refused = lock.advance_token(too_great).await.unwrap_err();
@@ -241,13 +237,13 @@ mod after_lost_data {
             assert_eq!(*setting, "at_least");
         }
         assert_eq!(lock.advance_token(MAX_TOKEN).await.unwrap(), MAX_TOKEN);
-        let last = lock.lock().await.unwrap();
+        let last = held(&lock).await;
         assert_eq!(last.token(), MAX_TOKEN + 1);
-        last.unlock().await.unwrap();
+        free(last).await;
         assert!(lock.delete_token().await.unwrap());
         assert!(lock.delete_token().await.unwrap(), "there is none");
         assert_eq!(lock.current_token().await.unwrap(), 0);
-        assert_eq!(lock.lock().await.unwrap().token(), 1);
+        assert_eq!(held(&lock).await.token(), 1);
     }
 
     #[tokio::test]
@@ -274,7 +270,7 @@ mod after_lost_data {
         for foreign in ["x", "07", "1.5"] {
             let _: String = server.command(&["SET", key, foreign]);
             let refused = lock.advance_token(5).await.unwrap_err();
-            assert!(matches!(refused, Error::WrongKind { .. }), "{refused}");
+            assert_matches!(refused, Error::WrongKind { .. });
             assert_eq!(server.command::<String>(&["GET", key]), foreign);
         }
     }

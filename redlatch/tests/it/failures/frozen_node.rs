@@ -1,14 +1,8 @@
 //! Clusters with a frozen node: the locks on the other nodes are renewed and released in time.
 
-use std::future::IntoFuture as _;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use redlatch::{Client, Guard};
-use redlatch_testkit::{Cluster, ClusterPlan, unique};
-
-use crate::common::*;
+use crate::common::prelude::*;
 
 /// Starts three masters without replicas, none of which ever counts as failed.
 fn three_masters() -> Cluster {
@@ -40,10 +34,8 @@ fn some(names: &[(String, usize)], count: usize, frozen: bool) -> Vec<String> {
 /// Acquires and releases a lock on another node.
 async fn take_turns(client: &Client, name: &str) {
     let lock = client.lock(&format!("{name}-free"));
-    let guard = within_limit("free", lock.lock().into_future())
-        .await
-        .unwrap();
-    guard.unlock().await.unwrap();
+    let guard = done("free", lock.lock().into_future()).await;
+    free(guard).await;
 }
 
 const FROZEN: usize = 1;
@@ -132,7 +124,7 @@ async fn frozen_node_uses_up_no_turns_of_other_nodes() {
         })
         .collect();
     // More callers wait than may send at the same time.
-    until("all ask", || async {
+    until("all ask", async || {
         asking.load(Ordering::SeqCst) == at_frozen.len()
     })
     .await;
@@ -152,7 +144,7 @@ async fn frozen_node_uses_up_no_turns_of_other_nodes() {
     let begun = Instant::now();
     drop(held);
     for name in &elsewhere {
-        until("released in the background", || async {
+        until("released in the background", async || {
             !client.lock(name).is_locked().await.unwrap()
         })
         .await;

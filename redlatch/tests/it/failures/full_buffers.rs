@@ -2,15 +2,10 @@
 //! and the server.
 
 use std::collections::BTreeSet;
-use std::future::IntoFuture as _;
-use std::time::Duration;
 
-use redlatch::{Client, Guard};
-use redlatch_testkit::{Proxy, Server};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
 
-use crate::common::{LONG, Random, client, seed, within_limit};
+use crate::common::prelude::*;
 
 /// Acquisitions that are canceled in each round.
 const ACQUISITIONS: u64 = 400;
@@ -46,7 +41,7 @@ async fn cancel_beside(load: impl AsyncFn(&Client) -> JoinSet<()>) {
         let guarded: BTreeSet<String> = guards.iter().map(|guard| guard.name().into()).collect();
         assert_eq!(held, guarded, "round {round}");
         for guard in guards {
-            guard.unlock().await.unwrap();
+            free(guard).await;
         }
     }
 }
@@ -61,7 +56,7 @@ async fn acquisitions_canceled_beside_releases_leave_nothing_held() {
         }
         let mut releasing = JoinSet::new();
         for guard in acquiring.join_all().await {
-            releasing.spawn(async move { guard.unwrap().unlock().await.unwrap() });
+            releasing.spawn(async move { free(guard.unwrap()).await });
         }
         releasing
     })

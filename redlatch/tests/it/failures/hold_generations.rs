@@ -1,18 +1,11 @@
 //! An owner that tasks share requests a lock again after it has lost a hold: the late release of the lost hold
 //! never deletes a later acquisition.
 
-use std::future::IntoFuture as _;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use redlatch::{Client, FencedLock, Guard, MultiGuard, MultiLock, Owner, blocking};
-use redlatch_testkit::{Proxy, Server};
+use redlatch::{FencedLock, MultiGuard, blocking};
 
-use crate::common::{
-    LONG, Random, client, poll_up_to, retry_if_late, retry_if_late_blocking, seed, until,
-    within_limit,
-};
+use crate::common::prelude::*;
 
 /// Lease of a hold that is about to be lost.
 const BRIEF: Duration = Duration::from_millis(700);
@@ -69,7 +62,7 @@ async fn release_of_lost_hold_takes_turns_with_later_holds() {
         assert!(third.is_valid());
         let other = theirs.lock("a").try_lock().await.unwrap();
         assert!(other.is_none(), "two valid holders");
-        third.unlock().await.unwrap();
+        free(third).await;
     }
 }
 
@@ -142,13 +135,13 @@ async fn lost_hold_is_released_although_its_successor_was_canceled() {
     };
     within_limit("lost", lost.lost()).await;
     let waiter = tokio::spawn(lock.lock().into_future());
-    until("it waits", || async { ours.status().subscriptions == 1 }).await;
+    until_subscribed(&ours, 1).await;
     // Queues behind the waiter, and is canceled there.
     let canceled = poll_up_to(1, lock.lock().owner(me).into_future()).await;
     assert!(canceled.is_none());
     drop(lost);
-    let next = within_limit("released", waiter).await.unwrap().unwrap();
-    next.unlock().await.unwrap();
+    let next = joined("released", waiter).await;
+    free(next).await;
 }
 
 const NAMES: [&str; 2] = ["{x}1", "{x}2"];
@@ -450,13 +443,13 @@ async fn random_losses_and_cancellations_never_break_exclusion() {
         async move { breaking.inject_faults(random).await },
     ));
     let end = Instant::now() + lasts;
-    until("time is up", || async {
+    until("time is up", async || {
         Instant::now() > end || shared.over.load(Ordering::SeqCst)
     })
     .await;
     shared.over.store(true, Ordering::SeqCst);
     for task in tasks {
-        within_limit("the tasks end", task).await.unwrap();
+        done("the tasks end", task).await;
     }
     let (acquired, lost) = (&shared.acquired, &shared.lost);
     println!("{acquired:?} acquired, {lost:?} of them lost");
@@ -468,7 +461,7 @@ async fn random_losses_and_cancellations_never_break_exclusion() {
     assert!(acquired.load(Ordering::SeqCst) > 0);
     // Nothing is left behind for longer than a lease.
     for name in NAMES {
-        until("free", || async {
+        until("free", async || {
             !shared.server.command::<bool>(&["EXISTS", name])
         })
         .await;

@@ -1,13 +1,8 @@
 //! Locks that the store lost: waiters are woken, and all holders learn of it together.
 
-use std::future::IntoFuture as _;
-use std::time::Duration;
-
 use redlatch::kind::LockKind;
-use redlatch::{Client, Guard, Lock, Loss};
-use redlatch_testkit::Server;
 
-use crate::common::*;
+use crate::common::prelude::*;
 
 /// With this lease, a waiter that gets no message sleeps for hours.
 const ENDLESS: Duration = Duration::from_secs(20_000);
@@ -52,7 +47,7 @@ async fn waiter_is_woken<K: LockKind, L: LockKind>(
         let _: i64 = server.command(&["PEXPIRE", held.name(), "9000000"]);
     }
     let waiting = tokio::spawn(wanted.lock().into_future());
-    until("it waits", || async { subscribed() > 0 }).await;
+    until("it waits", async || subscribed() > 0).await;
     until(
         "it has sent its request behind its subscription",
         || async {
@@ -72,15 +67,12 @@ async fn waiter_is_woken<K: LockKind, L: LockKind>(
     if let Found::ByRelease = found {
         let _ = guard.unlock().await;
     }
-    let guard = within_limit("the waiter is woken", waiting)
-        .await
-        .unwrap()
-        .unwrap();
+    let guard = joined("the waiter is woken", waiting).await;
     pubsub
         .set_read_timeout(Some(Duration::from_millis(50)))
         .unwrap();
     let was_woken = pubsub.get_message().is_ok();
-    guard.unlock().await.unwrap();
+    free(guard).await;
     was_woken
 }
 
@@ -90,7 +82,7 @@ macro_rules! a_waiter_is_woken {
         async fn $name() {
             for found in [Found::ByRenewal, Found::ByRelease] {
                 // On a busy machine it may have retried first.
-                until("it is woken", || async {
+                until("it is woken", async || {
                     let server = Server::start();
                     let (holder, waiter) = clients(&server).await;
                     let held = { let $client = &holder; $held };
@@ -120,23 +112,20 @@ a_waiter_is_woken! {
 async fn all_waiters_of_a_flushed_fair_lock_acquire_it() {
     let server = Server::start();
     let (holder, other) = clients(&server).await;
-    let guard = holder.fair_lock("x").lock().await.unwrap();
+    let guard = held(&holder.fair_lock("x")).await;
     let _: i64 = server.command(&["PEXPIRE", "x", "9000000"]);
     let waiting = [(); 3].map(|()| {
         let request = other.fair_lock("x").lock().into_future();
         tokio::spawn(async move { request.await?.unlock().await })
     });
-    until("all are in the queue", || async {
+    until("all are in the queue", async || {
         let queue: i64 = server.command(&["LLEN", "redisson_lock_queue:{x}"]);
         queue == 3
     })
     .await;
     let _: String = server.command(&["FLUSHALL"]);
     for waiter in waiting {
-        within_limit("the waiter retries", waiter)
-            .await
-            .unwrap()
-            .unwrap();
+        joined("the waiter retries", waiter).await;
     }
     let _ = guard.unlock().await;
 }
@@ -146,9 +135,9 @@ async fn all_waiters_of_a_flushed_fair_lock_acquire_it() {
 async fn lost_hold_wakes_no_waiter_while_another_owner_holds_the_lock() {
     let server = Server::start();
     let (holder, other) = clients(&server).await;
-    let lost = holder.lock("x").lock().await.unwrap();
+    let lost = held(&holder.lock("x")).await;
     let _: i64 = server.command(&["DEL", "x"]);
-    let next = other.lock("x").lock().await.unwrap();
+    let next = held(&other.lock("x")).await;
     let mut connection = server.connection();
     let mut pubsub = connection.as_pubsub();
     pubsub.subscribe("redisson_lock__channel:{x}").unwrap();
@@ -157,7 +146,7 @@ async fn lost_hold_wakes_no_waiter_while_another_owner_holds_the_lock() {
     // A step in flight for the lost hold would find no owner after the release, and notify a
     // waiter.
     within_limit("settled", holder.flush()).await;
-    next.unlock().await.unwrap();
+    free(next).await;
     // The first message is that of the release.
     pubsub.set_read_timeout(Some(LONG)).unwrap();
     pubsub.get_message().unwrap();
@@ -181,7 +170,7 @@ async fn fifty_holds(client: &Client) -> Vec<Guard> {
     for n in 0..50 {
         let lock = client.lock(&format!("held-{n}"));
         guards.push(match n % 2 {
-            0 => lock.lock().await.unwrap(),
+            0 => held(&lock).await,
             _ => lock.lock().lease(ENDLESS).await.unwrap(),
         });
     }
@@ -199,13 +188,8 @@ async fn restart_without_data_reports_all_losses_together() {
     let mut server = Server::start();
     let client = rarely_renewing(&server).await;
     let guards = fifty_holds(&client).await;
-    let reader = client
-        .read_write_lock("shared")
-        .read()
-        .lock()
-        .await
-        .unwrap();
-    let fair = client.fair_lock("fair").lock().await.unwrap();
+    let reader = held(&client.read_write_lock("shared").read()).await;
+    let fair = held(&client.fair_lock("fair")).await;
     let semaphore = client.expirable_semaphore("permits");
     semaphore.set_permits(1).await.unwrap();
     let permit = semaphore.acquire().await.unwrap();
@@ -232,7 +216,7 @@ async fn after_flushall_one_loss_reveals_all_others() {
 async fn loss_found_by_renewal_reveals_all_others() {
     let server = Server::start();
     let (client, _) = clients(&server).await;
-    let renewed = client.lock("renewed").lock().await.unwrap();
+    let renewed = held(&client.lock("renewed")).await;
     // Not renewed, so that only a sweep finds its loss.
     let fixed = client.lock("fixed").lock().lease(ENDLESS).await.unwrap();
     let () = server.command(&["FLUSHALL"]);
@@ -245,9 +229,9 @@ async fn loss_found_by_renewal_reveals_all_others() {
 async fn loss_found_by_one_of_two_guards_reveals_all_others() {
     let server = Server::start();
     let client = rarely_renewing(&server).await;
-    let first = client.lock("twice").lock().await.unwrap();
+    let first = held(&client.lock("twice")).await;
     let second = first.reenter().await.unwrap();
-    let other = client.lock("other").lock().await.unwrap();
+    let other = held(&client.lock("other")).await;
     let () = server.command(&["FLUSHALL"]);
     drop(second);
     within_limit("the first guard is lost", first.lost()).await;
@@ -260,9 +244,9 @@ async fn sweep_checks_fixed_leases_without_extending_them() {
     let server = Server::start();
     let client = rarely_renewing(&server).await;
     let fixed = client.lock("fixed").lock().lease(LONG * 5).await.unwrap();
-    let renewed = client.lock("renewed").lock().await.unwrap();
+    let renewed = held(&client.lock("renewed")).await;
     let deleted = client.lock("deleted").lock().lease(ENDLESS).await.unwrap();
-    let first = client.lock("first").lock().await.unwrap();
+    let first = held(&client.lock("first")).await;
     let _: i64 = server.command(&["DEL", "first", "deleted"]);
     let _: i64 = server.command(&["PEXPIRE", "renewed", "5000000"]);
     assert_lost(&first.unlock().await.unwrap_err(), Loss::NotHeld);
@@ -270,8 +254,8 @@ async fn sweep_checks_fixed_leases_without_extending_them() {
     within_limit("the deleted one is lost", deleted.lost()).await;
     let left: i64 = server.command(&["PTTL", "fixed"]);
     assert!((1..=300_000).contains(&left), "{left}");
-    until("the other is renewed", || async {
-        server.command::<i64>(&["PTTL", "renewed"]) > 10_000_000
+    until("the other is renewed", async || {
+        pttl(&server, "renewed") > 10_000_000
     })
     .await;
     assert!(fixed.is_valid() && renewed.is_valid());

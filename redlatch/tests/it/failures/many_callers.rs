@@ -1,15 +1,11 @@
 //! Thousands of callers use a dead, frozen or slow server: each returns within its limit.
 
-use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use redlatch::{Client, Error};
-use redlatch_testkit::{Proxy, Server};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinSet;
 
-use crate::common::{LONG, within_limit};
+use crate::common::prelude::*;
 
 /// How much later than its limit a caller may return: the machine may be busy, or pause.
 const SCHEDULING: Duration = Duration::from_secs(12);

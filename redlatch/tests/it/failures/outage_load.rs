@@ -2,12 +2,7 @@
 //!
 //! Each test counts at the servers, for a fixed time. On a busy machine the counts are lower.
 
-use std::future::IntoFuture;
-use std::time::Duration;
-
-use redlatch::{Client, ClientBuilder};
-use redlatch_testkit::{Cluster, ClusterPlan, Proxy, Server, slot_of};
-
+use crate::common::prelude::*;
 use crate::topologies::sentinel_or_cluster::{Deployment, NEVER};
 
 /// Time for which commands and connections are counted.

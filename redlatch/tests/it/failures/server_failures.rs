@@ -1,25 +1,11 @@
 //! The failure catalogue on real servers: what must not happen when servers and connections fail.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
-
-use redlatch::{Client, Error, Loss, Owner};
-use redlatch_testkit::{Proxy, Server, shared, unique};
-
-use crate::common::{
-    LONG, SHORT, WATCHDOG, assert_lost, client_at, retry_if_late, until, until_rises,
-    with_lost_answer, within_limit,
-};
-
-async fn pttl(server: &Server, key: &str) -> i64 {
-    server.command(&["PTTL", key])
-}
+use crate::common::prelude::*;
 
 /// Waits until the key's time to live is seen to rise.
 async fn until_renewed(server: &Server, key: &str) {
     until_rises(key, || async {
-        let left = pttl(server, key).await;
+        let left = pttl(server, key);
         assert!(left > -2, "{key} is gone");
         left
     })
@@ -46,26 +32,18 @@ async fn released_lock_is_not_renewed() {
         .connect(&server.url())
         .await
         .unwrap();
-    let sentinel = client.lock("sentinel").lock().await.unwrap();
+    let sentinel = held(&client.lock("sentinel")).await;
     let me = Owner::new();
     let owner = String::from(client.owner_id(me));
     let names = ["unlocked", "dropped", "cancelled"];
-    client
-        .lock(names[0])
-        .lock()
-        .owner(me)
-        .await
-        .unwrap()
-        .unlock()
-        .await
-        .unwrap();
+    free(client.lock(names[0]).lock().owner(me).await.unwrap()).await;
     drop(client.lock(names[1]).lock().owner(me).await.unwrap());
     let cancelled = client.lock(names[2]).lock().owner(me).into_future();
     drop(tokio::time::timeout(Duration::ZERO, cancelled).await);
     client.flush().await;
     assert_eq!(client.status().holds, 1);
     for name in names {
-        assert_eq!(pttl(&server, name).await, -2, "{name}");
+        assert_eq!(pttl(&server, name), -2, "{name}");
         let _: i64 = server.command(&["HSET", name, &owner, "1"]);
         let _: i64 = server.command(&["PEXPIRE", name, "600000"]);
     }
@@ -73,13 +51,13 @@ async fn released_lock_is_not_renewed() {
     for _ in 0..3 {
         until_renewed(&server, "sentinel").await;
         for (name, low) in names.iter().zip(&mut low) {
-            let left = pttl(&server, name).await;
+            let left = pttl(&server, name);
             assert!(left > 500_000 && left <= *low, "{name}: renewed to {left}");
             *low = left;
         }
     }
     assert!(sentinel.is_valid());
-    sentinel.unlock().await.unwrap();
+    free(sentinel).await;
 }
 
 /// F2: when renewal fails, the holder knows before the server expires the lock.
@@ -117,7 +95,7 @@ async fn holder_learns_of_loss_before_lease_ends() {
         assert_lost(&lost, Loss::LeaseEnded);
         proxy.stall(false);
         proxy.refuse(false);
-        until("nothing is left", || async { client.status().holds == 0 }).await;
+        until("nothing is left", async || client.status().holds == 0).await;
     }
 }
 
@@ -127,7 +105,7 @@ async fn renewal_survives_a_broken_connection() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let client = with_watchdog(WATCHDOG).connect(&proxy.url()).await.unwrap();
-    let guard = client.lock("a").lock().await.unwrap();
+    let guard = held(&client.lock("a")).await;
     for way in ["refused", "cut", "stalled"] {
         match way {
             "refused" => {
@@ -139,20 +117,14 @@ async fn renewal_survives_a_broken_connection() {
         }
         if way != "cut" {
             // Past the time of the next renewal.
-            until("a renewal was missed", || async {
-                pttl(&server, "a").await < 3700
-            })
-            .await;
+            until("a renewal was missed", async || pttl(&server, "a") < 3700).await;
         }
         proxy.stall(false);
         proxy.refuse(false);
-        until("renewed again", || async {
-            pttl(&server, "a").await > 5500
-        })
-        .await;
+        until("renewed again", async || pttl(&server, "a") > 5500).await;
         assert!(guard.is_valid(), "{way}");
     }
-    guard.unlock().await.unwrap();
+    free(guard).await;
 }
 
 /// F3: a server that restarts without its data has lost the lock, and the holder learns it. The
@@ -162,12 +134,12 @@ async fn client_reconnects_to_restarted_server_and_reports_lost_lock() {
     let mut server = Server::start();
     let settings = Client::builder().watchdog_lease(WATCHDOG);
     let client = settings.connect(&server.url()).await.unwrap();
-    let guard = client.lock("a").lock().await.unwrap();
+    let guard = held(&client.lock("a")).await;
     server.restart();
     within_limit("the loss is reported", guard.lost()).await;
     assert!(guard.unlock().await.is_err());
-    let guard = client.lock("a").lock().await.unwrap();
-    guard.unlock().await.unwrap();
+    let guard = held(&client.lock("a")).await;
+    free(guard).await;
 }
 
 /// A server that does not answer causes a response timeout; one to which no connection can be
@@ -180,11 +152,11 @@ async fn connection_failure_differs_from_response_timeout() {
     let lock = client.lock(&name);
     proxy.stall(true);
     let error = lock.try_lock().await.unwrap_err();
-    assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
+    assert_matches!(error, Error::ResponseTimeout { .. });
     // From now on connections are accepted, but no data is sent on them.
     proxy.cut();
     let said = "no connection within";
-    until("that is what it is", || async {
+    until("that is what it is", async || {
         let error = lock.try_lock().await.unwrap_err();
         matches!(&error, Error::Unavailable { reason, .. } if reason.starts_with(said))
     })
@@ -209,11 +181,11 @@ async fn acquisition_without_answer_is_undone() {
             server.freeze();
         }
         let error = lock.lock().await.unwrap_err();
-        assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
+        assert_matches!(error, Error::ResponseTimeout { .. });
         assert!(error.is_transient());
         server.thaw();
         within_limit("undone", client.flush()).await;
-        assert_eq!(pttl(&server, "a").await, -2);
+        assert_eq!(pttl(&server, "a"), -2);
         assert_eq!(client.status().holds, 0);
     }
     retry_if_late(|| lock.run(async {})).await;
@@ -243,9 +215,9 @@ async fn acquisition_with_lost_answer_is_acquired_once() {
             server.command::<String>(&["HGET", "a", guard.owner_id().as_str()]),
             "2"
         );
-        inner.unlock().await.unwrap();
-        guard.unlock().await.unwrap();
-        assert_eq!(pttl(&server, "a").await, -2);
+        free(inner).await;
+        free(guard).await;
+        assert_eq!(pttl(&server, "a"), -2);
     }
 }
 
@@ -258,12 +230,12 @@ async fn release_with_lost_answer_succeeds_once() {
     let client = client_at(&proxy.url()).await;
     let other = Client::connect(&server.url()).await.unwrap();
     for _ in 0..10 {
-        let guard = client.lock("a").lock().await.unwrap();
+        let guard = held(&client.lock("a")).await;
         let next = tokio::spawn(other.lock("a").lock().into_future());
         with_lost_answer(&proxy, guard.unlock()).await.unwrap();
-        let next = within_limit("released", next).await.unwrap().unwrap();
+        let next = joined("released", next).await;
         assert!(other.lock("a").is_held_by(next.owner()).await.unwrap());
-        next.unlock().await.unwrap();
+        free(next).await;
     }
 }
 
@@ -275,19 +247,19 @@ async fn flushed_scripts_are_loaded_again() {
         .connect(&server.url())
         .await
         .unwrap();
-    let kept = client.lock("kept").lock().await.unwrap();
+    let kept = held(&client.lock("kept")).await;
     for n in 0..20 {
         let lock = client.lock(&format!("flushed-{n}"));
         let _: () = server.command(&["SCRIPT", "FLUSH"]);
-        let guard = lock.lock().await.unwrap();
+        let guard = held(&lock).await;
         let _: () = server.command(&["SCRIPT", "FLUSH"]);
         assert!(lock.try_lock().await.unwrap().is_none());
         let _: () = server.command(&["SCRIPT", "FLUSH"]);
-        guard.unlock().await.unwrap();
+        free(guard).await;
     }
     let _: () = server.command(&["SCRIPT", "FLUSH"]);
     until_renewed(&server, "kept").await;
-    kept.unlock().await.unwrap();
+    free(kept).await;
 }
 
 /// Flushed data is reported as a loss, and another owner can acquire the lock.
@@ -298,14 +270,14 @@ async fn flushed_data_is_reported_as_loss() {
         .connect(&server.url())
         .await
         .unwrap();
-    let guard = client.lock("a").lock().await.unwrap();
+    let guard = held(&client.lock("a")).await;
     let _: () = server.command(&["FLUSHALL"]);
-    let other = client.lock("a").lock().await.unwrap();
+    let other = held(&client.lock("a")).await;
     within_limit("the loss is reported", guard.lost()).await;
     let lost = guard.unlock().await.unwrap_err();
     assert_lost(&lost, Loss::NotHeld);
     assert!(other.is_valid());
-    other.unlock().await.unwrap();
+    free(other).await;
 }
 
 /// A key of another type in a batch of renewals fails only its own lock.
@@ -318,7 +290,7 @@ async fn one_bad_key_does_not_fail_the_renewal_batch() {
         .unwrap();
     let mut guards = Vec::new();
     for n in 0..150 {
-        guards.push(client.lock(&format!("batch-{n}")).lock().await.unwrap());
+        guards.push(held(&client.lock(&format!("batch-{n}"))).await);
     }
     let _: () = server.command(&["SET", "batch-70", "precious"]);
     within_limit("the loss is reported", guards[70].lost()).await;
@@ -372,11 +344,11 @@ async fn contention_loses_no_lease() {
     .await;
     over.store(true, Ordering::Relaxed);
     for one in crowd {
-        within_limit("over", one).await.unwrap();
+        done("over", one).await;
     }
     assert!(attempts.load(Ordering::Relaxed) > 1000);
     for guard in held {
-        guard.unlock().await.unwrap();
+        free(guard).await;
     }
 }
 
@@ -400,7 +372,7 @@ async fn client_recovers_from_refused_reconnection() {
         .query(&mut admin)
         .unwrap();
     let error = lock.lock().await.unwrap_err();
-    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    assert_matches!(error, Error::Unavailable { .. });
     config("1000", &mut admin);
     retry_if_late(|| lock.run(async {})).await;
 }
@@ -411,7 +383,7 @@ async fn dropped_client_closes_its_connection() {
     let server = Server::start();
     let before = server.clients();
     let client = Client::connect(&server.url()).await.unwrap();
-    let guard = client.lock("a").lock().await.unwrap();
+    let guard = held(&client.lock("a")).await;
     let lock = client.lock("a");
     let waiting = retry_if_late(|| lock.try_lock().wait(Duration::from_millis(5))).await;
     assert!(waiting.is_none());
@@ -419,8 +391,8 @@ async fn dropped_client_closes_its_connection() {
     drop(client);
     // The guard keeps the connection that it needs.
     assert!(guard.is_valid());
-    guard.unlock().await.unwrap();
-    until("closed", || async { server.clients() == before }).await;
+    free(guard).await;
+    until("closed", async || server.clients() == before).await;
 }
 
 /// The result of the work is not discarded because the release was not answered.
@@ -452,10 +424,7 @@ async fn release_is_retried_after_refusal() {
     let _: () = server.command(&["ACL", "SETUSER", "app", "off"]);
     server.cut_all();
     let refused = guard.unlock().await.unwrap_err();
-    assert!(
-        matches!(refused, Error::AuthenticationFailed { .. }),
-        "{refused}"
-    );
+    assert_matches!(refused, Error::AuthenticationFailed { .. });
     assert_eq!(client.status().background, 1);
     let _: () = server.command(&["ACL", "SETUSER", "app", "on"]);
     within_limit("released", client.flush()).await;
@@ -478,7 +447,7 @@ async fn flush_ends_after_a_few_refusals() {
     let unsettled = client.flush_within(Duration::ZERO).await;
     assert_eq!(Vec::from_iter(unsettled.names()), ["a"]);
     let _: () = server.command(&["ACL", "SETUSER", "app", "~*"]);
-    until("tried again", || async {
+    until("tried again", async || {
         client.flush_within(Duration::ZERO).await.is_empty()
     })
     .await;
@@ -512,7 +481,7 @@ async fn unsent_attempts_need_no_settling() {
     // some seconds after the end of its lease.
     let error = client.lock("a").try_lock().lease(SHORT).await.unwrap_err();
     assert!(error.is_transient(), "{error}");
-    until("the first is given up", || async {
+    until("the first is given up", async || {
         client.status().background == 0
     })
     .await;
@@ -520,8 +489,8 @@ async fn unsent_attempts_need_no_settling() {
         .map(|n| tokio::spawn(client.lock(&format!("n-{n}")).try_lock().into_future()))
         .collect();
     for one in tries {
-        let error = within_limit("refused", one).await.unwrap().unwrap_err();
-        assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+        let error = done("refused", one).await.unwrap_err();
+        assert_matches!(error, Error::Unavailable { .. });
     }
     assert_eq!(client.status().background, 0);
 }

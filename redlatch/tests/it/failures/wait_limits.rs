@@ -1,13 +1,11 @@
 //! Wait limits and outage limits: a call returns at its limit, with the error that explains it.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use redlatch::{Client, Error, Lock, MultiLock, Owner, RedLock, ReplicaSync, blocking};
-use redlatch_testkit::{Proxy, Server};
+use redlatch::blocking;
 use tokio::task::spawn_blocking;
 
-use crate::common::{LONG, retry_transient, until, within_limit};
+use crate::common::prelude::*;
 
 /// A wait limit that a busy machine overruns by far less than the response timeout, [`LONG`].
 const LIMIT: Duration = Duration::from_millis(300);
@@ -128,43 +126,34 @@ async fn wait_limit_holds_behind_another_step_of_the_same_owner() {
     assert!(second.unwrap_err().is_transient());
     assert!(begun.elapsed() < AT_THE_LIMIT);
     server.thaw();
-    within_limit("answered", first)
-        .await
-        .unwrap()
-        .unwrap()
-        .unlock()
-        .await
-        .unwrap();
+    free(joined("answered", first).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_limit_returns_none_if_last_answer_was_held() {
     let server = Server::start();
     let client = long_timeout_client(&server.url()).await;
-    let held = client.lock("a").lock().await.unwrap();
+    let guard = held(&client.lock("a")).await;
     let lock = client.lock("a");
     let waits = |limit: Duration| tokio::spawn(lock.try_lock().wait(limit).into_future());
     let mut waiters = vec![waits(Duration::from_secs(8))];
-    until("it waits", || async {
-        server.info("pubsub_channels") == "1"
-    })
-    .await;
+    until("it waits", async || server.info("pubsub_channels") == "1").await;
     until_queue_knows(&lock, true).await;
     server.freeze();
     // These waiters send no request: they know the answer that the first waiter in the queue got.
     waiters.extend([LIMIT, 2 * LIMIT].map(waits));
     for waiter in waiters {
-        let answer = within_limit("at the limit", waiter).await.unwrap();
+        let answer = done("at the limit", waiter).await;
         assert!(answer.unwrap().is_none());
     }
     server.thaw();
-    held.unlock().await.unwrap();
+    free(guard).await;
 }
 
 /// Waits until new waiters in this lock's local queue know that another owner holds the lock, or
 /// until they do not know any more.
 async fn until_queue_knows(lock: &Lock, known: bool) {
-    until("new waiters of the queue know", || async {
+    until("new waiters of the queue know", async || {
         let wait = Duration::from_millis(1);
         lock.try_lock().wait(wait).await.is_ok() == known
     })
@@ -183,10 +172,7 @@ async fn wait_limit_returns_error_if_first_waiter_gets_no_answer() {
     let held = holder.lock("a").lock().await.unwrap();
     let lock = client.lock("a");
     let first = tokio::spawn(lock.lock().into_future());
-    until("it waits", || async {
-        server.info("pubsub_channels") == "1"
-    })
-    .await;
+    until("it waits", async || server.info("pubsub_channels") == "1").await;
     until_queue_knows(&lock, true).await;
     proxy.stall(true);
     proxy.cut();
@@ -194,9 +180,9 @@ async fn wait_limit_returns_error_if_first_waiter_gets_no_answer() {
     let error = lock.try_lock().wait(LIMIT).await.unwrap_err();
     assert!(error.is_transient(), "{error}");
     proxy.stall(false);
-    held.unlock().await.unwrap();
-    let guard = within_limit("served", first).await.unwrap().unwrap();
-    guard.unlock().await.unwrap();
+    free(held).await;
+    let guard = joined("served", first).await;
+    free(guard).await;
 }
 
 /// If the process paused until the limit, the answer may be in flight.
@@ -205,14 +191,7 @@ async fn answer_in_flight_at_the_limit_is_awaited_briefly() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let client = long_timeout_client(&proxy.url()).await;
-    client
-        .lock("a")
-        .lock()
-        .await
-        .unwrap()
-        .unlock()
-        .await
-        .unwrap();
+    free(held(&client.lock("a")).await).await;
     proxy.delay(Duration::from_millis(10));
     let mut obtained = 0;
     // A busy machine is late with some of the answers.
@@ -235,23 +214,20 @@ async fn waiters_of_one_name_fail_together() {
     let timeout = Duration::from_secs(1);
     let settings = Client::builder().response_timeout(timeout);
     let client = settings.connect(&server.url()).await.unwrap();
-    let held = holder.lock("a").lock().await.unwrap();
+    let guard = held(&holder.lock("a")).await;
     let waiters: Vec<_> = (0..60)
         .map(|_| tokio::spawn(client.lock("a").lock().into_future()))
         .collect();
-    until("they wait", || async {
-        server.info("pubsub_channels") == "1"
-    })
-    .await;
+    until("they wait", async || server.info("pubsub_channels") == "1").await;
     server.kill();
     let begun = Instant::now();
     for waiter in waiters {
-        let error = within_limit("failed", waiter).await.unwrap().unwrap_err();
+        let error = done("failed", waiter).await.unwrap_err();
         assert!(error.is_transient(), "{error}");
     }
     // One after the other, it would take a minute.
     assert!(begun.elapsed() < AT_THE_LIMIT, "{:?}", begun.elapsed());
-    drop(held);
+    drop(guard);
 }
 
 /// A waiter of the queue has acquired the lock, so the next one sends no request: it knows that
@@ -263,15 +239,12 @@ async fn waiter_behind_a_winner_of_its_queue_gets_none_at_its_limit() {
     let lock = client.lock("a");
     let first = lock.lock().await.unwrap();
     let second = tokio::spawn(lock.lock().into_future());
-    until("it waits", || async {
-        server.info("pubsub_channels") == "1"
-    })
-    .await;
-    first.unlock().await.unwrap();
-    let held = within_limit("served", second).await.unwrap().unwrap();
+    until("it waits", async || server.info("pubsub_channels") == "1").await;
+    free(first).await;
+    let held = joined("served", second).await;
     let refused = lock.try_lock().wait(LIMIT).await.unwrap();
     assert!(refused.is_none());
-    held.unlock().await.unwrap();
+    free(held).await;
 }
 
 /// Requests that were queued until an outage began reach their limits between two attempts, when
@@ -289,13 +262,10 @@ async fn requests_that_left_their_queue_report_unreachable_store() {
     let waiters: Vec<_> = limits
         .map(|limit| tokio::spawn(client.lock("a").try_lock().wait(limit).into_future()))
         .collect();
-    until("they wait", || async {
-        server.info("pubsub_channels") == "1"
-    })
-    .await;
+    until("they wait", async || server.info("pubsub_channels") == "1").await;
     server.kill();
     for waiter in waiters {
-        let error = within_limit("failed", waiter).await.unwrap().unwrap_err();
+        let error = done("failed", waiter).await.unwrap_err();
         assert!(error.is_transient(), "{error}");
     }
     drop(held);
@@ -325,7 +295,7 @@ async fn unanswered_inspections_keep_no_turns() {
     }
     server.thaw();
     for inspecting in inspecting {
-        within_limit("answered", inspecting).await.unwrap().unwrap();
+        joined("answered", inspecting).await;
     }
 }
 
@@ -355,7 +325,7 @@ async fn steps_of_one_owner_fail_together() {
         steps.push(tokio::spawn(async move { request.await.map(drop) }));
     }
     for step in steps {
-        let error = within_limit("failed", step).await.unwrap().unwrap_err();
+        let error = done("failed", step).await.unwrap_err();
         assert!(error.is_transient(), "{error}");
     }
     // One after the other, it would take at least half a minute.
@@ -377,7 +347,7 @@ async fn queued_waiter_fails_at_the_outage_limit() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let holder = long_timeout_client(&server.url()).await;
-    let guard = holder.lock("a").lock().await.unwrap();
+    let guard = held(&holder.lock("a")).await;
     for linger in [Duration::ZERO, Duration::from_secs(1), LIMIT * 60] {
         let settings = Client::builder()
             .response_timeout(Duration::from_millis(100))
@@ -385,20 +355,17 @@ async fn queued_waiter_fails_at_the_outage_limit() {
             .outage_limit(Duration::from_millis(500));
         let client = settings.connect(&proxy.url()).await.unwrap();
         let waiter = tokio::spawn(client.lock("a").lock().into_future());
-        until("it waits", || async {
-            server.info("pubsub_channels") == "1"
-        })
-        .await;
+        until("it waits", async || server.info("pubsub_channels") == "1").await;
         cut(&proxy);
-        let error = within_limit("failed", waiter).await.unwrap().unwrap_err();
+        let error = done("failed", waiter).await.unwrap_err();
         assert!(error.is_transient(), "{error}");
         proxy.refuse(false);
-        until("nothing waits", || async {
+        until("nothing waits", async || {
             server.info("pubsub_channels") == "0"
         })
         .await;
     }
-    guard.unlock().await.unwrap();
+    free(guard).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -408,8 +375,8 @@ async fn waiters_wait_through_an_outage_up_to_the_outage_limit() {
     let holder = long_timeout_client(&server.url()).await;
     let settings = Client::builder().response_timeout(Duration::from_millis(300));
     let client = settings.connect(&proxy.url()).await.unwrap();
-    let guard = holder.lock("a").lock().await.unwrap();
-    let other = holder.lock("b").lock().await.unwrap();
+    let guard = held(&holder.lock("a")).await;
+    let other = held(&holder.lock("b")).await;
     let unlimited = Duration::MAX;
     let (a, b) = (client.lock("a"), client.lock("b"));
     let both = MultiLock::new([&a, &b]);
@@ -422,7 +389,7 @@ async fn waiters_wait_through_an_outage_up_to_the_outage_limit() {
     let latch = client.count_down_latch("l");
     assert!(holder.count_down_latch("l").try_set_count(1).await.unwrap());
     let opened = tokio::spawn(latch.wait().outage_limit(unlimited).into_future());
-    until("they wait", || async {
+    until("they wait", async || {
         // One of them is queued for the other lock, or for the same one.
         server.info("pubsub_channels").parse::<usize>().unwrap() >= 3
     })
@@ -456,16 +423,16 @@ async fn waiters_wait_through_an_outage_up_to_the_outage_limit() {
     }
     assert!(!permits.is_finished());
     proxy.refuse(false);
-    guard.unlock().await.unwrap();
-    other.unlock().await.unwrap();
+    free(guard).await;
+    free(other).await;
     holder.count_down_latch("l").count_down().await.unwrap();
     assert!(holder.semaphore("p").try_set_permits(1).await.unwrap());
     // With such a short response timeout, a release may be answered too late; it then continues in
     // the background.
-    within_limit("the lock", lock).await.unwrap().unwrap();
-    within_limit("both locks", multi).await.unwrap().unwrap();
-    drop(within_limit("the permit", permits).await.unwrap().unwrap());
-    within_limit("the latch", opened).await.unwrap().unwrap();
+    joined("the lock", lock).await;
+    joined("both locks", multi).await;
+    drop(joined("the permit", permits).await);
+    joined("the latch", opened).await;
 }
 
 /// Each attempt is answered, and then waits for replicas in vain, for longer than the shorter
@@ -483,7 +450,7 @@ async fn attempts_that_wait_for_replicas_are_one_outage() {
         let error = within_limit("failed", request.into_future())
             .await
             .unwrap_err();
-        assert!(matches!(error, Error::NotReplicated { .. }), "{error}");
+        assert_matches!(error, Error::NotReplicated { .. });
     }
 }
 
@@ -508,8 +475,8 @@ async fn request_lifts_the_outage_limit_of_its_client() {
     }
     assert!(!lock.is_finished() && !latch.is_finished() && !blocking.is_finished());
     proxy.refuse(false);
-    drop(within_limit("the lock", lock).await.unwrap().unwrap());
-    within_limit("the latch", latch).await.unwrap().unwrap();
+    drop(joined("the lock", lock).await);
+    joined("the latch", latch).await;
     let blocking = within_limit("the blocking lock", blocking).await;
     blocking.unwrap().unwrap();
 }
@@ -537,15 +504,10 @@ async fn outage_limit_of_the_client_applies_to_every_request() {
     assert!(error.is_transient(), "{error}");
     assert!(!waiter.is_finished());
     proxy.refuse(false);
-    drop(
-        within_limit("after the outage", waiter)
-            .await
-            .unwrap()
-            .unwrap(),
-    );
+    drop(joined("after the outage", waiter).await);
     // Permanent errors are returned immediately.
     let error = client.lock("of another kind").lock().await.unwrap_err();
-    assert!(matches!(error, Error::WrongKind { .. }), "{error}");
+    assert_matches!(error, Error::WrongKind { .. });
 }
 
 /// Returns the errors of a single lock and of a multi-lock when the server answers with an error.
@@ -597,26 +559,14 @@ async fn multi_lock_retries_what_a_single_lock_retries() {
     let both = MultiLock::new([&a, &b]);
     let multi = tokio::spawn(both.try_lock().into_future());
     let single = tokio::spawn(c.try_lock().into_future());
-    until("both are refused more than once", || async {
+    until("both are refused more than once", async || {
         server.errors("NOREPLICAS") > 4
     })
     .await;
     assert!(!multi.is_finished() && !single.is_finished());
     let _: String = server.command(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
-    drop(
-        within_limit("retried", single)
-            .await
-            .unwrap()
-            .unwrap()
-            .unwrap(),
-    );
-    drop(
-        within_limit("retried", multi)
-            .await
-            .unwrap()
-            .unwrap()
-            .unwrap(),
-    );
+    drop(joined("retried", single).await.unwrap());
+    drop(joined("retried", multi).await.unwrap());
 }
 
 /// Returns the clients that are waiting for replicas at this moment.
@@ -635,14 +585,14 @@ async fn acquisition_whose_wait_is_interrupted_is_retried() {
     // To a server that does not know the script, the client would send two WAITs.
     let teacher = Client::builder().replica_sync(ReplicaSync::Off);
     let teacher = teacher.connect(&server.url()).await.unwrap();
-    drop(teacher.lock("first").lock().await.unwrap());
+    drop(held(&teacher.lock("first")).await);
     let settings = Client::builder()
         .replica_sync(ReplicaSync::AtLeast(1))
         .replica_timeout(LONG)
         .response_timeout(LONG);
     let client = settings.connect(&server.url()).await.unwrap();
     let interrupt = || async {
-        until("it waits for replicas", || async {
+        until("it waits for replicas", async || {
             !waiting_for_replicas(&server).is_empty()
         })
         .await;
@@ -652,8 +602,8 @@ async fn acquisition_whose_wait_is_interrupted_is_retried() {
     };
     let once = tokio::spawn(client.lock("a").try_lock().into_future());
     interrupt().await;
-    let error = within_limit("answered", once).await.unwrap().unwrap_err();
-    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    let error = done("answered", once).await.unwrap_err();
+    assert_matches!(error, Error::Unavailable { .. });
     let waiter = tokio::spawn(client.lock("b").lock().into_future());
     interrupt().await;
     // It retries.

@@ -1,16 +1,12 @@
 //! Tests of the blocking API.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use redlatch::Error;
 use redlatch::blocking::{Client, current_thread};
 use redlatch::inspect::{Change, Event};
-use redlatch_testkit::{shared, unique};
 
-use crate::common::{LONG, on_every_store, retry_if_late_blocking};
+use crate::common::prelude::*;
 
 #[test]
 fn lock_is_reentrant_per_thread() {
@@ -346,7 +342,7 @@ async fn client_is_shared_with_async_code() {
         let held = blocking.lock(&name);
         let held = tokio::task::spawn_blocking(move || held.is_held_by(owner).unwrap());
         assert!(held.await.unwrap());
-        guard.unlock().await.unwrap();
+        free(guard).await;
     }
     client.flush().await;
 }

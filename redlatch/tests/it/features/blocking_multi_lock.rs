@@ -1,13 +1,12 @@
 //! Multi-locks in the blocking API.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use redlatch::Error;
 use redlatch::blocking::{Client, Member, MultiLock, RedLock, current_thread};
-use redlatch_testkit::{Server, shared, unique};
+
+use crate::common::prelude::*;
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -172,7 +171,7 @@ fn eventually(holds: impl Fn() -> bool) {
 fn empty_multi_lock_is_an_error() {
     let none = || Vec::<Member>::new();
     let error = MultiLock::new(none()).lock().block().unwrap_err();
-    assert!(matches!(error, Error::InvalidMembers { .. }), "{error}");
+    assert_matches!(error, Error::InvalidMembers { .. });
     let error = RedLock::new(none()).try_lock().block().unwrap_err();
-    assert!(matches!(error, Error::InvalidMembers { .. }), "{error}");
+    assert_matches!(error, Error::InvalidMembers { .. });
 }

@@ -1,13 +1,10 @@
 //! The registry of clients on real servers: holders and waiters are registered, and no lock depends on it.
 
-use std::time::Duration;
-
+use redlatch::blocking;
 use redlatch::inspect::{RegistryEntry, WaitingOwner};
-use redlatch::{Client, Error, blocking};
-use redlatch_testkit::{Server, unique};
 
+use crate::common::prelude::*;
 use crate::common::secured::{PREFIX, Rules, Secured, rules};
-use crate::common::*;
 
 /// What the registry says about the holder of `name`.
 async fn holder(client: &Client, name: &str) -> Option<RegistryEntry> {
@@ -17,7 +14,7 @@ async fn holder(client: &Client, name: &str) -> Option<RegistryEntry> {
 }
 
 async fn until_registered(client: &Client, name: &str) -> RegistryEntry {
-    until("the holder is registered", || async {
+    until("the holder is registered", async || {
         holder(client, name).await.is_some()
     })
     .await;
@@ -45,7 +42,7 @@ async fn holds_and_waits_are_shown(store: TestStore) {
     assert_eq!(entry.client.label.as_deref(), Some("report"));
     assert!(entry.age >= Duration::from_secs(1) && entry.age <= entry.client.age);
     assert!(!entry.client.host.is_empty() && !entry.client.program.is_empty());
-    until("the waiter is registered", || async {
+    until("the waiter is registered", async || {
         !client.waiters(&name).await.unwrap().is_empty()
     })
     .await;
@@ -58,8 +55,8 @@ async fn holds_and_waits_are_shown(store: TestStore) {
     let mut listing = peer.list(&name);
     let listed = listing.next().await.unwrap().unwrap();
     assert!(listed.state.holders()[0].registered.is_some());
-    guard.unlock().await.unwrap();
-    within_limit("its turn", waiting).await.unwrap().unwrap();
+    free(guard).await;
+    joined("its turn", waiting).await;
     for one in [&client, &peer] {
         one.flush().await;
     }
@@ -81,7 +78,7 @@ async fn nothing_remains_after_release() {
     let server = Server::start();
     let client = client(&server).await;
     let name = unique("cleaned");
-    let guard = client.lock(&name).lock().await.unwrap();
+    let guard = held(&client.lock(&name)).await;
     until_registered(&client, &name).await;
     let key = client_key(&client);
     let fields: Vec<String> = server.command(&["HKEYS", &key]);
@@ -98,7 +95,7 @@ async fn nothing_remains_after_release() {
     assert_eq!(fields, expected);
     let ttl: i64 = server.command(&["PTTL", &key]);
     assert!((20_000..=30_000).contains(&ttl), "{ttl}");
-    guard.unlock().await.unwrap();
+    free(guard).await;
     client.flush().await;
     assert_eq!(server.command::<Vec<String>>(&["KEYS", "*"]), [""; 0]);
 }
@@ -153,7 +150,7 @@ async fn client_without_permission_registers_nothing() {
     let secured = Secured::start(&[app]);
     let client = secured.client(Client::builder(), "").await;
     let name = unique("denied");
-    let guard = client.lock(&name).lock().await.unwrap();
+    let guard = held(&client.lock(&name)).await;
     let denied = || {
         let server = secured.server.plain();
         let log: Vec<std::collections::HashMap<String, String>> = server.command(&["ACL", "LOG"]);
@@ -166,28 +163,25 @@ async fn client_without_permission_registers_nothing() {
             .map(|entry| entry["count"].parse::<u32>().unwrap());
         counts.sum::<u32>()
     };
-    until("the server has refused", || async { denied() > 0 }).await;
+    until("the server has refused", async || denied() > 0).await;
     assert_eq!(holder(&client, &name).await, None);
     assert!(client.wait_graph().await.unwrap().waits.is_empty());
     assert!(guard.is_valid());
-    guard.unlock().await.unwrap();
-    let again = client.lock(&name).lock().await.unwrap();
+    free(guard).await;
+    let again = held(&client.lock(&name)).await;
     // By then, the entry of the lock would have been written.
     let permitted = self::client(secured.server.plain()).await;
     let later = unique("later");
-    let _held = permitted.lock(&later).lock().await.unwrap();
+    let _held = held(&permitted.lock(&later)).await;
     until_registered(&permitted, &later).await;
-    again.unlock().await.unwrap();
+    free(again).await;
     client.flush().await;
     assert_eq!(denied(), 2, "it writes once, and was asked to read once");
     // Another client has registered itself.
     let key = "redlatch_client:{other}";
     let _: i64 = secured.server.plain().command(&["HSET", key, "host", "h"]);
     let graph = client.wait_graph().await;
-    assert!(
-        matches!(graph, Err(Error::NotPermitted { .. })),
-        "{graph:?}"
-    );
+    assert_matches!(graph, Err(Error::NotPermitted { .. }));
 }
 
 /// With the narrower rule that docs/security.md names.
@@ -233,7 +227,7 @@ async fn wait_for_a_name_that_may_not_be_read_hides_no_other() {
             .map(|wait| wait.name)
             .collect::<Vec<_>>()
     };
-    until("both waits are registered", || async {
+    until("both waits are registered", async || {
         names(&other).await.len() == 2
     })
     .await;
@@ -250,7 +244,7 @@ async fn documented_rule_allows_the_registry() {
     let secured = Secured::start(&[&with_registry]);
     let client = secured.client(Client::builder(), "").await;
     let name = unique("allowed");
-    let guard = client.lock(&name).lock().await.unwrap();
+    let guard = held(&client.lock(&name)).await;
     until_registered(&client, &name).await;
     let graph = client.wait_graph().await.unwrap();
     assert_eq!((graph.waits.len(), graph.unreadable), (0, 0));
@@ -259,7 +253,7 @@ async fn documented_rule_allows_the_registry() {
     let elsewhere = secured.settings_of(&with_registry, Client::builder());
     let elsewhere = elsewhere.connect(&secured.server.url()).await.unwrap();
     assert!(holder(&elsewhere, &key).await.is_some());
-    guard.unlock().await.unwrap();
+    free(guard).await;
 }
 
 #[tokio::test]
@@ -267,16 +261,13 @@ async fn client_is_registered_again_when_the_server_has_memory() {
     let server = Server::start();
     let client = client(&server).await;
     let name = unique("full");
-    let guard = client.lock(&name).lock().await.unwrap();
+    let guard = held(&client.lock(&name)).await;
     let _: String = server.command(&["CONFIG", "SET", "maxmemory", "1"]);
-    until("the server has refused", || async {
-        server.errors("OOM") > 0
-    })
-    .await;
+    until("the server has refused", async || server.errors("OOM") > 0).await;
     let _: String = server.command(&["CONFIG", "SET", "maxmemory", "0"]);
     until_registered(&self::client(&server).await, &name).await;
     assert!(guard.is_valid());
-    guard.unlock().await.unwrap();
+    free(guard).await;
 }
 
 #[tokio::test]
@@ -285,7 +276,7 @@ async fn foreign_data_in_the_registry_is_ignored() {
     let client = client(&server).await;
     let peer = self::client(&server).await;
     let name = unique("corrupt");
-    let guard = client.lock(&name).lock().await.unwrap();
+    let guard = held(&client.lock(&name)).await;
     until_registered(&peer, &name).await;
     let key = client_key(&client);
     let field = format!("hold:{name}:{}", guard.owner().number());
@@ -327,5 +318,5 @@ async fn foreign_data_in_the_registry_is_ignored() {
     }
     assert_eq!(names, [name]);
     // The client refuses to write there, and continues.
-    guard.unlock().await.unwrap();
+    free(guard).await;
 }

@@ -1,16 +1,13 @@
 //! Changes of locks by other clients, which servers report (`CLIENT TRACKING`).
 
-use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use redlatch::kind::LockKind;
-use redlatch::{Client, ClientBuilder, Guard, Lock};
-use redlatch_testkit::{Log, Proxy, Server};
+use redlatch_testkit::Log;
 
 use super::log::log;
-use crate::common::*;
+use crate::common::prelude::*;
 use crate::topologies::sentinel_or_cluster::Deployment;
 
 /// With this lease, the first regular renewal is due after hours: a loss is noticed only because a server reports it.
@@ -29,7 +26,7 @@ struct Held {
 
 impl Held {
     async fn new<K: LockKind + 'static>(lock: Lock<K>) -> Held {
-        Held::of(&lock, lock.lock().await.unwrap())
+        Held::of(&lock, held(&lock).await)
     }
 
     async fn with_fixed_lease<K: LockKind + 'static>(lock: Lock<K>) -> Held {
@@ -68,7 +65,7 @@ async fn all_kinds(client: &Client) -> Vec<Held> {
 
 /// Waits until these servers report changes of so many keys.
 async fn until_tracked(servers: &[&Server], keys: usize) {
-    until("the holds are tracked", || async {
+    until("the holds are tracked", async || {
         let tracked = servers.iter().map(|server| {
             let keys = server.info("tracking_total_keys");
             keys.parse::<usize>().unwrap()
@@ -224,18 +221,18 @@ async fn changes_that_are_no_loss_cause_one_renewal() {
     assert_eq!(renewals(), 0);
     let join = async |name: &str| {
         let guard = other.read_write_lock(name).read().lock().await.unwrap();
-        guard.unlock().await.unwrap();
+        free(guard).await;
     };
     join("lock").await;
-    until("it is renewed", || async { renewals() == 1 }).await;
+    until("it is renewed", async || renewals() == 1).await;
     for _ in 0..20 {
         join("lock").await;
     }
     // Reports arrive in order, so the client has those about the first lock when it renews the second one.
     let second = Held::new(client.read_write_lock("second").read()).await;
-    until("it is tracked", || async { renewals() == 2 }).await;
+    until("it is tracked", async || renewals() == 2).await;
     join("second").await;
-    until("it is renewed, too", || async { renewals() >= 3 }).await;
+    until("it is renewed, too", async || renewals() >= 3).await;
     assert_eq!(renewals(), 3);
     drop((held, second));
 }
@@ -249,8 +246,8 @@ async fn short_holds_cost_nothing() {
     let mut long = 0;
     for i in 0..100 {
         let begun = std::time::Instant::now();
-        let guard = client.lock(&i.to_string()).lock().await.unwrap();
-        guard.unlock().await.unwrap();
+        let guard = held(&client.lock(&i.to_string())).await;
+        free(guard).await;
         long += u64::from(begun.elapsed() >= Duration::from_secs(1));
     }
     until_tracked(&[&server], 1).await;
@@ -273,9 +270,9 @@ async fn disabled_tracking_asks_for_nothing() {
         .watchdog_lease(WATCHDOG)
         .client_tracking(false);
     let client = settings.connect(&server.url()).await.unwrap();
-    let guard = client.lock("lock").lock().await.unwrap();
+    let guard = held(&client.lock("lock")).await;
     // Renewals extend the key to the whole lease again.
-    let left = || async { server.command::<i64>(&["PTTL", "lock"]) };
+    let left = || async { pttl(&server, "lock") };
     until_rises("the remaining lease", left).await;
     assert_eq!(server.calls("client|tracking"), 0);
     assert!(guard.is_valid());
@@ -315,7 +312,7 @@ async fn locks_are_tracked_after_outage_in_which_first_renewals_failed() {
         within_limit("released", client.flush()).await;
     };
     let before = failed();
-    until("the first renewal of each has failed", || async {
+    until("the first renewal of each has failed", async || {
         failed() >= before + names.len()
     })
     .await;
@@ -333,8 +330,8 @@ async fn refused_tracking_changes_nothing() {
     let (log, _guard) = log();
     let settings = Client::builder().watchdog_lease(WATCHDOG);
     let client = settings.connect(&server.url()).await.unwrap();
-    let guard = client.lock("lock").lock().await.unwrap();
-    let left = || async { server.command::<i64>(&["PTTL", "lock"]) };
+    let guard = held(&client.lock("lock")).await;
+    let left = || async { pttl(&server, "lock") };
     for _ in 0..2 {
         until_rises("the remaining lease", left).await;
     }
@@ -351,7 +348,7 @@ async fn server_that_replaces_one_that_refused_is_asked() {
     let (log, _guard) = log();
     let client = settings().connect(&server.url()).await.unwrap();
     let held = Held::new(client.lock("lock")).await;
-    until("it refuses", || async { refusals(&log) == 1 }).await;
+    until("it refuses", async || refusals(&log) == 1).await;
     // The new process has the data, and not the rules.
     server.kill();
     server.restart();

@@ -1,18 +1,12 @@
 //! Elections on every store, over broken connections, and with processes that are killed, stopped and cut off.
 
-use std::future::IntoFuture;
 use std::io::{BufRead, BufReader, Write as _};
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use redlatch::{Client, Election, Error, Leader, Leadership, MAX_TOKEN, Observer};
-use redlatch_testkit::{Proxy, Server, unique};
-use tokio::task::JoinHandle;
+use redlatch::{Election, Leader, Leadership, MAX_TOKEN, Observer};
 
-use crate::common::{
-    LONG, TestStore, client, retry_transient, until, with_lost_answer, within_limit,
-};
+use crate::common::prelude::*;
 
 on_every_store! {
     candidates_succeed_each_other_and_observers_see_the_final_state,
@@ -26,7 +20,7 @@ async fn candidate(election: &Election, value: &str) -> JoinHandle<redlatch::Res
     let campaign = election.campaign(value);
     let owner = campaign.owner_id().clone();
     let waiting = tokio::spawn(campaign.into_future());
-    until("a candidate waits", || async {
+    until("a candidate waits", async || {
         let candidates = election.candidates().await.unwrap();
         candidates.iter().any(|waiter| waiter.owner == owner)
     })
@@ -46,7 +40,7 @@ async fn reports_until(
 ) -> Vec<Option<(u64, String)>> {
     let mut reports = Vec::new();
     loop {
-        let report = within_limit("a report", observer.next()).await.unwrap();
+        let report = done("a report", observer.next()).await;
         let is_last = is_last(&report);
         reports.push(report.map(|leader| (leader.epoch, leader.value)));
         if is_last {
@@ -58,10 +52,7 @@ async fn reports_until(
 async fn candidates_succeed_each_other_and_observers_see_the_final_state(store: TestStore) {
     // Only messages can be in time.
     let one = store.client_without_retries().await;
-    let (two, observing) = (
-        store.client_without_retries().await,
-        store.client_without_retries().await,
-    );
+    let [two, observing] = store.clients_without_retries().await;
     let name = unique("election");
     let mut observer = observing.election(&name).observe();
     assert_eq!(observer.next().await.unwrap(), None);
@@ -146,17 +137,11 @@ async fn epoch_is_advanced_after_lost_data(store: TestStore) {
     assert_eq!(epoch().await, 9001);
 
     let too_great = election.advance_epoch(MAX_TOKEN + 1).await;
-    assert!(
-        matches!(too_great, Err(Error::InvalidSetting { .. })),
-        "{too_great:?}"
-    );
+    assert_matches!(too_great, Err(Error::InvalidSetting { .. }));
     assert_eq!(election.advance_epoch(MAX_TOKEN).await.unwrap(), MAX_TOKEN);
     assert_eq!(epoch().await, MAX_TOKEN + 1);
     let exhausted = election.campaign("").await;
-    assert!(
-        matches!(exhausted, Err(Error::WrongKind { .. })),
-        "{exhausted:?}"
-    );
+    assert_matches!(exhausted, Err(Error::WrongKind { .. }));
     assert!(tokens.delete_token().await.unwrap());
     assert_eq!(epoch().await, 1);
 }
@@ -217,7 +202,7 @@ async fn lost_leadership_is_noticed_and_its_value_is_refused(store: TestStore) {
     let leader = two.election(&name).campaign("two").await.unwrap();
     assert!(leader.epoch() > former.epoch());
     let refused = former.proclaim("late").await;
-    assert!(matches!(refused, Err(Error::Lost { .. })), "{refused:?}");
+    assert_matches!(refused, Err(Error::Lost { .. }));
     within_limit("the loss", former.lost()).await;
     let seen = two.election(&name).leader().await.unwrap().unwrap();
     assert_eq!(seen.value, "two");
@@ -252,7 +237,7 @@ async fn observer_misses_no_last_state_when_its_connection_breaks() {
     let mut observer = observing.election("e").observe();
     assert_eq!(observer.next().await.unwrap(), None);
     let next = tokio::spawn(async move { observer.next().await });
-    until("subscribed", || async {
+    until("subscribed", async || {
         let channel = "redisson_lock__channel:{e}";
         let (_, subscribers): (String, i64) = server.command(&["PUBSUB", "NUMSUB", channel]);
         subscribers == 1
@@ -263,7 +248,7 @@ async fn observer_misses_no_last_state_when_its_connection_breaks() {
     let leading = client(&server).await;
     let leadership = leading.election("e").campaign("leader").await.unwrap();
     proxy.refuse(false);
-    let report = within_limit("a report", next).await.unwrap().unwrap();
+    let report = joined("a report", next).await;
     assert_eq!(report.unwrap().epoch, leadership.epoch());
 }
 
@@ -280,10 +265,7 @@ async fn term_of_another_program_is_an_error() {
         let command = [&[*command, key], field, &["many"]].concat();
         let _: redis::Value = server.command(&command);
         let refused = election.campaign("").await.map(drop);
-        assert!(
-            matches!(refused, Err(Error::WrongKind { .. })),
-            "{refused:?}"
-        );
+        assert_matches!(refused, Err(Error::WrongKind { .. }));
         client.flush().await;
         assert_eq!(server.command::<i64>(&["EXISTS", "e"]), 0);
     }

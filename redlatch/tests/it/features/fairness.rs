@@ -1,17 +1,12 @@
 //! A client whose tasks pass a lock or a permit on among themselves, beside every kind of waiter in another client: each has
 //! its turn within a bound.
 
-use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
-use redlatch::kind::OwnedKind;
-use redlatch::{Client, ExpirableSemaphore, Lock, MultiLock, Owner, RedLock, Semaphore};
-use redlatch_testkit::{Server, unique};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::Instant;
+
+use crate::common::prelude::*;
 
 /// Length of a section.
 const SECTION: Duration = Duration::from_millis(1);
@@ -42,22 +37,22 @@ const KNOWN: u64 = 40;
 const UNKNOWN: u64 = 6;
 
 async fn section<K: OwnedKind>(lock: Lock<K>) {
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     sleep(SECTION).await;
-    guard.unlock().await.unwrap();
+    free(guard).await;
 }
 
 async fn section_of_owner<K: OwnedKind>(lock: Lock<K>) {
     let guard = lock.lock().owner(Owner::new()).await.unwrap();
     sleep(SECTION).await;
-    guard.unlock().await.unwrap();
+    free(guard).await;
 }
 
 async fn tried_section(lock: Lock) {
     loop {
         if let Some(guard) = lock.try_lock().await.unwrap() {
             sleep(SECTION).await;
-            return guard.unlock().await.unwrap();
+            return free(guard).await;
         }
         sleep(Duration::from_millis(100)).await;
     }
@@ -151,16 +146,16 @@ fn waiters_for_lock() -> Vec<Waiter> {
             Box::pin(async move {
                 let other = client.lock(&format!("{name}:other"));
                 let both = MultiLock::new([client.lock(&name), other]);
-                let guard = both.lock().await.unwrap();
+                let guard = held(&both).await;
                 sleep(SECTION).await;
-                guard.unlock().await.unwrap();
+                free(guard).await;
             })
         }),
         row("RedLock", UNKNOWN, |client, name| {
             Box::pin(async move {
-                let guard = RedLock::new([client.lock(&name)]).lock().await.unwrap();
+                let guard = held(&RedLock::new([client.lock(&name)])).await;
                 sleep(SECTION).await;
-                guard.unlock().await.unwrap();
+                free(guard).await;
             })
         }),
         row("spin lock", UNKNOWN, |client, name| {

@@ -4,7 +4,7 @@
 //! The limit on nesting is `recursion_limit` at the top of `it/main.rs`. Without the attribute it
 //! is 128. Beyond it, compiling a program that uses the library fails.
 
-use redlatch::{Client, MultiLock};
+use crate::common::prelude::*;
 
 /// Largest size in bytes of a request for a lock: a task that waits has one.
 const LOCK_REQUEST: usize = 1024;
@@ -48,7 +48,7 @@ async fn requests_are_small_futures() {
     for (request, size) in sizes {
         assert!(size <= REQUEST, "{request}: {size} bytes");
     }
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     let unlock = size_of_val(&guard.unlock());
     assert!(unlock <= EMBEDDED, "unlock: {unlock} bytes");
     let is_locked = size_of_val(&lock.is_locked());

@@ -1,16 +1,8 @@
 //! Local queues: waiters of different objects, and of one owner's two sides, do not block each other.
 
-use std::future::IntoFuture as _;
-use std::pin::pin;
-use std::sync::Arc;
-use std::time::Duration;
-
-use redlatch::kind::OwnedKind;
-use redlatch::{Client, Error, Lock, MultiLock, Owner};
-use redlatch_testkit::{Monitor, Server, unique};
 use tokio::sync::Barrier;
 
-use crate::common::{LONG, SHORT, TestStore, until, within_limit};
+use crate::common::prelude::*;
 
 on_every_store! {
     multi_lock_of_writer_does_not_queue_behind_readers_for_its_read_side,
@@ -20,14 +12,6 @@ on_every_store! {
     names_with_one_channel_miss_no_release,
 }
 
-/// Returns when the client's first waiter is in the local queue.
-async fn until_waiting(client: &Client) {
-    until("subscribed", || async {
-        client.status().subscriptions == 1
-    })
-    .await;
-}
-
 /// The queued reader waits for the writer, so the writer must not wait behind it.
 async fn multi_lock_of_writer_does_not_queue_behind_readers_for_its_read_side(store: TestStore) {
     let client = store.client_without_retries().await;
@@ -35,14 +19,14 @@ async fn multi_lock_of_writer_does_not_queue_behind_readers_for_its_read_side(st
     let me = Owner::new();
     let writing = sides.write().lock().owner(me).await.unwrap();
     let reader = tokio::spawn(sides.read().lock().into_future());
-    until_waiting(&client).await;
+    until_subscribed(&client, 1).await;
     let other = client.lock(&unique("sides-other"));
     let both = MultiLock::new([sides.read()]).and(&other);
     let reading = within_limit("both", both.lock().owner(me).into_future()).await;
-    reading.unwrap().unlock().await.unwrap();
-    writing.unlock().await.unwrap();
-    let reading = within_limit("the reader", reader).await.unwrap().unwrap();
-    reading.unlock().await.unwrap();
+    free(reading.unwrap()).await;
+    free(writing).await;
+    let reading = joined("the reader", reader).await;
+    free(reading).await;
 }
 
 async fn multi_lock_of_reader_is_refused_write_side_behind_a_waiting_writer(store: TestStore) {
@@ -51,16 +35,16 @@ async fn multi_lock_of_reader_is_refused_write_side_behind_a_waiting_writer(stor
     let me = Owner::new();
     let reading = sides.read().lock().owner(me).await.unwrap();
     let writer = tokio::spawn(sides.write().lock().into_future());
-    until_waiting(&client).await;
+    until_subscribed(&client, 1).await;
     let other = client.lock(&unique("sides-other"));
     let both = MultiLock::new([sides.write()]).and(&other);
     let refused = within_limit("refused", both.lock().owner(me).into_future()).await;
     let error = refused.unwrap_err();
-    assert!(matches!(error, Error::WriteWhileReading { .. }), "{error}");
+    assert_matches!(error, Error::WriteWhileReading { .. });
     assert!(!other.is_locked().await.unwrap());
-    reading.unlock().await.unwrap();
-    let writing = within_limit("the writer", writer).await.unwrap().unwrap();
-    writing.unlock().await.unwrap();
+    free(reading).await;
+    let writing = joined("the writer", writer).await;
+    free(writing).await;
 }
 
 async fn multi_lock_reenters_a_member_ahead_of_its_waiters(store: TestStore) {
@@ -69,13 +53,13 @@ async fn multi_lock_reenters_a_member_ahead_of_its_waiters(store: TestStore) {
     let me = Owner::new();
     let guard = one.lock().owner(me).await.unwrap();
     let waiter = tokio::spawn(one.lock().into_future());
-    until_waiting(&client).await;
+    until_subscribed(&client, 1).await;
     let both = MultiLock::new([&one, &two]);
     let again = within_limit("both", both.lock().owner(me).into_future()).await;
-    again.unwrap().unlock().await.unwrap();
-    guard.unlock().await.unwrap();
-    let next = within_limit("the waiter", waiter).await.unwrap().unwrap();
-    next.unlock().await.unwrap();
+    free(again.unwrap()).await;
+    free(guard).await;
+    let next = joined("the waiter", waiter).await;
+    free(next).await;
 }
 
 /// A pending release of the other side is settled before the request is sent.
@@ -89,7 +73,7 @@ async fn just_dropped_read_side_does_not_block_multi_lock_of_write_side() {
     for _ in 0..20 {
         drop(sides.read().lock().owner(me).await.unwrap());
         let guard = both.lock().owner(me).await.unwrap();
-        guard.unlock().await.unwrap();
+        free(guard).await;
     }
 }
 
@@ -98,31 +82,28 @@ async fn just_dropped_read_side_does_not_block_multi_lock_of_write_side() {
 #[tokio::test(start_paused = true)]
 async fn queued_request_is_served_when_its_owner_acquires_the_other_side() {
     let store = TestStore::embedded();
-    let (client, peer) = (
-        store.client_without_retries().await,
-        store.client_without_retries().await,
-    );
+    let [client, peer] = store.clients_without_retries().await;
     let sides = client.read_write_lock("sides");
-    let held = peer.read_write_lock("sides").write().lock().await.unwrap();
+    let guard = held(&peer.read_write_lock("sides").write()).await;
     // Not polled again before the end of the test, so it stays first in the queue of the readers.
     let mut first = pin!(sides.read().lock().into_future());
     tokio::select! {
         biased;
         _ = &mut first => panic!("it is held"),
-        () = until_waiting(&client) => {}
+        () = until_subscribed(&client, 1) => {}
     }
     let me = Owner::new();
     let both = MultiLock::new([sides.read()]).and(client.lock("other"));
     let reading = tokio::spawn(both.lock().owner(me).into_future());
     let writing = tokio::spawn(sides.write().lock().owner(me).into_future());
     tokio::task::yield_now().await;
-    held.unlock().await.unwrap();
-    let writing = within_limit("writes", writing).await.unwrap().unwrap();
-    let reading = within_limit("reads, too", reading).await.unwrap().unwrap();
-    reading.unlock().await.unwrap();
-    writing.unlock().await.unwrap();
-    let first = within_limit("the first reader", first).await.unwrap();
-    first.unlock().await.unwrap();
+    free(guard).await;
+    let writing = joined("writes", writing).await;
+    let reading = joined("reads, too", reading).await;
+    free(reading).await;
+    free(writing).await;
+    let first = done("the first reader", first).await;
+    free(first).await;
 }
 
 /// An owner whose loss was not noticed yet bypasses the queue once and is refused; then it waits
@@ -130,15 +111,12 @@ async fn queued_request_is_served_when_its_owner_acquires_the_other_side() {
 #[tokio::test(start_paused = true)]
 async fn owner_with_lost_other_side_bypasses_queue_only_once() {
     let store = TestStore::embedded();
-    let (client, peer) = (
-        store.client_without_retries().await,
-        store.client_without_retries().await,
-    );
+    let [client, peer] = store.clients_without_retries().await;
     let (sides, theirs) = (client.read_write_lock("x"), peer.read_write_lock("x"));
     let me = Owner::new();
     let lost = sides.write().lock().owner(me).await.unwrap();
     theirs.write().force_unlock().await.unwrap();
-    let held = theirs.write().lock().await.unwrap();
+    let guard = held(&theirs.write()).await;
     let begun = tokio::time::Instant::now();
     let reading = sides.read().try_lock().wait(SHORT).owner(me).await;
     assert!(reading.unwrap().is_none());
@@ -147,40 +125,35 @@ async fn owner_with_lost_other_side_bypasses_queue_only_once() {
     assert!(reading.unwrap().is_none());
     assert_eq!(begun.elapsed(), 2 * SHORT);
     assert!(lost.is_valid(), "the next renewal is far away");
-    held.unlock().await.unwrap();
+    free(guard).await;
 }
 
 /// `x` and `{x}` are two objects with one channel.
 async fn names_with_and_without_braces_have_separate_queues(store: TestStore) {
-    let (client, peer) = (
-        store.client_without_retries().await,
-        store.client_without_retries().await,
-    );
+    let [client, peer] = store.clients_without_retries().await;
     let name = unique("queue");
     let braced = format!("{{{name}}}");
     let (plain, tagged) = (client.lock(&name), client.lock(&braced));
 
     let held = peer.lock(&name).lock().await.unwrap();
     let waiter = tokio::spawn(plain.lock().into_future());
-    until_waiting(&client).await;
+    until_subscribed(&client, 1).await;
     let guard = within_limit("it is free", tagged.lock().into_future()).await;
     let next = tokio::spawn(tagged.lock().into_future());
     // The same in a multi-lock.
     let both = MultiLock::new([client.lock(&format!("{{{name}}}:other")), tagged.clone()]);
     assert!(both.try_lock().await.unwrap().is_none());
-    guard.unwrap().unlock().await.unwrap();
-    let guard = within_limit("handed over", next).await.unwrap().unwrap();
-    guard.unlock().await.unwrap();
-    let guard = within_limit("both", both.lock().into_future())
-        .await
-        .unwrap();
+    free(guard.unwrap()).await;
+    let guard = joined("handed over", next).await;
+    free(guard).await;
+    let guard = done("both", both.lock().into_future()).await;
     if store.prefix().is_empty() {
         assert_eq!(client.status().subscriptions, 1, "one for each channel");
     }
-    held.unlock().await.unwrap();
-    let held = within_limit("the first", waiter).await.unwrap().unwrap();
-    held.unlock().await.unwrap();
-    guard.unlock().await.unwrap();
+    free(held).await;
+    let held = joined("the first", waiter).await;
+    free(held).await;
+    free(guard).await;
 
     let name = unique("permits");
     let [plain, tagged] = [&name, &format!("{{{name}}}")].map(|name| client.semaphore(name));
@@ -192,7 +165,7 @@ async fn names_with_and_without_braces_have_separate_queues(store: TestStore) {
     let permits = within_limit("it has one", tagged.acquire().into_future()).await;
     permits.unwrap().release().await.unwrap();
     taken.release().await.unwrap();
-    let permits = within_limit("the waiter", waiter).await.unwrap().unwrap();
+    let permits = joined("the waiter", waiter).await;
     permits.release().await.unwrap();
 }
 
@@ -207,17 +180,16 @@ async fn names_with_one_channel_miss_no_release(store: TestStore) {
         let (mine, theirs) = (client.lock(&name), peer.lock(&name));
         tokio::spawn(async move {
             for round in 0..60 {
-                let held = theirs.lock().await.unwrap();
-                let waiting = [mine.lock(), mine.lock()].map(|lock| {
-                    tokio::spawn(async move { lock.await.unwrap().unlock().await.unwrap() })
-                });
+                let guard = held(&theirs).await;
+                let waiting = [mine.lock(), mine.lock()]
+                    .map(|lock| tokio::spawn(async move { free(lock.await.unwrap()).await }));
                 // A delay that differs each round, so that the release meets the other name's waiters at different moments.
                 for _ in 0..round % 7 {
                     assert!(theirs.is_locked().await.unwrap());
                 }
-                held.unlock().await.unwrap();
+                free(guard).await;
                 for waiting in waiting {
-                    within_limit("woken", waiting).await.unwrap();
+                    done("woken", waiting).await;
                 }
             }
         })
@@ -225,10 +197,7 @@ async fn names_with_one_channel_miss_no_release(store: TestStore) {
     for work in work {
         work.await.unwrap();
     }
-    until("all subscriptions have ended", || async {
-        client.status().subscriptions == 0
-    })
-    .await;
+    until_subscribed(&client, 0).await;
 }
 
 /// A release acquires the lock for the next waiter of the same client, which sends nothing. A message that the client did
@@ -245,7 +214,7 @@ async fn one_command_for_a_turn<K: OwnedKind>(handle: fn(&Client) -> Lock<K>, ch
             tokio::spawn(async move {
                 for turn in 0..TURNS {
                     let guard = lock.lock().owner(me).await.unwrap();
-                    guard.unlock().await.unwrap();
+                    free(guard).await;
                     if turn == TURNS / 2 {
                         halfway.wait().await;
                         halfway.wait().await;
@@ -253,8 +222,8 @@ async fn one_command_for_a_turn<K: OwnedKind>(handle: fn(&Client) -> Lock<K>, ch
                 }
             })
         });
-        until_waiting(&client).await;
-        held.unlock().await.unwrap();
+        until_subscribed(&client, 1).await;
+        free(held).await;
         within_limit("half of the turns", halfway.wait()).await;
         let mut monitor = Monitor::start(&server);
         if has_message {
@@ -262,7 +231,7 @@ async fn one_command_for_a_turn<K: OwnedKind>(handle: fn(&Client) -> Lock<K>, ch
         }
         halfway.wait().await;
         for task in tasks {
-            within_limit("all turns", task).await.unwrap();
+            done("all turns", task).await;
         }
         let sent = monitor.count_sent(&server);
         // A release and an acquisition would be two.

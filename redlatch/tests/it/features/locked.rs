@@ -1,17 +1,12 @@
 //! The attribute `locked`, on the embedded store and the paused clock.
 
 use std::fmt::Display;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
-use std::time::Duration;
+use std::sync::atomic::Ordering::SeqCst;
 
-use redlatch::{Client, Error, Loss, Owner, Result, locked};
-use tokio::time::{Instant, sleep};
+use redlatch::{Result, locked};
+use tokio::time::Instant;
 
-use crate::common::{assert_lost, within_limit};
-
-const SECOND: Duration = Duration::from_secs(1);
-const HOUR: Duration = Duration::from_secs(3600);
+use crate::common::prelude::*;
 
 /// The error of a program.
 #[derive(Debug)]
@@ -111,7 +106,7 @@ async fn bodies_with_the_same_name_run_one_after_the_other() {
 async fn or_is_returned_when_the_wait_ends() {
     let shop = Shop::new();
     assert_eq!(shop.ship("7".into(), "5").await.unwrap(), 6);
-    let _other = shop.locks.lock("order:7").lock().await.unwrap();
+    let _other = held(&shop.locks.lock("order:7")).await;
     let begun = Instant::now();
     let refused = shop.ship("7".into(), "5").await.unwrap_err();
     assert!(matches!(&refused, ShopError::Busy(id) if id == "7"));

@@ -1,21 +1,16 @@
 //! Log events, compared with docs/logs.md.
 
 use std::collections::BTreeSet;
-use std::future::IntoFuture;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, LazyLock};
-use std::time::{Duration, Instant};
+use std::sync::LazyLock;
+use std::time::Instant;
 
-use redlatch::{Client, Embedded, Error, MultiLock};
-use redlatch_testkit::{Log, Proxy, Server};
-use tokio::time::timeout;
+use redlatch_testkit::Log;
 use tracing::dispatcher::{self, Dispatch};
 use tracing_subscriber::fmt::format::FmtSpan;
 
-use crate::common::{
-    self, LONG, SHORT, WATCHDOG, client_at, retry_if_late, retry_transient, until, wait_until_lost,
-    within_limit,
-};
+use crate::common;
+use crate::common::prelude::*;
 
 /// Returns a log of the events of this thread, which ends when the second value is dropped.
 pub(crate) fn log() -> (Log, dispatcher::DefaultGuard) {
@@ -68,7 +63,7 @@ async fn possibly_lost_permits_are_logged() {
     let semaphore = set(&hasty, "late-and-cut").await;
     proxy.lose_next_answer();
     let error = semaphore.acquire_many(2).await.unwrap_err();
-    assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
+    assert_matches!(error, Error::ResponseTimeout { .. });
     proxy.cut();
     within_limit("settled", hasty.flush()).await;
     assert!(warned("late-and-cut", "may have acquired"));
@@ -79,10 +74,7 @@ async fn possibly_lost_permits_are_logged() {
     let acquiring = tokio::spawn(semaphore.acquire_many(2).into_future());
     wait_until_lost(&proxy).await;
     acquiring.abort();
-    until("in the background", || async {
-        client.status().background > 0
-    })
-    .await;
+    until("in the background", async || client.status().background > 0).await;
     proxy.cut();
     within_limit("settled", client.flush()).await;
     assert!(warned("dropped-and-cut", "may have acquired"));
@@ -94,10 +86,7 @@ async fn possibly_lost_permits_are_logged() {
     let releasing = tokio::spawn(permits.release());
     wait_until_lost(&proxy).await;
     releasing.abort();
-    until("in the background", || async {
-        client.status().background > 0
-    })
-    .await;
+    until("in the background", async || client.status().background > 0).await;
     proxy.cut();
     within_limit("settled", client.flush()).await;
     assert!(warned("given-and-cut", "may not have been released"));
@@ -109,7 +98,7 @@ async fn possibly_lost_permits_are_logged() {
     wait_until_lost(&proxy).await;
     proxy.cut();
     let error = acquiring.await.unwrap().unwrap_err();
-    assert!(matches!(error, Error::OutcomeUnknown { .. }), "{error}");
+    assert_matches!(error, Error::OutcomeUnknown { .. });
     assert!(!warned("told", ""));
 }
 
@@ -135,10 +124,7 @@ fn permits_lost_with_a_runtime_are_logged() {
         let acquiring = tokio::spawn(semaphore.acquire().into_future());
         proxy.wait_until_lost();
         acquiring.abort();
-        until("in the background", || async {
-            client.status().background > 0
-        })
-        .await;
+        until("in the background", async || client.status().background > 0).await;
     });
     drop(runtime);
     let said = log.text();
@@ -166,18 +152,18 @@ fn failed_release_of_dropped_guard_is_logged() {
             .connect(&url)
             .await
             .unwrap();
-        let guard = client.lock("journal").lock().await.unwrap();
+        let guard = held(&client.lock("journal")).await;
         let owner = String::from(guard.owner_id());
         let (lock, wait) = (client.lock("journal"), Duration::from_millis(5));
         // On a busy machine the wait limit may pass before the waiter has its first answer.
-        until("a waiter is answered", || async {
+        until("a waiter is answered", async || {
             let limited = retry_if_late(|| lock.try_lock().wait(wait)).await;
             assert!(limited.is_none());
             log.text().contains("waiting")
         })
         .await;
-        until("renewed", || async { log.text().contains("renewed") }).await;
-        guard.unlock().await.unwrap();
+        until("renewed", async || log.text().contains("renewed")).await;
+        free(guard).await;
         let said = log.text();
         for word in [
             "acquire",
@@ -262,7 +248,7 @@ async fn losses_of_red_lock_and_its_members_differ() {
     let (log, _guard) = log();
     let clients = [(); 3].map(|()| Client::embedded());
     let lock = redlatch::RedLock::new(clients.each_ref().map(|client| client.lock("several")));
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     clients[0].lock("several").force_unlock().await.unwrap();
     tokio::time::sleep(Duration::from_secs(30)).await;
     let about = |what: &'static str| log.lines(&[what, "lock=\"several\""]).len();
@@ -316,9 +302,9 @@ async fn failed_renewal_names_its_locks() {
     let client = Client::builder().watchdog_lease(WATCHDOG);
     let client = client.connect(&server.url()).await.unwrap();
     let lock = client.lock("unrenewed");
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     server.freeze();
-    until("the renewal fails", || async {
+    until("the renewal fails", async || {
         let failed = log.lines(&["WARN", "renewal failed; retrying", "holds=1"]);
         failed
             .iter()
@@ -333,9 +319,8 @@ async fn failed_renewal_names_its_locks() {
 #[tokio::test(start_paused = true)]
 async fn long_wait_names_the_holder() {
     let (log, _guard) = log();
-    let store = Embedded::new();
-    let [holder, client] = [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
-    let guard = holder.lock("busy-for-long").lock().await.unwrap();
+    let [holder, client] = embedded_clients();
+    let guard = held(&holder.lock("busy-for-long")).await;
     let lock = client.lock("busy-for-long");
     let waiting = async |wait| {
         lock.try_lock()
@@ -382,8 +367,7 @@ async fn long_wait_names_the_holder() {
 #[tokio::test(start_paused = true)]
 async fn wait_for_an_election_is_not_reported() {
     let (log, _guard) = log();
-    let store = Embedded::new();
-    let [leader, standby] = [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
+    let [leader, standby] = embedded_clients();
     let _leads = leader.election("scheduler").campaign("a").await.unwrap();
     let election = standby.election("scheduler");
     let waiting = tokio::time::timeout(10 * LONG, election.campaign("b").into_future());
@@ -401,7 +385,7 @@ async fn names_in_events_have_the_prefix() {
         settings.connect_embedded(&store).unwrap()
     });
     let lock = client.lock("a");
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     let waited = other.lock("a").try_lock().wait(Duration::from_secs(40));
     assert!(waited.await.unwrap().is_none(), "a long wait");
     other.lock("a").ask().await.unwrap();
@@ -409,16 +393,10 @@ async fn names_in_events_have_the_prefix() {
     other.lock("a").force_unlock().await.unwrap();
     guard.lost().await;
     let several = MultiLock::new([client.lock("b"), client.lock("c")]);
-    several.lock().await.unwrap().unlock().await.unwrap();
-    let value = client.group_lock("g", "v").lock().await.unwrap();
+    free(held(&several).await).await;
+    let value = held(&client.group_lock("g", "v")).await;
     drop(value);
-    let ticket = lock
-        .lock()
-        .await
-        .unwrap()
-        .into_ticket_for(LONG)
-        .await
-        .unwrap();
+    let ticket = held(&lock).await.into_ticket_for(LONG).await.unwrap();
     let adopted = lock.adopt(&ticket).await.unwrap();
     drop(adopted);
     let _ = timeout(LONG, client.semaphore("s").acquire()).await;
@@ -443,7 +421,7 @@ async fn exchanges_are_spans_of_a_database_client() {
     let client = Client::connect(&redlatch_testkit::shared().url()).await;
     let name = redlatch_testkit::unique("traced");
     let lock = client.unwrap().lock(&name);
-    lock.lock().await.unwrap().unlock().await.unwrap();
+    free(held(&lock).await).await;
     let fields = [
         "close",
         r#"otel.kind="client" otel.name="EVALSHA" db.system.name="redis" db.operation.name="EVALSHA""#,

@@ -1,22 +1,14 @@
 //! Metrics, with a recorder of the test's own, compared with docs/metrics.md.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::future::IntoFuture as _;
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use metrics::{
     Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, LocalRecorderGuard,
     Metadata, Recorder, SharedString, Unit,
 };
-use redlatch::{Client, Embedded, Error, MultiLock, Owner};
-use redlatch_testkit::Server;
 use tokio::task::yield_now;
-use tokio::time::sleep;
 
-use crate::common::{until, within_limit};
-
-const SECOND: Duration = Duration::from_secs(1);
+use crate::common::prelude::*;
 
 /// Recorded values, by name and attributes, as in `a{kind=lock,outcome=acquired}`.
 #[derive(Debug, Clone, Default)]
@@ -145,10 +137,9 @@ impl Recorder for Recorded {
 #[tokio::test(start_paused = true)]
 async fn requests_are_measured_by_outcome() {
     let (recorded, _guard) = Recorded::start();
-    let store = Embedded::new();
-    let [client, peer] = [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
+    let [client, peer] = embedded_clients();
     let lock = client.lock("a");
-    let theirs = peer.lock("a").lock().await.unwrap();
+    let theirs = held(&peer.lock("a")).await;
     assert_eq!(recorded.requests(), [1, 0, 0, 0]);
     let waiting = tokio::spawn(lock.lock().into_future());
     yield_now().await;
@@ -160,7 +151,7 @@ async fn requests_are_measured_by_outcome() {
     assert_eq!(recorded.requests(), [1, 1, 1, 0]);
     let timeout = "redlatch.lock.wait.duration{kind=lock,outcome=timeout}";
     assert_eq!(recorded.values(timeout), [2.0]);
-    theirs.unlock().await.unwrap();
+    free(theirs).await;
     let invalid = client.lock("").lock().await;
     assert!(matches!(invalid, Err(Error::InvalidName { .. })));
     assert_eq!(recorded.requests(), [1, 1, 1, 1]);
@@ -172,14 +163,14 @@ async fn guards_are_measured_by_outcome() {
     let (recorded, _guard) = Recorded::start();
     let client = Client::embedded();
     let lock = client.lock("a");
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     assert_eq!(recorded.value("redlatch.lock.held{kind=lock}"), 1.0);
     sleep(3 * SECOND).await;
-    guard.unlock().await.unwrap();
+    free(guard).await;
     assert_eq!(recorded.guards(), [1, 0, 0]);
     let released = "redlatch.lock.hold.duration{kind=lock,outcome=released}";
     assert_eq!(recorded.values(released), [3.0]);
-    drop(lock.lock().await.unwrap());
+    drop(held(&lock).await);
     assert_eq!(recorded.guards(), [1, 0, 1]);
     client.flush().await;
     let guard = lock.lock().lease(SECOND).await.unwrap();
@@ -188,7 +179,7 @@ async fn guards_are_measured_by_outcome() {
     assert_eq!(recorded.guards(), [1, 1, 1]);
     let lost = |reason| recorded.value(&format!("redlatch.lock.lost{{kind=lock,reason={reason}}}"));
     assert_eq!((lost("lease_ended"), lost("not_held")), (1.0, 0.0));
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     lock.force_unlock().await.unwrap();
     guard.lost().await;
     assert_eq!((lost("lease_ended"), lost("not_held")), (1.0, 1.0));
@@ -209,9 +200,9 @@ async fn guards_are_measured_by_outcome() {
 async fn renewals_are_measured() {
     let (recorded, _guard) = Recorded::start();
     let client = Client::embedded();
-    let guard = client.lock("a").lock().await.unwrap();
+    let guard = held(&client.lock("a")).await;
     sleep(35 * SECOND).await;
-    guard.unlock().await.unwrap();
+    free(guard).await;
     assert_eq!(recorded.count("redlatch.renewal.duration"), 3);
     assert_eq!(recorded.values("redlatch.renewal.margin"), [20.0; 3]);
     assert_eq!(recorded.value("redlatch.renewal.failures"), 0.0);
@@ -221,22 +212,21 @@ async fn renewals_are_measured() {
 #[tokio::test(start_paused = true)]
 async fn hand_overs_and_wake_ups_are_measured() {
     let (recorded, _guard) = Recorded::start();
-    let store = Embedded::new();
-    let [client, peer] = [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
+    let [client, peer] = embedded_clients();
     let lock = client.lock("a");
-    let held = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     let tasks = [(); 3].map(|()| tokio::spawn(lock.lock().run(async {})));
     yield_now().await;
-    held.unlock().await.unwrap();
+    free(guard).await;
     for task in tasks {
         task.await.unwrap().unwrap();
     }
     assert_eq!(recorded.values("redlatch.hand_over.turns"), [3.0]);
     assert_eq!(recorded.count("redlatch.wake.latency"), 0);
-    let held = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     let theirs = tokio::spawn(peer.lock("a").lock().run(async {}));
     yield_now().await;
-    held.unlock().await.unwrap();
+    free(guard).await;
     theirs.await.unwrap().unwrap();
     assert_eq!(recorded.count("redlatch.wake.latency"), 1);
     // Requests and guards of the client and of the other one.
@@ -293,7 +283,7 @@ async fn connections_and_batches_are_measured() {
     let (recorded, _guard) = Recorded::start();
     let server = Server::start();
     let client = Client::connect(&server.url()).await.unwrap();
-    let held = client.lock("a").lock().await.unwrap();
+    let guard = held(&client.lock("a")).await;
     let waiting = tokio::spawn(client.lock("a").lock().owner(Owner::new()).into_future());
     let subscriptions = || recorded.value("redlatch.client.subscriptions");
     until("the waiter has subscribed", async || subscriptions() == 1.0).await;
@@ -302,14 +292,8 @@ async fn connections_and_batches_are_measured() {
         recorded.value("redlatch.client.reconnects") > 0.0
     })
     .await;
-    held.unlock().await.unwrap();
-    within_limit("woken", waiting)
-        .await
-        .unwrap()
-        .unwrap()
-        .unlock()
-        .await
-        .unwrap();
+    free(guard).await;
+    free(joined("woken", waiting).await).await;
     until("the subscription has ended", async || {
         subscriptions() == 0.0
     })
@@ -319,7 +303,7 @@ async fn connections_and_batches_are_measured() {
         tokio::spawn(async move { lock.lock().await?.unlock().await })
     });
     for request in requests.collect::<Vec<_>>() {
-        within_limit("acquired", request).await.unwrap().unwrap();
+        joined("acquired", request).await;
     }
     let sizes = recorded.values("redlatch.batch.size");
     assert!(
@@ -334,25 +318,18 @@ async fn refused_reports_of_changes_are_counted() {
     let server = Server::start();
     let _: String = server.command(&["ACL", "SETUSER", "default", "-client|tracking"]);
     let client = Client::connect(&server.url()).await.unwrap();
-    let guard = client.lock("a").lock().await.unwrap();
+    let guard = held(&client.lock("a")).await;
     until("the server refuses", async || {
         recorded.value("redlatch.client.tracking_refusals") == 1.0
     })
     .await;
-    guard.unlock().await.unwrap();
+    free(guard).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn documented_metrics_exist() {
     let (recorded, _guard) = Recorded::start();
-    Client::embedded()
-        .lock("a")
-        .lock()
-        .await
-        .unwrap()
-        .unlock()
-        .await
-        .unwrap();
+    free(held(&Client::embedded().lock("a")).await).await;
     let all = recorded.0.lock().unwrap();
     let registered: BTreeSet<&str> = all
         .keys()

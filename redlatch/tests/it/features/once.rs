@@ -1,20 +1,11 @@
 //! Jobs that run at most once for each slot: [`redlatch::Client::once`].
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use redlatch::{Client, Embedded, Error, Slot};
-use redlatch_testkit::{Proxy, Server, unique};
-use tokio::time::sleep;
+use redlatch::Slot;
 
-use crate::common::{
-    LONG, SHORT, TestStore, client, drop_after_each_poll, poll_up_to, until, with_lost_answer,
-    within_limit,
-};
-
-const SECOND: Duration = Duration::from_secs(1);
-const HOUR: Duration = Duration::from_secs(3600);
+use crate::common::prelude::*;
 
 on_every_store! {
     slot_has_one_run,
@@ -84,7 +75,7 @@ async fn one_of_many_clients_runs_each_slot(store: TestStore) {
         }));
     }
     for machine in fleet {
-        within_limit("the end of all slots", machine).await.unwrap();
+        done("the end of all slots", machine).await;
     }
     let runs = Arc::into_inner(runs).unwrap().into_inner().unwrap();
     assert_eq!(runs, (0..slots).map(|slot| (slot, 1)).collect());
@@ -114,7 +105,7 @@ async fn runs_of_slots_with_a_length_follow_clock_of_store(store: TestStore) {
         }));
     }
     for machine in fleet {
-        within_limit("the end of the slots", machine).await.unwrap();
+        done("the end of the slots", machine).await;
     }
     let begun = Arc::into_inner(begun).unwrap().into_inner().unwrap();
     assert!(begun.len() >= 2, "{begun:?}");
@@ -148,7 +139,7 @@ async fn names_and_slots_are_independent(store: TestStore) {
     let name = unique("names");
     let tagged = format!("{{{name}}}:tagged");
     // No lock, no listing and no other job is affected.
-    let guard = client.lock(&name).lock().await.unwrap();
+    let guard = held(&client.lock(&name)).await;
     for (name, slot) in [(&name, "a"), (&name, "b"), (&tagged, "a"), (&name, "{b}")] {
         let once = client.once(name, slot);
         assert_eq!(once.name(), name);
@@ -157,7 +148,7 @@ async fn names_and_slots_are_independent(store: TestStore) {
     }
     let hourly = client.once(&name, Slot::per(HOUR));
     assert!(hourly.run(async {}).await.unwrap().is_ok());
-    guard.unlock().await.unwrap();
+    free(guard).await;
     let mut listing = client.list(&format!("*{name}*"));
     assert_eq!(
         listing.next().await.unwrap(),
@@ -228,7 +219,7 @@ async fn record_remains_for_its_time() {
 async fn invalid_names_slots_and_times_are_errors() {
     let client = Client::embedded();
     let error = client.once("", "a").begin().await.unwrap_err();
-    assert!(matches!(error, Error::InvalidName { .. }), "{error}");
+    assert_matches!(error, Error::InvalidName { .. });
     let too_long = "x".repeat(513);
     for (once, expected) in [
         (client.once("a", ""), "slot"),
@@ -264,7 +255,7 @@ async fn foreign_data_is_an_error() {
     ] {
         let () = server.command(command);
         let error = once.begin().await.unwrap_err();
-        assert!(matches!(error, Error::WrongKind { .. }), "{error}");
+        assert_matches!(error, Error::WrongKind { .. });
         let () = server.command(&["DEL", &key]);
     }
 }

@@ -1,9 +1,8 @@
 //! How many commands a client sends while its tasks contend for the permits of one semaphore.
 
-use std::future::Future;
+use redlatch::Result;
 
-use redlatch::{Client, ExpirableSemaphore, Result, Semaphore};
-use redlatch_testkit::{Monitor, Server};
+use crate::common::prelude::*;
 
 const PERMITS: u32 = 4;
 const TASKS: usize = 16;

@@ -1,13 +1,7 @@
 //! Renewals: their order, their pauses and their size.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
-
-use redlatch::{Client, Embedded, Expiry};
-use redlatch_testkit::Server;
-
 use super::waiting::monitor;
-use crate::common::{LONG, WATCHDOG, client, retry_if_late, until, within_limit};
+use crate::common::prelude::*;
 
 /// A renewal that is chosen before a re-entry with a longer lease, and sent after it.
 #[tokio::test(start_paused = true)]
@@ -17,7 +11,7 @@ async fn renewal_never_shortens_a_longer_lease() {
         let store = Embedded::new();
         let client = Client::builder().connect_embedded(&store).unwrap();
         let due = tokio::time::Instant::now() + 10 * second;
-        let outer = client.lock("a").lock().await.unwrap();
+        let outer = held(&client.lock("a")).await;
         for _ in 0..yields {
             // When both timers are due, the one that was registered first fires first: the
             // watchdog's or that of the re-entry.
@@ -92,7 +86,7 @@ async fn many_permits_are_renewed_in_small_batches() {
     };
     for guard in &guards {
         let id = guard.ids()[0].to_string();
-        until("it is renewed", || async {
+        until("it is renewed", async || {
             scripts().iter().any(|line| line.contains(&id))
         })
         .await;
@@ -115,7 +109,7 @@ async fn many_leaving_waiters_do_not_delay_renewal() {
         .map(|_| tokio::spawn(lock.lock().into_future()))
         .collect();
     let queue = "redisson_lock_queue:{a}";
-    until("all wait", || async {
+    until("all wait", async || {
         tokio::time::sleep(Duration::from_millis(200)).await;
         server.command::<i64>(&["LLEN", queue]) == CROWD as i64
     })
@@ -152,5 +146,5 @@ async fn many_leaving_waiters_do_not_delay_renewal() {
     // The last one may have been answered after all waiters had left.
     let between = inspections.saturating_sub(1);
     assert!(between >= 5, "only {between} times: they leave all at once");
-    guard.unlock().await.unwrap();
+    free(guard).await;
 }

@@ -1,16 +1,9 @@
 //! Requests to release a lock: [`redlatch::Lock::ask`] and [`redlatch::Lock::revoke`].
 
-use std::time::Duration;
-
 use redlatch::kind::Revocable;
-use redlatch::{Client, Embedded, Error, HasTicket, Lock, Loss, Owner};
-use redlatch_testkit::{Proxy, shared, unique};
-use tokio::time::timeout;
 
+use crate::common::prelude::*;
 use crate::common::secured::{PREFIX, Rules, Secured, rules};
-use crate::common::*;
-
-const SECOND: Duration = Duration::from_secs(1);
 
 on_every_store! {
     request_reaches_holder_of_each_kind,
@@ -34,8 +27,8 @@ async fn aliases(lease: Duration) -> Vec<[Lock; 2]> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_for_alias_does_not_remove_revocation() {
     for [lock, alias] in aliases(100 * LONG).await {
-        let revoked = lock.lock().await.unwrap();
-        let asked = alias.lock().await.unwrap();
+        let revoked = held(&lock).await;
+        let asked = held(&alias).await;
         lock.revoke(Duration::ZERO)
             .await
             .unwrap()
@@ -47,7 +40,7 @@ async fn request_for_alias_does_not_remove_revocation() {
         within_limit("it is lost", revoked.lost()).await;
         looking.abort();
         assert!(asked.is_valid());
-        asked.unlock().await.unwrap();
+        free(asked).await;
     }
 }
 
@@ -63,10 +56,10 @@ async fn revocation_does_not_end_alias_of_same_owner() {
             .expect("it is held");
         within_limit("it is lost", revoked.lost()).await;
         // A renewal, which the request would prevent.
-        until_rises("it is renewed", || async { kept.valid_for() }).await;
+        until_rises("it is renewed", async || kept.valid_for()).await;
         let asked = timeout(SECOND / 10, kept.asked()).await;
         assert!(asked.is_err() && kept.is_valid());
-        kept.unlock().await.unwrap();
+        free(kept).await;
     }
 }
 
@@ -82,7 +75,7 @@ async fn hold_that_was_asked_for_becomes_no_ticket(store: TestStore) {
 }
 
 async fn becomes_no_ticket<K: Revocable + HasTicket>(lock: Lock<K>, other: Lock<K>) {
-    let mut guard = lock.lock().await.unwrap();
+    let mut guard = held(&lock).await;
     for limit in [None, Some(LONG)] {
         let owner = match limit {
             None => other.ask().await,
@@ -101,7 +94,7 @@ async fn becomes_no_ticket<K: Revocable + HasTicket>(lock: Lock<K>, other: Lock<
         assert!(!other.released_by(owner, Duration::ZERO).await.unwrap());
     }
     let owner = guard.owner_id();
-    guard.unlock().await.unwrap();
+    free(guard).await;
     assert!(other.released_by(owner, LONG).await.unwrap());
 }
 
@@ -120,7 +113,7 @@ async fn is_not_adopted<K: Revocable + HasTicket>(lock: Lock<K>, other: Lock<K>)
         Error::Asked { left, .. } => left,
         other => panic!("{other}"),
     };
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     let ticket = guard.into_ticket_for(LONG).await.unwrap();
     let owner = other.ask().await.unwrap().expect("it is held");
     assert_eq!(left_of(lock.adopt(&ticket).await.unwrap_err()), None);
@@ -148,11 +141,11 @@ async fn is_not_adopted<K: Revocable + HasTicket>(lock: Lock<K>, other: Lock<K>)
 async fn ask_for<K: Revocable>(lock: Lock<K>, other: Lock<K>) {
     assert_eq!(other.ask().await.unwrap(), None);
     assert_eq!(other.revoke(LONG).await.unwrap(), None);
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     let asked = tokio::spawn(guard.asked());
     let owner = other.ask().await.unwrap();
     assert_eq!(owner, Some(guard.owner_id()));
-    within_limit("it is asked", asked).await.unwrap();
+    done("it is asked", asked).await;
     // Also if it was asked before.
     within_limit("it was asked", guard.asked()).await;
     assert!(guard.is_valid() && lock.is_locked().await.unwrap());
@@ -164,11 +157,8 @@ async fn ask_for<K: Revocable>(lock: Lock<K>, other: Lock<K>) {
     assert!(released.unwrap());
     let work = lock.lock().run_until_asked(std::future::pending::<()>());
     let work = tokio::spawn(work);
-    until("it is held", || async {
-        other.ask().await.unwrap().is_some()
-    })
-    .await;
-    let output = within_limit("it ends", work).await.unwrap();
+    until("it is held", async || other.ask().await.unwrap().is_some()).await;
+    let output = done("it ends", work).await;
     assert_eq!(output.unwrap(), None);
     assert!(!lock.is_locked().await.unwrap());
 }
@@ -201,21 +191,21 @@ async fn next_owner_acquires_after_revoked_one_is_lost(store: TestStore) {
     let other = store.client_with(settings()).await;
     let name = unique("revoked");
     let lock = client.lock(&name);
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     let next = {
         let lock = other.lock(&name);
-        tokio::spawn(async move { lock.lock().await.unwrap() })
+        tokio::spawn(async move { held(&lock).await })
     };
-    until("it waits", || async { other.status().subscriptions > 0 }).await;
+    until("it waits", async || other.status().subscriptions > 0).await;
     // The holder looks for requests only at renewals, or while it polls this.
     let asked = tokio::spawn(guard.asked());
-    until("it listens", || async { client.status().subscriptions > 0 }).await;
+    until("it listens", async || client.status().subscriptions > 0).await;
     other.lock(&name).revoke(SECOND).await.unwrap();
-    within_limit("it is asked", asked).await.unwrap();
-    let next = within_limit("the next acquires", next).await.unwrap();
+    done("it is asked", asked).await;
+    let next = done("the next acquires", next).await;
     assert!(!guard.is_valid() && next.is_valid());
     assert_lost(&guard.unlock().await.unwrap_err(), Loss::Revoked);
-    next.unlock().await.unwrap();
+    free(next).await;
     client.flush().await;
     assert!(!lock.is_locked().await.unwrap());
 }
@@ -246,10 +236,10 @@ async fn later_hold<K: Revocable>(lock: Lock<K>, other: Lock<K>, me: Owner) {
     }
     let guard = lock.lock().owner(me).await.unwrap();
     // A renewal, which the request would prevent.
-    until_rises("it is renewed", || async { guard.valid_for() }).await;
+    until_rises("it is renewed", async || guard.valid_for()).await;
     let asked = timeout(SECOND / 10, guard.asked()).await;
     assert!(asked.is_err() && guard.is_valid());
-    guard.unlock().await.unwrap();
+    free(guard).await;
 }
 
 /// The message is lost with the connection.
@@ -260,9 +250,9 @@ async fn request_during_broken_connection_is_not_missed() {
     let client = settings.connect(&proxy.url()).await.unwrap();
     let other = crate::common::client(shared()).await;
     let name = unique("broken");
-    let guard = client.lock(&name).lock().await.unwrap();
+    let guard = held(&client.lock(&name)).await;
     let asked = tokio::spawn(guard.asked());
-    until("it is subscribed", || async {
+    until("it is subscribed", async || {
         client.status().subscriptions > 0
     })
     .await;
@@ -270,8 +260,8 @@ async fn request_during_broken_connection_is_not_missed() {
     proxy.reset();
     other.lock(&name).ask().await.unwrap().expect("it is held");
     proxy.refuse(false);
-    within_limit("it is asked", asked).await.unwrap();
-    guard.unlock().await.unwrap();
+    done("it is asked", asked).await;
+    free(guard).await;
 }
 
 /// It is cut off before it learns of the request, so its lease ends. Nothing else frees the lock.
@@ -282,7 +272,7 @@ async fn revoked_holder_that_is_cut_off_ends_with_its_lease() {
     let client = settings.connect(&proxy.url()).await.unwrap();
     let other = crate::common::client(shared()).await;
     let name = unique("cut-off");
-    let guard = client.lock(&name).lock().await.unwrap();
+    let guard = held(&client.lock(&name)).await;
     proxy.stall(true);
     other.lock(&name).revoke(Duration::ZERO).await.unwrap();
     let next = within_limit("the next acquires", async {
@@ -291,7 +281,7 @@ async fn revoked_holder_that_is_cut_off_ends_with_its_lease() {
     let next = next.await.unwrap();
     assert!(!guard.is_valid() && next.is_valid());
     proxy.stall(false);
-    next.unlock().await.unwrap();
+    free(next).await;
 }
 
 /// As Redisson writes it. It releases and acquires with the same owner, and notices nothing.
@@ -310,7 +300,7 @@ async fn holder_that_does_not_know_requests_is_not_disturbed() {
     assert_eq!(asked.as_ref().map(|owner| owner.as_str()), Some(owner));
     let fields: Vec<String> = server.command(&["HGETALL", &name]);
     assert_eq!(fields, [owner, "1"]);
-    assert!(server.command::<i64>(&["PTTL", &name]) > 50_000);
+    assert!(pttl(&server, &name) > 50_000);
     let waiting = lock.released_by(asked.unwrap(), LONG);
     let release = async {
         let () = server.command(&["DEL", &name]);
@@ -328,7 +318,7 @@ async fn holder_that_does_not_know_requests_is_not_disturbed() {
     let guard = guard.expect("it was held").await.unwrap();
     let asked = timeout(SECOND / 10, guard.asked()).await;
     assert!(asked.is_err(), "the request was for another owner");
-    guard.unlock().await.unwrap();
+    free(guard).await;
 }
 
 /// A hash of another kind, and readers.
@@ -337,19 +327,19 @@ async fn only_locks_of_the_kind_are_asked() {
     let client = client(shared()).await;
     let name = unique("kind");
     let data = client.read_write_lock(&name);
-    let reader = data.read().lock().await.unwrap();
+    let reader = held(&data.read()).await;
     assert_eq!(data.write().ask().await.unwrap(), None);
     let refused = client.lock(&name).ask().await.unwrap_err();
-    assert!(matches!(refused, Error::WrongKind { .. }), "{refused}");
-    reader.unlock().await.unwrap();
-    let writer = data.write().lock().await.unwrap();
+    assert_matches!(refused, Error::WrongKind { .. });
+    free(reader).await;
+    let writer = held(&data.write()).await;
     let refused = client.lock(&name).ask().await.unwrap_err();
-    assert!(matches!(refused, Error::WrongKind { .. }), "{refused}");
-    writer.unlock().await.unwrap();
-    let guard = client.lock(&name).lock().await.unwrap();
+    assert_matches!(refused, Error::WrongKind { .. });
+    free(writer).await;
+    let guard = held(&client.lock(&name)).await;
     let refused = data.write().ask().await.unwrap_err();
-    assert!(matches!(refused, Error::WrongKind { .. }), "{refused}");
-    guard.unlock().await.unwrap();
+    assert_matches!(refused, Error::WrongKind { .. });
+    free(guard).await;
 }
 
 /// Without the rule for requests, locks work as before, and a client that asks gets an error.
@@ -367,16 +357,16 @@ async fn requests_without_permission_are_refused() {
     let me = Owner::new();
     let guard = lock.lock().owner(me).await.unwrap();
     let refused = lock.ask().await.unwrap_err();
-    assert!(matches!(refused, Error::NotPermitted { .. }), "{refused}");
-    until_rises("it is renewed", || async { guard.valid_for() }).await;
+    assert_matches!(refused, Error::NotPermitted { .. });
+    until_rises("it is renewed", async || guard.valid_for()).await;
     let next = {
         let lock = lock.clone();
         tokio::spawn(async move { lock.lock().owner(Owner::new()).await.unwrap() })
     };
-    until("it waits", || async { client.status().subscriptions > 0 }).await;
-    guard.unlock().await.unwrap();
-    let next = within_limit("the next acquires", next).await.unwrap();
-    next.unlock().await.unwrap();
+    until("it waits", async || client.status().subscriptions > 0).await;
+    free(guard).await;
+    let next = done("the next acquires", next).await;
+    free(next).await;
     assert!(!lock.is_locked().await.unwrap());
 }
 

@@ -1,14 +1,8 @@
 //! Clients that are used outside of a runtime, in several runtimes, or in one without timers or sockets.
 
-use std::future::{IntoFuture, poll_fn};
-use std::pin::pin;
-use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::task::{Context, Waker};
 
-use redlatch::{Client, Error, Guard, Owner, RedLock};
-use redlatch_testkit::{Server, shared, unique};
-
-use crate::common::{LONG, WATCHDOG, retry_if_late, until, until_rises, within_limit};
+use crate::common::prelude::*;
 
 /// Read-only calls also return an error outside a runtime, and do not panic.
 #[test]
@@ -75,16 +69,16 @@ fn end_of_one_runtime_does_not_affect_another() {
     let blocker = other.lock("waited").lock().lease(10 * LONG).into_future();
     let blocker = staying.block_on(blocker).unwrap();
     let waiter = staying.spawn(client.lock("waited").lock().into_future());
-    staying.block_on(until("it waits", || async {
+    staying.block_on(until("it waits", async || {
         client.status().subscriptions == 1
     }));
     drop(ending);
     staying.block_on(async {
-        blocker.unlock().await.unwrap();
-        drop(within_limit("woken", waiter).await.unwrap().unwrap());
+        free(blocker).await;
+        drop(joined("woken", waiter).await);
         renewed_again([&held, &first]).await;
-        held.unlock().await.unwrap();
-        first.unlock().await.unwrap();
+        free(held).await;
+        free(first).await;
     });
 }
 
@@ -132,7 +126,7 @@ fn listing_continues_in_another_runtime() {
 async fn renewed_again(guards: [&Guard; 2]) {
     let [one, two] = guards.map(|guard| async move {
         for _ in 0..2 {
-            until_rises("the lease", || async { guard.valid_for() }).await;
+            until_rises("the lease", async || guard.valid_for()).await;
         }
         assert!(guard.is_valid());
     });
@@ -165,15 +159,15 @@ fn interrupted_queue_closing_loses_no_wake_up() {
     server.thaw();
     let waiter = staying.spawn(client.lock("a").lock().into_future());
     staying.block_on(async {
-        until("it is subscribed", || async {
+        until("it is subscribed", async || {
             server
                 .command::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"])
                 .len()
                 == 1
         })
         .await;
-        held.unlock().await.unwrap();
-        drop(within_limit("woken", waiter).await.unwrap().unwrap());
+        free(held).await;
+        drop(joined("woken", waiter).await);
     });
 }
 
@@ -271,7 +265,7 @@ fn runtime_without_timers_causes_error() {
         });
         whole.block_on(async {
             let guard = within_limit("released", lock.lock().into_future()).await;
-            guard.unwrap().unlock().await.unwrap();
+            free(guard.unwrap()).await;
         });
     }
 }

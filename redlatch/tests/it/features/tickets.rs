@@ -1,21 +1,9 @@
 //! Tickets: [`redlatch::Guard::into_ticket`] and [`redlatch::Lock::adopt`]. Failures that are injected at exact points are tested
 //! in `primitives/ticket/tests.rs`, processes that are killed in the tests of the command.
 
-use std::future::IntoFuture as _;
-use std::pin::pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Duration;
+use redlatch::{Ticket, TicketRefusal};
 
-use redlatch::{Client, Error, HasTicket, Lock, Loss, Owner, Ticket, TicketRefusal};
-use redlatch_testkit::{Proxy, Server, shared, unique};
-
-use crate::common::{
-    LONG, TestStore, assert_lost, client, drop_after_each_poll, on_every_store, poll_up_to,
-    retry_transient, until, with_lost_answer, within_limit,
-};
-
-const SECOND: Duration = Duration::from_secs(1);
+use crate::common::prelude::*;
 
 on_every_store! {
     hold_of_each_kind_moves_to_other_client,
@@ -26,7 +14,7 @@ on_every_store! {
 }
 
 async fn hold_moves<K: HasTicket>(lock: Lock<K>, other: Lock<K>) {
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     let owner = guard.owner_id();
     let text = guard.into_ticket_for(LONG).await.unwrap().to_string();
     let ticket: Ticket = text.parse().unwrap();
@@ -59,11 +47,11 @@ async fn hold_moves<K: HasTicket>(lock: Lock<K>, other: Lock<K>) {
         }
     }
     let again = adopted.reenter().await.unwrap();
-    again.unlock().await.unwrap();
+    free(again).await;
     let ticket = adopted.into_ticket().await.unwrap();
     lock.unlock_ticket(&ticket).await.unwrap();
     assert!(!other.is_locked().await.unwrap());
-    lock.lock().await.unwrap().unlock().await.unwrap();
+    free(held(&lock).await).await;
 }
 
 async fn hold_of_each_kind_moves_to_other_client(store: TestStore) {
@@ -80,14 +68,14 @@ async fn hold_of_each_kind_moves_to_other_client(store: TestStore) {
     assert_eq!((one.status().holds, two.status().holds), (0, 0));
     // The token of a fenced lock is that of the acquisition.
     let lock = one.fenced_lock(&fenced);
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     let token = guard.token();
     let ticket = guard.into_ticket().await.unwrap();
     assert_eq!(ticket.token(), Some(token));
     let adopted = two.fenced_lock(&fenced).adopt(&ticket).await.unwrap();
     assert_eq!(adopted.token(), token);
     assert_eq!(lock.current_token().await.unwrap(), token);
-    adopted.unlock().await.unwrap();
+    free(adopted).await;
 }
 
 async fn one_of_many_clients_adopts_each_ticket(store: TestStore) {
@@ -97,7 +85,7 @@ async fn one_of_many_clients_adopts_each_ticket(store: TestStore) {
     for _ in 0..4 {
         clients.push(store.client().await);
     }
-    let mut ticket = first.lock().await.unwrap().into_ticket().await.unwrap();
+    let mut ticket = held(&first).await.into_ticket().await.unwrap();
     for _ in 0..20 {
         let adopting = clients
             .iter()
@@ -108,9 +96,9 @@ async fn one_of_many_clients_adopts_each_ticket(store: TestStore) {
             });
         let mut adopted = Vec::new();
         for one in adopting.collect::<Vec<_>>() {
-            match within_limit("an answer", one).await.unwrap() {
+            match done("an answer", one).await {
                 Ok(guard) => adopted.push(guard),
-                Err(error) => assert!(matches!(error, Error::TicketRefused { .. }), "{error}"),
+                Err(error) => assert_matches!(error, Error::TicketRefused { .. }),
             }
         }
         assert_eq!(adopted.len(), 1);
@@ -137,10 +125,10 @@ async fn ticket_and_waiters_exclude_each_other(store: TestStore) {
             };
             for round in 0..20 {
                 let [one, two] = &pair;
-                let guard = one.lock(&name).lock().await.unwrap();
+                let guard = held(&one.lock(&name)).await;
                 work().await;
                 if round % 3 == 0 {
-                    guard.unlock().await.unwrap();
+                    free(guard).await;
                     continue;
                 }
                 let ticket = guard.into_ticket().await.unwrap();
@@ -148,14 +136,14 @@ async fn ticket_and_waiters_exclude_each_other(store: TestStore) {
                 let guard = two.lock(&name).adopt(&ticket).await.unwrap();
                 work().await;
                 match round % 3 {
-                    1 => guard.unlock().await.unwrap(),
+                    1 => free(guard).await,
                     _ => drop(guard),
                 }
             }
         }));
     }
     for task in tasks {
-        within_limit("all rounds", task).await.unwrap();
+        done("all rounds", task).await;
     }
 }
 
@@ -197,10 +185,7 @@ async fn waiters_learn_shorter_lease_of_ticket(store: TestStore) {
                 waiting
             }
         };
-        within_limit("the end of the ticket", waiting)
-            .await
-            .unwrap()
-            .unwrap();
+        joined("the end of the ticket", waiting).await;
         two.flush().await;
         until("the channel is not used any more", async || {
             two.status().subscriptions == 0
@@ -215,7 +200,7 @@ async fn start_waiting<F: Future<Output = redlatch::Result<()>> + Send + 'static
     waiting: F,
 ) -> tokio::task::JoinHandle<redlatch::Result<()>> {
     let waiting = tokio::spawn(waiting);
-    until("it waits", async || client.status().subscriptions == 1).await;
+    until_subscribed(client, 1).await;
     waiting
 }
 
@@ -225,7 +210,7 @@ async fn canceled_steps_leave_nothing_behind(store: TestStore) {
     let name = &unique("canceled");
     drop_after_each_poll(|polls| async move {
         let lock = one.fenced_lock(name);
-        let guard = lock.lock().await.unwrap();
+        let guard = held(&lock).await;
         let ticket = poll_up_to(polls, guard.into_ticket_for(10 * LONG)).await;
         let is_made = ticket.is_some();
         if let Some(ticket) = ticket {
@@ -242,7 +227,7 @@ async fn canceled_steps_leave_nothing_behind(store: TestStore) {
     .await;
     drop_after_each_poll(|polls| async move {
         let lock = one.fenced_lock(name);
-        let ticket = lock.lock().await.unwrap().into_ticket_for(10 * LONG).await;
+        let ticket = held(&lock).await.into_ticket_for(10 * LONG).await;
         let ticket = ticket.unwrap();
         let (other, token) = (two.fenced_lock(name), ticket.token());
         let adopted = poll_up_to(polls, other.adopt(&ticket)).await;
@@ -257,7 +242,7 @@ async fn canceled_steps_leave_nothing_behind(store: TestStore) {
             }
         };
         assert_eq!(Some(guard.token()), token);
-        guard.unlock().await.unwrap();
+        free(guard).await;
         two.flush().await;
         assert!(!lock.is_locked().await.unwrap());
         is_adopted
@@ -306,7 +291,7 @@ async fn through_proxy() -> (Client, Arc<Proxy>) {
 async fn steps_whose_answers_are_lost_are_repeated() {
     let (client, proxy) = through_proxy().await;
     let lock = client.fenced_lock(&unique("lost"));
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     let token = guard.token();
     let ticket = with_lost_answer(&proxy, guard.into_ticket()).await.unwrap();
     with_lost_answer(&proxy, lock.renew_ticket(&ticket, LONG))
@@ -330,11 +315,8 @@ async fn client_adopts_ticket_after_outage() {
         client(&server).await,
         settings.connect(&server.url()).await.unwrap(),
     );
-    let ticket = one
-        .lock("a")
-        .lock()
+    let ticket = held(&one.lock("a"))
         .await
-        .unwrap()
         .into_ticket_for(10 * LONG)
         .await
         .unwrap();
@@ -364,7 +346,7 @@ async fn client_adopts_ticket_after_outage() {
 async fn former_holder_does_not_affect_adopter() {
     let (first, proxy) = through_proxy().await;
     let (second, name) = (client(shared()).await, unique("former"));
-    let guard = first.lock(&name).lock().await.unwrap();
+    let guard = held(&first.lock(&name)).await;
     let lost = guard.lost();
     let ticket = guard.into_ticket_for(LONG).await.unwrap();
     proxy.cut();
@@ -380,14 +362,7 @@ async fn former_holder_does_not_affect_adopter() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn adopted_hold_that_was_deleted_is_lost() {
     let (client, name) = (client(shared()).await, unique("deleted"));
-    let ticket = client
-        .lock(&name)
-        .lock()
-        .await
-        .unwrap()
-        .into_ticket()
-        .await
-        .unwrap();
+    let ticket = held(&client.lock(&name)).await.into_ticket().await.unwrap();
     let adopted = client.lock(&name).adopt(&ticket).await.unwrap();
     let () = shared().command(&["DEL", &name]);
     assert_lost(&adopted.unlock().await.unwrap_err(), Loss::NotHeld);
@@ -398,14 +373,14 @@ async fn adopted_hold_that_was_deleted_is_lost() {
 async fn foreign_data_stays_unchanged() {
     let (client, name) = (client(shared()).await, unique("foreign"));
     let lock = client.lock(&name);
-    let ticket = lock.lock().await.unwrap().into_ticket().await.unwrap();
+    let ticket = held(&lock).await.into_ticket().await.unwrap();
     let () = shared().command(&["SET", &name, "text"]);
     for error in [
         lock.adopt(&ticket).await.unwrap_err(),
         lock.renew_ticket(&ticket, LONG).await.unwrap_err(),
         lock.unlock_ticket(&ticket).await.unwrap_err(),
     ] {
-        assert!(matches!(error, Error::WrongKind { .. }), "{error}");
+        assert_matches!(error, Error::WrongKind { .. });
     }
     let text: String = shared().command(&["GET", &name]);
     assert_eq!(text, "text");
@@ -464,9 +439,9 @@ async fn guard_that_became_a_ticket_reports_no_loss() {
     for _ in 0..300 {
         let held = theirs.lock().await.unwrap();
         let waiting = tokio::spawn(lock.lock().into_future());
-        until("it waits", || async { client.status().subscriptions > 0 }).await;
-        held.unlock().await.unwrap();
-        let guard = within_limit("acquired", waiting).await.unwrap().unwrap();
+        until("it waits", async || client.status().subscriptions > 0).await;
+        free(held).await;
+        let guard = joined("acquired", waiting).await;
         let mut lost = pin!(guard.lost());
         let ticket = guard.into_ticket().await.unwrap();
         // What is in flight does not concern the guard any more.

@@ -1,24 +1,17 @@
 //! The layer for HTTP services, mostly on the embedded store and the paused clock.
 
-use std::future::{pending, poll_fn, ready};
+use std::future::{pending, ready};
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
-use std::task::{Context, Poll};
-use std::time::Duration;
+use std::sync::atomic::Ordering::SeqCst;
+use std::task::Context;
 
 use http::{Request, Response, StatusCode};
 use redlatch::tower::{LockLayer, LockService, status_code};
-use redlatch::{Client, Error, Loss, Owner};
-use redlatch_testkit::Server;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::Instant;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::common::{assert_lost, retry_transient, within_limit};
-
-const SECOND: Duration = Duration::from_secs(1);
-const HOUR: Duration = Duration::from_secs(3600);
+use crate::common::prelude::*;
 
 /// Returns the name of the lock for a request.
 type NameOf = fn(&Request<()>) -> Option<String>;
@@ -170,7 +163,7 @@ async fn requests_without_a_name_need_no_lock() {
         (method != http::Method::GET).then(|| "writes".to_owned())
     };
     let service = LockLayer::new(client.clone(), writes).layer(handler.clone());
-    let _other = client.lock("writes").lock().await.unwrap();
+    let _other = held(&client.lock("writes")).await;
     let (a, b) = tokio::join!(send(&service, "/a"), send(&service, "/a"));
     assert_eq!(a.and(b).unwrap().status(), 200);
     assert_eq!(handler.record.most.load(SeqCst), 2);
@@ -293,17 +286,11 @@ async fn invalid_names_and_settings_have_their_status() {
     let invalid = |_: &Request<()>| Some(String::new());
     let service = LockLayer::new(Client::embedded(), invalid).layer(Handler::default());
     let error = assert_refused(send(&service, "/a").await, 400, None);
-    assert!(
-        matches!(error, Some(Error::InvalidName { .. })),
-        "{error:?}"
-    );
+    assert_matches!(error, Some(Error::InvalidName { .. }));
 
     let service = by_path().lease(Duration::ZERO).layer(Handler::default());
     let error = assert_refused(send(&service, "/a").await, 500, None);
-    assert!(
-        matches!(error, Some(Error::InvalidLease { .. })),
-        "{error:?}"
-    );
+    assert_matches!(error, Some(Error::InvalidLease { .. }));
 }
 
 #[tokio::test]

@@ -1,20 +1,9 @@
 //! Waiting on a real server: its cost, and that no wake-up is missed.
 
 use std::collections::HashSet;
-use std::future::poll_fn;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::pin::pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
-use redlatch::Client;
-use redlatch_testkit::{Proxy, Server, unique};
-
-use crate::common::{
-    LONG, WATCHDOG, client, client_at, unregistered_client, until, wait_until_discarded,
-    within_limit,
-};
+use crate::common::prelude::*;
 
 fn channels(server: &Server) -> usize {
     server.info("pubsub_channels").parse().unwrap()
@@ -29,7 +18,7 @@ async fn one_waiter_per_name_asks_the_server() {
         unregistered_client(&server).await,
         unregistered_client(&server).await,
     );
-    let held = holder.lock("a").lock().await.unwrap();
+    let guard = held(&holder.lock("a")).await;
     let before = server.calls("eval");
     let begun = Arc::new(AtomicUsize::new(0));
     let waiters: Vec<_> = (0..WAITERS)
@@ -37,11 +26,11 @@ async fn one_waiter_per_name_asks_the_server() {
             let (lock, begun) = (crowd.lock("a"), begun.clone());
             tokio::spawn(async move {
                 begun.fetch_add(1, Ordering::SeqCst);
-                lock.lock().await.unwrap().unlock().await.unwrap();
+                free(held(&lock).await).await;
             })
         })
         .collect();
-    until("all have begun", || async {
+    until("all have begun", async || {
         begun.load(Ordering::SeqCst) == WAITERS && channels(&server) == 1
     })
     .await;
@@ -50,9 +39,9 @@ async fn one_waiter_per_name_asks_the_server() {
     assert!(asked <= WAITERS as u64 + 2, "{asked}");
 
     let before = server.calls("eval");
-    held.unlock().await.unwrap();
+    free(guard).await;
     for waiter in waiters {
-        within_limit("served", waiter).await.unwrap();
+        done("served", waiter).await;
     }
     let per_turn = (server.calls("eval") - before) as f64 / WAITERS as f64;
     assert!(per_turn < 2.2, "{per_turn} scripts per turn");
@@ -75,28 +64,19 @@ async fn client_waits_for_ten_thousand_names() {
         .map(|n| tokio::spawn(waiter.lock(&format!("name-{n}")).lock().into_future()))
         .collect();
     for some in (0..=NAMES).step_by(NAMES / 10) {
-        until("more are subscribed", || async {
-            channels(&server) >= some
-        })
-        .await;
+        until("more are subscribed", async || channels(&server) >= some).await;
     }
     assert_eq!(channels(&server), NAMES);
-    until("one connection per client", || async {
-        server.clients() == 2
-    })
-    .await;
+    until("one connection per client", async || server.clients() == 2).await;
     for guard in held {
-        guard.unlock().await.unwrap();
+        free(guard).await;
     }
     for one in waiting {
-        let guard = within_limit("woken", one).await.unwrap().unwrap();
-        guard.unlock().await.unwrap();
+        let guard = joined("woken", one).await;
+        free(guard).await;
     }
-    until("no channel is left", || async { channels(&server) == 0 }).await;
-    until("no subscription is counted", || async {
-        waiter.status().subscriptions == 0
-    })
-    .await;
+    until("no channel is left", async || channels(&server) == 0).await;
+    until_subscribed(&waiter, 0).await;
 }
 
 /// F6: two processes pass one lock back and forth; a single missed wake-up would take ten minutes.
@@ -113,11 +93,11 @@ async fn no_wake_up_is_missed_between_clients() {
         let lock = client.lock(&name);
         players.push(tokio::spawn(async move {
             for n in 0..300 {
-                let guard = lock.lock().await.unwrap();
+                let guard = held(&lock).await;
                 if n % 7 == 0 {
                     tokio::task::yield_now().await;
                 }
-                guard.unlock().await.unwrap();
+                free(guard).await;
                 if n % 50 == 0 {
                     // Long enough for the local queue to close, so that closing and waiting
                     // overlap.
@@ -127,7 +107,7 @@ async fn no_wake_up_is_missed_between_clients() {
         }));
     }
     for player in players {
-        within_limit("no wake-up is missed", player).await.unwrap();
+        done("no wake-up is missed", player).await;
     }
 }
 
@@ -142,21 +122,21 @@ async fn release_during_disconnect_is_noticed_afterwards() {
     for round in 0..10 {
         let held = holder.lock("a").lock().lease(10 * LONG).await.unwrap();
         let waiting = tokio::spawn(waiter.lock("a").lock().into_future());
-        until("it waits", || async { channels(&server) == 1 }).await;
+        until("it waits", async || channels(&server) == 1).await;
         if round % 2 == 0 {
             // No data gets through: neither the release's message nor the end of the connection.
             proxy.stall(true);
-            held.unlock().await.unwrap();
+            free(held).await;
             proxy.stall(false);
             proxy.cut();
         } else {
             proxy.refuse(true);
             proxy.cut();
-            held.unlock().await.unwrap();
+            free(held).await;
             proxy.refuse(false);
         }
-        let guard = within_limit("seen", waiting).await.unwrap().unwrap();
-        guard.unlock().await.unwrap();
+        let guard = joined("seen", waiting).await;
+        free(guard).await;
     }
 }
 
@@ -175,13 +155,13 @@ async fn request_behind_message_is_repeated_if_it_is_lost() {
     for _ in 0..5 {
         let held = holder.lock("a").lock().lease(10 * LONG).await.unwrap();
         let waiting = tokio::spawn(waiter.lock("a").lock().into_future());
-        until("it waits", || async { channels(&server) == 1 }).await;
+        until("it waits", async || channels(&server) == 1).await;
         proxy.discard_requests(true);
-        held.unlock().await.unwrap();
+        free(held).await;
         losing().await;
-        let guard = within_limit("acquired", waiting).await.unwrap().unwrap();
-        guard.unlock().await.unwrap();
-        until("it waits no more", || async { channels(&server) == 0 }).await;
+        let guard = joined("acquired", waiting).await;
+        free(guard).await;
+        until("it waits no more", async || channels(&server) == 0).await;
 
         let (fair, theirs) = (waiter.fair_lock("b"), holder.fair_lock("b"));
         let held = theirs.lock().await.unwrap();
@@ -189,11 +169,11 @@ async fn request_behind_message_is_repeated_if_it_is_lost() {
         let is_queued = || async { theirs.queue().await.unwrap().len() == 1 };
         until("it is queued", is_queued).await;
         proxy.discard_requests(true);
-        held.unlock().await.unwrap();
+        free(held).await;
         losing().await;
-        within_limit("released", waiting).await.unwrap().unwrap();
+        joined("released", waiting).await;
         assert!(!theirs.is_locked().await.unwrap());
-        until("it waits no more", || async { channels(&server) == 0 }).await;
+        until("it waits no more", async || channels(&server) == 0).await;
     }
 }
 
@@ -211,19 +191,19 @@ async fn subscriptions_are_restored() {
         held.push(holder.lock(&name).lock().lease(10 * LONG).await.unwrap());
         waiting.push(tokio::spawn(waiter.lock(&name).lock().into_future()));
     }
-    until("all wait", || async { channels(&server) == NAMES }).await;
+    until("all wait", async || channels(&server) == NAMES).await;
     for _ in 0..3 {
         server.cut_all();
-        until("all wait again", || async { channels(&server) == NAMES }).await;
+        until("all wait again", async || channels(&server) == NAMES).await;
     }
     for guard in held {
-        guard.unlock().await.unwrap();
+        free(guard).await;
     }
     let mut served = HashSet::new();
     for one in waiting {
-        let guard = within_limit("woken", one).await.unwrap().unwrap();
+        let guard = joined("woken", one).await;
         served.insert(guard.name().to_owned());
-        guard.unlock().await.unwrap();
+        free(guard).await;
     }
     assert_eq!(served.len(), NAMES);
 }
@@ -236,12 +216,7 @@ async fn silently_deleted_lock_is_acquired_after_its_lease() {
     let lease = Duration::from_millis(700);
     std::mem::forget(holder.lock("a").lock().lease(lease).await.unwrap());
     let waiting = tokio::spawn(waiter.lock("a").lock().into_future());
-    drop(
-        within_limit("the lease ends", waiting)
-            .await
-            .unwrap()
-            .unwrap(),
-    );
+    drop(joined("the lease ends", waiting).await);
 }
 
 /// A task without any remaining budget polls its futures once without progress. The second poll
@@ -252,7 +227,7 @@ async fn subscription_is_sent_first_for_any_task_budget() {
     let client = Client::connect(&server.url()).await.unwrap();
     let other = Client::connect(&server.url()).await.unwrap();
     let seen = monitor(&server);
-    until("the monitor is active", || async {
+    until("the monitor is active", async || {
         let _: String = server.command(&["PING"]);
         !seen.lock().unwrap().is_empty()
     })
@@ -265,7 +240,7 @@ async fn subscription_is_sent_first_for_any_task_budget() {
             .lease(10 * LONG)
             .await
             .unwrap();
-        until("the holder's step is seen", || async {
+        until("the holder's step is seen", async || {
             let seen = seen.lock().unwrap();
             seen.iter().any(|line| line.contains(lock.name()))
         })
@@ -288,7 +263,7 @@ async fn subscription_is_sent_first_for_any_task_budget() {
             let ours = |line: &str| line.contains(verb) && line.contains(lock.name());
             (0..seen.len()).filter(|&at| ours(&seen[at])).collect()
         };
-        until("subscribed and retried", || async {
+        until("subscribed and retried", async || {
             sent("SUBSCRIBE").len() == 1 && sent("EVALSHA").len() == 2
         })
         .await;
@@ -296,9 +271,9 @@ async fn subscription_is_sent_first_for_any_task_budget() {
             sent("SUBSCRIBE")[0] < sent("EVALSHA")[1],
             "sent before the subscription"
         );
-        held.unlock().await.unwrap();
-        let guard = within_limit("woken", waiting).await.unwrap().unwrap();
-        guard.unlock().await.unwrap();
+        free(held).await;
+        let guard = joined("woken", waiting).await;
+        free(guard).await;
     }
 }
 
@@ -340,12 +315,12 @@ async fn refused_channel_affects_only_its_own_name() {
     let _bad = admin.lock("bad").lock().lease(10 * LONG).await.unwrap();
     let fine = admin.lock("fine").lock().lease(10 * LONG).await.unwrap();
     let waiter = tokio::spawn(client.lock("fine").lock().into_future());
-    until("it waits", || async { client.status().subscriptions == 1 }).await;
+    until_subscribed(&client, 1).await;
     let refused = client.lock("bad").lock().await.unwrap_err();
     assert!(refused.to_string().contains("permissions"), "{refused}");
     server.cut_all();
     let still = client.lock("other").try_lock().await.unwrap();
     assert!(still.is_some());
-    fine.unlock().await.unwrap();
-    drop(within_limit("woken", waiter).await.unwrap().unwrap());
+    free(fine).await;
+    drop(joined("woken", waiter).await);
 }

@@ -1,15 +1,11 @@
 //! Events of objects: `Client::watch`.
 
 use std::fmt::Display;
-use std::time::Duration;
 
 use redlatch::inspect::{Change, Event, ObjectKind, Watch};
-use redlatch::kind::OwnedKind;
-use redlatch::{Client, Embedded, Error, Guard, Lock, Owner};
-use redlatch_testkit::{Cluster, Proxy, Server, unique};
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
-use crate::common::*;
+use crate::common::prelude::*;
 use crate::topologies::sentinel_or_cluster::Deployment;
 
 /// A watch that has started.
@@ -21,7 +17,7 @@ async fn watch(client: &Client, pattern: &str) -> Watch {
 
 /// Returns the next event in one line.
 async fn next(watch: &mut Watch) -> String {
-    match within_limit("an event", watch.next()).await.unwrap() {
+    match done("an event", watch.next()).await {
         Event::Changed { name, change, .. } => format!("{name} {}", describe(&change)),
         Event::Interrupted { .. } => "interrupted".into(),
         Event::Synchronized => "synchronized".into(),
@@ -79,8 +75,8 @@ async fn every_client_sees_changes_of_locks(store: TestStore) {
         expect(watch, &name, [&format!("acquired {owner}")]).await;
     }
     // Not a change of its holder.
-    guard.reenter().await.unwrap().unlock().await.unwrap();
-    guard.unlock().await.unwrap();
+    free(guard.reenter().await.unwrap()).await;
+    free(guard).await;
     for watch in &mut watches {
         expect(watch, &name, [&format!("released {owner}")]).await;
     }
@@ -114,23 +110,23 @@ async fn every_kind_is_watched(store: TestStore) {
     let [(first, first_owner), (second, second_owner)] = waiters.try_into().unwrap();
     second.abort();
     expect(&mut watch, &fair, [&format!("gave-up {second_owner}")]).await;
-    guard.unlock().await.unwrap();
+    free(guard).await;
     expect(&mut watch, &fair, [&format!("released {owner}")]).await;
     expect(&mut watch, &fair, [&format!("acquired {first_owner}")]).await;
-    first.await.unwrap().unlock().await.unwrap();
+    free(first.await.unwrap()).await;
     expect(&mut watch, &fair, [&format!("released {first_owner}")]).await;
 
     let shared = format!("{name}-shared");
     let lock = client.read_write_lock(&shared);
     let (writer, owner) = acquire(&client, &lock.write()).await;
     expect(&mut watch, &shared, [&format!("acquired {owner} (write)")]).await;
-    writer.unlock().await.unwrap();
+    free(writer).await;
     expect(&mut watch, &shared, [&format!("released {owner} (write)")]).await;
     let (_one, one) = acquire(&client, &lock.read()).await;
     expect(&mut watch, &shared, [&format!("acquired {one} (read)")]).await;
     let (two, second) = acquire(&client, &lock.read()).await;
     expect(&mut watch, &shared, [&format!("acquired {second} (read)")]).await;
-    two.unlock().await.unwrap();
+    free(two).await;
     expect(&mut watch, &shared, [&format!("released {second} (read)")]).await;
 
     let permits = format!("{name}-permits");
@@ -170,7 +166,7 @@ async fn only_matching_names_are_watched(store: TestStore) {
         let (_other, _) = acquire(&client, &client.lock(&format!("{tag}xa"))).await;
         let (guard, owner) = acquire(&client, &client.lock(&name)).await;
         expect(&mut watch, &name, [&format!("acquired {owner}")]).await;
-        guard.unlock().await.unwrap();
+        free(guard).await;
         expect(&mut watch, &name, [&format!("released {owner}")]).await;
     }
 
@@ -257,7 +253,7 @@ async fn renewed_lock_is_released_and_not_expired() {
     assert!(quiet.is_err(), "{quiet:?}");
     // Also if nothing has looked at it for a while.
     sleep(hour).await;
-    guard.unlock().await.unwrap();
+    free(guard).await;
     expect(&mut watch, "a", [&format!("released {owner}")]).await;
 }
 
@@ -293,7 +289,7 @@ async fn waiter_is_seen_for_the_lock_that_exists() {
         expect(&mut watch, name, [&format!("waiting {waiting}")]).await;
         waiter.abort();
         expect(&mut watch, name, [&format!("gave-up {waiting}")]).await;
-        guard.unlock().await.unwrap();
+        free(guard).await;
         expect(&mut watch, name, [&format!("released {owner}")]).await;
     }
 }
@@ -327,10 +323,10 @@ async fn differences_are_emitted_after_an_interruption() {
     proxy.refuse(true);
     proxy.cut();
     assert_eq!(next(&mut watch).await, "interrupted");
-    released.unlock().await.unwrap();
+    free(released).await;
     let (_new, third) = acquire(&direct, &direct.lock("c")).await;
     let (brief, _) = acquire(&direct, &direct.lock("d")).await;
-    brief.unlock().await.unwrap();
+    free(brief).await;
     proxy.refuse(false);
     expect(&mut watch, "c", [&format!("acquired {third}")]).await;
     expect(&mut watch, "a", [&format!("released {first}")]).await;
@@ -407,7 +403,7 @@ async fn events_are_not_lost_if_next_is_dropped() {
             }
             other => panic!("{other:?}"),
         }
-        guard.unlock().await.unwrap();
+        free(guard).await;
         expect(&mut watch, &name, [&format!("released {owner}")]).await;
     }
 }
@@ -420,17 +416,11 @@ async fn dropped_watch_leaves_nothing_behind() {
     let watches = [watch(&client, "a*").await, watch(&client, "b*").await];
     assert_eq!(server.clients(), before + 2);
     drop(watches);
-    until("the connections end", || async {
-        server.clients() == before
-    })
-    .await;
+    until("the connections end", async || server.clients() == before).await;
     assert_eq!(server.info("tracking_clients"), "0");
     // Also if it has not started yet.
     poll_up_to(2, client.watch("c*").next()).await;
-    until("the connection ends", || async {
-        server.clients() == before
-    })
-    .await;
+    until("the connection ends", async || server.clients() == before).await;
 }
 
 #[test]
@@ -462,12 +452,12 @@ fn runtime_without_timers_is_an_error() {
     let mut bare = tokio::runtime::Builder::new_current_thread();
     let bare = bare.build().unwrap();
     let error = bare.block_on(watch.next()).unwrap_err();
-    assert!(matches!(error, Error::NoRuntime), "{error}");
+    assert_matches!(error, Error::NoRuntime);
     let mut full = tokio::runtime::Builder::new_current_thread();
     let full = full.enable_all().build().unwrap();
     assert_eq!(full.block_on(next(&mut watch)), "synchronized");
     let error = bare.block_on(watch.next()).unwrap_err();
-    assert!(matches!(error, Error::NoRuntime), "{error}");
+    assert_matches!(error, Error::NoRuntime);
 }
 
 #[tokio::test]
@@ -478,7 +468,7 @@ async fn refused_reports_are_an_error_that_names_them() {
     let mut watch = client.watch("*");
     for _ in 0..2 {
         let error = within_limit("refused", watch.next()).await.unwrap_err();
-        assert!(matches!(error, Error::NotPermitted { .. }), "{error}");
+        assert_matches!(error, Error::NotPermitted { .. });
         assert!(error.to_string().contains("client|tracking"), "{error}");
     }
     let _: String = server.command(&["ACL", "SETUSER", "default", "+client|tracking"]);
@@ -526,6 +516,6 @@ async fn watch_follows_slot_to_a_new_node() {
     cluster.move_slot(cluster.slot_of("a"), added);
     assert_eq!(next(&mut watch).await, "interrupted");
     assert_eq!(next(&mut watch).await, "synchronized");
-    guard.unlock().await.unwrap();
+    free(guard).await;
     expect(&mut watch, "a", [&format!("released {owner}")]).await;
 }

@@ -2,50 +2,43 @@
 //! and minimal, and a user without permission gets a clear error.
 
 use std::collections::{HashMap, HashSet};
-use std::future::IntoFuture as _;
 
 use redlatch::inspect::{Event, ObjectState};
-use redlatch::{Client, Error, MultiLock, Owner};
-use redlatch_testkit::{
-    Ca, Cluster, ClusterPlan, LOOPBACK, SentinelPlan, Sentinels, Server, TlsPlan, unique,
-};
+use redlatch_testkit::{Ca, LOOPBACK, TlsPlan};
 
+use crate::common::prelude::*;
 use crate::common::secured::{PREFIX, Rules, Secured, login, rules};
-use crate::common::*;
 
 /// Uses every feature once.
 async fn everything(client: &Client, other: &Client) {
     let name = |what: &str| unique(what);
     let plain = client.lock(&name("lock"));
-    let guard = plain.lock().await.unwrap();
+    let guard = held(&plain).await;
     let inner = guard.reenter().await.unwrap();
     let waiting = {
         let lock = other.lock(plain.name());
         tokio::spawn(async move { lock.lock().await?.unlock().await })
     };
-    until("a client waits", || async {
-        other.status().subscriptions > 0
-    })
-    .await;
-    inner.unlock().await.unwrap();
-    guard.unlock().await.unwrap();
-    within_limit("its turn", waiting).await.unwrap().unwrap();
+    until("a client waits", async || other.status().subscriptions > 0).await;
+    free(inner).await;
+    free(guard).await;
+    joined("its turn", waiting).await;
     let guard = plain.lock().owner(Owner::new()).await.unwrap();
     let asked = other.lock(plain.name()).revoke(LONG).await.unwrap();
     assert!(asked.is_some());
     within_limit("it is asked", guard.asked()).await;
-    guard.unlock().await.unwrap();
-    let _guard = plain.lock().await.unwrap();
+    free(guard).await;
+    let _guard = held(&plain).await;
     assert!(plain.force_unlock().await.unwrap());
 
     let fair = client.fair_lock(&name("fair"));
-    let guard = fair.lock().await.unwrap();
+    let guard = held(&fair).await;
     let waiter = |of: &Client| {
         let lock = of.fair_lock(fair.name());
         tokio::spawn(async move { lock.lock().await?.unlock().await })
     };
     let waiters = async |wanted: usize| {
-        until("so many wait", || async {
+        until("so many wait", async || {
             let state = client.inspect(fair.name()).await.unwrap();
             matches!(state, Some(ObjectState::Lock { queue, .. }) if queue.len() == wanted)
         })
@@ -58,11 +51,11 @@ async fn everything(client: &Client, other: &Client) {
     waiters(2).await;
     first.abort();
     waiters(1).await;
-    guard.unlock().await.unwrap();
-    within_limit("its turn", waiting).await.unwrap().unwrap();
+    free(guard).await;
+    joined("its turn", waiting).await;
     // The head of the queue does not take its turn, so this attempt checks whether the head is
     // connected.
-    let guard = fair.lock().await.unwrap();
+    let guard = held(&fair).await;
     let theirs = other.fair_lock(fair.name());
     let mut head = Box::pin(theirs.lock().into_future());
     tokio::select! {
@@ -72,26 +65,21 @@ async fn everything(client: &Client, other: &Client) {
             waiters(1).await;
             // Until the head has subscribed, too: these follow its requests on the same connection.
             for _ in 0..2 {
-                let other = other.lock(&name("other")).lock().await.unwrap();
-                other.unlock().await.unwrap();
+                let other = held(&other.lock(&name("other"))).await;
+                free(other).await;
             }
         } => {}
     }
-    guard.unlock().await.unwrap();
+    free(guard).await;
     assert!(fair.try_lock().await.unwrap().is_none());
-    within_limit("its turn", head)
-        .await
-        .unwrap()
-        .unlock()
-        .await
-        .unwrap();
+    free(done("its turn", head).await).await;
 
     let election = client.election(&name("election"));
     let leadership = election.campaign("leader").await.unwrap();
     let campaigns = ["second", "third"].map(|value| election.campaign(value));
     let third = campaigns[1].owner_id().clone();
     let [second, next] = campaigns.map(|campaign| tokio::spawn(campaign.into_future()));
-    until("both wait", || async {
+    until("both wait", async || {
         election.candidates().await.unwrap().len() == 2
     })
     .await;
@@ -99,7 +87,7 @@ async fn everything(client: &Client, other: &Client) {
     let last = election.candidates().await.unwrap().remove(1).owner;
     leadership.proclaim("ready").await.unwrap();
     leadership.resign_to(&last).await.unwrap();
-    until("there is a leader", || async {
+    until("there is a leader", async || {
         let leader = other.election(election.name()).leader().await.unwrap();
         leader.is_some_and(|leader| leader.owner == last)
     })
@@ -109,7 +97,7 @@ async fn everything(client: &Client, other: &Client) {
         false => (second, next),
     };
     for waiting in [first, then] {
-        let leadership = within_limit("its turn", waiting).await.unwrap();
+        let leadership = done("its turn", waiting).await;
         leadership.unwrap().resign().await.unwrap();
     }
 
@@ -117,29 +105,29 @@ async fn everything(client: &Client, other: &Client) {
     assert_eq!(election.advance_epoch(100).await.unwrap(), 100);
 
     let fenced = client.fenced_lock(&name("fenced"));
-    fenced.lock().await.unwrap().unlock().await.unwrap();
+    free(held(&fenced).await).await;
     client.inspect(fenced.name()).await.unwrap();
     fenced.advance_token(7).await.unwrap();
     assert!(fenced.delete_token().await.unwrap());
 
     let lock = client.read_write_lock(&name("read-write")).prefer_writers();
-    let read = lock.read().lock().await.unwrap();
+    let read = held(&lock.read()).await;
     assert_eq!(lock.read().holders().await.unwrap().len(), 1);
     let theirs = other.read_write_lock(lock.name()).prefer_writers();
     let waiting = tokio::spawn(async move { theirs.write().lock().await?.unlock().await });
     // A waiting writer blocks new readers.
-    until("a writer waits", || async {
+    until("a writer waits", async || {
         let another = lock.read().try_lock().await.unwrap();
         another.is_none()
     })
     .await;
-    read.unlock().await.unwrap();
-    within_limit("its turn", waiting).await.unwrap().unwrap();
-    let write = lock.write().lock().await.unwrap();
+    free(read).await;
+    joined("its turn", waiting).await;
+    let write = held(&lock.write()).await;
     let read = lock.read().lock().owner(write.owner()).await.unwrap();
     client.inspect(lock.name()).await.unwrap();
-    write.unlock().await.unwrap();
-    read.unlock().await.unwrap();
+    free(write).await;
+    free(read).await;
     lock.write().force_unlock().await.unwrap();
 
     let once = client.once(&name("once"), "a slot");
@@ -164,13 +152,10 @@ async fn everything(client: &Client, other: &Client) {
     latch.wait().await.unwrap();
 
     let many = MultiLock::new([client.lock(&name("a")), client.lock(&name("b"))]);
-    many.lock().await.unwrap().unlock().await.unwrap();
+    free(held(&many).await).await;
     let mut all = client.list("*");
     while all.next().await.unwrap().is_some() {}
-    until("subscriptions have ended", || async {
-        other.status().subscriptions == 0
-    })
-    .await;
+    until_subscribed(other, 0).await;
 }
 
 /// Returns the commands that were called, as the rules spell them.
@@ -208,7 +193,7 @@ fn denied(server: &Server) -> Vec<String> {
 
 #[track_caller]
 fn assert_refused(error: &Error) {
-    assert!(matches!(error, Error::NotPermitted { .. }), "{error}");
+    assert_matches!(error, Error::NotPermitted { .. });
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -230,12 +215,12 @@ async fn operator_can_inspect_but_not_change() {
     let secured = Secured::start(&[app, operator]);
     let client = secured.client(Client::builder(), "").await;
     let name = unique("looked-at");
-    let plain = client.lock(&name).lock().await.unwrap();
+    let plain = held(&client.lock(&name)).await;
     let fenced = client.fenced_lock(&unique("fenced"));
-    let fenced = fenced.lock().await.unwrap();
-    let fair = client.fair_lock(&unique("fair")).lock().await.unwrap();
+    let fenced = held(&fenced).await;
+    let fair = held(&client.fair_lock(&unique("fair"))).await;
     let reading = client.read_write_lock(&unique("reading"));
-    let reader = reading.read().lock().await.unwrap();
+    let reader = held(&reading.read()).await;
     let semaphore = client.expirable_semaphore(&unique("permits"));
     semaphore.try_set_permits(1).await.unwrap();
     let permit = semaphore.acquire().await.unwrap();
@@ -252,8 +237,8 @@ async fn operator_can_inspect_but_not_change() {
     assert_eq!(seen, 6);
     let mut watch = operator.watch(&format!("{PREFIX}*"));
     for _ in 0..seen {
-        let event = within_limit("an event", watch.next()).await.unwrap();
-        assert!(matches!(event, Event::Changed { .. }), "{event:?}");
+        let event = done("an event", watch.next()).await;
+        assert_matches!(event, Event::Changed { .. });
     }
     let key = format!("{PREFIX}{name}");
     assert!(operator.inspect(&key).await.unwrap().is_some());
@@ -262,10 +247,10 @@ async fn operator_can_inspect_but_not_change() {
     assert_refused(&operator.lock(&key).force_unlock().await.unwrap_err());
     assert_refused(&operator.lock(&unique("new")).lock().await.unwrap_err());
     assert_refused(&operator.lock(&key).lock().await.unwrap_err());
-    plain.unlock().await.unwrap();
-    fenced.unlock().await.unwrap();
-    fair.unlock().await.unwrap();
-    reader.unlock().await.unwrap();
+    free(plain).await;
+    free(fenced).await;
+    free(fair).await;
+    free(reader).await;
     permit.release().await.unwrap();
 }
 
@@ -294,11 +279,11 @@ async fn denied_request_fails_immediately() {
     let settings = secured.settings_of(&restricted, Client::builder().prefix(PREFIX));
     let restricted = settings.connect(&url).await.unwrap();
     let lock = client.lock(&unique("waited-for"));
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     let waiting = restricted.lock(lock.name());
     let refused = within_limit("refused", waiting.lock().into_future()).await;
     assert_refused(&refused.unwrap_err());
-    guard.unlock().await.unwrap();
+    free(guard).await;
     assert!(!lock.is_locked().await.unwrap());
 }
 
@@ -321,18 +306,11 @@ async fn user_without_further_keys_leaves_nothing_behind() {
     assert_refused(&client.lock(&name).ask().await.unwrap_err());
     let semaphore = client.expirable_semaphore(&name);
     assert_refused(&semaphore.try_set_permits(1).await.unwrap_err());
-    client
-        .lock(&name)
-        .lock()
-        .await
-        .unwrap()
-        .unlock()
-        .await
-        .unwrap();
+    free(held(&client.lock(&name)).await).await;
     let left: Vec<String> = secured.server.plain().command(&["KEYS", "*"]);
     assert_eq!(left, [""; 0]);
 
-    let writer = data.write().lock().await.unwrap();
+    let writer = held(&data.write()).await;
     // A writer also reads.
     let reading = data.read().lock().owner(writer.owner());
     assert_refused(&reading.await.unwrap_err());
@@ -440,7 +418,7 @@ async fn forbidden_name_concerns_only_its_caller() {
             (true, acquired) => assert!(acquired.unwrap().is_some()),
             (false, refused) => {
                 let error = refused.unwrap_err();
-                assert!(matches!(error, Error::NotPermitted { .. }), "{error}");
+                assert_matches!(error, Error::NotPermitted { .. });
             }
         }
     }

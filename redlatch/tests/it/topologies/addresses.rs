@@ -1,11 +1,8 @@
 //! URLs, names and cluster answers: every part of an address is either used or rejected.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use redlatch::{Client, Error};
-use redlatch_testkit::{Cluster, ClusterPlan, Server, shared, unique};
-
-use crate::common::{LONG, within_limit};
+use crate::common::prelude::*;
 
 /// Starts a cluster of masters without replicas, in which no failover happens.
 fn masters(plan: ClusterPlan<'_>) -> Cluster {
@@ -58,7 +55,7 @@ async fn database_of_url_is_used() {
         assert!(matches!(error, Error::InvalidUrl { .. }), "{form}: {error}");
         assert!(error.to_string().contains(named), "{form}: {error}");
     }
-    guard.unlock().await.unwrap();
+    free(guard).await;
 }
 
 /// Nodes that announce no host name are `?` in all answers if host names are preferred. The client
@@ -76,36 +73,24 @@ async fn nodes_without_host_name_are_found_by_address() {
     let mut guards = Vec::new();
     for name in &names {
         let lock = client.lock(name);
-        guards.push(
-            within_limit("held", lock.lock().into_future())
-                .await
-                .unwrap(),
-        );
+        guards.push(done("held", lock.lock().into_future()).await);
     }
 
     // Moved (MOVED n ?:port), together with the lock in it.
     let moved = &names[0];
     cluster.move_slot(cluster.slot_of(moved), 1);
-    assert!(
-        within_limit("asked", client.lock(moved).is_locked())
-            .await
-            .unwrap()
-    );
+    assert!(done("asked", client.lock(moved).is_locked()).await);
 
     // In the middle of a move (ASK n ?:port): a name that does not exist yet.
     let slot = cluster.slot_of(&names[1]);
     let other = format!("other:{{{}}}", names[1]);
     cluster.begin_moving(slot, 2);
     let lock = client.lock(&other);
-    guards.push(
-        within_limit("held while it moves", lock.lock().into_future())
-            .await
-            .unwrap(),
-    );
+    guards.push(done("held while it moves", lock.lock().into_future()).await);
     cluster.move_keys(slot, 2);
     cluster.finish_moving(slot, 2);
     for guard in guards {
-        within_limit("released", guard.unlock()).await.unwrap();
+        done("released", guard.unlock()).await;
     }
 }
 
@@ -131,9 +116,9 @@ async fn announced_addresses_are_mapped() {
     let settings = settings
         .map_address(|host, port| (host == "127.0.0.2").then(|| ("127.0.0.1".into(), port)));
     let client = settings.connect(&url_of(&cluster, 0)).await.unwrap();
-    let guard = client.lock(&name).lock().await.unwrap();
+    let guard = held(&client.lock(&name)).await;
     cluster.move_slot(cluster.slot_of(&name), 2);
-    guard.unlock().await.unwrap();
+    free(guard).await;
 }
 
 /// Waits until a server refuses all commands because a script is running.
@@ -157,14 +142,7 @@ async fn busy_node_does_not_trigger_topology_refresh() {
     let names: [String; 20] = std::array::from_fn(|_| name_at(cluster, 0));
     // Connect to both nodes, and load the scripts.
     for name in [&names[0], &name_at(cluster, 1)] {
-        client
-            .lock(name)
-            .lock()
-            .await
-            .unwrap()
-            .unlock()
-            .await
-            .unwrap();
+        free(held(&client.lock(name)).await).await;
     }
     let calls = |node: usize, command: &str, figure: &str| -> u64 {
         let stats: String = cluster.command(node, &["INFO", "commandstats"]);
@@ -195,7 +173,7 @@ async fn busy_node_does_not_trigger_topology_refresh() {
         acquiring.into()
     });
     for acquired in acquiring {
-        within_limit("acquired", acquired).await.unwrap().unwrap();
+        joined("acquired", acquired).await;
     }
     let refused = calls(0, "evalsha", "rejected_calls") - refused;
     let refreshed = refreshes() - refreshed;
@@ -210,10 +188,7 @@ async fn busy_node_does_not_trigger_topology_refresh() {
 // Names
 
 mod names {
-    use redlatch::{Client, Error};
-    use redlatch_testkit::{shared_cluster, unique};
-
-    use crate::common::{TestStore, within_limit};
+    use crate::common::prelude::*;
 
     on_every_store! {
         name_with_braces_but_no_hash_tag_is_rejected_by_every_kind,
@@ -242,7 +217,7 @@ mod names {
                 client.inspect(&name).await.err(),
             ] {
                 let error = error.unwrap();
-                assert!(matches!(error, Error::InvalidName { .. }), "{error}");
+                assert_matches!(error, Error::InvalidName { .. });
                 let said = error.to_string();
                 assert!(said.contains("hash tag, as in \"{order}:7\""), "{said}");
             }
@@ -260,10 +235,10 @@ mod names {
             let () = cluster.command(master, &["HSET", &foreign, "c:1", "1"]);
         }
         let lock = client.lock(&format!("{shared}:mine"));
-        let _guard = lock.lock().await.unwrap();
+        let _guard = held(&lock).await;
         let mut listing = client.list(&format!("{shared}*"));
         let mut names = Vec::new();
-        while let Some(found) = within_limit("listed", listing.next()).await.unwrap() {
+        while let Some(found) = done("listed", listing.next()).await {
             names.push(found.name);
         }
         assert_eq!(names, [lock.name()]);

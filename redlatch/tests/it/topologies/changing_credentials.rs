@@ -1,17 +1,12 @@
 //! Passwords that are rotated and tokens that expire, while a client holds locks.
 
-use std::future::IntoFuture as _;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
-use redlatch::{Client, ClientBuilder, Credentials, Error};
-use redlatch_testkit::unique;
+use redlatch::Credentials;
 
 use crate::common::deployments::Rotating;
-use crate::common::{WATCHDOG, patient, until, within_limit};
+use crate::common::prelude::*;
 
 async fn connect(rotating: &Rotating, settings: ClientBuilder) -> Client {
     let settings = patient(settings);
@@ -46,15 +41,15 @@ async fn holds_live_on_when_the_password_in_a_file_is_rotated() {
     let (rotating, file) = (Rotating::start(), File::new("first\n"));
     let settings = Client::builder().username("app").password_file(&file.0);
     let client = connect(&rotating, settings.watchdog_lease(WATCHDOG)).await;
-    let guard = client.lock("held").lock().await.unwrap();
+    let guard = held(&client.lock("held")).await;
     rotating.rotate("second");
     file.write("second\n");
     rotating.end_connections();
     let other = within_limit("acquired", client.lock("other").lock().into_future()).await;
-    other.unwrap().unlock().await.unwrap();
+    free(other.unwrap()).await;
     let end = tokio::time::Instant::now() + WATCHDOG;
     tokio::time::sleep_until(end).await;
-    guard.unlock().await.unwrap();
+    free(guard).await;
 }
 
 /// The provider still has the old token when it is asked for the first time.
@@ -70,8 +65,8 @@ async fn provider_is_asked_for_each_connection_and_again_when_refused() {
     let client = connect(&rotating, Client::builder().credentials(provider)).await;
     assert_eq!(asked.load(Ordering::Relaxed), 2);
     rotating.end_connections();
-    let guard = client.lock("a").lock().await.unwrap();
-    guard.unlock().await.unwrap();
+    let guard = held(&client.lock("a")).await;
+    free(guard).await;
     assert_eq!(asked.load(Ordering::Relaxed), 3);
 }
 
@@ -100,23 +95,16 @@ async fn open_connections_log_in_again_before_the_token_ends() {
             .collect()
     };
     let before = ids();
-    until("logged in again", || async {
+    until("logged in again", async || {
         rotating.server.calls("auth") >= 3
     })
     .await;
-    client
-        .lock("a")
-        .lock()
-        .await
-        .unwrap()
-        .unlock()
-        .await
-        .unwrap();
+    free(held(&client.lock("a")).await).await;
     assert_eq!(ids(), before, "on the same connection");
     drop(client);
-    until("the connection has ended", || async { ids().is_empty() }).await;
+    until("the connection has ended", async || ids().is_empty()).await;
     // The task that asks has ended, too: it had the last reference.
-    until("the provider is dropped", || async {
+    until("the provider is dropped", async || {
         Arc::strong_count(&asked) == 1
     })
     .await;
@@ -129,7 +117,7 @@ async fn provider_that_fails_is_an_outage_with_its_reason() {
     let failing =
         settings().credentials(|| async { Err::<Credentials, _>("the metadata service is down") });
     let error = failing.connect(&server.url()).await.unwrap_err();
-    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    assert_matches!(error, Error::Unavailable { .. });
     assert!(
         error.to_string().contains("metadata service is down"),
         "{error}"
@@ -139,10 +127,7 @@ async fn provider_that_fails_is_an_outage_with_its_reason() {
     assert!(error.unwrap_err().is_transient());
     let empty = settings().credentials(|| async { io::Result::Ok(Credentials::new("")) });
     let error = empty.connect(&server.url()).await.unwrap_err();
-    assert!(
-        matches!(error, Error::AuthenticationFailed { .. }),
-        "{error:?}"
-    );
+    assert_matches!(error, Error::AuthenticationFailed { .. });
     let missing = settings()
         .username("app")
         .password_file("/nowhere/password");

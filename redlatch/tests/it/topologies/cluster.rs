@@ -1,16 +1,11 @@
 //! Tests on a cluster: failovers, and slots, locks and nodes that move.
 
 use std::collections::HashMap;
-use std::future::IntoFuture;
-use std::time::Duration;
-
-use redlatch::{Client, Error};
-use redlatch_testkit::{Cluster, ClusterPlan, Proxy, Server, shared_cluster, unique};
 
 use super::sentinel_or_cluster::{
-    Deployment, LASTING, failover, long_timeout, retry_transient, steady, until_renewed,
+    Deployment, LASTING, failover, long_timeout, steady, until_renewed,
 };
-use crate::common::{LONG, WATCHDOG, until, within_limit};
+use crate::common::prelude::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_follows_failover_of_killed_master() {
@@ -55,7 +50,7 @@ async fn errors_until_master_is_replaced() {
         // Within the default timeout.
         let client = Client::connect(&url).await.unwrap();
         let lock = client.lock(&elsewhere);
-        lock.lock().await.unwrap().unlock().await.unwrap();
+        free(held(&lock).await).await;
     }
     cluster.thaw(0);
     cluster.kill(5);
@@ -71,11 +66,11 @@ async fn cluster_itself_decides_about_its_databases() {
         .unwrap();
     match Client::connect(&format!("{}/3", cluster.url())).await {
         Ok(client) => {
-            let guard = client.lock(&unique("database")).lock().await.unwrap();
-            guard.unlock().await.unwrap();
+            let guard = held(&client.lock(&unique("database"))).await;
+            free(guard).await;
         }
         Err(error) => {
-            assert!(matches!(error, Error::Refused { .. }), "{error}");
+            assert_matches!(error, Error::Refused { .. });
             assert!(error.to_string().contains("SELECT 3: "), "{error}");
         }
     }
@@ -89,12 +84,12 @@ async fn wrong_kind_of_url_is_reported() {
     let alone = format!("redis+cluster://127.0.0.1:{}", alone.port());
     for (url, other) in [(node, "redis+cluster://"), (alone, "redis://")] {
         let error = Client::connect(&url).await.unwrap_err();
-        assert!(matches!(error, Error::UnsupportedServer { .. }), "{error}");
+        assert_matches!(error, Error::UnsupportedServer { .. });
         assert!(error.to_string().contains(other), "{error}");
     }
     let connecting = Client::connect("redis+cluster://:sesame@127.0.0.1:1,127.0.0.1:2");
     let error = within_limit("answered", connecting).await.unwrap_err();
-    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    assert_matches!(error, Error::Unavailable { .. });
     assert!(!format!("{error} {error:?}").contains("sesame"));
 }
 
@@ -132,7 +127,7 @@ async fn one_client_waits_for_thousands_of_names() {
         .map(|n| tokio::spawn(waiter.lock(&format!("{prefix}-{n}")).lock().into_future()))
         .collect();
     let channels = format!("*{prefix}*");
-    until("all are subscribed to", || async {
+    until("all are subscribed to", async || {
         subscribers(cluster, &channels) == NAMES
     })
     .await;
@@ -144,13 +139,13 @@ async fn one_client_waits_for_thousands_of_names() {
     assert_eq!(listed.len(), NAMES);
     assert!(listed.values().all(|&times| times == 1), "listed twice");
     for guard in held {
-        guard.unlock().await.unwrap();
+        free(guard).await;
     }
     for one in waiting {
-        let guard = within_limit("woken", one).await.unwrap().unwrap();
-        guard.unlock().await.unwrap();
+        let guard = joined("woken", one).await;
+        free(guard).await;
     }
-    until("no subscription is left", || async {
+    until("no subscription is left", async || {
         subscribers(cluster, &channels) == 0 && waiter.status().subscriptions == 0
     })
     .await;
@@ -193,7 +188,7 @@ async fn locks_on_all_nodes_are_renewed(cluster: &Cluster) {
         "{reads} for {commands}"
     );
     for (guard, ..) in held {
-        guard.unlock().await.unwrap();
+        free(guard).await;
     }
 }
 
@@ -224,7 +219,7 @@ fn topology_changes_are_detected_in_every_runtime() {
     runtime().block_on(async {
         let _guard = retry_transient(|| client.lock("a").lock()).await;
         let before = refreshes();
-        until("it refreshes by itself", || async { refreshes() > before }).await;
+        until("it refreshes by itself", async || refreshes() > before).await;
     });
 }
 
@@ -287,12 +282,12 @@ async fn node_of_another_cluster_at_address_of_master_is_not_used() {
     for n in 0..20 {
         let lock = other.lock(&format!("{{a}}:{n}"));
         let guard = retry_transient(|| lock.lock()).await;
-        guard.unlock().await.unwrap();
+        free(guard).await;
     }
     let new = cluster.await_master_change("{a}", master);
     until_renewed(&cluster.nodes()[new], "{a}:held").await;
     assert_held_elsewhere(&other, &held, &foreign).await;
-    held.unlock().await.unwrap();
+    free(held).await;
 }
 
 /// The same for the address of a replica that the client knows from its URL. Its node is queried when no other
@@ -324,16 +319,16 @@ async fn node_of_another_cluster_does_not_replace_map() {
     let before = queries();
     let lock = other.lock("{a}:held");
     let attempt = tokio::spawn(lock.try_lock().into_future());
-    until("the foreign node is queried", || async {
+    until("the foreign node is queried", async || {
         queries() >= before + 2
     })
     .await;
     (0..replica).for_each(|node| cluster.thaw(node));
-    let attempt = within_limit("answered", attempt).await.unwrap();
+    let attempt = done("answered", attempt).await;
     assert!(
         attempt.is_err() || attempt.unwrap().is_none(),
         "a second holder"
     );
     assert_held_elsewhere(&other, &held, &foreign).await;
-    held.unlock().await.unwrap();
+    free(held).await;
 }

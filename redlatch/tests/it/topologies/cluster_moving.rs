@@ -1,15 +1,12 @@
 //! Tests on a cluster whose slots and nodes move while locks are held, waited for, renewed and
 //! released.
 
-use std::future::IntoFuture;
 use std::sync::OnceLock;
-use std::time::Duration;
 
-use redlatch::{Client, Error, MultiLock, ReplicaSync};
-use redlatch_testkit::{Cluster, ClusterPlan, FailoverMode, slot_of};
+use redlatch_testkit::FailoverMode;
 
-use super::sentinel_or_cluster::{NEVER, long_timeout, retry_transient};
-use crate::common::{LONG, WATCHDOG, until, until_rises, within_limit};
+use super::sentinel_or_cluster::{NEVER, long_timeout};
+use crate::common::prelude::*;
 
 /// The cluster for tests that move slots. It is separate from the shared cluster: keys of other
 /// tests may lie in the moving slots, and the nodes' error counters must count only errors of these
@@ -32,40 +29,16 @@ async fn client(cluster: &Cluster) -> Client {
 /// Acquires and releases one object of each kind, all in one slot.
 async fn every_kind(client: &Client, tag: &str) {
     let lock = client.lock(&format!("{tag}:lock"));
-    retry_transient(|| lock.lock())
-        .await
-        .unlock()
-        .await
-        .unwrap();
+    free(retry_transient(|| lock.lock()).await).await;
     let fair = client.fair_lock(&format!("{tag}:fair"));
-    retry_transient(|| fair.lock())
-        .await
-        .unlock()
-        .await
-        .unwrap();
+    free(retry_transient(|| fair.lock()).await).await;
     let fenced = client.fenced_lock(&format!("{tag}:fenced"));
-    retry_transient(|| fenced.lock())
-        .await
-        .unlock()
-        .await
-        .unwrap();
+    free(retry_transient(|| fenced.lock()).await).await;
     let both = client.read_write_lock(&format!("{tag}:both"));
-    retry_transient(|| both.read().lock())
-        .await
-        .unlock()
-        .await
-        .unwrap();
-    retry_transient(|| both.write().lock())
-        .await
-        .unlock()
-        .await
-        .unwrap();
+    free(retry_transient(|| both.read().lock()).await).await;
+    free(retry_transient(|| both.write().lock()).await).await;
     let several = MultiLock::new([lock, client.lock(&format!("{tag}:other"))]);
-    retry_transient(|| several.lock())
-        .await
-        .unlock()
-        .await
-        .unwrap();
+    free(retry_transient(|| several.lock()).await).await;
     let permits = client.expirable_semaphore(&format!("{tag}:permits"));
     permits.try_set_permits(1).await.unwrap();
     retry_transient(|| permits.acquire())
@@ -107,12 +80,8 @@ async fn reader_survives_partial_move_of_its_keys() {
     cluster.finish_moving(slot, to);
     let tried = retry_transient(|| write.write().try_lock()).await;
     assert!(tried.is_none());
-    read.unlock().await.unwrap();
-    retry_transient(|| write.write().lock())
-        .await
-        .unlock()
-        .await
-        .unwrap();
+    free(read).await;
+    free(retry_transient(|| write.write().lock()).await).await;
 }
 
 /// Too few replicas acknowledge an acquisition of permits, which have no owner. Meanwhile the slot moves, half-way and
@@ -137,12 +106,12 @@ async fn unreplicated_permits_are_released_where_their_slot_has_moved() {
     // `change`.
     let refused = async |change: &dyn Fn()| {
         let acquiring = tokio::spawn(client.semaphore(name).acquire_many(2).into_future());
-        until("acquired at the master", || async {
+        until("acquired at the master", async || {
             permits.available().await.is_ok_and(|left| left == 1)
         })
         .await;
         change();
-        let answered = within_limit("answered", acquiring).await.unwrap();
+        let answered = done("answered", acquiring).await;
         answered.unwrap_err()
     };
     let to = (cluster.master_of_slot(slot) + 1) % 3;
@@ -151,19 +120,19 @@ async fn unreplicated_permits_are_released_where_their_slot_has_moved() {
         cluster.move_keys(slot, to);
     };
     let error = refused(&move_half_way).await;
-    assert!(matches!(error, Error::NotReplicated { .. }), "{error}");
+    assert_matches!(error, Error::NotReplicated { .. });
     assert_eq!(permits.available().await.unwrap(), 3);
     cluster.finish_moving(slot, to);
 
     let to = (to + 1) % 3;
     let error = refused(&|| cluster.move_slot(slot, to)).await;
-    assert!(matches!(error, Error::NotReplicated { .. }), "{error}");
+    assert_matches!(error, Error::NotReplicated { .. });
     assert_eq!(permits.available().await.unwrap(), 3);
 
     // A replica takes over. It may not have all acquisitions, so nothing is released, and the error says so.
     let replica = cluster.replica_of(to);
     let error = refused(&|| cluster.fail_over(replica, FailoverMode::Graceful)).await;
-    assert!(matches!(error, Error::OutcomeUnknown { .. }), "{error}");
+    assert_matches!(error, Error::OutcomeUnknown { .. });
     assert_eq!(permits.available().await.unwrap(), 1);
 }
 
@@ -193,15 +162,12 @@ async fn permits_are_acquired_once_if_their_node_loses_its_last_slot() {
     let permits = client.semaphore(name);
     let acquiring = tokio::spawn(client.semaphore(name).acquire_many(2).into_future());
     let available = || async { permits.available().await.unwrap() };
-    until("acquired at the master", || async {
-        available().await == 1
-    })
-    .await;
+    until("acquired at the master", async || available().await == 1).await;
     cluster.move_slot(slot, home);
     // Redirected, it learns that the node has no slots.
     available().await;
     // They are released there, and acquired where a replica confirms them.
-    let answered = within_limit("answered", acquiring).await.unwrap();
+    let answered = done("answered", acquiring).await;
     let held = answered.unwrap();
     assert_eq!(available().await, 1);
     held.release().await.unwrap();
@@ -227,7 +193,7 @@ async fn locks_work_while_their_slot_moves() {
         let queueing = tokio::spawn(waiter.fair_lock("{m}:held-fair").lock().into_future());
         let writing = waiter.read_write_lock("{m}:held-both");
         let writing = tokio::spawn(writing.write().lock().into_future());
-        until("they wait", || async { waiter.status().subscriptions == 3 }).await;
+        until_subscribed(&waiter, 3).await;
         within_limit("every kind before", every_kind(&waiter, "{m}")).await;
 
         cluster.begin_moving(slot, to);
@@ -238,37 +204,31 @@ async fn locks_work_while_their_slot_moves() {
         // One of several related keys has moved.
         cluster.move_key("{m}:held", to);
         for guard in [&held, &also] {
-            until_rises("a lease", || async { guard.valid_for() }).await;
+            until_rises("a lease", async || guard.valid_for()).await;
         }
         cluster.move_keys(slot, to);
         for guard in [&held, &also] {
-            until_rises("a lease", || async { guard.valid_for() }).await;
+            until_rises("a lease", async || guard.valid_for()).await;
         }
         // Released on the target node, to which no waiter has subscribed yet.
-        lent.unlock().await.unwrap();
+        free(lent).await;
         cluster.finish_moving(slot, to);
-        let woken = within_limit("woken, not slept through", waiting)
-            .await
-            .unwrap();
-        woken.unwrap().unlock().await.unwrap();
-        within_limit("every kind meanwhile", meanwhile)
-            .await
-            .unwrap();
+        let woken = done("woken, not slept through", waiting).await;
+        free(woken.unwrap()).await;
+        done("every kind meanwhile", meanwhile).await;
         within_limit("every kind after", every_kind(&waiter, "{m}")).await;
-        fair.unlock().await.unwrap();
-        let next = within_limit("the next in the queue", queueing)
-            .await
-            .unwrap();
-        next.unwrap().unlock().await.unwrap();
-        read.unlock().await.unwrap();
-        let writer = within_limit("the writer", writing).await.unwrap();
-        writer.unwrap().unlock().await.unwrap();
+        free(fair).await;
+        let next = done("the next in the queue", queueing).await;
+        free(next.unwrap()).await;
+        free(read).await;
+        let writer = done("the writer", writing).await;
+        free(writer.unwrap()).await;
         for guard in [held, also, new] {
             assert!(guard.is_valid());
-            guard.unlock().await.unwrap();
+            free(guard).await;
         }
         for client in [&holder, &waiter] {
-            until("nothing is left", || async {
+            until("nothing is left", async || {
                 let status = client.status();
                 (status.holds, status.subscriptions, status.background) == (0, 0, 0)
             })
@@ -277,7 +237,7 @@ async fn locks_work_while_their_slot_moves() {
         let channels =
             |node| cluster.command::<Vec<String>>(node, &["PUBSUB", "SHARDCHANNELS", "*{m}*"]);
         for node in 0..cluster.nodes().len() {
-            until("no subscription is left", || async {
+            until("no subscription is left", async || {
                 channels(node).is_empty()
             })
             .await;
@@ -297,17 +257,15 @@ async fn new_waiter_waits_while_slot_moves() {
     cluster.begin_moving(slot, to);
     cluster.move_keys(slot, to);
     let waiting = tokio::spawn(hasty.lock("{w}:held").lock().into_future());
-    until("it waits", || async { hasty.status().subscriptions == 1 }).await;
+    until_subscribed(&hasty, 1).await;
     // Longer than the client retries a request without success.
     let limited = hasty.lock("{w}:held").try_lock().wait(crate::common::SHORT);
     let other = limited.await.unwrap();
     assert!(other.is_none() && !waiting.is_finished());
     cluster.finish_moving(slot, to);
-    held.unlock().await.unwrap();
-    let woken = within_limit("woken, not slept through", waiting)
-        .await
-        .unwrap();
-    woken.unwrap().unlock().await.unwrap();
+    free(held).await;
+    let woken = done("woken, not slept through", waiting).await;
+    free(woken.unwrap()).await;
 }
 
 /// The step's declared keys do not include the reader's own key. If that key is on another node
@@ -328,19 +286,16 @@ async fn readers_acquire_and_release_while_slot_moves() {
         retry_transient(|| both.read().lock()).await
     });
     let releasing = tokio::spawn(gone.unlock());
-    until("the latecomer has been refused", || async {
+    until("the latecomer has been refused", async || {
         cluster.nodes()[cluster.master_of_slot(slot)].info("total_error_replies") != "0"
     })
     .await;
     cluster.move_keys(slot, to);
     cluster.finish_moving(slot, to);
-    let late = within_limit("the latecomer", late).await.unwrap();
-    within_limit("the release", releasing)
-        .await
-        .unwrap()
-        .unwrap();
+    let late = done("the latecomer", late).await;
+    joined("the release", releasing).await;
     for guard in [&early, &late] {
-        until_rises("a lease", || async { guard.valid_for() }).await;
+        until_rises("a lease", async || guard.valid_for()).await;
     }
     let holders = first
         .read_write_lock("{r}:both")
@@ -350,8 +305,8 @@ async fn readers_acquire_and_release_while_slot_moves() {
         .unwrap();
     assert_eq!(holders.len(), 2);
     assert!(holders.iter().all(|holder| holder.owner != gone_owner));
-    early.unlock().await.unwrap();
-    late.unlock().await.unwrap();
+    free(early).await;
+    free(late).await;
     assert!(
         !first
             .read_write_lock("{r}:both")
@@ -397,15 +352,11 @@ async fn while_a_new_node_is_asked(cluster: &Cluster, added: usize) {
         let before = refreshes();
         // A broken connection triggers a refresh.
         watched.cut_all();
-        retry_transient(|| client.lock(&elsewhere).lock())
-            .await
-            .unlock()
-            .await
-            .unwrap();
-        until("it has refreshed", || async { refreshes() != before }).await;
+        free(retry_transient(|| client.lock(&elsewhere).lock()).await).await;
+        until("it has refreshed", async || refreshes() != before).await;
     }
     cluster.thaw(added);
-    within_limit("answered", releasing).await.unwrap().unwrap();
+    joined("answered", releasing).await;
     assert_eq!(permits.available().await.unwrap(), 3);
     cluster.finish_moving(slot, added);
 }
@@ -426,38 +377,32 @@ async fn locks_work_while_nodes_join_and_leave() {
         until("the last subscription has ended", none).await;
         let lent = retry_transient(|| holder.lock(name).lock().lease(10 * LONG)).await;
         let waiting = tokio::spawn(waiter.lock(name).lock().into_future());
-        until("it waits", || async { !none().await }).await;
+        until("it waits", async || !none().await).await;
         (lent, waiting)
     };
     let (lent, waiting) = wait_for("{n}:orderly").await;
     let old = cluster.master_of_slot(slot);
     cluster.fail_over(cluster.replica_of(old), FailoverMode::Graceful);
-    until_rises("a lease", || async { held.valid_for() }).await;
-    lent.unlock().await.unwrap();
-    let woken = within_limit("woken, not slept through", waiting)
-        .await
-        .unwrap();
-    woken.unwrap().unlock().await.unwrap();
+    until_rises("a lease", async || held.valid_for()).await;
+    free(lent).await;
+    let woken = done("woken, not slept through", waiting).await;
+    free(woken.unwrap()).await;
 
     let (lent, waiting) = wait_for("{n}:added").await;
     let added = cluster.add_node();
     while_a_new_node_is_asked(&cluster, added).await;
     cluster.move_slot(slot, added);
-    until_rises("a lease", || async { held.valid_for() }).await;
-    lent.unlock().await.unwrap();
-    let woken = within_limit("woken, not slept through", waiting)
-        .await
-        .unwrap();
-    woken.unwrap().unlock().await.unwrap();
+    until_rises("a lease", async || held.valid_for()).await;
+    free(lent).await;
+    let woken = done("woken, not slept through", waiting).await;
+    free(woken.unwrap()).await;
 
     let (lent, waiting) = wait_for("{n}:removed").await;
     cluster.remove_node(added);
-    until_rises("a lease", || async { held.valid_for() }).await;
-    lent.unlock().await.unwrap();
-    let woken = within_limit("woken, not slept through", waiting)
-        .await
-        .unwrap();
-    woken.unwrap().unlock().await.unwrap();
+    until_rises("a lease", async || held.valid_for()).await;
+    free(lent).await;
+    let woken = done("woken, not slept through", waiting).await;
+    free(woken.unwrap()).await;
     assert!(held.is_valid());
-    held.unlock().await.unwrap();
+    free(held).await;
 }

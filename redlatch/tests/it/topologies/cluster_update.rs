@@ -2,13 +2,8 @@
 //!
 //! A node of this version that does not know the commands stands for an earlier one.
 
-use std::future::IntoFuture;
-
-use redlatch::Client;
-use redlatch_testkit::{Cluster, ClusterPlan, slot_of};
-
-use super::sentinel_or_cluster::{NEVER, long_timeout, retry_transient};
-use crate::common::{LONG, until, within_limit};
+use super::sentinel_or_cluster::{NEVER, long_timeout};
+use crate::common::prelude::*;
 
 /// A cluster of three masters without sharded channels.
 fn earlier_cluster() -> Cluster {
@@ -62,17 +57,14 @@ async fn wakes(holder: &Client, waiter: &Client, name: &str) {
     let permit = retry_transient(|| semaphore.acquire()).await;
     let locking = tokio::spawn(waiter.lock(lock.name()).lock().into_future());
     let acquiring = tokio::spawn(waiter.semaphore(semaphore.name()).acquire().into_future());
-    until("they wait", || async { waiter.status().subscriptions == 2 }).await;
-    held.unlock().await.unwrap();
+    until_subscribed(waiter, 2).await;
+    free(held).await;
     permit.release().await.unwrap();
-    let guard = within_limit("the lock", locking).await.unwrap().unwrap();
-    guard.unlock().await.unwrap();
-    let permit = within_limit("the permit", acquiring).await.unwrap();
+    let guard = joined("the lock", locking).await;
+    free(guard).await;
+    let permit = done("the permit", acquiring).await;
     permit.unwrap().release().await.unwrap();
-    until("they wait no more", || async {
-        waiter.status().subscriptions == 0
-    })
-    .await;
+    until_subscribed(waiter, 0).await;
 }
 
 /// Clients that are older than the update, that start during it, and after it.
@@ -99,10 +91,10 @@ async fn waiter_of_an_updated_node_asks_again() {
     let name = name_at(&cluster, 1, "restarted");
     let held = retry_transient(|| holder.lock(&name).lock().lease(10 * LONG)).await;
     let waiting = tokio::spawn(waiter.lock(&name).lock().into_future());
-    until("it waits", || async { waiter.status().subscriptions == 1 }).await;
+    until_subscribed(&waiter, 1).await;
     update(&mut cluster, 1);
-    let guard = within_limit("asked", waiting).await.unwrap().unwrap();
-    guard.unlock().await.unwrap();
+    let guard = joined("asked", waiting).await;
+    free(guard).await;
     assert!(held.unlock().await.is_err(), "its data is gone");
 }
 
@@ -116,14 +108,11 @@ async fn waiter_follows_its_slot_to_an_updated_node() {
         let name = name_at(&cluster, from, &format!("moved-{from}"));
         let held = retry_transient(|| holder.lock(&name).lock().lease(10 * LONG)).await;
         let waiting = tokio::spawn(waiter.lock(&name).lock().into_future());
-        until("it waits", || async { waiter.status().subscriptions == 1 }).await;
+        until_subscribed(&waiter, 1).await;
         cluster.move_slot(slot_of(name.as_bytes()), to);
-        held.unlock().await.unwrap();
-        let guard = within_limit("woken", waiting).await.unwrap().unwrap();
-        guard.unlock().await.unwrap();
-        until("it waits no more", || async {
-            waiter.status().subscriptions == 0
-        })
-        .await;
+        free(held).await;
+        let guard = joined("woken", waiting).await;
+        free(guard).await;
+        until_subscribed(&waiter, 0).await;
     }
 }

@@ -1,9 +1,9 @@
 //! Proxies that accept a script only if each of its calls names its key as `KEYS[n]` (Alibaba Cloud does).
 
-use redlatch::{Client, Error, MultiLock, Result};
-use redlatch_testkit::Server;
+use redlatch::Result;
 
 use crate::common::imitations::Imitation;
+use crate::common::prelude::*;
 
 /// What such a proxy says.
 const REFUSAL: &str = "ERR bad lua script for redis cluster, all the keys that the script uses should be passed using the KEYS array, \

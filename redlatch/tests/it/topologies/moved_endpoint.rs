@@ -1,13 +1,8 @@
 //! One name that leads to another server after a failover: managed Redis, a Kubernetes service, a
 //! load balancer.
 
-use std::future::IntoFuture as _;
-use std::time::Duration;
-
-use redlatch::{Client, Error};
-
 use crate::common::deployments::MovedEndpoint;
-use crate::common::{LONG, WATCHDOG, patient, until, within_limit};
+use crate::common::prelude::*;
 
 /// Feared most: the client renews nothing for as long as the old server keeps the connection, and
 /// another client acquires what it holds.
@@ -18,16 +13,16 @@ async fn holds_live_on_when_the_name_leads_to_the_new_master() {
     let settings = || patient(Client::builder()).watchdog_lease(WATCHDOG);
     let client = settings().connect(&named.name.url()).await.unwrap();
     let other = settings().connect(&named.name.url()).await.unwrap();
-    let guard = client.lock("held").lock().await.unwrap();
+    let guard = held(&client.lock("held")).await;
     named.fail_over();
     // For a while, the name leads to the old master.
     let request = tokio::spawn({
         let lock = client.lock("other");
         async move { lock.lock().await }
     });
-    until("asked again", || async { named.refusals() > 2 }).await;
+    until("asked again", async || named.refusals() > 2).await;
     named.name.redirect(&named.new);
-    let on_new = within_limit("acquired", request).await.unwrap().unwrap();
+    let on_new = joined("acquired", request).await;
     assert_eq!(named.new.command::<u32>(&["EXISTS", "other"]), 1);
     let end = tokio::time::Instant::now() + WATCHDOG;
     tokio::time::sleep_until(end).await;
@@ -37,10 +32,10 @@ async fn holds_live_on_when_the_name_leads_to_the_new_master() {
         let lock = other.lock("held");
         async move { lock.lock().await }
     });
-    guard.unlock().await.unwrap();
-    on_new.unlock().await.unwrap();
-    let served = within_limit("served", waiting).await.unwrap().unwrap();
-    served.unlock().await.unwrap();
+    free(guard).await;
+    free(on_new).await;
+    let served = joined("served", waiting).await;
+    free(served).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -52,7 +47,7 @@ async fn name_that_leads_to_a_replica_fails_with_a_clear_error() {
     let settings = Client::builder().response_timeout(limit);
     let client = settings.connect(&named.name.url()).await.unwrap();
     let error = client.lock("a").try_lock().await.unwrap_err();
-    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    assert_matches!(error, Error::Unavailable { .. });
     let said = error.to_string();
     for part in ["leads to a replica, and must lead to a master", "READONLY"] {
         assert!(said.contains(part), "{said}");
@@ -62,7 +57,7 @@ async fn name_that_leads_to_a_replica_fails_with_a_clear_error() {
     assert!((2..100).contains(&refusals), "{refusals}");
     named.name.redirect(&named.new);
     let guard = within_limit("acquired", client.lock("a").lock().into_future()).await;
-    guard.unwrap().unlock().await.unwrap();
+    free(guard.unwrap()).await;
 }
 
 /// Feared most: a release at the new master wakes nobody, because the waiter listens at the former one. Its client learns of the
@@ -77,7 +72,7 @@ async fn waiter_leaves_the_former_master_with_the_other_connections() {
     // So long that its end wakes nobody.
     let held = holder.lock("a").lock().lease(100 * LONG).await.unwrap();
     let waiter = tokio::spawn(other.lock("a").lock().into_future());
-    until("subscribed", || async {
+    until("subscribed", async || {
         let channel = "redisson_lock__channel:{a}";
         named
             .old
@@ -92,7 +87,7 @@ async fn waiter_leaves_the_former_master_with_the_other_connections() {
     // No message reaches the former master any more.
     let _: String = named.old.command(&["REPLICAOF", "127.0.0.1", "1"]);
     named.name.redirect(&named.new);
-    held.unlock().await.unwrap();
-    let guard = within_limit("a turn", waiter).await.unwrap().unwrap();
-    guard.unlock().await.unwrap();
+    free(held).await;
+    let guard = joined("a turn", waiter).await;
+    free(guard).await;
 }

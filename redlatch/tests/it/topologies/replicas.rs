@@ -1,17 +1,9 @@
 //! F24: an acquisition counts once the replicas have acknowledged it; otherwise it is released.
 
-use std::future::IntoFuture;
-use std::pin::pin;
-use std::time::Duration;
+use redlatch::Result;
 
-use redlatch::{Client, ClientBuilder, Error, MultiLock, ReplicaSync, Result};
-use redlatch_testkit::{Server, unique};
-
-use super::sentinel_or_cluster::{Deployment, long_timeout, retry_transient};
-use crate::common::{
-    LONG, WATCHDOG, drop_after_each_poll, poll_up_to, until, until_in_sync, until_rises,
-    within_limit,
-};
+use super::sentinel_or_cluster::{Deployment, long_timeout};
+use crate::common::prelude::*;
 
 /// A master and its replicas, without sentinels.
 struct Replicated {
@@ -94,17 +86,13 @@ async fn lazy_client_waits_for_replicas() {
     let settings = short_replica_timeout(ReplicaSync::All);
     let client = settings.connect_lazy(&all.master.url()).unwrap();
     let lock = client.lock("lazy");
-    retry_transient(|| lock.lock())
-        .await
-        .unlock()
-        .await
-        .unwrap();
+    free(retry_transient(|| lock.lock()).await).await;
     all.replicas[0].freeze();
     assert_not_replicated(lock.lock().await, 1, 0);
     let settings = short_replica_timeout(ReplicaSync::Off);
     let client = settings.connect_lazy(&all.master.url()).unwrap();
     let lock = client.lock("not replicated");
-    lock.lock().await.unwrap().unlock().await.unwrap();
+    free(held(&lock).await).await;
     all.replicas[0].thaw();
 }
 
@@ -191,19 +179,11 @@ async fn replica_sync_determines_required_replicas() {
         Err(error) => Err(error),
     };
     for client in [&every, &majority, &one, &two, &off] {
-        retry_transient(|| client.lock(&name).lock())
-            .await
-            .unlock()
-            .await
-            .unwrap();
+        free(retry_transient(|| client.lock(&name).lock()).await).await;
     }
     all.replicas[0].freeze();
     for client in [&every, &majority, &one, &off] {
-        retry_transient(|| client.lock(&name).lock())
-            .await
-            .unlock()
-            .await
-            .unwrap();
+        free(retry_transient(|| client.lock(&name).lock()).await).await;
     }
     assert_not_replicated(take(&two).await, 2, 1);
     all.replicas[1].freeze();
@@ -219,11 +199,7 @@ async fn replica_sync_determines_required_replicas() {
     }
     all.until_in_sync(0).await;
     for client in [&every, &majority, &off] {
-        retry_transient(|| client.lock(&name).lock())
-            .await
-            .unlock()
-            .await
-            .unwrap();
+        free(retry_transient(|| client.lock(&name).lock()).await).await;
     }
     let waits = all.waits();
     take(&every).await.unwrap();
@@ -233,21 +209,13 @@ async fn replica_sync_determines_required_replicas() {
     // A replica that comes back counts again.
     all.replicas[0].restart();
     all.until_in_sync(1).await;
-    until("it is waited for", || async {
+    until("it is waited for", async || {
         let before = all.waits();
-        retry_transient(|| every.lock(&name).lock())
-            .await
-            .unlock()
-            .await
-            .unwrap();
+        free(retry_transient(|| every.lock(&name).lock()).await).await;
         all.waits() > before
     })
     .await;
-    retry_transient(|| one.lock(&name).lock())
-        .await
-        .unlock()
-        .await
-        .unwrap();
+    free(retry_transient(|| one.lock(&name).lock()).await).await;
     all.replicas[0].freeze();
     assert_not_replicated(take(&every).await, 1, 0);
 }
@@ -288,38 +256,27 @@ async fn replica_that_connects_after_the_last_count_is_waited_for() {
 async fn replication_costs_one_wait_per_acquisition() {
     let alone = Replicated::start(0).await;
     let client = alone.client(long_timeout()).await;
-    client
-        .lock("a")
-        .lock()
-        .await
-        .unwrap()
-        .unlock()
-        .await
-        .unwrap();
+    free(held(&client.lock("a")).await).await;
     assert_eq!(alone.waits(), 0);
     // The inspecting connections are gone once the server has noticed.
-    until("one connection", || async { alone.master.clients() == 1 }).await;
+    until("one connection", async || alone.master.clients() == 1).await;
 
     let all = Replicated::start(1).await;
     let client = all.client(long_timeout()).await;
     // Loads the scripts.
-    retry_transient(|| client.lock("a").lock())
-        .await
-        .unlock()
-        .await
-        .unwrap();
+    free(retry_transient(|| client.lock("a").lock()).await).await;
     let before = all.waits();
     for n in before + 1..=before + 10 {
         let guard = retry_transient(|| client.lock("a").lock()).await;
         assert_eq!(all.waits(), n);
         assert!(client.lock("a").is_locked().await.unwrap());
-        guard.unlock().await.unwrap();
+        free(guard).await;
         assert_eq!(all.waits(), n);
     }
     let off = all
         .client(long_timeout().replica_sync(ReplicaSync::Off))
         .await;
-    off.lock("b").lock().await.unwrap().unlock().await.unwrap();
+    free(held(&off.lock("b")).await).await;
     assert_eq!(all.waits(), before + 10);
 }
 
@@ -340,16 +297,16 @@ async fn many_requests_share_a_wait_while_replica_hangs() {
     let crowd: Vec<_> = (0..CROWD)
         .map(|n| tokio::spawn(client.lock(&format!("crowd-{n}")).lock().into_future()))
         .collect();
-    until("they are waited for", || async {
+    until("they are waited for", async || {
         all.waits() > before || all.exists("crowd-0")
     })
     .await;
     for guard in released {
-        guard.unlock().await.unwrap();
+        free(guard).await;
     }
     let mut failed = 0;
     for one in crowd {
-        let asked = within_limit("answered", one).await.unwrap();
+        let asked = done("answered", one).await;
         failed += usize::from(matches!(asked, Err(Error::NotReplicated { .. })));
     }
     assert_eq!(failed, CROWD);
@@ -368,11 +325,11 @@ async fn many_requests_share_a_wait_while_replica_hangs() {
         }
     });
     for _ in 0..2 {
-        until_rises("a lease", || async { held.valid_for() }).await;
+        until_rises("a lease", async || held.valid_for()).await;
     }
     asking.abort();
     assert!(held.is_valid());
-    held.unlock().await.unwrap();
+    free(held).await;
 }
 
 /// A request that is dropped while it waits for the replicas leaves nothing behind, nor does one
@@ -397,7 +354,7 @@ async fn request_dropped_while_waiting_for_replicas_leaves_nothing() {
         tokio::select! {
             biased;
             asked = &mut asking => panic!("answered: {:?}", asked.err()),
-            () = until("it is on the master", || async { all.exists("dropped") }) => {}
+            () = until("it is on the master", async || all.exists("dropped")) => {}
         }
         drop(asking);
         within_limit("settled", client.flush()).await;
@@ -460,11 +417,7 @@ async fn reentering_while_replicas_hang_extends_the_lease() {
     let (one, two) = (client.lock("one"), other.lock("two"));
     let several = MultiLock::new([two.clone(), other.lock("new")]);
     // A script that the server does not know is sent again, also after the replicas' answer.
-    retry_transient(|| several.lock())
-        .await
-        .unlock()
-        .await
-        .unwrap();
+    free(retry_transient(|| several.lock()).await).await;
     let held = retry_transient(|| one.lock().lease(short)).await;
     let held_too = retry_transient(|| two.lock().lease(short)).await;
     all.replicas[0].freeze();
@@ -472,19 +425,14 @@ async fn reentering_while_replicas_hang_extends_the_lease() {
     let alone = tokio::spawn(alone.into_future());
     let several = several.lock().lease(long).owner(held_too.owner());
     let several = tokio::spawn(several.into_future());
-    until("both leases are the new ones", || async {
+    until("both leases are the new ones", async || {
         held.valid_for() > short && held_too.valid_for() > short
     })
     .await;
     assert!(!alone.is_finished() && !several.is_finished());
     all.replicas[0].thaw();
-    drop(within_limit("alone", alone).await.unwrap().unwrap());
-    drop(
-        within_limit("with another", several)
-            .await
-            .unwrap()
-            .unwrap(),
-    );
+    drop(joined("alone", alone).await);
+    drop(joined("with another", several).await);
 }
 
 /// A task without any remaining budget makes no progress in one poll. The WAIT must not be sent
@@ -493,11 +441,7 @@ async fn reentering_while_replicas_hang_extends_the_lease() {
 async fn wait_is_sent_after_the_step_for_any_task_budget() {
     let all = Replicated::start(1).await;
     let client = all.client(short_replica_timeout(ReplicaSync::All)).await;
-    retry_transient(|| client.lock("first").lock())
-        .await
-        .unlock()
-        .await
-        .unwrap();
+    free(retry_transient(|| client.lock("first").lock()).await).await;
     all.replicas[0].freeze();
     for left in 1..12 {
         let mut asking = client.lock(&format!("budget-{left}")).lock().into_future();
@@ -511,9 +455,7 @@ async fn wait_is_sent_after_the_step_for_any_task_budget() {
             }
             std::pin::Pin::new(&mut asking).poll(cx)
         });
-        let asked = within_limit("answered", tokio::spawn(asking))
-            .await
-            .unwrap();
+        let asked = done("answered", tokio::spawn(asking)).await;
         assert_not_replicated(asked.map(drop), 1, 0);
     }
 }
@@ -539,7 +481,7 @@ fn end_of_one_runtime_does_not_affect_another() {
     std::thread::sleep(pause);
     ending.shutdown_background();
     staying.block_on(async {
-        let asked = within_limit("an answer", asking).await.unwrap();
+        let asked = done("an answer", asking).await;
         assert!(asked.is_err(), "granted although the replica hangs");
         drop(first);
         within_limit("settled", client.flush()).await;
@@ -561,7 +503,7 @@ async fn granted_locks_survive_the_master() {
         deployment.kill(old);
         let new = deployment.await_new_master("", old);
         assert!(deployment.server(new).command::<bool>(&["EXISTS", &name]));
-        guard.unlock().await.unwrap();
+        free(guard).await;
         deployment.restart(old);
         deployment.await_healthy();
     }
@@ -580,8 +522,8 @@ async fn server_without_wait_or_role_confirms_nothing() {
             settings.username(user).password("pw")
         };
         let client = all.client(settings(ReplicaSync::All)).await;
-        let guard = client.lock(user).lock().await.unwrap();
-        guard.unlock().await.unwrap();
+        let guard = held(&client.lock(user)).await;
+        free(guard).await;
         for required in [ReplicaSync::AtLeast(1), ReplicaSync::Majority] {
             // A fixed number needs no ROLE.
             let works = command == "-role" && required == ReplicaSync::AtLeast(1);

@@ -1,13 +1,8 @@
 //! Servers whose connections with subscriptions carry nothing else: those without RESP3, and some that imitate Redis.
 
-use std::future::IntoFuture as _;
-
-use redlatch::{Client, Error, ReplicaSync};
-use redlatch_testkit::Server;
-
 use crate::common::deployments::{MovedEndpoint, RESP2, start_resp2};
 use crate::common::imitations::Imitation;
-use crate::common::{LONG, WATCHDOG, patient, until, within_limit};
+use crate::common::prelude::*;
 
 /// Feared most: a waiter sleeps on a free lock, because its subscription, or its wake-up, went to a connection that cannot carry it.
 async fn waiters_are_woken(server: &Server, url: &str) {
@@ -15,12 +10,12 @@ async fn waiters_are_woken(server: &Server, url: &str) {
     let client = settings().connect(url).await.unwrap();
     let other = settings().connect(url).await.unwrap();
     for name in ["a", "b"] {
-        let guard = client.lock(name).lock().await.unwrap();
+        let guard = held(&client.lock(name)).await;
         let waiters = [(); 3].map(|()| {
             let lock = other.lock(name);
-            tokio::spawn(async move { lock.lock().await.unwrap().unlock().await })
+            tokio::spawn(async move { held(&lock).await.unlock().await })
         });
-        until("subscribed", || async {
+        until("subscribed", async || {
             let channel = format!("redisson_lock__channel:{{{name}}}");
             server
                 .command::<(String, u32)>(&["PUBSUB", "NUMSUB", &channel])
@@ -28,15 +23,15 @@ async fn waiters_are_woken(server: &Server, url: &str) {
                 > 0
         })
         .await;
-        guard.unlock().await.unwrap();
+        free(guard).await;
         for waiter in waiters {
-            within_limit("a turn", waiter).await.unwrap().unwrap();
+            joined("a turn", waiter).await;
         }
     }
     // Again after all connections have ended, those with subscriptions, too.
-    let guard = client.lock("c").lock().await.unwrap();
+    let guard = held(&client.lock("c")).await;
     let waiter = tokio::spawn(other.lock("c").lock().into_future());
-    until("subscribed", || async {
+    until("subscribed", async || {
         let channel = "redisson_lock__channel:{c}";
         server
             .command::<(String, u32)>(&["PUBSUB", "NUMSUB", channel])
@@ -46,11 +41,11 @@ async fn waiters_are_woken(server: &Server, url: &str) {
     .await;
     let _: u32 = server.command(&["CLIENT", "KILL", "TYPE", "normal"]);
     let _: u32 = server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
-    guard.unlock().await.unwrap();
-    let guard = within_limit("a turn", waiter).await.unwrap().unwrap();
-    guard.unlock().await.unwrap();
+    free(guard).await;
+    let guard = joined("a turn", waiter).await;
+    free(guard).await;
     // The last waiter has gone: nobody listens.
-    until("unsubscribed", || async {
+    until("unsubscribed", async || {
         let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS", "*"]);
         channels.is_empty()
     })
@@ -91,18 +86,15 @@ async fn login_and_database_without_resp3() {
     let _: String = server.command(&["ACL", "SETUSER", "app", "on", ">right", "~*", "&*", "+@all"]);
     let url = |password: &str| format!("redis://app:{password}@127.0.0.1:{}/3", server.port());
     let refused = Client::connect(&url("wrong")).await.unwrap_err();
-    assert!(
-        matches!(refused, Error::AuthenticationFailed { .. }),
-        "{refused:?}"
-    );
+    assert_matches!(refused, Error::AuthenticationFailed { .. });
     let client = Client::connect(&url("right")).await.unwrap();
-    let guard = client.lock("a").lock().await.unwrap();
+    let guard = held(&client.lock("a")).await;
     let clients: String = server.command(&["CLIENT", "LIST"]);
     assert!(
         clients.contains("db=3") && clients.contains("user=app"),
         "{clients}"
     );
-    guard.unlock().await.unwrap();
+    free(guard).await;
     // Its reports of changes need RESP3.
     let error = client.watch("*").next().await.err().unwrap();
     assert!(error.to_string().contains("RESP3"), "{error}");
@@ -124,8 +116,8 @@ async fn subscriptions_follow_the_attempts_to_another_server() {
         let counts: (String, u32) = server.command(&["PUBSUB", "NUMSUB", channel]);
         counts.1
     };
-    until("subscribed", || async { subscribers(&named.old) > 0 }).await;
-    until("replicated", || async {
+    until("subscribed", async || subscribers(&named.old) > 0).await;
+    until("replicated", async || {
         named.new.command::<u32>(&["EXISTS", "a"]) == 1
     })
     .await;
@@ -134,11 +126,11 @@ async fn subscriptions_follow_the_attempts_to_another_server() {
     let _: String = named.old.command(&["REPLICAOF", "127.0.0.1", "1"]);
     named.name.redirect(&named.new);
     let _: u32 = named.old.command(&["CLIENT", "KILL", "TYPE", "normal"]);
-    until("subscribed at the new master", || async {
+    until("subscribed at the new master", async || {
         subscribers(&named.new) > 0
     })
     .await;
-    held.unlock().await.unwrap();
-    let guard = within_limit("a turn", waiter).await.unwrap().unwrap();
-    guard.unlock().await.unwrap();
+    free(held).await;
+    let guard = joined("a turn", waiter).await;
+    free(guard).await;
 }

@@ -1,18 +1,11 @@
 //! Tests with sentinels: failovers, and sentinels that are dead, frozen or wrong.
 
-use std::future::IntoFuture;
-use std::sync::Arc;
-use std::time::Duration;
-
-use redlatch::{Client, Error, ReplicaSync};
-use redlatch_testkit::{
-    Proxy, SentinelPlan, Sentinels, Server, fake_sentinel, shared_sentinels, unique,
-};
+use redlatch_testkit::{fake_sentinel, shared_sentinels};
 
 use super::sentinel_or_cluster::{
-    Deployment, LASTING, failover, long_timeout, retry_transient, steady, until_renewed,
+    Deployment, LASTING, failover, long_timeout, steady, until_renewed,
 };
-use crate::common::{LONG, patient, retry_if_late, until, within_limit};
+use crate::common::prelude::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_follows_failover_of_killed_master() {
@@ -61,10 +54,7 @@ async fn majority_of_sentinels_is_believed() {
         let error = Client::connect(&format!("{}{query}", all.url()))
             .await
             .unwrap_err();
-        assert!(
-            matches!(error, Error::AuthenticationFailed { .. }),
-            "{error}"
-        );
+        assert_matches!(error, Error::AuthenticationFailed { .. });
         let said = format!("{error} {error:?}");
         assert!(
             !said.contains("guessed") && !said.contains(secret),
@@ -86,7 +76,7 @@ async fn majority_of_sentinels_is_believed() {
     let new = all.await_new_master(old);
     let next = retry_transient(|| client.lock("b").lock()).await;
     assert!(all.command::<bool>(new, &["EXISTS", "b"]));
-    guard.unlock().await.unwrap();
+    free(guard).await;
     assert!(!all.command::<bool>(new, &["EXISTS", "a"]));
 
     // It restarts as a master, until the sentinels reconfigure it.
@@ -100,7 +90,7 @@ async fn majority_of_sentinels_is_believed() {
             .unwrap();
         std::mem::forget(guard);
     }
-    next.unlock().await.unwrap();
+    free(next).await;
     let keys: Vec<String> = all.command(new, &["KEYS", "n-*"]);
     assert_eq!(keys.len(), 100);
     assert_eq!(decoy.command::<i64>(&["DBSIZE"]), 0);
@@ -138,11 +128,11 @@ async fn wrong_kind_of_url_is_reported() {
     let data = format!("redis+sentinel://127.0.0.1:{port}/main");
     let connecting = patient(Client::builder()).connect(&data);
     let error = within_limit("answered", connecting).await.unwrap_err();
-    assert!(matches!(error, Error::UnsupportedServer { .. }), "{error}");
+    assert_matches!(error, Error::UnsupportedServer { .. });
     let sentinel = shared_sentinels().sentinels()[0].url();
     let connecting = patient(Client::builder()).connect(&sentinel);
     let error = within_limit("answered", connecting).await.unwrap_err();
-    assert!(matches!(error, Error::UnsupportedServer { .. }), "{error}");
+    assert_matches!(error, Error::UnsupportedServer { .. });
     assert!(error.to_string().contains("redis+sentinel://"), "{error}");
 }
 
@@ -155,8 +145,8 @@ async fn hanging_sentinel_does_not_block_connecting() {
     });
     all.freeze_sentinel(0);
     let client = long_timeout().connect(&all.url()).await.unwrap();
-    let guard = client.lock("a").lock().await.unwrap();
-    until("alone, it has no replicas to wait for", || async {
+    let guard = held(&client.lock("a")).await;
+    until("alone, it has no replicas to wait for", async || {
         let calls: String = all.command(0, &["INFO", "commandstats"]);
         !calls.contains("cmdstat_wait:")
     })
@@ -164,7 +154,7 @@ async fn hanging_sentinel_does_not_block_connecting() {
     let lock = client.lock("a");
     let waiting = retry_if_late(|| lock.try_lock().wait(Duration::from_millis(50)));
     assert!(waiting.await.is_none());
-    guard.unlock().await.unwrap();
+    free(guard).await;
 }
 
 /// Permits have no owner: a server that has taken the master's place may not know that they were acquired.
@@ -187,7 +177,7 @@ async fn unconfirmed_permits_are_not_released_to_another_master() {
     let client = settings.connect(&all.url()).await.unwrap();
     let semaphore = client.semaphore(seen.name());
     let failover = async {
-        until("acquired on all servers", || async {
+        until("acquired on all servers", async || {
             let count = |server: &Server| server.command::<String>(&["GET", seen.name()]);
             all.servers().iter().all(|server| count(server) == "1")
         })
@@ -233,7 +223,7 @@ async fn failover_is_followed_although_queries_behind_its_messages_are_late() {
         move || all.fail_over()
     });
     let new = failover.await.unwrap();
-    until("all sentinels have published it", || async {
+    until("all sentinels have published it", async || {
         all.sentinels().iter().all(|sentinel| {
             let query = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", &name];
             let (_, port): (String, u16) = sentinel.command(&query);
@@ -243,7 +233,7 @@ async fn failover_is_followed_although_queries_behind_its_messages_are_late() {
     .await;
     hold_queries(true);
     // The second query is sent when the first one has failed.
-    until("the client has queried twice more", || async {
+    until("the client has queried twice more", async || {
         proxies.iter().any(|one| one.held_requests() >= 2)
     })
     .await;
@@ -261,7 +251,7 @@ async fn failover_is_followed_although_queries_behind_its_messages_are_late() {
     for n in 0..20 {
         let lock = client.lock(&format!("both-{n}"));
         let guard = retry_transient(|| lock.lock()).await;
-        guard.unlock().await.unwrap();
+        free(guard).await;
     }
     until_renewed(&all.servers()[new], "held").await;
     assert!(held.is_valid());
@@ -273,7 +263,7 @@ async fn failover_is_followed_although_queries_behind_its_messages_are_late() {
             .wait(Duration::from_millis(50))
     });
     assert!(waiting.await.is_none(), "a second holder");
-    held.unlock().await.unwrap();
+    free(held).await;
     let left: Vec<String> = all.command(new, &["KEYS", "both-*"]);
     assert_eq!(left, Vec::<String>::new());
 }

@@ -1,13 +1,10 @@
 //! One address with many slots behind it: managed Redis and proxies that show a cluster as a single
 //! server. Here a cluster of one node that does not tell.
 
-use std::future::IntoFuture as _;
-
-use redlatch::{Client, MultiLock};
 use tokio::time::Instant;
 
 use crate::common::deployments::ShardedEndpoint;
-use crate::common::{WATCHDOG, until, within_limit};
+use crate::common::prelude::*;
 
 /// Feared most: all holds of a client end with their first lease, because one script cannot renew
 /// them.
@@ -19,7 +16,7 @@ async fn holds_in_several_slots_are_renewed() {
         .await;
     let mut guards = Vec::new();
     for name in ["a", "b", "c", "d", "e"] {
-        guards.push(client.lock(name).lock().await.unwrap());
+        guards.push(held(&client.lock(name)).await);
     }
     let end = Instant::now() + WATCHDOG;
     tokio::time::sleep_until(end).await;
@@ -28,7 +25,7 @@ async fn holds_in_several_slots_are_renewed() {
     assert!((1..5).contains(&refusals), "{refusals}");
     for guard in guards {
         assert!(guard.is_valid());
-        guard.unlock().await.unwrap();
+        free(guard).await;
     }
     assert_eq!(endpoint.refusals(), refusals);
 }
@@ -43,10 +40,8 @@ async fn steps_on_several_slots_are_divided_at_the_first_refusal() {
         let all = MultiLock::new(&locks);
         let guard = all.try_lock().await.unwrap().unwrap();
         assert_eq!(endpoint.refusals(), 1);
-        guard.unlock().await.unwrap();
-        let guard = within_limit("acquired", all.lock().into_future())
-            .await
-            .unwrap();
+        free(guard).await;
+        let guard = done("acquired", all.lock().into_future()).await;
         // Another client finds all of them, and skips a key of which no script can read all keys.
         let _: u32 = endpoint.cluster.nodes()[0].command(&["HSET", "multi:weird}key", "a", "1"]);
         let other = endpoint.client(Client::builder()).await;
@@ -60,7 +55,7 @@ async fn steps_on_several_slots_are_divided_at_the_first_refusal() {
         expected.sort_unstable();
         assert_eq!(listed, expected);
         assert_eq!(endpoint.refusals(), 2);
-        guard.unlock().await.unwrap();
+        free(guard).await;
     }
     // Steps of many tasks, which wait to be sent, share a script.
     let client = endpoint.client(Client::builder()).await;
@@ -74,7 +69,7 @@ async fn steps_on_several_slots_are_divided_at_the_first_refusal() {
         })
     });
     for task in tasks.collect::<Vec<_>>() {
-        within_limit("done", task).await.unwrap().unwrap();
+        joined("done", task).await;
     }
     // Some were packed, and refused.
     assert!(endpoint.refusals() > 2);
@@ -91,10 +86,10 @@ async fn latch_with_a_hash_tag_has_one_channel() {
     let other = endpoint.client(Client::builder()).await;
     let (a, b) = (other.lock("a"), other.lock("b"));
     let both = MultiLock::new([&a, &b]).try_lock().await.unwrap().unwrap();
-    both.unlock().await.unwrap();
+    free(both).await;
     assert!(endpoint.refusals() > 0);
     let latch = other.count_down_latch("{shop}:ready");
-    until("waits", || async {
+    until("waits", async || {
         let channels: Vec<String> = endpoint.cluster.nodes()[0].command(&["PUBSUB", "CHANNELS"]);
         channels.iter().any(|channel| channel.contains("{shop}"))
     })

@@ -1,12 +1,11 @@
 //! Tests of TLS and credentials, and of the errors for wrong configurations.
 
 use std::error::Error as _;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use redlatch::{Client, ClientBuilder, Error};
-use redlatch_testkit::{Ca, CertSpec, LOOPBACK, Server, TlsServer, unique};
+use redlatch_testkit::{Ca, CertSpec, LOOPBACK, TlsServer};
 
-use crate::common::*;
+use crate::common::prelude::*;
 
 fn trusting(server: &TlsServer) -> ClientBuilder {
     let settings = Client::builder().response_timeout(LONG);
@@ -32,15 +31,12 @@ async fn works(settings: ClientBuilder, server: &TlsServer) {
     let other = settings.connect(&server.url()).await.unwrap();
     let name = unique("tls");
     for _ in 0..2 {
-        let guard = one.lock(&name).lock().await.unwrap();
+        let guard = held(&one.lock(&name)).await;
         let lock = other.lock(&name);
         let waiting = tokio::spawn(async move { lock.lock().await?.unlock().await });
-        until("a client waits", || async {
-            other.status().subscriptions == 1
-        })
-        .await;
-        guard.unlock().await.unwrap();
-        within_limit("its turn", waiting).await.unwrap().unwrap();
+        until_subscribed(&other, 1).await;
+        free(guard).await;
+        joined("its turn", waiting).await;
         server.plain().cut_all();
     }
 }
@@ -148,7 +144,7 @@ async fn wrong_kind_of_port_is_reported_and_does_not_hang() {
     let server = TlsServer::start("no", &[]);
     let plain_to_tls = format!("redis://127.0.0.1:{}", server.port());
     let error = refused(Client::builder(), &plain_to_tls).await;
-    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    assert_matches!(error, Error::Unavailable { .. });
     assert!(error.to_string().contains("rediss://"), "{error}");
 
     // A TLS handshake looks to a plain server like a long command, so the client waits until the
@@ -185,7 +181,7 @@ async fn certificate_files_are_read_for_every_connection() {
     server.plain().cut_all();
     retry_if_late(|| lock.is_locked()).await;
     let error = refused(settings, &server.url()).await;
-    assert!(matches!(error, Error::InvalidSetting { .. }), "{error}");
+    assert_matches!(error, Error::InvalidSetting { .. });
     assert!(error.to_string().contains(key.to_str().unwrap()), "{error}");
 
     // A different certificate, which the server does not accept.
@@ -259,7 +255,7 @@ fn system_certificates_are_read_again() {
             "not issued by a trusted CA",
         );
         std::fs::write(&roots, other.pem()).unwrap();
-        until("trusted", || async {
+        until("trusted", async || {
             matches!(lock.is_locked().await, Ok(false))
         })
         .await;
@@ -320,7 +316,7 @@ async fn unusable_settings_are_reported() {
     }
     for url in ["rediss://h/#insecure", "rediss+unix:///socket"] {
         let error = refused(builder(), url).await;
-        assert!(matches!(error, Error::InvalidUrl { .. }), "{error}");
+        assert_matches!(error, Error::InvalidUrl { .. });
     }
 }
 
@@ -350,10 +346,7 @@ async fn builder_credentials_override_url_credentials() {
     ] {
         assert!(!format!("{settings:?}").contains("s3cret"));
         let error = refused(settings, &format!("redis://{at}")).await;
-        assert!(
-            matches!(error, Error::AuthenticationFailed { .. }),
-            "{error}"
-        );
+        assert_matches!(error, Error::AuthenticationFailed { .. });
         assert!(!format!("{error} {error:?}").contains("s3cret"), "{error}");
     }
 }

@@ -3,17 +3,12 @@
 //! tested in `sentinel.rs` and `cluster.rs`, everything else, with client certificates, in
 //! `acl.rs`.
 
-use std::future::IntoFuture as _;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use redlatch::{Client, ClientBuilder, Error};
-use redlatch_testkit::{
-    Ca, CertSpec, Cluster, ClusterPlan, LOOPBACK, SentinelPlan, Sentinels, TlsPlan, TlsServer,
-    shared, unique,
-};
+use redlatch_testkit::{Ca, CertSpec, LOOPBACK, TlsPlan, TlsServer};
 
-use super::sentinel_or_cluster::{NEVER, long_timeout, retry_transient};
-use crate::common::*;
+use super::sentinel_or_cluster::{NEVER, long_timeout};
+use crate::common::prelude::*;
 
 fn trusting(ca: &Ca) -> ClientBuilder {
     let ours = ca.client();
@@ -51,7 +46,7 @@ async fn refused(settings: ClientBuilder, url: &str, says: &[&str]) -> Error {
 
 async fn not_secure(settings: ClientBuilder, url: &str, says: &[&str]) {
     let error = refused(settings, url, says).await;
-    assert!(matches!(error, Error::TlsFailed { .. }), "{error}");
+    assert_matches!(error, Error::TlsFailed { .. });
 }
 
 /// Using the wrong protocol on a port, plain or TLS, is always reported, whether the server answers
@@ -149,18 +144,13 @@ async fn cluster_with_host_names_works() {
         let name = unique(&format!("named-{n}"));
         let guard = retry_transient(|| holder.lock(&name).lock().lease(10 * LONG)).await;
         let waiting = tokio::spawn(waiter.lock(&name).lock().into_future());
-        until("it waits", || async { waiter.status().subscriptions == 1 }).await;
+        until_subscribed(&waiter, 1).await;
         let to = (all.master_of_key(&name) + 1) % 3;
         all.move_slot(all.slot_of(&name), to);
-        guard.unlock().await.unwrap();
-        let woken = within_limit("woken, not slept through", waiting)
-            .await
-            .unwrap();
-        woken.unwrap().unlock().await.unwrap();
-        until("no subscription is left", || async {
-            waiter.status().subscriptions == 0
-        })
-        .await;
+        free(guard).await;
+        let woken = done("woken, not slept through", waiting).await;
+        free(woken.unwrap()).await;
+        until_subscribed(&waiter, 0).await;
     }
     // The certificates are not valid for the nodes' addresses.
     not_secure(
@@ -194,7 +184,7 @@ async fn cluster_tls_errors_are_reported() {
     let lock = client.lock(&name);
     all.freeze(1);
     let error = lock.is_locked().await.unwrap_err();
-    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    assert_matches!(error, Error::Unavailable { .. });
     assert!(error.to_string().contains("speak TLS"), "{error}");
     all.thaw(1);
     retry_transient(|| lock.is_locked()).await;

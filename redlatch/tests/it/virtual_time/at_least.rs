@@ -1,15 +1,10 @@
 //! Locks that stay locked for a minimum time after their release: [`redlatch::Acquire::at_least`].
 
-use std::time::Duration;
+use redlatch::HasMinimum;
+use redlatch::kind::LockKind;
+use tokio::time::Instant;
 
-use redlatch::kind::{LockKind, OwnedKind};
-use redlatch::{Client, Embedded, Error, Expiry, HasMinimum, Lock, Owner};
-use redlatch_testkit::unique;
-use tokio::time::{Instant, sleep};
-
-use crate::common::{LONG, TestStore, until, within_limit};
-
-const SECOND: Duration = Duration::from_secs(1);
+use crate::common::prelude::*;
 
 on_every_store! {
     released_lock_is_kept_from_all_owners,
@@ -31,10 +26,10 @@ where
     let me = Owner::new();
     let outer = lock.lock().owner(me).at_least(LONG).await.unwrap();
     let inner = outer.reenter().await.unwrap();
-    inner.unlock().await.unwrap();
+    free(inner).await;
     assert_eq!(lock.hold_count(me).await.unwrap(), 1);
     let released = outer.owner_id();
-    outer.unlock().await.unwrap();
+    free(outer).await;
     let holder = lock.holder().await.unwrap().expect("it is kept");
     assert_ne!(holder.owner, released);
     let client = |owner: &str| owner.rsplit_once(':').unwrap().0.to_owned();
@@ -82,9 +77,9 @@ where
     let wait = |client| {
         let lock = lock(client);
         tokio::spawn(async move {
-            let guard = lock.lock().await.unwrap();
+            let guard = held(&lock).await;
             let waited = begun.elapsed();
-            guard.unlock().await.unwrap();
+            free(guard).await;
             waited
         })
     };
@@ -97,7 +92,7 @@ where
     }
     drop(guard);
     for waiter in waiters {
-        let waited = within_limit("the lock is free", waiter).await.unwrap();
+        let waited = done("the lock is free", waiter).await;
         assert!(waited >= at_least, "{waited:?}");
     }
 }
@@ -110,11 +105,6 @@ async fn forced_release_frees_lock_earlier(store: TestStore) {
     assert!(lock.try_lock().await.unwrap().is_some());
 }
 
-fn clients() -> [Client; 2] {
-    let store = Embedded::new();
-    [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap())
-}
-
 /// Timers have a resolution of a millisecond, and so has the lease that waiters learn.
 #[track_caller]
 fn assert_elapsed(elapsed: Duration, expected: Duration) {
@@ -125,9 +115,9 @@ fn assert_elapsed(elapsed: Duration, expected: Duration) {
 
 /// Waits until another client acquires the lock. Returns the time since `begun`.
 async fn free_after(other: &Client, begun: Instant) -> Duration {
-    let guard = other.lock("a").lock().await.unwrap();
+    let guard = held(&other.lock("a")).await;
     let elapsed = begun.elapsed();
-    guard.unlock().await.unwrap();
+    free(guard).await;
     elapsed
 }
 
@@ -136,7 +126,7 @@ async fn lock_is_free_exactly_at_end_of_time() {
     // Shorter and longer than the lease of the watchdog; with a fixed lease.
     for at_least in [5 * SECOND, 50 * SECOND] {
         for lease in [None, Some(60 * SECOND)] {
-            let [client, other] = clients();
+            let [client, other] = embedded_clients();
             let begun = Instant::now();
             let mut request = client.lock("a").lock().at_least(at_least);
             if let Some(lease) = lease {
@@ -145,7 +135,7 @@ async fn lock_is_free_exactly_at_end_of_time() {
             let guard = request.await.unwrap();
             let waiter = tokio::spawn(async move { free_after(&other, begun).await });
             sleep(3 * SECOND).await;
-            guard.unlock().await.unwrap();
+            free(guard).await;
             // The process ends.
             drop(client);
             assert_elapsed(waiter.await.unwrap(), at_least);
@@ -155,7 +145,7 @@ async fn lock_is_free_exactly_at_end_of_time() {
 
 #[tokio::test(start_paused = true)]
 async fn release_after_time_frees_lock_immediately() {
-    let [client, other] = clients();
+    let [client, other] = embedded_clients();
     let begun = Instant::now();
     let request = client.lock("a").lock().at_least(5 * SECOND);
     request.run(sleep(7 * SECOND)).await.unwrap();
@@ -166,7 +156,7 @@ async fn release_after_time_frees_lock_immediately() {
 #[tokio::test(start_paused = true)]
 async fn kept_lock_does_not_pass_to_waiter_of_same_client() {
     for is_transfer in [false, true] {
-        let [client, _] = clients();
+        let [client, _] = embedded_clients();
         let begun = Instant::now();
         let lock = client.lock("a");
         let request = |lock: &Lock| match is_transfer {
@@ -182,11 +172,11 @@ async fn kept_lock_does_not_pass_to_waiter_of_same_client() {
         });
         // Later it would not pass on in any case: the client does not know whether others wait.
         sleep(Duration::from_millis(1)).await;
-        guard.unlock().await.unwrap();
+        free(guard).await;
         let (guard, waited) = waiter.await.unwrap();
         assert_elapsed(waited, 5 * SECOND);
         // The next hold is not kept.
-        guard.unlock().await.unwrap();
+        free(guard).await;
         assert!(!lock.is_locked().await.unwrap());
     }
 }
@@ -194,33 +184,33 @@ async fn kept_lock_does_not_pass_to_waiter_of_same_client() {
 /// The time of an earlier hold of the same owner does not count for the next one.
 #[tokio::test(start_paused = true)]
 async fn each_hold_has_its_own_time() {
-    let [client, other] = clients();
+    let [client, other] = embedded_clients();
     let (lock, me) = (client.lock("a"), Owner::new());
     let guard = lock.lock().owner(me).at_least(5 * SECOND).await.unwrap();
     let longer = guard.reenter().at_least(8 * SECOND).await.unwrap();
-    longer.unlock().await.unwrap();
+    free(longer).await;
     let begun = Instant::now();
-    guard.unlock().await.unwrap();
+    free(guard).await;
     assert_elapsed(free_after(&other, begun).await, 8 * SECOND);
     let again = lock.lock().owner(me).await.unwrap();
-    again.unlock().await.unwrap();
+    free(again).await;
     assert!(!lock.is_locked().await.unwrap());
 }
 
 #[tokio::test(start_paused = true)]
 async fn kept_fenced_lock_has_no_token() {
-    let [client, _] = clients();
+    let [client, _] = embedded_clients();
     let lock = client.fenced_lock("a");
     let me = Owner::new();
     let first = lock.lock().owner(me).at_least(5 * SECOND).await.unwrap();
     assert_eq!(first.token(), 1);
-    first.unlock().await.unwrap();
+    free(first).await;
     assert_eq!(lock.lock().owner(me).await.unwrap().token(), 2);
 }
 
 #[tokio::test(start_paused = true)]
 async fn dropped_release_keeps_lock() {
-    let [client, other] = clients();
+    let [client, other] = embedded_clients();
     let begun = Instant::now();
     let guard = client.lock("a").lock().at_least(5 * SECOND).await.unwrap();
     drop(guard.unlock());

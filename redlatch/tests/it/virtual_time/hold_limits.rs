@@ -1,24 +1,13 @@
 //! Limits of holds that the watchdog renews: `at_most` and `fed_every`.
 
-use std::future::{IntoFuture, pending};
-use std::time::Duration;
+use std::future::pending;
 
-use redlatch::kind::OwnedKind;
-use redlatch::{Client, Embedded, Error, Guard, HasLease, Lock, Loss, MultiLock, Owner, RedLock};
-use redlatch_testkit::unique;
-use tokio::time::{Instant, sleep, timeout};
+use redlatch::HasLease;
+use tokio::time::Instant;
 
-use crate::common::{LONG, TestStore, assert_lost, within_limit};
-
-const SECOND: Duration = Duration::from_secs(1);
-const HOUR: Duration = Duration::from_secs(3600);
+use crate::common::prelude::*;
 
 const AFTER_HOUR: Loss = Loss::HeldTooLong { limit: HOUR };
-
-fn clients<const N: usize>() -> [Client; N] {
-    let store = Embedded::new();
-    [(); N].map(|()| Client::builder().connect_embedded(&store).unwrap())
-}
 
 /// Asserts that a hold that began now lasts for exactly an hour, and that a later release reports the limit.
 async fn assert_lost_after_hour<R: HasLease>(guard: Guard<R>) {
@@ -56,7 +45,7 @@ async fn waiter_acquires_at_limit<K: OwnedKind>(held: Lock<K>, awaited: Lock<K>)
 
 #[tokio::test(start_paused = true)]
 async fn waiter_of_any_kind_acquires_at_limit_of_hanging_holder() {
-    let [one, other] = clients();
+    let [one, other] = embedded_clients();
     let side = |client: &Client| client.read_write_lock("a");
     // Of another client, of the same client, and for an owner that the caller knows.
     for awaiting in [&other, &one] {
@@ -70,7 +59,7 @@ async fn waiter_of_any_kind_acquires_at_limit_of_hanging_holder() {
 
 #[tokio::test(start_paused = true)]
 async fn reader_is_lost_at_limit() {
-    let [one, other] = clients();
+    let [one, other] = embedded_clients();
     let reader = one.read_write_lock("a").read().lock().at_most(HOUR);
     let reader = reader.await.unwrap();
     let writer = after_hour(other.read_write_lock("a").write().lock()).await;
@@ -81,7 +70,7 @@ async fn reader_is_lost_at_limit() {
 /// The read side of a writer would otherwise be renewed for ever.
 #[tokio::test(start_paused = true)]
 async fn read_side_has_limit_of_writer() {
-    let [client, other] = clients();
+    let [client, other] = embedded_clients();
     let lock = client.read_write_lock("a");
     let writer = lock.write().lock().at_most(HOUR).await.unwrap();
     let reader = writer.reenter_read().await.unwrap();
@@ -96,7 +85,7 @@ async fn read_side_has_limit_of_writer() {
 
 #[tokio::test(start_paused = true)]
 async fn permits_are_released_at_limit() {
-    let [one, other] = clients();
+    let [one, other] = embedded_clients();
     let semaphores = [&one, &other].map(|client| client.expirable_semaphore("a"));
     semaphores[0].try_set_permits(2).await.unwrap();
     let both = semaphores[0].acquire_many(2).at_most(HOUR).await.unwrap();
@@ -107,7 +96,7 @@ async fn permits_are_released_at_limit() {
 
 #[tokio::test(start_paused = true)]
 async fn several_locks_are_lost_at_limit() {
-    let [one, other] = clients();
+    let [one, other] = embedded_clients();
     let names = ["a", "b", "c"];
     let both = MultiLock::new(names.map(|name| one.lock(name)));
     let guard = both.lock().at_most(HOUR).await.unwrap();
@@ -129,20 +118,20 @@ async fn several_locks_are_lost_at_limit() {
 /// The same owner acquires again, which is a hold of its own.
 #[tokio::test(start_paused = true)]
 async fn released_hold_leaves_no_limit_behind() {
-    let [client, other] = clients();
+    let [client, other] = embedded_clients();
     let (lock, me) = (client.lock("a"), Owner::new());
     let limited = lock.lock().owner(me).at_most(HOUR).fed_every(HOUR);
-    limited.await.unwrap().unlock().await.unwrap();
+    free(limited.await.unwrap()).await;
     let guard = lock.lock().owner(me).await.unwrap();
     sleep(3 * HOUR).await;
     assert!(guard.is_valid());
     assert!(other.lock("a").try_lock().await.unwrap().is_none());
-    guard.unlock().await.unwrap();
+    free(guard).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn lost_owner_acquires_again() {
-    let [client, other] = clients();
+    let [client, other] = embedded_clients();
     let (lock, me) = (client.lock("a"), Owner::new());
     let hanging = lock.lock().owner(me).at_most(HOUR).await.unwrap();
     after_hour(hanging.lost()).await;
@@ -153,12 +142,12 @@ async fn lost_owner_acquires_again() {
     sleep(HOUR).await;
     assert!(again.is_valid() && lock.is_held_by(me).await.unwrap());
     assert!(other.lock("a").try_lock().await.unwrap().is_none());
-    again.unlock().await.unwrap();
+    free(again).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn fed_hold_lasts_until_it_is_not_fed() {
-    let [client, other] = clients();
+    let [client, other] = embedded_clients();
     let lock = client.lock("a");
     let guard = lock.lock().fed_every(60 * SECOND).await.unwrap();
     for _ in 0..100 {
@@ -180,7 +169,7 @@ async fn fed_hold_lasts_until_it_is_not_fed() {
             .contains("its holder did not feed it for 60s")
     );
     assert!(!guard.is_valid() && next.is_valid());
-    next.unlock().await.unwrap();
+    free(next).await;
     assert_lost(&guard.unlock().await.unwrap_err(), not_fed);
 }
 
@@ -206,7 +195,7 @@ async fn several_locks_are_fed_together() {
         sleep(59 * SECOND).await;
         multi.feed().unwrap();
     }
-    multi.unlock().await.unwrap();
+    free(multi).await;
     let red = RedLock::new(locks()).lock().fed_every(60 * SECOND);
     let red = red.await.unwrap();
     for _ in 0..10 {
@@ -223,8 +212,7 @@ async fn several_locks_are_fed_together() {
 /// Its owner holds one of the locks already, without a limit.
 #[tokio::test(start_paused = true)]
 async fn failed_request_for_several_locks_limits_no_hold() {
-    let store = Embedded::new();
-    let [client, peer] = [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
+    let [client, peer] = embedded_clients();
     let owner = Owner::new();
     let fair = || client.fair_lock("fair");
     let held = fair().lock().owner(owner).await.unwrap();
@@ -241,18 +229,18 @@ async fn failed_request_for_several_locks_limits_no_hold() {
     assert!(refused.await.unwrap().is_none());
     sleep(100 * SECOND).await;
     assert!(held.is_valid());
-    held.unlock().await.unwrap();
+    free(held).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn earliest_limit_applies_to_all_guards_of_owner() {
-    let [client, _] = clients();
+    let [client, _] = embedded_clients();
     let lock = client.lock("a");
-    let outer = lock.lock().await.unwrap();
+    let outer = held(&lock).await;
     sleep(HOUR).await;
     let inner = outer.reenter().at_most(HOUR).await.unwrap();
     let longer = outer.reenter().at_most(3 * HOUR).await.unwrap();
-    inner.unlock().await.unwrap();
+    free(inner).await;
     after_hour(outer.lost()).await;
     assert_lost(&longer.unlock().await.unwrap_err(), AFTER_HOUR);
     assert_lost(&outer.reenter().await.unwrap_err(), AFTER_HOUR);
@@ -278,7 +266,7 @@ async fn any_guard_feeds_hold() {
 /// The next task of the client gets the same hold in the store, or a transferred one.
 #[tokio::test(start_paused = true)]
 async fn next_task_of_client_has_limit_of_its_own() {
-    let [client, other] = clients();
+    let [client, other] = embedded_clients();
     let lock = client.lock("a");
     for owner in [None, Some(Owner::new())] {
         let request = |lock: &Lock| match owner {
@@ -297,7 +285,7 @@ async fn next_task_of_client_has_limit_of_its_own() {
             // For less than the time after which a hold is not handed over.
             sleep(Duration::from_millis(5)).await;
             let known = lock.holder().await.unwrap().unwrap().owner;
-            guard.unlock().await.unwrap();
+            free(guard).await;
             let next = waiting.await.unwrap().unwrap();
             let is_handed_over = lock.holder().await.unwrap().unwrap().owner == known;
             assert_eq!(is_handed_over, owner.is_none());
@@ -307,7 +295,7 @@ async fn next_task_of_client_has_limit_of_its_own() {
                     sleep(3 * HOUR).await;
                     assert!(next.is_valid());
                     assert!(other.lock("a").try_lock().await.unwrap().is_none());
-                    next.unlock().await.unwrap();
+                    free(next).await;
                 }
             }
         }
@@ -358,7 +346,7 @@ async fn zero_is_refused_and_unrepresentable_time_is_no_limit() {
     let guard = endless.await.unwrap();
     sleep(24 * HOUR).await;
     guard.feed().unwrap();
-    guard.unlock().await.unwrap();
+    free(guard).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -397,7 +385,7 @@ async fn hanging_holder_is_replaced_at_limit(store: TestStore) {
     assert_lost(&hanging.await.unwrap(), Loss::HeldTooLong { limit });
     // The guard was dropped, and its release has not removed the hold of the other client.
     holder.flush().await;
-    next.unwrap().unlock().await.unwrap();
+    free(next.unwrap()).await;
 }
 
 on_every_store! { hanging_holder_is_replaced_at_limit, }

@@ -1,66 +1,40 @@
 //! Waiting, renewal and loss in virtual time: hours pass in microseconds.
 
-use std::future::IntoFuture;
-use std::time::Duration;
+use tokio::time::{Instant, advance};
 
-use redlatch::{Client, Embedded, Expiry, Loss, MultiLock, Owner, RedLock};
-use tokio::time::{Instant, advance, sleep};
-
-use crate::common::assert_lost;
-
-const HOUR: Duration = Duration::from_secs(3600);
-const SECOND: Duration = Duration::from_secs(1);
+use crate::common::prelude::*;
 
 #[tokio::test(start_paused = true)]
 async fn watchdog_renews_a_lock_while_it_is_held() {
-    let store = Embedded::new();
-    let holder = Client::builder().connect_embedded(&store).unwrap();
-    let other = Client::builder().connect_embedded(&store).unwrap();
-    let guard = holder.lock("a").lock().await.unwrap();
+    let [holder, other] = embedded_clients();
+    let guard = held(&holder.lock("a")).await;
     for _ in 0..24 {
         sleep(HOUR).await;
         assert!(guard.is_valid());
         assert!(other.lock("a").try_lock().await.unwrap().is_none());
-        let left = other
-            .lock("a")
-            .remaining_lease()
-            .await
-            .unwrap()
-            .and_then(Expiry::duration)
-            .unwrap();
+        let left = lease_left(&other.lock("a")).await;
         // Renewed after every third of 30 s: at least two thirds always remain.
         assert!(left >= 19 * SECOND, "{left:?}");
     }
-    guard.unlock().await.unwrap();
+    free(guard).await;
     assert!(other.lock("a").try_lock().await.unwrap().is_some());
 }
 
 #[tokio::test(start_paused = true)]
 async fn after_the_release_nothing_is_renewed() {
-    let store = Embedded::new();
-    let holder = Client::builder().connect_embedded(&store).unwrap();
+    let holder = Client::embedded();
     let lock = holder.lock("a");
     let me = redlatch::Owner::new();
     let guard = lock.lock().owner(me).await.unwrap();
     sleep(25 * SECOND).await;
-    guard.unlock().await.unwrap();
+    free(guard).await;
     assert_eq!(holder.status().holds, 0);
     // The same owner again, without renewal: a leftover renewal would keep it alive.
     let fixed = lock.lock().owner(me).lease(60 * SECOND).await.unwrap();
-    let mut before = lock
-        .remaining_lease()
-        .await
-        .unwrap()
-        .and_then(Expiry::duration)
-        .unwrap();
+    let mut before = lease_left(&lock).await;
     for _ in 0..59 {
         sleep(SECOND).await;
-        let left = lock
-            .remaining_lease()
-            .await
-            .unwrap()
-            .and_then(Expiry::duration)
-            .unwrap();
+        let left = lease_left(&lock).await;
         assert!(left < before, "the lease was renewed");
         before = left;
     }
@@ -71,8 +45,7 @@ async fn after_the_release_nothing_is_renewed() {
 
 #[tokio::test(start_paused = true)]
 async fn fixed_lease_ends_on_time() {
-    let store = Embedded::new();
-    let client = Client::builder().connect_embedded(&store).unwrap();
+    let client = Client::embedded();
     let guard = client.lock("a").lock().lease(10 * SECOND).await.unwrap();
     let begun = Instant::now();
     let lost = guard.lost();
@@ -94,9 +67,7 @@ async fn fixed_lease_ends_on_time() {
 
 #[tokio::test(start_paused = true)]
 async fn waiter_acquires_when_lease_of_dead_holder_ends() {
-    let store = Embedded::new();
-    let holder = Client::builder().connect_embedded(&store).unwrap();
-    let other = Client::builder().connect_embedded(&store).unwrap();
+    let [holder, other] = embedded_clients();
     // A holder that never sends another command.
     std::mem::forget(holder.lock("a").lock().lease(20 * SECOND).await.unwrap());
     let begun = Instant::now();
@@ -110,24 +81,24 @@ async fn waiter_acquires_when_lease_of_dead_holder_ends() {
             .is_none()
     );
     assert!(begun.elapsed() >= 5 * SECOND && begun.elapsed() < 6 * SECOND);
-    let guard = other.lock("a").lock().await.unwrap();
+    let guard = held(&other.lock("a")).await;
     assert!(begun.elapsed() >= 20 * SECOND, "before the lease ended");
     assert!(begun.elapsed() < 21 * SECOND, "long after the lease ended");
-    guard.unlock().await.unwrap();
+    free(guard).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn wait_limit_ends_on_time_in_the_queue() {
     let client = Client::embedded();
     let lock = client.lock("a");
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     let first = tokio::spawn(lock.try_lock().wait(HOUR).into_future());
     sleep(SECOND).await;
     let begun = Instant::now();
     // Second in the queue: it never sends a request.
     assert!(lock.try_lock().wait(60 * SECOND).await.unwrap().is_none());
     assert!(begun.elapsed() >= 60 * SECOND && begun.elapsed() < 61 * SECOND);
-    guard.unlock().await.unwrap();
+    free(guard).await;
     assert!(first.await.unwrap().unwrap().is_some());
 }
 
@@ -145,7 +116,7 @@ async fn refused_after<T>(
 async fn wait_limit_starts_when_request_is_awaited() {
     let client = Client::embedded();
     let lock = client.lock("a");
-    let _held = lock.lock().await.unwrap();
+    let _held = held(&lock).await;
     let permits = client.semaphore("b");
     let expirable = client.expirable_semaphore("c");
     let multi = MultiLock::new([&lock]);
@@ -166,19 +137,19 @@ async fn wait_limit_starts_when_request_is_awaited() {
 async fn inner_fixed_lease_does_not_stop_renewal_of_outer_hold() {
     let client = Client::embedded();
     let lock = client.lock("a");
-    let outer = lock.lock().await.unwrap();
+    let outer = held(&lock).await;
     let inner = outer.reenter().lease(5 * SECOND).await.unwrap();
     sleep(HOUR).await;
-    inner.unlock().await.unwrap();
+    free(inner).await;
     sleep(HOUR).await;
-    outer.unlock().await.unwrap();
+    free(outer).await;
 
     // The reverse: without the renewed hold, the fixed lease ends.
     let outer = lock.lock().lease(60 * SECOND).await.unwrap();
     let inner = lock.lock().owner(outer.owner()).await.unwrap();
     sleep(HOUR).await;
     assert!(outer.is_valid(), "renewed for the inner guard's sake");
-    inner.unlock().await.unwrap();
+    free(inner).await;
     sleep(60 * SECOND).await;
     let lost = outer.unlock().await.unwrap_err();
     assert_lost(&lost, Loss::LeaseEnded);
@@ -186,10 +157,8 @@ async fn inner_fixed_lease_does_not_stop_renewal_of_outer_hold() {
 
 #[tokio::test(start_paused = true)]
 async fn holder_learns_at_next_renewal_that_its_lock_was_removed() {
-    let store = Embedded::new();
-    let holder = Client::builder().connect_embedded(&store).unwrap();
-    let admin = Client::builder().connect_embedded(&store).unwrap();
-    let guard = holder.lock("a").lock().await.unwrap();
+    let [holder, admin] = embedded_clients();
+    let guard = held(&holder.lock("a")).await;
     assert!(admin.lock("a").force_unlock().await.unwrap());
     let begun = Instant::now();
     guard.lost().await;
@@ -208,7 +177,7 @@ async fn subscriptions_end_after_the_linger_and_not_before() {
     let settings = Client::builder().subscription_linger(10 * SECOND);
     let client = settings.connect_embedded(&store).unwrap();
     let lock = client.lock("a");
-    let guard = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     assert!(lock.try_lock().wait(SECOND).await.unwrap().is_none());
     sleep(9 * SECOND).await;
     assert_eq!(client.status().subscriptions, 1);
@@ -218,7 +187,7 @@ async fn subscriptions_end_after_the_linger_and_not_before() {
     assert_eq!(client.status().subscriptions, 1);
     sleep(2 * SECOND).await;
     assert_eq!(client.status().subscriptions, 0);
-    guard.unlock().await.unwrap();
+    free(guard).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -226,7 +195,7 @@ async fn twenty_thousand_locks_are_renewed() {
     let client = Client::embedded();
     let mut guards = Vec::new();
     for n in 0..20_000 {
-        guards.push(client.lock(&format!("many-{n}")).lock().await.unwrap());
+        guards.push(held(&client.lock(&format!("many-{n}"))).await);
         if n % 1000 == 0 {
             sleep(Duration::from_millis(50)).await;
         }

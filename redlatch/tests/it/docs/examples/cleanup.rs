@@ -2,9 +2,8 @@
 
 use std::process::Output;
 
-use redlatch_testkit::Server;
-
 use crate::common::example;
+use crate::common::prelude::*;
 
 /// All examples that run on one server.
 const ON_ONE_SERVER: [&str; 10] = [

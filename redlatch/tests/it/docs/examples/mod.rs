@@ -5,11 +5,10 @@ mod quickstart;
 
 use std::collections::BTreeSet;
 use std::process::Output;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use redlatch_testkit::Server;
-
-use crate::common::{LONG, example};
+use crate::common::example;
+use crate::common::prelude::*;
 
 /// Runs an example in each of its three ways.
 fn run_everywhere(name: &str, check: impl Fn(&str)) {

@@ -2,9 +2,8 @@
 
 use std::process::Output;
 
-use redlatch_testkit::{Server, unique};
-
 use crate::common::example;
+use crate::common::prelude::*;
 
 /// Runs it with a folder of its own for temporary files, which must be empty in the end.
 fn quickstart(args: &[&str]) -> Output {

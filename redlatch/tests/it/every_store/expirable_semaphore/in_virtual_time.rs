@@ -2,15 +2,9 @@
 
 use super::*;
 
-fn clients() -> (Client, Client) {
-    let store = Embedded::new();
-    let client = || Client::builder().connect_embedded(&store).unwrap();
-    (client(), client())
-}
-
 #[tokio::test(start_paused = true)]
 async fn watchdog_renews_permits_while_they_are_held() {
-    let (client, other) = clients();
+    let [client, other] = embedded_clients();
     let semaphore = with_permits(&client, "kept", 3).await;
     let theirs = other.expirable_semaphore(semaphore.name());
     let two = semaphore.acquire_many(2).await.unwrap();
@@ -39,7 +33,7 @@ async fn watchdog_renews_permits_while_they_are_held() {
 
 #[tokio::test(start_paused = true)]
 async fn fixed_lease_ends_on_time_and_guard_notices() {
-    let (client, other) = clients();
+    let [client, other] = embedded_clients();
     let semaphore = with_permits(&client, "fixed", 1).await;
     let permit = semaphore.acquire().lease(10 * SECOND).await.unwrap();
     let begun = Instant::now();
@@ -59,7 +53,7 @@ async fn fixed_lease_ends_on_time_and_guard_notices() {
 /// previous one was served.
 #[tokio::test(start_paused = true)]
 async fn permits_released_together_serve_all_waiters() {
-    let (client, other) = clients();
+    let [client, other] = embedded_clients();
     let semaphore = with_permits(&client, "together", 5).await;
     let ids = semaphore.acquire_many(5).lease(HOUR).await.unwrap();
     let ids = ids.into_ids().unwrap();
@@ -81,7 +75,7 @@ async fn permits_released_together_serve_all_waiters() {
 /// No message is published when a permit expires, so the waiter needs a timer.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_for_two_is_served_when_the_second_permit_expires() {
-    let (client, other) = clients();
+    let [client, other] = embedded_clients();
     let semaphore = with_permits(&client, "silent", 3).await;
     for seconds in [30, 10, 20] {
         let permit = semaphore.acquire().lease(seconds * SECOND).await.unwrap();
@@ -101,7 +95,7 @@ async fn a_waiter_for_two_is_served_when_the_second_permit_expires() {
 
 #[tokio::test(start_paused = true)]
 async fn waiter_notices_shortened_lease() {
-    let (client, other) = clients();
+    let [client, other] = embedded_clients();
     let semaphore = with_permits(&client, "nearer", 1).await;
     let id = semaphore
         .acquire()
@@ -130,7 +124,7 @@ async fn waiter_notices_shortened_lease() {
 /// F1: no permit is renewed after it has left its guard or was released.
 #[tokio::test(start_paused = true)]
 async fn permits_without_guard_are_not_renewed() {
-    let (client, _) = clients();
+    let [client] = embedded_clients();
     let semaphore = with_permits(&client, "f1", 1).await;
     let permit = semaphore.acquire().await.unwrap();
     sleep(25 * SECOND).await;
@@ -156,7 +150,7 @@ async fn permits_without_guard_are_not_renewed() {
 /// A guard never considers its permit valid for longer than the store does, to the microsecond.
 #[tokio::test(start_paused = true)]
 async fn lease_is_never_too_short_by_a_fraction_of_a_millisecond() {
-    let (client, other) = clients();
+    let [client, other] = embedded_clients();
     let semaphore = with_permits(&client, "rounding", 1).await;
     let theirs = other.expirable_semaphore(semaphore.name());
     for micros in [1, 499, 500, 999, 1000] {

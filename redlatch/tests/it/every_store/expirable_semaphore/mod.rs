@@ -4,25 +4,15 @@ mod in_virtual_time;
 mod on_a_server;
 
 use std::collections::BTreeMap;
-use std::future::IntoFuture;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::sync::atomic::AtomicI64;
 
-use redlatch::{Client, Embedded, Error, ExpirableSemaphore, Expiry, Loss, MAX_LEASE, PermitId};
-use redlatch_testkit::{Proxy, Server, shared, unique};
-use tokio::time::{Instant, sleep};
+use redlatch::PermitId;
+use tokio::time::Instant;
 
-use crate::common::{
-    LONG, SHORT, TestStore, WATCHDOG, assert_lost, drop_after_each_poll, poll_up_to, retry_if_late,
-    retry_if_late_blocking, until, until_rises, with_lost_answer, with_lost_answer_after,
-    within_limit,
-};
+use crate::common::prelude::*;
 
-const HOUR: Duration = Duration::from_secs(3600);
-const SECOND: Duration = Duration::from_secs(1);
 const BRIEF: Duration = Duration::from_millis(300);
 
 on_every_store! {
@@ -106,7 +96,7 @@ async fn permits_are_acquired_and_released(store: TestStore) {
     }
 
     one.release().await.unwrap();
-    two.unlock().await.unwrap();
+    free(two).await;
     assert_eq!(counts(&semaphore).await, (2, 0, 2));
 }
 
@@ -158,7 +148,7 @@ async fn handle_with_number_of_permits_sets_it_if_absent(store: TestStore) {
     let all = semaphore.acquire_many(3).lease(SHORT).await.unwrap();
     let waiting = tokio::spawn(semaphore.acquire().into_future());
     assert!(plain.delete().await.unwrap());
-    let next = within_limit("set again", waiting).await.unwrap().unwrap();
+    let next = joined("set again", waiting).await;
     assert_eq!(counts(&plain).await, (2, 1, 3));
     // What was held before does not count.
     assert!(all.release().await.is_err());
@@ -167,7 +157,7 @@ async fn handle_with_number_of_permits_sets_it_if_absent(store: TestStore) {
     for permits in [0, 1 << 31] {
         let invalid = semaphore.clone().permits(permits);
         let error = invalid.try_acquire().await.unwrap_err();
-        assert!(matches!(error, Error::InvalidCount { .. }), "{error}");
+        assert_matches!(error, Error::InvalidCount { .. });
     }
     plain.delete().await.unwrap();
 }
@@ -220,10 +210,7 @@ async fn permits_can_be_added_and_removed(store: TestStore) {
     }
     // Exceeds the numbers that Redisson can count.
     let refused = semaphore.add_permits(i32::MAX).await;
-    assert!(
-        matches!(refused, Err(Error::InvalidCount { .. })),
-        "{refused:?}"
-    );
+    assert_matches!(refused, Err(Error::InvalidCount { .. }));
     assert_eq!(counts(&semaphore).await, (1, 0, 1));
     semaphore.add_permits(i32::MAX - 1).await.unwrap();
     semaphore.add_permits(-i32::MAX).await.unwrap();
@@ -243,10 +230,10 @@ async fn release_by_id_wakes_waiter(store: TestStore) {
         .unwrap();
     let theirs = other.expirable_semaphore(semaphore.name());
     let waiter = tokio::spawn(theirs.acquire().into_future());
-    until("it waits", || async { other.status().subscriptions == 1 }).await;
+    until_subscribed(&other, 1).await;
     assert!(!waiter.is_finished());
     semaphore.release(ids[0]).await.unwrap();
-    let permit = within_limit("woken", waiter).await.unwrap().unwrap();
+    let permit = joined("woken", waiter).await;
     assert_eq!(counts(&semaphore).await, (0, 1, 1));
     permit.release().await.unwrap();
 }
@@ -261,17 +248,14 @@ async fn waiter_for_many_permits_is_served_once_they_are_free(store: TestStore) 
     }
     let theirs = other.expirable_semaphore(semaphore.name());
     let waiter = tokio::spawn(theirs.acquire_many(3).into_future());
-    until("it waits", || async { other.status().subscriptions == 1 }).await;
+    until_subscribed(&other, 1).await;
     for free in 1..=2 {
         held.pop().unwrap().release().await.unwrap();
         assert_eq!(semaphore.available().await.unwrap(), free);
         assert!(!waiter.is_finished());
     }
     held.pop().unwrap().release().await.unwrap();
-    let three = within_limit("three are free", waiter)
-        .await
-        .unwrap()
-        .unwrap();
+    let three = joined("three are free", waiter).await;
     assert_eq!(three.ids().len(), 3);
     assert_eq!(counts(&semaphore).await, (0, 5, 5));
 }
@@ -283,13 +267,13 @@ async fn setting_or_adding_permits_wakes_waiter(store: TestStore) {
     let mut held = Vec::new();
     for round in 0..3 {
         let waiter = tokio::spawn(theirs.acquire().lease(10 * LONG).into_future());
-        until("it waits", || async { other.status().subscriptions == 1 }).await;
+        until_subscribed(&other, 1).await;
         match round {
             0 => assert!(semaphore.try_set_permits(1).await.unwrap()),
             1 => semaphore.set_permits(2).await.unwrap(),
             _ => semaphore.add_permits(1).await.unwrap(),
         }
-        held.push(within_limit("woken", waiter).await.unwrap().unwrap());
+        held.push(joined("woken", waiter).await);
     }
     assert_eq!(counts(&semaphore).await, (0, 3, 3));
 }
@@ -382,9 +366,9 @@ async fn a_lease_is_updated(store: TestStore) {
     // The waiter is notified that the end is now earlier.
     let theirs = other.expirable_semaphore(semaphore.name());
     let waiter = tokio::spawn(theirs.acquire().into_future());
-    until("it waits", || async { other.status().subscriptions == 1 }).await;
+    until_subscribed(&other, 1).await;
     assert!(semaphore.update_lease(id, BRIEF).await.unwrap());
-    let permit = within_limit("it expires", waiter).await.unwrap().unwrap();
+    let permit = joined("it expires", waiter).await;
     assert!(!semaphore.update_lease(id, LONG).await.unwrap());
     assert!(!semaphore.try_release(id).await.unwrap());
     permit.release().await.unwrap();
@@ -446,9 +430,9 @@ async fn all_permits_can_be_revoked(store: TestStore) {
     let both = semaphore.acquire_many(2).lease(10 * LONG).await.unwrap();
     let theirs = other.expirable_semaphore(semaphore.name());
     let waiter = tokio::spawn(theirs.acquire().into_future());
-    until("it waits", || async { other.status().subscriptions == 1 }).await;
+    until_subscribed(&other, 1).await;
     assert!(theirs.force_release().await.unwrap());
-    let permit = within_limit("woken", waiter).await.unwrap().unwrap();
+    let permit = joined("woken", waiter).await;
     assert!(is_lost(&both.release().await));
     assert_eq!(counts(&semaphore).await, (1, 1, 2), "theirs was left alone");
     permit.release().await.unwrap();
@@ -501,9 +485,9 @@ async fn dropped_guards_release_and_wake(store: TestStore) {
     let semaphore = with_permits(&client, "drop", 2).await;
     let both = semaphore.acquire_many(2).lease(10 * LONG).await.unwrap();
     let waiter = tokio::spawn(semaphore.acquire_many(2).into_future());
-    until("it waits", || async { client.status().subscriptions == 1 }).await;
+    until_subscribed(&client, 1).await;
     drop(both);
-    drop(within_limit("woken", waiter).await.unwrap().unwrap());
+    drop(joined("woken", waiter).await);
     client.flush().await;
     assert_eq!(counts(&semaphore).await, (2, 0, 2));
 }
@@ -524,9 +508,7 @@ async fn waiters_of_one_client_are_served_in_order(store: TestStore) {
         let mut waiting = semaphore.acquire_many(permits).into_future();
         // Polled here, so that they queue in this order.
         {
-            let queued = until("it is queued", || async {
-                client.status().subscriptions == 1
-            });
+            let queued = until("it is queued", async || client.status().subscriptions == 1);
             tokio::select! {
                 biased;
                 _ = &mut waiting => panic!("served before its time"),
@@ -544,7 +526,7 @@ async fn waiters_of_one_client_are_served_in_order(store: TestStore) {
         permit.release().await.unwrap();
     }
     for waiter in waiters {
-        within_limit("served", waiter).await.unwrap();
+        done("served", waiter).await;
     }
     let order = order.lock().unwrap().clone();
     // Two waiters for one permit each may be served at the same time, in any order.
@@ -588,9 +570,7 @@ async fn acquired_permits_never_exceed_total(store: TestStore) {
         })
         .collect();
     for task in tasks {
-        within_limit("every task has its turns", task)
-            .await
-            .unwrap();
+        done("every task has its turns", task).await;
     }
     for client in &clients {
         client.flush().await;
@@ -745,10 +725,7 @@ async fn invalid_requests_are_rejected(store: TestStore) {
             semaphore.acquire().lease(lease).await.err(),
             semaphore.update_lease(id, lease).await.err(),
         ] {
-            assert!(
-                matches!(error, Some(Error::InvalidLease { .. })),
-                "{error:?}"
-            );
+            assert_matches!(error, Some(Error::InvalidLease { .. }));
         }
     }
     for name in ["", "a\nb", &"x".repeat(513)] {
@@ -768,14 +745,11 @@ async fn invalid_requests_are_rejected(store: TestStore) {
             semaphore.force_release().await.err(),
             semaphore.delete().await.err(),
         ] {
-            assert!(
-                matches!(error, Some(Error::InvalidName { .. })),
-                "{error:?}"
-            );
+            assert_matches!(error, Some(Error::InvalidName { .. }));
         }
     }
     let lock = client.lock(&unique("bad-lock"));
-    let _held = lock.lock().await.unwrap();
+    let _held = held(&lock).await;
     let semaphore = client.expirable_semaphore(lock.name());
     for error in [
         semaphore.acquire().await.err(),
@@ -784,7 +758,7 @@ async fn invalid_requests_are_rejected(store: TestStore) {
         semaphore.add_permits(1).await.err(),
         semaphore.delete().await.err(),
     ] {
-        assert!(matches!(error, Some(Error::WrongKind { .. })), "{error:?}");
+        assert_matches!(error, Some(Error::WrongKind { .. }));
     }
     assert!(lock.is_locked().await.unwrap());
 }
@@ -826,7 +800,7 @@ async fn no_state_remains_after_release(store: TestStore) {
         })
         .collect();
     for task in tasks {
-        within_limit("done", task).await.unwrap();
+        done("done", task).await;
     }
     client.flush().await;
     until_idle(&client).await;
@@ -834,7 +808,7 @@ async fn no_state_remains_after_release(store: TestStore) {
 }
 
 async fn until_idle(client: &Client) {
-    until("all is empty", || async {
+    until("all is empty", async || {
         let status = client.status();
         (status.holds, status.subscriptions, status.background) == (0, 0, 0)
     })

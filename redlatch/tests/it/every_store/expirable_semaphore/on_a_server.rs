@@ -46,12 +46,12 @@ async fn layout_and_messages_match_redisson() {
     let updated = semaphore.update_lease(id, Duration::from_millis(1)).await;
     assert!(updated.unwrap());
     assert_eq!(next_message(), "4");
-    until("it has expired", || async {
+    until("it has expired", async || {
         semaphore.available().await.unwrap() == 5
     })
     .await;
     assert_eq!(next_message(), "5");
-    assert_eq!(server.command::<i64>(&["PTTL", &name]), -1);
+    assert_eq!(pttl(&server, &name), -1);
     assert_eq!(server.command::<i64>(&["EXISTS", &deadlines]), 0);
 }
 
@@ -73,7 +73,7 @@ async fn permits_without_lease_are_supported() {
     assert_eq!(counts(&semaphore).await, (0, 1, 1));
     assert!(semaphore.try_acquire().await.unwrap().is_none());
     let waiter = tokio::spawn(semaphore.acquire().into_future());
-    until("it waits", || async { client.status().subscriptions == 1 }).await;
+    until_subscribed(&client, 1).await;
     // Releases the permit as Redisson does; the message follows.
     let () = server.command(&["ZREM", &deadlines, "0123456789abcdef"]);
     let () = server.command(&["INCR", semaphore.name()]);
@@ -205,7 +205,7 @@ async fn server_without_memory_loses_no_permit() {
     let key = "{a}:timeout";
     let end = || server.command::<Vec<(Vec<u8>, f64)>>(&["ZRANGE", key, "0", "0", "WITHSCORES"]);
     for _ in 0..2 {
-        until_rises("the end of its lease", || async { end()[0].1 }).await;
+        until_rises("the end of its lease", async || end()[0].1).await;
     }
     assert!(permit.is_valid());
     permit.release().await.unwrap();
@@ -303,18 +303,12 @@ async fn lost_answer_does_not_count_twice() {
 
     for permits in [5, 6] {
         let unknown = with_lost_answer(&proxy, semaphore.try_set_permits(permits)).await;
-        assert!(
-            matches!(unknown, Err(Error::OutcomeUnknown { .. })),
-            "{unknown:?}"
-        );
+        assert_matches!(unknown, Err(Error::OutcomeUnknown { .. }));
         assert_eq!(counts(&semaphore).await, (5, 0, 5));
     }
     let set = async { assert!(observer.try_set_permits(5).await.unwrap()) };
     let unknown = with_lost_answer_after(&proxy, semaphore.delete(), set).await;
-    assert!(
-        matches!(unknown, Err(Error::OutcomeUnknown { .. })),
-        "{unknown:?}"
-    );
+    assert_matches!(unknown, Err(Error::OutcomeUnknown { .. }));
     assert_eq!(counts(&semaphore).await, (5, 0, 5));
     let two = with_lost_answer(&proxy, semaphore.acquire_many(2).into_future())
         .await
@@ -360,16 +354,10 @@ async fn lost_answer_does_not_count_twice() {
     assert_eq!(counts(&observer).await, (6, 1, 7));
     // This request is not repeated, and its outcome is reported as unknown.
     let unknown = with_lost_answer(&proxy, semaphore.add_permits(2)).await;
-    assert!(
-        matches!(unknown, Err(Error::OutcomeUnknown { .. })),
-        "{unknown:?}"
-    );
+    assert_matches!(unknown, Err(Error::OutcomeUnknown { .. }));
     assert_eq!(counts(&semaphore).await, (8, 1, 9));
     let unknown = with_lost_answer(&proxy, semaphore.delete()).await;
-    assert!(
-        matches!(unknown, Err(Error::OutcomeUnknown { .. })),
-        "{unknown:?}"
-    );
+    assert_matches!(unknown, Err(Error::OutcomeUnknown { .. }));
     assert_eq!(counts(&observer).await, (0, 0, 0));
 }
 
@@ -404,7 +392,7 @@ async fn waiter_retries_after_reconnect() {
     held.release().await.unwrap();
     proxy.cut();
     proxy.stall(false);
-    let permit = within_limit("served", waiter).await.unwrap().unwrap();
+    let permit = joined("served", waiter).await;
     permit.release().await.unwrap();
 }
 
@@ -443,14 +431,11 @@ async fn killed_process_keeps_no_permits() {
     let mut said = BufReader::new(process.stdout.take().unwrap()).lines();
     assert!(said.any(|line| line.unwrap() == "held"));
     let waiter = tokio::spawn(semaphore.acquire_many(3).into_future());
-    until("it waits", || async { client.status().subscriptions == 1 }).await;
+    until_subscribed(&client, 1).await;
     assert_eq!(counts(&semaphore).await, (0, 3, 3));
     process.kill().unwrap();
     process.wait().unwrap();
-    let three = within_limit("they come back", waiter)
-        .await
-        .unwrap()
-        .unwrap();
+    let three = joined("they come back", waiter).await;
     three.release().await.unwrap();
     assert_eq!(counts(&semaphore).await, (3, 0, 3));
 }
@@ -471,7 +456,7 @@ async fn disconnected_holder_learns_that_its_permit_is_lost() {
     let permit = semaphore.acquire().await.unwrap();
     proxy.stall(true);
     let theirs = other.expirable_semaphore("cut-off").acquire().into_future();
-    let theirs = within_limit("it comes back", theirs).await.unwrap();
+    let theirs = done("it comes back", theirs).await;
     assert!(!permit.is_valid(), "held by two");
     assert!(is_lost(&permit.release().await));
     proxy.stall(false);
@@ -491,9 +476,9 @@ async fn number_of_permits_survives_loss_of_data() {
     let semaphore = client.expirable_semaphore("jobs").permits(2);
     let held = semaphore.acquire_many(2).lease(SHORT).await.unwrap();
     let waiting = tokio::spawn(semaphore.acquire().into_future());
-    until("it waits", || async { client.status().subscriptions == 1 }).await;
+    until_subscribed(&client, 1).await;
     server.restart();
-    let one = within_limit("goes on", waiting).await.unwrap().unwrap();
+    let one = joined("goes on", waiting).await;
     assert_eq!(counts(&semaphore).await, (1, 1, 2));
     assert!(held.release().await.is_err());
     one.release().await.unwrap();

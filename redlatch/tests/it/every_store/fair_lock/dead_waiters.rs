@@ -1,16 +1,9 @@
 //! Dead waiters of a fair lock delay live waiters by one grace period, not by one wait time each.
 
-use std::future::IntoFuture as _;
-use std::time::Duration;
-
-use redlatch::{Client, Embedded};
-use redlatch_testkit::{Proxy, Server, shared_cluster, unique};
 use tokio::time::Instant;
 
 use super::{await_turn, spawn_waiter};
-use crate::common::{LONG, SHORT, until, within_limit};
-
-const SECOND: Duration = Duration::from_secs(1);
+use crate::common::prelude::*;
 
 /// Adds a client with `waiters` waiters to the queue behind `ahead` others, and kills it: its
 /// runtime and its connections end, but its waiters stay in the queue.
@@ -47,17 +40,17 @@ async fn all_dead_waiters_together_cost_one_grace_period() {
     let second = spawn_waiter(&other, 41).await;
     let third = spawn_waiter(&lock, 42).await;
     let released = Instant::now();
-    held.unlock().await.unwrap();
+    free(held).await;
     let guard = await_turn(first).await;
     let took = released.elapsed();
     let grace = 5 * SECOND;
     assert!(took >= grace && took < grace + SECOND / 10, "{took:?}");
     assert!(!second.is_finished() && !third.is_finished());
-    guard.unlock().await.unwrap();
+    free(guard).await;
     let guard = await_turn(second).await;
     assert!(!third.is_finished(), "living waiters keep their order");
-    guard.unlock().await.unwrap();
-    await_turn(third).await.unlock().await.unwrap();
+    free(guard).await;
+    free(await_turn(third).await).await;
     let took = released.elapsed();
     assert!(took < grace + SECOND / 4, "{took:?} for all");
     assert!(lock.queue().await.unwrap().is_empty());
@@ -77,7 +70,7 @@ async fn dead_waiters_of_a_dead_holder_cost_one_grace_period() {
     let guard = await_turn(spawn_waiter(&lock, 30).await).await;
     let (took, due) = (begun.elapsed(), 20 * SECOND + grace);
     assert!(took + SECOND >= due && took < due + SECOND, "{took:?}");
-    guard.unlock().await.unwrap();
+    free(guard).await;
 }
 
 fn keys(name: &str) -> [String; 3] {
@@ -111,18 +104,18 @@ async fn dead_among_the_living(server: &Server, client: &Client, name: &str) {
         waiting.push(spawn_waiter(&lock, n * 21 + 20).await);
     }
     let released = std::time::Instant::now();
-    held.unlock().await.unwrap();
+    free(held).await;
     let mut first = true;
     let mut waiting = waiting.into_iter();
     while let Some(next) = waiting.next() {
         let guard = await_turn(next).await;
         assert!(!std::mem::take(&mut first) || released.elapsed() >= grace);
         assert!(waiting.as_slice().iter().all(|one| !one.is_finished()));
-        guard.unlock().await.unwrap();
+        free(guard).await;
     }
     let took = released.elapsed();
     assert!(took < LONG / 2, "{took:?}");
-    until("nothing is left", || async {
+    until("nothing is left", async || {
         let [queue, timeouts, absent] = keys(name);
         server.command::<i64>(&["EXISTS", name, &queue, &timeouts, &absent]) == 0
     })
@@ -158,15 +151,13 @@ async fn waiters_of_killed_clients_on_a_server_are_skipped() {
         enqueue_dead_waiter(&server, "a", &format!("dead:{n}"));
     }
     let begun = std::time::Instant::now();
-    let guard = within_limit("the dead are passed over", lock.lock().into_future())
-        .await
-        .unwrap();
+    let guard = done("the dead are passed over", lock.lock().into_future()).await;
     let took = begun.elapsed();
     assert!(took < LONG / 2, "{took:?}");
-    guard.unlock().await.unwrap();
+    free(guard).await;
     // A plain `try_lock` removes dead waiters as well, though it does not wait.
     enqueue_dead_waiter(&server, "a", "dead:51");
-    until("it is passed over", || async {
+    until("it is passed over", async || {
         lock.try_lock().await.unwrap().is_some()
     })
     .await;
@@ -189,7 +180,7 @@ async fn waiter_that_reconnects_within_the_grace_period_keeps_its_place() {
     let owner = lock.queue().await.unwrap()[0].owner.to_string();
     let channel = format!("redisson_lock__channel:{{a}}:{owner}");
     let until_subscribers = async |wanted: i64| {
-        until("it is subscribed, or not", || async {
+        until("it is subscribed, or not", async || {
             let (_, subscribers): (String, i64) = server.command(&["PUBSUB", "NUMSUB", &channel]);
             subscribers == wanted
         })
@@ -199,7 +190,7 @@ async fn waiter_that_reconnects_within_the_grace_period_keeps_its_place() {
     proxy.stall(true);
     proxy.cut();
     until_subscribers(0).await;
-    held.unlock().await.unwrap();
+    free(held).await;
     let [_, _, absent] = keys("a");
     let noted: Vec<String> = server.command(&["ZRANGE", &absent, "0", "-1"]);
     assert_eq!(noted, [owner]);
@@ -207,8 +198,8 @@ async fn waiter_that_reconnects_within_the_grace_period_keeps_its_place() {
     proxy.stall(false);
     let guard = await_turn(cut_off).await;
     assert!(!behind.is_finished());
-    guard.unlock().await.unwrap();
-    await_turn(behind).await.unlock().await.unwrap();
+    free(guard).await;
+    free(await_turn(behind).await).await;
 }
 
 /// A waiter in Java subscribes and does not poll. It was absent when the grace period began, and keeps
@@ -218,13 +209,13 @@ async fn waiter_in_java_that_listens_again_keeps_its_place() {
     let server = Server::start();
     let client = Client::connect(&server.url()).await.unwrap();
     let lock = client.fair_lock("a").grace_period(SECOND);
-    let held = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     enqueue_dead_waiter(&server, "a", "dead:1");
     enqueue_dead_waiter(&server, "a", "java:7");
     let waiting = spawn_waiter(&lock, 2).await;
     let [queue, timeouts, absent] = keys("a");
     let timeout = || server.command::<Option<f64>>(&["ZSCORE", &timeouts, "java:7"]);
-    held.unlock().await.unwrap();
+    free(guard).await;
     let noted: Option<f64> = server.command(&["ZSCORE", &absent, "java:7"]);
     assert!(noted.is_some() && timeout().is_some());
     let mut connection = server.connection();
@@ -237,7 +228,7 @@ async fn waiter_in_java_that_listens_again_keeps_its_place() {
             let _ = sender.send(message.get_payload::<String>().unwrap());
         }
     });
-    until("the dead one is dropped", || async {
+    until("the dead one is dropped", async || {
         server.command::<Vec<String>>(&["LRANGE", &queue, "0", "0"]) == ["java:7"]
     })
     .await;
@@ -248,7 +239,7 @@ async fn waiter_in_java_that_listens_again_keeps_its_place() {
     // It takes its turn as Redisson's script does, and releases.
     let _: String = server.command(&["LPOP", &queue]);
     let _: i64 = server.command(&["ZREM", &timeouts, "java:7"]);
-    await_turn(waiting).await.unlock().await.unwrap();
+    free(await_turn(waiting).await).await;
 }
 
 /// A waiter that hangs, but stays connected, delays the others until its wait time has passed, unless it accepts
@@ -265,13 +256,10 @@ async fn waiter_that_hangs_costs_its_wait_time() {
     let lease = 2 * SHORT;
     let held = lock.lock().lease(lease).await.unwrap();
     let hangs = spawn_waiter(&far.fair_lock("a").wait_time(SHORT), 0).await;
-    until("it is subscribed", || async {
-        far.status().subscriptions == 1
-    })
-    .await;
+    until_subscribed(&far, 1).await;
     let waiting = spawn_waiter(&lock, 1).await;
     proxy.stall(true);
-    held.unlock().await.unwrap();
+    free(held).await;
     let guard = await_turn(waiting).await;
     // Its wait time counts from the end of the lease. Waiters check earlier than that.
     let took = begun.elapsed();
@@ -279,6 +267,6 @@ async fn waiter_that_hangs_costs_its_wait_time() {
         took >= lease + SHORT - SECOND,
         "its position was kept: {took:?}"
     );
-    guard.unlock().await.unwrap();
+    free(guard).await;
     hangs.abort();
 }

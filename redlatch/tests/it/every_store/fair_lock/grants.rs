@@ -1,8 +1,7 @@
 //! Grants: a release gives the lock to the next waiter, which learns it by the message.
 
 use super::*;
-
-const SECOND: Duration = Duration::from_secs(1);
+use crate::common::prelude::*;
 
 async fn client(url: &str) -> Client {
     short_linger().connect(url).await.unwrap()
@@ -17,7 +16,7 @@ fn channel(owner: &OwnerId) -> String {
 async fn until_ready(server: &Server, lock: &FairLock, position: usize) -> OwnerId {
     until_queued(lock, position + 1).await;
     let owner = queued_owners(lock).await.remove(position);
-    until("it is subscribed", || async {
+    until("it is subscribed", async || {
         let (_, subscribers): (String, i64) =
             server.command(&["PUBSUB", "NUMSUB", &channel(&owner)]);
         subscribers == 1
@@ -41,12 +40,12 @@ async fn turn_takes_one_script_with_grants_and_three_without() {
         let holder = settings().connect(&server.url()).await.unwrap();
         let crowd = settings().connect(&server.url()).await.unwrap();
         let lock = holder.fair_lock("a");
-        let held = lock.lock().await.unwrap();
+        let guard = held(&lock).await;
         let mut waiting = Vec::new();
         for n in 0..WAITERS {
             waiting.push(spawn_waiter(&crowd.fair_lock("a"), n).await);
         }
-        until("all are subscribed", || async {
+        until("all are subscribed", async || {
             let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS", "*"]);
             channels.len() == WAITERS
         })
@@ -56,20 +55,20 @@ async fn turn_takes_one_script_with_grants_and_three_without() {
         assert_eq!(crowd.fair_lock("a").queue().await.unwrap().len(), WAITERS);
         let quiet = server.calls("eval");
         let last = Vec::from_iter(waiting.split_off(1));
-        held.unlock().await.unwrap();
+        free(guard).await;
         let first = await_turn(waiting.remove(0)).await;
         // The release. Without grants also the acquisition, and the request of the next waiter, which learns how
         // long the new hold lasts.
-        until("the next waiter has retried", || async {
+        until("the next waiter has retried", async || {
             server.calls("eval") >= quiet + first_turn
         })
         .await;
         let sent = server.calls("eval") - quiet;
         assert!(sent <= first_turn + 1, "{sent} scripts for one turn");
         assert!(last.iter().all(|one| !one.is_finished()));
-        first.unlock().await.unwrap();
+        free(first).await;
         for one in last {
-            await_turn(one).await.unlock().await.unwrap();
+            free(await_turn(one).await).await;
         }
         let per_turn = (server.calls("eval") - quiet) as f64 / WAITERS as f64;
         assert!(per_turn < each_turn, "{per_turn} scripts per turn");
@@ -88,7 +87,7 @@ async fn grant_whose_message_is_lost_is_found_after_reconnection() {
     let waiting = spawn_waiter(&theirs, 0).await;
     let owner = until_ready(&server, &theirs, 0).await;
     proxy.discard_replies(true);
-    held.unlock().await.unwrap();
+    free(held).await;
     proxy.wait_until_discarded();
     assert_eq!(holder(&lock).await, Some(owner));
     assert!(!waiting.is_finished());
@@ -96,7 +95,7 @@ async fn grant_whose_message_is_lost_is_found_after_reconnection() {
     proxy.cut();
     let guard = await_turn(waiting).await;
     assert_eq!(theirs.hold_count(guard.owner()).await.unwrap(), 1);
-    guard.unlock().await.unwrap();
+    free(guard).await;
     assert_nothing_left(&[&near, &far], &lock).await;
     assert_eq!(keys_left(&server, "a"), 0);
 }
@@ -108,22 +107,22 @@ async fn disconnected_waiter_is_not_granted_the_lock() {
     let proxy = Proxy::to(server.port());
     let (near, far) = (client(&server.url()).await, client(&proxy.url()).await);
     let lock = near.fair_lock("a").grace_period(LONG);
-    let held = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     let waiting = spawn_waiter(&far.fair_lock("a").grace_period(LONG), 0).await;
     let owner = until_ready(&server, &far.fair_lock("a"), 0).await;
     proxy.refuse(true);
     proxy.cut();
-    until("it is not subscribed", || async {
+    until("it is not subscribed", async || {
         let (_, subscribers): (String, i64) =
             server.command(&["PUBSUB", "NUMSUB", &channel(&owner)]);
         subscribers == 0
     })
     .await;
-    held.unlock().await.unwrap();
+    free(guard).await;
     assert!(!lock.is_locked().await.unwrap());
     assert_eq!(queued_owners(&lock).await, [owner]);
     proxy.refuse(false);
-    await_turn(waiting).await.unlock().await.unwrap();
+    free(await_turn(waiting).await).await;
 }
 
 /// Its connection is open, so it is granted the lock, and has it for one lease. Its message is out of date then.
@@ -142,7 +141,7 @@ async fn waiter_that_hangs_keeps_granted_lock_for_one_lease() {
     until_ready(&server, &lock, 1).await;
     proxy.stall(true);
     let begun = std::time::Instant::now();
-    held.unlock().await.unwrap();
+    free(held).await;
     assert_eq!(holder(&lock).await, Some(owner));
     let guard = await_turn(next).await;
     let took = begun.elapsed();
@@ -150,8 +149,8 @@ async fn waiter_that_hangs_keeps_granted_lock_for_one_lease() {
     proxy.stall(false);
     until_queued(&lock, 1).await;
     assert!(guard.is_valid() && !hangs.is_finished());
-    guard.unlock().await.unwrap();
-    await_turn(hangs).await.unlock().await.unwrap();
+    free(guard).await;
+    free(await_turn(hangs).await).await;
     assert_nothing_left(&[&near, &far], &lock).await;
     assert_eq!(keys_left(&server, "a"), 0);
 }
@@ -169,12 +168,12 @@ async fn waiter_that_is_dropped_passes_granted_lock_on() {
     };
     let next = spawn_waiter(&other, 1).await;
     let next_owner = until_ready(&server, &other, 1).await;
-    held.unlock().await.unwrap();
+    free(held).await;
     assert_eq!(holder(&lock).await, Some(owner));
     drop(head);
     let guard = await_turn(next).await;
     assert_eq!(holder(&lock).await, Some(next_owner));
-    guard.unlock().await.unwrap();
+    free(guard).await;
     assert_nothing_left(&[&one, &two], &lock).await;
     assert_eq!(keys_left(&server, "a"), 0);
 }
@@ -184,7 +183,7 @@ async fn waiter_that_is_dropped_passes_granted_lock_on() {
 async fn message_for_another_request_is_no_grant() {
     let server = Server::start();
     let (one, two) = (client(&server.url()).await, client(&server.url()).await);
-    let held = one.fair_lock("a").lock().await.unwrap();
+    let guard = held(&one.fair_lock("a")).await;
     let lock = two.fair_lock("a");
     let waiting = spawn_waiter(&lock, 0).await;
     let owner = until_ready(&server, &lock, 0).await;
@@ -196,17 +195,17 @@ async fn message_for_another_request_is_no_grant() {
     for message in ["7", "-7", "0", "text"] {
         let latest = announced();
         let _: i64 = server.command(&["PUBLISH", &channel(&owner), message]);
-        until("it has sent a request", || async { announced() != latest }).await;
-        assert!(held.is_valid() && !waiting.is_finished());
+        until("it has sent a request", async || announced() != latest).await;
+        assert!(guard.is_valid() && !waiting.is_finished());
     }
     // The number of its first request.
     let (_, number) = before.split_once(':').unwrap();
     let latest = announced();
     let _: i64 = server.command(&["PUBLISH", &channel(&owner), number]);
-    until("it has sent a request", || async { announced() != latest }).await;
-    assert!(held.is_valid() && !waiting.is_finished());
-    held.unlock().await.unwrap();
-    await_turn(waiting).await.unlock().await.unwrap();
+    until("it has sent a request", async || announced() != latest).await;
+    assert!(guard.is_valid() && !waiting.is_finished());
+    free(guard).await;
+    free(await_turn(waiting).await).await;
 }
 
 /// A waiter in Java, which announces nothing, is woken as by Redisson.
@@ -215,7 +214,7 @@ async fn waiter_in_java_is_woken() {
     let server = Server::start();
     let client = client(&server.url()).await;
     let lock = client.fair_lock("a");
-    let held = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     let [_, queue, timeouts, _] = keys("a");
     let now: Vec<u64> = server.command(&["TIME"]);
     let _: i64 = server.command(&["RPUSH", &queue, "java:1"]);
@@ -228,14 +227,14 @@ async fn waiter_in_java_is_woken() {
         .unwrap();
     let waiting = spawn_waiter(&lock, 1).await;
     until_ready(&server, &lock, 1).await;
-    held.unlock().await.unwrap();
+    free(guard).await;
     let message = pubsub.get_message().unwrap();
     assert_eq!(message.get_payload::<String>().unwrap(), "0");
     assert!(!lock.is_locked().await.unwrap() && !waiting.is_finished());
     // It takes its turn as Redisson's script does, and releases.
     let _: String = server.command(&["LPOP", &queue]);
     let _: i64 = server.command(&["ZREM", &timeouts, "java:1"]);
-    await_turn(waiting).await.unlock().await.unwrap();
+    free(await_turn(waiting).await).await;
     assert_nothing_left(&[&client], &lock).await;
 }
 
@@ -246,7 +245,7 @@ async fn only_requests_without_fixed_lease_accept_grants() {
     let off = short_linger().fair_grants(false);
     let off = off.connect(&server.url()).await.unwrap();
     let lock = one.fair_lock("a");
-    let held = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     let fixed = tokio::spawn(lock.lock().lease(LONG).into_future());
     until_ready(&server, &lock, 0).await;
     let refuses = spawn_waiter(&off.fair_lock("a"), 1).await;
@@ -255,9 +254,9 @@ async fn only_requests_without_fixed_lease_accept_grants() {
     let owner = until_ready(&server, &lock, 2).await;
     let announced: Vec<String> = server.command(&["HKEYS", "redlatch_lock_announced:{a}"]);
     assert_eq!(announced, [owner.to_string()]);
-    held.unlock().await.unwrap();
+    free(guard).await;
     for turn in [fixed, refuses, accepts] {
-        await_turn(turn).await.unlock().await.unwrap();
+        free(await_turn(turn).await).await;
     }
     assert_nothing_left(&[&one, &off], &lock).await;
     assert_eq!(keys_left(&server, "a"), 0);
@@ -269,7 +268,7 @@ async fn announcement_of_dropped_waiter_is_removed_when_it_gives_up() {
     let server = Server::start();
     let client = client(&server.url()).await;
     let lock = client.fair_lock("a");
-    let held = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     let waiting = spawn_waiter(&lock, 0).await;
     until_ready(&server, &lock, 0).await;
     let _: i64 = server.command(&[
@@ -280,6 +279,6 @@ async fn announcement_of_dropped_waiter_is_removed_when_it_gives_up() {
     waiting.abort();
     assert!(waiting.await.is_err());
     client.flush().await;
-    held.unlock().await.unwrap();
+    free(guard).await;
     assert_eq!(keys_left(&server, "a"), 0);
 }

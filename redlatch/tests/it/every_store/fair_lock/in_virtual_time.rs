@@ -1,18 +1,12 @@
 //! Tests in virtual time: dead clients, and hours of waiting.
 
 use super::*;
-
-const SECOND: Duration = Duration::from_secs(1);
-
-fn two_of(store: &redlatch::Embedded) -> (Client, Client) {
-    let client = || Client::builder().connect_embedded(store).unwrap();
-    (client(), client())
-}
+use crate::common::prelude::*;
 
 /// Waiters keep their positions in the queue while a holder is renewed for hours.
 #[tokio::test(start_paused = true)]
 async fn waiters_keep_their_places_while_lock_is_held_for_hours() {
-    let (one, two) = two_of(&redlatch::Embedded::new());
+    let [one, two] = embedded_clients();
     let lock = one.fair_lock("a").wait_time(20 * SECOND);
     let held = lock.lock().await.unwrap();
     let mut waiting = Vec::new();
@@ -31,19 +25,19 @@ async fn waiters_keep_their_places_while_lock_is_held_for_hours() {
         assert!(two.fair_lock("a").try_lock().await.unwrap().is_none());
         assert_eq!(queued_owners(&lock).await, queue);
     }
-    held.unlock().await.unwrap();
+    free(held).await;
     for one in waiting {
         let guard = await_turn(one).await;
         // The same while the lock is held for a long time.
         tokio::time::sleep(300 * SECOND).await;
-        guard.unlock().await.unwrap();
+        free(guard).await;
     }
 }
 
 /// No holder releases: each turn ends with its lease, and the next turn starts at that moment.
 #[tokio::test(start_paused = true)]
 async fn next_turn_starts_when_previous_lease_ends() {
-    let (one, two) = two_of(&redlatch::Embedded::new());
+    let [one, two] = embedded_clients();
     let lock = one.fair_lock("a");
     let begun = tokio::time::Instant::now();
     let mut guards = vec![lock.lock().lease(10 * SECOND).await.unwrap()];
@@ -65,8 +59,7 @@ async fn next_turn_starts_when_previous_lease_ends() {
 /// time.
 #[tokio::test(start_paused = true)]
 async fn hanging_waiter_costs_only_its_own_wait_time() {
-    let store = redlatch::Embedded::new();
-    let (dying, living) = two_of(&store);
+    let [dying, living] = embedded_clients();
     let lock = living.fair_lock("a").wait_time(30 * SECOND);
     let dead = dying.fair_lock("a").wait_time(5 * SECOND);
     // A holder and two waiters that have died: their queue entries remain.
@@ -84,7 +77,7 @@ async fn hanging_waiter_costs_only_its_own_wait_time() {
     let guard = within_virtual_limit(lock.lock().into_future()).await;
     let took = begun.elapsed();
     assert!(took >= 29 * SECOND && took < 32 * SECOND, "{took:?}");
-    guard.unlock().await.unwrap();
+    free(guard).await;
     assert!(lock.queue().await.unwrap().is_empty());
 }
 
@@ -97,7 +90,7 @@ async fn within_virtual_limit<T>(work: impl Future<Output = Result<T>>) -> T {
 /// earlier timeouts.
 #[tokio::test(start_paused = true)]
 async fn dead_holder_costs_its_lease_in_a_long_queue() {
-    let (one, two) = two_of(&redlatch::Embedded::new());
+    let [one, two] = embedded_clients();
     let lock = one.fair_lock("a");
     let lease = 10 * SECOND;
     let held = lock.lock().lease(3600 * SECOND).await.unwrap();
@@ -108,7 +101,7 @@ async fn dead_holder_costs_its_lease_in_a_long_queue() {
         ));
         until_queued(&lock, n + 1).await;
     }
-    held.unlock().await.unwrap();
+    free(held).await;
     for (n, one) in waiting.into_iter().enumerate() {
         let begun = tokio::time::Instant::now();
         let guard = within_virtual_limit(async { one.await.unwrap() }).await;
@@ -119,7 +112,7 @@ async fn dead_holder_costs_its_lease_in_a_long_queue() {
         }
         match n {
             25 => std::mem::forget(guard),
-            _ => guard.unlock().await.unwrap(),
+            _ => free(guard).await,
         }
     }
 }
@@ -128,12 +121,12 @@ async fn dead_holder_costs_its_lease_in_a_long_queue() {
 /// repeats every 5 s.
 #[tokio::test(start_paused = true)]
 async fn lease_of_granted_lock_counts_from_last_request() {
-    let (one, two) = two_of(&redlatch::Embedded::new());
+    let [one, two] = embedded_clients();
     let (lock, other) = (one.fair_lock("a"), two.fair_lock("a"));
     let held = lock.lock().await.unwrap();
     let waiting = spawn_waiter(&other, 0).await;
     tokio::time::sleep(4 * SECOND).await;
-    held.unlock().await.unwrap();
+    free(held).await;
     let guard = await_turn(waiting).await;
     let remaining = lock.remaining_lease().await.unwrap();
     assert_eq!(remaining, Some(Expiry::In(30 * SECOND)));
@@ -145,14 +138,14 @@ async fn lease_of_granted_lock_counts_from_last_request() {
     // It is renewed after a third of the lease, as any other.
     tokio::time::sleep(7 * SECOND).await;
     assert!(guard.valid_for() > 26 * SECOND);
-    guard.unlock().await.unwrap();
+    free(guard).await;
 }
 
 /// If less than a third of the lease is certain, the waiter requests the lock, and finds that it holds it.
 #[tokio::test(start_paused = true)]
 async fn granted_lock_is_requested_if_its_lease_may_end_soon() {
     for (late, requested) in [(19, false), (21, true)] {
-        let (one, two) = two_of(&redlatch::Embedded::new());
+        let [one, two] = embedded_clients();
         let (lock, other) = (one.fair_lock("a"), two.fair_lock("a"));
         let held = lock.lock().lease(100 * SECOND).await.unwrap();
         let mut waiting = Box::pin(other.lock().into_future());
@@ -163,13 +156,13 @@ async fn granted_lock_is_requested_if_its_lease_may_end_soon() {
         }
         // It is not polled meanwhile.
         tokio::time::sleep(late * SECOND).await;
-        held.unlock().await.unwrap();
+        free(held).await;
         let guard = within_virtual_limit(waiting).await;
         let certain = guard.valid_for();
         assert_eq!(certain == 30 * SECOND, requested, "{certain:?}");
         assert!(certain >= 9 * SECOND);
         assert_eq!(other.hold_count(guard.owner()).await.unwrap(), 1);
-        guard.unlock().await.unwrap();
+        free(guard).await;
         assert!(!lock.is_locked().await.unwrap());
     }
 }
@@ -177,7 +170,7 @@ async fn granted_lock_is_requested_if_its_lease_may_end_soon() {
 /// Its granted hold ends with the lease, and the next waiter acquires the lock then.
 #[tokio::test(start_paused = true)]
 async fn request_that_is_not_polled_keeps_granted_lock_for_one_lease() {
-    let (one, two) = two_of(&redlatch::Embedded::new());
+    let [one, two] = embedded_clients();
     let (lock, other) = (one.fair_lock("a"), two.fair_lock("a"));
     let held = lock.lock().await.unwrap();
     let mut parked = Box::pin(other.lock().into_future());
@@ -186,44 +179,44 @@ async fn request_that_is_not_polled_keeps_granted_lock_for_one_lease() {
         () = until_queued(&lock, 1) => {}
     }
     let next = spawn_waiter(&lock, 1).await;
-    held.unlock().await.unwrap();
+    free(held).await;
     let begun = tokio::time::Instant::now();
     let guard = await_turn(next).await;
     let took = begun.elapsed();
     assert!(took >= 30 * SECOND && took < 31 * SECOND, "{took:?}");
     assert!(tokio::time::timeout(SECOND, &mut parked).await.is_err());
-    guard.unlock().await.unwrap();
-    within_virtual_limit(parked).await.unlock().await.unwrap();
+    free(guard).await;
+    free(within_virtual_limit(parked).await).await;
 }
 
 /// Redisson's layout gives these two locks one queue.
 #[tokio::test(start_paused = true)]
 async fn release_grants_no_lock_to_waiter_for_another_one() {
-    let (one, two) = two_of(&redlatch::Embedded::new());
+    let [one, two] = embedded_clients();
     let (plain, braced) = (one.fair_lock("a"), one.fair_lock("{a}"));
-    let first = plain.lock().await.unwrap();
-    let second = braced.lock().await.unwrap();
+    let first = held(&plain).await;
+    let second = held(&braced).await;
     let waiting = spawn_waiter(&two.fair_lock("a"), 0).await;
-    second.unlock().await.unwrap();
+    free(second).await;
     tokio::time::sleep(SECOND).await;
     assert!(!waiting.is_finished() && first.is_valid());
     assert!(!braced.is_locked().await.unwrap());
-    first.unlock().await.unwrap();
-    await_turn(waiting).await.unlock().await.unwrap();
+    free(first).await;
+    free(await_turn(waiting).await).await;
 }
 
 /// The next waiter expects the lease of the earlier holder.
 #[tokio::test(start_paused = true)]
 async fn short_lease_of_dead_holder_delays_next_waiter_for_that_lease_only() {
-    let (one, two) = two_of(&redlatch::Embedded::new());
+    let [one, two] = embedded_clients();
     let (lock, other) = (one.fair_lock("a"), two.fair_lock("a"));
-    let held = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     let short = tokio::spawn(other.lock().lease(SECOND).into_future());
     until_queued(&lock, 1).await;
     let waiting = spawn_waiter(&other, 1).await;
-    held.unlock().await.unwrap();
+    free(guard).await;
     std::mem::forget(await_turn(short).await);
     let begun = tokio::time::Instant::now();
-    await_turn(waiting).await.unlock().await.unwrap();
+    free(await_turn(waiting).await).await;
     assert!(begun.elapsed() < 2 * SECOND, "{:?}", begun.elapsed());
 }

@@ -25,15 +25,13 @@ async fn leftovers_of_killed_processes_do_not_block() {
         }
     }
     let begun = std::time::Instant::now();
-    let guard = within_limit("the dead are not waited for", lock.lock().into_future())
-        .await
-        .unwrap();
+    let guard = done("the dead are not waited for", lock.lock().into_future()).await;
     assert!(
         begun.elapsed() < Duration::from_secs(20),
         "long after their time"
     );
     assert!(lock.queue().await.unwrap().is_empty());
-    guard.unlock().await.unwrap();
+    free(guard).await;
     assert_nothing_left(&[&alive], &lock).await;
     assert_eq!(keys_left(&server, "a"), 0);
 }
@@ -67,18 +65,18 @@ async fn dead_waiter_is_skipped_after_its_wait_time() {
     });
     dead.join().unwrap();
     let waiting = spawn_waiter(&alive.fair_lock("a"), 1).await;
-    until("the dead one's connection is closed", || async {
+    until("the dead one's connection is closed", async || {
         server.clients() <= 2
     })
     .await;
     let begun = std::time::Instant::now();
-    held.unlock().await.unwrap();
+    free(held).await;
     let guard = await_turn(waiting).await;
     assert!(
         begun.elapsed() >= Duration::from_millis(900),
         "it was not waited for"
     );
-    guard.unlock().await.unwrap();
+    free(guard).await;
     assert_nothing_left(&[&alive, &holder], &lock).await;
     assert_eq!(keys_left(&server, "a"), 0);
 }
@@ -87,9 +85,8 @@ async fn dead_waiter_is_skipped_after_its_wait_time() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_leaves_queue_of_unreachable_server_later() {
     let ways = ["stalled", "refused", "dropped while stalled"];
-    for way in ways.map(|way| tokio::spawn(giving_up_reaches_it(way))) {
-        way.await.unwrap();
-    }
+    let [one, two, three] = ways.map(giving_up_reaches_it);
+    tokio::join!(one, two, three);
 }
 
 async fn giving_up_reaches_it(way: &str) {
@@ -99,7 +96,7 @@ async fn giving_up_reaches_it(way: &str) {
     let settings = short_linger().response_timeout(SHORT);
     let lock = holder.fair_lock("a");
     let away = settings.connect(&proxy.url()).await.unwrap();
-    let held = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     let theirs = away.fair_lock("a");
     let waiting = match way {
         "dropped while stalled" => tokio::spawn(theirs.try_lock().wait(LONG).into_future()),
@@ -119,7 +116,7 @@ async fn giving_up_reaches_it(way: &str) {
     } else {
         // The waiter gives up either because its limit is over, or because the server was
         // unreachable for too long.
-        match within_limit("gives up", waiting).await.unwrap() {
+        match done("gives up", waiting).await {
             Ok(None) => {}
             Ok(Some(_)) => panic!("it is held"),
             Err(error) => assert!(error.is_transient(), "{error}"),
@@ -135,7 +132,7 @@ async fn giving_up_reaches_it(way: &str) {
     proxy.stall(false);
     within_limit("settled", away.flush()).await;
     assert!(lock.queue().await.unwrap().is_empty(), "{way}");
-    held.unlock().await.unwrap();
+    free(guard).await;
     assert_nothing_left(&[&holder, &away], &lock).await;
     assert_eq!(keys_left(&server, "a"), 0);
 }
@@ -153,12 +150,12 @@ async fn paused_server_only_delays_leaving_the_queue() {
     let waiting = tokio::spawn(theirs.try_lock().wait(SHORT).into_future());
     until_queued(&lock, 1).await;
     let _: () = server.command(&["CLIENT", "PAUSE", "60000", "WRITE"]);
-    let gave_up = within_limit("gives up", waiting).await.unwrap();
+    let gave_up = done("gives up", waiting).await;
     assert!(!matches!(gave_up, Ok(Some(_))));
     let _: () = server.command(&["CLIENT", "UNPAUSE"]);
     within_limit("settled", waiter.flush()).await;
     assert!(lock.queue().await.unwrap().is_empty());
-    held.unlock().await.unwrap();
+    free(held).await;
     assert_nothing_left(&[&holder, &waiter], &lock).await;
 }
 
@@ -171,7 +168,7 @@ async fn repeated_steps_count_once() {
     let shaky = short_linger().connect(&proxy.url()).await.unwrap();
     let (lock, theirs) = (holder.fair_lock("a"), shaky.fair_lock("a"));
     // So that the scripts are loaded, and the lost answers are not that they are unknown.
-    theirs.lock().await.unwrap().unlock().await.unwrap();
+    free(theirs.lock().await.unwrap()).await;
     let held = lock.lock().await.unwrap();
 
     proxy.lose_next_answer();
@@ -187,7 +184,7 @@ async fn repeated_steps_count_once() {
 
     // The waiter is woken and acquires; the answer is lost, and then once more.
     proxy.stall(true);
-    held.unlock().await.unwrap();
+    free(held).await;
     proxy.stall(false);
     let guard = await_turn(joining).await;
     assert_eq!(
@@ -203,9 +200,9 @@ async fn repeated_steps_count_once() {
     let next = await_turn(behind).await;
     proxy.wait_until_lost();
     proxy.cut();
-    within_limit("unlocked", unlocking).await.unwrap().unwrap();
+    joined("unlocked", unlocking).await;
     assert!(lock.is_held_by(next.owner()).await.unwrap());
-    next.unlock().await.unwrap();
+    free(next).await;
     assert_nothing_left(&[&holder, &shaky], &lock).await;
     assert_eq!(keys_left(&server, "a"), 0);
 }
@@ -241,7 +238,7 @@ async fn queue_timeouts_do_not_drift() {
         if round % 10 == 0 {
             // One turn: the next waiter acquires, and the last holder queues again.
             within_limit("settled", client.flush()).await;
-            held.unlock().await.unwrap();
+            free(held).await;
             held = await_turn(waiting.remove(0)).await;
             // Behind some waiters that leave once it has its position.
             let leave = (0..4).map(|_| tokio::spawn(lock.lock().into_future()));
@@ -270,9 +267,9 @@ async fn queue_timeouts_do_not_drift() {
             "{position}: {left} s"
         );
     }
-    held.unlock().await.unwrap();
+    free(held).await;
     for one in waiting {
-        await_turn(one).await.unlock().await.unwrap();
+        free(await_turn(one).await).await;
     }
     assert_nothing_left(&[&client], &lock).await;
     assert_eq!(keys_left(&server, "a"), 0);
@@ -302,9 +299,9 @@ async fn waiters_queue_again_after_data_loss() {
         // The order is new, so each waiter unlocks in its own task.
         let unlocking = waiting
             .into_iter()
-            .map(|one| tokio::spawn(async move { await_turn(one).await.unlock().await.unwrap() }));
+            .map(|one| tokio::spawn(async move { free(await_turn(one).await).await }));
         for one in unlocking.collect::<Vec<_>>() {
-            within_limit("served", one).await.unwrap();
+            done("served", one).await;
         }
         assert_nothing_left(&[&one, &two], &lock).await;
     }
@@ -328,11 +325,11 @@ async fn waiters_keep_their_places_across_reconnection() {
     }
     assert_eq!(queued_owners(&lock).await, queue);
     // Released while the waiters may not be connected again yet.
-    held.unlock().await.unwrap();
+    free(held).await;
     for (one, owner) in waiting.into_iter().zip(queue) {
         let guard = await_turn(one).await;
         assert_eq!(guard.owner_id(), owner);
-        guard.unlock().await.unwrap();
+        free(guard).await;
     }
     assert_nothing_left(&[&holder, &crowd], &lock).await;
 }
@@ -364,15 +361,12 @@ async fn foreign_keys_are_rejected_and_stay_unchanged() {
     let lock = client.fair_lock(&name);
     let _: i64 = server.command(&["HSET", &name, "field", "x"]);
     for refused in [lock.lock().await.err(), lock.force_unlock().await.err()] {
-        assert!(
-            matches!(refused, Some(Error::WrongKind { .. })),
-            "{refused:?}"
-        );
+        assert_matches!(refused, Some(Error::WrongKind { .. }));
     }
     let name = unique("read-write");
     let _: i64 = server.command(&["HSET", &name, "mode", "read", "other:1", "1"]);
     let refused = client.fair_lock(&name).lock().await.unwrap_err();
-    assert!(matches!(refused, Error::WrongKind { .. }), "{refused}");
+    assert_matches!(refused, Error::WrongKind { .. });
 }
 
 /// Entries that Redisson left in the queue are respected, and redlatch writes its entries as
@@ -420,7 +414,7 @@ async fn queue_matches_redisson() {
         );
     });
     is_ready.recv().unwrap();
-    held.unlock().await.unwrap();
+    free(held).await;
     assert_eq!(receiver.recv_timeout(LONG).unwrap(), "0");
     assert_eq!(
         server.command::<i64>(&["EXISTS", &hash]),
@@ -437,7 +431,7 @@ async fn queue_matches_redisson() {
         1,
         "it is subscribed"
     );
-    await_turn(waiting).await.unlock().await.unwrap();
+    free(await_turn(waiting).await).await;
     assert_nothing_left(&[&client], &lock).await;
 }
 
@@ -448,7 +442,7 @@ async fn queue_keys_have_the_prefix() {
     let settings = short_linger().prefix("test::");
     let client = settings.connect(&server.url()).await.unwrap();
     let lock = client.fair_lock("a");
-    let held = lock.lock().await.unwrap();
+    let guard = held(&lock).await;
     let waiting = spawn_waiter(&lock, 0).await;
     let mut present: Vec<String> = server.command(&["KEYS", "*"]);
     present.sort();
@@ -457,13 +451,13 @@ async fn queue_keys_have_the_prefix() {
     assert_eq!(present, expected);
     let owner = &queued_owners(&lock).await[0];
     let channel = format!("redisson_lock__channel:{{test::a}}:{owner}");
-    until("it is subscribed", || async {
+    until("it is subscribed", async || {
         let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS"]);
         channels == [&*channel]
     })
     .await;
-    held.unlock().await.unwrap();
-    await_turn(waiting).await.unlock().await.unwrap();
+    free(guard).await;
+    free(await_turn(waiting).await).await;
     assert_nothing_left(&[&client], &lock).await;
     assert_eq!(keys_left(&server, "test::a"), 0);
 }

@@ -1,15 +1,12 @@
 //! Tests of the read-write lock in the blocking API.
 
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::AtomicI32;
 use std::thread;
-use std::time::Duration;
 
-use redlatch::Error;
 use redlatch::blocking::current_thread;
-use redlatch_testkit::unique;
 
-use crate::common::{LONG, on_every_store, retry_if_late_blocking};
+use crate::common::prelude::*;
 
 #[test]
 fn only_the_writing_thread_can_also_read() {

@@ -5,19 +5,12 @@ mod in_virtual_time;
 mod on_a_server;
 
 use std::collections::{HashMap, HashSet};
-use std::future::IntoFuture;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
-use std::time::Duration;
+use std::sync::atomic::AtomicI32;
 
-use redlatch::{Client, Error, Expiry, Guard, Loss, Owner, ReadLock, ReadWriteLock, WriteLock};
-use redlatch_testkit::unique;
+use redlatch::{ReadLock, ReadWriteLock, WriteLock};
 use tokio::sync::Barrier;
 
-use crate::common::{
-    LONG, TestStore, WATCHDOG, assert_lost, drop_after_each_poll, poll_up_to, retry_if_late, until,
-    within_limit,
-};
+use crate::common::prelude::*;
 
 on_every_store! {
     readers_share_and_writers_are_exclusive,
@@ -63,7 +56,7 @@ async fn lock_of(store: &TestStore, name: &str) -> (Client, ReadWriteLock) {
 
 /// Returns when a request of this client waits.
 async fn until_waiting(client: &Client) {
-    until("it waits", || async { client.status().subscriptions > 0 }).await;
+    until("it waits", async || client.status().subscriptions > 0).await;
 }
 
 async fn is_free(lock: &ReadWriteLock) -> bool {
@@ -76,11 +69,11 @@ async fn readers_share_and_writers_are_exclusive(store: TestStore) {
     assert!(is_free(&lock).await);
     assert_eq!(lock.name(), read.name());
 
-    let one = read.lock().await.unwrap();
+    let one = held(&read).await;
     let two = read.try_lock().await.unwrap().unwrap();
     let elsewhere = store.client().await;
     let three = elsewhere.read_write_lock(lock.name());
-    let three = three.read().lock().await.unwrap();
+    let three = held(&three.read()).await;
     assert!(read.is_locked().await.unwrap() && !write.is_locked().await.unwrap());
     assert!(write.try_lock().await.unwrap().is_none());
     let mut readers: Vec<_> = read.holders().await.unwrap();
@@ -95,22 +88,17 @@ async fn readers_share_and_writers_are_exclusive(store: TestStore) {
         owners.iter().collect::<Vec<_>>()
     );
     assert!(readers.iter().all(|holder| holder.holds == 1));
-    let left = read
-        .remaining_lease()
-        .await
-        .unwrap()
-        .and_then(Expiry::duration)
-        .unwrap();
+    let left = lease_left(&read).await;
     assert!(left > Duration::ZERO && left <= Duration::from_secs(30));
     for guard in [one, two, three] {
         assert!(read.is_locked().await.unwrap());
         assert!(write.try_lock().await.unwrap().is_none());
         assert!(guard.is_valid());
-        guard.unlock().await.unwrap();
+        free(guard).await;
     }
     assert!(is_free(&lock).await);
 
-    let writer = write.lock().await.unwrap();
+    let writer = held(&write).await;
     assert!(write.is_locked().await.unwrap() && !read.is_locked().await.unwrap());
     assert!(write.try_lock().await.unwrap().is_none());
     assert!(read.try_lock().await.unwrap().is_none());
@@ -122,7 +110,7 @@ async fn readers_share_and_writers_are_exclusive(store: TestStore) {
         write.holder().await.unwrap().unwrap().owner,
         writer.owner_id()
     );
-    writer.unlock().await.unwrap();
+    free(writer).await;
     assert!(is_free(&lock).await);
 }
 
@@ -140,7 +128,7 @@ async fn both_sides_are_reentrant(store: TestStore) {
     for (n, guard) in guards.into_iter().enumerate() {
         assert_eq!(read.hold_count(me).await.unwrap() as usize, 5 - n);
         assert!(lock.write().try_lock().await.unwrap().is_none());
-        guard.unlock().await.unwrap();
+        free(guard).await;
     }
     assert!(is_free(&lock).await);
 
@@ -152,7 +140,7 @@ async fn both_sides_are_reentrant(store: TestStore) {
     }
     while let Some(guard) = guards.pop() {
         assert!(read.try_lock().await.unwrap().is_none());
-        guard.unlock().await.unwrap();
+        free(guard).await;
         assert_eq!(write.hold_count(me).await.unwrap() as usize, guards.len());
     }
     assert!(is_free(&lock).await);
@@ -184,12 +172,12 @@ async fn writer_can_also_read_and_release_in_any_order(store: TestStore) {
                 match guards[n].take().unwrap() {
                     SideGuard::Reads(guard) => {
                         assert!(guard.is_valid());
-                        guard.unlock().await.unwrap();
+                        free(guard).await;
                         reads -= 1;
                     }
                     SideGuard::Writes(guard) => {
                         assert!(guard.is_valid());
-                        guard.unlock().await.unwrap();
+                        free(guard).await;
                         writes -= 1;
                     }
                 }
@@ -200,12 +188,12 @@ async fn writer_can_also_read_and_release_in_any_order(store: TestStore) {
                 let reader = lock.read().try_lock().await.unwrap();
                 assert_eq!(reader.is_some(), writes == 0, "{taken:?}");
                 if let Some(reader) = reader {
-                    reader.unlock().await.unwrap();
+                    free(reader).await;
                 }
                 let writer = lock.write().try_lock().await.unwrap();
                 assert_eq!(writer.is_some(), writes + reads == 0, "{taken:?}");
                 if let Some(writer) = writer {
-                    writer.unlock().await.unwrap();
+                    free(writer).await;
                 }
             }
         }
@@ -232,16 +220,16 @@ fn permutations(n: usize) -> Vec<Vec<usize>> {
 
 async fn writer_that_also_reads_excludes_others_from_both_sides(store: TestStore) {
     let (_client, lock) = lock_of(&store, "both").await;
-    let writer = lock.write().lock().await.unwrap();
+    let writer = held(&lock.write()).await;
     let reader = writer.reenter_read().await.unwrap();
     assert_eq!(reader.owner(), writer.owner());
     assert!(lock.read().is_locked().await.unwrap());
     assert!(lock.write().is_locked().await.unwrap());
     assert!(lock.read().try_lock().await.unwrap().is_none());
     assert!(lock.write().try_lock().await.unwrap().is_none());
-    reader.unlock().await.unwrap();
+    free(reader).await;
     assert!(lock.write().is_locked().await.unwrap());
-    writer.unlock().await.unwrap();
+    free(writer).await;
     assert!(is_free(&lock).await);
 }
 
@@ -260,9 +248,9 @@ async fn all_waiting_readers_are_admitted_together(store: TestStore) {
             let (barrier, begun) = (barrier.clone(), begun.clone());
             tokio::spawn(async move {
                 begun.fetch_add(1, Ordering::SeqCst);
-                let guard = lock.read().lock().await.unwrap();
+                let guard = held(&lock.read()).await;
                 barrier.wait().await;
-                guard.unlock().await.unwrap();
+                free(guard).await;
             })
         })
         .collect();
@@ -270,25 +258,22 @@ async fn all_waiting_readers_are_admitted_together(store: TestStore) {
     // after it.
     let lock = clients[0].read_write_lock(&name);
     let next = tokio::spawn(async move { lock.write().lock().await?.unlock().await });
-    until("all have begun", || async {
+    until("all have begun", async || {
         begun.load(Ordering::SeqCst) as usize == READERS
     })
     .await;
     for client in &clients {
         until_waiting(client).await;
     }
-    writer.unlock().await.unwrap();
+    free(writer).await;
     for reader in readers {
-        within_limit("inside together", reader).await.unwrap();
+        done("inside together", reader).await;
     }
-    within_limit("after them", next).await.unwrap().unwrap();
+    joined("after them", next).await;
 }
 
 fn refused<T: std::fmt::Debug>(answer: Result<T, Error>) {
-    assert!(
-        matches!(answer, Err(Error::WriteWhileReading { .. })),
-        "{answer:?}"
-    );
+    assert_matches!(answer, Err(Error::WriteWhileReading { .. }));
 }
 
 async fn reader_that_requests_write_side_fails_immediately(store: TestStore) {
@@ -297,7 +282,7 @@ async fn reader_that_requests_write_side_fails_immediately(store: TestStore) {
     let mine = lock.read().lock().owner(me).await.unwrap();
     for others_read in [false, true] {
         let other = match others_read {
-            true => Some(lock.read().lock().await.unwrap()),
+            true => Some(held(&lock.read()).await),
             false => None,
         };
         let write = lock.write();
@@ -310,9 +295,9 @@ async fn reader_that_requests_write_side_fails_immediately(store: TestStore) {
     }
     assert!(mine.is_valid());
     assert_eq!(lock.read().hold_count(me).await.unwrap(), 1);
-    mine.unlock().await.unwrap();
+    free(mine).await;
     let writer = lock.write().lock().owner(me).await.unwrap();
-    writer.unlock().await.unwrap();
+    free(writer).await;
     client.flush().await;
     assert!(is_free(&lock).await);
 }
@@ -326,41 +311,34 @@ async fn reader_that_requests_write_side_behind_others_fails_immediately(store: 
         until_waiting(&client).await;
         // In the queue, it would wait for a waiter that waits for it.
         refused(within_limit("answered", lock.write().lock().owner(me).into_future()).await);
-        mine.unlock().await.unwrap();
-        let writer = within_limit("served", waiting).await.unwrap().unwrap();
-        writer.unlock().await.unwrap();
+        free(mine).await;
+        let writer = joined("served", waiting).await;
+        free(writer).await;
     }
 }
 
 async fn writer_that_requests_read_side_does_not_wait_behind_others(store: TestStore) {
     let (client, lock) = lock_of(&store, "read-line").await;
-    let writer = lock.write().lock().await.unwrap();
+    let writer = held(&lock.write()).await;
     let read = tokio::spawn(lock.read().lock().into_future());
     let write = tokio::spawn(lock.write().lock().into_future());
     until_waiting(&client).await;
-    let reader = within_limit("at once", writer.reenter_read().into_future())
-        .await
-        .unwrap();
-    let again = within_limit("at once", writer.reenter().into_future())
-        .await
-        .unwrap();
+    let reader = done("at once", writer.reenter_read().into_future()).await;
+    let again = done("at once", writer.reenter().into_future()).await;
     for guard in [writer, again] {
-        guard.unlock().await.unwrap();
+        free(guard).await;
     }
-    let read = within_limit("reads with it", read).await.unwrap().unwrap();
-    reader.unlock().await.unwrap();
-    read.unlock().await.unwrap();
-    let write = within_limit("writes in the end", write)
-        .await
-        .unwrap()
-        .unwrap();
-    write.unlock().await.unwrap();
+    let read = joined("reads with it", read).await;
+    free(reader).await;
+    free(read).await;
+    let write = joined("writes in the end", write).await;
+    free(write).await;
 }
 
 async fn downgrading_admits_no_writer_in_between(store: TestStore) {
     let (client, lock) = lock_of(&store, "downgrade").await;
     let other = store.client().await;
-    let writer = lock.write().lock().await.unwrap();
+    let writer = held(&lock.write()).await;
     let theirs = other.read_write_lock(lock.name());
     let next = tokio::spawn(theirs.write().lock().into_future());
     until_waiting(&other).await;
@@ -372,11 +350,11 @@ async fn downgrading_admits_no_writer_in_between(store: TestStore) {
     assert!(!next.is_finished());
     // Others can read at the same time.
     let with = lock.read().try_lock().await.unwrap().unwrap();
-    with.unlock().await.unwrap();
+    free(with).await;
     assert!(!next.is_finished());
-    reader.unlock().await.unwrap();
-    let next = within_limit("woken", next).await.unwrap().unwrap();
-    next.unlock().await.unwrap();
+    free(reader).await;
+    let next = joined("woken", next).await;
+    free(next).await;
     assert_eq!(client.status().holds, 0);
 }
 
@@ -386,22 +364,22 @@ async fn downgrading_admits_waiting_readers(store: TestStore) {
     let waiting = tokio::spawn(lock.read().lock().into_future());
     until_waiting(&client).await;
     let reader = writer.downgrade().await.unwrap();
-    let other = within_limit("woken", waiting).await.unwrap().unwrap();
-    other.unlock().await.unwrap();
-    reader.unlock().await.unwrap();
+    let other = joined("woken", waiting).await;
+    free(other).await;
+    free(reader).await;
 }
 
 async fn downgrading_one_of_two_holds_keeps_others_out(store: TestStore) {
     let (_client, lock) = lock_of(&store, "downgrade-inner").await;
-    let outer = lock.write().lock().await.unwrap();
+    let outer = held(&lock.write()).await;
     let inner = outer.reenter().await.unwrap();
     let reader = inner.downgrade().await.unwrap();
     assert_eq!(outer.hold_count(), 1);
     assert!(lock.read().try_lock().await.unwrap().is_none());
-    outer.unlock().await.unwrap();
+    free(outer).await;
     let other = lock.read().try_lock().await.unwrap().unwrap();
-    other.unlock().await.unwrap();
-    reader.unlock().await.unwrap();
+    free(other).await;
+    free(reader).await;
     assert!(is_free(&lock).await);
 }
 
@@ -410,7 +388,7 @@ async fn downgrading_keeps_a_fixed_lease_fixed(store: TestStore) {
     let writer = lock.write().lock().lease(3 * LONG).await.unwrap();
     let reader = writer.downgrade().await.unwrap();
     assert!(reader.valid_for() > 2 * LONG && reader.valid_for() <= 3 * LONG);
-    reader.unlock().await.unwrap();
+    free(reader).await;
 
     let reader = retry_if_late(|| async {
         let writer = lock.write().lock().lease(Duration::from_millis(300)).await;
@@ -419,34 +397,34 @@ async fn downgrading_keeps_a_fixed_lease_fixed(store: TestStore) {
     .await;
     within_limit("it is not renewed", reader.lost()).await;
     let next = within_limit("free", lock.write().lock().into_future()).await;
-    next.unwrap().unlock().await.unwrap();
+    free(next.unwrap()).await;
 }
 
 async fn downgrading_a_lost_hold_is_an_error(store: TestStore) {
     let (client, lock) = lock_of(&store, "downgrade-lost").await;
-    let writer = lock.write().lock().await.unwrap();
+    let writer = held(&lock.write()).await;
     assert!(lock.write().force_unlock().await.unwrap());
-    let theirs = lock.write().lock().await.unwrap();
+    let theirs = held(&lock.write()).await;
     let lost = within_limit("answered", writer.downgrade())
         .await
         .unwrap_err();
     assert_lost(&lost, Loss::NotHeld);
     client.flush().await;
     assert!(lock.write().is_held_by(theirs.owner()).await.unwrap());
-    theirs.unlock().await.unwrap();
+    free(theirs).await;
 
     // Even if no other owner has acquired it since.
-    let writer = lock.write().lock().await.unwrap();
+    let writer = held(&lock.write()).await;
     assert!(lock.write().force_unlock().await.unwrap());
     let lost = writer.downgrade().await.unwrap_err();
-    assert!(matches!(lost, Error::Lost { .. }), "{lost}");
+    assert_matches!(lost, Error::Lost { .. });
     client.flush().await;
     assert!(is_free(&lock).await);
 
     let writer = retry_if_late(|| lock.write().lock().lease(Duration::from_millis(50))).await;
     within_limit("ended", writer.lost()).await;
     let lost = writer.downgrade().await.unwrap_err();
-    assert!(matches!(lost, Error::Lost { .. }), "{lost}");
+    assert_matches!(lost, Error::Lost { .. });
     client.flush().await;
     assert!(is_free(&lock).await);
 }
@@ -454,7 +432,7 @@ async fn downgrading_a_lost_hold_is_an_error(store: TestStore) {
 async fn lost_writer_that_requests_read_side_fails_immediately(store: TestStore) {
     let (client, lock) = lock_of(&store, "read-lost").await;
     let assert_reported = |read: Result<Guard<ReadLock>, Error>| {
-        assert!(matches!(read, Err(Error::Lost { .. })), "{read:?}");
+        assert_matches!(read, Err(Error::Lost { .. }));
     };
     let brief = || lock.write().lock().lease(Duration::from_millis(50));
     // The client knows of the loss.
@@ -469,8 +447,8 @@ async fn lost_writer_that_requests_read_side_fails_immediately(store: TestStore)
     assert_reported(within_limit("answered", writer.reenter_read().into_future()).await);
     // An owner that already reads continues as any reader does.
     let again = within_limit("entered", reader.reenter().into_future()).await;
-    again.unwrap().unlock().await.unwrap();
-    reader.unlock().await.unwrap();
+    free(again.unwrap()).await;
+    free(reader).await;
     assert_reported(within_limit("answered", late.into_future()).await);
     drop(writer);
     client.flush().await;
@@ -478,24 +456,24 @@ async fn lost_writer_that_requests_read_side_fails_immediately(store: TestStore)
     // Even if other waiters are queued.
     let writer = retry_if_late(brief).await;
     within_limit("ended", writer.lost()).await;
-    let theirs = lock.write().lock().await.unwrap();
+    let theirs = held(&lock.write()).await;
     let waiting = tokio::spawn(lock.read().lock().into_future());
     until_waiting(&client).await;
     assert_reported(within_limit("answered", writer.reenter_read().into_future()).await);
-    theirs.unlock().await.unwrap();
-    let waiting = within_limit("free", waiting).await.unwrap().unwrap();
-    waiting.unlock().await.unwrap();
+    free(theirs).await;
+    let waiting = joined("free", waiting).await;
+    free(waiting).await;
 
     // Only the store knows of the loss.
-    let writer = lock.write().lock().await.unwrap();
+    let writer = held(&lock.write()).await;
     assert!(lock.write().force_unlock().await.unwrap());
-    let theirs = lock.write().lock().await.unwrap();
+    let theirs = held(&lock.write()).await;
     assert_reported(within_limit("answered", writer.reenter_read().into_future()).await);
     assert!(!writer.is_valid());
     drop(writer);
     client.flush().await;
     assert!(lock.write().is_held_by(theirs.owner()).await.unwrap());
-    theirs.unlock().await.unwrap();
+    free(theirs).await;
     assert!(is_free(&lock).await);
 }
 
@@ -505,10 +483,10 @@ async fn releasing_the_write_side_first_admits_waiting_readers(store: TestStore)
     let reader = writer.reenter_read().lease(10 * LONG).await.unwrap();
     let waiting = tokio::spawn(lock.read().lock().into_future());
     until_waiting(&client).await;
-    writer.unlock().await.unwrap();
-    let other = within_limit("woken", waiting).await.unwrap().unwrap();
-    other.unlock().await.unwrap();
-    reader.unlock().await.unwrap();
+    free(writer).await;
+    let other = joined("woken", waiting).await;
+    free(other).await;
+    free(reader).await;
 }
 
 /// F12: one reader dies, another lives and is renewed; the dead one is gone after its own lease.
@@ -516,7 +494,7 @@ async fn dead_reader_expires_despite_live_readers(store: TestStore) {
     let settings = Client::builder().watchdog_lease(WATCHDOG);
     let client = store.client_with(settings).await;
     let lock = client.read_write_lock(&unique("dead"));
-    let alive = lock.read().lock().await.unwrap();
+    let alive = held(&lock.read()).await;
     // Meanwhile the other reader is renewed; wait for one more renewal.
     let dead = lock.read().lock().lease(WATCHDOG).await;
     std::mem::forget(dead.unwrap());
@@ -525,18 +503,15 @@ async fn dead_reader_expires_despite_live_readers(store: TestStore) {
     let writer = tokio::spawn(theirs.write().lock().into_future());
     until_waiting(&other).await;
     assert_eq!(lock.read().holders().await.unwrap().len(), 2);
-    until("the dead one is gone", || async {
+    until("the dead one is gone", async || {
         lock.read().holders().await.unwrap().len() == 1
     })
     .await;
     assert!(alive.is_valid());
     assert!(!writer.is_finished());
-    alive.unlock().await.unwrap();
-    let writer = within_limit("no holder is left", writer)
-        .await
-        .unwrap()
-        .unwrap();
-    writer.unlock().await.unwrap();
+    free(alive).await;
+    let writer = joined("no holder is left", writer).await;
+    free(writer).await;
     assert!(is_free(&lock).await);
 }
 
@@ -548,7 +523,7 @@ async fn every_read_hold_is_renewed(store: TestStore) {
     let lock = client.read_write_lock(&unique("renewed"));
     let mut guards = Vec::new();
     for n in 0..40 {
-        let guard = lock.read().lock().await.unwrap();
+        let guard = held(&lock.read()).await;
         if n % 4 == 0 {
             guards.push(guard.reenter().await.unwrap());
         }
@@ -573,7 +548,7 @@ async fn every_read_hold_is_renewed(store: TestStore) {
     }
     for guard in guards {
         assert!(guard.is_valid());
-        guard.unlock().await.unwrap();
+        free(guard).await;
     }
     assert!(is_free(&lock).await);
     assert_eq!(client.status().holds, 0);
@@ -588,18 +563,18 @@ async fn shorter_lease_does_not_shorten_a_hold(store: TestStore) {
     let outer = lock.read().lock().lease(LONG).await.unwrap();
     let inner = outer.reenter().lease(short).await.unwrap();
     assert!(lock.read().remaining_lease().await.unwrap() > half);
-    inner.unlock().await.unwrap();
+    free(inner).await;
     assert!(lock.read().remaining_lease().await.unwrap() > half);
-    outer.unlock().await.unwrap();
+    free(outer).await;
     assert!(is_free(&lock).await);
 
     // The longer one is released first: the end stays, because the guards rely on it.
     let outer = lock.read().lock().lease(short).await.unwrap();
     let inner = outer.reenter().lease(LONG).await.unwrap();
-    inner.unlock().await.unwrap();
+    free(inner).await;
     assert!(outer.valid_for() > LONG / 2);
     assert!(lock.read().remaining_lease().await.unwrap() > half);
-    outer.unlock().await.unwrap();
+    free(outer).await;
     assert!(is_free(&lock).await);
 
     let outer = lock.write().lock().lease(LONG).await.unwrap();
@@ -608,12 +583,12 @@ async fn shorter_lease_does_not_shorten_a_hold(store: TestStore) {
     for _ in 0..2 {
         assert!(lock.write().remaining_lease().await.unwrap() > half);
     }
-    reader.unlock().await.unwrap();
+    free(reader).await;
     assert!(lock.write().remaining_lease().await.unwrap() > half);
-    inner.unlock().await.unwrap();
+    free(inner).await;
     assert!(lock.write().remaining_lease().await.unwrap() > half);
     assert!(outer.is_valid());
-    outer.unlock().await.unwrap();
+    free(outer).await;
     assert!(is_free(&lock).await);
 }
 
@@ -623,29 +598,22 @@ async fn released_reader_leaves_longest_remaining_lease(store: TestStore) {
     let long = lock.read().lock().lease(10 * LONG).await.unwrap();
     let middle = lock.read().lock().lease(5 * LONG).await.unwrap();
     let short = lock.read().lock().lease(2 * LONG).await.unwrap();
-    let left = async || {
-        lock.read()
-            .remaining_lease()
-            .await
-            .unwrap()
-            .and_then(Expiry::duration)
-            .unwrap()
-    };
+    let left = async || lease_left(&lock.read()).await;
     assert!(left().await > 9 * LONG);
-    long.unlock().await.unwrap();
+    free(long).await;
     assert!(left().await > 4 * LONG && left().await <= 5 * LONG);
-    short.unlock().await.unwrap();
+    free(short).await;
     assert!(left().await > 4 * LONG);
-    middle.unlock().await.unwrap();
+    free(middle).await;
 
     // An owner that wrote with a long lease, and now reads with a shorter one, is a reader like
     // others.
     let writer = lock.write().lock().lease(10 * LONG).await.unwrap();
     let reader = writer.reenter_read().lease(2 * LONG).await.unwrap();
-    writer.unlock().await.unwrap();
+    free(writer).await;
     assert!(left().await <= 2 * LONG);
     assert!(reader.is_valid());
-    reader.unlock().await.unwrap();
+    free(reader).await;
     assert!(is_free(&lock).await);
 }
 
@@ -656,15 +624,15 @@ async fn non_reentrant_side_refuses_its_owner(store: TestStore) {
     let reader = read.lock().owner(me).await.unwrap();
     let refused = within_limit("answered", read.lock().owner(me).into_future()).await;
     assert!(matches!(refused, Err(Error::AlreadyHeld { .. })));
-    reader.unlock().await.unwrap();
+    free(reader).await;
     let write = lock.write().non_reentrant();
     let writer = write.lock().owner(me).await.unwrap();
     let refused = write.try_lock().owner(me).await;
     assert!(matches!(refused, Err(Error::AlreadyHeld { .. })));
     // The sides are two locks: holding one side does not refuse the other.
     let reader = read.lock().owner(me).await.unwrap();
-    reader.unlock().await.unwrap();
-    writer.unlock().await.unwrap();
+    free(reader).await;
+    free(writer).await;
 }
 
 async fn each_side_is_force_unlocked_separately(store: TestStore) {
@@ -675,15 +643,15 @@ async fn each_side_is_force_unlocked_separately(store: TestStore) {
     assert!(!lock.read().force_unlock().await.unwrap());
     assert!(!lock.write().force_unlock().await.unwrap());
 
-    let reader = lock.read().lock().await.unwrap();
-    let outer = lock.read().lock().await.unwrap();
+    let reader = held(&lock.read()).await;
+    let outer = held(&lock.read()).await;
     let inner = outer.reenter().await.unwrap();
     assert!(!lock.write().force_unlock().await.unwrap());
     assert!(lock.read().is_locked().await.unwrap());
     let waiting = tokio::spawn(lock.write().lock().into_future());
     until_waiting(&client).await;
     assert!(lock.read().force_unlock().await.unwrap());
-    let writer = within_limit("woken", waiting).await.unwrap().unwrap();
+    let writer = joined("woken", waiting).await;
     for guard in [reader, outer, inner] {
         within_limit("the loss is reported at the next renewal", guard.lost()).await;
         let lost = guard.unlock().await.unwrap_err();
@@ -702,14 +670,14 @@ async fn each_side_is_force_unlocked_separately(store: TestStore) {
     let waiting = tokio::spawn(lock.read().lock().into_future());
     until_waiting(&client).await;
     assert!(lock.write().force_unlock().await.unwrap());
-    let next = within_limit("woken", waiting).await.unwrap().unwrap();
+    let next = joined("woken", waiting).await;
     within_limit("the loss is reported", writer.lost()).await;
     within_limit("the loss is reported", reader.lost()).await;
     assert!(next.is_valid());
     drop((writer, reader));
     client.flush().await;
     assert_eq!(lock.read().holders().await.unwrap().len(), 1);
-    next.unlock().await.unwrap();
+    free(next).await;
     assert!(is_free(&lock).await);
 }
 
@@ -719,9 +687,7 @@ async fn guard_reports_expired_lease(store: TestStore) {
     let reader = retry_if_late(|| lock.read().lock().lease(lease)).await;
     let writer = within_limit("free", retry_if_late(|| lock.write().lock().lease(lease))).await;
     assert!(!reader.is_valid());
-    let next = within_limit("free", lock.read().lock().into_future())
-        .await
-        .unwrap();
+    let next = done("free", lock.read().lock().into_future()).await;
     assert!(!writer.is_valid());
     for lost in [reader.unlock().await, writer.unlock().await] {
         assert_lost(&lost.unwrap_err(), Loss::LeaseEnded);
@@ -729,7 +695,7 @@ async fn guard_reports_expired_lease(store: TestStore) {
     client.flush().await;
     // The late releases did not affect the next holders.
     assert!(lock.read().is_held_by(next.owner()).await.unwrap());
-    next.unlock().await.unwrap();
+    free(next).await;
     assert!(is_free(&lock).await);
 }
 
@@ -737,7 +703,7 @@ async fn owner_can_acquire_again_after_losing_read_side(store: TestStore) {
     let (client, lock) = lock_of(&store, "anew").await;
     let me = Owner::new();
     // Another reader keeps the hash alive, so the dead reader's field stays in it.
-    let other = lock.read().lock().await.unwrap();
+    let other = held(&lock.read()).await;
     let brief = || {
         lock.read()
             .lock()
@@ -748,7 +714,7 @@ async fn owner_can_acquire_again_after_losing_read_side(store: TestStore) {
     within_limit("lost", async { tokio::join!(one.lost(), two.lost()) }).await;
     assert!(matches!(two.reenter().await, Err(Error::Lost { .. })));
     // The client counts the lease from before the request was sent, so it ends in the store last.
-    until("ended in the store", || async {
+    until("ended in the store", async || {
         lock.read().hold_count(me).await.unwrap() == 0
     })
     .await;
@@ -761,8 +727,8 @@ async fn owner_can_acquire_again_after_losing_read_side(store: TestStore) {
     drop((one, two));
     client.flush().await;
     assert_eq!(lock.read().hold_count(me).await.unwrap(), 1);
-    anew.unlock().await.unwrap();
-    other.unlock().await.unwrap();
+    free(anew).await;
+    free(other).await;
     assert!(is_free(&lock).await);
 }
 
@@ -771,42 +737,36 @@ async fn preferred_writer_is_admitted_despite_stream_of_readers(store: TestStore
     let name = unique("stream");
     let read = readers.read_write_lock(&name).prefer_writers();
     let write = writers.read_write_lock(&name).prefer_writers();
-    let mut reader = read.read().lock().await.unwrap();
+    let mut reader = held(&read.read()).await;
     let writer = tokio::spawn(write.write().lock().into_future());
     // Each reader is admitted before the last one leaves: without preference for writers this would
     // never end.
     let begun = std::time::Instant::now();
     while let Some(next) = read.read().try_lock().await.unwrap() {
         assert!(begun.elapsed() < LONG, "the writer starves");
-        std::mem::replace(&mut reader, next).unlock().await.unwrap();
+        free(std::mem::replace(&mut reader, next)).await;
     }
     assert!(reader.is_valid());
     assert!(!writer.is_finished());
-    reader.unlock().await.unwrap();
-    let writer = within_limit("it is its turn", writer)
-        .await
-        .unwrap()
-        .unwrap();
+    free(reader).await;
+    let writer = joined("it is its turn", writer).await;
     // And the next reader is served eventually.
     let waiting = tokio::spawn(read.read().lock().into_future());
     until_waiting(&readers).await;
-    writer.unlock().await.unwrap();
-    let reader = within_limit("after the writer", waiting)
-        .await
-        .unwrap()
-        .unwrap();
-    reader.unlock().await.unwrap();
+    free(writer).await;
+    let reader = joined("after the writer", waiting).await;
+    free(reader).await;
 }
 
 async fn preferred_writer_blocks_only_new_readers(store: TestStore) {
     let (client, plain) = lock_of(&store, "new").await;
     let lock = plain.clone().prefer_writers();
-    let reader = lock.read().lock().await.unwrap();
+    let reader = held(&lock.read()).await;
     let writer = tokio::spawn(lock.write().lock().into_future());
-    until("it is remembered", || async {
+    until("it is remembered", async || {
         match lock.read().try_lock().await.unwrap() {
             Some(guard) => {
-                guard.unlock().await.unwrap();
+                free(guard).await;
                 false
             }
             None => true,
@@ -818,9 +778,9 @@ async fn preferred_writer_blocks_only_new_readers(store: TestStore) {
     let other = plain.read().try_lock().await.unwrap().unwrap();
     for guard in [again, other, reader] {
         assert!(!writer.is_finished());
-        guard.unlock().await.unwrap();
+        free(guard).await;
     }
-    let writer = within_limit("its turn", writer).await.unwrap().unwrap();
+    let writer = joined("its turn", writer).await;
     // A writer may read, regardless of other waiting writers.
     let elsewhere = store.client().await;
     let next = elsewhere.read_write_lock(lock.name()).prefer_writers();
@@ -828,13 +788,13 @@ async fn preferred_writer_blocks_only_new_readers(store: TestStore) {
     until_waiting(&elsewhere).await;
     let reader = writer.downgrade().await.unwrap();
     assert!(lock.read().try_lock().await.unwrap().is_none());
-    reader.unlock().await.unwrap();
-    let next = within_limit("its turn", next).await.unwrap().unwrap();
-    next.unlock().await.unwrap();
+    free(reader).await;
+    let next = joined("its turn", next).await;
+    free(next).await;
     client.flush().await;
     // No writer waits any more.
     let reader = lock.read().try_lock().await.unwrap().unwrap();
-    reader.unlock().await.unwrap();
+    free(reader).await;
 }
 
 async fn preferred_writer_that_gives_up_admits_readers(store: TestStore) {
@@ -843,7 +803,7 @@ async fn preferred_writer_that_gives_up_admits_readers(store: TestStore) {
     let read = readers.read_write_lock(&name).prefer_writers();
     let write = writers.read_write_lock(&name).prefer_writers();
     for dropped in [false, true] {
-        let reader = read.read().lock().await.unwrap();
+        let reader = held(&read.read()).await;
         let mut writer = Box::pin(
             write
                 .write()
@@ -857,7 +817,7 @@ async fn preferred_writer_that_gives_up_admits_readers(store: TestStore) {
         let remembered = tokio::select! {
             biased;
             _ = &mut writer => false,
-            () = until("it is remembered", || async {
+            () = until("it is remembered", async || {
                 let more = read.read().try_lock().await.unwrap();
                 let none = more.is_none();
                 drop(more);
@@ -866,7 +826,7 @@ async fn preferred_writer_that_gives_up_admits_readers(store: TestStore) {
         };
         if !remembered {
             // On a slow machine its wait limit was over first, so this round shows nothing.
-            reader.unlock().await.unwrap();
+            free(reader).await;
             continue;
         }
         let waiting = tokio::spawn(read.read().lock().into_future());
@@ -875,9 +835,9 @@ async fn preferred_writer_that_gives_up_admits_readers(store: TestStore) {
         } else {
             drop(writer);
         }
-        let more = within_limit("admitted", waiting).await.unwrap().unwrap();
-        more.unlock().await.unwrap();
-        reader.unlock().await.unwrap();
+        let more = joined("admitted", waiting).await;
+        free(more).await;
+        free(reader).await;
         writers.flush().await;
         readers.flush().await;
     }
@@ -888,11 +848,11 @@ async fn preferred_writer_that_gives_up_admits_readers(store: TestStore) {
 async fn try_lock_of_preferred_writer_blocks_no_reader(store: TestStore) {
     let (_client, lock) = lock_of(&store, "tries").await;
     let lock = lock.prefer_writers();
-    let reader = lock.read().lock().await.unwrap();
+    let reader = held(&lock.read()).await;
     assert!(lock.write().try_lock().await.unwrap().is_none());
     let more = lock.read().try_lock().await.unwrap().unwrap();
-    more.unlock().await.unwrap();
-    reader.unlock().await.unwrap();
+    free(more).await;
+    free(reader).await;
 }
 
 async fn readers_and_writers_exclude_each_other(store: TestStore) {
@@ -911,7 +871,7 @@ async fn readers_and_writers_exclude_each_other(store: TestStore) {
             tokio::spawn(async move {
                 for turn in 0..20 {
                     if (n + turn) % 4 == 0 {
-                        let guard = lock.write().lock().await.unwrap();
+                        let guard = held(&lock.write()).await;
                         let before = inside.swap(-1000, Ordering::SeqCst);
                         assert_eq!(before, 0, "not alone");
                         tokio::task::yield_now().await;
@@ -920,25 +880,25 @@ async fn readers_and_writers_exclude_each_other(store: TestStore) {
                             let guard = guard.downgrade().await.unwrap();
                             assert!(inside.fetch_add(1, Ordering::SeqCst) >= 0);
                             inside.fetch_sub(1, Ordering::SeqCst);
-                            guard.unlock().await.unwrap();
+                            free(guard).await;
                         } else {
-                            guard.unlock().await.unwrap();
+                            free(guard).await;
                         }
                     } else {
-                        let guard = lock.read().lock().await.unwrap();
+                        let guard = held(&lock.read()).await;
                         let readers = inside.fetch_add(1, Ordering::SeqCst) + 1;
                         assert!(readers > 0, "a writer is inside");
                         together.fetch_max(readers, Ordering::SeqCst);
                         tokio::task::yield_now().await;
                         inside.fetch_sub(1, Ordering::SeqCst);
-                        guard.unlock().await.unwrap();
+                        free(guard).await;
                     }
                 }
             })
         })
         .collect();
     for one in crowd {
-        within_limit("every turn is taken", one).await.unwrap();
+        done("every turn is taken", one).await;
     }
     assert!(is_free(&clients[0].read_write_lock(&name)).await);
     for client in &clients {
@@ -983,9 +943,9 @@ async fn invalid_names_and_leases_are_rejected(store: TestStore) {
         .lease(redlatch::MAX_LEASE)
         .await
         .unwrap();
-    longest.unlock().await.unwrap();
+    free(longest).await;
     assert!(reader.valid_for() > redlatch::MAX_LEASE - LONG);
-    reader.unlock().await.unwrap();
+    free(reader).await;
     assert!(is_free(&lock).await);
 }
 
@@ -995,7 +955,7 @@ async fn plain_lock_of_the_same_name_is_another_kind(store: TestStore) {
     let (plain, lock) = (client.lock(&name), client.read_write_lock(&name));
     let me = Owner::new();
     let wrong = |error: Option<Error>| {
-        assert!(matches!(error, Some(Error::WrongKind { .. })), "{error:?}");
+        assert_matches!(error, Some(Error::WrongKind { .. }));
     };
     let guard = plain.lock().owner(me).await.unwrap();
     wrong(lock.read().lock().await.err());
@@ -1008,7 +968,7 @@ async fn plain_lock_of_the_same_name_is_another_kind(store: TestStore) {
     wrong(lock.write().force_unlock().await.err());
     client.flush().await;
     assert_eq!(plain.hold_count(me).await.unwrap(), 1);
-    guard.unlock().await.unwrap();
+    free(guard).await;
 
     let reader = lock.read().lock().owner(me).await.unwrap();
     wrong(plain.lock().await.err());
@@ -1016,8 +976,8 @@ async fn plain_lock_of_the_same_name_is_another_kind(store: TestStore) {
     wrong(plain.force_unlock().await.err());
     client.flush().await;
     assert_eq!(lock.read().hold_count(me).await.unwrap(), 1);
-    reader.unlock().await.unwrap();
-    plain.lock().await.unwrap().unlock().await.unwrap();
+    free(reader).await;
+    free(held(&plain).await).await;
 }
 
 async fn prefixes_and_hash_tags_belong_to_the_name(store: TestStore) {
@@ -1026,16 +986,13 @@ async fn prefixes_and_hash_tags_belong_to_the_name(store: TestStore) {
     for name in [unique("{tag}:names"), unique("names")] {
         let (here, there) = (with.read_write_lock(&name), without.read_write_lock(&name));
         let same = without.read_write_lock(&format!("shop:{name}"));
-        let guards = [
-            here.read().lock().await.unwrap(),
-            here.read().lock().await.unwrap(),
-        ];
+        let guards = [held(&here.read()).await, held(&here.read()).await];
         assert!(there.write().try_lock().await.unwrap().is_some());
         assert!(same.write().try_lock().await.unwrap().is_none());
         assert_eq!(same.read().holders().await.unwrap().len(), 2);
         for guard in guards {
             assert_eq!(guard.name(), name);
-            guard.unlock().await.unwrap();
+            free(guard).await;
         }
         assert!(is_free(&same).await);
         without.flush().await;
@@ -1086,7 +1043,7 @@ async fn request_dropped_anywhere_leaves_nothing_behind(store: TestStore) {
             assert_nothing_left().await;
             // No waiting writer is recorded any more.
             let reader = lock.read().try_lock().await.unwrap();
-            reader.expect("free").unlock().await.unwrap();
+            free(reader.expect("free")).await;
             through
         })
         .await;
@@ -1140,18 +1097,18 @@ async fn no_state_remains_after_release(store: TestStore) {
             tokio::spawn(async move {
                 match n % 4 {
                     0 => {
-                        let guard = lock.read().lock().await.unwrap();
+                        let guard = held(&lock.read()).await;
                         let inner = guard.reenter().await.unwrap();
                         drop(guard);
-                        inner.unlock().await.unwrap();
+                        free(inner).await;
                     }
                     1 => {
-                        let guard = lock.write().lock().await.unwrap();
+                        let guard = held(&lock.write()).await;
                         let reader = guard.reenter_read().await.unwrap();
-                        guard.unlock().await.unwrap();
+                        free(guard).await;
                         drop(reader);
                     }
-                    2 => drop(lock.write().lock().await.unwrap().downgrade().await),
+                    2 => drop(held(&lock.write()).await.downgrade().await),
                     _ => {
                         let wait = Duration::from_millis(n);
                         // Such a short limit may pass without an answer.
@@ -1162,10 +1119,10 @@ async fn no_state_remains_after_release(store: TestStore) {
         })
         .collect();
     for task in tasks {
-        within_limit("done", task).await.unwrap();
+        done("done", task).await;
     }
     client.flush().await;
-    until("all is empty", || async {
+    until("all is empty", async || {
         let status = client.status();
         (status.holds, status.subscriptions, status.background) == (0, 0, 0)
     })

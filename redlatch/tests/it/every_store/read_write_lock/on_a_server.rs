@@ -2,17 +2,8 @@
 //! scripts, foreign keys.
 
 use std::collections::BTreeMap;
-use std::future::IntoFuture as _;
-use std::sync::Arc;
-use std::time::Duration;
 
-use redlatch::{Client, Error, Guard, Owner};
-use redlatch_testkit::{Proxy, Server, shared, unique};
-
-use crate::common::{
-    LONG, SHORT, WATCHDOG, client, client_at, retry_if_late, until, until_rises, with_lost_answer,
-    within_limit,
-};
+use crate::common::prelude::*;
 
 fn hash(server: &Server, key: &str) -> BTreeMap<String, String> {
     server.command(&["HGETALL", key])
@@ -29,10 +20,6 @@ fn keys(server: &Server) -> Vec<String> {
     keys.retain(|key| !key.starts_with("redlatch_client:"));
     keys.sort();
     keys
-}
-
-fn left(server: &Server, key: &str) -> i64 {
-    server.command(&["PTTL", key])
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -55,15 +42,15 @@ async fn data_matches_redisson() {
     assert_eq!(keys(&server), expected);
     assert_eq!(server.command::<String>(&["GET", &timeout(2)]), "1");
     let minute = i64::try_from(LONG.as_millis()).unwrap();
-    assert!(left(&server, &timeout(1)) <= minute);
-    assert!(left(&server, &timeout(2)) > minute);
-    assert!(left(&server, "a") > minute);
-    inner.unlock().await.unwrap();
+    assert!(pttl(&server, &timeout(1)) <= minute);
+    assert!(pttl(&server, &timeout(2)) > minute);
+    assert!(pttl(&server, "a") > minute);
+    free(inner).await;
     assert_eq!(
         hash(&server, "a"),
         fields([("mode", "read"), (&owner, "1")])
     );
-    outer.unlock().await.unwrap();
+    free(outer).await;
     assert_eq!(keys(&server), [""; 0]);
 
     let writer = lock.write().lock().owner(me).await.unwrap();
@@ -78,13 +65,13 @@ async fn data_matches_redisson() {
         hash(&server, "a"),
         fields([("mode", "write"), (&write, "2"), (&owner, "1")])
     );
-    again.unlock().await.unwrap();
-    writer.unlock().await.unwrap();
+    free(again).await;
+    free(writer).await;
     assert_eq!(
         hash(&server, "a"),
         fields([("mode", "read"), (&owner, "1")])
     );
-    reader.unlock().await.unwrap();
+    free(reader).await;
     assert_eq!(keys(&server), [""; 0]);
 
     let tagged = client.read_write_lock("{b}:c");
@@ -115,21 +102,14 @@ async fn messages_match_redisson() {
     let mut next_message = || -> String { pubsub.get_message().unwrap().get_payload().unwrap() };
 
     let (one, two) = (lock.read().lock().await, lock.read().lock().await);
-    one.unwrap().unlock().await.unwrap();
+    free(one.unwrap()).await;
     // No message so far: there is still a reader.
-    two.unwrap().unlock().await.unwrap();
+    free(two.unwrap()).await;
     assert_eq!(next_message(), "0");
-    lock.write().lock().await.unwrap().unlock().await.unwrap();
+    free(held(&lock.write()).await).await;
     // The second message is for a Redisson thread that is only about to sleep.
     assert_eq!([next_message(), next_message()], ["1", "0"]);
-    let reader = lock
-        .write()
-        .lock()
-        .await
-        .unwrap()
-        .downgrade()
-        .await
-        .unwrap();
+    let reader = held(&lock.write()).await.downgrade().await.unwrap();
     // Only redlatch sends this one, so that waiting readers do not keep sleeping.
     assert_eq!([next_message(), next_message()], ["1", "0"]);
     assert!(lock.read().force_unlock().await.unwrap());
@@ -138,15 +118,15 @@ async fn messages_match_redisson() {
     drop(reader);
     client.flush().await;
     assert_eq!(next_message(), "0");
-    let writer = lock.write().lock().await.unwrap();
+    let writer = held(&lock.write()).await;
     assert!(lock.write().force_unlock().await.unwrap());
     assert_eq!([next_message(), next_message()], ["1", "0"]);
     drop(writer);
     client.flush().await;
     assert_eq!([next_message(), next_message()], ["1", "0"]);
     // None of these messages was published twice.
-    let last = lock.read().lock().await.unwrap();
-    last.unlock().await.unwrap();
+    let last = held(&lock.read()).await;
+    free(last).await;
     assert_eq!(next_message(), "0");
     assert_eq!(keys(&server), [""; 0]);
 }
@@ -170,26 +150,26 @@ async fn holders_from_redisson_are_respected() {
         ("redisson:5", 2),
         "{holder:?}"
     );
-    let reader = lock.read().lock().await.unwrap();
-    reader.unlock().await.unwrap();
-    assert!(left(&server, "a") > 500_000);
+    let reader = held(&lock.read()).await;
+    free(reader).await;
+    assert!(pttl(&server, "a") > 500_000);
     let waiting = tokio::spawn(lock.write().lock().into_future());
-    until("it waits", || async { client.status().subscriptions == 1 }).await;
+    until_subscribed(&client, 1).await;
     let () = server.command(&["DEL", "a"]);
     let () = server.command(&["PUBLISH", "redisson_rwlock:{a}", "0"]);
-    let writer = within_limit("woken", waiting).await.unwrap().unwrap();
-    writer.unlock().await.unwrap();
+    let writer = joined("woken", waiting).await;
+    free(writer).await;
 
     let () = server.command(&["HSET", "a", "mode", "write", "redisson:5:write", "1"]);
     let () = server.command(&["PEXPIRE", "a", "600000"]);
     let holder = lock.write().holder().await.unwrap().unwrap();
     assert_eq!(holder.owner, "redisson:5");
     let waiting = tokio::spawn(lock.read().lock().into_future());
-    until("it waits", || async { client.status().subscriptions == 1 }).await;
+    until_subscribed(&client, 1).await;
     let () = server.command(&["DEL", "a"]);
     let () = server.command(&["PUBLISH", "redisson_rwlock:{a}", "1"]);
-    let reader = within_limit("woken", waiting).await.unwrap().unwrap();
-    reader.unlock().await.unwrap();
+    let reader = joined("woken", waiting).await;
+    free(reader).await;
 }
 
 /// F12: a reader whose process was killed remains in Redis. Another reader stays longer; when it
@@ -202,26 +182,20 @@ async fn killed_reader_expires_with_its_own_lease() {
         .response_timeout(LONG);
     let client = settings.connect(&server.url()).await.unwrap();
     let lock = client.read_write_lock("a");
-    let alive = lock.read().lock().await.unwrap();
+    let alive = held(&lock.read()).await;
     let killed = "{a}:killed:1:rwlock_timeout:1";
     let () = server.command(&["HSET", "a", "killed:1", "1"]);
     // The other reader is renewed before that.
     let () = server.command(&["SET", killed, "1", "PX", "3000"]);
     let writer = tokio::spawn(lock.write().lock().into_future());
-    until("its lease has ended", || async {
-        left(&server, killed) == -2
-    })
-    .await;
+    until("its lease has ended", async || pttl(&server, killed) == -2).await;
     assert_eq!(lock.read().holders().await.unwrap().len(), 1);
     // The dead reader's field is still there, and blocks no other owner.
     assert!(hash(&server, "a").contains_key("killed:1"));
     assert!(!writer.is_finished());
-    alive.unlock().await.unwrap();
-    let writer = within_limit("no holder is left", writer)
-        .await
-        .unwrap()
-        .unwrap();
-    writer.unlock().await.unwrap();
+    free(alive).await;
+    let writer = joined("no holder is left", writer).await;
+    free(writer).await;
     assert_eq!(keys(&server), [""; 0]);
 }
 
@@ -236,21 +210,21 @@ async fn renewal_extends_only_own_holds() {
     let lock = client.read_write_lock("a");
     let fixed = lock.read().lock().lease(10 * LONG).await.unwrap();
     let of_fixed = format!("{{a}}:{}:rwlock_timeout:1", fixed.owner_id());
-    let outer = lock.read().lock().await.unwrap();
+    let outer = held(&lock.read()).await;
     let inner = outer.reenter().await.unwrap();
     let own = [1, 2].map(|n| format!("{{a}}:{}:rwlock_timeout:{n}", outer.owner_id()));
     let [one, two] = own.each_ref().map(|key| {
         let server = &server;
-        until_rises("renewed", move || async move { left(server, key) })
+        until_rises("renewed", move || async move { pttl(server, key) })
     });
     tokio::join!(one, two);
     // The renewal neither extends nor shortens it.
-    let before = left(&server, &of_fixed);
+    let before = pttl(&server, &of_fixed);
     assert!(before > 500_000);
-    until_rises("renewed once more", || async { left(&server, &own[0]) }).await;
-    assert!(left(&server, &of_fixed) <= before);
+    until_rises("renewed once more", async || pttl(&server, &own[0])).await;
+    assert!(pttl(&server, &of_fixed) <= before);
     for guard in [inner, outer, fixed] {
-        guard.unlock().await.unwrap();
+        free(guard).await;
     }
     client.flush().await;
     assert_eq!(keys(&server), [""; 0]);
@@ -267,20 +241,20 @@ async fn after_the_last_release_nothing_is_renewed() {
         .registry(false);
     let client = settings.connect(&server.url()).await.unwrap();
     let lock = client.read_write_lock("a");
-    let outer = lock.read().lock().await.unwrap();
+    let outer = held(&lock.read()).await;
     let inner = outer.reenter().await.unwrap();
-    let writer = client.read_write_lock("b").write().lock().await.unwrap();
+    let writer = held(&client.read_write_lock("b").write()).await;
     let reader = writer.reenter_read().await.unwrap();
     assert_eq!(client.status().holds, 3);
     for guard in [outer, inner, reader] {
-        guard.unlock().await.unwrap();
+        free(guard).await;
     }
-    writer.unlock().await.unwrap();
+    free(writer).await;
     assert_eq!(client.status().holds, 0);
     let scripts = || server.calls("eval");
     let before = scripts();
     let begun = std::time::Instant::now();
-    until("two renewals would have been due", || async {
+    until("two renewals would have been due", async || {
         begun.elapsed() > WATCHDOG / 3 * 2
     })
     .await;
@@ -297,17 +271,17 @@ async fn new_read_hold_after_restart_is_renewed() {
         .response_timeout(LONG);
     let client = settings.connect(&server.url()).await.unwrap();
     let lock = client.read_write_lock("a");
-    let forgotten = lock.read().lock().await.unwrap();
+    let forgotten = held(&lock.read()).await;
     server.restart();
     within_limit("the loss is reported", forgotten.lost()).await;
     let error = forgotten.unlock().await.unwrap_err();
-    assert!(matches!(error, Error::Lost { .. }), "{error}");
+    assert_matches!(error, Error::Lost { .. });
     for _ in 0..2 {
-        let guard = lock.read().lock().await.unwrap();
+        let guard = held(&lock.read()).await;
         let timeout = format!("{{a}}:{}:rwlock_timeout:1", guard.owner_id());
-        until_rises("renewed", || async { left(&server, &timeout) }).await;
+        until_rises("renewed", async || pttl(&server, &timeout)).await;
         assert!(guard.is_valid());
-        guard.unlock().await.unwrap();
+        free(guard).await;
     }
     assert_eq!(keys(&server), [""; 0]);
     assert_eq!(client.status().holds, 0);
@@ -321,8 +295,8 @@ async fn lost_answers_count_once() {
     let client = client_at(&proxy.url()).await;
     let lock = client.read_write_lock("a");
     // The scripts are loaded before any answer is discarded.
-    let warm = lock.write().lock().await.unwrap().downgrade().await;
-    warm.unwrap().unlock().await.unwrap();
+    let warm = held(&lock.write()).await.downgrade().await;
+    free(warm.unwrap()).await;
 
     let me = Owner::new();
     let mut writers = Vec::new();
@@ -357,20 +331,20 @@ async fn lost_scripts_and_connections_are_restored() {
     let lock = client.read_write_lock("a").prefer_writers();
     let theirs = holder.read_write_lock("a");
     for round in 0..6 {
-        let held = theirs.write().lock().await.unwrap();
+        let guard = held(&theirs.write()).await;
         let read = tokio::spawn(lock.read().lock().into_future());
         let write = tokio::spawn(lock.write().lock().into_future());
-        until("they wait", || async { client.status().subscriptions == 1 }).await;
+        until_subscribed(&client, 1).await;
         let () = server.command(&["SCRIPT", "FLUSH"]);
         if round % 2 == 0 {
             server.cut_all();
         }
-        held.unlock().await.unwrap();
+        free(guard).await;
         // Whichever is served first must release before the other can be served.
         let one = tokio::spawn(async move { read.await.unwrap()?.unlock().await });
         let two = tokio::spawn(async move { write.await.unwrap()?.unlock().await });
-        within_limit("read", one).await.unwrap().unwrap();
-        within_limit("written", two).await.unwrap().unwrap();
+        joined("read", one).await;
+        joined("written", two).await;
     }
     client.flush().await;
     assert_eq!(keys(&server), [""; 0]);
@@ -395,7 +369,7 @@ async fn mark_of_killed_waiting_writer_expires() {
     client.flush().await;
     // A waiter removes expired marks, and removes its own mark when it gives up.
     assert_eq!(server.command::<u64>(&["ZCARD", writers]), 0);
-    reader.unwrap().unlock().await.unwrap();
+    free(reader.unwrap()).await;
     assert_eq!(keys(&server), [""; 0]);
 }
 
@@ -449,16 +423,16 @@ async fn foreign_keys_stay_unchanged() {
     let () = server.command(&["SET", &writers, "precious"]);
     let lock = client.read_write_lock(&name).prefer_writers();
     let error = lock.read().lock().await.unwrap_err();
-    assert!(matches!(error, Error::WrongKind { .. }), "{error}");
+    assert_matches!(error, Error::WrongKind { .. });
     client.flush().await;
     assert_eq!(server.command::<String>(&["GET", &writers]), "precious");
     // A lock whose key changes its type while it is held is lost.
     let lock = client.read_write_lock(&foreign("turned"));
-    let reader: Guard<_> = lock.read().lock().await.unwrap();
+    let reader: Guard<_> = held(&lock.read()).await;
     let () = server.command(&["SET", lock.name(), "precious"]);
     assert!(reader.unlock().await.is_err());
     let () = server.command(&["DEL", lock.name()]);
-    let writer = lock.write().lock().await.unwrap();
+    let writer = held(&lock.write()).await;
     let () = server.command(&["SET", lock.name(), "precious"]);
     assert!(writer.downgrade().await.is_err());
     client.flush().await;
@@ -474,26 +448,26 @@ async fn readers_of_a_lock_without_expiry_exclude_writers() {
     let one = lock.read().lock().lease(LONG).await.unwrap();
     let two = lock.read().lock().lease(LONG).await.unwrap();
     assert_eq!(server.command::<i64>(&["PERSIST", "a"]), 1);
-    one.unlock().await.unwrap();
+    free(one).await;
     assert!(lock.write().try_lock().await.unwrap().is_none());
     assert!(two.is_valid());
     // It has an expiry again, so a dead reader cannot keep it.
-    assert!((1..=60_000).contains(&left(&server, "a")));
-    two.unlock().await.unwrap();
+    assert!((1..=60_000).contains(&pttl(&server, "a")));
+    free(two).await;
 
     let writer = lock.write().lock().lease(LONG).await.unwrap();
     let again = writer.reenter().lease(LONG).await.unwrap();
     let reader = writer.reenter_read().lease(LONG).await.unwrap();
     assert_eq!(server.command::<i64>(&["PERSIST", "a"]), 1);
     // A release without a known lease does not set an expiry.
-    again.unlock().await.unwrap();
-    assert_eq!(left(&server, "a"), -1);
+    free(again).await;
+    assert_eq!(pttl(&server, "a"), -1);
     let inner = reader.reenter().lease(LONG).await;
-    assert!(matches!(inner, Err(Error::WrongKind { .. })), "{inner:?}");
-    writer.unlock().await.unwrap();
+    assert_matches!(inner, Err(Error::WrongKind { .. }));
+    free(writer).await;
     assert!(lock.write().try_lock().await.unwrap().is_none());
-    assert!((1..=60_000).contains(&left(&server, "a")));
-    reader.unlock().await.unwrap();
+    assert!((1..=60_000).contains(&pttl(&server, "a")));
+    free(reader).await;
     assert_eq!(keys(&server), [""; 0]);
 }
 
@@ -503,14 +477,14 @@ async fn dead_readers_are_removed() {
     let server = Server::start();
     let client = client(&server).await;
     let lock = client.read_write_lock("a");
-    let reads = lock.read().lock().await.unwrap();
+    let reads = held(&lock.read()).await;
     for n in 0..20 {
         let _: i64 = server.command(&["HSET", "a", &format!("killed:{n}"), "1"]);
     }
     // A live reader, and a field that belongs to no owner.
     let _: i64 = server.command(&["HSET", "a", "alive:1", "1", "note", "precious"]);
     let () = server.command(&["SET", "{a}:alive:1:rwlock_timeout:1", "1", "PX", "60000"]);
-    lock.read().lock().await.unwrap().unlock().await.unwrap();
+    free(held(&lock.read()).await).await;
     let owner = reads.owner_id();
     assert_eq!(
         hash(&server, "a"),
@@ -521,7 +495,7 @@ async fn dead_readers_are_removed() {
             ("note", "precious")
         ])
     );
-    reads.unlock().await.unwrap();
+    free(reads).await;
 }
 
 /// A huge hold count written by another program does not keep the server busy for longer than a
@@ -534,16 +508,16 @@ async fn foreign_hold_count_does_not_block_the_server() {
         .response_timeout(LONG);
     let client = settings.connect(&server.url()).await.unwrap();
     let lock = client.read_write_lock("a");
-    let reads = lock.read().lock().await.unwrap();
+    let reads = held(&lock.read()).await;
     let many = "4000000000";
     let owner = String::from(reads.owner_id());
     let _: i64 = server.command(&["HSET", "a", &owner, many, "theirs:1", many]);
     let () = server.command(&["CONFIG", "RESETSTAT"]);
     let timeout = format!("{{a}}:{owner}:rwlock_timeout:1");
-    until_rises("renewed", || async { left(&server, &timeout) }).await;
+    until_rises("renewed", async || pttl(&server, &timeout)).await;
     assert_eq!(lock.read().holders().await.unwrap().len(), 1);
     assert!(client.inspect("a").await.unwrap().is_some());
-    reads.unlock().await.unwrap();
+    free(reads).await;
     // Counted instead of timed: none of the steps looked up millions of keys.
     let calls = server.calls("pttl:");
     assert!((1..1_000_000).contains(&calls), "{calls}");
@@ -576,7 +550,7 @@ async fn holds_beyond_the_key_limit_are_kept() {
     ]);
     assert_eq!(lock.read().hold_count(me).await.unwrap(), often);
     assert!(lock.write().try_lock().await.unwrap().is_none());
-    outer.unlock().await.unwrap();
+    free(outer).await;
     assert_eq!(keys(&server), [""; 0]);
 }
 
@@ -592,15 +566,15 @@ async fn expired_hold_can_be_released_while_another_lives() {
     let middle = outer.reenter().lease(short).await.unwrap();
     let inner = outer.reenter().lease(short).await.unwrap();
     let own = format!("{{a}}:{}:rwlock_timeout", outer.owner_id());
-    until("both have ended", || async {
-        let ended = |n: u32| left(&server, &format!("{own}:{n}")) == -2;
+    until("both have ended", async || {
+        let ended = |n: u32| pttl(&server, &format!("{own}:{n}")) == -2;
         ended(2) && ended(3)
     })
     .await;
-    inner.unlock().await.unwrap();
+    free(inner).await;
     assert!(lock.write().try_lock().await.unwrap().is_none());
-    middle.unlock().await.unwrap();
+    free(middle).await;
     assert!(lock.write().try_lock().await.unwrap().is_none());
-    outer.unlock().await.unwrap();
+    free(outer).await;
     assert_eq!(keys(&server), [""; 0]);
 }

@@ -1,8 +1,6 @@
 //! Tests of the semaphore in virtual time.
 
-use super::*;
-
-const SECOND: Duration = Duration::from_secs(1);
+use crate::common::prelude::*;
 
 #[tokio::test(start_paused = true)]
 async fn time_limits_are_kept() {
@@ -34,9 +32,7 @@ async fn time_limits_are_kept() {
 /// are set again.
 #[tokio::test(start_paused = true)]
 async fn waiters_outlive_the_semaphore() {
-    let store = Embedded::new();
-    let client = Client::builder().connect_embedded(&store).unwrap();
-    let other = Client::builder().connect_embedded(&store).unwrap();
+    let [client, other] = embedded_clients();
     let semaphore = client.semaphore("a");
     semaphore
         .try_set_permits(1)

@@ -3,20 +3,9 @@
 mod in_virtual_time;
 mod on_a_server;
 
-use std::future::{Future, IntoFuture, poll_fn};
-use std::pin::pin;
-use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
-use std::task::Poll;
-use std::time::Duration;
+use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
 
-use redlatch::{Client, Embedded, Error, MAX_LEASE, Semaphore};
-use redlatch_testkit::{Proxy, Server, shared, unique};
-
-use crate::common::{
-    LONG, SHORT, TestStore, client_at, poll_until_subscribed, poll_up_to, retry_if_late, until,
-    with_lost_answer, with_lost_answer_after, within_limit,
-};
+use crate::common::prelude::*;
 
 const MOST: u32 = i32::MAX as u32;
 
@@ -100,10 +89,7 @@ async fn acquiring_zero_permits_succeeds_immediately(store: TestStore) {
     let client = store.client_without_retries().await;
     let semaphore = client.semaphore(&unique("zero"));
     let none = semaphore.try_acquire_many(0).wait(10 * LONG).await;
-    let none = within_limit("at once", async { none })
-        .await
-        .unwrap()
-        .unwrap();
+    let none = done("at once", async { none }).await.unwrap();
     assert_eq!(none.permits(), 0);
     none.release().await.unwrap();
     drop(semaphore.acquire_many(0).await.unwrap());
@@ -195,7 +181,7 @@ async fn time_to_live_ends_and_survives_changes(store: TestStore) {
     semaphore.add_permits(1).await.unwrap();
     semaphore.drain().await.unwrap();
     semaphore.release(2).await.unwrap();
-    until("it ends", || async {
+    until("it ends", async || {
         semaphore.available().await.unwrap() == 0
     })
     .await;
@@ -247,7 +233,7 @@ async fn permits_do_not_go_to_the_next_semaphore(store: TestStore) {
     assert!(set(SHORT).await.unwrap());
     let released = semaphore.acquire_many(2).await.unwrap();
     let dropped = semaphore.acquire().await.unwrap();
-    until("set anew", || async { set(LONG).await.unwrap() }).await;
+    until("set anew", async || set(LONG).await.unwrap()).await;
     released.release().await.unwrap();
     drop(dropped);
     within_limit("settled", client.flush()).await;
@@ -280,30 +266,23 @@ async fn adding_zero_permits_creates_nothing(store: TestStore) {
     assert_eq!(semaphore.available().await.unwrap(), 3);
     let nameless = client.semaphore("");
     let error = nameless.release(0).await.unwrap_err();
-    assert!(matches!(error, Error::InvalidName { .. }), "{error}");
+    assert_matches!(error, Error::InvalidName { .. });
 }
 
 async fn wait_limits_are_kept(store: TestStore) {
-    let (client, other) = (
-        store.client_without_retries().await,
-        store.client_without_retries().await,
-    );
+    let [client, other] = store.clients_without_retries().await;
     let semaphore = set(&client, "waits", 1).await;
     let held = semaphore.acquire().await.unwrap();
     let brief = Duration::from_millis(30);
     assert!(semaphore.try_acquire().wait(brief).await.unwrap().is_none());
     let waiting = other.semaphore(semaphore.name());
     let waiting = tokio::spawn(waiting.try_acquire().wait(LONG).into_future());
-    until("it waits", || async { other.status().subscriptions == 1 }).await;
+    until_subscribed(&other, 1).await;
     held.release().await.unwrap();
-    let permits = within_limit("woken", waiting)
-        .await
-        .unwrap()
-        .unwrap()
-        .unwrap();
+    let permits = joined("woken", waiting).await.unwrap();
     assert!(semaphore.try_acquire().await.unwrap().is_none());
     permits.release().await.unwrap();
-    until("no queue is left", || async {
+    until("no queue is left", async || {
         client.status().subscriptions + other.status().subscriptions == 0
     })
     .await;
@@ -312,24 +291,18 @@ async fn wait_limits_are_kept(store: TestStore) {
 
 /// Failure catalogue F21.
 async fn waiter_for_many_permits_is_served_once_they_are_free(store: TestStore) {
-    let (client, other) = (
-        store.client_without_retries().await,
-        store.client_without_retries().await,
-    );
+    let [client, other] = store.clients_without_retries().await;
     let semaphore = set(&client, "many", 5).await;
     let first = semaphore.acquire_many(3).await.unwrap();
     let waiting = other.semaphore(semaphore.name());
     let waiting = tokio::spawn(waiting.acquire_many(4).into_future());
-    until("it waits", || async { other.status().subscriptions == 1 }).await;
+    until_subscribed(&other, 1).await;
     semaphore.release(1).await.unwrap();
     // Three are free: not enough yet, however many messages arrive.
     assert_eq!(semaphore.available().await.unwrap(), 3);
     assert!(!waiting.is_finished());
     semaphore.release(1).await.unwrap();
-    let four = within_limit("four are free", waiting)
-        .await
-        .unwrap()
-        .unwrap();
+    let four = joined("four are free", waiting).await;
     assert_eq!(semaphore.available().await.unwrap(), 0);
     drop(first);
     four.release().await.unwrap();
@@ -350,7 +323,7 @@ async fn every_way_to_add_permits_wakes_a_waiter(store: TestStore) {
         };
         let waiting = other.semaphore(semaphore.name());
         let waiting = tokio::spawn(waiting.acquire_many(2).into_future());
-        until("it waits", || async { other.status().subscriptions == 1 }).await;
+        until_subscribed(&other, 1).await;
         match (way, held) {
             (0, _) => assert!(semaphore.try_set_permits(2).await.unwrap()),
             (1, Some(held)) => held.release().await.unwrap(),
@@ -372,11 +345,7 @@ async fn every_way_to_add_permits_wakes_a_waiter(store: TestStore) {
                 semaphore.try_set_permits(2).await.unwrap();
             }
         }
-        within_limit("woken", waiting)
-            .await
-            .unwrap()
-            .unwrap()
-            .forget();
+        joined("woken", waiting).await.forget();
     }
 }
 
@@ -386,7 +355,7 @@ async fn small_requests_do_not_overtake_big_ones(store: TestStore) {
     let one = semaphore.acquire().await.unwrap();
     let two = semaphore.acquire().await.unwrap();
     let big = tokio::spawn(semaphore.acquire_many(2).into_future());
-    until("it waits", || async { client.status().subscriptions == 1 }).await;
+    until_subscribed(&client, 1).await;
     let small = tokio::spawn(semaphore.acquire().into_future());
     one.release().await.unwrap();
     // One permit is free, and a waiter that overtakes would have had every chance to.
@@ -395,14 +364,10 @@ async fn small_requests_do_not_overtake_big_ones(store: TestStore) {
         assert!(!small.is_finished());
     }
     two.release().await.unwrap();
-    let big = within_limit("the big one", big).await.unwrap().unwrap();
+    let big = joined("the big one", big).await;
     assert!(!small.is_finished());
     big.release().await.unwrap();
-    within_limit("the small one", small)
-        .await
-        .unwrap()
-        .unwrap()
-        .forget();
+    joined("the small one", small).await.forget();
 }
 
 /// Failure catalogue F23, in one process.
@@ -424,37 +389,31 @@ async fn first_come_first_served(store: TestStore) {
             permit.release().await.unwrap();
         });
         if n == 0 {
-            until("the first is queued", || async {
-                client.status().subscriptions == 1
-            })
-            .await;
+            until_subscribed(&client, 1).await;
         }
         waiting.push(one);
     }
     held.release().await.unwrap();
     for one in waiting {
-        within_limit("served", one).await.unwrap();
+        done("served", one).await;
     }
     assert_eq!(*served.lock().unwrap(), Vec::from_iter(0..WAITERS));
 }
 
 /// No waiter waits for another message while there are permits left.
 async fn one_message_serves_as_many_waiters_as_possible(store: TestStore) {
-    let (client, other) = (
-        store.client_without_retries().await,
-        store.client_without_retries().await,
-    );
+    let [client, other] = store.clients_without_retries().await;
     let semaphore = set(&client, "at-once", 5).await;
     let held = semaphore.acquire_many(5).await.unwrap();
     let same = other.semaphore(semaphore.name());
     let waiting: Vec<_> = (0..5)
         .map(|_| tokio::spawn(same.acquire().into_future()))
         .collect();
-    until("they wait", || async { other.status().subscriptions == 1 }).await;
+    until_subscribed(&other, 1).await;
     held.release().await.unwrap();
     let mut served = Vec::new();
     for one in waiting {
-        served.push(within_limit("served", one).await.unwrap().unwrap());
+        served.push(joined("served", one).await);
     }
     assert_eq!(semaphore.available().await.unwrap(), 0);
     drop(served);
@@ -494,7 +453,7 @@ async fn acquired_permits_never_exceed_the_total(store: TestStore) {
         })
         .collect();
     for one in crowd {
-        within_limit("served", one).await.unwrap();
+        done("served", one).await;
     }
     for client in &clients {
         within_limit("settled", client.flush()).await;
@@ -528,14 +487,14 @@ async fn waiters_for_hundreds_of_names_are_all_served(store: TestStore) {
             }));
         }
     }
-    until("all wait", || async {
+    until("all wait", async || {
         let waiting = |client: &Client| client.status().subscriptions == NAMES;
         clients.iter().all(waiting)
     })
     .await;
     drop(held);
     for one in waiting {
-        within_limit("served", one).await.unwrap();
+        done("served", one).await;
     }
 }
 
@@ -550,10 +509,7 @@ async fn invalid_numbers_are_rejected(store: TestStore) {
         semaphore.release(u32::MAX).await.err(),
         semaphore.release_if_exists(MOST + 1).await.err(),
     ] {
-        assert!(
-            matches!(error, Some(Error::InvalidCount { .. })),
-            "{error:?}"
-        );
+        assert_matches!(error, Some(Error::InvalidCount { .. }));
     }
     for lives in [Duration::ZERO, Duration::from_nanos(1), Duration::MAX] {
         let error = semaphore.try_set_permits(1).time_to_live(lives).await;
@@ -568,10 +524,7 @@ async fn invalid_numbers_are_rejected(store: TestStore) {
         semaphore.add_permits(i32::MAX).await.err(),
         semaphore.release_if_exists(1).await.err(),
     ] {
-        assert!(
-            matches!(error, Some(Error::InvalidCount { .. })),
-            "{error:?}"
-        );
+        assert_matches!(error, Some(Error::InvalidCount { .. }));
     }
     assert_eq!(semaphore.available().await.unwrap(), i64::from(MOST));
     let all = semaphore.acquire_many(MOST).await.unwrap();
@@ -624,10 +577,7 @@ async fn dropped_everywhere(store: TestStore) {
 /// Dropped after each await point, while the permits that it waits for are released: permits that
 /// it has acquired by then are returned.
 async fn dropped_while_permits_come(store: TestStore) {
-    let (client, other) = (
-        store.client_without_retries().await,
-        store.client_without_retries().await,
-    );
+    let [client, other] = store.clients_without_retries().await;
     let semaphore = set(&client, "dropped-waiting", 2).await;
     let same = other.semaphore(semaphore.name());
     crate::common::drop_after_each_poll(async |polls| {

@@ -41,12 +41,12 @@ async fn keys_and_messages_match_redisson() {
     assert_eq!(value(), "0");
     semaphore.release(2).await.unwrap();
     assert_eq!(value(), "2");
-    until("all messages have arrived", || async {
+    until("all messages have arrived", async || {
         messages.lock().unwrap().len() >= 4
     })
     .await;
     assert_eq!(*messages.lock().unwrap(), ["3", "3", "7", "2"]);
-    assert_eq!(server.command::<i64>(&["PTTL", semaphore.name()]), -1);
+    assert_eq!(pttl(&server, semaphore.name()), -1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -86,7 +86,7 @@ async fn foreign_keys_stay_unchanged() {
             semaphore.available().await.err(),
             semaphore.delete().await.err(),
         ] {
-            assert!(matches!(error, Some(Error::WrongKind { .. })), "{error:?}");
+            assert_matches!(error, Some(Error::WrongKind { .. }));
         }
         assert_eq!(server.command::<Vec<u8>>(&["DUMP", name]), before, "{name}");
     }
@@ -94,20 +94,17 @@ async fn foreign_keys_stay_unchanged() {
     let semaphore = set(&client, "turned", 1).await;
     let held = semaphore.acquire().await.unwrap();
     let waiting = tokio::spawn(semaphore.acquire().into_future());
-    until("it waits", || async { client.status().subscriptions >= 1 }).await;
+    until("it waits", async || client.status().subscriptions >= 1).await;
     let () = server.command(&["SET", semaphore.name(), "precious"]);
     let _: i64 = server.command(&[
         "PUBLISH",
         &format!("redisson_sc:{{{}}}", semaphore.name()),
         "1",
     ]);
-    let error = within_limit("answered", waiting)
-        .await
-        .unwrap()
-        .unwrap_err();
-    assert!(matches!(error, Error::WrongKind { .. }), "{error}");
+    let error = done("answered", waiting).await.unwrap_err();
+    assert_matches!(error, Error::WrongKind { .. });
     let error = held.release().await.unwrap_err();
-    assert!(matches!(error, Error::WrongKind { .. }), "{error}");
+    assert_matches!(error, Error::WrongKind { .. });
     within_limit("settled", client.flush()).await;
     assert_eq!(
         server.command::<String>(&["GET", semaphore.name()]),
@@ -146,7 +143,7 @@ async fn unknown_outcome_is_reported_and_not_repeated() {
     for round in 0..5 {
         let taken = with_lost_answer(&proxy, semaphore.acquire_many(10).into_future());
         let error = taken.await.unwrap_err();
-        assert!(matches!(error, Error::OutcomeUnknown { .. }), "{error}");
+        assert_matches!(error, Error::OutcomeUnknown { .. });
         expected -= 10;
         assert_eq!(semaphore.available().await.unwrap(), expected, "{round}");
         let error = with_lost_answer(&proxy, semaphore.release(3)).await;
@@ -169,10 +166,7 @@ async fn unknown_outcome_is_reported_and_not_repeated() {
     );
     let fresh = client.semaphore(&unique("unknown-set"));
     let error = with_lost_answer(&proxy, fresh.try_set_permits(4).into_future()).await;
-    assert!(
-        matches!(error, Err(Error::OutcomeUnknown { .. })),
-        "{error:?}"
-    );
+    assert_matches!(error, Err(Error::OutcomeUnknown { .. }));
     assert_eq!(fresh.available().await.unwrap(), 4);
     assert!(fresh.delete().await.unwrap());
     assert!(fresh.try_set_permits(4).await.unwrap());
@@ -182,10 +176,7 @@ async fn unknown_outcome_is_reported_and_not_repeated() {
         assert!(same.try_set_permits(5).await.unwrap());
     };
     let error = with_lost_answer_after(&proxy, fresh.delete(), set).await;
-    assert!(
-        matches!(error, Err(Error::OutcomeUnknown { .. })),
-        "{error:?}"
-    );
+    assert_matches!(error, Err(Error::OutcomeUnknown { .. }));
     assert_eq!(fresh.available().await.unwrap(), 5);
     assert_idle(&client);
 }
@@ -199,7 +190,7 @@ async fn closed_connection_is_reopened() {
     let semaphore = set(&client, "anew", 2).await;
     for _ in 0..20 {
         proxy.cut();
-        until("the cut is noticed", || async { server.clients() == 0 }).await;
+        until("the cut is noticed", async || server.clients() == 0).await;
         // The next inspection reconnects; the request after it is sent on the new connection.
         semaphore.available().await.unwrap();
         semaphore
@@ -230,7 +221,7 @@ async fn request_to_busy_server_is_retried() {
         let ended: redis::RedisResult<()> = endless.invoke(&mut connection);
         assert!(ended.unwrap_err().to_string().contains("killed"));
     });
-    until("it is busy", || async {
+    until("it is busy", async || {
         let ping = redis::cmd("PING").query::<String>(&mut server.connection());
         ping.is_err()
     })
@@ -251,7 +242,7 @@ async fn request_to_busy_server_is_retried() {
     tokio::task::spawn_blocking(|| busy.join().unwrap())
         .await
         .unwrap();
-    let permits = within_limit("served", waiting).await.unwrap().unwrap();
+    let permits = joined("served", waiting).await;
     within_limit("settled", hasty.flush()).await;
     assert_eq!(same.available().await.unwrap(), 0);
     permits.release().await.unwrap();
@@ -271,7 +262,7 @@ async fn late_answer_is_undone() {
     same.acquire().await.unwrap().release().await.unwrap();
     server.freeze();
     let error = semaphore.acquire_many(2).await.unwrap_err();
-    assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
+    assert_matches!(error, Error::ResponseTimeout { .. });
     assert_eq!(client.status().background, 1);
     server.thaw();
     within_limit("settled", client.flush()).await;
@@ -296,7 +287,7 @@ async fn awaiting_late_answers_does_not_block_other_requests() {
         .collect();
     for tried in tries {
         let error = tried.await.unwrap().unwrap_err();
-        assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
+        assert_matches!(error, Error::ResponseTimeout { .. });
     }
     assert_eq!(client.status().background, 512);
     let lock = client.lock("heard-out-lock");
@@ -325,7 +316,7 @@ async fn release_is_retried_until_the_server_is_back() {
     );
     proxy.refuse(true);
     proxy.cut();
-    until("the cut is noticed", || async {
+    until("the cut is noticed", async || {
         matches!(
             semaphore.release(1).await,
             Err(Error::Unavailable { .. } | Error::ResponseTimeout { .. })
@@ -350,10 +341,7 @@ async fn release_is_retried_until_the_server_is_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn permits_released_between_any_two_polls_wake_waiter() {
     let store = TestStore::server();
-    let (client, other) = (
-        store.client_without_retries().await,
-        store.client_without_retries().await,
-    );
+    let [client, other] = store.clients_without_retries().await;
     for polls in 1..30 {
         // Uses a new channel each time, which is not subscribed to yet.
         let semaphore = set(&client, "heard", 2).await;
@@ -365,9 +353,7 @@ async fn permits_released_between_any_two_polls_wake_waiter() {
         // The connection keeps order: everything that the waiter has sent so far has been answered.
         assert_eq!(semaphore.available().await.unwrap(), 0);
         held.release().await.unwrap();
-        let permits = within_limit("woken, not slept through", waiter)
-            .await
-            .unwrap();
+        let permits = done("woken, not slept through", waiter).await;
         permits.release().await.unwrap();
     }
 }
@@ -388,7 +374,7 @@ async fn permits_released_during_disconnect_are_noticed() {
         let channel = format!("redisson_sc:{{{}}}", semaphore.name());
         let held = semaphore.acquire().await.unwrap();
         let waiting = tokio::spawn(same.acquire().into_future());
-        until("it waits", || async {
+        until("it waits", async || {
             let counts: (String, i64) = server.command(&["PUBSUB", "NUMSUB", &channel]);
             counts.1 == 1
         })
@@ -399,13 +385,7 @@ async fn permits_released_during_disconnect_are_noticed() {
         proxy.cut();
         held.release().await.unwrap();
         proxy.refuse(false);
-        within_limit("seen", waiting)
-            .await
-            .unwrap()
-            .unwrap()
-            .release()
-            .await
-            .unwrap();
+        joined("seen", waiting).await.release().await.unwrap();
     }
 }
 
@@ -432,11 +412,11 @@ async fn refused_channel_loses_no_permits() {
     let same = client.semaphore(semaphore.name());
     let permits = same.acquire_many(2).await.unwrap();
     let error = same.acquire().await.unwrap_err();
-    assert!(matches!(error, Error::NotPermitted { .. }), "{error}");
+    assert_matches!(error, Error::NotPermitted { .. });
     // Publishing is refused as well, before anything is changed. The release is retried until it is
     // allowed.
     let error = permits.release().await.unwrap_err();
-    assert!(matches!(error, Error::NotPermitted { .. }), "{error}");
+    assert_matches!(error, Error::NotPermitted { .. });
     assert_eq!(semaphore.available().await.unwrap(), 0);
     let () = server.command(&["ACL", "SETUSER", "restricted", "allchannels"]);
     within_limit("settled", client.flush()).await;
@@ -460,9 +440,9 @@ async fn many_waiters_cost_one_subscription() {
             tokio::spawn(async move { same.acquire().await.unwrap().release().await.unwrap() })
         })
         .collect();
-    until("they wait", || async { crowd.status().subscriptions == 1 }).await;
+    until_subscribed(&crowd, 1).await;
     let channel = format!("redisson_sc:{{{}}}", semaphore.name());
-    until("subscribed, once", || async {
+    until("subscribed, once", async || {
         let (_, subscribers): (String, i64) = server.command(&["PUBSUB", "NUMSUB", &channel]);
         assert!(subscribers <= 1);
         subscribers == 1
@@ -470,9 +450,9 @@ async fn many_waiters_cost_one_subscription() {
     .await;
     held.release().await.unwrap();
     for one in waiting {
-        within_limit("served", one).await.unwrap();
+        done("served", one).await;
     }
-    until("no channel is left", || async {
+    until("no channel is left", async || {
         server
             .command::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"])
             .is_empty()

@@ -1,12 +1,7 @@
 //! What must hold when a master fails (docs/robustness.md).
 
-use std::future::IntoFuture;
-use std::time::Duration;
-
-use redlatch::{Client, Loss, ReplicaSync};
-
 use super::{Deployment, LASTING, answered, long_timeout, retry_transient, until_renewed};
-use crate::common::{LONG, assert_lost, until, within_limit};
+use crate::common::prelude::*;
 
 /// F3, F6, F28: a master is killed just after a lock was granted. The next master has the lock and
 /// renews it, waiters are woken, and tokens grow.
@@ -19,7 +14,7 @@ pub async fn a_killed_master(deployment: &mut Deployment) {
     let held = retry_transient(|| holder.lock("{a}:held").lock()).await;
     let lent = retry_transient(|| holder.lock("{a}:lent").lock().lease(10 * LONG)).await;
     let waiting = tokio::spawn(other.lock("{a}:lent").lock().into_future());
-    until("it waits", || async { other.status().subscriptions == 1 }).await;
+    until_subscribed(&other, 1).await;
     let old = deployment.master("{a}");
     let first = retry_transient(|| holder.fenced_lock("{a}:fenced").lock().lease(10 * LONG)).await;
     deployment.kill(old);
@@ -33,26 +28,24 @@ pub async fn a_killed_master(deployment: &mut Deployment) {
         assert!(held.is_valid());
     }
     let mut written = first.token();
-    first.unlock().await.unwrap();
+    free(first).await;
     let second = retry_transient(|| other.fenced_lock("{a}:fenced").lock()).await;
     assert!(second.token() > written, "an update would be lost");
     written = second.token();
-    second.unlock().await.unwrap();
-    lent.unlock().await.unwrap();
-    let woken = within_limit("woken, not slept through", waiting)
-        .await
-        .unwrap();
-    woken.unwrap().unlock().await.unwrap();
-    held.unlock().await.unwrap();
+    free(second).await;
+    free(lent).await;
+    let woken = done("woken, not slept through", waiting).await;
+    free(woken.unwrap()).await;
+    free(held).await;
 
     // The old master comes back without data, and no client treats it as the master.
     deployment.restart(old);
     deployment.await_healthy();
     let third = retry_transient(|| holder.fenced_lock("{a}:fenced").lock()).await;
     assert!(third.token() > written, "an update would be lost");
-    third.unlock().await.unwrap();
+    free(third).await;
     for client in [holder, other] {
-        until("nothing is left", || async {
+        until("nothing is left", async || {
             let status = client.status();
             (status.holds, status.subscriptions, status.background) == (0, 0, 0)
         })
@@ -77,7 +70,7 @@ pub async fn a_lock_that_is_lost_with_its_master(deployment: &mut Deployment) {
     let _: i64 = deployment
         .server(old)
         .command(&["CLIENT", "KILL", "TYPE", "replica"]);
-    let guard = client.lock("{b}:lost").lock().await.unwrap();
+    let guard = held(&client.lock("{b}:lost")).await;
     deployment.kill(old);
     for &replica in &replicas {
         deployment.server(replica).thaw();
@@ -109,16 +102,12 @@ pub async fn a_frozen_master(deployment: &Deployment) {
     // All connections are opened before.
     for client in [&holder, &waiter, &hasty] {
         let first = client.lock("{c}:first");
-        retry_transient(|| first.lock())
-            .await
-            .unlock()
-            .await
-            .unwrap();
+        free(retry_transient(|| first.lock()).await).await;
     }
     let held = retry_transient(|| holder.lock("{c}:held").lock()).await;
     let lent = retry_transient(|| holder.lock("{c}:lent").lock().lease(10 * LONG)).await;
     let waiting = tokio::spawn(waiter.lock("{c}:lent").lock().into_future());
-    until("it waits", || async { waiter.status().subscriptions == 1 }).await;
+    until_subscribed(&waiter, 1).await;
 
     let old = deployment.master("{c}");
     deployment.server(old).freeze();
@@ -134,11 +123,9 @@ pub async fn a_frozen_master(deployment: &Deployment) {
 
     until_renewed(deployment.server(new), "{c}:held").await;
     assert!(held.is_valid());
-    lent.unlock().await.unwrap();
-    let woken = within_limit("woken, not slept through", waiting)
-        .await
-        .unwrap();
-    woken.unwrap().unlock().await.unwrap();
+    free(lent).await;
+    let woken = done("woken, not slept through", waiting).await;
+    free(woken.unwrap()).await;
     for client in [&holder, &waiter, &hasty] {
         within_limit("settled", client.flush()).await;
     }
@@ -148,7 +135,7 @@ pub async fn a_frozen_master(deployment: &Deployment) {
         assert!(!exists(key), "{key} is still held");
     }
     assert!(asked.is_valid() && exists("{c}:asked"));
-    asked.unlock().await.unwrap();
-    held.unlock().await.unwrap();
+    free(asked).await;
+    free(held).await;
     assert_eq!(hasty.status().holds + holder.status().holds, 0);
 }

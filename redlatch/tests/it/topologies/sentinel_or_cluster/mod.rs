@@ -1,13 +1,9 @@
 //! Helpers for tests on sentinels and on a cluster: masters fail, and replicas replace them.
 #![allow(unreachable_pub, reason = "shared by the modules of one binary")]
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use redlatch::{Client, ClientBuilder};
-use redlatch_testkit::{Ca, Cluster, ClusterPlan, SentinelPlan, Sentinels, Server, TlsPlan};
-
-pub(crate) use crate::common::retry_transient;
-use crate::common::{LONG, until_rises};
+use redlatch_testkit::{Ca, TlsPlan};
 
 pub mod failover;
 pub mod steady;
@@ -26,6 +22,8 @@ pub enum Deployment {
 }
 
 use Deployment::{Cluster as InCluster, Sentinel as BehindSentinels};
+
+use crate::common::prelude::*;
 
 impl Deployment {
     /// Starts a deployment that soon elects a new master.
@@ -165,10 +163,6 @@ pub async fn answered<T: redis::FromRedisValue>(server: &Server, command: &[&str
             answer => return answer.unwrap(),
         }
     }
-}
-
-pub fn pttl(server: &Server, key: &str) -> i64 {
-    server.command(&["PTTL", key])
 }
 
 /// Waits until the key's time to live is seen to rise.

@@ -1,13 +1,7 @@
 //! What must hold while no master is replaced.
 
-use std::future::IntoFuture;
-use std::time::Duration;
-
-use redlatch::{Client, Loss};
-use redlatch_testkit::unique;
-
-use super::{Deployment, long_timeout, pttl, retry_transient};
-use crate::common::{LONG, assert_lost, drop_after_each_poll, poll_up_to, until, within_limit};
+use super::{Deployment, long_timeout, retry_transient};
+use crate::common::prelude::*;
 
 /// F2: a master hangs, and no replica takes its place. The holder learns of the loss before the
 /// server can have expired the lock.
@@ -31,7 +25,7 @@ pub async fn a_master_that_hangs(deployment: &Deployment) {
     within_limit("the loss is reported", guard.lost()).await;
     assert_lost(&guard.unlock().await.unwrap_err(), Loss::LeaseEnded);
     server.thaw();
-    until("nothing is left", || async {
+    until("nothing is left", async || {
         within_limit("settled", client.flush()).await;
         pttl(server, &name) == -2 && client.status().holds == 0
     })
@@ -48,7 +42,7 @@ pub async fn a_guard_is_more_careful_than_the_server(deployment: &Deployment) {
     // The server truncates to whole milliseconds.
     let left = Duration::from_millis(u64::try_from(left).unwrap() + 1);
     assert!(guard.valid_for() <= left);
-    guard.unlock().await.unwrap();
+    free(guard).await;
 }
 
 /// F6: a release while the waiter's connections are down is noticed when they are restored.
@@ -62,13 +56,11 @@ pub async fn a_waiter_whose_connections_are_cut(deployment: &Deployment) {
         until("the last subscription has ended", none).await;
         let held = retry_transient(|| holder.lock(&name).lock().lease(10 * LONG)).await;
         let waiting = tokio::spawn(waiter.lock(&name).lock().into_future());
-        until("it waits", || async { !none().await }).await;
+        until("it waits", async || !none().await).await;
         server.cut_all();
-        held.unlock().await.unwrap();
-        let woken = within_limit("woken, not slept through", waiting)
-            .await
-            .unwrap();
-        woken.unwrap().unlock().await.unwrap();
+        free(held).await;
+        let woken = done("woken, not slept through", waiting).await;
+        free(woken.unwrap()).await;
     }
 }
 

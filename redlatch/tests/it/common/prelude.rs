@@ -1,0 +1,29 @@
+//! What most tests import.
+
+pub(crate) use std::future::poll_fn;
+pub(crate) use std::pin::pin;
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+pub(crate) use std::sync::{Arc, Mutex};
+pub(crate) use std::task::Poll;
+pub(crate) use std::time::Duration;
+
+pub(crate) use redlatch::kind::OwnedKind;
+pub(crate) use redlatch::{
+    Client, ClientBuilder, Embedded, Error, ExpirableSemaphore, Expiry, Guard, HasTicket, Lock,
+    Loss, MAX_LEASE, MultiLock, Owner, RedLock, ReplicaSync, Semaphore,
+};
+pub(crate) use redlatch_testkit::{
+    Cluster, ClusterPlan, Monitor, Proxy, SentinelPlan, Sentinels, Server, shared, shared_cluster,
+    slot_of, unique,
+};
+pub(crate) use tokio::task::JoinHandle;
+pub(crate) use tokio::time::{sleep, timeout};
+
+pub(crate) use super::{
+    HOUR, LONG, Random, SECOND, SHORT, TestStore, WATCHDOG, assert_lost, client, client_at, done,
+    drop_after_each_poll, embedded_clients, free, held, joined, lease_left, on_every_store,
+    patient, poll_until_subscribed, poll_up_to, pttl, retry_if_late, retry_if_late_blocking,
+    retry_transient, seed, unregistered_client, until, until_in_sync, until_rises,
+    until_subscribed, wait_until_discarded, wait_until_lost, with_lost_answer,
+    with_lost_answer_after, within_limit,
+};
