@@ -87,8 +87,8 @@ pub(crate) async fn until_in_sync(master: &Server, replicas: usize) {
 }
 
 /// Fails instead of hanging.
-pub(crate) async fn within_limit<T>(what: &str, work: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(LONG, work).await {
+pub(crate) async fn within_limit<T>(what: &str, work: impl IntoFuture<Output = T>) -> T {
+    match tokio::time::timeout(LONG, work.into_future()).await {
         Ok(done) => done,
         Err(_) => panic!("never happened: {what}"),
     }
@@ -98,7 +98,7 @@ pub(crate) async fn within_limit<T>(what: &str, work: impl Future<Output = T>) -
 #[track_caller]
 pub(crate) fn done<T, E: Debug>(
     what: &str,
-    work: impl Future<Output = Result<T, E>>,
+    work: impl IntoFuture<Output = Result<T, E>>,
 ) -> impl Future<Output = T> {
     let caller = Location::caller();
     async move { unwrapped(within_limit(what, work).await, caller) }
@@ -108,10 +108,30 @@ pub(crate) fn done<T, E: Debug>(
 #[track_caller]
 pub(crate) fn joined<T, E: Debug, J: Debug>(
     what: &str,
-    task: impl Future<Output = Result<Result<T, E>, J>>,
+    task: impl IntoFuture<Output = Result<Result<T, E>, J>>,
 ) -> impl Future<Output = T> {
     let caller = Location::caller();
     async move { unwrapped(unwrapped(within_limit(what, task).await, caller), caller) }
+}
+
+/// The same for many tasks, which return nothing.
+pub(crate) async fn done_all<E: Debug>(
+    what: &str,
+    tasks: impl IntoIterator<Item = impl Future<Output = Result<(), E>>>,
+) {
+    for task in tasks {
+        done(what, task).await;
+    }
+}
+
+/// The same for many tasks. Drops what they acquired, one after the other.
+pub(crate) async fn joined_all<T, E: Debug, J: Debug>(
+    what: &str,
+    tasks: impl IntoIterator<Item = impl Future<Output = Result<Result<T, E>, J>>>,
+) {
+    for task in tasks {
+        joined(what, task).await;
+    }
 }
 
 fn unwrapped<T, E: Debug>(result: Result<T, E>, caller: &Location<'_>) -> T {
@@ -161,6 +181,13 @@ pub(crate) fn held<L: AnyLock>(lock: &L) -> impl Future<Output = Guard<L::Locked
 pub(crate) fn free<R: HasLease>(guard: Guard<R>) -> impl Future<Output = ()> {
     let caller = Location::caller();
     async move { unwrapped(guard.unlock().await, caller) }
+}
+
+/// Releases locks one after the other.
+pub(crate) async fn free_all<R: HasLease>(guards: impl IntoIterator<Item = Guard<R>>) {
+    for guard in guards {
+        free(guard).await;
+    }
 }
 
 /// Returns how long the lock stays locked without a renewal.
@@ -241,8 +268,8 @@ pub(crate) async fn until_rises<T: PartialOrd>(what: &str, mut observe: impl Asy
 
 /// Polls up to `polls` times, each time when woken. Returns the output, or `None` if the future was
 /// dropped first.
-pub(crate) async fn poll_up_to<F: Future>(polls: usize, future: F) -> Option<F::Output> {
-    let mut future = pin!(future);
+pub(crate) async fn poll_up_to<F: IntoFuture>(polls: usize, future: F) -> Option<F::Output> {
+    let mut future = pin!(future.into_future());
     let mut polled = 0;
     poll_fn(|cx| {
         polled += 1;
@@ -257,7 +284,7 @@ pub(crate) async fn poll_up_to<F: Future>(polls: usize, future: F) -> Option<F::
 
 /// Polls a waiter this many times. Then keeps it without polling until the shared server reports a
 /// subscription to its channel.
-pub(crate) async fn poll_until_subscribed<F: Future>(polls: usize, waiter: F, channel: &str) {
+pub(crate) async fn poll_until_subscribed<F: IntoFuture>(polls: usize, waiter: F, channel: &str) {
     let mut few = pin!(poll_up_to(polls, waiter));
     let subscribed = until("subscribed", || async {
         let (_, subscribers): (String, i64) = shared().command(&["PUBSUB", "NUMSUB", channel]);

@@ -255,9 +255,7 @@ async fn check<K: HasTicket + Revocable>(
     match act {
         Act::Hang => {}
         Act::Unlock => {
-            for guard in guards.drain(..) {
-                free(guard).await;
-            }
+            free_all(guards.drain(..)).await;
         }
         Act::DropAndFlush => {
             guards.clear();
@@ -282,9 +280,7 @@ async fn check<K: HasTicket + Revocable>(
                 Ok(_) => {}
                 Err(error) => {
                     guards.extend(error.into_guard());
-                    for guard in guards.drain(..) {
-                        free(guard).await;
-                    }
+                    free_all(guards.drain(..)).await;
                 }
             }
         }

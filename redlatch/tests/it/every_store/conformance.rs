@@ -78,9 +78,7 @@ async fn tasks_that_share_a_handle_exclude_each_other(store: TestStore) {
             })
         })
         .collect();
-    for task in tasks {
-        done("every task has its turns", task).await;
-    }
+    done_all("every task has its turns", tasks).await;
     assert_eq!(turns.load(Ordering::SeqCst), 320);
     assert!(!lock.is_locked().await.unwrap());
 }
@@ -183,7 +181,7 @@ async fn owner_can_reenter_while_others_wait(store: TestStore) {
     let waiter = tokio::spawn(lock.lock().into_future());
     until_subscribed(&client, 1).await;
     // Queued behind the waiter, it would deadlock.
-    let inner = done("re-entered", outer.reenter().into_future()).await;
+    let inner = done("re-entered", outer.reenter()).await;
     free(inner).await;
     free(outer).await;
     drop(joined("woken", waiter).await);
@@ -219,9 +217,7 @@ async fn non_reentrant_lock_refuses_its_owner_immediately(store: TestStore) {
     let me = Owner::new();
     let guard = lock.lock().owner(me).await.unwrap();
     for refused in [
-        within_limit("refused", lock.lock().owner(me).into_future())
-            .await
-            .err(),
+        within_limit("refused", lock.lock().owner(me)).await.err(),
         lock.try_lock().owner(me).await.err(),
         guard.reenter().await.err(),
     ] {
@@ -242,7 +238,7 @@ async fn fixed_lease_expires(store: TestStore) {
     let lease = Duration::from_millis(300);
     let guard = retry_if_late(|| lock.lock().lease(lease)).await;
     assert!(guard.valid_for() <= lease);
-    let next = done("the lease ends", lock.lock().into_future()).await;
+    let next = done("the lease ends", lock.lock()).await;
     within_limit("the loss is reported", guard.lost()).await;
     assert!(!guard.is_valid());
     assert_eq!(guard.valid_for(), Duration::ZERO);
@@ -489,9 +485,7 @@ async fn waiters_of_one_client_are_served_in_order(store: TestStore) {
         }));
     }
     free(guard).await;
-    for waiter in waiters {
-        done("served", waiter).await;
-    }
+    done_all("served", waiters).await;
     assert_eq!(*order.lock().unwrap(), (0..50).collect::<Vec<_>>());
 }
 
@@ -544,9 +538,7 @@ async fn no_state_remains_after_release(store: TestStore) {
             })
         })
         .collect();
-    for task in tasks {
-        done("done", task).await;
-    }
+    done_all("done", tasks).await;
     client.flush().await;
     until("all is empty", async || {
         let status = client.status();
@@ -560,15 +552,52 @@ async fn no_state_remains_after_release(store: TestStore) {
 fn everything_is_send_and_sync() {
     fn both<T: Send + Sync>() {}
     both::<Client>();
-    both::<redlatch::Lock>();
-    both::<redlatch::Guard>();
-    both::<redlatch::Embedded>();
+    both::<Lock>();
+    both::<Guard>();
+    both::<redlatch::ReadWriteLock>();
+    both::<Guard<redlatch::ReadLock>>();
+    both::<Guard<redlatch::WriteLock>>();
+    both::<ExpirableSemaphore>();
+    both::<redlatch::PermitGuard>();
+    both::<redlatch::blocking::ExpirableSemaphore>();
+    both::<redlatch::blocking::PermitGuard>();
+    both::<Embedded>();
     both::<redlatch::inspect::Listing>();
     both::<redlatch::inspect::Watch>();
     both::<Error>();
+
     fn spawned<T: Send + 'static>(_: T) {}
-    let lock = Client::embedded().lock("a");
+    let client = Client::embedded();
+    let lock = client.lock("a");
     spawned(lock.lock().into_future());
     spawned(lock.try_lock().into_future());
     spawned(async move { lock.run(async {}).await });
+    let lock = client.read_write_lock("a");
+    spawned(lock.read().lock().into_future());
+    spawned(async move { lock.write().lock().await?.downgrade().await });
+    let semaphore = client.expirable_semaphore("a");
+    spawned(semaphore.acquire().into_future());
+    spawned(semaphore.try_acquire().into_future());
+    let all = semaphore.clone();
+    let id = redlatch::PermitId::from_bytes([1; 16]);
+    spawned(async move { all.release_many(&[id]).await });
+    spawned(async move { semaphore.run(async {}).await });
+
+    fn is_send<T: Send>(_: &T) {}
+    macro_rules! several_are_send {
+        ($lock:expr) => {
+            let lock = $lock;
+            is_send(&lock);
+            is_send(&lock.lock().into_future());
+            is_send(&lock.run(async {}));
+            is_send(&async {
+                let guard = held(&lock).await;
+                guard.lost().await;
+                guard.run(async {}).await.unwrap();
+                free(guard).await;
+            });
+        };
+    }
+    several_are_send!(MultiLock::new([client.lock("a")]));
+    several_are_send!(RedLock::new([client.lock("a")]));
 }

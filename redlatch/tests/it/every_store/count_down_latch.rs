@@ -59,11 +59,11 @@ async fn counting_down(store: TestStore) {
     for _ in 0..3 {
         assert_eq!(latch.count_down().await.unwrap(), 0);
         assert_eq!(latch.count().await.unwrap(), 0);
-        done("open", latch.wait().into_future()).await;
+        done("open", latch.wait()).await;
     }
     // A latch that was never set is open.
     let never = client.count_down_latch(&unique("never"));
-    done("open", never.wait().into_future()).await;
+    done("open", never.wait()).await;
     assert!(never.try_wait().await.unwrap());
     assert_eq!(client.status().subscriptions, 0);
 }
@@ -104,9 +104,7 @@ async fn waiting_until_zero(store: TestStore) {
         assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
     }
     assert_eq!(latch.count_down().await.unwrap(), 0);
-    for waiter in waiters {
-        joined("woken", waiter).await;
-    }
+    joined_all("woken", waiters).await;
     subscribed(&other, 0).await;
 }
 
@@ -197,9 +195,7 @@ async fn a_thousand_waiters_of_one_latch(store: TestStore) {
         .await;
     }
     latch.count_down().await.unwrap();
-    for waiter in waiters {
-        joined("woken", waiter).await;
-    }
+    joined_all("woken", waiters).await;
     subscribed(&other, 0).await;
 }
 
@@ -224,9 +220,7 @@ async fn counted_from_many_clients(store: TestStore) {
             })
         })
         .collect();
-    for task in tasks {
-        done("through", task).await;
-    }
+    done_all("through", tasks).await;
     assert_eq!(through.load(SeqCst), TASKS as usize);
     assert!(!latch.delete().await.unwrap());
 }
@@ -263,7 +257,7 @@ async fn dropped_everywhere(store: TestStore) {
     for polls in 1..20 {
         assert!(latch.try_set_count(1).await.unwrap());
         let after = {
-            let mut gone = pin!(poll_up_to(polls, latch.wait().into_future()));
+            let mut gone = pin!(poll_up_to(polls, latch.wait()));
             let queued = until("it is queued", async || client.status().subscriptions == 1);
             tokio::select! {
                 biased;
@@ -459,7 +453,7 @@ async fn a_latch_at_zero_can_be_set() {
     for number in ["0", "-3"] {
         let latch = client.count_down_latch(&unique("at-zero"));
         let _: String = shared().command(&["SET", latch.name(), number]);
-        done("open", latch.wait().into_future()).await;
+        done("open", latch.wait()).await;
         assert!(latch.try_set_count(2).await.unwrap(), "{number}");
         assert!(!latch.try_set_count(5).await.unwrap(), "{number}");
         assert_eq!(latch.count().await.unwrap(), 2, "{number}");

@@ -52,7 +52,7 @@ async fn tokens_grow_across_clients_reentry_expiry_and_force_unlock(store: TestS
 
     let expired = retry_if_late(|| theirs.lock().lease(SECOND / 5)).await;
     tokens.push(expired.token());
-    let forced = done("its lease ends", lock.lock().into_future()).await;
+    let forced = done("its lease ends", lock.lock()).await;
     tokens.push(forced.token());
     assert!(theirs.force_unlock().await.unwrap());
     let last = held(&theirs).await;
@@ -96,9 +96,7 @@ async fn tokens_follow_the_order_of_acquisitions(store: TestStore) {
             }));
         }
     }
-    for task in tasks {
-        done("every turn", task).await;
-    }
+    done_all("every turn", tasks).await;
     let tokens = tokens.lock().unwrap();
     assert_eq!((tokens.len(), tokens[0]), (200, 1));
     // A token may be missing: on a busy machine a waiter does not accept a transferred hold, and sends another request.
@@ -273,11 +271,7 @@ async fn resource_that_checks_tokens_refuses_late_writer(store: TestStore) {
     let fenced = one.fenced_lock(&name);
     let paused = retry_if_late(|| fenced.lock().lease(SECOND / 5)).await;
     assert!(resource.write(paused.token()));
-    let next = done(
-        "the lease ends",
-        two.fenced_lock(&name).lock().into_future(),
-    )
-    .await;
+    let next = done("the lease ends", two.fenced_lock(&name).lock()).await;
     assert!(resource.write(next.token()));
 
     assert!(!paused.is_valid(), "says so before the write");

@@ -79,7 +79,7 @@ async fn values_wait_in_queues_of_their_own(store: TestStore) {
     let held = a.lock().owner(me).await.unwrap();
     let waiting = tokio::spawn(a.lock().into_future());
     until_subscribed(&client, 1).await;
-    let second = within_limit("another value", b.lock().owner(me).into_future());
+    let second = within_limit("another value", b.lock().owner(me));
     let second = second.await.unwrap();
     free(held).await;
     let next = joined("woken", waiting).await;

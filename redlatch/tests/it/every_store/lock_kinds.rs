@@ -264,9 +264,7 @@ async fn clients_exclude_each_other_in_turn<K: OwnedKind>(store: TestStore, make
             }
         }));
     }
-    for task in tasks {
-        done("all have their turns", task).await;
-    }
+    done_all("all have their turns", tasks).await;
     assert_eq!(counter.load(Ordering::SeqCst), CLIENTS * TURNS);
 }
 
@@ -293,9 +291,7 @@ async fn attempts_of_many_tasks_leave_nothing_behind<K: OwnedKind>(
             })
         })
         .collect();
-    for task in tasks {
-        done("tried", task).await;
-    }
+    done_all("tried", tasks).await;
     assert!(
         acquired.load(Ordering::SeqCst) >= 16,
         "hardly any task acquired it"
@@ -309,7 +305,7 @@ async fn dropped_try_lock_leaves_nothing_behind<K: OwnedKind>(store: TestStore, 
     let client = store.client().await;
     let lock = make(&client, &unique("dropped"));
     drop_after_each_poll(async |polls| {
-        let guard = poll_up_to(polls, lock.try_lock().into_future()).await;
+        let guard = poll_up_to(polls, lock.try_lock()).await;
         let through = guard.is_some();
         drop(guard);
         assert_nothing_left(&client, &lock).await;
@@ -348,7 +344,7 @@ async fn lock_of_dead_client_is_free_when_its_lease_ends<K: OwnedKind>(
     };
     tokio::task::spawn_blocking(dying).await.unwrap();
     let lock = make(&store.client().await, &name);
-    let guard = done("its lease ends", lock.lock().into_future()).await;
+    let guard = done("its lease ends", lock.lock()).await;
     free(guard).await;
 }
 
@@ -377,9 +373,7 @@ async fn waiters_of_one_client_are_served_in_order<K: OwnedKind>(store: TestStor
         waiters.push(spawn_waiter(&handle, turn).await);
     }
     free(guard).await;
-    for waiter in waiters {
-        done("served", waiter).await;
-    }
+    done_all("served", waiters).await;
     assert_eq!(*order.lock().unwrap(), (0..10).collect::<Vec<_>>());
 }
 
@@ -441,20 +435,11 @@ async fn non_reentrant_lock_refuses_its_owner<K: OwnedKind>(store: TestStore, ma
     let guard = lock.lock().owner(me).await.unwrap();
     for handle in [&lock, &again] {
         let refused = [
-            within_limit("at once", handle.lock().owner(me).into_future())
+            within_limit("at once", handle.lock().owner(me)).await.err(),
+            handle.try_lock().owner(me).await.err(),
+            within_limit("at once", handle.try_lock().owner(me).wait(Duration::MAX))
                 .await
                 .err(),
-            handle.try_lock().owner(me).await.err(),
-            within_limit(
-                "at once",
-                handle
-                    .try_lock()
-                    .owner(me)
-                    .wait(Duration::MAX)
-                    .into_future(),
-            )
-            .await
-            .err(),
         ];
         for refused in refused {
             assert_matches!(refused, Some(Error::AlreadyHeld { .. }));
@@ -589,10 +574,8 @@ async fn unreachable_server_is_an_error<K: OwnedKind>(mut server: Server, make: 
     server.kill();
     let waiting = lock.try_lock().wait(5 * SECOND).lease(10 * SECOND);
     for refused in [
-        within_limit("an answer", waiting.into_future()).await.err(),
-        within_limit("an answer", lock.lock().into_future())
-            .await
-            .err(),
+        within_limit("an answer", waiting).await.err(),
+        within_limit("an answer", lock.lock()).await.err(),
     ] {
         let error = refused.expect("there is no server");
         assert_matches!(error, Error::Unavailable { .. });
@@ -643,9 +626,7 @@ async fn many_waiters_on_five_names_leave_no_subscription<K: OwnedKind>(
             })
         })
         .collect();
-    for task in tasks {
-        done("every turn", task).await;
-    }
+    done_all("every turn", tasks).await;
     until("no subscription is left", async || {
         let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS", "*"]);
         channels.is_empty() && client.status().subscriptions == 0

@@ -49,9 +49,7 @@ async fn contend<K: OwnedKind>(ours: Lock<K>, theirs: Lock<K>) {
     };
     let mut tasks: Vec<_> = (0..6).map(|_| task(&ours, Some(me))).collect();
     tasks.extend((0..3).map(|_| task(&theirs, None)));
-    for task in tasks {
-        done("all have had their turns", task).await;
-    }
+    done_all("all have had their turns", tasks).await;
 }
 
 async fn token_of_dropped_guard_is_not_reused(store: TestStore) {
@@ -83,7 +81,7 @@ async fn owner_can_write_right_after_dropping_read_guard(store: TestStore) {
     let me = Owner::new();
     for _ in 0..50 {
         drop(lock.read().lock().owner(me).await.unwrap());
-        let writer = within_limit("written", lock.write().lock().owner(me).into_future()).await;
+        let writer = within_limit("written", lock.write().lock().owner(me)).await;
         free(writer.unwrap()).await;
     }
 }

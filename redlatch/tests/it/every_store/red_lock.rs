@@ -193,9 +193,7 @@ async fn waiting_ends_at_its_limit_or_with_the_lock(stores: TestStores) {
         })
         .collect();
     free(held).await;
-    for one in waiting {
-        done("served", one).await;
-    }
+    done_all("served", waiting).await;
     for client in &clients {
         until_subscribed(client, 0).await;
     }
@@ -207,7 +205,7 @@ async fn owner_can_reenter(stores: TestStores) {
     let lock = red_lock(&clients, "a");
     let owner = Owner::new();
     let outer = lock.lock().owner(owner).await.unwrap();
-    let inner = done("again", lock.lock().owner(owner).into_future()).await;
+    let inner = done("again", lock.lock().owner(owner)).await;
     assert_eq!(clients[0].lock("a").hold_count(owner).await.unwrap(), 2);
     free(outer).await;
     assert!(inner.is_valid());
@@ -278,7 +276,7 @@ async fn request_dropped_anywhere_leaves_nothing_behind(stores: TestStores) {
                 true => Some(other.lock().await.unwrap()),
                 false => None,
             };
-            let taking = poll_up_to(polls, lock.lock().into_future());
+            let taking = poll_up_to(polls, lock.lock());
             let (guard, ()) = tokio::join!(taking, async {
                 if let Some(held) = held {
                     free(held).await;
@@ -347,9 +345,7 @@ async fn invalid_input_is_rejected(stores: TestStores) {
         others[2].lock("a").lock().await.unwrap(),
     ];
     assert!(twice.try_lock().await.unwrap().is_none());
-    for guard in held {
-        free(guard).await;
-    }
+    free_all(held).await;
     // Most members refuse their owner: waiting would not help.
     let owner = Owner::new();
     let strict = RedLock::new(
@@ -359,7 +355,7 @@ async fn invalid_input_is_rejected(stores: TestStores) {
     );
     let strict = strict.member_timeout(5 * SECOND);
     let guard = strict.lock().owner(owner).await.unwrap();
-    let error = within_limit("refused", strict.lock().owner(owner).into_future())
+    let error = within_limit("refused", strict.lock().owner(owner))
         .await
         .unwrap_err();
     assert_matches!(error, Error::AlreadyHeld { .. });
@@ -476,9 +472,7 @@ async fn contend(stores: TestStores, acquisitions: Option<Arc<AtomicUsize>>) {
             }
         }
     }
-    for task in tasks {
-        done("all get their turns", task).await;
-    }
+    done_all("all get their turns", tasks).await;
     for clients in &all {
         assert_nothing_left(clients, "a").await;
     }
@@ -508,14 +502,14 @@ async fn minority_may_hang_or_be_down() {
     assert!(guard.is_valid());
     done("without delay", guard.unlock()).await;
     for _ in 0..3 {
-        let guard = done("without them", lock.lock().into_future()).await;
+        let guard = done("without them", lock.lock()).await;
         assert_eq!(guard.held_members(), 3);
         assert!(guard.is_valid());
         done("without delay", guard.unlock()).await;
     }
     // Of a bare quorum one server hangs, and a server that had refused works again. Other owners
     // could acquire the lock, so it counts as released.
-    let guard = done("without them", lock.lock().into_future()).await;
+    let guard = done("without them", lock.lock()).await;
     assert_eq!(guard.held_members(), 3);
     all[1].thaw();
     all[0].freeze();
@@ -543,9 +537,7 @@ async fn without_a_majority_there_is_no_lock() {
     free(held(&lock).await).await;
     all[0].freeze();
     all[2].freeze();
-    let error = within_limit("refused", lock.try_lock().into_future())
-        .await
-        .unwrap_err();
+    let error = within_limit("refused", lock.try_lock()).await.unwrap_err();
     assert_matches!(error, Error::Unavailable { .. });
     assert!(!clients[1].lock("a").is_locked().await.unwrap());
     let waiting = lock.try_lock().wait(SECOND / 2).into_future();
@@ -675,7 +667,7 @@ async fn waiter_does_not_block_requests_for_its_members() {
         clients[4].lock("a"),
     ];
     let of_others = RedLock::new(of_others).member_timeout(5 * SECOND).lock();
-    let guard = done("they are free", of_others.into_future()).await;
+    let guard = done("they are free", of_others).await;
     assert_eq!(guard.held_members(), 3);
     waiting.abort();
 }
@@ -740,22 +732,6 @@ async fn dead_holder_costs_its_lease() {
     free(guard).await;
 }
 
-/// Guards and pending acquisitions can move to other threads.
-#[test]
-fn everything_is_send() {
-    fn is_send<T: Send>(_: &T) {}
-    let lock = RedLock::new([Client::embedded().lock("a")]);
-    is_send(&lock);
-    is_send(&lock.lock().into_future());
-    is_send(&lock.run(async {}));
-    is_send(&async {
-        let guard = held(&lock).await;
-        guard.lost().await;
-        guard.run(async {}).await.unwrap();
-        free(guard).await;
-    });
-}
-
 /// A waiter for a majority does not block waiters for one of the members, or for other locks.
 #[tokio::test(start_paused = true)]
 async fn only_identical_requests_share_a_queue() {
@@ -771,7 +747,7 @@ async fn only_identical_requests_share_a_queue() {
 
     let free = [&clients[0], &clients[3], &clients[4]];
     let free = RedLock::new(free.map(|client| client.lock("a")));
-    let free = within_limit("a majority is free", free.lock().into_future()).await;
+    let free = within_limit("a majority is free", free.lock()).await;
     free.unwrap().unlock().await.unwrap();
 
     let single = tokio::spawn(clients[0].lock("a").lock().into_future());
@@ -827,7 +803,7 @@ async fn release_while_member_is_requested_leaves_nothing_behind() {
     let (mut all, clients) = restartable().await;
     let lock = red_lock(&clients, "a");
     for n in 0..6 {
-        let guard = done("acquired", lock.lock().into_future()).await;
+        let guard = done("acquired", lock.lock()).await;
         all[n % 3].restart();
         // About when the first request is sent.
         tokio::time::sleep(Duration::from_millis(100 + 30 * n as u64)).await;

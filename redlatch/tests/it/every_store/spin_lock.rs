@@ -47,13 +47,11 @@ async fn spin_lock_never_subscribes_and_never_publishes() {
             }
         }));
     }
-    for task in tasks {
-        done("every turn", task).await;
-    }
+    done_all("every turn", tasks).await;
     let fixed = one.spin_lock("a").lock().lease(SHORT).await.unwrap();
     let refused = retry_if_late(|| two.spin_lock("a").try_lock().wait(SECOND / 20)).await;
     assert!(refused.is_none());
-    let next = done("the lease ends", two.spin_lock("a").lock().into_future()).await;
+    let next = done("the lease ends", two.spin_lock("a").lock()).await;
     drop(fixed);
     free(next).await;
     within_limit("settled", one.flush()).await;
@@ -108,9 +106,7 @@ async fn one_waiter_per_client_asks_the_server() {
     let pauses = begun.elapsed().as_secs_f64() / PAUSE.as_secs_f64();
     assert!(often <= pauses + 2.0, "{often} times in {pauses} pauses");
     free(guard).await;
-    for waiter in waiters {
-        done("served", waiter).await;
-    }
+    done_all("served", waiters).await;
 }
 
 /// Both kinds use one key, so they exclude each other. A waiter of the spin lock notices every release.

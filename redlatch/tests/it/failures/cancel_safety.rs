@@ -24,7 +24,7 @@ async fn acquiring_a_free_lock(store: TestStore) {
     let client = store.client().await;
     let lock = client.lock(&unique("cancel-free"));
     drop_after_each_poll(async |polls| {
-        let guard = poll_up_to(polls, lock.lock().into_future()).await;
+        let guard = poll_up_to(polls, lock.lock()).await;
         let through = guard.is_some();
         drop(guard);
         assert_nothing_left(&client, &lock).await;
@@ -39,7 +39,7 @@ async fn acquiring_a_lock_that_is_released_meanwhile(store: TestStore) {
     let lock = client.lock(&name);
     drop_after_each_poll(async |polls| {
         let held = other.lock(&name).lock().await.unwrap();
-        let waiter = poll_up_to(polls, lock.lock().into_future());
+        let waiter = poll_up_to(polls, lock.lock());
         let (guard, released) =
             within_limit("both", async { tokio::join!(waiter, held.unlock()) }).await;
         released.unwrap();
@@ -59,7 +59,7 @@ async fn waiting_in_the_local_queue(store: TestStore) {
         // one.
         let guard = held(&lock).await;
         let after = {
-            let mut gone = pin!(poll_up_to(polls, lock.lock().into_future()));
+            let mut gone = pin!(poll_up_to(polls, lock.lock()));
             let mut after = Box::pin(lock.lock().into_future());
             let both = async {
                 tokio::select! {
@@ -86,7 +86,7 @@ async fn reentering(store: TestStore) {
     let lock = client.lock(&unique("cancel-again"));
     drop_after_each_poll(async |polls| {
         let outer = held(&lock).await;
-        let inner = poll_up_to(polls, outer.reenter().into_future()).await;
+        let inner = poll_up_to(polls, outer.reenter()).await;
         let through = inner.is_some();
         drop(inner);
         within_limit("settled", client.flush()).await;
@@ -159,7 +159,7 @@ async fn requests_dropped_while_loading_scripts_or_connecting() {
     drop_after_each_poll(async |polls| {
         let _: () = server.command(&["SCRIPT", "FLUSH"]);
         server.cut_all();
-        let guard = poll_up_to(polls, lock.lock().into_future()).await;
+        let guard = poll_up_to(polls, lock.lock()).await;
         let through = guard.is_some();
         drop(guard);
         assert_nothing_left(&client, &lock).await;
@@ -223,7 +223,7 @@ async fn many_canceled_requests_leave_nothing_behind() {
         for one in crowd {
             one.await.unwrap();
         }
-        let last = within_limit("the lock is free", lock.lock().into_future()).await;
+        let last = within_limit("the lock is free", lock.lock()).await;
         drop(last.unwrap());
         assert_nothing_left(&client, &lock).await;
     }

@@ -34,7 +34,7 @@ fn some(names: &[(String, usize)], count: usize, frozen: bool) -> Vec<String> {
 /// Acquires and releases a lock on another node.
 async fn take_turns(client: &Client, name: &str) {
     let lock = client.lock(&format!("{name}-free"));
-    let guard = done("free", lock.lock().into_future()).await;
+    let guard = done("free", lock.lock()).await;
     free(guard).await;
 }
 

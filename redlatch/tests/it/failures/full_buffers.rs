@@ -40,9 +40,7 @@ async fn cancel_beside(load: impl AsyncFn(&Client) -> JoinSet<()>) {
         let held: BTreeSet<String> = server.command(&["KEYS", "canceled:*"]);
         let guarded: BTreeSet<String> = guards.iter().map(|guard| guard.name().into()).collect();
         assert_eq!(held, guarded, "round {round}");
-        for guard in guards {
-            free(guard).await;
-        }
+        free_all(guards).await;
     }
 }
 

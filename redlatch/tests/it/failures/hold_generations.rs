@@ -53,7 +53,7 @@ async fn release_of_lost_hold_takes_turns_with_later_holds() {
             })
         };
         refused(UNTIL_THE_LONGEST_PAUSE).await;
-        let second = poll_up_to(1, lock.lock().owner(me).into_future()).await;
+        let second = poll_up_to(1, lock.lock().owner(me)).await;
         assert!(second.is_none(), "the second request has not waited");
         refused(refusals(&server) - before + 1).await;
         refuse_writes(&server, false);
@@ -137,7 +137,7 @@ async fn lost_hold_is_released_although_its_successor_was_canceled() {
     let waiter = tokio::spawn(lock.lock().into_future());
     until_subscribed(&ours, 1).await;
     // Queues behind the waiter, and is canceled there.
-    let canceled = poll_up_to(1, lock.lock().owner(me).into_future()).await;
+    let canceled = poll_up_to(1, lock.lock().owner(me)).await;
     assert!(canceled.is_none());
     drop(lost);
     let next = joined("released", waiter).await;
@@ -448,9 +448,7 @@ async fn random_losses_and_cancellations_never_break_exclusion() {
     })
     .await;
     shared.over.store(true, Ordering::SeqCst);
-    for task in tasks {
-        done("the tasks end", task).await;
-    }
+    done_all("the tasks end", tasks).await;
     let (acquired, lost) = (&shared.acquired, &shared.lost);
     println!("{acquired:?} acquired, {lost:?} of them lost");
     let violations = shared.violations.lock().unwrap().clone();

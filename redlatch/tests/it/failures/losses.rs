@@ -124,9 +124,7 @@ async fn all_waiters_of_a_flushed_fair_lock_acquire_it() {
     })
     .await;
     let _: String = server.command(&["FLUSHALL"]);
-    for waiter in waiting {
-        joined("the waiter retries", waiter).await;
-    }
+    joined_all("the waiter retries", waiting).await;
     let _ = guard.unlock().await;
 }
 

@@ -343,13 +343,9 @@ async fn contention_loses_no_lease() {
     })
     .await;
     over.store(true, Ordering::Relaxed);
-    for one in crowd {
-        done("over", one).await;
-    }
+    done_all("over", crowd).await;
     assert!(attempts.load(Ordering::Relaxed) > 1000);
-    for guard in held {
-        free(guard).await;
-    }
+    free_all(held).await;
 }
 
 /// A client whose reconnection is refused for a while (too many clients) works again afterwards.

@@ -294,9 +294,7 @@ async fn unanswered_inspections_keep_no_turns() {
         assert!(once.await.unwrap_err().is_transient());
     }
     server.thaw();
-    for inspecting in inspecting {
-        joined("answered", inspecting).await;
-    }
+    joined_all("answered", inspecting).await;
 }
 
 /// Without limits: requests and releases of one owner take turns, and fail together with the step
@@ -399,9 +397,7 @@ async fn waiters_wait_through_an_outage_up_to_the_outage_limit() {
     // fail.
     for limit in [Duration::ZERO, Duration::from_millis(500)] {
         let request = client.lock("c").lock().outage_limit(limit);
-        let error = within_limit("failed", request.into_future())
-            .await
-            .unwrap_err();
+        let error = within_limit("failed", request).await.unwrap_err();
         assert!(error.is_transient(), "{error}");
     }
     // The wait limit takes precedence.
@@ -410,9 +406,7 @@ async fn waiters_wait_through_an_outage_up_to_the_outage_limit() {
         .try_lock()
         .wait(LIMIT)
         .outage_limit(unlimited);
-    let error = within_limit("at its limit", limited.into_future())
-        .await
-        .unwrap_err();
+    let error = within_limit("at its limit", limited).await.unwrap_err();
     assert!(error.is_transient(), "{error}");
     for waiter in [
         lock.is_finished(),
@@ -447,9 +441,7 @@ async fn attempts_that_wait_for_replicas_are_one_outage() {
     let client = settings.connect(&server.url()).await.unwrap();
     for limit in [LIMIT / 3, 3 * LIMIT] {
         let request = client.lock("a").lock().outage_limit(limit);
-        let error = within_limit("failed", request.into_future())
-            .await
-            .unwrap_err();
+        let error = within_limit("failed", request).await.unwrap_err();
         assert_matches!(error, Error::NotReplicated { .. });
     }
 }
@@ -494,13 +486,11 @@ async fn outage_limit_of_the_client_applies_to_every_request() {
     let _: i64 = server.command(&["SADD", "of another kind", "member"]);
     cut(&proxy);
     let waiter = tokio::spawn(client.fair_lock("a").lock().into_future());
-    let error = within_limit("failed", impatient.fair_lock("b").lock().into_future()).await;
+    let error = within_limit("failed", impatient.fair_lock("b").lock()).await;
     assert!(error.unwrap_err().is_transient());
     let red = RedLock::new([impatient.lock("r")]);
     let red = red.lock().outage_limit(Duration::from_millis(400));
-    let error = within_limit("no majority", red.into_future())
-        .await
-        .unwrap_err();
+    let error = within_limit("no majority", red).await.unwrap_err();
     assert!(error.is_transient(), "{error}");
     assert!(!waiter.is_finished());
     proxy.refuse(false);

@@ -22,7 +22,7 @@ async fn multi_lock_of_writer_does_not_queue_behind_readers_for_its_read_side(st
     until_subscribed(&client, 1).await;
     let other = client.lock(&unique("sides-other"));
     let both = MultiLock::new([sides.read()]).and(&other);
-    let reading = within_limit("both", both.lock().owner(me).into_future()).await;
+    let reading = within_limit("both", both.lock().owner(me)).await;
     free(reading.unwrap()).await;
     free(writing).await;
     let reading = joined("the reader", reader).await;
@@ -38,7 +38,7 @@ async fn multi_lock_of_reader_is_refused_write_side_behind_a_waiting_writer(stor
     until_subscribed(&client, 1).await;
     let other = client.lock(&unique("sides-other"));
     let both = MultiLock::new([sides.write()]).and(&other);
-    let refused = within_limit("refused", both.lock().owner(me).into_future()).await;
+    let refused = within_limit("refused", both.lock().owner(me)).await;
     let error = refused.unwrap_err();
     assert_matches!(error, Error::WriteWhileReading { .. });
     assert!(!other.is_locked().await.unwrap());
@@ -55,7 +55,7 @@ async fn multi_lock_reenters_a_member_ahead_of_its_waiters(store: TestStore) {
     let waiter = tokio::spawn(one.lock().into_future());
     until_subscribed(&client, 1).await;
     let both = MultiLock::new([&one, &two]);
-    let again = within_limit("both", both.lock().owner(me).into_future()).await;
+    let again = within_limit("both", both.lock().owner(me)).await;
     free(again.unwrap()).await;
     free(guard).await;
     let next = joined("the waiter", waiter).await;
@@ -138,7 +138,7 @@ async fn names_with_and_without_braces_have_separate_queues(store: TestStore) {
     let held = peer.lock(&name).lock().await.unwrap();
     let waiter = tokio::spawn(plain.lock().into_future());
     until_subscribed(&client, 1).await;
-    let guard = within_limit("it is free", tagged.lock().into_future()).await;
+    let guard = within_limit("it is free", tagged.lock()).await;
     let next = tokio::spawn(tagged.lock().into_future());
     // The same in a multi-lock.
     let both = MultiLock::new([client.lock(&format!("{{{name}}}:other")), tagged.clone()]);
@@ -146,7 +146,7 @@ async fn names_with_and_without_braces_have_separate_queues(store: TestStore) {
     free(guard.unwrap()).await;
     let guard = joined("handed over", next).await;
     free(guard).await;
-    let guard = done("both", both.lock().into_future()).await;
+    let guard = done("both", both.lock()).await;
     if store.prefix().is_empty() {
         assert_eq!(client.status().subscriptions, 1, "one for each channel");
     }
@@ -162,7 +162,7 @@ async fn names_with_and_without_braces_have_separate_queues(store: TestStore) {
     }
     let taken = plain.acquire().await.unwrap();
     let waiter = tokio::spawn(plain.acquire().into_future());
-    let permits = within_limit("it has one", tagged.acquire().into_future()).await;
+    let permits = within_limit("it has one", tagged.acquire()).await;
     permits.unwrap().release().await.unwrap();
     taken.release().await.unwrap();
     let permits = joined("the waiter", waiter).await;
@@ -188,9 +188,7 @@ async fn names_with_one_channel_miss_no_release(store: TestStore) {
                     assert!(theirs.is_locked().await.unwrap());
                 }
                 free(guard).await;
-                for waiting in waiting {
-                    done("woken", waiting).await;
-                }
+                done_all("woken", waiting).await;
             }
         })
     });
@@ -230,9 +228,7 @@ async fn one_command_for_a_turn<K: OwnedKind>(handle: fn(&Client) -> Lock<K>, ch
             let _: i64 = server.command(&["PUBLISH", channel, "0"]);
         }
         halfway.wait().await;
-        for task in tasks {
-            done("all turns", task).await;
-        }
+        done_all("all turns", tasks).await;
         let sent = monitor.count_sent(&server);
         // A release and an acquisition would be two.
         assert!(sent < 2 * TURNS * 17 / 10, "{sent}, {has_message}");

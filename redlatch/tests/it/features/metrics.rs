@@ -302,9 +302,7 @@ async fn connections_and_batches_are_measured() {
         let lock = client.lock(&format!("lock {n}"));
         tokio::spawn(async move { lock.lock().await?.unlock().await })
     });
-    for request in requests.collect::<Vec<_>>() {
-        joined("acquired", request).await;
-    }
+    joined_all("acquired", requests.collect::<Vec<_>>()).await;
     let sizes = recorded.values("redlatch.batch.size");
     assert!(
         !sizes.is_empty() && sizes.iter().all(|size| (1.0..=16.0).contains(size)),

@@ -74,9 +74,7 @@ async fn one_of_many_clients_runs_each_slot(store: TestStore) {
             }
         }));
     }
-    for machine in fleet {
-        done("the end of all slots", machine).await;
-    }
+    done_all("the end of all slots", fleet).await;
     let runs = Arc::into_inner(runs).unwrap().into_inner().unwrap();
     assert_eq!(runs, (0..slots).map(|slot| (slot, 1)).collect());
 }
@@ -104,9 +102,7 @@ async fn runs_of_slots_with_a_length_follow_clock_of_store(store: TestStore) {
             }
         }));
     }
-    for machine in fleet {
-        done("the end of the slots", machine).await;
-    }
+    done_all("the end of the slots", fleet).await;
     let begun = Arc::into_inner(begun).unwrap().into_inner().unwrap();
     assert!(begun.len() >= 2, "{begun:?}");
     if matches!(store, TestStore::Embedded(_)) {

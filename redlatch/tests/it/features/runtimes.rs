@@ -191,10 +191,7 @@ fn guard_can_outlive_its_runtime() {
     drop(two);
     // The client continues to work in another runtime, on a new connection.
     let guard = rest
-        .block_on(within_limit(
-            "in another runtime",
-            lock.lock().into_future(),
-        ))
+        .block_on(within_limit("in another runtime", lock.lock()))
         .unwrap();
     rest.block_on(guard.unlock()).unwrap();
 }
@@ -264,7 +261,7 @@ fn runtime_without_timers_causes_error() {
             drop(held);
         });
         whole.block_on(async {
-            let guard = within_limit("released", lock.lock().into_future()).await;
+            let guard = within_limit("released", lock.lock()).await;
             free(guard.unwrap()).await;
         });
     }

@@ -142,9 +142,7 @@ async fn ticket_and_waiters_exclude_each_other(store: TestStore) {
             }
         }));
     }
-    for task in tasks {
-        done("all rounds", task).await;
-    }
+    done_all("all rounds", tasks).await;
 }
 
 /// The lease that the waiters know of is far longer than that of the ticket, which nothing uses.

@@ -40,9 +40,7 @@ async fn one_waiter_per_name_asks_the_server() {
 
     let before = server.calls("eval");
     free(guard).await;
-    for waiter in waiters {
-        done("served", waiter).await;
-    }
+    done_all("served", waiters).await;
     let per_turn = (server.calls("eval") - before) as f64 / WAITERS as f64;
     assert!(per_turn < 2.2, "{per_turn} scripts per turn");
     assert_eq!(channels(&server), 1, "one subscription for all");
@@ -68,9 +66,7 @@ async fn client_waits_for_ten_thousand_names() {
     }
     assert_eq!(channels(&server), NAMES);
     until("one connection per client", async || server.clients() == 2).await;
-    for guard in held {
-        free(guard).await;
-    }
+    free_all(held).await;
     for one in waiting {
         let guard = joined("woken", one).await;
         free(guard).await;
@@ -106,9 +102,7 @@ async fn no_wake_up_is_missed_between_clients() {
             }
         }));
     }
-    for player in players {
-        done("no wake-up is missed", player).await;
-    }
+    done_all("no wake-up is missed", players).await;
 }
 
 /// F6, across a reconnection: a release while the waiter's connection is down is noticed after it
@@ -196,9 +190,7 @@ async fn subscriptions_are_restored() {
         server.cut_all();
         until("all wait again", async || channels(&server) == NAMES).await;
     }
-    for guard in held {
-        free(guard).await;
-    }
+    free_all(held).await;
     let mut served = HashSet::new();
     for one in waiting {
         let guard = joined("woken", one).await;

@@ -266,11 +266,7 @@ async fn denied_request_fails_immediately() {
     let settings = secured.settings_of(app, Client::builder());
     let elsewhere = settings.connect(&url).await.unwrap();
     let lock = elsewhere.lock(&unique("foreign"));
-    assert_refused(
-        &within_limit("refused", lock.lock().into_future())
-            .await
-            .unwrap_err(),
-    );
+    assert_refused(&within_limit("refused", lock.lock()).await.unwrap_err());
     // The client keeps retrying in the background to release what it may have acquired.
     let status = elsewhere.status();
     assert_eq!((status.holds, status.subscriptions), (0, 0));
@@ -281,7 +277,7 @@ async fn denied_request_fails_immediately() {
     let lock = client.lock(&unique("waited-for"));
     let guard = held(&lock).await;
     let waiting = restricted.lock(lock.name());
-    let refused = within_limit("refused", waiting.lock().into_future()).await;
+    let refused = within_limit("refused", waiting.lock()).await;
     assert_refused(&refused.unwrap_err());
     free(guard).await;
     assert!(!lock.is_locked().await.unwrap());

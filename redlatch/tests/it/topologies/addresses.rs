@@ -73,7 +73,7 @@ async fn nodes_without_host_name_are_found_by_address() {
     let mut guards = Vec::new();
     for name in &names {
         let lock = client.lock(name);
-        guards.push(done("held", lock.lock().into_future()).await);
+        guards.push(done("held", lock.lock()).await);
     }
 
     // Moved (MOVED n ?:port), together with the lock in it.
@@ -86,7 +86,7 @@ async fn nodes_without_host_name_are_found_by_address() {
     let other = format!("other:{{{}}}", names[1]);
     cluster.begin_moving(slot, 2);
     let lock = client.lock(&other);
-    guards.push(done("held while it moves", lock.lock().into_future()).await);
+    guards.push(done("held while it moves", lock.lock()).await);
     cluster.move_keys(slot, 2);
     cluster.finish_moving(slot, 2);
     for guard in guards {
@@ -172,9 +172,7 @@ async fn busy_node_does_not_trigger_topology_refresh() {
         running.join().unwrap().unwrap_err();
         acquiring.into()
     });
-    for acquired in acquiring {
-        joined("acquired", acquired).await;
-    }
+    joined_all("acquired", acquiring).await;
     let refused = calls(0, "evalsha", "rejected_calls") - refused;
     let refreshed = refreshes() - refreshed;
     assert!(refused >= 60, "it was busy: {refused}");

@@ -45,7 +45,7 @@ async fn holds_live_on_when_the_password_in_a_file_is_rotated() {
     rotating.rotate("second");
     file.write("second\n");
     rotating.end_connections();
-    let other = within_limit("acquired", client.lock("other").lock().into_future()).await;
+    let other = within_limit("acquired", client.lock("other").lock()).await;
     free(other.unwrap()).await;
     let end = tokio::time::Instant::now() + WATCHDOG;
     tokio::time::sleep_until(end).await;

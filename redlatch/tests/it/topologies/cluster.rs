@@ -138,9 +138,7 @@ async fn one_client_waits_for_thousands_of_names() {
     }
     assert_eq!(listed.len(), NAMES);
     assert!(listed.values().all(|&times| times == 1), "listed twice");
-    for guard in held {
-        free(guard).await;
-    }
+    free_all(held).await;
     for one in waiting {
         let guard = joined("woken", one).await;
         free(guard).await;

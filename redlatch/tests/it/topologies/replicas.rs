@@ -301,9 +301,7 @@ async fn many_requests_share_a_wait_while_replica_hangs() {
         all.waits() > before || all.exists("crowd-0")
     })
     .await;
-    for guard in released {
-        free(guard).await;
-    }
+    free_all(released).await;
     let mut failed = 0;
     for one in crowd {
         let asked = done("answered", one).await;
@@ -340,7 +338,7 @@ async fn request_dropped_while_waiting_for_replicas_leaves_nothing() {
     let client = all.client(long_timeout()).await;
     let lock = client.lock("dropped");
     drop_after_each_poll(async |polls| {
-        let guard = poll_up_to(polls, lock.lock().into_future()).await;
+        let guard = poll_up_to(polls, lock.lock()).await;
         let through = guard.is_some();
         drop(guard);
         within_limit("settled", client.flush()).await;

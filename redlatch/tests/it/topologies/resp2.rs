@@ -24,9 +24,7 @@ async fn waiters_are_woken(server: &Server, url: &str) {
         })
         .await;
         free(guard).await;
-        for waiter in waiters {
-            joined("a turn", waiter).await;
-        }
+        joined_all("a turn", waiters).await;
     }
     // Again after all connections have ended, those with subscriptions, too.
     let guard = held(&client.lock("c")).await;

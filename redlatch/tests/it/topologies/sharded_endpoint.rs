@@ -41,7 +41,7 @@ async fn steps_on_several_slots_are_divided_at_the_first_refusal() {
         let guard = all.try_lock().await.unwrap().unwrap();
         assert_eq!(endpoint.refusals(), 1);
         free(guard).await;
-        let guard = done("acquired", all.lock().into_future()).await;
+        let guard = done("acquired", all.lock()).await;
         // Another client finds all of them, and skips a key of which no script can read all keys.
         let _: u32 = endpoint.cluster.nodes()[0].command(&["HSET", "multi:weird}key", "a", "1"]);
         let other = endpoint.client(Client::builder()).await;
@@ -68,9 +68,7 @@ async fn steps_on_several_slots_are_divided_at_the_first_refusal() {
             Ok::<_, redlatch::Error>(())
         })
     });
-    for task in tasks.collect::<Vec<_>>() {
-        joined("done", task).await;
-    }
+    joined_all("done", tasks.collect::<Vec<_>>()).await;
     // Some were packed, and refused.
     assert!(endpoint.refusals() > 2);
 }

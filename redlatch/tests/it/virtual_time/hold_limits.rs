@@ -380,7 +380,7 @@ async fn hanging_holder_is_replaced_at_limit(store: TestStore) {
     let guard = lock.lock().at_most(limit).await.unwrap();
     let hanging = tokio::spawn(async move { guard.run(pending::<()>()).await.unwrap_err() });
     let lock = other.lock(&name);
-    let next = within_limit("acquired", lock.lock().into_future()).await;
+    let next = within_limit("acquired", lock.lock()).await;
     assert!(begun.elapsed() >= limit && begun.elapsed() < LONG);
     assert_lost(&hanging.await.unwrap(), Loss::HeldTooLong { limit });
     // The guard was dropped, and its release has not removed the hold of the other client.

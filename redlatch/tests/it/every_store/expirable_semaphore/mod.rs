@@ -525,9 +525,7 @@ async fn waiters_of_one_client_are_served_in_order(store: TestStore) {
     for permit in held {
         permit.release().await.unwrap();
     }
-    for waiter in waiters {
-        done("served", waiter).await;
-    }
+    done_all("served", waiters).await;
     let order = order.lock().unwrap().clone();
     // Two waiters for one permit each may be served at the same time, in any order.
     let rounds: Vec<_> = order
@@ -569,9 +567,7 @@ async fn acquired_permits_never_exceed_total(store: TestStore) {
             })
         })
         .collect();
-    for task in tasks {
-        done("every task has its turns", task).await;
-    }
+    done_all("every task has its turns", tasks).await;
     for client in &clients {
         client.flush().await;
     }
@@ -799,9 +795,7 @@ async fn no_state_remains_after_release(store: TestStore) {
             })
         })
         .collect();
-    for task in tasks {
-        done("done", task).await;
-    }
+    done_all("done", tasks).await;
     client.flush().await;
     until_idle(&client).await;
     assert_eq!(counts(&semaphore).await, (2, 0, 2));
@@ -819,7 +813,7 @@ async fn canceled_acquisitions_leave_nothing_behind(store: TestStore) {
     let client = store.client().await;
     let semaphore = with_permits(&client, "cancel", 4).await;
     drop_after_each_poll(async |polls| {
-        let permits = poll_up_to(polls, semaphore.acquire_many(3).into_future()).await;
+        let permits = poll_up_to(polls, semaphore.acquire_many(3)).await;
         let through = permits.is_some();
         drop(permits);
         within_limit("settled", client.flush()).await;
@@ -836,7 +830,7 @@ async fn canceled_waiting_leaves_nothing_behind(store: TestStore) {
     let theirs = other.expirable_semaphore(semaphore.name());
     drop_after_each_poll(async |polls| {
         let held = theirs.acquire_many(2).lease(10 * LONG).await.unwrap();
-        let waiter = poll_up_to(polls, semaphore.acquire_many(3).into_future());
+        let waiter = poll_up_to(polls, semaphore.acquire_many(3));
         let both = async { tokio::join!(waiter, held.release()) };
         let (permits, released) = within_limit("both", both).await;
         released.unwrap();
@@ -860,24 +854,6 @@ async fn canceled_releases_complete(store: TestStore) {
         released.is_some()
     })
     .await;
-}
-
-/// All public types can be moved to and used from any thread, and all futures can be spawned.
-#[test]
-fn everything_is_send_and_sync() {
-    fn both<T: Send + Sync>() {}
-    both::<ExpirableSemaphore>();
-    both::<redlatch::PermitGuard>();
-    both::<redlatch::blocking::ExpirableSemaphore>();
-    both::<redlatch::blocking::PermitGuard>();
-    fn spawned<T: Send + 'static>(_: T) {}
-    let semaphore = Client::embedded().expirable_semaphore("a");
-    spawned(semaphore.acquire().into_future());
-    spawned(semaphore.try_acquire().into_future());
-    let id = PermitId::from_bytes([1; 16]);
-    let all = semaphore.clone();
-    spawned(async move { all.release_many(&[id]).await });
-    spawned(async move { semaphore.run(async {}).await });
 }
 
 // The blocking API.

@@ -141,9 +141,7 @@ async fn clients_are_served_in_arrival_order(store: TestStore) {
         until_queued(&clients[0].fair_lock(&name), n + 1).await;
     }
     free(held).await;
-    for one in waiting {
-        done("served", one).await;
-    }
+    done_all("served", waiting).await;
     assert_eq!(*order.lock().unwrap(), Vec::from_iter(0..WAITERS));
     assert_nothing_left(&clients.iter().collect::<Vec<_>>(), &lock).await;
 }
@@ -174,9 +172,7 @@ async fn many_waiters_of_several_clients_are_served_in_order(store: TestStore) {
     until_queued(&lock, 4 * EACH).await;
     let expected = queued_owners(&lock).await;
     free(held).await;
-    for one in waiting {
-        done("served", one).await;
-    }
+    done_all("served", waiting).await;
     assert_eq!(*order.lock().unwrap(), expected);
     assert_nothing_left(&clients.iter().collect::<Vec<_>>(), &lock).await;
     if let TestStore::Server(server) = store {
@@ -305,8 +301,8 @@ async fn holder_reenters_without_queueing(store: TestStore) {
     let me = Owner::new();
     let outer = lock.lock().owner(me).await.unwrap();
     let waiting = spawn_waiter(&lock, 0).await;
-    let inner = done("at once", lock.lock().owner(me).into_future()).await;
-    let third = done("at once", outer.reenter().into_future()).await;
+    let inner = done("at once", lock.lock().owner(me)).await;
+    let third = done("at once", outer.reenter()).await;
     let tried = lock.try_lock().owner(me).await.unwrap().unwrap();
     assert_eq!(lock.hold_count(me).await.unwrap(), 4);
     assert_eq!(lock.queue().await.unwrap().len(), 1);
@@ -329,7 +325,7 @@ async fn reentering_a_lost_lock_does_not_queue(store: TestStore) {
     let guard = held(&lock).await;
     assert!(lock.force_unlock().await.unwrap());
     let next = held(&other.fair_lock(&name)).await;
-    let lost = within_limit("at once", guard.reenter().into_future()).await;
+    let lost = within_limit("at once", guard.reenter()).await;
     assert_lost(&lost.unwrap_err(), Loss::NotHeld);
     assert!(lock.queue().await.unwrap().is_empty());
     assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
@@ -343,9 +339,7 @@ async fn non_reentrant_fair_lock_refuses_its_owner(store: TestStore) {
     let me = Owner::new();
     let guard = lock.lock().owner(me).await.unwrap();
     for refused in [
-        within_limit("refused", lock.lock().owner(me).into_future())
-            .await
-            .err(),
+        within_limit("refused", lock.lock().owner(me)).await.err(),
         lock.try_lock().owner(me).wait(LONG).await.err(),
         guard.reenter().await.err(),
     ] {
@@ -515,10 +509,7 @@ async fn waiter_dropped_at_any_await_point_leaves_the_queue(store: TestStore) {
                 drop(gone);
                 free(guard).await;
             }
-            let next = within_limit(
-                "no other owner blocks it",
-                other.fair_lock(&name).lock().into_future(),
-            );
+            let next = within_limit("no other owner blocks it", other.fair_lock(&name).lock());
             free(next.await.unwrap()).await;
             within_limit("settled", client.flush()).await;
             assert!(lock.queue().await.unwrap().is_empty());
@@ -711,9 +702,7 @@ async fn holders_are_exclusive(store: TestStore) {
             })
         })
         .collect();
-    for task in tasks {
-        done("every task has its turns", task).await;
-    }
+    done_all("every task has its turns", tasks).await;
     let lock = clients[0].fair_lock(&name);
     assert_nothing_left(&clients.iter().collect::<Vec<_>>(), &lock).await;
     if let TestStore::Server(server) = store {

@@ -25,7 +25,7 @@ async fn leftovers_of_killed_processes_do_not_block() {
         }
     }
     let begun = std::time::Instant::now();
-    let guard = done("the dead are not waited for", lock.lock().into_future()).await;
+    let guard = done("the dead are not waited for", lock.lock()).await;
     assert!(
         begun.elapsed() < Duration::from_secs(20),
         "long after their time"
@@ -300,9 +300,7 @@ async fn waiters_queue_again_after_data_loss() {
         let unlocking = waiting
             .into_iter()
             .map(|one| tokio::spawn(async move { free(await_turn(one).await).await }));
-        for one in unlocking.collect::<Vec<_>>() {
-            done("served", one).await;
-        }
+        done_all("served", unlocking.collect::<Vec<_>>()).await;
         assert_nothing_left(&[&one, &two], &lock).await;
     }
 }

@@ -94,9 +94,7 @@ async fn dead_reader_costs_one_lease_regardless_of_live_readers() {
     sleep(HOUR).await;
     assert!(!writer.is_finished());
     let begun = Instant::now();
-    for guard in alive {
-        free(guard).await;
-    }
+    free_all(alive).await;
     let writer = writer.await.unwrap().unwrap();
     assert_about(begun.elapsed(), Duration::ZERO);
     free(writer).await;

@@ -266,9 +266,7 @@ async fn all_waiting_readers_are_admitted_together(store: TestStore) {
         until_waiting(client).await;
     }
     free(writer).await;
-    for reader in readers {
-        done("inside together", reader).await;
-    }
+    done_all("inside together", readers).await;
     joined("after them", next).await;
 }
 
@@ -286,10 +284,10 @@ async fn reader_that_requests_write_side_fails_immediately(store: TestStore) {
             false => None,
         };
         let write = lock.write();
-        refused(within_limit("answered", write.lock().owner(me).into_future()).await);
+        refused(within_limit("answered", write.lock().owner(me)).await);
         refused(write.try_lock().owner(me).await);
         let wait = write.try_lock().owner(me).wait(LONG);
-        refused(within_limit("answered", wait.into_future()).await);
+        refused(within_limit("answered", wait).await);
         drop(other);
         client.flush().await;
     }
@@ -310,7 +308,7 @@ async fn reader_that_requests_write_side_behind_others_fails_immediately(store: 
         let waiting = tokio::spawn(lock.write().lock().into_future());
         until_waiting(&client).await;
         // In the queue, it would wait for a waiter that waits for it.
-        refused(within_limit("answered", lock.write().lock().owner(me).into_future()).await);
+        refused(within_limit("answered", lock.write().lock().owner(me)).await);
         free(mine).await;
         let writer = joined("served", waiting).await;
         free(writer).await;
@@ -323,11 +321,9 @@ async fn writer_that_requests_read_side_does_not_wait_behind_others(store: TestS
     let read = tokio::spawn(lock.read().lock().into_future());
     let write = tokio::spawn(lock.write().lock().into_future());
     until_waiting(&client).await;
-    let reader = done("at once", writer.reenter_read().into_future()).await;
-    let again = done("at once", writer.reenter().into_future()).await;
-    for guard in [writer, again] {
-        free(guard).await;
-    }
+    let reader = done("at once", writer.reenter_read()).await;
+    let again = done("at once", writer.reenter()).await;
+    free_all([writer, again]).await;
     let read = joined("reads with it", read).await;
     free(reader).await;
     free(read).await;
@@ -396,7 +392,7 @@ async fn downgrading_keeps_a_fixed_lease_fixed(store: TestStore) {
     })
     .await;
     within_limit("it is not renewed", reader.lost()).await;
-    let next = within_limit("free", lock.write().lock().into_future()).await;
+    let next = within_limit("free", lock.write().lock()).await;
     free(next.unwrap()).await;
 }
 
@@ -444,12 +440,12 @@ async fn lost_writer_that_requests_read_side_fails_immediately(store: TestStore)
     .await;
     let late = writer.reenter_read();
     within_limit("ended", writer.lost()).await;
-    assert_reported(within_limit("answered", writer.reenter_read().into_future()).await);
+    assert_reported(within_limit("answered", writer.reenter_read()).await);
     // An owner that already reads continues as any reader does.
-    let again = within_limit("entered", reader.reenter().into_future()).await;
+    let again = within_limit("entered", reader.reenter()).await;
     free(again.unwrap()).await;
     free(reader).await;
-    assert_reported(within_limit("answered", late.into_future()).await);
+    assert_reported(within_limit("answered", late).await);
     drop(writer);
     client.flush().await;
 
@@ -459,7 +455,7 @@ async fn lost_writer_that_requests_read_side_fails_immediately(store: TestStore)
     let theirs = held(&lock.write()).await;
     let waiting = tokio::spawn(lock.read().lock().into_future());
     until_waiting(&client).await;
-    assert_reported(within_limit("answered", writer.reenter_read().into_future()).await);
+    assert_reported(within_limit("answered", writer.reenter_read()).await);
     free(theirs).await;
     let waiting = joined("free", waiting).await;
     free(waiting).await;
@@ -468,7 +464,7 @@ async fn lost_writer_that_requests_read_side_fails_immediately(store: TestStore)
     let writer = held(&lock.write()).await;
     assert!(lock.write().force_unlock().await.unwrap());
     let theirs = held(&lock.write()).await;
-    assert_reported(within_limit("answered", writer.reenter_read().into_future()).await);
+    assert_reported(within_limit("answered", writer.reenter_read()).await);
     assert!(!writer.is_valid());
     drop(writer);
     client.flush().await;
@@ -622,7 +618,7 @@ async fn non_reentrant_side_refuses_its_owner(store: TestStore) {
     let me = Owner::new();
     let read = lock.read().non_reentrant();
     let reader = read.lock().owner(me).await.unwrap();
-    let refused = within_limit("answered", read.lock().owner(me).into_future()).await;
+    let refused = within_limit("answered", read.lock().owner(me)).await;
     assert!(matches!(refused, Err(Error::AlreadyHeld { .. })));
     free(reader).await;
     let write = lock.write().non_reentrant();
@@ -687,7 +683,7 @@ async fn guard_reports_expired_lease(store: TestStore) {
     let reader = retry_if_late(|| lock.read().lock().lease(lease)).await;
     let writer = within_limit("free", retry_if_late(|| lock.write().lock().lease(lease))).await;
     assert!(!reader.is_valid());
-    let next = done("free", lock.read().lock().into_future()).await;
+    let next = done("free", lock.read().lock()).await;
     assert!(!writer.is_valid());
     for lost in [reader.unlock().await, writer.unlock().await] {
         assert_lost(&lost.unwrap_err(), Loss::LeaseEnded);
@@ -897,9 +893,7 @@ async fn readers_and_writers_exclude_each_other(store: TestStore) {
             })
         })
         .collect();
-    for one in crowd {
-        done("every turn is taken", one).await;
-    }
+    done_all("every turn is taken", crowd).await;
     assert!(is_free(&clients[0].read_write_lock(&name)).await);
     for client in &clients {
         client.flush().await;
@@ -1012,7 +1006,7 @@ async fn request_dropped_anywhere_leaves_nothing_behind(store: TestStore) {
         let theirs = other.read_write_lock(lock.name());
         // A free side.
         drop_after_each_poll(async |polls| {
-            let guard = poll_up_to(polls, lock.read().lock().into_future()).await;
+            let guard = poll_up_to(polls, lock.read().lock()).await;
             let through = guard.is_some();
             drop(guard);
             assert_nothing_left().await;
@@ -1022,7 +1016,7 @@ async fn request_dropped_anywhere_leaves_nothing_behind(store: TestStore) {
         // A side that is released meanwhile, in both directions.
         drop_after_each_poll(async |polls| {
             let held = theirs.write().lock().await.unwrap();
-            let waiter = poll_up_to(polls, lock.read().lock().into_future());
+            let waiter = poll_up_to(polls, lock.read().lock());
             let (guard, released) =
                 within_limit("both", async { tokio::join!(waiter, held.unlock()) }).await;
             released.unwrap();
@@ -1034,7 +1028,7 @@ async fn request_dropped_anywhere_leaves_nothing_behind(store: TestStore) {
         .await;
         drop_after_each_poll(async |polls| {
             let held = theirs.read().lock().await.unwrap();
-            let waiter = poll_up_to(polls, lock.write().lock().into_future());
+            let waiter = poll_up_to(polls, lock.write().lock());
             let (guard, released) =
                 within_limit("both", async { tokio::join!(waiter, held.unlock()) }).await;
             released.unwrap();
@@ -1058,7 +1052,7 @@ async fn request_dropped_anywhere_leaves_nothing_behind(store: TestStore) {
         .await;
         drop_after_each_poll(async |polls| {
             let writer = lock.write().lock().await.unwrap();
-            let reader = poll_up_to(polls, writer.reenter_read().into_future()).await;
+            let reader = poll_up_to(polls, writer.reenter_read()).await;
             let through = reader.is_some();
             drop(reader);
             within_limit("settled", client.flush()).await;
@@ -1071,7 +1065,7 @@ async fn request_dropped_anywhere_leaves_nothing_behind(store: TestStore) {
         .await;
         drop_after_each_poll(async |polls| {
             let outer = lock.read().lock().await.unwrap();
-            let inner = poll_up_to(polls, outer.reenter().into_future()).await;
+            let inner = poll_up_to(polls, outer.reenter()).await;
             let through = inner.is_some();
             drop(inner);
             within_limit("settled", client.flush()).await;
@@ -1118,9 +1112,7 @@ async fn no_state_remains_after_release(store: TestStore) {
             })
         })
         .collect();
-    for task in tasks {
-        done("done", task).await;
-    }
+    done_all("done", tasks).await;
     client.flush().await;
     until("all is empty", async || {
         let status = client.status();
@@ -1128,17 +1120,4 @@ async fn no_state_remains_after_release(store: TestStore) {
     })
     .await;
     assert!(is_free(&lock).await);
-}
-
-/// All public types can be moved to and used from any thread, and all futures can be spawned.
-#[test]
-fn everything_is_send_and_sync() {
-    fn both<T: Send + Sync>() {}
-    both::<ReadWriteLock>();
-    both::<Guard<ReadLock>>();
-    both::<Guard<WriteLock>>();
-    fn spawned<T: Send + 'static>(_: T) {}
-    let lock = Client::embedded().read_write_lock("a");
-    spawned(lock.read().lock().into_future());
-    spawned(async move { lock.write().lock().await?.downgrade().await });
 }

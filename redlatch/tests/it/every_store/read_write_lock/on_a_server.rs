@@ -223,9 +223,7 @@ async fn renewal_extends_only_own_holds() {
     assert!(before > 500_000);
     until_rises("renewed once more", async || pttl(&server, &own[0])).await;
     assert!(pttl(&server, &of_fixed) <= before);
-    for guard in [inner, outer, fixed] {
-        free(guard).await;
-    }
+    free_all([inner, outer, fixed]).await;
     client.flush().await;
     assert_eq!(keys(&server), [""; 0]);
 }
@@ -246,9 +244,7 @@ async fn after_the_last_release_nothing_is_renewed() {
     let writer = held(&client.read_write_lock("b").write()).await;
     let reader = writer.reenter_read().await.unwrap();
     assert_eq!(client.status().holds, 3);
-    for guard in [outer, inner, reader] {
-        free(guard).await;
-    }
+    free_all([outer, inner, reader]).await;
     free(writer).await;
     assert_eq!(client.status().holds, 0);
     let scripts = || server.calls("eval");
@@ -362,7 +358,7 @@ async fn mark_of_killed_waiting_writer_expires() {
     let writers = "redlatch_rwlock_writers:{a}";
     let () = server.command(&["ZADD", writers, &until, "killed:1:write"]);
     assert!(lock.read().try_lock().await.unwrap().is_none());
-    let reader = within_limit("forgotten", lock.read().lock().into_future()).await;
+    let reader = within_limit("forgotten", lock.read().lock()).await;
     let write = lock.write();
     let writer = retry_if_late(|| write.try_lock().wait(Duration::from_millis(50))).await;
     assert!(writer.is_none());

@@ -105,7 +105,7 @@ async fn permits_released_without_being_set_can_be_acquired(store: TestStore) {
     semaphore.release(1).await.unwrap();
     semaphore.release(1).await.unwrap();
     assert_eq!(semaphore.available().await.unwrap(), 2);
-    let both = within_limit("both", semaphore.acquire_many(2).into_future()).await;
+    let both = within_limit("both", semaphore.acquire_many(2)).await;
     both.unwrap().forget();
     assert_eq!(semaphore.available().await.unwrap(), 0);
 }
@@ -394,9 +394,7 @@ async fn first_come_first_served(store: TestStore) {
         waiting.push(one);
     }
     held.release().await.unwrap();
-    for one in waiting {
-        done("served", one).await;
-    }
+    done_all("served", waiting).await;
     assert_eq!(*served.lock().unwrap(), Vec::from_iter(0..WAITERS));
 }
 
@@ -452,9 +450,7 @@ async fn acquired_permits_never_exceed_the_total(store: TestStore) {
             })
         })
         .collect();
-    for one in crowd {
-        done("served", one).await;
-    }
+    done_all("served", crowd).await;
     for client in &clients {
         within_limit("settled", client.flush()).await;
         assert_idle(client);
@@ -493,9 +489,7 @@ async fn waiters_for_hundreds_of_names_are_all_served(store: TestStore) {
     })
     .await;
     drop(held);
-    for one in waiting {
-        done("served", one).await;
-    }
+    done_all("served", waiting).await;
 }
 
 async fn invalid_numbers_are_rejected(store: TestStore) {
@@ -563,7 +557,7 @@ async fn dropped_everywhere(store: TestStore) {
     let client = store.client_without_retries().await;
     let semaphore = set(&client, "dropped", 3).await;
     crate::common::drop_after_each_poll(async |polls| {
-        let permits = poll_up_to(polls, semaphore.acquire_many(2).into_future()).await;
+        let permits = poll_up_to(polls, semaphore.acquire_many(2)).await;
         let through = permits.is_some();
         drop(permits);
         within_limit("settled", client.flush()).await;
@@ -582,7 +576,7 @@ async fn dropped_while_permits_come(store: TestStore) {
     let same = other.semaphore(semaphore.name());
     crate::common::drop_after_each_poll(async |polls| {
         let held = same.acquire_many(2).await.unwrap();
-        let waiter = poll_up_to(polls, semaphore.acquire_many(2).into_future());
+        let waiter = poll_up_to(polls, semaphore.acquire_many(2));
         let both = async { tokio::join!(waiter, held.release()) };
         let (permits, released) = within_limit("both", both).await;
         released.unwrap();

@@ -291,7 +291,7 @@ async fn awaiting_late_answers_does_not_block_other_requests() {
     }
     assert_eq!(client.status().background, 512);
     let lock = client.lock("heard-out-lock");
-    let tried = within_limit("a turn", lock.try_lock().into_future()).await;
+    let tried = within_limit("a turn", lock.try_lock()).await;
     assert!(matches!(tried, Err(Error::ResponseTimeout { .. })));
     proxy.stall(false);
     within_limit("settled", client.flush()).await;
@@ -449,9 +449,7 @@ async fn many_waiters_cost_one_subscription() {
     })
     .await;
     held.release().await.unwrap();
-    for one in waiting {
-        done("served", one).await;
-    }
+    done_all("served", waiting).await;
     until("no channel is left", async || {
         server
             .command::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"])

@@ -77,7 +77,7 @@ pub async fn dropped_anywhere(deployment: &Deployment) {
         assert_eq!(client.status().holds, 0);
     };
     drop_after_each_poll(async |polls| {
-        let guard = poll_up_to(polls, lock.lock().into_future()).await;
+        let guard = poll_up_to(polls, lock.lock()).await;
         let through = guard.is_some();
         drop(guard);
         assert_nothing_left().await;
@@ -86,7 +86,7 @@ pub async fn dropped_anywhere(deployment: &Deployment) {
     .await;
     drop_after_each_poll(async |polls| {
         let held = other.lock(&name).lock().lease(10 * LONG).await.unwrap();
-        let waiter = poll_up_to(polls, lock.lock().into_future());
+        let waiter = poll_up_to(polls, lock.lock());
         let (guard, released) =
             within_limit("both", async { tokio::join!(waiter, held.unlock()) }).await;
         released.unwrap();
