@@ -300,7 +300,7 @@ async fn holder_that_does_not_know_requests_is_not_disturbed() {
     assert_eq!(asked.as_ref().map(|owner| owner.as_str()), Some(owner));
     let fields: Vec<String> = server.command(&["HGETALL", &name]);
     assert_eq!(fields, [owner, "1"]);
-    assert!(pttl(&server, &name) > 50_000);
+    assert!(pttl(server, &name) > 50_000);
     let waiting = lock.released_by(asked.unwrap(), LONG);
     let release = async {
         let () = server.command(&["DEL", &name]);

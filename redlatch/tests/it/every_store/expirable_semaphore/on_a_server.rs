@@ -51,7 +51,7 @@ async fn layout_and_messages_match_redisson() {
     })
     .await;
     assert_eq!(next_message(), "5");
-    assert_eq!(pttl(&server, &name), -1);
+    assert_eq!(pttl(server, &name), -1);
     assert_eq!(server.command::<i64>(&["EXISTS", &deadlines]), 0);
 }
 

@@ -46,7 +46,7 @@ async fn keys_and_messages_match_redisson() {
     })
     .await;
     assert_eq!(*messages.lock().unwrap(), ["3", "3", "7", "2"]);
-    assert_eq!(pttl(&server, semaphore.name()), -1);
+    assert_eq!(pttl(server, semaphore.name()), -1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
