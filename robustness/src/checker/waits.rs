@@ -260,7 +260,7 @@ fn free_intervals(history: &History, sections: &[&Section]) -> Vec<(Time, Time)>
         }
         _ => 1,
     };
-    for (from, until) in sections.iter().filter_map(|one| one.held_span()) {
+    for (from, until) in sections.iter().filter_map(|one| history.held_span(one)) {
         changes.extend([(from, true), (until, false)]);
     }
     // At equal times, acquisitions come before releases, so that there is no gap between them.

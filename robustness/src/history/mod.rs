@@ -243,6 +243,22 @@ impl History {
         self.sections.get_mut(*maker)?.ticket.as_mut()
     }
 
+    /// Returns the time in which a section kept its object from others: see [`Section::held_span`]. While a fault lasts, a
+    /// client cannot give a hold back to its ticket.
+    pub fn held_span(&self, section: &Section) -> Option<(Time, Time)> {
+        let (from, mut until) = section.held_span()?;
+        let returned = section.ticket.as_ref();
+        if returned.is_some_and(|ticket| ticket.may_get_back && ticket.adopted.is_none()) {
+            for window in &self.windows {
+                let given_back = until - self.lease;
+                if window.from < given_back && given_back - GIVE_BACK_TIME < window.until {
+                    until = until.max(window.until + GIVE_BACK_TIME + self.lease);
+                }
+            }
+        }
+        Some((from, until))
+    }
+
     /// Returns how many critical sections were entered.
     pub fn entered(&self) -> usize {
         self.sections
@@ -348,6 +364,25 @@ mod tests {
         record(&mut history, 20, 2, EventKind::NotAcquired);
         assert_eq!(ticket(&history).requested, Some(10 * MS));
         assert_eq!(history.sections[0].held_span(), Some((MS, 3520 * MS)));
+        for (from, until, free_at) in [
+            (0, 19, 3520),
+            (0, 60, 3560),
+            (519, 900, 4400),
+            (520, 900, 3520),
+        ] {
+            history.windows = vec![FaultWindow {
+                from: from * MS,
+                until: until * MS,
+                is_outage: true,
+            }];
+            let span = history.held_span(&history.sections[0]);
+            assert_eq!(
+                span,
+                Some((MS, free_at * MS)),
+                "a fault from {from} to {until} ms"
+            );
+        }
+        history.windows.clear();
 
         request(&mut history, 30, 3, Some("one"));
         record(&mut history, 40, 3, acquired());
