@@ -72,7 +72,7 @@ unit:
 test-topologies: export RUST_TEST_THREADS ?= 16
 test-topologies: redis
 	$(CARGO) test --package redlatch --all-features --locked --lib --test it -- \
-		secured:: sentinel:: cluster:: cluster_moving:: replicas:: acl:: tls:: tls_topologies::
+		secured:: sentinel:: cluster:: cluster_moving:: cluster_update:: replicas:: acl:: tls:: tls_topologies::
 
 # One Redis, shared with the real Redisson in JVMs.
 interop: redis
