@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use redlatch_testkit::{Cluster, ClusterPlan, Proxy, Server, TempDir};
 
+use super::topology::Single;
 use super::{DURABLE, Deployment, Needs, Topology};
 use crate::Result;
 use crate::worker::USER;
@@ -109,7 +110,7 @@ impl Deployment for Named {
             .arg(&["TO", "127.0.0.1", &port])
             .query(&mut self.servers[place].connection());
         begun?;
-        await_role(successor, "master")?;
+        await_master(successor)?;
         // Clients may learn of it only later.
         sleep(Duration::from_millis(100));
         self.lead_to(1 - place);
@@ -131,15 +132,15 @@ fn follow(replica: &Server, master: &Server) {
     let _: String = replica.command(&["REPLICAOF", "127.0.0.1", &port]);
 }
 
-fn await_role(server: &Server, role: &str) -> Result<()> {
+fn await_master(server: &Server) -> Result<()> {
     let end = Instant::now() + FAILOVER_LIMIT;
     loop {
         let info: String = server.command(&["INFO", "replication"]);
-        if info.contains(&format!("role:{role}")) {
+        if info.contains("role:master") {
             return Ok(());
         }
         if Instant::now() > end {
-            return Err(format!("the server did not become {role}").into());
+            return Err("the server did not become master".into());
         }
         sleep(Duration::from_millis(5));
     }
@@ -204,19 +205,25 @@ impl Deployment for Sharded {
     }
 }
 
-/// A server that workers cannot use as others do. What belongs to the checks connects as usual.
-pub(super) struct Limited {
-    server: Server,
-    proxy: Proxy,
-    /// Of the workers.
-    url: String,
+/// How workers use a server that they cannot use as the checks do.
+#[derive(Default)]
+pub(super) struct WorkerAccess {
+    pub(super) url: Option<String>,
     rotation: Option<Rotation>,
     /// The workers' way to the proxy, without RESP3.
     _resp2: Option<Proxy>,
 }
 
-impl Limited {
-    pub(super) fn start(topology: Topology, needs: Needs) -> Limited {
+impl WorkerAccess {
+    /// Returns the file that has the password, if it changes.
+    pub(super) fn password_file(&self) -> Option<PathBuf> {
+        self.rotation.as_ref().map(|rotation| rotation.file.clone())
+    }
+}
+
+impl Single {
+    /// Starts a server that limits its workers.
+    pub(super) fn limited(topology: Topology, needs: Needs) -> Single {
         let denied = UNAVAILABLE.map(|command| format!("-{command}")).join(" ");
         let rule = match topology {
             Topology::Restricted => denied,
@@ -248,55 +255,15 @@ impl Limited {
             resp2.hide_resp3();
             url = resp2.url();
         }
-        Limited {
+        Single {
             server,
-            proxy,
-            url,
-            rotation,
-            _resp2: resp2,
+            proxy: Some(proxy),
+            workers: WorkerAccess {
+                url: Some(url),
+                rotation,
+                _resp2: resp2,
+            },
         }
-    }
-}
-
-impl Deployment for Limited {
-    fn url(&self) -> String {
-        self.proxy.url()
-    }
-
-    fn worker_url(&self) -> String {
-        self.url.clone()
-    }
-
-    fn password_file(&self) -> Option<PathBuf> {
-        self.rotation.as_ref().map(|rotation| rotation.file.clone())
-    }
-
-    fn is_single_server(&self) -> bool {
-        true
-    }
-
-    fn masters(&self) -> Vec<usize> {
-        vec![0]
-    }
-
-    fn server(&self, _: usize) -> &Server {
-        &self.server
-    }
-
-    fn servers(&self) -> Vec<&Server> {
-        vec![&self.server]
-    }
-
-    fn kill(&mut self, _: usize) {
-        self.server.kill();
-    }
-
-    fn restart(&mut self, _: usize) {
-        self.server.restart();
-    }
-
-    fn network(&self) -> Option<&Proxy> {
-        Some(&self.proxy)
     }
 }
 

@@ -1,9 +1,11 @@
 //! The topologies, and the one with a single server.
 
+use std::path::PathBuf;
+
 use clap::ValueEnum;
 use redlatch_testkit::{Proxy, Server};
 
-use super::services::{Limited, Named, Sharded};
+use super::services::{Named, Sharded, WorkerAccess};
 use super::{Deployment, Needs, cluster, sentinel};
 use crate::Result;
 
@@ -75,15 +77,16 @@ impl Topology {
             Topology::Named => Ok(Box::new(Named::start(needs))),
             Topology::Sharded => Ok(Box::new(Sharded::start(needs))),
             Topology::Restricted | Topology::Resp2 | Topology::Rotating => {
-                Ok(Box::new(Limited::start(self, needs)))
+                Ok(Box::new(Single::limited(self, needs)))
             }
         }
     }
 }
 
-struct Single {
-    server: Server,
-    proxy: Option<Proxy>,
+pub(super) struct Single {
+    pub(super) server: Server,
+    pub(super) proxy: Option<Proxy>,
+    pub(super) workers: WorkerAccess,
 }
 
 impl Single {
@@ -93,7 +96,12 @@ impl Single {
             false => Server::start(),
         };
         let proxy = needs.network.then(|| Proxy::to(server.port()));
-        Single { server, proxy }
+        let workers = WorkerAccess::default();
+        Single {
+            server,
+            proxy,
+            workers,
+        }
     }
 }
 
@@ -103,6 +111,14 @@ impl Deployment for Single {
             Some(proxy) => proxy.url(),
             None => self.server.url(),
         }
+    }
+
+    fn worker_url(&self) -> String {
+        self.workers.url.clone().unwrap_or_else(|| self.url())
+    }
+
+    fn password_file(&self) -> Option<PathBuf> {
+        self.workers.password_file()
     }
 
     fn is_single_server(&self) -> bool {
