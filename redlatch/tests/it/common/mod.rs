@@ -94,6 +94,17 @@ pub(crate) async fn within_limit<T>(what: &str, work: impl IntoFuture<Output = T
     }
 }
 
+/// Polls a waiter while what it waits for is released. Returns what it acquires, unless it drops its request first.
+pub(crate) async fn beside_release<T>(
+    waiter: impl Future<Output = Option<T>>,
+    release: impl IntoFuture<Output = redlatch::Result<()>>,
+) -> Option<T> {
+    let both = async { tokio::join!(waiter, release.into_future()) };
+    let (acquired, released) = within_limit("both", both).await;
+    released.unwrap();
+    acquired
+}
+
 /// Returns what `work` returns within the limit, and panics if it fails.
 #[track_caller]
 pub(crate) fn done<T, E: Debug>(

@@ -40,9 +40,7 @@ async fn acquiring_a_lock_that_is_released_meanwhile(store: TestStore) {
     drop_after_each_poll(async |polls| {
         let held = other.lock(&name).lock().await.unwrap();
         let waiter = poll_up_to(polls, lock.lock());
-        let (guard, released) =
-            within_limit("both", async { tokio::join!(waiter, held.unlock()) }).await;
-        released.unwrap();
+        let guard = beside_release(waiter, held.unlock()).await;
         let through = guard.is_some();
         drop(guard);
         assert_nothing_left(&client, &lock).await;

@@ -60,7 +60,7 @@ async fn name_that_leads_to_a_replica_fails_with_a_clear_error() {
     free(guard.unwrap()).await;
 }
 
-/// Feared most: a release at the new master wakes nobody, because the waiter listens at the former one. Its client learns of the
+/// Feared most: a release at the new master wakes no waiter, because the waiter listens at the former master. Its client learns of the
 /// failover by a renewal on another connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_leaves_the_former_master_with_the_other_connections() {
@@ -69,7 +69,7 @@ async fn waiter_leaves_the_former_master_with_the_other_connections() {
     let settings = || patient(Client::builder()).watchdog_lease(WATCHDOG);
     let holder = settings().connect(&named.name.url()).await.unwrap();
     let other = settings().connect(&named.name.url()).await.unwrap();
-    // So long that its end wakes nobody.
+    // So long that its end wakes no waiter.
     let held = holder.lock("a").lock().lease(100 * LONG).await.unwrap();
     let waiter = tokio::spawn(other.lock("a").lock().into_future());
     until("subscribed", async || {

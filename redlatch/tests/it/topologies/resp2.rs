@@ -42,7 +42,7 @@ async fn waiters_are_woken(server: &Server, url: &str) {
     free(guard).await;
     let guard = joined("a turn", waiter).await;
     free(guard).await;
-    // The last waiter has gone: nobody listens.
+    // The last waiter has left: no connection listens.
     until("unsubscribed", async || {
         let channels: Vec<String> = server.command(&["PUBSUB", "CHANNELS", "*"]);
         channels.is_empty()
@@ -106,7 +106,7 @@ async fn subscriptions_follow_the_attempts_to_another_server() {
     let settings = || patient(Client::builder()).replica_sync(ReplicaSync::Off);
     let holder = settings().connect(&named.name.url()).await.unwrap();
     let other = settings().connect(&named.name.url()).await.unwrap();
-    // So long that its end wakes nobody.
+    // So long that its end wakes no waiter.
     let held = holder.lock("a").lock().lease(100 * LONG).await.unwrap();
     let waiter = tokio::spawn(other.lock("a").lock().into_future());
     let channel = "redisson_lock__channel:{a}";

@@ -831,9 +831,7 @@ async fn canceled_waiting_leaves_nothing_behind(store: TestStore) {
     drop_after_each_poll(async |polls| {
         let held = theirs.acquire_many(2).lease(10 * LONG).await.unwrap();
         let waiter = poll_up_to(polls, semaphore.acquire_many(3));
-        let both = async { tokio::join!(waiter, held.release()) };
-        let (permits, released) = within_limit("both", both).await;
-        released.unwrap();
+        let permits = beside_release(waiter, held.release()).await;
         let through = permits.is_some();
         drop(permits);
         within_limit("settled", client.flush()).await;

@@ -1017,9 +1017,7 @@ async fn request_dropped_anywhere_leaves_nothing_behind(store: TestStore) {
         drop_after_each_poll(async |polls| {
             let held = theirs.write().lock().await.unwrap();
             let waiter = poll_up_to(polls, lock.read().lock());
-            let (guard, released) =
-                within_limit("both", async { tokio::join!(waiter, held.unlock()) }).await;
-            released.unwrap();
+            let guard = beside_release(waiter, held.unlock()).await;
             let through = guard.is_some();
             drop(guard);
             assert_nothing_left().await;
@@ -1029,9 +1027,7 @@ async fn request_dropped_anywhere_leaves_nothing_behind(store: TestStore) {
         drop_after_each_poll(async |polls| {
             let held = theirs.read().lock().await.unwrap();
             let waiter = poll_up_to(polls, lock.write().lock());
-            let (guard, released) =
-                within_limit("both", async { tokio::join!(waiter, held.unlock()) }).await;
-            released.unwrap();
+            let guard = beside_release(waiter, held.unlock()).await;
             let through = guard.is_some();
             drop(guard);
             assert_nothing_left().await;

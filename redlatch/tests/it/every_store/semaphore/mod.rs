@@ -577,9 +577,7 @@ async fn dropped_while_permits_come(store: TestStore) {
     crate::common::drop_after_each_poll(async |polls| {
         let held = same.acquire_many(2).await.unwrap();
         let waiter = poll_up_to(polls, semaphore.acquire_many(2));
-        let both = async { tokio::join!(waiter, held.release()) };
-        let (permits, released) = within_limit("both", both).await;
-        released.unwrap();
+        let permits = beside_release(waiter, held.release()).await;
         let through = permits.is_some();
         drop(permits);
         within_limit("settled", client.flush()).await;

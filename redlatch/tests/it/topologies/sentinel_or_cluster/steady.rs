@@ -87,9 +87,7 @@ pub async fn dropped_anywhere(deployment: &Deployment) {
     drop_after_each_poll(async |polls| {
         let held = other.lock(&name).lock().lease(10 * LONG).await.unwrap();
         let waiter = poll_up_to(polls, lock.lock());
-        let (guard, released) =
-            within_limit("both", async { tokio::join!(waiter, held.unlock()) }).await;
-        released.unwrap();
+        let guard = beside_release(waiter, held.unlock()).await;
         let through = guard.is_some();
         drop(guard);
         assert_nothing_left().await;
