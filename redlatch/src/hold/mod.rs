@@ -44,6 +44,7 @@ use crate::sync::{Mutex, wait_for};
 
 pub(crate) mod fair_waiters;
 mod fairness;
+mod ledger;
 mod limits;
 pub(crate) mod requests;
 mod state;
@@ -731,7 +732,7 @@ mod tests {
         lost.mark_lost(Loss::NotHeld);
         let later = hold().superseding(&lost);
         assert!(lost.state().superseded);
-        assert!(later.state().has_unacknowledged_changes());
+        assert!(!later.state().ledger.is_settled());
     }
 
     /// Two steps wait behind a step that fails; a third starts later.

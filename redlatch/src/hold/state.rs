@@ -1,15 +1,7 @@
-//! The state of one hold as the client knows it, without I/O or clock: its guards, its lease, and which
-//! changes the store has acknowledged.
+//! The state of one hold as the client knows it, without I/O or clock: its guards, its lease, and the
+//! [ledger](Ledger) of its changes.
 //!
-//! 1. Each change of the hold gets a number: an attempt to acquire when it is about to be sent, the removal
-//!    of a guard when it happens, a release when it was sent and will not be answered any more.
-//! 2. A release sends the count after all changes so far, so its answer acknowledges all of them.
-//! 3. The answer to an attempt acknowledges only that attempt, and only if all earlier changes are
-//!    acknowledged: the outcome of an unacknowledged change may differ from what the answer implies.
-//! 4. While a change is not acknowledged, the store may keep another count than this client. Before
-//!    the next acquisition, a release must then be answered. If an attempt may still be in flight, the
-//!    release is sent behind it.
-//! 5. A hold is lost once, for the first reason. [`HoldState::expire`] notices two reasons, the end of its
+//! A hold is lost once, for the first reason. [`HoldState::expire`] notices two reasons, the end of its
 //!    lease and of a limit. The second is a change, too: the store has to release the hold.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,6 +10,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::fairness::{HandOver, HandOverLimit};
+use super::ledger::Ledger;
 use super::limits::{HoldLimits, RunningLimits};
 use crate::client_registry::{EntryNumber, RequestInfo};
 use crate::environment::random_fraction;
@@ -138,19 +131,7 @@ pub(crate) struct HoldState {
     pub(crate) retained_until: Option<Instant>,
     /// The ticket that the latest attempt adopts. It gets the hold back if the attempt does not add a guard.
     pub(crate) adopts: Option<Box<TicketHold>>,
-    /// Number of the latest change.
-    pub(crate) changes: u64,
-    /// Latest change that the store has acknowledged.
-    acknowledged: u64,
-    /// The latest attempt if it has not been answered; else 0.
-    open_attempt: u64,
-    /// Number of changes when the store last confirmed a full release.
-    pub(super) released_at: u64,
-    /// Whether a full release (`keep` is 0) was sent and not answered. It may have been applied, so the next one
-    /// may find nothing.
-    pub(crate) maybe_released: bool,
-    /// Number of changes when settling in the background last ended, either answered or abandoned.
-    settling_ended: u64,
+    pub(crate) ledger: Ledger,
     /// Whether it was lost and replaced by a later hold of the same owner.
     pub(crate) superseded: bool,
     /// Whether a caller knows the owner, and may acquire for it again.
@@ -159,22 +140,20 @@ pub(crate) struct HoldState {
     /// re-enters the hold, or it settles an earlier attempt first.
     pub(crate) acquires_again: bool,
     pub(crate) hand_over_limit: HandOverLimit,
-    /// The number of the latest step and the end of its lease, if that step is an attempt which was answered that the
-    /// object is not available. The store may grant the object to it later.
-    expected_grant: Option<(i64, Instant)>,
     pub(super) watchdog: WatchdogState,
 }
 
 /// What a step of a hold depends on, at one moment. Smaller than the state, because futures contain it.
 pub(crate) struct HoldSnapshot {
-    pub(crate) changes: u64,
-    /// Number of guards after these changes.
+    /// The latest change: see [`Ledger`].
+    pub(crate) latest: u64,
+    /// Number of guards after that change.
     pub(crate) count: u32,
     pub(crate) is_lost: bool,
     pub(crate) superseded: bool,
     pub(crate) is_renewed: bool,
     pub(crate) is_asked: bool,
-    pub(crate) has_unacknowledged_changes: bool,
+    pub(crate) is_settled: bool,
     pub(crate) has_attempt_in_flight: bool,
     pub(crate) maybe_released: bool,
     pub(crate) released_at: u64,
@@ -206,18 +185,11 @@ impl HoldState {
             loss: None,
             retained_until: None,
             adopts: None,
-            // In the other numbers, 0 means none.
-            changes: 1,
-            acknowledged: 1,
-            open_attempt: 0,
-            released_at: 0,
-            maybe_released: false,
-            settling_ended: 0,
+            ledger: Ledger::new(),
             superseded: false,
             owner_is_known: false,
             acquires_again: false,
             hand_over_limit: HandOverLimit::new(now),
-            expected_grant: None,
             watchdog: WatchdogState::default(),
         }
     }
@@ -333,8 +305,7 @@ impl HoldState {
     pub(crate) fn remove_guard(&mut self, renewed: bool) -> u64 {
         self.count = self.count.saturating_sub(1);
         self.renewed = self.renewed.saturating_sub(u32::from(renewed));
-        self.changes += 1;
-        self.changes
+        self.ledger.guard_removed()
     }
 
     /// Records that a release must not free the object for this long. Of several times the latest end counts.
@@ -363,7 +334,7 @@ impl HoldState {
     /// released instead: a caller knows its owner, it is not renewed, it is retained, its owner was asked to release it, less than
     /// half of the lease is left, the store may have lost it or have another count, or other clients wait.
     pub(crate) fn hand_over(&mut self, lease: Duration, now: Instant) -> Option<HandOver> {
-        let is_settled = self.acknowledged == self.changes && self.open_attempt == 0;
+        let is_settled = self.ledger.is_settled() && !self.ledger.has_attempt_in_flight();
         let has_one_guard = self.count == 1 && self.renewed == 1 && self.loss.is_none();
         let remaining = self.end.saturating_duration_since(now);
         let is_needed_elsewhere = self.asked || self.retained_for(now).is_some();
@@ -394,16 +365,16 @@ impl HoldState {
 
     pub(super) fn snapshot(&self) -> HoldSnapshot {
         HoldSnapshot {
-            changes: self.changes,
+            latest: self.ledger.latest(),
             count: self.count,
             is_lost: self.loss.is_some(),
             superseded: self.superseded,
             is_renewed: self.is_renewed(),
             is_asked: self.asked,
-            has_unacknowledged_changes: self.has_unacknowledged_changes(),
-            has_attempt_in_flight: self.has_attempt_in_flight(),
-            maybe_released: self.maybe_released,
-            released_at: self.released_at,
+            is_settled: self.ledger.is_settled(),
+            has_attempt_in_flight: self.ledger.has_attempt_in_flight(),
+            maybe_released: self.ledger.maybe_released(),
+            released_at: self.ledger.released_at(),
         }
     }
 
@@ -412,57 +383,10 @@ impl HoldState {
         self.renewed > 0 && self.loss.is_none()
     }
 
-    /// Returns whether the store may differ from this client: a released guard, or an attempt without an answer,
-    /// was not settled yet.
-    pub(crate) fn has_unacknowledged_changes(&self) -> bool {
-        self.acknowledged < self.changes
-    }
-
-    /// Returns whether an acquisition may still be in flight.
-    pub(super) fn has_attempt_in_flight(&self) -> bool {
-        self.open_attempt > 0
-    }
-
-    /// Returns whether the last reference must settle before the hold is dropped.
-    pub(crate) fn needs_settling(&self) -> bool {
-        self.acknowledged.max(self.settling_ended) < self.changes
-    }
-
-    /// Records that settling in the background has ended: the store answered, or was unreachable for so
-    /// long that the lease must have ended.
-    pub(crate) fn settling_ended(&mut self) {
-        self.settling_ended = self.changes;
-    }
-
-    /// Records the answer to a release that was sent after `changes` changes. `fully_released`: the answer
-    /// confirmed that nothing is held any more.
-    pub(crate) fn release_acknowledged(&mut self, changes: u64, fully_released: bool) {
-        self.acknowledged = self.acknowledged.max(changes);
-        self.maybe_released = false;
-        if fully_released {
-            self.released_at = changes;
-        }
-        if self.open_attempt <= changes {
-            self.open_attempt = 0;
-        }
+    /// Records the answer to a release: see [`Ledger::release_answered`].
+    pub(crate) fn release_answered(&mut self, latest: u64, fully: bool) {
+        self.ledger.release_answered(latest, fully);
         self.forget_settled_adoption();
-    }
-
-    /// Records that a release with this count was sent and will not be answered any more. The store may apply it
-    /// at any later time, even if there was nothing left to release. So it is a change: another release must be
-    /// answered before the next acquisition, which this one could otherwise undo.
-    pub(crate) fn release_unanswered(&mut self, keep: u32) {
-        self.changes += 1;
-        self.maybe_released |= keep == 0;
-    }
-
-    /// Records that an acquisition is about to be sent: from now on a release may be needed. Returns the
-    /// number of this change, for [`HoldState::attempt_acknowledged`].
-    pub(crate) fn begin_attempt(&mut self) -> u64 {
-        self.expected_grant = None;
-        self.changes += 1;
-        self.open_attempt = self.changes;
-        self.changes
     }
 
     /// Records that an acquisition is about to be sent for an owner with that many guards. The first one of a
@@ -472,13 +396,13 @@ impl HoldState {
         if guards == 0 {
             (self.asked, self.revoked_at) = (false, None);
         }
-        self.begin_attempt()
+        self.ledger.begin_attempt()
     }
 
     /// Records that a release of another owner is about to be sent that may acquire the object for this one, with this
     /// lease. Returns the number of this change. `None`: the owner has a hold, or must settle one first.
     pub(crate) fn begin_transfer(&mut self, lease: Duration) -> Option<u64> {
-        let is_idle = self.count == 0 && self.loss.is_none() && !self.has_unacknowledged_changes();
+        let is_idle = self.count == 0 && self.loss.is_none() && self.ledger.is_settled();
         is_idle.then(|| {
             self.longest = self.longest.max(lease);
             self.begin_acquisition(0)
@@ -488,64 +412,40 @@ impl HoldState {
     /// Records that the store has acquired the object for this owner with that change. Returns false if a later change
     /// may have released it.
     pub(crate) fn accept_transfer(&mut self, change: u64) -> bool {
-        let is_latest = self.open_attempt == change && self.changes == change;
+        let is_latest = self.ledger.is_latest_attempt(change);
         if is_latest {
-            self.attempt_acknowledged(change);
+            self.attempt_answered(change);
         }
         is_latest
     }
 
     /// Records that this acquisition has been answered, or was never sent.
-    pub(crate) fn attempt_acknowledged(&mut self, change: u64) {
-        if self.acknowledged + 1 == change {
-            self.acknowledged = change;
-        }
-        if self.open_attempt == change {
-            self.open_attempt = 0;
-        }
+    pub(crate) fn attempt_answered(&mut self, change: u64) {
+        self.ledger.attempt_answered(change);
         self.forget_settled_adoption();
     }
 
     /// After an answer about all changes, the ticket has its hold back, or never lost it.
     fn forget_settled_adoption(&mut self) {
-        if !self.has_unacknowledged_changes() {
+        if self.ledger.is_settled() {
             self.adopts = None;
         }
     }
 
-    /// Records that the latest attempt was answered that the object is not available. From now on the store may grant it
-    /// the object, and publishes its number then. `end`: the lease, counted from when it was sent.
-    pub(crate) fn expect_grant(&mut self, number: i64, end: Instant) {
-        self.expected_grant = (number != 0).then_some((number, end));
-    }
-
-    /// Records that a release is about to be sent: a grant before it is not valid any more.
+    /// Records that a release is about to be sent: see [`Ledger::begin_release`].
     pub(crate) fn begin_release(&mut self, keep: u32) {
-        self.expected_grant = None;
+        self.ledger.begin_release();
         if keep == 0 {
             self.watchdog.overdue = false;
         }
     }
 
-    /// Returns when the hold ends that the store has granted to the attempt with this number. `None` if that is not the
-    /// latest step.
-    pub(crate) fn take_expected_grant(&mut self, number: i64) -> Option<Instant> {
-        let expected = self
-            .expected_grant
-            .take_if(|(expected, _)| *expected == number);
-        expected.map(|(_, end)| end)
-    }
-
     /// Replaces `earlier`: see [`Hold::superseding`](super::Hold::superseding).
     pub(super) fn supersede(&mut self, earlier: &mut HoldState) {
         earlier.superseded = true;
-        self.acknowledged = 0;
+        self.ledger = Ledger::after_loss(&earlier.ledger);
         self.longest = earlier.longest;
         self.retained_until = earlier.retained_until;
-        if earlier.open_attempt > 0 {
-            // The first release must follow an attempt of the lost hold that may still be in flight.
-            self.open_attempt = self.changes;
-        }
     }
 
     /// Returns how long the hold is valid at least, without a renewal, if its lease may end by `clock_drift` earlier in the
@@ -563,7 +463,7 @@ impl HoldState {
     pub(crate) fn left_in_store(&self, renewed: bool, lease: Duration, now: Instant) -> Duration {
         // A step that was not answered may have extended it.
         let is_known = !renewed
-            && self.open_attempt == 0
+            && !self.ledger.has_attempt_in_flight()
             && !self.watchdog.renewing
             && self.watchdog.not_before.is_none();
         match is_known {
@@ -588,7 +488,9 @@ impl HoldState {
         if newly_lost {
             self.loss = Some(loss);
             self.watchdog.overdue = loss.is_at_limit();
-            self.changes += u64::from(loss.is_at_limit());
+            if loss.is_at_limit() {
+                self.ledger.lost_at_limit();
+            }
         }
         newly_lost
     }
@@ -713,8 +615,8 @@ mod tests {
     /// A hold whose first attempt the store has acknowledged.
     fn acquired() -> HoldState {
         let (mut state, _) = held(false);
-        let attempt = state.begin_attempt();
-        state.attempt_acknowledged(attempt);
+        let attempt = state.ledger.begin_attempt();
+        state.attempt_answered(attempt);
         state
     }
 
@@ -764,12 +666,12 @@ mod tests {
     #[test]
     fn hold_is_not_handed_over_while_it_may_become_a_ticket() {
         let (mut state, now) = held(true);
-        let attempt = state.begin_attempt();
-        state.attempt_acknowledged(attempt);
-        let change = state.begin_attempt();
+        let attempt = state.ledger.begin_attempt();
+        state.attempt_answered(attempt);
+        let change = state.ledger.begin_attempt();
         assert_eq!(state.hand_over(10 * SECOND, now), None);
-        assert!(state.needs_settling());
-        state.release_acknowledged(change, false);
+        assert!(state.ledger.must_be_settled());
+        state.release_answered(change, false);
         assert!(state.hand_over(10 * SECOND, now).is_some());
     }
 
@@ -860,18 +762,18 @@ mod tests {
             Some((now + SECOND, WatchAction::Expire))
         );
         let later = now + 2 * SECOND;
-        assert!(!state.needs_settling() && state.expire(later));
-        assert!(state.needs_settling());
+        assert!(!state.ledger.must_be_settled() && state.expire(later));
+        assert!(state.ledger.must_be_settled());
         assert_eq!(
             state.next_watch(TIMES, later),
             Some((later, WatchAction::Release))
         );
         state.begin_release(0);
         assert_eq!(state.next_watch(TIMES, later), None);
-        state.release_acknowledged(state.changes, false);
-        assert!(!state.needs_settling());
+        state.release_answered(state.ledger.latest(), false);
+        assert!(!state.ledger.must_be_settled());
         let (mut expired, now) = held(true);
-        assert!(expired.expire(now + 10 * SECOND) && !expired.needs_settling());
+        assert!(expired.expire(now + 10 * SECOND) && !expired.ledger.must_be_settled());
         assert_eq!(expired.next_watch(TIMES, now), None);
     }
 
@@ -980,137 +882,29 @@ mod tests {
     }
 
     #[test]
-    fn answered_attempt_needs_no_settling() {
-        let mut state = HoldState::new(Instant::now());
-        assert!(!state.needs_settling());
-        let attempt = state.begin_attempt();
-        assert_eq!(state.changes, attempt);
-        assert!(state.has_unacknowledged_changes() && state.has_attempt_in_flight());
-        assert!(state.needs_settling());
-        state.attempt_acknowledged(attempt);
-        assert!(!state.has_unacknowledged_changes() && !state.has_attempt_in_flight());
-        assert!(!state.needs_settling());
-    }
-
-    /// The removed guard may have left state in the store: the attempt's answer does not show that.
-    #[test]
-    fn attempt_answer_does_not_acknowledge_earlier_changes() {
-        let mut state = acquired();
-        let removed = state.remove_guard(false);
-        let attempt = state.begin_attempt();
-        assert_eq!(attempt, removed + 1);
-        state.attempt_acknowledged(attempt);
-        assert!(state.has_unacknowledged_changes() && !state.has_attempt_in_flight());
-    }
-
-    #[test]
-    fn answer_to_earlier_attempt_leaves_latest_open() {
-        let mut state = acquired();
-        let [first, _] = [(); 2].map(|()| state.begin_attempt());
-        state.attempt_acknowledged(first);
-        assert!(state.has_unacknowledged_changes() && state.has_attempt_in_flight());
-    }
-
-    #[test]
     fn transfer_is_accepted_only_as_latest_change() {
         let begin = || {
             let mut state = acquired();
             assert_eq!(state.begin_transfer(SECOND), None, "it is held");
             state.remove_guard(false);
             assert_eq!(state.begin_transfer(SECOND), None, "it must be settled");
-            state.release_acknowledged(state.changes, true);
+            state.release_answered(state.ledger.latest(), true);
             let change = state.begin_transfer(60 * SECOND).unwrap();
-            assert!(state.needs_settling() && state.longest == 60 * SECOND);
+            assert!(state.ledger.must_be_settled() && state.longest == 60 * SECOND);
             (state, change)
         };
         let (mut state, change) = begin();
-        assert!(state.accept_transfer(change) && !state.needs_settling());
+        assert!(state.accept_transfer(change) && !state.ledger.must_be_settled());
         assert!(!state.accept_transfer(change));
         for later_step in [
-            |state: &mut HoldState| state.release_unanswered(0),
-            |state: &mut HoldState| state.release_acknowledged(state.changes, true),
-            |state: &mut HoldState| assert!(state.begin_attempt() > 0),
+            |state: &mut HoldState| state.ledger.release_unanswered(0),
+            |state: &mut HoldState| state.release_answered(state.ledger.latest(), true),
+            |state: &mut HoldState| assert!(state.ledger.begin_attempt() > 0),
         ] {
             let (mut state, change) = begin();
             later_step(&mut state);
             assert!(!state.accept_transfer(change));
         }
-    }
-
-    /// Every step that is sent after the attempt may change what the store has granted to it.
-    #[test]
-    fn grant_is_expected_only_for_latest_step() {
-        let (mut state, now) = held(true);
-        let expect = |state: &mut HoldState| state.expect_grant(7, now + SECOND);
-        expect(&mut state);
-        assert_eq!(state.take_expected_grant(6), None);
-        assert_eq!(state.take_expected_grant(7), Some(now + SECOND));
-        assert_eq!(state.take_expected_grant(7), None);
-        for later_step in [
-            |state: &mut HoldState| assert!(state.begin_attempt() > 0),
-            |state: &mut HoldState| state.begin_release(0),
-            |state: &mut HoldState| state.expect_grant(0, state.end),
-        ] {
-            expect(&mut state);
-            later_step(&mut state);
-            assert_eq!(state.take_expected_grant(7), None);
-            assert_eq!(state.take_expected_grant(0), None);
-        }
-    }
-
-    #[test]
-    fn answered_release_acknowledges_all_earlier_changes() {
-        let mut state = acquired();
-        state.remove_guard(false);
-        let attempt = state.begin_attempt();
-        state.maybe_released = true;
-        state.release_acknowledged(attempt, true);
-        assert!(!state.has_unacknowledged_changes() && !state.has_attempt_in_flight());
-        assert!(!state.maybe_released);
-        assert_eq!(state.released_at, attempt);
-    }
-
-    #[test]
-    fn release_does_not_acknowledge_later_changes() {
-        let mut state = acquired();
-        let removed = state.remove_guard(false);
-        let attempt = state.begin_attempt();
-        state.release_acknowledged(removed, false);
-        assert!(state.has_unacknowledged_changes() && state.has_attempt_in_flight());
-        assert_eq!(state.released_at, 0);
-        // With everything before it acknowledged, its own answer is enough.
-        state.attempt_acknowledged(attempt);
-        assert!(!state.has_unacknowledged_changes());
-        // A late answer takes nothing back.
-        state.release_acknowledged(removed, false);
-        assert!(!state.has_unacknowledged_changes());
-    }
-
-    #[test]
-    fn unanswered_release_must_be_followed_by_answered_one() {
-        for keep in [0, 1] {
-            let mut state = acquired();
-            // Everything was acknowledged: the release was not necessary.
-            state.release_unanswered(keep);
-            assert!(state.needs_settling());
-            assert_eq!(state.maybe_released, keep == 0);
-            let attempt = state.begin_attempt();
-            state.attempt_acknowledged(attempt);
-            assert!(state.has_unacknowledged_changes());
-            state.release_acknowledged(state.changes, false);
-            assert!(!state.needs_settling() && !state.maybe_released);
-        }
-    }
-
-    #[test]
-    fn abandoned_settling_is_not_required_again() {
-        let mut state = acquired();
-        state.remove_guard(false);
-        state.settling_ended();
-        assert!(!state.needs_settling());
-        assert!(state.has_unacknowledged_changes());
-        state.begin_attempt();
-        assert!(state.needs_settling());
     }
 
     #[test]
@@ -1120,20 +914,9 @@ mod tests {
         let mut later = HoldState::new(now);
         later.supersede(&mut lost);
         assert!(lost.superseded);
-        assert!(later.has_unacknowledged_changes() && !later.has_attempt_in_flight());
+        assert!(!later.ledger.is_settled() && !later.ledger.has_attempt_in_flight());
         assert!(!later.superseded);
         assert_eq!(later.longest, 10 * SECOND);
-    }
-
-    #[test]
-    fn release_after_loss_follows_open_attempt() {
-        let mut lost = acquired();
-        lost.begin_attempt();
-        let mut later = HoldState::new(lost.end);
-        later.supersede(&mut lost);
-        assert!(later.has_attempt_in_flight());
-        later.release_acknowledged(later.changes, true);
-        assert!(!later.has_attempt_in_flight() && !later.has_unacknowledged_changes());
     }
 
     #[test]
@@ -1263,9 +1046,9 @@ mod tests {
     fn transferable() -> (HoldState, Instant) {
         let now = Instant::now();
         let mut state = HoldState::new(now);
-        let attempt = state.begin_attempt();
+        let attempt = state.ledger.begin_attempt();
         state.add_guard(now + LEASE, true, now).unwrap();
-        state.attempt_acknowledged(attempt);
+        state.attempt_answered(attempt);
         (state, now)
     }
 
@@ -1281,12 +1064,12 @@ mod tests {
         assert_eq!(asks(&mut state, now), Some(false));
         assert!(state.hold_period() > first);
         assert_eq!((state.count, state.end), (1, now + LEASE));
-        assert!(state.is_renewed() && !state.has_unacknowledged_changes());
+        assert!(state.is_renewed() && state.ledger.is_settled());
     }
 
     #[test]
     fn hold_is_not_handed_over_if_store_or_caller_may_differ() {
-        let refusals: [fn(&mut HoldState); 10] = [
+        let refusals: [fn(&mut HoldState); 9] = [
             |state| state.owner_is_known = true,
             |state| state.asked = true,
             |state| state.watchdog.suspect = true,
@@ -1300,9 +1083,8 @@ mod tests {
             |state| state.renewed = 0,
             |state| assert!(state.mark_lost(Loss::NotHeld)),
             // A step has not been answered.
-            |state| state.release_unanswered(1),
-            |state| assert!(state.begin_attempt() > 0),
-            |state| state.open_attempt = state.changes,
+            |state| state.ledger.release_unanswered(1),
+            |state| assert!(state.ledger.begin_attempt() > 0),
         ];
         for (i, refuse) in refusals.into_iter().enumerate() {
             let (mut state, now) = transferable();
@@ -1335,7 +1117,7 @@ mod tests {
         assert_eq!((yields.to, asks(&mut state, now)), (others, None));
         // The next grant begins a new chain of hand-overs.
         state.remove_guard(true);
-        state.release_acknowledged(state.changes, true);
+        state.release_answered(state.ledger.latest(), true);
         state.add_guard(now + LEASE, true, now).unwrap();
         let answer = asks(&mut state, now);
         let yields = state.hand_over_limit.yields(now);

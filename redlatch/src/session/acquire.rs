@@ -90,7 +90,7 @@ impl Session {
                         for requested in holds {
                             let mut state = requested.hold_ref.hold.state();
                             let end = answer.sent_at + requested.terms.lease.duration();
-                            state.expect_grant(requested.request_number, end);
+                            state.ledger.expect_grant(requested.request_number, end);
                         }
                     }
                     return match unsettled.get(i) {
@@ -180,7 +180,7 @@ impl RequestedHold<'_> {
         }
         let hold = &self.hold_ref.hold;
         let _turn = hold.turn().await.ok()?;
-        let end = hold.state().take_expected_grant(message)?;
+        let end = hold.state().ledger.take_expected_grant(message)?;
         if end.saturating_duration_since(Instant::now()) < self.terms.lease.duration() / 3 {
             return None;
         }
@@ -202,7 +202,7 @@ impl RequestedHold<'_> {
         if let Err(lost) = hold.check_not_lost() {
             return Some(Err(lost));
         }
-        let is_settled = !snapshot.has_unacknowledged_changes;
+        let is_settled = snapshot.is_settled;
         is_settled.then(|| match snapshot.count {
             1.. if !self.terms.reentrant => Err(Error::AlreadyHeld {
                 name: hold.object.name().to_owned(),
@@ -220,7 +220,7 @@ impl RequestedHold<'_> {
         let changes = {
             let mut state = self.hold_ref.hold.state();
             state.acquires_again = true;
-            state.changes
+            state.ledger.latest()
         };
         Box::pin(self.hold_ref.settle_in_turn(changes))
     }
@@ -292,7 +292,7 @@ impl<'a> SettleOnDrop<'a> {
     /// Records that the attempt has been answered.
     fn mark_settled(&self) {
         self.settled.store(true, Ordering::Relaxed);
-        self.hold_ref.hold.state().attempt_acknowledged(self.change);
+        self.hold_ref.hold.state().attempt_answered(self.change);
     }
 
     /// Settles the attempt in its own turn. If this fails, dropping `self` settles it.
@@ -315,7 +315,7 @@ impl Drop for SettleOnDrop<'_> {
                 hold_ref.settle_detached(self.trace_lifetime.duration(), attempt_permit);
             }
             // It never reached the store.
-            false => self.hold_ref.hold.state().attempt_acknowledged(self.change),
+            false => self.hold_ref.hold.state().attempt_answered(self.change),
         }
     }
 }

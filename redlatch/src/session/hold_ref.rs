@@ -110,7 +110,7 @@ impl Session {
             let Some(entry) = holds.get_mut(&(owner, object.clone())) else {
                 return;
             };
-            if !entry.hold.state().has_unacknowledged_changes() {
+            if entry.hold.state().ledger.is_settled() {
                 return;
             }
             entry.refs += 1;
@@ -166,7 +166,7 @@ impl Drop for HoldRef {
             let Some(entry) = holds.get_mut(&key) else {
                 return;
             };
-            if entry.refs == 1 && !entry.hold.state().needs_settling() {
+            if entry.refs == 1 && !entry.hold.state().ledger.must_be_settled() {
                 holds.remove(&key);
                 return;
             }

@@ -88,7 +88,7 @@ impl HoldRef {
     /// reply to the repetition means that the first one took effect.
     pub(crate) async fn settle(&self) -> Result<bool> {
         let up_to_change = match self.removed_at.load(Ordering::Relaxed) {
-            0 => self.hold.state().changes,
+            0 => self.hold.state().ledger.latest(),
             removed_at => removed_at,
         };
         let mut turn = self.hold.turn().await?;
@@ -108,9 +108,9 @@ impl HoldRef {
         // canceled before it released what this generation left there.
         if let Some(latest) = self.session.latest_hold(self.hold.owner, &self.hold.object)
             && let snapshot = latest.snapshot()
-            && snapshot.has_unacknowledged_changes
+            && !snapshot.is_settled
         {
-            let is_released = snapshot.released_at >= snapshot.changes;
+            let is_released = snapshot.released_at >= snapshot.latest;
             // Boxed: seldom needed.
             Box::pin(self.settle_hold(&latest, &snapshot, is_released)).await?;
         }
@@ -251,7 +251,7 @@ impl HoldRef {
         let fully_released = keep == 0 && held && !now.is_lost;
         {
             let mut state = hold.state();
-            state.release_acknowledged(now.changes, fully_released);
+            state.release_answered(now.latest, fully_released);
             if keep == 0 {
                 // It is kept now, or was not held.
                 state.retained_until = None;
@@ -301,7 +301,7 @@ impl HoldRef {
                     work.needless();
                     settling.await;
                 }
-                hold_ref.hold.state().settling_ended();
+                hold_ref.hold.state().ledger.settling_ended();
             }
         });
     }
@@ -377,7 +377,7 @@ impl<'a> PendingRelease<'a> {
 impl Drop for PendingRelease<'_> {
     fn drop(&mut self) {
         if self.progress.was_sent() {
-            self.hold.state().release_unanswered(self.keep);
+            self.hold.state().ledger.release_unanswered(self.keep);
         }
     }
 }
@@ -390,7 +390,7 @@ impl Drop for WarnIfDropped {
         if let Some(hold_ref) = &self.0 {
             tracing::warn!(lock = hold_ref.hold.object.full_name(), owner = %hold_ref.hold.field,
                 "no runtime to release the lock in; it is free when its lease ends");
-            hold_ref.hold.state().settling_ended();
+            hold_ref.hold.state().ledger.settling_ended();
         }
     }
 }

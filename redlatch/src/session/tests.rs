@@ -370,17 +370,17 @@ async fn unanswered_release_makes_next_one_a_repetition() {
             release.progress.mark_sent();
         }
         drop(release);
-        assert_eq!(hold.state().maybe_released, repeated);
+        assert_eq!(hold.state().ledger.maybe_released(), repeated);
     }
     let release = PendingRelease::new(hold, 0);
-    let changes = hold.state().changes;
-    hold.state().release_acknowledged(changes, false);
+    let changes = hold.state().ledger.latest();
+    hold.state().release_answered(changes, false);
     release.progress.mark_sent();
     release.record_result(&Ok(()));
     drop(release);
-    assert!(!hold.state().maybe_released, "it was answered");
+    assert!(!hold.state().ledger.maybe_released(), "it was answered");
     // The store does not have it any more: the earlier release took effect.
-    hold.state().release_unanswered(0);
+    hold.state().ledger.release_unanswered(0);
     assert!(client.lock("a").force_unlock().await.unwrap());
     guard.unlock().await.unwrap();
 }
@@ -397,14 +397,14 @@ async fn unnecessary_release_without_answer_is_settled_before_next_acquisition()
     writer.unlock().await.unwrap();
     let hold = &hold_ref.hold;
     let turn = hold.turn().await.unwrap();
-    let attempt = hold.state().begin_attempt();
+    let attempt = hold.state().ledger.begin_attempt();
     let read = async {
         let reader = lock.read().lock().owner(me).await.unwrap();
         reader.unlock().await.unwrap();
     };
     let refuse = async {
         tokio::task::yield_now().await;
-        hold.state().attempt_acknowledged(attempt);
+        hold.state().attempt_answered(attempt);
         store.fail([NoAnswer]);
         drop(turn);
     };
@@ -422,10 +422,10 @@ async fn dropped_background_work_counts_as_settled() {
     let guard = client.lock("a").lock().await.unwrap();
     let hold_ref = guard.hold_ref().clone();
     let hold = hold_ref.hold.clone();
-    hold.state().begin_attempt();
-    assert!(hold.state().needs_settling());
+    hold.state().ledger.begin_attempt();
+    assert!(hold.state().ledger.must_be_settled());
     drop(WarnIfDropped(Some(hold_ref)));
-    assert!(!hold.state().needs_settling());
+    assert!(!hold.state().ledger.must_be_settled());
 }
 
 #[tokio::test(start_paused = true)]
@@ -435,11 +435,11 @@ async fn last_hold_ref_settles_open_changes() {
     let (hold_ref, session) = (guard.hold_ref().clone(), session(&guard).clone());
     guard.unlock().await.unwrap();
     let hold = hold_ref.hold.clone();
-    hold.state().begin_attempt();
+    hold.state().ledger.begin_attempt();
     drop(hold_ref);
     assert_eq!(refs(&session), [1], "the background has it");
     client.flush().await;
-    assert!(!hold.state().has_unacknowledged_changes());
+    assert!(hold.state().ledger.is_settled());
     assert!(refs(&session).is_empty());
 }
 

@@ -100,10 +100,10 @@ impl HoldRef {
             return Ok(Err(not_movable("this kind of lock cannot")));
         };
         // An attempt: until it is answered, the hold passes to no other request, and a release is sent behind it.
-        let change = hold.state().begin_attempt();
+        let change = hold.state().ledger.begin_attempt();
         let refused = || {
-            ticket.hold.state().attempt_acknowledged(ticket_change);
-            hold.state().release_acknowledged(change, false);
+            ticket.hold.state().attempt_answered(ticket_change);
+            hold.state().release_answered(change, false);
         };
         // A release, too: another one of this owner, which may wait behind this, does not find it afterwards.
         let release = PendingRelease::new(hold, 0);
@@ -133,10 +133,10 @@ impl HoldRef {
         self.remove_guard(terms);
         {
             let mut state = hold.state();
-            let changes = state.changes;
-            state.release_acknowledged(changes, true);
+            let changes = state.ledger.latest();
+            state.release_answered(changes, true);
         }
-        ticket.hold.state().attempt_acknowledged(ticket_change);
+        ticket.hold.state().attempt_answered(ticket_change);
         session.watchdog.unwatch(hold);
         session.wake_owner(hold);
         tracing::debug!(lock = hold.object.full_name(), owner = %hold.field, ticket = %ticket.hold.field,

@@ -202,7 +202,7 @@ impl TransferredHold {
     /// Records that the store has not transferred the object.
     fn refused(&mut self) {
         if let Some(hold_ref) = self.hold_ref.take() {
-            hold_ref.hold.state().attempt_acknowledged(self.change);
+            hold_ref.hold.state().attempt_answered(self.change);
         }
     }
 }

@@ -80,8 +80,8 @@ impl HoldGuard {
         let hold = self.hold();
         self.hold_ref.session.watchdog.unwatch(hold);
         // The store keeps the hold intentionally: there is nothing to settle.
-        let changes = hold.state().changes;
-        hold.state().release_acknowledged(changes, false);
+        let changes = hold.state().ledger.latest();
+        hold.state().release_answered(changes, false);
         self.settled = true;
         Ok(())
     }

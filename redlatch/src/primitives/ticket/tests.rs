@@ -370,17 +370,17 @@ fn settled_adoption_is_forgotten() {
         }))
     };
     let mut state = hold.state();
-    let refused = state.begin_attempt();
+    let refused = state.ledger.begin_attempt();
     state.adopts = adopts();
-    state.attempt_acknowledged(refused);
+    state.attempt_answered(refused);
     assert!(state.adopts.is_none());
-    let canceled = state.begin_attempt();
+    let canceled = state.ledger.begin_attempt();
     state.adopts = adopts();
-    state.begin_attempt();
-    state.attempt_acknowledged(canceled);
+    state.ledger.begin_attempt();
+    state.attempt_answered(canceled);
     assert!(state.adopts.is_some());
-    let changes = state.changes;
-    state.release_acknowledged(changes, true);
+    let changes = state.ledger.latest();
+    state.release_answered(changes, true);
     assert!(state.adopts.is_none());
 }
 
