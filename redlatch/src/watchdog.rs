@@ -695,7 +695,7 @@ async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>], is_d
     for hold in holds {
         let is_due = || {
             let state = hold.state();
-            state.hold_period().is_some() && state.is_renewed() == batch.renews
+            state.held_period().is_some() && state.is_renewed() == batch.renews
         };
         match hold.try_turn() {
             Some(turn) if is_due() => {

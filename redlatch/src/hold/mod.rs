@@ -46,13 +46,15 @@ pub(crate) mod fair_waiters;
 mod fairness;
 mod ledger;
 mod limits;
+mod period;
 pub(crate) mod requests;
 mod state;
 
 pub(crate) use fairness::{HandOver, HandOverLimit, OtherClients, Yielding, Yields};
 pub(crate) use limits::{HoldLimits, RunningLimits};
+pub(crate) use period::PeriodId;
 pub(crate) use state::{
-    Due, HoldPeriod, HoldSnapshot, HoldState, RenewalTimes, TicketHold, WatchAction, WatchdogState,
+    Due, HoldSnapshot, HoldState, RenewalTimes, TicketHold, WatchAction, WatchdogState,
 };
 
 /// How much of an object a request acquires.
@@ -359,7 +361,7 @@ impl Hold {
             let mut state = self.state_at(|| now);
             let added = state.add_guard(end, renewed, now);
             added.map_err(|loss| self.lost_error(loss))?;
-            limits.inspect(|limits| state.start_limits(limits, now));
+            limits.inspect(|limits| state.period.start_limits(limits, now));
         }
         self.changed.notify_waiters();
         Ok(())
@@ -368,13 +370,13 @@ impl Hold {
     /// Starts the limits of a request that takes over the guard.
     pub(crate) fn start_limits(&self, limits: &HoldLimits) {
         let now = Instant::now();
-        self.state_at(|| now).start_limits(limits, now);
+        self.state_at(|| now).period.start_limits(limits, now);
     }
 
     /// Records that the holder still works. Without effect if the hold is lost.
     pub(crate) fn feed(&self) {
         let now = Instant::now();
-        self.state_at(|| now).feed(now);
+        self.state_at(|| now).period.feed(now);
     }
 
     /// Handles the answer to a renewal or check, which was sent then in the hold's turn. The store has the hold. `lease`: that of the
@@ -385,16 +387,16 @@ impl Hold {
             Renewed::Held | Renewed::NotHeld => None,
         };
         let end = lease.map(|lease| sent_at + lease.duration());
-        self.state().renewed(end, limit);
+        self.state().period.renewed(end, limit);
         if let Renewed::Asked { .. } = reply {
-            let granted_in = self.state().granted_in;
+            let granted_in = self.state().period.granted_in;
             self.mark_asked(granted_in, limit);
         }
     }
 
     /// Records that the store asks the owner to release what it granted in this hold period, at the latest at `limit`. Without effect
     /// if it has been released since: a later hold was not asked.
-    pub(crate) fn mark_asked(&self, granted_in: HoldPeriod, limit: Option<Instant>) {
+    pub(crate) fn mark_asked(&self, granted_in: PeriodId, limit: Option<Instant>) {
         let newly_asked = self.state().mark_asked(granted_in, limit);
         if newly_asked {
             tracing::info!(lock = self.object.full_name(), owner = %self.field, "asked to release");
@@ -407,11 +409,11 @@ impl Hold {
     /// lost, released or handed over first.
     pub(crate) fn asked(self: &Arc<Hold>) -> impl Future<Output = ()> + Send + 'static + use<> {
         let hold = self.clone();
-        let period = self.state().latest_period();
+        let period = self.state().period.id;
         async move {
             let is_asked = || {
                 let state = hold.state();
-                (state.hold_period() == Some(period) && state.is_asked()).then_some(())
+                (state.held_period() == Some(period) && state.period.is_asked()).then_some(())
             };
             wait_for(&hold.changed, is_asked).await;
         }
@@ -444,7 +446,7 @@ impl Hold {
 
     /// Returns how this hold was lost, if it was.
     pub(crate) fn loss(&self) -> Option<Loss> {
-        self.state().loss
+        self.state().period.loss
     }
 
     /// Fails if the hold was lost.
@@ -487,21 +489,21 @@ impl Hold {
     /// or handed over first.
     pub(crate) fn lost(self: &Arc<Hold>) -> impl Future<Output = ()> + Send + 'static + use<> {
         let hold = self.clone();
-        let period = self.state().latest_period();
+        let period = self.state().period.id;
         async move { hold.lost_in(period).await }
     }
 
-    async fn lost_in(&self, period: HoldPeriod) {
+    async fn lost_in(&self, period: PeriodId) {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             changed.as_mut().enable();
             let end = {
                 let state = self.state();
-                match (state.loss, state.count) {
-                    _ if state.latest_period() != period => None,
+                match (state.period.loss, state.count) {
+                    _ if state.period.id != period => None,
                     (Some(_), _) => return,
                     (None, 0) => None,
-                    (None, _) => Some(state.next_loss().0),
+                    (None, _) => Some(state.period.next_loss().0),
                 }
             };
             match end {
@@ -518,8 +520,8 @@ impl Hold {
 
     /// Waits until the owner holds the object in a hold period that started after `since`, whichever request
     /// acquired it.
-    pub(crate) async fn held_after(&self, since: Option<HoldPeriod>) {
-        let is_held = || self.state().hold_period() > since;
+    pub(crate) async fn held_after(&self, since: Option<PeriodId>) {
+        let is_held = || self.state().held_period() > since;
         wait_for(&self.changed, || is_held().then_some(())).await;
     }
 
@@ -558,7 +560,7 @@ impl Hold {
     /// Returns the error that the store does not have the hold, with the reason if it is known: a
     /// loss that was reported before, or a limit that has passed.
     pub(crate) fn not_held_error(&self) -> Error {
-        let reason = self.state().reason_if_not_held(Instant::now());
+        let reason = self.state().period.reason_if_not_held(Instant::now());
         self.lost_error(reason)
     }
 
@@ -571,7 +573,7 @@ impl Hold {
 
     /// Returns when the hold is lost unless it is renewed, fed or released.
     pub(crate) fn next_end(&self) -> Instant {
-        self.state().next_loss().0
+        self.state().period.next_loss().0
     }
 
     /// Returns when the current hold period began, if it has lasted for this long and is not registered yet. Then it counts as
@@ -599,9 +601,9 @@ impl Hold {
     /// The same, with a clock that is read only if there is something to lose.
     fn state_at(&self, now: impl FnOnce() -> Instant) -> MutexGuard<'_, HoldState> {
         let mut state = self.state.lock();
-        if state.hold_period().is_some()
+        if state.held_period().is_some()
             && state.expire(now())
-            && let Some(loss) = state.loss
+            && let Some(loss) = state.period.loss
         {
             self.notify_loss(loss);
         }
@@ -645,15 +647,15 @@ mod tests {
     async fn ended_lease_is_noticed_on_access() {
         let hold = held(true);
         let end = Instant::now() + 10 * SECOND;
-        assert_eq!(hold.state().end, end);
+        assert_eq!(hold.state().period.end, end);
         assert_eq!(hold.valid_for(), 10 * SECOND);
         assert!(hold.state().is_renewed());
         tokio::time::advance(4 * SECOND).await;
-        hold.state().extend(Instant::now() + 8 * SECOND);
-        hold.state().extend(Instant::now());
-        assert_eq!(hold.state().end, end + 2 * SECOND);
+        hold.state().period.extend(Instant::now() + 8 * SECOND);
+        hold.state().period.extend(Instant::now());
+        assert_eq!(hold.state().period.end, end + 2 * SECOND);
         assert_eq!(hold.valid_for(), 8 * SECOND);
-        assert_eq!(hold.state().longest, 10 * SECOND);
+        assert_eq!(hold.state().period.longest, 10 * SECOND);
         tokio::time::advance(8 * SECOND).await;
         assert_eq!(hold.loss(), Some(Loss::LeaseEnded));
         let late = hold
@@ -712,7 +714,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn held_after_waits_for_later_hold_period() {
         let hold = held(false);
-        let first = hold.state().hold_period();
+        let first = hold.state().held_period();
         hold.held_after(None).await;
         let early = tokio::time::timeout(SECOND, hold.held_after(first)).await;
         assert!(early.is_err(), "it is the same hold period");

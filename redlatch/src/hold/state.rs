@@ -4,14 +4,13 @@
 //! A hold is lost once, for the first reason. [`HoldState::expire`] notices two reasons, the end of its
 //!    lease and of a limit. The second is a change, too: the store has to release the hold.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::fairness::{HandOver, HandOverLimit};
+use super::fairness::HandOver;
 use super::ledger::Ledger;
-use super::limits::{HoldLimits, RunningLimits};
+use super::period::{Period, PeriodId};
 use crate::client_registry::{EntryNumber, RequestInfo};
 use crate::environment::random_fraction;
 use crate::error::Loss;
@@ -72,24 +71,6 @@ pub(crate) enum WatchAction {
     Release,
 }
 
-/// Identifies the time from an owner's first acquisition of an object to its last release. Hold periods of
-/// all objects are numbered together: later ones compare greater.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct HoldPeriod(u64);
-
-static PERIODS: AtomicU64 = AtomicU64::new(0);
-
-impl HoldPeriod {
-    /// Returns a hold period that compares less than any that starts after this call.
-    pub(crate) fn latest() -> HoldPeriod {
-        HoldPeriod(PERIODS.load(Ordering::SeqCst))
-    }
-
-    fn begin() -> HoldPeriod {
-        HoldPeriod(PERIODS.fetch_add(1, Ordering::SeqCst) + 1)
-    }
-}
-
 /// The hold of a ticket in the store, which no client has.
 #[derive(Debug, Clone)]
 pub(crate) struct TicketHold {
@@ -103,35 +84,15 @@ pub(crate) struct TicketHold {
 pub(crate) struct HoldState {
     /// Number of guards.
     pub(crate) count: u32,
-    /// The hold period of these guards; without guards, the last one.
-    hold_period: HoldPeriod,
-    /// The hold period in which the store granted the hold. Each hand-over of it begins another one.
-    pub(crate) granted_in: HoldPeriod,
     /// Number of guards that require renewal of the lease.
     renewed: u32,
-    /// The limits of this hold period. Boxed: few holds have any.
-    limits: Option<Box<RunningLimits>>,
-    /// When the hold period began; of a hold without guards, when it was created.
-    began: Instant,
     /// What the registry of clients says about the request.
     pub(crate) request: RequestInfo,
-    /// Time until which the store keeps the hold, as far as is known: never later than its real end.
-    pub(crate) end: Instant,
-    /// What `end` was after the latest step that could report a request to release the hold (its acquisition, a renewal or a
-    /// check), or would have been if the hold was not revoked. The next renewal is due before.
-    checked_end: Instant,
-    /// Whether the owner was asked to release this hold period.
-    asked: bool,
-    /// When this hold period ends because it was revoked.
-    revoked_at: Option<Instant>,
-    /// The longest lease that an acquisition in this hold period still had when it was answered.
-    pub(crate) longest: Duration,
-    pub(crate) loss: Option<Loss>,
-    /// When a release may free the object, if not immediately.
-    pub(crate) retained_until: Option<Instant>,
     /// The ticket that the latest attempt adopts. It gets the hold back if the attempt does not add a guard.
     pub(crate) adopts: Option<Box<TicketHold>>,
     pub(crate) ledger: Ledger,
+    /// The latest period; it may have ended.
+    pub(crate) period: Period,
     /// Whether it was lost and replaced by a later hold of the same owner.
     pub(crate) superseded: bool,
     /// Whether a caller knows the owner, and may acquire for it again.
@@ -139,7 +100,6 @@ pub(crate) struct HoldState {
     /// Whether a request may acquire the object for this owner after a release: the caller has named the owner, the request
     /// re-enters the hold, or it settles an earlier attempt first.
     pub(crate) acquires_again: bool,
-    pub(crate) hand_over_limit: HandOverLimit,
     pub(super) watchdog: WatchdogState,
 }
 
@@ -171,25 +131,14 @@ impl HoldState {
     pub(super) fn new(now: Instant) -> HoldState {
         HoldState {
             count: 0,
-            hold_period: HoldPeriod(0),
-            granted_in: HoldPeriod(0),
             renewed: 0,
-            limits: None,
-            began: now,
             request: RequestInfo::of_task(),
-            end: now,
-            checked_end: now,
-            asked: false,
-            revoked_at: None,
-            longest: Duration::ZERO,
-            loss: None,
-            retained_until: None,
             adopts: None,
             ledger: Ledger::new(),
+            period: Period::none(now),
             superseded: false,
             owner_is_known: false,
             acquires_again: false,
-            hand_over_limit: HandOverLimit::new(now),
             watchdog: WatchdogState::default(),
         }
     }
@@ -203,24 +152,18 @@ impl HoldState {
         now: Instant,
     ) -> Result<(), Loss> {
         let lease = end.saturating_duration_since(now);
-        match self.loss {
+        match self.period.loss {
             Some(loss) => return Err(loss),
             None if self.count > 0 => {
-                self.extend(end);
-                self.longest = self.longest.max(lease);
+                self.period.extend(end);
+                self.period.longest = self.period.longest.max(lease);
             }
             None if lease.is_zero() => return Err(Loss::LeaseEnded),
             None => {
-                self.hold_period = HoldPeriod::begin();
-                self.granted_in = self.hold_period;
+                self.period = self.period.granted(end, now);
                 (self.watchdog.tracked, self.watchdog.suspect) = (false, false);
                 self.watchdog.reported_at = None;
-                self.limits = None;
-                self.began = now;
-                (self.end, self.checked_end, self.longest) = (end, end, lease);
-                self.retained_until = None;
                 self.adopts = None;
-                self.hand_over_limit = HandOverLimit::new(now);
             }
         }
         self.count += 1;
@@ -228,72 +171,15 @@ impl HoldState {
         Ok(())
     }
 
-    /// Starts the limits of a request that has just added a guard or taken one over.
-    pub(super) fn start_limits(&mut self, limits: &HoldLimits, now: Instant) {
-        let running = self.limits.get_or_insert_default();
-        running.add(limits, now);
-    }
-
-    /// Adds the limits of a RedLock of which this is a member. Guards of other locks may have set
-    /// some.
-    pub(crate) fn add_running_limits(&mut self, limits: &RunningLimits) {
-        self.limits.get_or_insert_default().merge(limits);
-    }
-
-    /// Records that the holder still works.
-    pub(super) fn feed(&mut self, now: Instant) {
-        if let Some(limits) = &mut self.limits {
-            limits.feed(now);
-        }
-    }
-
-    /// Returns the limits of this hold period.
-    pub(crate) fn limits(&self) -> Option<HoldLimits> {
-        Some(self.limits.as_ref()?.lengths())
-    }
-
-    /// Returns when the hold is lost unless it is renewed, fed or released, and how.
-    pub(super) fn next_loss(&self) -> (Instant, Loss) {
-        let lease = (self.end, Loss::LeaseEnded);
-        let limit = self.limits.as_ref().and_then(|limits| limits.first_end());
-        let revoked = self.revoked_at.map(|at| (at, Loss::Revoked));
-        let first = limit.into_iter().chain(revoked).min_by_key(|(end, _)| *end);
-        first.filter(|(end, _)| *end <= self.end).unwrap_or(lease)
-    }
-
-    /// Records the answer to a renewal until `end`, or until `limit` if that is earlier; or to a check.
-    pub(super) fn renewed(&mut self, end: Option<Instant>, limit: Option<Instant>) {
-        if let Some(end) = end {
-            self.extend(limit.map_or(end, |limit| limit.min(end)));
-        }
-        self.checked_end = end.map_or(self.end, |end| end.max(self.end));
-    }
-
     /// Records that the store asks the owner to release what it granted in this hold period, at the latest at `limit`. Of several
     /// requests the earliest limit counts. Returns whether the owner was not asked before; false also if the hold has ended.
-    pub(super) fn mark_asked(&mut self, granted_in: HoldPeriod, limit: Option<Instant>) -> bool {
-        if self.hold_period().is_none() || self.granted_in != granted_in {
-            return false;
-        }
-        self.revoked_at = self.revoked_at.into_iter().chain(limit).min();
-        !std::mem::replace(&mut self.asked, true)
+    pub(super) fn mark_asked(&mut self, granted_in: PeriodId, limit: Option<Instant>) -> bool {
+        self.has(granted_in) && self.period.ask(limit)
     }
 
-    /// Returns whether the owner was asked to release this hold period.
-    pub(crate) fn is_asked(&self) -> bool {
-        self.asked
-    }
-
-    /// Returns the lease that a re-entry may have: less if the hold was revoked, also if all other guards
-    /// are released before the re-entry is answered.
-    ///
-    /// Must not happen: the guard is valid for its whole lease, and the store has given it what was left
-    /// of the revoked hold. Another owner then acquires the object meanwhile.
-    pub(crate) fn limit_lease(&self, lease: Lease, now: Instant) -> Lease {
-        match self.revoked_at {
-            Some(at) => lease.min(Lease::from_remaining(at.saturating_duration_since(now))),
-            None => lease,
-        }
+    /// Returns whether the owner still holds what the store has granted in this period.
+    fn has(&self, granted_in: PeriodId) -> bool {
+        self.held_period().is_some() && self.period.granted_in == granted_in
     }
 
     /// Returns whether the owner may acquire the object again after a release.
@@ -308,26 +194,15 @@ impl HoldState {
         self.ledger.guard_removed()
     }
 
-    /// Records that a release must not free the object for this long. Of several times the latest end counts.
-    pub(crate) fn retain_for(&mut self, at_least: Lease, now: Instant) {
-        self.retained_until = self.retained_until.max(Some(now + at_least.duration()));
-    }
-
     /// Returns why the hold cannot become a ticket, if it cannot.
     pub(crate) fn why_not_movable(&self, now: Instant) -> Option<&'static str> {
         if self.count != 1 {
             Some("its owner has several guards of it; release the others first")
-        } else if self.retained_for(now).is_some() {
+        } else if self.period.retained_for(now).is_some() {
             Some("it is held for a minimum time (`at_least`)")
         } else {
             None
         }
-    }
-
-    /// Returns for how long a release must not free the object. `None`: it may.
-    pub(crate) fn retained_for(&self, now: Instant) -> Option<Lease> {
-        let until = self.retained_until.filter(|&until| until > now)?;
-        Some(Lease::from_remaining(until - now))
     }
 
     /// Begins the hold period of another request, which takes over the only guard. `None` if the hold must be
@@ -335,9 +210,9 @@ impl HoldState {
     /// half of the lease is left, the store may have lost it or have another count, or other clients wait.
     pub(crate) fn hand_over(&mut self, lease: Duration, now: Instant) -> Option<HandOver> {
         let is_settled = self.ledger.is_settled() && !self.ledger.has_attempt_in_flight();
-        let has_one_guard = self.count == 1 && self.renewed == 1 && self.loss.is_none();
-        let remaining = self.end.saturating_duration_since(now);
-        let is_needed_elsewhere = self.asked || self.retained_for(now).is_some();
+        let has_one_guard = self.count == 1 && self.renewed == 1 && self.period.loss.is_none();
+        let remaining = self.period.end.saturating_duration_since(now);
+        let is_needed_elsewhere = self.period.is_asked() || self.period.retained_for(now).is_some();
         let is_refused = self.owner_is_known
             || is_needed_elsewhere
             || self.is_doubtful()
@@ -346,31 +221,24 @@ impl HoldState {
         if is_refused || remaining < lease / 2 {
             return None;
         }
-        let hand_over = self.hand_over_limit.hand_over(now, random_fraction)?;
-        self.hold_period = HoldPeriod::begin();
-        self.limits = None;
-        self.began = now;
+        let hand_over = self.period.chain.hand_over(now, random_fraction)?;
+        self.period.pass_on(now);
         Some(hand_over)
     }
 
     /// Returns whether a full release puts another owner in the place of this one: a ticket, or the keeper of a minimum time.
     pub(crate) fn has_next_owner(&self, now: Instant) -> bool {
-        self.adopts.is_some() || self.retained_for(now).is_some()
-    }
-
-    /// Returns the latest hold period, which may have ended.
-    pub(crate) fn latest_period(&self) -> HoldPeriod {
-        self.hold_period
+        self.adopts.is_some() || self.period.retained_for(now).is_some()
     }
 
     pub(super) fn snapshot(&self) -> HoldSnapshot {
         HoldSnapshot {
             latest: self.ledger.latest(),
             count: self.count,
-            is_lost: self.loss.is_some(),
+            is_lost: self.period.loss.is_some(),
             superseded: self.superseded,
             is_renewed: self.is_renewed(),
-            is_asked: self.asked,
+            is_asked: self.period.is_asked(),
             is_settled: self.ledger.is_settled(),
             has_attempt_in_flight: self.ledger.has_attempt_in_flight(),
             maybe_released: self.ledger.maybe_released(),
@@ -380,7 +248,7 @@ impl HoldState {
 
     /// Returns whether the watchdog renews it.
     pub(crate) fn is_renewed(&self) -> bool {
-        self.renewed > 0 && self.loss.is_none()
+        self.renewed > 0 && self.period.loss.is_none()
     }
 
     /// Records the answer to a release: see [`Ledger::release_answered`].
@@ -394,7 +262,7 @@ impl HoldState {
     /// are released before it is answered: the store still has the request.
     pub(crate) fn begin_acquisition(&mut self, guards: u32) -> u64 {
         if guards == 0 {
-            (self.asked, self.revoked_at) = (false, None);
+            self.period.begin_acquisition();
         }
         self.ledger.begin_attempt()
     }
@@ -402,9 +270,9 @@ impl HoldState {
     /// Records that a release of another owner is about to be sent that may acquire the object for this one, with this
     /// lease. Returns the number of this change. `None`: the owner has a hold, or must settle one first.
     pub(crate) fn begin_transfer(&mut self, lease: Duration) -> Option<u64> {
-        let is_idle = self.count == 0 && self.loss.is_none() && self.ledger.is_settled();
+        let is_idle = self.count == 0 && self.period.loss.is_none() && self.ledger.is_settled();
         is_idle.then(|| {
-            self.longest = self.longest.max(lease);
+            self.period.longest = self.period.longest.max(lease);
             self.begin_acquisition(0)
         })
     }
@@ -444,19 +312,13 @@ impl HoldState {
     pub(super) fn supersede(&mut self, earlier: &mut HoldState) {
         earlier.superseded = true;
         self.ledger = Ledger::after_loss(&earlier.ledger);
-        self.longest = earlier.longest;
-        self.retained_until = earlier.retained_until;
+        self.period = earlier.period.after_loss(self.period.began);
     }
 
-    /// Returns how long the hold is valid at least, without a renewal, if its lease may end by `clock_drift` earlier in the
-    /// store than here.
+    /// Returns how long the hold is valid at least: see [`Period::valid_for`].
     pub(super) fn valid_for(&self, clock_drift: Duration, now: Instant) -> Duration {
-        if self.hold_period().is_none() {
-            return Duration::ZERO;
-        }
-        let left = |end: Instant| end.saturating_duration_since(now);
-        let lease = left(self.end).saturating_sub(clock_drift);
-        lease.min(left(self.next_loss().0))
+        self.held_period()
+            .map_or(Duration::ZERO, |_| self.period.valid_for(clock_drift, now))
     }
 
     /// Returns how long the store has the hold at most, after a guard with these terms was removed.
@@ -467,26 +329,21 @@ impl HoldState {
             && !self.watchdog.renewing
             && self.watchdog.not_before.is_none();
         match is_known {
-            true => self.end.saturating_duration_since(now),
+            true => self.period.end.saturating_duration_since(now),
             false => lease,
         }
     }
 
-    /// Returns the owner's hold period, if it holds the object now.
-    pub(crate) fn hold_period(&self) -> Option<HoldPeriod> {
-        (self.count > 0 && self.loss.is_none()).then_some(self.hold_period)
-    }
-
-    /// Records that the store keeps the hold until `end` at least.
-    pub(crate) fn extend(&mut self, end: Instant) {
-        self.end = self.end.max(end);
+    /// Returns the owner's period, if it holds the object now.
+    pub(crate) fn held_period(&self) -> Option<PeriodId> {
+        (self.count > 0 && self.period.loss.is_none()).then_some(self.period.id)
     }
 
     /// Marks the hold as lost. Returns whether it was held and not lost before.
     pub(super) fn mark_lost(&mut self, loss: Loss) -> bool {
-        let newly_lost = self.hold_period().is_some();
+        let newly_lost = self.held_period().is_some();
         if newly_lost {
-            self.loss = Some(loss);
+            self.period.loss = Some(loss);
             self.watchdog.overdue = loss.is_at_limit();
             if loss.is_at_limit() {
                 self.ledger.lost_at_limit();
@@ -497,8 +354,8 @@ impl HoldState {
 
     /// Handles an answer out of turn that the store does not have what it granted in this hold period: the hold does not pass
     /// on before it was checked. Returns false if it has ended since, so that the answer says nothing about a later hold period.
-    pub(crate) fn doubt(&mut self, granted_in: HoldPeriod) -> bool {
-        let is_same = self.granted_in == granted_in && self.hold_period().is_some();
+    pub(crate) fn doubt(&mut self, granted_in: PeriodId) -> bool {
+        let is_same = self.has(granted_in);
         self.watchdog.suspect |= is_same;
         is_same
     }
@@ -510,15 +367,8 @@ impl HoldState {
 
     /// Marks the hold as lost if its lease or a limit has ended. Returns whether it did so.
     pub(super) fn expire(&mut self, now: Instant) -> bool {
-        let (end, loss) = self.next_loss();
+        let (end, loss) = self.period.next_loss();
         now >= end && self.mark_lost(loss)
-    }
-
-    /// Returns why the store does not have the hold, after its last guard may have been removed.
-    pub(super) fn reason_if_not_held(&self, now: Instant) -> Loss {
-        let (end, loss) = self.next_loss();
-        let at_limit = (now >= end && loss.is_at_limit()).then_some(loss);
-        self.loss.or(at_limit).unwrap_or(Loss::NotHeld)
     }
 
     /// Sets the note of the request, which the registry gets again. Without one, an owner that re-enters keeps its note.
@@ -531,10 +381,10 @@ impl HoldState {
 
     /// Returns when the current hold period began, if it is to be registered now; then it counts as registered.
     pub(super) fn begin_registration(&mut self, after: Duration, now: Instant) -> Option<Instant> {
-        self.hold_period()?;
-        let is_due = !self.watchdog.registered && now >= self.began + after;
+        self.held_period()?;
+        let is_due = !self.watchdog.registered && now >= self.period.began + after;
         self.watchdog.registered |= is_due;
-        is_due.then_some(self.began)
+        is_due.then_some(self.period.began)
     }
 
     /// Returns when the watchdog has to look at this hold, and what it does then. `None` if there is
@@ -547,8 +397,8 @@ impl HoldState {
         if self.watchdog.overdue {
             return Some((now, WatchAction::Release));
         }
-        self.hold_period()?;
-        let (end, _) = self.next_loss();
+        self.held_period()?;
+        let (end, _) = self.period.next_loss();
         let expiry = (end, WatchAction::Expire);
         let is_renewed = self.renewed > 0;
         let WatchdogState {
@@ -570,18 +420,18 @@ impl HoldState {
                 // A re-entry postpones neither: it could extend a hold that was revoked again and again.
                 let regular = match is_renewed {
                     true => {
-                        let due = self.checked_end.checked_sub(times.margin);
+                        let due = self.period.checked_end.checked_sub(times.margin);
                         Some((due.unwrap_or(now), WatchAction::Renew))
                     }
-                    false => (self.checked_end < self.end)
-                        .then_some((self.checked_end, WatchAction::RenewOnTime)),
+                    false => (self.period.checked_end < self.period.end)
+                        .then_some((self.period.checked_end, WatchAction::RenewOnTime)),
                 };
                 let first_after = times.first_after.filter(|_| !tracked);
-                let first = first_after.map(|after| self.hand_over_limit.granted_at() + after);
+                let first = first_after.map(|after| self.period.chain.granted_at() + after);
                 let first = first.map(|due| (due, WatchAction::RenewOnTime));
                 let registered_after = times.registered_after.filter(|_| !registered);
-                let register =
-                    registered_after.map(|after| (self.began + after, WatchAction::Register));
+                let register = registered_after
+                    .map(|after| (self.period.began + after, WatchAction::Register));
                 let all = [Some(expiry), regular, first, register]
                     .into_iter()
                     .flatten();
@@ -594,7 +444,7 @@ impl HoldState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hold::{OtherClients, Yields};
+    use crate::hold::{HandOverLimit, HoldLimits, OtherClients, Yields};
 
     const SECOND: Duration = Duration::from_secs(1);
     /// Of servers that do not report changes.
@@ -625,10 +475,10 @@ mod tests {
         let now = Instant::now();
         let mut state = HoldState::new(now);
         assert_eq!(state.add_guard(now, true, now), Err(Loss::LeaseEnded));
-        assert_eq!((state.count, state.loss), (0, None));
+        assert_eq!((state.count, state.period.loss), (0, None));
         assert!(!state.is_renewed());
         state.add_guard(now + SECOND, true, now).unwrap();
-        assert_eq!((state.count, state.end), (1, now + SECOND));
+        assert_eq!((state.count, state.period.end), (1, now + SECOND));
     }
 
     #[test]
@@ -636,23 +486,29 @@ mod tests {
         let (mut state, now) = held(false);
         state.add_guard(now, false, now).unwrap();
         state.add_guard(now + SECOND, false, now).unwrap();
-        assert_eq!((state.end, state.longest), (now + 10 * SECOND, 10 * SECOND));
+        assert_eq!(
+            (state.period.end, state.period.longest),
+            (now + 10 * SECOND, 10 * SECOND)
+        );
         let end = now + 12 * SECOND;
         state.add_guard(end, false, now + 9 * SECOND).unwrap();
-        assert_eq!((state.end, state.longest), (end, 10 * SECOND));
+        assert_eq!((state.period.end, state.period.longest), (end, 10 * SECOND));
         assert_eq!(state.count, 4);
     }
 
     #[test]
     fn new_hold_period_ends_with_its_own_grant() {
         let (mut state, now) = held(false);
-        let first = state.hold_period();
+        let first = state.held_period();
         state.remove_guard(false);
-        assert_eq!((state.hold_period(), state.count), (None, 0));
-        let latest = Some(HoldPeriod::latest());
+        assert_eq!((state.held_period(), state.count), (None, 0));
+        let latest = Some(PeriodId::latest());
         state.add_guard(now + SECOND, false, now).unwrap();
-        assert_eq!((state.end, state.longest), (now + SECOND, SECOND));
-        assert!(state.hold_period() > first && state.hold_period() > latest);
+        assert_eq!(
+            (state.period.end, state.period.longest),
+            (now + SECOND, SECOND)
+        );
+        assert!(state.held_period() > first && state.held_period() > latest);
     }
 
     fn limited(at_most: Duration) -> HoldLimits {
@@ -683,15 +539,15 @@ mod tests {
             (9 * SECOND, Loss::HeldTooLong { limit: 9 * SECOND }),
         ] {
             let (mut state, now) = held(true);
-            state.start_limits(&limited(limit), now);
+            state.period.start_limits(&limited(limit), now);
             let end = now + limit.min(10 * SECOND);
-            assert_eq!(state.next_loss(), (end, loss));
+            assert_eq!(state.period.next_loss(), (end, loss));
             assert_eq!(state.valid_for(Duration::ZERO, now), end - now);
             // The clock of the store does not decide when a limit ends.
             let drift = limit.min(9 * SECOND);
             assert_eq!(state.valid_for(SECOND, now), drift);
             assert!(!state.expire(end - MILLI) && state.expire(end));
-            assert_eq!(state.loss, Some(loss));
+            assert_eq!(state.period.loss, Some(loss));
         }
     }
 
@@ -699,39 +555,48 @@ mod tests {
     #[test]
     fn only_hold_that_was_asked_is_revoked() {
         let (mut state, now) = held(true);
-        let first = state.granted_in;
-        assert!(state.mark_asked(first, None) && state.is_asked());
+        let first = state.period.granted_in;
+        assert!(state.mark_asked(first, None) && state.period.is_asked());
         assert!(!state.mark_asked(first, Some(now + SECOND)));
-        assert_eq!(state.next_loss(), (now + SECOND, Loss::Revoked));
+        assert_eq!(state.period.next_loss(), (now + SECOND, Loss::Revoked));
         state.remove_guard(true);
         assert!(!state.mark_asked(first, Some(now)));
         state.begin_acquisition(0);
         state.add_guard(now + 10 * SECOND, true, now).unwrap();
-        assert!(!state.is_asked() && !state.mark_asked(first, Some(now)));
-        assert_eq!(state.next_loss(), (now + 10 * SECOND, Loss::LeaseEnded));
-        assert!(!state.is_asked());
+        assert!(!state.period.is_asked() && !state.mark_asked(first, Some(now)));
+        assert_eq!(
+            state.period.next_loss(),
+            (now + 10 * SECOND, Loss::LeaseEnded)
+        );
+        assert!(!state.period.is_asked());
     }
 
     #[test]
     fn revoked_hold_is_not_extended_beyond_limit_but_checked_as_before() {
         let (mut state, now) = held(true);
         let limit = now + 15 * SECOND;
-        state.mark_asked(state.granted_in, Some(limit));
+        state.mark_asked(state.period.granted_in, Some(limit));
         let later = now + 9 * SECOND;
-        state.renewed(Some(later + 10 * SECOND), Some(limit));
-        assert_eq!(state.end, limit);
+        state.period.renewed(Some(later + 10 * SECOND), Some(limit));
+        assert_eq!(state.period.end, limit);
         let due = (later + 4 * SECOND, WatchAction::Renew);
         assert_eq!(state.next_watch(TIMES, later), Some(due));
         let lease = Lease::new(10 * SECOND).unwrap();
-        assert_eq!(state.limit_lease(lease, later).duration(), 6 * SECOND);
-        assert_eq!(state.limit_lease(lease, now), lease);
+        assert_eq!(
+            state.period.limit_lease(lease, later).duration(),
+            6 * SECOND
+        );
+        assert_eq!(state.period.limit_lease(lease, now), lease);
         // Also if the other guard is released before the re-entry is answered.
         state.begin_acquisition(1);
         state.remove_guard(true);
-        assert_eq!(state.limit_lease(lease, later).duration(), 6 * SECOND);
+        assert_eq!(
+            state.period.limit_lease(lease, later).duration(),
+            6 * SECOND
+        );
         state.add_guard(limit, true, later).unwrap();
-        assert!(state.is_asked());
-        assert_eq!(state.next_loss(), (limit, Loss::Revoked));
+        assert!(state.period.is_asked());
+        assert_eq!(state.period.next_loss(), (limit, Loss::Revoked));
     }
 
     /// The extension does not report requests to release the hold.
@@ -747,7 +612,7 @@ mod tests {
                 false => (now + 10 * SECOND, WatchAction::RenewOnTime),
             };
             assert_eq!(state.next_watch(TIMES, now), Some(due));
-            state.renewed(None, None);
+            state.period.renewed(None, None);
             assert!(state.next_watch(TIMES, now).unwrap().0 > due.0);
         }
     }
@@ -756,7 +621,7 @@ mod tests {
     #[test]
     fn loss_at_limit_must_be_released() {
         let (mut state, now) = held(true);
-        state.start_limits(&limited(SECOND), now);
+        state.period.start_limits(&limited(SECOND), now);
         assert_eq!(
             state.next_watch(TIMES, now),
             Some((now + SECOND, WatchAction::Expire))
@@ -780,7 +645,7 @@ mod tests {
     #[test]
     fn failed_renewal_is_not_retried_after_limit() {
         let (mut state, now) = held(true);
-        state.start_limits(&limited(SECOND), now);
+        state.period.start_limits(&limited(SECOND), now);
         state.watchdog.not_before = Some(now + 2 * SECOND);
         let end = Some((now + SECOND, WatchAction::RenewOnTime));
         assert_eq!(state.next_watch(TIMES, now), end);
@@ -793,16 +658,16 @@ mod tests {
     #[test]
     fn limits_end_with_hold_period() {
         let (mut state, now) = transferable();
-        state.start_limits(&limited(SECOND), now);
+        state.period.start_limits(&limited(SECOND), now);
         let later = now + 2 * MILLI;
         assert!(state.hand_over(LEASE, later).is_some());
-        assert_eq!(state.next_loss(), (now + LEASE, Loss::LeaseEnded));
-        state.start_limits(&limited(SECOND), later);
-        assert_eq!(state.next_loss().0, later + SECOND);
+        assert_eq!(state.period.next_loss(), (now + LEASE, Loss::LeaseEnded));
+        state.period.start_limits(&limited(SECOND), later);
+        assert_eq!(state.period.next_loss().0, later + SECOND);
         state.remove_guard(true);
         assert!(!state.expire(later + SECOND), "it is released");
         state.add_guard(now + LEASE, true, later).unwrap();
-        assert_eq!(state.next_loss(), (now + LEASE, Loss::LeaseEnded));
+        assert_eq!(state.period.next_loss(), (now + LEASE, Loss::LeaseEnded));
     }
 
     #[test]
@@ -811,8 +676,8 @@ mod tests {
         assert!(state.is_renewed());
         assert!(state.mark_lost(Loss::NotHeld));
         assert!(!state.mark_lost(Loss::LeaseEnded), "the first reason stays");
-        assert_eq!(state.loss, Some(Loss::NotHeld));
-        assert_eq!(state.hold_period(), None);
+        assert_eq!(state.period.loss, Some(Loss::NotHeld));
+        assert_eq!(state.held_period(), None);
         assert_eq!(state.valid_for(Duration::ZERO, now), Duration::ZERO);
         assert!(!state.is_renewed());
         let again = state.add_guard(now + 20 * SECOND, true, now);
@@ -823,14 +688,14 @@ mod tests {
     #[test]
     fn late_answer_puts_no_later_hold_in_doubt() {
         let (mut state, now) = held(true);
-        let granted_in = state.granted_in;
+        let granted_in = state.period.granted_in;
         state.remove_guard(true);
         assert!(!state.doubt(granted_in) && !state.is_doubtful());
         state.add_guard(now + SECOND, true, now).unwrap();
         assert!(!state.doubt(granted_in) && !state.is_doubtful());
         // A hold that was handed over is the same in the store.
         let (mut state, now) = held(true);
-        let granted_in = state.granted_in;
+        let granted_in = state.period.granted_in;
         state.hand_over(SECOND, now).unwrap();
         assert!(state.doubt(granted_in) && state.is_doubtful());
         assert_eq!(state.hand_over(SECOND, now), None);
@@ -839,7 +704,7 @@ mod tests {
         state.add_guard(now + SECOND, true, now).unwrap();
         assert!(!state.is_doubtful());
         state.mark_lost(Loss::NotHeld);
-        assert!(!state.doubt(state.granted_in));
+        assert!(!state.doubt(state.period.granted_in));
     }
 
     #[test]
@@ -848,7 +713,7 @@ mod tests {
         state.remove_guard(false);
         assert!(!state.mark_lost(Loss::NotHeld) && !state.expire(now + 10 * SECOND));
         assert_eq!(
-            (state.loss, state.valid_for(Duration::ZERO, now)),
+            (state.period.loss, state.valid_for(Duration::ZERO, now)),
             (None, Duration::ZERO)
         );
     }
@@ -863,7 +728,7 @@ mod tests {
             millis
         );
         assert!(state.expire(now + 10 * SECOND));
-        assert_eq!(state.loss, Some(Loss::LeaseEnded));
+        assert_eq!(state.period.loss, Some(Loss::LeaseEnded));
         assert!(!state.expire(now + 11 * SECOND), "noticed before");
     }
 
@@ -890,7 +755,7 @@ mod tests {
             assert_eq!(state.begin_transfer(SECOND), None, "it must be settled");
             state.release_answered(state.ledger.latest(), true);
             let change = state.begin_transfer(60 * SECOND).unwrap();
-            assert!(state.ledger.must_be_settled() && state.longest == 60 * SECOND);
+            assert!(state.ledger.must_be_settled() && state.period.longest == 60 * SECOND);
             (state, change)
         };
         let (mut state, change) = begin();
@@ -916,7 +781,7 @@ mod tests {
         assert!(lost.superseded);
         assert!(!later.ledger.is_settled() && !later.ledger.has_attempt_in_flight());
         assert!(!later.superseded);
-        assert_eq!(later.longest, 10 * SECOND);
+        assert_eq!(later.period.longest, 10 * SECOND);
     }
 
     #[test]
@@ -956,7 +821,7 @@ mod tests {
             state.watchdog.tracked = true;
             let regular = match renewed {
                 true => (now + 4 * SECOND, WatchAction::Renew),
-                false => (state.end, WatchAction::Expire),
+                false => (state.period.end, WatchAction::Expire),
             };
             assert_eq!(state.next_watch(times, now), Some(regular));
             state.remove_guard(renewed);
@@ -987,7 +852,7 @@ mod tests {
         let begun = state.begin_registration(SECOND, now + SECOND);
         assert_eq!(begun, Some(now));
         assert_eq!(state.begin_registration(SECOND, now + 2 * SECOND), None);
-        let end = Some((state.end, WatchAction::Expire));
+        let end = Some((state.period.end, WatchAction::Expire));
         assert_eq!(state.next_watch(times, now), end);
         state.remove_guard(false);
         state.watchdog.registered = false;
@@ -1060,10 +925,10 @@ mod tests {
     #[test]
     fn hand_over_begins_hold_period_of_same_guard() {
         let (mut state, now) = transferable();
-        let first = state.hold_period();
+        let first = state.held_period();
         assert_eq!(asks(&mut state, now), Some(false));
-        assert!(state.hold_period() > first);
-        assert_eq!((state.count, state.end), (1, now + LEASE));
+        assert!(state.held_period() > first);
+        assert_eq!((state.count, state.period.end), (1, now + LEASE));
         assert!(state.is_renewed() && state.ledger.is_settled());
     }
 
@@ -1071,13 +936,13 @@ mod tests {
     fn hold_is_not_handed_over_if_store_or_caller_may_differ() {
         let refusals: [fn(&mut HoldState); 9] = [
             |state| state.owner_is_known = true,
-            |state| state.asked = true,
+            |state| _ = state.period.ask(None),
             |state| state.watchdog.suspect = true,
-            |state| state.watchdog.not_before = Some(state.end),
+            |state| state.watchdog.not_before = Some(state.period.end),
             // It has two guards, or none that is renewed.
             |state| {
                 state
-                    .add_guard(state.end, false, state.end - LEASE)
+                    .add_guard(state.period.end, false, state.period.end - LEASE)
                     .unwrap()
             },
             |state| state.renewed = 0,
@@ -1089,9 +954,9 @@ mod tests {
         for (i, refuse) in refusals.into_iter().enumerate() {
             let (mut state, now) = transferable();
             refuse(&mut state);
-            let period = state.latest_period();
+            let period = state.period.id;
             assert_eq!(asks(&mut state, now), None, "{i}");
-            assert_eq!(state.latest_period(), period);
+            assert_eq!(state.period.id, period);
         }
     }
 
@@ -1100,7 +965,7 @@ mod tests {
         for (passed, is_handed_over) in [(LEASE / 2, true), (LEASE / 2 + MILLI, false)] {
             let (mut state, now) = transferable();
             // It was known until now that no other client waits.
-            state.hand_over_limit = HandOverLimit::new(now + passed);
+            state.period.chain = HandOverLimit::new(now + passed);
             assert_eq!(asks(&mut state, now + passed).is_some(), is_handed_over);
         }
     }
@@ -1112,15 +977,15 @@ mod tests {
             count: 3,
             in_queue: true,
         };
-        state.hand_over_limit.answered(now, Some(others));
-        let yields = state.hand_over_limit.yields(now);
+        state.period.chain.answered(now, Some(others));
+        let yields = state.period.chain.yields(now);
         assert_eq!((yields.to, asks(&mut state, now)), (others, None));
         // The next grant begins a new chain of hand-overs.
         state.remove_guard(true);
         state.release_answered(state.ledger.latest(), true);
         state.add_guard(now + LEASE, true, now).unwrap();
         let answer = asks(&mut state, now);
-        let yields = state.hand_over_limit.yields(now);
+        let yields = state.period.chain.yields(now);
         assert_eq!((yields, answer), (Yields::default(), Some(false)));
     }
 }

@@ -103,7 +103,7 @@ impl Session {
                     // Before the replicas confirm it, because waiting for them delays the renewal of a re-entered hold.
                     if one.held > 0 {
                         let end = requested.end(one.held, sent_at);
-                        one.hold_ref.hold.state().extend(end);
+                        one.hold_ref.hold.state().period.extend(end);
                     }
                 }
                 if let Some(confirmation) = answer.confirmation {
@@ -188,7 +188,7 @@ impl RequestedHold<'_> {
         {
             // In the store the lease starts later, with the grant.
             let mut state = hold.state();
-            state.longest = state.longest.max(self.terms.lease.duration());
+            state.period.longest = state.period.longest.max(self.terms.lease.duration());
         }
         self.hold_ref.session.watchdog.watch(hold);
         Some(end)
@@ -250,7 +250,7 @@ impl HoldRef {
     pub(crate) fn lease(&self, terms: Terms, count: u32, now: Instant) -> Lease {
         match count {
             1 => terms.lease,
-            _ => self.hold.state().limit_lease(terms.lease, now),
+            _ => self.hold.state().period.limit_lease(terms.lease, now),
         }
     }
 

@@ -60,7 +60,7 @@ pub(crate) trait HandOverChain: Clone + Send + Sync + 'static {
 
 impl HandOverChain for Arc<Hold> {
     fn limit<T>(&self, access: impl FnOnce(&mut HandOverLimit) -> T) -> T {
-        access(&mut self.state().hand_over_limit)
+        access(&mut self.state().period.chain)
     }
 
     fn hold(&self) -> Option<&Arc<Hold>> {
@@ -112,7 +112,7 @@ impl HandedOver {
         let HoldRef { session, hold, .. } = self.hold_ref.as_ref()?;
         let is_available = {
             let state = hold.state();
-            state.hold_period().is_some() && !state.is_asked() && !state.is_doubtful()
+            state.held_period().is_some() && !state.period.is_asked() && !state.is_doubtful()
         };
         if hold.kind.share() != share || !is_available {
             return None;
@@ -202,7 +202,7 @@ impl super::Session {
             let (exists, waiting) = self.check(&step).await.ok()?;
             return exists.then_some(waiting);
         };
-        let granted_in = hold.state().granted_in;
+        let granted_in = hold.state().period.granted_in;
         let mut answer = self.check(&step).await;
         // Out of turn, this only puts the hold in doubt: a step of the owner that is in flight may have put another in its
         // place. So the hold does not pass on, and is checked again behind that step.
@@ -677,7 +677,7 @@ mod tests {
         let _own = waiter(&locks[0]).await;
         let counted = async || {
             session.check_hand_over(&hold.object, hold).await;
-            let yields = hold.state().hand_over_limit.yields(Instant::now());
+            let yields = hold.state().period.chain.yields(Instant::now());
             (yields.to.count, yields.to.in_queue)
         };
         assert_eq!(counted().await, (0, false));
@@ -754,7 +754,7 @@ mod tests {
             let next = waiter(&lock).await;
             let begun = Instant::now();
             let hold = guard.hold_ref().hold.clone();
-            hold.state().hand_over_limit.answered(begun, others);
+            hold.state().period.chain.answered(begun, others);
             let next = unlock_for(guard, next).await;
             assert_eq!(begun.elapsed(), Duration::from_millis(delay));
             next.unlock().await.unwrap();

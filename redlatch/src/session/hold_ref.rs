@@ -13,7 +13,7 @@ use super::Session;
 use super::registry::RegisteredHold;
 use crate::client_registry::RegisteredWait;
 use crate::error::{Error, Result};
-use crate::hold::{Hold, HoldKind, HoldPeriod};
+use crate::hold::{Hold, HoldKind, PeriodId};
 use crate::name::ObjectKeys;
 use crate::owner::Owner;
 use crate::sync::wait_for;
@@ -86,9 +86,9 @@ impl Session {
     }
 
     /// Returns the hold period of `owner` on `object`, if it holds the object as far as this client knows.
-    pub(super) fn hold_period(&self, owner: Owner, object: &Arc<ObjectKeys>) -> Option<HoldPeriod> {
+    pub(super) fn hold_period(&self, owner: Owner, object: &Arc<ObjectKeys>) -> Option<PeriodId> {
         let hold = self.latest_hold(owner, object)?;
-        hold.state().hold_period()
+        hold.state().held_period()
     }
 
     /// Waits until `owner` holds `object`, a sibling of another, as far as this client knows, in a hold period that
@@ -97,7 +97,7 @@ impl Session {
         &self,
         owner: Owner,
         object: &Arc<ObjectKeys>,
-        since: Option<HoldPeriod>,
+        since: Option<PeriodId>,
     ) {
         let is_held = || self.hold_period(owner, object) > since;
         wait_for(&self.sibling_acquired, || is_held().then_some(())).await;
@@ -177,7 +177,7 @@ impl Drop for HoldRef {
             // This reference stays counted: it passes to one that settles in the background.
             entry.hold.clone()
         };
-        let lease = unsettled.state().longest;
+        let lease = unsettled.state().period.longest;
         HoldRef::new(self.session.clone(), unsettled).settle_detached(lease, None);
     }
 }
@@ -214,15 +214,15 @@ impl HoldRef {
     /// there may wait for that very hold period to end. It sends its request out of turn, once per hold
     /// period. If the store refuses nevertheless (the hold period has ended meanwhile, or its loss was not
     /// noticed yet), the owner waits in the wait queue until a later hold period starts.
-    pub(crate) fn hold_period(&self) -> Option<HoldPeriod> {
+    pub(crate) fn hold_period(&self) -> Option<PeriodId> {
         let (hold, session) = (&self.hold, &self.session);
         let sibling = hold.kind.sibling();
         let sibling = sibling.and_then(|sibling| session.hold_period(hold.owner, sibling));
-        hold.state().hold_period().max(sibling)
+        hold.state().held_period().max(sibling)
     }
 
     /// Waits until the owner has a [hold period](HoldRef::hold_period) that started after `since`.
-    pub(crate) async fn held_after(&self, since: Option<HoldPeriod>) {
+    pub(crate) async fn held_after(&self, since: Option<PeriodId>) {
         let own = self.hold.held_after(since);
         match self.hold.kind.sibling() {
             None => own.await,

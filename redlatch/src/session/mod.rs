@@ -145,7 +145,7 @@ impl Session {
         let weak = Arc::downgrade(&session);
         session.watchdog.release_overdue_with(move |hold| {
             if let Some(hold_ref) = weak.upgrade().and_then(|session| session.any_ref(hold)) {
-                let longest = hold.state().longest;
+                let longest = hold.state().period.longest;
                 hold_ref.settle_detached(longest, None);
             }
         });

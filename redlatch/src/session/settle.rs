@@ -160,7 +160,7 @@ impl HoldRef {
         hold.state().begin_release(keep);
         let mut serves_queue = false;
         if keep == 0 {
-            let limit = hold.state().hand_over_limit;
+            let limit = hold.state().period.chain;
             let yields = limit.yields(Instant::now());
             serves_queue = yields.to.in_queue;
             session.metrics().chain_ended(limit.turns());
@@ -181,7 +181,9 @@ impl HoldRef {
                 hold.mark_lost(Loss::NotHeld);
                 session.watchdog.report_missing(hold);
             } else if let Some(lease) = lease {
-                hold.state().extend(answer.sent_at + lease.duration());
+                hold.state()
+                    .period
+                    .extend(answer.sent_at + lease.duration());
             }
             session.watchdog.watch(hold);
         }
@@ -222,7 +224,7 @@ impl HoldRef {
         if let Some(ticket) = &state.adopts {
             return Some((ticket.field.to_string(), ticket.lease));
         }
-        let lease = state.retained_for(Instant::now())?;
+        let lease = state.period.retained_for(Instant::now())?;
         let keeper = self.session.id.owner_id(Owner::new());
         Some((hold.object.field(keeper.into()), lease))
     }
@@ -254,7 +256,7 @@ impl HoldRef {
             state.release_answered(now.latest, fully_released);
             if keep == 0 {
                 // It is kept now, or was not held.
-                state.retained_until = None;
+                state.period.retention_ended();
             }
         }
         if now.is_lost {

@@ -9,7 +9,7 @@ use super::registry::MixHasher;
 use super::settle::{PendingRelease, SETTLE_GRACE, WarnIfDropped};
 use super::*;
 use crate::error::{Error, Loss};
-use crate::hold::HoldPeriod;
+use crate::hold::PeriodId;
 use crate::kind::LockKind;
 use crate::owner::Owner;
 use crate::primitives::fair_lock::Fair;
@@ -265,7 +265,7 @@ async fn waiter_notices_later_hold_period_of_sibling() {
     guard.unlock().await.unwrap();
     assert_eq!(session.hold_period(me, &object), None);
     for several in [false, true] {
-        let before = Some(HoldPeriod::latest());
+        let before = Some(PeriodId::latest());
         let acquire = async {
             tokio::task::yield_now().await;
             let (one, many) = match several {

@@ -67,7 +67,8 @@ impl HoldRef {
         let can_ask = session.store.counts_subscribers();
         let (limit, asks) =
             from.state()
-                .hand_over_limit
+                .period
+                .chain
                 .transfer(can_ask, Instant::now(), random_fraction)?;
         let waiter = session.waiting.claim_first(&from.object)?;
         let hold_ref = session.claimed(&waiter.claim)?;
@@ -148,9 +149,7 @@ impl HoldRef {
             Transferred::Kept { others } => {
                 transferred.refused();
                 let others = (others.count > 0).then_some(others);
-                from.state()
-                    .hand_over_limit
-                    .answered(Instant::now(), others);
+                from.state().period.chain.answered(Instant::now(), others);
                 return Ok(None);
             }
         }
@@ -192,7 +191,7 @@ impl TransferredHold {
             return None;
         }
         requested.add_guard(self.end).ok()?;
-        hold.state().hand_over_limit = self.limit;
+        hold.state().period.chain = self.limit;
         self.hold_ref = None;
         session.guard_added(hold);
         tracing::debug!(lock = hold.object.full_name(), owner = %hold.field, "transferred");

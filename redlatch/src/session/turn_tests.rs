@@ -101,7 +101,7 @@ async fn check_behind_step(replace: Replace, check: Check, step: Duration, check
     if let Replace::Keeper = replace {
         let at_least = Lease::from_remaining(SECOND);
         let mut state = guard.hold_ref().hold.state();
-        state.retain_for(at_least, Instant::now());
+        state.period.retain_for(at_least, Instant::now());
     }
     let waiter = match replace {
         Replace::Transfer => Some(lock.lock().owner(Owner::new())),

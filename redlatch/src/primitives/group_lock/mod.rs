@@ -159,7 +159,11 @@ impl HoldKind for Group {
 
     fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<BoxedStep<'a, bool>> {
         let lease = None;
-        let left = hold.state().end.saturating_duration_since(Instant::now());
+        let left = hold
+            .state()
+            .period
+            .end
+            .saturating_duration_since(Instant::now());
         Some(Box::new(rules::Release {
             params: ReleaseParams { hold, keep, lease },
             keys: &self.keys,

@@ -11,7 +11,7 @@ use super::{AcquireOnce, AcquireParams, HeldLock, Lock, LockKind, Options};
 use crate::client_registry::RegisteredWait;
 use crate::environment::random;
 use crate::error::{Error, Result};
-use crate::hold::{HoldLimits, HoldPeriod, Share};
+use crate::hold::{HoldLimits, PeriodId, Share};
 use crate::join::Boxed;
 use crate::metrics::KindMetrics;
 use crate::owner::Owner;
@@ -213,7 +213,7 @@ impl<K: LockKind> LockRequest<'_, K> {
         loop {
             // A holder must not wait in the queue: see `HoldRef::hold_period`.
             if hold_ref.hold_period() > tried || hold_ref.hold.loss().is_some() {
-                tried = Some(HoldPeriod::latest());
+                tried = Some(PeriodId::latest());
                 match self.send(false).await? {
                     Outcome::Done(grant) => return Ok(Some(grant)),
                     Outcome::Wait(_) if !self.waits => return Ok(None),
@@ -328,7 +328,7 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
         let end = {
             let mut state = handed_over.hold()?.state();
             state.request = request;
-            excludes.then_some(state.end)
+            excludes.then_some(state.period.end)
         };
         self.handed_over = Some(handed_over);
         Some((grant, end))

@@ -41,7 +41,7 @@ impl<K: LockKind> Held for HeldLock<K> {
 
     fn retain_for(&self, at_least: Lease) {
         let hold = self.guard.hold();
-        hold.state().retain_for(at_least, Instant::now());
+        hold.state().period.retain_for(at_least, Instant::now());
     }
 
     fn loss(&self) -> Option<Error> {

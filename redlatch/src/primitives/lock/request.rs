@@ -286,7 +286,7 @@ impl<R: HasLease> Acquire<R> {
 
     /// Sets the limits that another hold has now.
     pub(crate) fn limited_as(mut self, hold: &Hold) -> Acquire<R> {
-        if let Some(limits) = hold.state().limits() {
+        if let Some(limits) = hold.state().period.limits() {
             *self.options.limits_mut() = limits;
         }
         self

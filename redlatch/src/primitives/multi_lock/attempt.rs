@@ -33,7 +33,7 @@ use super::held::{HeldMember, release_all};
 use crate::backoff::Backoff;
 use crate::client_registry::RegisteredWait;
 use crate::error::Result;
-use crate::hold::HoldPeriod;
+use crate::hold::PeriodId;
 use crate::join::Boxed;
 use crate::lease::{Expiry, Lease};
 use crate::primitives::lock::{AcquireParams, HoldGuard};
@@ -323,7 +323,7 @@ fn batches(members: &[RequestedMember<'_>]) -> Vec<Range<usize>> {
 /// the current attempt.
 async fn held_through_another(
     hold_ref: &HoldRef,
-    since: Option<HoldPeriod>,
+    since: Option<PeriodId>,
     attempt_runs: &AtomicBool,
 ) {
     let mut held = pin!(hold_ref.held_after(since));
@@ -365,7 +365,7 @@ impl Request for MultiLockRequest<'_> {
         loop {
             let Some(i) = blocking else {
                 self.switch_to(None);
-                since = Some(HoldPeriod::latest());
+                since = Some(PeriodId::latest());
                 match self.try_all(false).await? {
                     Ok(held_members) => return Ok(Some(held_members)),
                     Err(_) if !waits => return Ok(None),

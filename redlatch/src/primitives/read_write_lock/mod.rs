@@ -16,7 +16,7 @@ pub(crate) use self::rules::Inspect;
 use self::rules::{Force, read, wake_all, write};
 use crate::error::{Error, Loss, Result};
 use crate::hold::{
-    Hold, HoldKind, HoldPeriod, ReassignParams, ReleaseParams, Renewal, Renewed, TransferParams,
+    Hold, HoldKind, PeriodId, ReassignParams, ReleaseParams, Renewal, Renewed, TransferParams,
     Transferred,
 };
 use crate::keyspace::{Keyspace, Mode};
@@ -109,7 +109,7 @@ pub struct Write {
 struct RequiredWriteHold {
     session: Arc<Session>,
     write_hold: Arc<Hold>,
-    granted_in: HoldPeriod,
+    granted_in: PeriodId,
     /// The loss that was known before the request.
     lost: Option<Loss>,
 }
@@ -225,7 +225,7 @@ impl Guard<WriteLock> {
     /// ```
     pub fn reenter_read(&self) -> Acquire<ReadLock> {
         let write_hold = self.hold_ref().hold.clone();
-        let granted_in = write_hold.state().granted_in;
+        let granted_in = write_hold.state().period.granted_in;
         let required = RequiredWriteHold {
             session: self.hold_ref().session.clone(),
             granted_in,
@@ -387,7 +387,7 @@ impl RequiredWriteHold {
             // No other owner can block a writer, so it does not hold the write side any more. This is not the turn of the
             // write hold: a step that is in flight may have made a ticket of it. Then the watchdog checks it behind that step.
             match self.write_hold.try_turn() {
-                Some(_turn) if self.write_hold.state().granted_in == self.granted_in => {
+                Some(_turn) if self.write_hold.state().period.granted_in == self.granted_in => {
                     self.write_hold.mark_lost(Loss::NotHeld);
                 }
                 _ => self.session.watchdog.suspect(&self.write_hold),

@@ -67,7 +67,7 @@ impl MemberHold {
     /// drift.
     fn valid_for(&self) -> Duration {
         self.held.as_ref().map_or(Duration::ZERO, |held| {
-            let longest = held.hold().state().longest;
+            let longest = held.hold().state().period.longest;
             let lease = longest.max(held.terms.lease.duration());
             held.hold().valid_despite(clock_drift(lease))
         })
@@ -175,7 +175,7 @@ impl Majority {
             let held: Vec<_> = statuses.iter().zip(confirmed).map(is_held).collect();
             if self.state.load(Ordering::SeqCst) == HELD && counts(i, &held) {
                 if let Some(limits) = &*self.limits.lock() {
-                    granted.hold().state().add_running_limits(limits);
+                    granted.hold().state().period.add_running_limits(limits);
                     let watchdog = &granted.hold_ref.session.watchdog;
                     watchdog.watch(granted.hold());
                 }

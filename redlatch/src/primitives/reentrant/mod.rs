@@ -138,7 +138,11 @@ impl<K: ReentrantHolds> HoldKind for K {
 
     fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<BoxedStep<'a, bool>> {
         let lease = None;
-        let left = hold.state().end.saturating_duration_since(Instant::now());
+        let left = hold
+            .state()
+            .period
+            .end
+            .saturating_duration_since(Instant::now());
         Some(Box::new(rules::Release {
             params: ReleaseParams { hold, keep, lease },
             wakes_waiter: false,

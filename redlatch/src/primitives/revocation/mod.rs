@@ -46,7 +46,7 @@ use std::time::Duration;
 
 use self::ask::Ask;
 use crate::error::{Error, Result};
-use crate::hold::{Hold, HoldPeriod, Renewed};
+use crate::hold::{Hold, PeriodId, Renewed};
 use crate::join::Boxed;
 use crate::lease::{Expiry, MAX_LEASE, WaitLimit};
 use crate::name::ObjectKeys;
@@ -241,7 +241,7 @@ impl<K: Revocable> Guard<Lock<K>> {
             self.hold_ref().hold.clone(),
         );
         let asked = hold.asked();
-        let period = hold.state().latest_period();
+        let period = hold.state().period.id;
         async move {
             tokio::select! {
                 biased;
@@ -312,8 +312,8 @@ async fn unless<F: Future>(interrupted: impl Future<Output = ()>, work: F) -> Op
 }
 
 /// Checks a hold in one hold period. The hold records the request.
-async fn check_until_asked(session: &Session, hold: &Arc<Hold>, period: HoldPeriod) -> Infallible {
-    while hold.state().hold_period() == Some(period) {
+async fn check_until_asked(session: &Session, hold: &Arc<Hold>, period: PeriodId) -> Infallible {
+    while hold.state().held_period() == Some(period) {
         check_while_held(session, hold, period).await;
         // The answer that it is missing may be wrong, in a failover.
         tokio::time::sleep(session.watchdog.lease().renewal_interval()).await;
@@ -322,7 +322,7 @@ async fn check_until_asked(session: &Session, hold: &Arc<Hold>, period: HoldPeri
 }
 
 /// Checks a hold now and whenever a request may have arrived, while the store has it and the hold period lasts.
-async fn check_while_held(session: &Session, hold: &Arc<Hold>, period: HoldPeriod) {
+async fn check_while_held(session: &Session, hold: &Arc<Hold>, period: PeriodId) {
     let limits = Limits::new(WaitLimit::Endless, Some(Expiry::Never));
     let progress = Progress::default();
     let look = |channel| -> Boxed<'_, _> {
@@ -330,10 +330,10 @@ async fn check_while_held(session: &Session, hold: &Arc<Hold>, period: HoldPerio
         Box::pin(async move {
             let granted_in = {
                 let state = hold.state();
-                if state.hold_period() != Some(period) {
+                if state.held_period() != Some(period) {
                     return Ok(Outcome::Done(()));
                 }
-                state.granted_in
+                state.period.granted_in
             };
             let step = Renew {
                 script: hold.kind.renewal(hold).script,

@@ -84,10 +84,10 @@ async fn renewal_reports_request() {
     let guard = client.lock("a").lock().await.unwrap();
     let hold = guard.hold_ref().hold.clone();
     other.lock("a").ask().await.unwrap();
-    assert!(!hold.state().is_asked());
+    assert!(!hold.state().period.is_asked());
     sleep(LEASE / 3).await;
     run_others().await;
-    assert!(hold.state().is_asked());
+    assert!(hold.state().period.is_asked());
 }
 
 #[tokio::test(start_paused = true)]
@@ -213,7 +213,7 @@ async fn later_holds_are_not_asked() {
             assert!(!is_asked(&next).await);
             sleep(10 * LEASE).await;
             assert!(next.is_valid() && !is_asked(&next).await);
-            assert!(!next.hold_ref().hold.state().is_asked());
+            assert!(!next.hold_ref().hold.state().period.is_asked());
         }
     }
 }
@@ -344,7 +344,7 @@ async fn offered_hold_that_was_asked_is_not_taken() {
         other.lock("a").holder().await.unwrap().unwrap().owner,
         asked
     );
-    let granted_in = hold.state().granted_in;
+    let granted_in = hold.state().period.granted_in;
     hold.mark_asked(granted_in, None);
     let next = parked.await.unwrap();
     assert_ne!(next.owner_id(), asked);
@@ -402,7 +402,7 @@ async fn re_entry_into_revoked_hold_does_not_extend_it() {
     let both = MultiLock::new(["a", "b"].map(|name| client.lock(name)));
     let both = both.lock().owner(me).lease(100 * SECOND).await.unwrap();
     assert!(left().await <= 25 * SECOND, "{:?}", left().await);
-    assert!(guard.hold_ref().hold.state().end <= Instant::now() + 25 * SECOND);
+    assert!(guard.hold_ref().hold.state().period.end <= Instant::now() + 25 * SECOND);
     both.unlock().await.unwrap();
 }
 
