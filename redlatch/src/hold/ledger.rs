@@ -1,22 +1,23 @@
 //! The ledger of an owner's hold: which of its changes the store has answered, and what must still be settled.
 //!
-//! 1. Each change gets a number: an attempt to acquire when it is about to be sent, the removal of a guard when it
-//!    happens, a release when it was sent and will not be answered any more.
+//! 1. Each change gets a number: an attempt to acquire when it is about to be sent, the removal of a guard and a loss at a
+//!    limit when they happen, a release when it was sent and will not be answered any more.
 //! 2. A release sends the count after all changes so far, so its answer acknowledges all of them.
 //! 3. The answer to an attempt acknowledges only that attempt, and only if all earlier changes are acknowledged: the
 //!    outcome of an unacknowledged change may differ from what the answer implies.
 //! 4. While a change is not acknowledged, the store may keep another count than this client. Before the next
 //!    acquisition, a release must then be answered. If an attempt may still be in flight, the release is sent behind it.
 //!
-//! Invariant: once all changes are acknowledged, the store has the count of this client, and no step that is still in
-//! flight changes it. [`exploration`] checks that in all orders of steps, answers and broken connections.
+//! Invariant: once all changes are acknowledged and the hold is not lost, the store has the count of this client, and no
+//! step that is still in flight changes it. The exception is a grant that is expected. `exploration` checks that in all
+//! orders of steps, answers and broken connections.
 //!
 //! Must not happen: a release whose caller has left frees the next acquisition of the same owner. That release is a
 //! change, so the next acquisition waits for another release, which the store answers after it.
 
 use tokio::time::Instant;
 
-/// See the [module](self). Numbers count from 1; 0 means none.
+/// See the [module](self). The first change has the number 2; 0 means none.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Ledger {
     latest: u64,
@@ -85,11 +86,21 @@ impl Ledger {
         self.open_attempt
     }
 
-    /// Records that this attempt was answered, or was never sent.
-    pub(crate) fn attempt_answered(&mut self, attempt: u64) {
-        if self.acknowledged + 1 == attempt {
-            self.acknowledged = attempt;
+    /// Acknowledges one change, if all earlier ones are acknowledged.
+    fn acknowledge(&mut self, change: u64) {
+        if self.acknowledged + 1 == change {
+            self.acknowledged = change;
         }
+    }
+
+    /// Records that the store keeps what a removed guard had, on purpose.
+    pub(crate) fn left_in_store(&mut self, removal: u64) {
+        self.acknowledge(removal);
+    }
+
+    /// Records that this attempt was answered, or was never sent.
+    pub(super) fn attempt_answered(&mut self, attempt: u64) {
+        self.acknowledge(attempt);
         if self.open_attempt == attempt {
             self.open_attempt = 0;
         }
@@ -146,7 +157,7 @@ impl Ledger {
         self.acknowledged.max(self.settling_ended_at) < self.latest
     }
 
-    /// Returns the latest change that a full release has sent which the store has confirmed.
+    /// Returns the latest change when the store last confirmed a full release.
     pub(crate) fn released_at(&self) -> u64 {
         self.released_at
     }
@@ -200,7 +211,11 @@ mod tests {
         let left: Step = |ledger| ledger.release_unanswered(0);
         let abandoned: Step = Ledger::settling_ended;
         let limit: Step = Ledger::lost_at_limit;
-        let cases: [(&str, &[Step], [bool; 3]); 11] = [
+        let kept: Step = |ledger| {
+            let removal = ledger.guard_removed();
+            ledger.left_in_store(removal);
+        };
+        let cases: [(&str, &[Step], [bool; 3]); 13] = [
             ("nothing", &[], [true, false, false]),
             ("attempt in flight", &[attempt], [false, true, true]),
             ("answered", &[attempt, answered], [true, false, false]),
@@ -229,6 +244,13 @@ mod tests {
             ),
             ("abandoned", &[removed, abandoned], [false, false, false]),
             ("lost at a limit", &[limit], [false, false, true]),
+            ("left in the store", &[kept], [true, false, false]),
+            // The store may still execute the attempt.
+            (
+                "left behind an attempt",
+                &[attempt, kept],
+                [false, true, true],
+            ),
         ];
         for (name, steps, expected) in cases {
             let mut ledger = acquired();

@@ -5,7 +5,7 @@
 //! stays, and only what the request has set is new.
 //!
 //! Invariant: the period ends here before the store gives the object to another owner. `end` counts from before the
-//! step that the store has answered, and no answer moves it earlier or beyond the limit of a revocation.
+//! step that the store has answered, and no answer moves it earlier. No renewal moves it beyond the limit of a revocation.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

@@ -1,8 +1,8 @@
 //! The state of one hold as the client knows it, without I/O or clock: its guards, its lease, and the
 //! [ledger](Ledger) of its changes.
 //!
-//! A hold is lost once, for the first reason. [`HoldState::expire`] notices two reasons, the end of its
-//!    lease and of a limit. The second is a change, too: the store has to release the hold.
+//! A hold is lost once, for the first reason. [`HoldState::expire`] notices two reasons, the end of its lease and of a limit.
+//! The second is a change, too: the store has to release the hold.
 
 use std::time::Duration;
 
@@ -209,14 +209,13 @@ impl HoldState {
     /// released instead: a caller knows its owner, it is not renewed, it is retained, its owner was asked to release it, less than
     /// half of the lease is left, the store may have lost it or have another count, or other clients wait.
     pub(crate) fn hand_over(&mut self, lease: Duration, now: Instant) -> Option<HandOver> {
-        let is_settled = self.ledger.is_settled() && !self.ledger.has_attempt_in_flight();
         let has_one_guard = self.count == 1 && self.renewed == 1 && self.period.loss.is_none();
         let remaining = self.period.end.saturating_duration_since(now);
         let is_needed_elsewhere = self.period.is_asked() || self.period.retained_for(now).is_some();
         let is_refused = self.owner_is_known
             || is_needed_elsewhere
             || self.is_doubtful()
-            || !is_settled
+            || !self.ledger.is_settled()
             || !has_one_guard;
         if is_refused || remaining < lease / 2 {
             return None;

@@ -77,6 +77,21 @@ impl HoldRef {
     /// Removes one guard. [`HoldRef::settle`] then updates the store.
     pub(crate) fn remove_guard(&self, terms: Terms) {
         let change = self.hold.state().remove_guard(terms.renewed);
+        self.guard_removed(change);
+    }
+
+    /// Removes one guard whose hold the store keeps on purpose: there is nothing to settle.
+    pub(crate) fn leave_guard(&self, terms: Terms) {
+        let change = {
+            let mut state = self.hold.state();
+            let change = state.remove_guard(terms.renewed);
+            state.ledger.left_in_store(change);
+            change
+        };
+        self.guard_removed(change);
+    }
+
+    fn guard_removed(&self, change: u64) {
         let earlier = self.removed_at.swap(change, Ordering::Relaxed);
         debug_assert_ne!(earlier, MOVED);
     }

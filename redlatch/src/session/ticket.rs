@@ -81,6 +81,20 @@ impl HoldRef {
             Err(error) => return Ok(Err(error)),
         };
         hold.check_not_lost()?;
+        // A refusal says nothing about earlier changes, such as a canceled re-entry.
+        let changes = {
+            let ledger = &hold.state().ledger;
+            (!ledger.is_settled()).then(|| ledger.latest())
+        };
+        if let Some(changes) = changes {
+            // Boxed: seldom needed.
+            let settled = Box::pin(self.settle_in_turn(changes)).await;
+            turn.record_result(&settled);
+            hold.check_not_lost()?;
+            if let Err(error) = settled {
+                return Ok(Err(error));
+            }
+        }
         let not_movable = |reason| Error::NotMovable {
             name: hold.object.name().to_owned(),
             reason,
@@ -103,13 +117,12 @@ impl HoldRef {
         let change = hold.state().ledger.begin_attempt();
         let refused = || {
             ticket.hold.state().attempt_answered(ticket_change);
-            hold.state().release_answered(change, false);
+            hold.state().attempt_answered(change);
         };
         // A release, too: another one of this owner, which may wait behind this, does not find it afterwards.
         let release = PendingRelease::new(hold, 0);
         let progress = &release.progress;
-        // Behind attempts of this owner that may still be in flight, as a release is: the answer acknowledges all earlier
-        // changes. The release of the ticket, if this is not answered, follows on the same connection.
+        // The release of the ticket, if this is not answered, follows on the same connection.
         let delivery = Delivery::acquisition(true);
         let answer = session.store.run(&*step, None, delivery, progress).await;
         turn.record_result(&answer);

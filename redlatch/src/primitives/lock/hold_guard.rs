@@ -76,13 +76,9 @@ impl HoldGuard {
     /// if it was lost.
     pub(crate) fn detach(mut self) -> Result<()> {
         self.hold().check_not_lost()?;
-        self.remove();
-        let hold = self.hold();
-        self.hold_ref.session.watchdog.unwatch(hold);
-        // The store keeps the hold intentionally: there is nothing to settle.
-        let changes = hold.state().ledger.latest();
-        hold.state().release_answered(changes, false);
-        self.settled = true;
+        self.hold_ref.leave_guard(self.terms);
+        self.hold_ref.session.watchdog.unwatch(self.hold());
+        (self.removed, self.settled) = (true, true);
         Ok(())
     }
 

@@ -535,6 +535,22 @@ async fn guard_survives_step_that_was_not_sent() {
     lock.unlock_ticket(&ticket).await.unwrap();
 }
 
+/// A canceled re-entry may still arrive: what the store has must be settled before the hold moves.
+#[tokio::test(start_paused = true)]
+async fn refused_ticket_does_not_hide_unanswered_reentry() {
+    let (store, [client, _]) = clients();
+    let lock = client.lock("a");
+    let guard = lock.lock().await.unwrap();
+    let hold = guard.hold_ref().hold.clone();
+    hold.state().ledger.begin_attempt();
+    store.fail([NotSent]);
+    let guard = guard.into_ticket().await.unwrap_err().into_guard().unwrap();
+    assert!(hold.state().ledger.has_attempt_in_flight());
+    let ticket = guard.into_ticket().await.unwrap();
+    assert!(hold.state().ledger.is_settled());
+    lock.unlock_ticket(&ticket).await.unwrap();
+}
+
 /// (f) Requests of the same client wait when the ticket is made, or when its making is canceled: none gets the hold.
 #[tokio::test(start_paused = true)]
 async fn ticket_passes_to_no_waiter() {
