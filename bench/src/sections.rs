@@ -17,7 +17,7 @@ use crate::{Result, command_stats};
 pub(crate) const NAME: &str = "lock_sections";
 
 const TASKS: usize = 8;
-const SECTIONS_MS: [u64; 4] = [1, 5, 12, 20];
+const SECTIONS_MS: [u64; 5] = [1, 5, 12, 20, 200];
 
 pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Vec<Value>> {
     println!(

@@ -458,13 +458,14 @@ impl ClientBuilder {
     }
 
     /// Sets whether a lock that is released while another task of this client waits for it passes to that task
-    /// without asking the store, and permits that are released to a task that waits for as many. Default: true.
+    /// without a release in the store, and permits that are released to a task that waits for as many. Default: true.
     ///
     /// It applies to locks and write locks without a fixed lease, whose owner the caller neither names nor asks
     /// for; to permits of an expirable semaphore without a fixed lease, whose ids the caller does not ask for; and to
     /// permits of a semaphore. [`Guard::unlock`](crate::Guard::unlock) then returns `Ok` if no loss is known and the lease has not
     /// ended; with `false`, each release checks with the store that the lock was still held. A hold that the store
-    /// has lost may be passed on for about 10 ms, unless a message reported it (for permits even then).
+    /// has lost may be passed on for about 10 ms, unless a message reported it (for permits even then). After longer sections
+    /// the release asks the store, and reports a loss.
     ///
     /// A lock with another owner (always in the blocking API) or a fixed lease passes to the next task of this client
     /// with one command, and so does a fenced lock, whose token that command increments. This does not apply where
@@ -475,11 +476,14 @@ impl ClientBuilder {
     /// client may continue to pass on those that it has for up to 150 ms.
     ///
     /// If another client waits, the lock or permits are released to all as soon as the store has reported it: it is asked after
-    /// 64 hand-overs or 5 ms. Without an answer the hand-overs end after 10 ms, and in any case after 50 to 150 ms (random),
-    /// because not all that wait can be counted: not those that try from time to time, as `try_lock` in a loop, spin locks and
-    /// RedLocks do. The next waiter of this client then lets the others go first, for a few milliseconds. So a request that is
-    /// repeated ten times a second is granted after three seconds on average, and after 14 in 99 of 100 cases, however busy this
-    /// client is. That costs about 4 % of the throughput of a lock that passes from task to task all the time. Owners in the
+    /// 64 hand-overs or 5 ms, beside the task that works. Without an answer, permits are released after 10 ms, and the release of
+    /// a lock asks first, for 100 ms at most. Hand-overs end in any case after 50 to 150 ms (random), or after eight of them if
+    /// sections are so long, but not later than after two seconds: not all that wait can be counted, not those that try from time
+    /// to time, as `try_lock` in a loop, spin locks and RedLocks do. The next waiter of this client then lets the others go
+    /// first, for a few milliseconds. So a request that is repeated ten times a second is granted after three seconds on
+    /// average, and after 14 in 99 of 100 cases, however busy this client is, if sections last 10 ms at most; after five seconds
+    /// on average with sections of 20 ms, and after 50 with sections of 200 ms. That costs about
+    /// 4 % of the throughput of a lock that passes from task to task all the time. Owners in the
     /// queue of a [`FairLock`](crate::FairLock) of the same name are counted, and served. A task that is not polled within 10 ms
     /// after they were passed to it does not get them: they are released in the background. A failure is then logged instead of
     /// returned, and permits of a semaphore without an answer may stay acquired, as after

@@ -4,17 +4,20 @@
 //! 1. A *chain* begins when the store grants a hold or permits, and ends when they are released to the store. Meanwhile they
 //!    pass from one request of the client to the next.
 //! 2. After 64 of these, or 5 ms, the store is asked whether other clients wait. It counts those that subscribe to the channel
-//!    of the object, and those in the queue of a fair lock with the same key. If there are any, or no answer is newer than
-//!    10 ms, the chain ends.
+//!    of the object, and those in the queue of a fair lock with the same key. If there are any, the chain ends. An answer
+//!    counts for 10 ms. If none counts, as after each section that is longer, the release of a lock asks first.
 //! 3. Then the local waiters let as many clients go first as were counted, for 1 ms each, up to five.
 //! 4. Requests that leave no trace in the store cannot be counted: `try_lock`, spin locks, RedLocks, and clients of Redisson
 //!    that subscribe at a replica. For them each chain ends after 50 to 150 ms, and then the local waiters *pause* for 2 to
-//!    5 ms. Both times are random, so no request with a period of its own misses the pause again and again.
+//!    5 ms. Both times are random, so no request with a period of its own misses the pause again and again. A chain of long
+//!    sections lasts eight hand-overs, but not longer than two seconds. Only locks have such chains: permits are released
+//!    after sections of 10 ms.
 //!
-//! The pause costs about 4 % of the time, and only of chains: clients without local waiters, and sections that are longer than
-//! a chain, have none. A request that is sent at any time therefore finds the object free with a probability of 1 in 30 at
-//! least. One that is sent ten times a second has its turn after three seconds on average, and after 14 with a probability of
-//! 99 %. One that starts with the message of the release has it after the first chain.
+//! The pause costs about 4 % of the time, and only of chains: clients without local waiters, and sections of two seconds, have
+//! none. With sections of up to 10 ms, a request that is sent at any time therefore finds the object free with a probability
+//! of 1 in 30 at least. One that is sent ten times a second has its turn after three seconds on average, and after 14 with a
+//! probability of 99 %. With longer sections the object is free as rarely as if each was released: of 200 ms, 1 in 500. A
+//! request that starts with the message of the release has its turn after the first chain.
 //!
 //! An owner in a fair queue also gets the object from the store, because releases do not look at the queue:
 //! [`HoldKind::serve_queue`](super::HoldKind::serve_queue).
@@ -32,6 +35,12 @@ const HAND_OVERS_PER_ANSWER: u32 = 64;
 /// How long a chain lasts at most: random between the two.
 const CHAIN: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(150)];
 
+/// How many turns a chain lasts at least, if its sections are so long that there would be fewer.
+const LONG_CHAIN_TURNS: u32 = 8;
+
+/// How long a chain of these lasts at most.
+const LONG_CHAIN: Duration = Duration::from_secs(2);
+
 /// How long the local waiters pause after a chain that lasted so long: random between the two.
 const PAUSE: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(5)];
 
@@ -44,6 +53,13 @@ const MAX_YIELDED_TO: usize = 5;
 
 /// How often no client goes first after none has used that: those that subscribe may not wait any more.
 const SKIPPED_YIELDS: usize = 32;
+
+/// How long a release waits for an answer before it frees the object.
+pub(crate) const ASK_LIMIT: Duration = Duration::from_millis(100);
+
+/// How many releases do not ask whether other clients wait, after the store has said so. Sections that are longer than
+/// [`ALONE_FOR`] would need one more command each.
+const CROWDED_RELEASES: u8 = 8;
 
 /// Returns the time at this fraction between two times.
 fn between([shortest, longest]: [Duration; 2], fraction: f64) -> Duration {
@@ -86,8 +102,8 @@ pub(crate) struct HandOverLimit {
     granted_at: Instant,
     /// How long the chain lasts at most. `None` before the first hand-over.
     longest: Option<Duration>,
-    /// When no other client was waiting: when the store granted them, or was asked later.
-    alone_at: Instant,
+    /// When the store was asked that has answered last; until then, when it granted them.
+    asked_at: Instant,
     /// Number of hand-overs since then.
     hand_overs: u32,
     /// Number of hand-overs since the store granted them.
@@ -105,12 +121,20 @@ pub(crate) struct HandOver {
     pub(crate) asks: bool,
 }
 
+/// Why there is no hand-over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NotHandedOver {
+    /// The store has to be asked first whether another client waits.
+    AskFirst,
+    Release,
+}
+
 impl HandOverLimit {
     pub(crate) fn new(granted_at: Instant) -> HandOverLimit {
         HandOverLimit {
             granted_at,
             longest: None,
-            alone_at: granted_at,
+            asked_at: granted_at,
             hand_overs: 0,
             turns: 0,
             asking: false,
@@ -118,19 +142,28 @@ impl HandOverLimit {
         }
     }
 
-    /// Counts a hand-over, if it is allowed. `random`: returns a fraction.
+    /// Counts a hand-over, if it is allowed. `can_ask`: whether the release may ask the store first. `released_at`: when the
+    /// release began; an answer to its own question counts however long it took. `random`: returns a fraction.
     pub(crate) fn hand_over(
         &mut self,
-        now: Instant,
+        can_ask: bool,
+        released_at: Instant,
         random: impl FnOnce() -> f64,
-    ) -> Option<HandOver> {
+    ) -> Result<HandOver, NotHandedOver> {
         self.begin(random);
-        let alone_for = self.alone_for(now).filter(|time| *time < ALONE_FOR)?;
+        let alone_for = self.alone_for(released_at);
+        let alone_for = alone_for.ok_or(NotHandedOver::Release)?;
+        if alone_for >= ALONE_FOR {
+            return Err(match can_ask {
+                true => NotHandedOver::AskFirst,
+                false => NotHandedOver::Release,
+            });
+        }
         self.hand_overs += 1;
         self.turns = self.turns.saturating_add(1);
         let asks = self.is_due(alone_for) && !self.asking;
         self.asking |= asks;
-        Some(HandOver { asks })
+        Ok(HandOver { asks })
     }
 
     /// Counts a transfer, if it is allowed. Returns the limit for the next owner, and whether the transfer has to ask the
@@ -152,7 +185,7 @@ impl HandOverLimit {
         };
         let asks = can_ask && next.is_due(alone_for);
         if asks {
-            (next.alone_at, next.hand_overs) = (now, 0);
+            (next.asked_at, next.hand_overs) = (now, 0);
         }
         Some((next, asks))
     }
@@ -174,13 +207,17 @@ impl HandOverLimit {
     /// Returns whether the chain has lasted as long as it may.
     fn is_over(&self, now: Instant) -> bool {
         let lasted = now.saturating_duration_since(self.granted_at);
-        self.longest.is_some_and(|longest| lasted >= longest)
+        let longest = match self.turns {
+            LONG_CHAIN_TURNS.. => self.longest,
+            _ => Some(LONG_CHAIN),
+        };
+        longest.is_some_and(|longest| lasted >= longest)
     }
 
     /// Returns how long ago it was known that no other client waits. `None`: they must get their turn.
     fn alone_for(&self, now: Instant) -> Option<Duration> {
         let may_continue = self.others.is_none() && !self.is_over(now);
-        may_continue.then(|| now.saturating_duration_since(self.alone_at))
+        may_continue.then(|| now.saturating_duration_since(self.asked_at))
     }
 
     /// Returns whether the store has to be asked whether another client waits.
@@ -188,12 +225,13 @@ impl HandOverLimit {
         self.hand_overs >= HAND_OVERS_PER_ANSWER || alone_for >= ALONE_FOR / 2
     }
 
-    /// Records the answer to the question that a [`HandOver`] asks. `None`: no other client waits.
+    /// Records the answer to the question that a [`HandOver`] or a release asks. `None`: no other client waits. An answer to an
+    /// earlier question than the last one changes nothing.
     pub(crate) fn answered(&mut self, asked_at: Instant, others: Option<OtherClients>) {
         self.asking = false;
-        self.others = others;
-        if others.is_none() {
-            (self.alone_at, self.hand_overs) = (asked_at, 0);
+        if asked_at >= self.asked_at {
+            self.others = others;
+            (self.asked_at, self.hand_overs) = (asked_at, 0);
         }
     }
 
@@ -214,6 +252,8 @@ pub(crate) struct Yielding {
     clients: usize,
     /// How often [`Yielding::released`] lets none go first.
     skipped: usize,
+    /// How many releases do not ask whether other clients wait, because they do.
+    crowded: u8,
     pause: Option<Pause>,
 }
 
@@ -234,6 +274,10 @@ impl Yielding {
         of_permits: bool,
         random: impl FnOnce() -> f64,
     ) {
+        self.crowded = match yields.to.count {
+            0 => self.crowded.saturating_sub(1),
+            _ => CROWDED_RELEASES,
+        };
         self.clients = match (yields.to.count, self.skipped) {
             (0, _) if of_permits => self.clients,
             (0, _) => 0,
@@ -247,6 +291,11 @@ impl Yielding {
         if yields.pauses {
             self.pause = Some(Pause::Next(between(PAUSE, random())));
         }
+    }
+
+    /// Returns whether other clients waited lately.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.crowded > 0
     }
 
     /// Records a message of a release.
@@ -286,7 +335,7 @@ mod tests {
 
     /// Returns whether the store has to be asked beside the next hand-over. `None`: there is none.
     fn asks(limit: &mut HandOverLimit, now: Instant) -> Option<bool> {
-        Some(limit.hand_over(now, || 0.5)?.asks)
+        Some(limit.hand_over(false, now, || 0.5).ok()?.asks)
     }
 
     /// After 64 hand-overs or 5 ms, and then not again until the answer.
@@ -312,6 +361,32 @@ mod tests {
         assert_eq!(asks(&mut limit, now + 15 * MILLI), None, "not answered");
     }
 
+    /// A release asks if no answer is newer than 10 ms, and its own answer counts however long it takes.
+    #[test]
+    fn release_asks_after_long_section() {
+        let begin = Instant::now();
+        let mut limit = HandOverLimit::new(begin);
+        assert_eq!(asks(&mut limit, begin + 9 * MILLI), Some(true));
+        let released_at = begin + 10 * MILLI;
+        let [asks, releases] = [true, false].map(|can_ask| {
+            let handed_over = limit.hand_over(can_ask, released_at, || 0.0);
+            handed_over.unwrap_err()
+        });
+        assert_eq!(
+            (asks, releases),
+            (NotHandedOver::AskFirst, NotHandedOver::Release)
+        );
+        limit.answered(released_at + MILLI, None);
+        let handed_over = limit.hand_over(true, released_at, || 0.0);
+        assert_eq!(handed_over, Ok(HandOver { asks: false }));
+        // The next section. The question beside the first hand-over is answered later than that of this release.
+        let released_at = begin + 30 * MILLI;
+        limit.answered(released_at, others(1, false));
+        limit.answered(begin + 9 * MILLI, None);
+        let handed_over = limit.hand_over(true, released_at, || 0.0);
+        assert_eq!(handed_over, Err(NotHandedOver::Release));
+    }
+
     /// The chain ends by its time, or if no answer can be had, and asks as often as needed.
     #[test]
     fn transfers_end_by_time_or_if_the_store_cannot_be_asked() {
@@ -320,6 +395,9 @@ mod tests {
             (true, 0.0, CHAIN[0], ALONE_FOR / 4),
             (true, 0.5, (CHAIN[0] + CHAIN[1]) / 2, ALONE_FOR / 4),
             (true, 1.0, CHAIN[1], ALONE_FOR),
+            (true, 0.0, 8 * 2 * ALONE_FOR, 2 * ALONE_FOR),
+            (true, 1.0, 8 * CHAIN[1], CHAIN[1]),
+            (true, 0.0, LONG_CHAIN, LONG_CHAIN / 4),
             (false, 1.0, ALONE_FOR, ALONE_FOR / 4),
         ] {
             let mut limit = HandOverLimit::new(now);
@@ -351,12 +429,15 @@ mod tests {
             let mut limit = HandOverLimit::new(now);
             for passed in 0..longest {
                 let at = now + passed * MILLI;
-                assert!(limit.hand_over(at, || fraction).is_some(), "{passed}");
+                assert!(limit.hand_over(true, at, || fraction).is_ok(), "{passed}");
                 assert!(!limit.yields(at).pauses);
                 limit.answered(at, None);
             }
             let end = now + longest * MILLI;
-            assert!(limit.hand_over(end, || fraction).is_none());
+            assert_eq!(
+                limit.hand_over(true, end, || fraction),
+                Err(NotHandedOver::Release)
+            );
             assert!(limit.yields(end).pauses);
         }
     }
@@ -366,8 +447,12 @@ mod tests {
     fn only_what_has_passed_on_pauses() {
         let now = Instant::now();
         let mut limit = HandOverLimit::new(now);
-        assert!(limit.hand_over(now + 2 * CHAIN[1], || 0.0).is_none());
-        assert_eq!(limit.yields(now + 2 * CHAIN[1]), Yields::default());
+        let end = now + LONG_CHAIN;
+        assert_eq!(
+            limit.hand_over(true, end, || 0.0),
+            Err(NotHandedOver::Release)
+        );
+        assert_eq!(limit.yields(end), Yields::default());
     }
 
     #[test]
@@ -453,6 +538,21 @@ mod tests {
         }
         yielding.released(Yields::counted(1), false, || 0.0);
         assert!(yielding.until(now).is_some_and(|(_, counted)| counted));
+    }
+
+    /// A client whose sections are long would ask in vain after each.
+    #[test]
+    fn no_release_asks_for_a_while_after_other_clients_waited() {
+        let mut yielding = Yielding::default();
+        assert!(!yielding.is_crowded());
+        for _ in 0..2 {
+            yielding.released(Yields::counted(1), false, || 0.0);
+            for _ in 0..CROWDED_RELEASES {
+                assert!(yielding.is_crowded());
+                yielding.released(Yields::default(), false, || 0.0);
+            }
+            assert!(!yielding.is_crowded());
+        }
     }
 
     #[test]

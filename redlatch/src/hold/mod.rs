@@ -50,7 +50,9 @@ mod period;
 pub(crate) mod requests;
 mod state;
 
-pub(crate) use fairness::{HandOver, HandOverLimit, OtherClients, Yielding, Yields};
+pub(crate) use fairness::{
+    ASK_LIMIT, HandOver, HandOverLimit, NotHandedOver, OtherClients, Yielding, Yields,
+};
 pub(crate) use limits::{HoldLimits, RunningLimits};
 pub(crate) use period::PeriodId;
 pub(crate) use state::{

@@ -128,6 +128,11 @@ impl Period {
         self.limits.get_or_insert_default().merge(limits);
     }
 
+    /// Ends the limits: the holder has released the hold, or is about to.
+    pub(crate) fn end_limits(&mut self) {
+        self.limits = None;
+    }
+
     /// Records that the holder still works.
     pub(super) fn feed(&mut self, now: Instant) {
         if let Some(limits) = &mut self.limits {

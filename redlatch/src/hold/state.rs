@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::fairness::HandOver;
+use super::fairness::{HandOver, NotHandedOver};
 use super::ledger::Ledger;
 use super::period::{Period, PeriodId};
 use crate::client_registry::{EntryNumber, RequestInfo};
@@ -205,10 +205,16 @@ impl HoldState {
         }
     }
 
-    /// Begins the hold period of another request, which takes over the only guard. `None` if the hold must be
-    /// released instead: a caller knows its owner, it is not renewed, it is retained, its owner was asked to release it, less than
+    /// Begins the hold period of another request, which takes over the only guard. The hold must be released
+    /// instead if a caller knows its owner, it is not renewed, it is retained, its owner was asked to release it, less than
     /// half of the lease is left, the store may have lost it or have another count, or other clients wait.
-    pub(crate) fn hand_over(&mut self, lease: Duration, now: Instant) -> Option<HandOver> {
+    pub(crate) fn hand_over(
+        &mut self,
+        lease: Duration,
+        can_ask: bool,
+        released_at: Instant,
+        now: Instant,
+    ) -> Result<HandOver, NotHandedOver> {
         let has_one_guard = self.count == 1 && self.renewed == 1 && self.period.loss.is_none();
         let remaining = self.period.end.saturating_duration_since(now);
         let is_needed_elsewhere = self.period.is_asked() || self.period.retained_for(now).is_some();
@@ -218,11 +224,14 @@ impl HoldState {
             || !self.ledger.is_settled()
             || !has_one_guard;
         if is_refused || remaining < lease / 2 {
-            return None;
+            return Err(NotHandedOver::Release);
         }
-        let hand_over = self.period.chain.hand_over(now, random_fraction)?;
+        let hand_over = self
+            .period
+            .chain
+            .hand_over(can_ask, released_at, random_fraction)?;
         self.period.pass_on(now);
-        Some(hand_over)
+        Ok(hand_over)
     }
 
     /// Returns whether a full release puts another owner in the place of this one: a ticket, or the keeper of a minimum time.
@@ -524,10 +533,10 @@ mod tests {
         let attempt = state.ledger.begin_attempt();
         state.attempt_answered(attempt);
         let change = state.ledger.begin_attempt();
-        assert_eq!(state.hand_over(10 * SECOND, now), None);
+        assert!(state.hand_over(10 * SECOND, false, now, now).is_err());
         assert!(state.ledger.must_be_settled());
         state.release_answered(change, false);
-        assert!(state.hand_over(10 * SECOND, now).is_some());
+        assert!(state.hand_over(10 * SECOND, false, now, now).is_ok());
     }
 
     #[test]
@@ -659,7 +668,7 @@ mod tests {
         let (mut state, now) = transferable();
         state.period.start_limits(&limited(SECOND), now);
         let later = now + 2 * MILLI;
-        assert!(state.hand_over(LEASE, later).is_some());
+        assert!(state.hand_over(LEASE, false, later, later).is_ok());
         assert_eq!(state.period.next_loss(), (now + LEASE, Loss::LeaseEnded));
         state.period.start_limits(&limited(SECOND), later);
         assert_eq!(state.period.next_loss().0, later + SECOND);
@@ -695,9 +704,9 @@ mod tests {
         // A hold that was handed over is the same in the store.
         let (mut state, now) = held(true);
         let granted_in = state.period.granted_in;
-        state.hand_over(SECOND, now).unwrap();
+        state.hand_over(SECOND, false, now, now).unwrap();
         assert!(state.doubt(granted_in) && state.is_doubtful());
-        assert_eq!(state.hand_over(SECOND, now), None);
+        assert!(state.hand_over(SECOND, false, now, now).is_err());
         // A doubt ends with the hold.
         state.remove_guard(true);
         state.add_guard(now + SECOND, true, now).unwrap();
@@ -863,7 +872,7 @@ mod tests {
     fn handed_over_hold_is_registered_later() {
         let (mut state, now) = transferable();
         let later = now + 5 * MILLI;
-        assert!(state.hand_over(LEASE, later).is_some());
+        assert!(state.hand_over(LEASE, false, later, later).is_ok());
         assert_eq!(state.begin_registration(SECOND, now + SECOND), None);
         let begun = state.begin_registration(SECOND, later + SECOND);
         assert_eq!(begun, Some(later));
@@ -918,7 +927,7 @@ mod tests {
 
     /// Passes a hold on. Returns whether the store is asked; `None` if it has to be released.
     fn asks(state: &mut HoldState, now: Instant) -> Option<bool> {
-        Some(state.hand_over(LEASE, now)?.asks)
+        Some(state.hand_over(LEASE, false, now, now).ok()?.asks)
     }
 
     #[test]

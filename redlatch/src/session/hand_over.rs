@@ -1,4 +1,4 @@
-//! Passes a hold from one request of this client to the next without asking the store (lock
+//! Passes a hold from one request of this client to the next without releasing it in the store (lock
 //! cohorting: Dice, Marathe, Shavit, PPoPP 2012).
 //!
 //! 1. The last guard of a hold is released while another request of this client waits. If the hold
@@ -10,12 +10,14 @@
 //! 4. Beside the hand-overs, the store is asked whether it still has the hold, and whether other
 //!    clients wait or ask for it. When others wait, or the answer is late, the hold is released to
 //!    all.
-//! 5. The store is asked out of turn, so that no release waits for the answer. So "not held" only
+//! 5. After a section of 10 ms or longer it is not known whether other clients wait, so the release asks before it hands
+//!    over. As each release did, it then reports a loss, and lets a client go first that has asked for the hold.
+//! 6. The store is asked out of turn, so that no release waits for the answer. So "not held" only
 //!    puts the hold in doubt ([`HoldState::doubt`](crate::hold::HoldState::doubt)), and a check in
 //!    turn decides.
 //!
-//! Invariant: the hold has one guard or one offer at any time, and no request for its owner is in
-//! flight. What must not happen, and what prevents it:
+//! Invariant: the hold has one guard, or one offer, or a release that asks, at any time, and no
+//! request for its owner is in flight. What must not happen, and what prevents it:
 //!
 //! - *Two guards of one hold.* The released guard was the only one, the registry counts no other
 //!   reference, and only the first waiter empties the place of the offer.
@@ -26,7 +28,7 @@
 //!   taken. A message during the acquisition is mostly that of the release before: the store is
 //!   asked at once. Mutants `lost-hold-handed-over`, `offer-taken-after-release`.
 //! - *An answer out of turn ends the hold of a ticket*, which the guard has become meanwhile. Point
-//!   5 prevents it. Tests: `turn_tests`.
+//!   6 prevents it. Tests: `turn_tests`.
 //! - *Other clients starve.* `hold/fairness` has the bounds. Mutant `other-clients-not-counted`.
 //!
 //! Permits pass on in the same way (`primitives/semaphore/held`). What cannot be handed over is
@@ -35,13 +37,14 @@
 use std::sync::Arc;
 
 use smallvec::smallvec;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::{HoldRef, Terms};
 use crate::background::Counted;
 use crate::error::{Loss, Result};
 use crate::hold::{
-    HandOver, HandOverLimit, Hold, HoldLimits, OtherClients, Renewed, Share, fair_waiters, requests,
+    ASK_LIMIT, HandOver, HandOverLimit, Hold, HoldLimits, NotHandedOver, OtherClients, Renewed,
+    Share, fair_waiters, requests,
 };
 use crate::keyspace::{Holds, Keyspace};
 use crate::name::ObjectKeys;
@@ -84,22 +87,54 @@ pub(crate) struct HandedOver {
     /// `None` when a request has taken it.
     hold_ref: Option<HoldRef>,
     terms: Terms,
+    /// Whether the store has to be asked beside the hand-over. The request that takes the hold asks.
+    asks: bool,
 }
 
 impl HandedOver {
-    /// Offers the hold of a guard to a request that waits, and then takes the reference. Returns false if the hold
-    /// has to be released.
-    pub(crate) fn offer(hold_ref: &HoldRef, terms: Terms) -> bool {
+    /// Offers the hold of a guard to a request that waits, and then takes the reference.
+    /// `released_at`: when the release began.
+    pub(crate) fn offer(
+        hold_ref: &HoldRef,
+        terms: Terms,
+        released_at: Instant,
+    ) -> Result<(), NotHandedOver> {
         let (session, hold) = (&hold_ref.session, &hold_ref.hold);
-        session.hand_over(&hold.object, hold.kind.share(), hold, || {
+        session.hand_over(&hold.object, hold.kind.share(), |can_ask| {
             if !hold_ref.is_only_one() {
-                return None;
+                return Err(NotHandedOver::Release);
             }
             let lease = terms.lease.duration();
-            let hand_over = hold.state().hand_over(lease, Instant::now())?;
-            let hold_ref = Some(hold_ref.take());
-            Some((hand_over, Box::new(HandedOver { hold_ref, terms })))
+            let HandOver { asks } =
+                hold.state()
+                    .hand_over(lease, can_ask, released_at, Instant::now())?;
+            Ok(Box::new(HandedOver {
+                hold_ref: Some(hold_ref.take()),
+                terms,
+                asks,
+            }))
         })
+    }
+
+    /// Takes the reference of a dropped guard. Offers its hold in the background if no other client waits, or else releases
+    /// it.
+    pub(crate) fn offer_after_asking(hold_ref: &HoldRef, terms: Terms) {
+        let (session, object) = (hold_ref.session.clone(), hold_ref.hold.object.clone());
+        let running = session.background.begin(&object);
+        let mut dropped = HandedOver {
+            hold_ref: Some(hold_ref.take()),
+            terms,
+            asks: false,
+        };
+        session.background.clone().spawn_begun(running, async move {
+            let released_at = Instant::now();
+            if let Some(hold_ref) = &dropped.hold_ref {
+                session.ask_before_hand_over(&hold_ref.hold).await;
+                if HandedOver::offer(hold_ref, terms, released_at).is_ok() {
+                    drop(dropped.hold_ref.take());
+                }
+            }
+        });
     }
 
     /// Accepts the hold, with the limits of the request, unless it has been lost or is in doubt, its owner was asked to release
@@ -118,6 +153,9 @@ impl HandedOver {
             return None;
         }
         limits.inspect(|limits| hold.start_limits(limits));
+        if self.asks {
+            session.check_in_background(&hold.object, hold);
+        }
         // The watchdog's task may have ended with the runtime of an earlier guard.
         session.watchdog.watch(hold);
         tracing::debug!(lock = hold.object.full_name(), owner = %hold.field, "handed over");
@@ -145,27 +183,40 @@ impl Drop for HandedOver {
 }
 
 impl super::Session {
-    /// Offers what a guard has to a request that waits. `offer` is called if there is one, and may refuse. Returns false if
-    /// the guard has to release it.
-    pub(crate) fn hand_over<C: HandOverChain>(
-        self: &Arc<Self>,
+    /// Offers what a guard has to a request that waits. `offer` is called if there is one, with whether a release may ask first,
+    /// and may refuse.
+    pub(crate) fn hand_over(
+        &self,
         object: &Arc<ObjectKeys>,
         share: Share,
-        chain: &C,
-        offer: impl FnOnce() -> Option<(HandOver, Offer)>,
-    ) -> bool {
-        let mut asks = false;
-        let offered = self.waiting.offer(object, share, || {
-            let (hand_over, offer) = offer()?;
-            asks = hand_over.asks;
+        offer: impl FnOnce(bool) -> Result<Offer, NotHandedOver>,
+    ) -> Result<(), NotHandedOver> {
+        let mut refusal = NotHandedOver::Release;
+        let offered = self.waiting.offer(object, share, |is_crowded| {
+            let can_ask = share == Share::Whole && self.store.counts_subscribers() && !is_crowded;
+            let offer = offer(can_ask).map_err(|refused| refusal = refused).ok()?;
             Some(Counted::new(offer, self.background.begin(object)))
         });
-        if asks {
-            let (asking, asked, chain) = (self.clone(), object.clone(), chain.clone());
-            let check = async move { asking.check_hand_over(&asked, &chain).await };
-            self.background.spawn_check(object, check);
-        }
-        offered
+        if offered { Ok(()) } else { Err(refusal) }
+    }
+
+    /// Asks the store for a release that has to know whether other clients wait. If it does not answer soon, the object is
+    /// released. The limits of the guard end before: it was released in time.
+    pub(crate) async fn ask_before_hand_over(&self, hold: &Arc<Hold>) {
+        hold.state().period.end_limits();
+        let asking = self.check_hand_over(&hold.object, hold);
+        let _ = timeout(ASK_LIMIT, asking).await;
+    }
+
+    /// Asks the store in the background about what was handed over.
+    pub(crate) fn check_in_background<C: HandOverChain>(
+        self: &Arc<Self>,
+        object: &Arc<ObjectKeys>,
+        chain: &C,
+    ) {
+        let (asking, asked, chain) = (self.clone(), object.clone(), chain.clone());
+        let check = async move { asking.check_hand_over(&asked, &chain).await };
+        self.background.spawn_check(object, check);
     }
 
     /// Asks the store whether it still has what passes on, and whether other clients wait for the object.
@@ -343,6 +394,7 @@ mod tests {
     use crate::primitives::differential;
     use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
     use crate::step::Outcome;
+    use crate::store::embedded::failure_injection::Failure::{NoAnswer, NoEffect, NotSent};
     use crate::{Client, Embedded, Guard, Lock, Owner, OwnerId};
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -395,6 +447,86 @@ mod tests {
         assert_eq!(client.status().holds, 0);
     }
 
+    /// With one question for each section.
+    #[tokio::test(start_paused = true)]
+    async fn hold_passes_on_after_long_sections() {
+        for drops in [false, true] {
+            let [client, peer] = clients();
+            let lock = client.lock("a");
+            let mut guard = lock.lock().await.unwrap();
+            let known = owner(&lock).await;
+            for millis in [12, 12, 20, 200, 1] {
+                let next = waiter(&lock).await;
+                tokio::time::sleep(Duration::from_millis(millis)).await;
+                match drops {
+                    false => guard.unlock().await.unwrap(),
+                    true => drop(guard),
+                }
+                guard = next.await.unwrap().unwrap();
+                assert_eq!(owner(&lock).await, known, "{millis} {drops}");
+            }
+            // Another client that waits goes first.
+            let next = waiter(&lock).await;
+            let theirs = waiter(&peer.lock("a")).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            guard.unlock().await.unwrap();
+            let theirs = theirs.await.unwrap().unwrap();
+            assert!(!next.is_finished());
+            theirs.unlock().await.unwrap();
+            drop(next);
+        }
+    }
+
+    /// A release that asks may be canceled, and the store may not answer, or have lost the lock.
+    #[tokio::test(start_paused = true)]
+    async fn release_that_asks_first_ends_without_answer() {
+        for failures in [vec![], vec![NoAnswer], vec![NoEffect; 2], vec![NotSent; 2]] {
+            for ends in ["awaited", "canceled", "dropped", "lost", "late"] {
+                let store = Embedded::new();
+                let [client, peer] =
+                    [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
+                let lock = client.lock("a");
+                let guard = lock.lock().await.unwrap();
+                let next = waiter(&lock).await;
+                tokio::time::sleep(Duration::from_millis(12)).await;
+                if ends == "lost" {
+                    // Without a message.
+                    store.remove("a");
+                }
+                store.fail(failures.clone());
+                match ends {
+                    "dropped" => drop(guard),
+                    "canceled" => {
+                        store.delay_answers([Duration::from_millis(1)]);
+                        let mut unlocking = Box::pin(guard.unlock());
+                        let waits = poll_once(&mut unlocking).await.is_none();
+                        assert!(waits || !failures.is_empty());
+                    }
+                    _ => {
+                        let delay = if ends == "late" {
+                            2 * ASK_LIMIT
+                        } else {
+                            Duration::ZERO
+                        };
+                        store.delay_answers([delay]);
+                        let unlocked = guard.unlock().await;
+                        if failures.is_empty() {
+                            let is_lost = matches!(unlocked, Err(Error::Lost { .. }));
+                            assert_eq!(is_lost, ends == "lost", "{unlocked:?}");
+                        }
+                    }
+                }
+                let next = next.await.unwrap().unwrap();
+                assert!(next.is_valid());
+                next.unlock().await.unwrap();
+                client.flush().await;
+                let theirs = peer.lock("a").try_lock().await.unwrap();
+                assert!(theirs.is_some(), "{ends} {failures:?}");
+                assert_eq!(client.status().holds, 0);
+            }
+        }
+    }
+
     /// The hold is released and acquired again, for another owner, if a caller may acquire for its owner, if either
     /// request has a fixed lease, if less than half of the lease is left, or if the client does not hand over.
     #[tokio::test(start_paused = true)]
@@ -444,12 +576,6 @@ mod tests {
         assert!(!is_handed_over(&lock, plain, next_named).await);
         let next_fixed = async |lock: &Lock| lock.lock().lease(SECOND).await;
         assert!(!is_handed_over(&lock, plain, next_fixed).await);
-        let late = async |lock: &Lock| {
-            let guard = lock.lock().await.unwrap();
-            tokio::time::sleep(Duration::from_millis(11)).await;
-            guard
-        };
-        assert!(!is_handed_over(&lock, late, next).await);
         let client = Client::builder().local_hand_over(false);
         let client = client.connect_embedded(&Embedded::new()).unwrap();
         assert!(!is_handed_over(&client.lock("a"), plain, next).await);
@@ -682,7 +808,11 @@ mod tests {
         };
         assert_eq!(counted().await, (0, false));
         let lease = session.watchdog.lease().duration();
-        let is_handed_over = || hold.state().hand_over(lease, Instant::now()).is_some();
+        let is_handed_over = || {
+            hold.state()
+                .hand_over(lease, true, Instant::now(), Instant::now())
+                .is_ok()
+        };
         assert!(is_handed_over());
         let _others = [waiter(&locks[1]).await, waiter(&locks[2]).await];
         assert_eq!(counted().await, (2, false));

@@ -370,15 +370,15 @@ impl WaitQueues {
         Some(self.add_waiter(entry, object, kind))
     }
 
-    /// Offers the first waiter for an object what it waits for. `offer` is called if all waiters take offers of this
-    /// share, and none waits in the shared queue. If the share is the whole object, it must not have been released since the
+    /// Offers the first waiter for an object what it waits for. `offer` is called, with whether other clients waited lately, if
+    /// all waiters take offers of this share, and none waits in the shared queue. If the share is the whole object, it must not have been released since the
     /// last request, and no request may be in flight. There must be a waiter for each offer, not counting the one whose
     /// request is in flight: it may need none. Returns whether it was offered.
     pub(crate) fn offer(
         &self,
         object: &ObjectKeys,
         share: Share,
-        offer: impl FnOnce() -> Option<Counted<Offer>>,
+        offer: impl FnOnce(bool) -> Option<Counted<Offer>>,
     ) -> bool {
         let Some(channels) = self.channels.lock_unless_empty() else {
             return false;
@@ -387,22 +387,23 @@ impl WaitQueues {
             return false;
         };
         let [exclusive, shared] = &queues.queues;
-        let all_take_it = {
+        let (all_take_it, is_crowded) = {
             let contact = exclusive.contact.lock();
             // All others are offers of the same share, or refused soon.
             let (is_current, unclaimed) = match share {
                 Share::Whole => (contact.is_current(), 0),
                 Share::Permits(_) => (true, exclusive.offers.lock().unclaimed.len()),
             };
-            is_current
+            let all_take_it = is_current
                 && contact.waiters > unclaimed + usize::from(contact.in_flight)
                 && contact.taking_offers == contact.waiters
-                && contact.share == Some(share)
+                && contact.share == Some(share);
+            (all_take_it, contact.yielding.is_crowded())
         };
         if !all_take_it || shared.contact.lock().waiters > 0 {
             return false;
         }
-        let Some(offer) = offer() else {
+        let Some(offer) = offer(is_crowded) else {
             return false;
         };
         let outdated = self.put_offer(queues, offer, share);
@@ -1363,7 +1364,7 @@ mod tests {
         }
         queues.yield_to(&object, Yields::counted(2));
         let begun = Instant::now();
-        let offer = async { queues.offer(&object, one, || Some(Counted::for_test(Box::new(())))) };
+        let offer = async { queues.offer(&object, one, |_| Some(Counted::for_test(Box::new(())))) };
         let (was_delayed, is_offered) = tokio::join!(waiter.let_others_go_first(), offer);
         assert!(was_delayed && is_offered);
         assert_eq!(begun.elapsed(), Duration::ZERO);
@@ -1538,7 +1539,7 @@ mod tests {
         let offered = Arc::new(());
         let weak = Arc::downgrade(&offered);
         queues
-            .offer(&object(), Share::Whole, || {
+            .offer(&object(), Share::Whole, |_| {
                 Some(Counted::for_test(Box::new(offered)))
             })
             .then_some(weak)
@@ -1560,7 +1561,7 @@ mod tests {
             assert!(offer(&queues).is_some() && is_woken(&taker).await);
         }
         let _taker = waiter(&queues, Exclusive, true);
-        assert!(!queues.offer(&object(), Share::Whole, || None));
+        assert!(!queues.offer(&object(), Share::Whole, |_| None));
     }
 
     /// After a release, and while a request is in flight, the store decides which owner holds the object.
@@ -1589,7 +1590,11 @@ mod tests {
         let permits = Share::Permits(1);
         let mut taker = queues.join(object().channel(), object().key(), QueueKind::Exclusive);
         taker.enable_offers(permits);
-        let offer = || queues.offer(&object(), permits, || Some(Counted::for_test(Box::new(()))));
+        let offer = || {
+            queues.offer(&object(), permits, |_| {
+                Some(Counted::for_test(Box::new(())))
+            })
+        };
         let sending = taker.sending();
         assert!(!offer(), "it may need none");
         let mut other = queues.join(object().channel(), object().key(), QueueKind::Exclusive);

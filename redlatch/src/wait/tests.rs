@@ -791,7 +791,7 @@ fn taker(queues: &WaitQueues, answers: impl IntoIterator<Item = Answer>) -> Scri
 
 fn offer(queues: &WaitQueues, end: Instant) {
     assert!(
-        queues.offer(&object(), Share::Whole, || Some(Counted::for_test(
+        queues.offer(&object(), Share::Whole, |_| Some(Counted::for_test(
             Box::new(end)
         )))
     );
@@ -856,7 +856,7 @@ async fn waiter_takes_no_offer_by_default() {
     let waiting = tokio::time::timeout(2 * SECOND, queues.acquire(&mut one, true));
     let call = async {
         sleep(1).await;
-        assert!(!queues.offer(&object(), Share::Whole, || unreachable!(
+        assert!(!queues.offer(&object(), Share::Whole, |_| unreachable!(
             "no waiter takes it"
         )));
     };

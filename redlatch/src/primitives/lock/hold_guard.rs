@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use crate::error::{Error, Result};
-use crate::hold::{Hold, HoldLimits};
+use crate::hold::{Hold, HoldLimits, NotHandedOver};
 use crate::lease::Lease;
 use crate::metrics::GuardTimer;
 use crate::session::{HandedOver, HoldRef, Terms};
@@ -51,7 +53,15 @@ impl HoldGuard {
     }
 
     async fn release_once(&mut self) -> Result<()> {
-        if self.hand_over() {
+        let released_at = Instant::now();
+        let mut handed_over = self.hand_over(released_at);
+        if handed_over == Err(NotHandedOver::AskFirst) {
+            let HoldRef { session, hold, .. } = &self.hold_ref;
+            // Boxed: only after long sections.
+            Box::pin(session.ask_before_hand_over(hold)).await;
+            handed_over = self.hand_over(released_at);
+        }
+        if handed_over.is_ok() {
             return Ok(());
         }
         self.remove();
@@ -116,11 +126,13 @@ impl HoldGuard {
     }
 
     /// Hands the hold over to a waiting request of this client, if it may be.
-    fn hand_over(&mut self) -> bool {
-        if self.terms.transferable && HandedOver::offer(&self.hold_ref, self.terms) {
-            (self.removed, self.settled) = (true, true);
+    fn hand_over(&mut self, released_at: Instant) -> Result<(), NotHandedOver> {
+        if !self.terms.transferable {
+            return Err(NotHandedOver::Release);
         }
-        self.settled
+        HandedOver::offer(&self.hold_ref, self.terms, released_at)?;
+        (self.removed, self.settled) = (true, true);
+        Ok(())
     }
 
     fn remove(&mut self) {
@@ -132,10 +144,15 @@ impl HoldGuard {
 
 impl Drop for HoldGuard {
     fn drop(&mut self) {
-        if !self.removed && self.hand_over() {
-            return;
+        if !self.removed {
+            match self.hand_over(Instant::now()) {
+                Ok(()) => return,
+                Err(NotHandedOver::AskFirst) => {
+                    return HandedOver::offer_after_asking(&self.hold_ref, self.terms);
+                }
+                Err(NotHandedOver::Release) => self.remove(),
+            }
         }
-        self.remove();
         if !self.settled {
             self.hold_ref.settle_removed_guard(self.terms);
         }

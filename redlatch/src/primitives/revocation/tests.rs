@@ -256,6 +256,32 @@ async fn asked_hold_is_released_to_all_instead_of_handed_over() {
     }
 }
 
+/// The request was sent in a long section, after which the store is asked again.
+#[tokio::test(start_paused = true)]
+async fn hold_that_was_asked_in_long_section_is_released_to_all() {
+    let (_, [client, other]) = clients();
+    let (lock, theirs) = (client.lock("a"), other.lock("a"));
+    let section = Duration::from_millis(20);
+    let first = lock.lock().await.unwrap();
+    let known = lock.holder().await.unwrap().unwrap().owner;
+    let second = waiter(&lock);
+    tokio::time::sleep(section).await;
+    first.unlock().await.unwrap();
+    let (_, second) = second.await.unwrap();
+    let asked = lock.holder().await.unwrap().unwrap().owner;
+    assert_eq!(asked, known, "it passed on");
+    let third = waiter(&lock);
+    run_others().await;
+    theirs.revoke(10 * LEASE).await.unwrap();
+    // The message of the request wakes the waiter, which asks once more.
+    tokio::time::sleep(section).await;
+    second.unlock().await.unwrap();
+    let (_, third) = third.await.unwrap();
+    let holder = theirs.holder().await.unwrap().unwrap().owner;
+    assert_ne!(holder, asked, "the hold was handed over");
+    assert!(!is_asked(&third).await);
+}
+
 /// The check beside hand-overs counts a request as a client that waits.
 #[tokio::test(start_paused = true)]
 async fn check_of_hand_over_counts_request() {

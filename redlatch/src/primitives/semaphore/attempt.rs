@@ -122,7 +122,7 @@ impl Attempt for PermitsRequest<'_> {
 
     fn take(&mut self, offer: Offer) -> Option<(HeldPermits, Option<Instant>)> {
         let offered = offer.downcast::<OfferedPermits>().ok()?;
-        Some((offered.take(self.share())?, None))
+        Some((offered.take(self.share(), &self.semaphore.session)?, None))
     }
 }
 

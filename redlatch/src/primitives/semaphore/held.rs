@@ -33,7 +33,7 @@ use super::rules::Add;
 use crate::background::{Tries, WorkRef};
 use crate::environment::random_fraction;
 use crate::error::{Error, Result};
-use crate::hold::{HandOverLimit, Share};
+use crate::hold::{HandOver, HandOverLimit, Share};
 use crate::metrics::{GuardTimer, Kind};
 use crate::name::ObjectKeys;
 use crate::primitives::lock::Held;
@@ -65,14 +65,23 @@ pub(super) struct OfferedPermits {
     /// Without a chain: they are not offered again.
     held: HeldPermits,
     chain: PermitChain,
+    /// Whether the store has to be asked beside the hand-over.
+    asks: bool,
 }
 
 impl OfferedPermits {
     /// Returns the permits, unless their number differs or their semaphore's time to live has ended.
-    pub(super) fn take(self, share: Share) -> Option<HeldPermits> {
-        let OfferedPermits { mut held, chain } = self;
+    pub(super) fn take(self, share: Share, session: &Arc<Session>) -> Option<HeldPermits> {
+        let OfferedPermits {
+            mut held,
+            chain,
+            asks,
+        } = self;
         let is_usable = held.share() == share && held.exists();
         is_usable.then(|| {
+            if asks {
+                session.check_in_background(&held.object, &chain);
+            }
             tracing::debug!(
                 semaphore = held.object.full_name(),
                 permits = held.permits,
@@ -159,8 +168,11 @@ impl HeldPermits {
             return false;
         };
         let (object, share) = (self.object.clone(), self.share());
-        let offered = session.hand_over(&object, share, &chain, || {
-            let hand_over = chain.lock().hand_over(Instant::now(), random_fraction)?;
+        let offered = session.hand_over(&object, share, |can_ask| {
+            let HandOver { asks } =
+                chain
+                    .lock()
+                    .hand_over(can_ask, Instant::now(), random_fraction)?;
             let held = HeldPermits {
                 pending: self.pending.take(),
                 permits: self.permits,
@@ -169,13 +181,13 @@ impl HeldPermits {
                 timer: None,
             };
             let chain = chain.clone();
-            Some((hand_over, Box::new(OfferedPermits { held, chain })))
+            Ok(Box::new(OfferedPermits { held, chain, asks }))
         });
-        if !offered {
+        if offered.is_err() {
             let yields = chain.lock().yields(Instant::now());
             session.waiting.yield_to(&object, yields);
         }
-        offered
+        offered.is_ok()
     }
 
     /// Releases permits that too few replicas have acknowledged, to the server that granted

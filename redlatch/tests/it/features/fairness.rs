@@ -173,6 +173,24 @@ async fn waiters_have_their_turns_beside_hand_overs() {
     assert_turns(&Server::start(), busy, waiters_for_lock()).await;
 }
 
+/// A request that asks ten times a second has about 13 turns within the limit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_have_their_turns_beside_hand_overs_of_long_sections() {
+    let busy: Turn = |client, name| {
+        Box::pin(async move {
+            let guard = held(&client.lock(&name)).await;
+            sleep(20 * SECTION).await;
+            free(guard).await;
+        })
+    };
+    let fewer = |waiter: Waiter| Waiter {
+        turns: waiter.turns / 4,
+        ..waiter
+    };
+    let waiters = waiters_for_lock().into_iter().map(fewer);
+    assert_turns(&Server::start(), busy, waiters).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_have_their_turns_beside_transfers() {
     let busy: Turn = |client, name| Box::pin(section_of_owner(client.lock(&name)));
