@@ -30,9 +30,10 @@ use crate::primitives::semaphore::Semaphore;
 use crate::primitives::spin_lock::{Spin, SpinLock};
 use crate::session::Session;
 use crate::store::embedded::Embedded;
+use crate::store::redis::Password;
+use crate::store::redis::options::ConnectOptions;
 #[cfg(feature = "tls")]
 use crate::store::redis::options::Pem;
-use crate::store::redis::options::{ConnectOptions, Password};
 use crate::store::redis::{AddressMap, EMBEDDED, Redis};
 use crate::store::{Credentials, Provider, ReplicaSync, ServerReport, Store};
 use crate::wait::{ChannelMap, WaitQueues};

@@ -89,7 +89,8 @@ pub mod kind {
 pub mod inspect {
     pub use crate::client_registry::{ClientInfo, RegistryEntry};
     pub use crate::listing::{Listed, Listing};
-    pub use crate::primitives::inspect::{HeldPermit, ObjectKind, ObjectState, Waiter};
+    pub use crate::primitives::expirable_semaphore::HeldPermit;
+    pub use crate::primitives::inspect::{ObjectKind, ObjectState, Waiter};
     pub use crate::primitives::lock::Holder;
     pub use crate::wait_graph::{WaitGraph, WaitingOwner};
     pub use crate::watch::{Change, Event, HeldBy, Watch};

@@ -1,11 +1,7 @@
 //! The client for threads.
 
-use std::future::poll_fn;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
-
-use futures_core::Stream;
 
 use super::election::Election;
 use super::forward::forward;
@@ -14,6 +10,7 @@ use super::handles::{
     ReadWriteLock, Semaphore, SpinLock,
 };
 use super::once::Once;
+use super::polled::Polled;
 use super::{Blocking, Worker};
 use crate::error::{Error, Result};
 use crate::inspect::{Event, Listed, ObjectState, WaitGraph, WaitingOwner};
@@ -206,44 +203,5 @@ impl Iterator for Watch {
 
     fn next(&mut self) -> Option<Result<Event>> {
         self.0.next()
-    }
-}
-
-/// A stream that the client's thread polls.
-#[derive(Debug)]
-pub(super) struct Polled<S> {
-    /// `None` after an error of the client's thread.
-    inner: Option<S>,
-    worker: Arc<Worker>,
-}
-
-impl<S> Polled<S> {
-    pub(super) fn new(inner: S, worker: &Arc<Worker>) -> Polled<S> {
-        Polled {
-            inner: Some(inner),
-            worker: worker.clone(),
-        }
-    }
-
-    pub(super) fn next<T: Send + 'static>(&mut self) -> Option<Result<T>>
-    where
-        S: Stream<Item = Result<T>> + Unpin + Send + 'static,
-    {
-        // Before the stream is moved: a later call may continue it.
-        if let Err(error) = self.worker.check() {
-            return Some(Err(error));
-        }
-        let mut stream = self.inner.take()?;
-        let polled = async move {
-            let next = poll_fn(|cx| Pin::new(&mut stream).poll_next(cx)).await;
-            (next, stream)
-        };
-        match self.worker.run(polled) {
-            Ok((next, stream)) => {
-                self.inner = Some(stream);
-                next
-            }
-            Err(error) => Some(Err(error)),
-        }
     }
 }

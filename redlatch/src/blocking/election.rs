@@ -4,8 +4,8 @@ use std::future::IntoFuture as _;
 use std::time::Duration;
 
 use super::Blocking;
-use super::client::Polled;
 use super::forward::forward;
+use super::polled::Polled;
 use crate::error::Result;
 use crate::inspect::Waiter;
 use crate::{Leader, OwnerId};

@@ -42,6 +42,7 @@ mod election;
 mod forward;
 mod handles;
 mod once;
+mod polled;
 mod request;
 mod revocation;
 #[cfg(test)]

@@ -59,7 +59,7 @@ use crate::owner::{Owner, OwnerId};
 use crate::primitives::fair_lock::{Fair, FairLock};
 use crate::primitives::fenced_lock::{Fenced, FencedLock};
 use crate::primitives::inspect::Waiter;
-use crate::primitives::lock::{self, AcquireParams, Guard, Lock, OwnedKind, Rules};
+use crate::primitives::lock::{self, AcquireParams, Guard, Holder, Lock, OwnedKind, Rules};
 use crate::primitives::revocation::Revocable;
 use crate::session::Session;
 use crate::step::{BoxedStep, Outcome, Step};
@@ -488,6 +488,10 @@ impl Rules for Elected {
             keys: &self.keys,
             value: &self.value,
         }
+    }
+
+    fn inspect(&self) -> impl Step<Reply = Vec<Holder>> {
+        self.fair.inspect()
     }
 
     fn force(&self) -> impl Step<Reply = bool> {

@@ -28,7 +28,8 @@ use crate::lease::{Expiry, Lease};
 use crate::name::ElectionKeys;
 use crate::primitives::fair_lock::FairQueue;
 use crate::primitives::fenced_lock::token;
-use crate::primitives::reentrant::rules::{wait_outcome, wrong_kind};
+use crate::primitives::lock::rules::wrong_kind;
+use crate::primitives::reentrant::rules::wait_outcome;
 use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script};
 
 pub(crate) const INVALID_EPOCH: &str = "its epoch is no number that can be counted up";

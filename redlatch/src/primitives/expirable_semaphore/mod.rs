@@ -30,7 +30,6 @@ use crate::metrics::Kind;
 use crate::name::{ObjectKeys, PermitKeys};
 use crate::owner::{ClientId, Owner};
 use crate::primitives::counter::UnsetWarning;
-use crate::primitives::inspect::HeldPermit;
 use crate::primitives::lock::{Acquire, AcquireParams, Guard, Holder, Lock, Rules, TryAcquire};
 use crate::session::Session;
 use crate::step::{BoxedStep, MapReply, Outcome, Step};
@@ -536,6 +535,16 @@ impl std::fmt::Debug for ExpirableSemaphore {
             .field("name", &self.name())
             .finish_non_exhaustive()
     }
+}
+
+/// A held permit of an expirable semaphore.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HeldPermit {
+    /// The id with which it can be released.
+    pub id: PermitId,
+    /// Time until it expires unless it is renewed.
+    pub remaining: Expiry,
 }
 
 impl Guard<Lock<Permits>> {

@@ -24,8 +24,9 @@ use crate::metrics::Kind;
 use crate::name::{FairKeys, ObjectKeys};
 use crate::owner::Owner;
 use crate::primitives::inspect::{ObjectState, Waiter, inspect};
-use crate::primitives::lock::{AcquireParams, HasMinimum, Lock, OwnedKind, Rules};
+use crate::primitives::lock::{AcquireParams, HasMinimum, Holder, Lock, OwnedKind, Rules};
 use crate::primitives::reentrant::reassign::Reassign;
+use crate::primitives::reentrant::rules::Inspect;
 use crate::step::{BoxedStep, Outcome, Step};
 
 /// A lock that is acquired in the order of the requests, across all clients, in Rust and Java
@@ -285,6 +286,11 @@ impl Rules for Fair {
             wait_time: Fair::clamped_lease(self.wait_time),
             grace: self.grace(),
         }
+    }
+
+    fn inspect(&self) -> impl Step<Reply = Vec<Holder>> {
+        let object = self.object();
+        Inspect { object }
     }
 
     fn force(&self) -> impl Step<Reply = bool> {

@@ -33,9 +33,9 @@ use crate::keyspace::{Holds, Keyspace};
 use crate::lease::{Expiry, Lease};
 use crate::name::{FairKeys, ObjectKeys};
 use crate::primitives::lock::AcquireParams;
+use crate::primitives::lock::rules::{is_held, parse_forced};
 use crate::primitives::reentrant::rules::{
-    self as reentrant, is_held, parse_forced, parse_outcome, set_hold_count, try_acquire,
-    wait_outcome, was_deleted,
+    self as reentrant, parse_outcome, set_hold_count, try_acquire, wait_outcome, was_deleted,
 };
 use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script};
 

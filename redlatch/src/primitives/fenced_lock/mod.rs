@@ -14,8 +14,8 @@ use self::rules::{Acquire, AdvanceToken, DeleteToken, ReadToken};
 use crate::error::{Error, Result};
 use crate::metrics::Kind;
 use crate::name::{FencedKeys, ObjectKeys, term_key};
-use crate::primitives::lock::{AcquireParams, Guard, HasMinimum, Lock, OwnedKind, Rules};
-use crate::primitives::reentrant::ReentrantHolds;
+use crate::primitives::lock::{AcquireParams, Guard, HasMinimum, Holder, Lock, OwnedKind, Rules};
+use crate::primitives::reentrant::{self, ReentrantHolds};
 use crate::step::{Outcome, Step};
 
 /// A lock whose every acquisition returns a *fencing token*, a number greater than the tokens of
@@ -227,5 +227,15 @@ impl Rules for Fenced {
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome<u64>> + 'a {
         let keys = &self.keys;
         Acquire { params, keys }
+    }
+
+    fn inspect(&self) -> impl Step<Reply = Vec<Holder>> {
+        let object = ReentrantHolds::object(self);
+        reentrant::rules::Inspect { object }
+    }
+
+    fn force(&self) -> impl Step<Reply = bool> {
+        let object = ReentrantHolds::object(self);
+        reentrant::rules::Force { object }
     }
 }

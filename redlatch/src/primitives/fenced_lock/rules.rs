@@ -19,7 +19,8 @@ use crate::name::FencedKeys;
 use crate::primitives::counter::read_number;
 use crate::primitives::election::{INVALID_EPOCH, Term};
 use crate::primitives::lock::AcquireParams;
-use crate::primitives::reentrant::rules::{try_acquire, wait_outcome, wrong_kind};
+use crate::primitives::lock::rules::wrong_kind;
+use crate::primitives::reentrant::rules::{try_acquire, wait_outcome};
 use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script, unexpected_reply};
 
 /// Acquires the lock for an owner and increments the token, or returns how long another owner may still hold it.

@@ -40,8 +40,9 @@ use crate::hold::{Hold, ReleaseParams};
 use crate::keyspace::Keyspace;
 use crate::lease::{Expiry, Lease};
 use crate::name::GroupKeys;
+use crate::primitives::lock::rules::{parse_holder, wrong_kind};
 use crate::primitives::lock::{AcquireParams, Holder};
-use crate::primitives::reentrant::rules::{parse_holder, parse_outcome, wrong_kind};
+use crate::primitives::reentrant::rules::parse_outcome;
 use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script};
 
 type Fields = BTreeMap<String, String>;

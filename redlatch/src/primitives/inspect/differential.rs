@@ -4,10 +4,11 @@
 use proptest::prelude::*;
 
 use super::rules::InspectNames;
-use super::{HeldPermit, ObjectState, Waiter};
+use super::{ObjectState, Waiter};
 use crate::lease::Expiry;
 use crate::name::CandidateKeys;
 use crate::primitives::differential::{Comparable, assert_equivalent, hold, lease, time};
+use crate::primitives::expirable_semaphore::HeldPermit;
 use crate::primitives::fenced_lock::Fenced;
 use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
 

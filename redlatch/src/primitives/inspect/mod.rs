@@ -6,7 +6,7 @@ mod rules;
 
 use std::collections::BTreeMap;
 
-use super::expirable_semaphore::PermitId;
+use super::expirable_semaphore::HeldPermit;
 use super::lock::Holder;
 use crate::client_registry::{RegistryEntry, Role, Sought};
 use crate::error::{Error, Result};
@@ -74,16 +74,6 @@ pub struct Waiter {
     pub remaining: Expiry,
     /// What its client has registered about it, if it has: see [`ClientBuilder::registry`](crate::ClientBuilder::registry).
     pub registered: Option<RegistryEntry>,
-}
-
-/// A held permit of an expirable semaphore.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct HeldPermit {
-    /// The id with which it can be released.
-    pub id: PermitId,
-    /// Time until it expires unless it is renewed.
-    pub remaining: Expiry,
 }
 
 /// Inspects the objects with these keys, and returns them in no order. In a cluster it sends one script per slot, all concurrently.

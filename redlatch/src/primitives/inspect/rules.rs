@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use super::{HeldPermit, ObjectState, Waiter};
+use super::{ObjectState, Waiter};
 use crate::error::Result;
 use crate::keyspace::{Holds, Keyspace, Mode};
 use crate::lease::Expiry;
 use crate::name::{CandidateKeys, ReadWriteKeys};
-use crate::primitives::expirable_semaphore::PermitId;
+use crate::primitives::expirable_semaphore::{HeldPermit, PermitId};
 use crate::primitives::fenced_lock::token;
 use crate::primitives::lock::Holder;
 use crate::primitives::read_write_lock::Inspect;

@@ -21,7 +21,6 @@ use crate::hold::{Hold, HoldKind};
 use crate::lease::{Expiry, Lease};
 use crate::name::ObjectKeys;
 use crate::owner::{ClientId, Owner, OwnerId};
-use crate::primitives::reentrant;
 use crate::session::{HoldRef, Session};
 use crate::step::{Outcome, Step};
 use crate::store::{Delivery, Progress};
@@ -34,6 +33,7 @@ mod held_lock;
 mod hold_guard;
 mod report;
 mod request;
+pub(crate) mod rules;
 
 pub use acquirable::{Acquirable, HasLease, HasMinimum, HasOwner};
 pub(crate) use acquirable::{AcquireOnce, Held, HeldForLease, Options};
@@ -84,16 +84,10 @@ pub(crate) trait Rules: HoldKind + Sized + 'static {
     ) -> impl Step<Reply = Outcome<Self::Grant>> + 'a;
 
     /// Returns the holders.
-    fn inspect(&self) -> impl Step<Reply = Vec<Holder>> {
-        let object = self.object();
-        reentrant::rules::Inspect { object }
-    }
+    fn inspect(&self) -> impl Step<Reply = Vec<Holder>>;
 
     /// Removes all holds, whichever owner has them. Returns whether there were any.
-    fn force(&self) -> impl Step<Reply = bool> {
-        let object = self.object();
-        reentrant::rules::Force { object }
-    }
+    fn force(&self) -> impl Step<Reply = bool>;
 
     /// What a request acquires that takes over the hold of another one of this client. `None` if each acquisition
     /// needs the store.

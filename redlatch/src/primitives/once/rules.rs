@@ -27,7 +27,7 @@ use crate::error::Result;
 use crate::keyspace::Keyspace;
 use crate::lease::Lease;
 use crate::name::{ObjectKeys, OnceKeys};
-use crate::primitives::reentrant::rules::wrong_kind;
+use crate::primitives::lock::rules::wrong_kind;
 use crate::step::{Args, Keys, Script, ScriptReply, Step, script};
 
 /// The fields of a record.

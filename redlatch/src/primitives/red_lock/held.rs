@@ -9,7 +9,6 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::regain::{MemberStatus, counts};
 use super::{RedGuard, quorum};
 use crate::background::{RunningWork, WorkRef};
 use crate::error::{Error, Loss, Result};
@@ -21,6 +20,24 @@ use crate::primitives::lock_set::{Member, any_lost};
 use crate::runtime::sleep_until;
 use crate::session::HoldRef;
 use crate::sync::{Mutex, wait_for};
+
+/// What is known about one member.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum MemberStatus {
+    Held,
+    /// It was lost at a limit of the request, or was revoked.
+    AtLimit,
+    /// It has not granted the lock, or has lost it.
+    Missing,
+}
+
+/// Returns whether a member that has just been granted counts. `confirmed`: which members are held, also as their stores have
+/// confirmed after that.
+pub(super) fn counts(granted: usize, confirmed: &[bool]) -> bool {
+    let others = confirmed.iter().enumerate();
+    let held = others.filter(|(i, held)| *i != granted && **held).count();
+    held >= quorum(confirmed.len())
+}
 
 /// A RedLock that a majority granted.
 pub(crate) struct HeldMajority {

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
-use super::held::Majority;
+use super::held::{Majority, MemberStatus};
 use super::quorum;
 use super::round::request_member;
 use crate::background::Counted;
@@ -32,16 +32,6 @@ use crate::lease::Lease;
 use crate::owner::Owner;
 use crate::primitives::lock_set::{Member, any_lost};
 use crate::runtime::sleep_until;
-
-/// What is known about one member.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum MemberStatus {
-    Held,
-    /// It was lost at a limit of the request, or was revoked.
-    AtLimit,
-    /// It has not granted the lock, or has lost it.
-    Missing,
-}
 
 /// Decides which members are requested again, without a clock.
 #[derive(Debug, Default)]
@@ -95,14 +85,6 @@ impl Regain {
 fn is_quorum(members: &[MemberStatus]) -> bool {
     let held = members.iter().filter(|one| **one == MemberStatus::Held);
     held.count() >= quorum(members.len())
-}
-
-/// Returns whether a member that has just been granted counts. `confirmed`: which members are held, also as their stores have
-/// confirmed after that.
-pub(super) fn counts(granted: usize, confirmed: &[bool]) -> bool {
-    let others = confirmed.iter().enumerate();
-    let held = others.filter(|(i, held)| *i != granted && **held).count();
-    held >= quorum(confirmed.len())
 }
 
 /// The pause before a member is requested again.
@@ -212,6 +194,7 @@ impl MemberRequests {
 mod tests {
     use std::collections::HashSet;
 
+    use super::super::held::counts;
     use super::MemberStatus::{AtLimit, Held, Missing};
     use super::*;
 

@@ -23,7 +23,9 @@ use crate::lease::Lease;
 use crate::metrics::Kind;
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::primitives::fair_lock::ServeQueue;
-use crate::primitives::lock::{AcquireParams, HasMinimum, Lock, OwnedKind, Reentrant, Rules};
+use crate::primitives::lock::{
+    AcquireParams, HasMinimum, Holder, Lock, OwnedKind, Reentrant, Rules,
+};
 use crate::step::{BoxedStep, Outcome, Step};
 
 impl OwnedKind for Reentrant {}
@@ -161,5 +163,15 @@ impl Rules for Reentrant {
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
         rules::Acquire(params)
+    }
+
+    fn inspect(&self) -> impl Step<Reply = Vec<Holder>> {
+        let object = &self.object;
+        rules::Inspect { object }
+    }
+
+    fn force(&self) -> impl Step<Reply = bool> {
+        let object = &self.object;
+        rules::Force { object }
     }
 }

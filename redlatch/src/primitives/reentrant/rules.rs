@@ -21,12 +21,15 @@ use std::time::Duration;
 
 use smallvec::smallvec;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::hold::requests;
 use crate::hold::{Hold, ReleaseParams, Renewed};
 use crate::keyspace::{Holds, Keyspace};
 use crate::lease::{Expiry, Lease};
 use crate::name::ObjectKeys;
+use crate::primitives::lock::rules::{
+    FOREIGN_HASH, NO_EXPIRY, READ_WRITE, is_held, parse_forced, parse_holder, wrong_kind,
+};
 use crate::primitives::lock::{AcquireParams, Holder};
 use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script};
 
@@ -253,22 +256,6 @@ impl Step for Force<'_> {
     }
 }
 
-/// Interprets the reply of a forced release: whether it was held.
-pub(crate) fn parse_forced(object: &ObjectKeys, reply: ScriptReply) -> Result<bool> {
-    match reply {
-        ScriptReply::Integer(-1) => Err(wrong_kind(object, FOREIGN_HASH)),
-        other => other.flag(),
-    }
-}
-
-/// Returns whether any owner holds a lock. An error if it is a hash of another kind.
-pub(crate) fn is_held(keyspace: &mut Keyspace, object: &ObjectKeys) -> Result<bool> {
-    match keyspace.find::<Holds>(object.key())? {
-        Some(holds) if holds.value.mode.is_some() => Err(wrong_kind(object, FOREIGN_HASH)),
-        holds => Ok(holds.is_some()),
-    }
-}
-
 /// Returns the holder of the lock, with its hold count and remaining lease.
 pub(crate) struct Inspect<'a> {
     pub(crate) object: &'a ObjectKeys,
@@ -302,24 +289,5 @@ impl Step for Inspect<'_> {
         let holder =
             |(owner, count): (&String, &u32)| Holder::new(owner.as_str().into(), *count, remaining);
         Ok(holds.value.counts.iter().map(holder).collect())
-    }
-}
-
-/// Parses a holder from a script's reply: owner, hold count, remaining milliseconds.
-pub(crate) fn parse_holder(reply: ScriptReply) -> Result<Holder> {
-    let [owner, holds, left] = reply.array()?;
-    let holds = holds.text()?.parse().unwrap_or(u32::MAX);
-    let remaining = Expiry::from_millis(left.integer()?);
-    Ok(Holder::new(owner.text()?.into(), holds, remaining))
-}
-
-pub(crate) const NO_EXPIRY: &str = "it has no time to live";
-pub(crate) const FOREIGN_HASH: &str = "a hash of another kind";
-pub(crate) const READ_WRITE: &str = "a read-write lock";
-
-pub(crate) fn wrong_kind(object: &ObjectKeys, reason: &'static str) -> Error {
-    Error::WrongKind {
-        name: object.name().to_owned(),
-        reason,
     }
 }

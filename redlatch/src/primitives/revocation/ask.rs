@@ -18,7 +18,7 @@ use crate::keyspace::{Holds, Keyspace};
 use crate::lease::Expiry;
 use crate::name::{KeyLayout, ObjectKeys, is_writer_field, owner_of};
 use crate::owner::OwnerId;
-use crate::primitives::reentrant::rules::{FOREIGN_HASH, wrong_kind};
+use crate::primitives::lock::rules::{FOREIGN_HASH, wrong_kind};
 use crate::step::{Args, Keys, Script, ScriptReply, Step, script};
 
 /// How much longer than a hold its request remains.

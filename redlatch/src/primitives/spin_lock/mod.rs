@@ -8,7 +8,7 @@ use crate::backoff::Backoff;
 use crate::hold::Hold;
 use crate::metrics::Kind;
 use crate::name::{KeyLayout, ObjectKeys};
-use crate::primitives::lock::{AcquireParams, HasMinimum, Lock, OwnedKind, Rules};
+use crate::primitives::lock::{AcquireParams, HasMinimum, Holder, Lock, OwnedKind, Rules};
 use crate::primitives::reentrant::{ReentrantHolds, rules};
 use crate::step::{Outcome, Step};
 
@@ -92,6 +92,16 @@ impl Rules for Spin {
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
         rules::Acquire(params)
+    }
+
+    fn inspect(&self) -> impl Step<Reply = Vec<Holder>> {
+        let object = ReentrantHolds::object(self);
+        rules::Inspect { object }
+    }
+
+    fn force(&self) -> impl Step<Reply = bool> {
+        let object = ReentrantHolds::object(self);
+        rules::Force { object }
     }
 
     /// No messages are sent on this channel. It only names the wait queue.

@@ -24,7 +24,7 @@ use tokio::time::Instant;
 
 use super::connection::{ReconnectingConnection, Target};
 use super::endpoint::{Endpoint, UNKNOWN_HOST};
-use super::exchange_error::{ExchangeError, is_unknown_command};
+use super::exchange_error::{ExchangeError, is_unknown_command, not_in_a_cluster};
 use super::node::{Node, NodeSettings};
 use super::node_ids::NodeIds;
 use super::pubsub::text_field;
@@ -505,12 +505,6 @@ fn classify_failure(failure: ExchangeError) -> ExchangeError {
     }
 }
 
-/// Returns the error for a server that is not in a cluster.
-pub(super) fn not_in_a_cluster() -> ExchangeError {
-    let reason = "it is not in a cluster; connect with redis:// or redis+sentinel://".into();
-    ExchangeError::Permanent(Error::UnsupportedServer { reason })
-}
-
 /// `[first, last, [host, port, id, metadata], replicas…]`
 fn parse_slot_range(responder: &Endpoint, range: &ScriptReply) -> Option<SlotRange> {
     let [
@@ -565,7 +559,8 @@ fn parse_node(responder: &Endpoint, node: &ScriptReply) -> Option<Endpoint> {
 #[cfg(test)]
 mod tests {
     use super::super::connection_config::ConnectionConfig;
-    use super::super::options::{ConnectOptions, Login, RedisSettings, ReplicaSync};
+    use super::super::credentials::Login;
+    use super::super::options::{ConnectOptions, RedisSettings, ReplicaSync};
     use super::super::pubsub::SubscriptionMode;
     use super::*;
     use crate::wait::ChannelMap;

@@ -22,11 +22,10 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout_at};
 
 use super::capabilities::Capabilities;
-use super::cluster::not_in_a_cluster;
 use super::connection_config::ConnectionConfig;
 use super::connector::Protocol;
 use super::endpoint::{Address, Endpoint};
-use super::exchange_error::{ExchangeError, is_unknown_command};
+use super::exchange_error::{ExchangeError, is_unknown_command, not_in_a_cluster};
 use super::node_ids::NodeIds;
 use super::pace::Pace;
 use super::pubsub::{CHANNELS_PER_SUBSCRIBE, SubscriptionMode, subscribing};
@@ -1123,7 +1122,8 @@ impl super::wire::OnPush for PushReceiver {
 mod tests {
     use redlatch_testkit::Server;
 
-    use super::super::options::{ConnectOptions, Login, ReplicaSync};
+    use super::super::credentials::Login;
+    use super::super::options::{ConnectOptions, ReplicaSync};
     use super::super::refusing_proxy::{RefusingProxy, attempt, pubsub_of};
     use super::*;
     use crate::Client;

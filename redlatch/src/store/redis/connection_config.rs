@@ -1,17 +1,30 @@
 //! How to connect to the servers of a deployment, independent of their addresses.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use tokio::time::{sleep, timeout};
+
 use super::address_map::AddressMap;
-use super::credentials::Provider;
-use super::options::{ConnectOptions, Login, Secret};
+use super::credentials::{Credentials, Login, Password, Provider, Secret};
+use super::exchange_error::ExchangeError;
+use super::options::ConnectOptions;
 #[cfg(feature = "tls")]
 pub(super) use super::tls::Tls;
+use super::wire::Wire;
+use crate::backoff::Backoff;
 use crate::error::{Error, Result};
+use crate::step::ScriptReply;
 use crate::sync::Mutex;
+
+/// The shortest time between two logins on one connection.
+const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// The longest pause between two tries to log in again.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// Never constructed without the feature `tls`.
 #[cfg(not(feature = "tls"))]
@@ -89,8 +102,6 @@ impl ConnectionConfig {
 
     #[cfg(test)]
     pub(super) fn login(&self) -> (Option<&str>, Option<&str>, i64) {
-        use super::options::Password;
-
         let Login { username, password } = &self.login;
         let password = password.as_ref().map(|password| match password {
             Password::Text(Secret(text)) => &**text,
@@ -106,5 +117,93 @@ impl fmt::Debug for ConnectionConfig {
         f.debug_struct("ConnectionConfig")
             .field("db", &self.db)
             .finish_non_exhaustive()
+    }
+}
+
+impl ConnectionConfig {
+    /// Returns whether another try may find other credentials.
+    pub(super) fn has_changing_credentials(&self) -> bool {
+        self.provider.is_some() || matches!(self.login.password, Some(Password::File(_)))
+    }
+
+    /// Returns what to log in with now, if anything.
+    pub(super) async fn credentials(&self) -> Result<Option<Credentials>, ExchangeError> {
+        let mut credentials = match (&self.provider, &self.login.password) {
+            (Some(provider), _) => provider.ask().await.map_err(ExchangeError::not_executed)?,
+            (None, Some(Password::File(path))) => Credentials::new(self.read_password(path)?),
+            (None, Some(Password::Text(Secret(text)))) => Credentials::new(text),
+            (None, None) => return Ok(None),
+        };
+        if credentials.password.0.is_empty() && self.has_changing_credentials() {
+            let reason = "the password of the credentials is empty".into();
+            return Err(Error::AuthenticationFailed { reason }.into());
+        }
+        let username = credentials.username.or_else(|| self.login.username.clone());
+        credentials.username = username;
+        Ok(Some(credentials))
+    }
+
+    /// Reads the first line of a file. While that fails, the previous password is used: perhaps the
+    /// file is being replaced.
+    fn read_password(&self, path: &Path) -> Result<String, ExchangeError> {
+        let read = std::fs::read_to_string(path);
+        let read = read.map(|text| text.lines().next().unwrap_or_default().to_owned());
+        let mut previous = self.previous_password.lock();
+        let error = match read {
+            Ok(password) if !password.is_empty() => {
+                *previous = Some(Secret(password.clone()));
+                return Ok(password);
+            }
+            Ok(_) => "its first line is empty".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        let error = format!("{}: {error}", path.display());
+        match &*previous {
+            Some(Secret(password)) => {
+                tracing::warn!(error, "the password cannot be read; using the previous one");
+                Ok(password.clone())
+            }
+            None => Err(ExchangeError::not_executed(format!(
+                "the password cannot be read: {error}"
+            ))),
+        }
+    }
+
+    /// Logs in again on a connection in use, for as long as its credentials need that. The end of
+    /// the connection aborts this.
+    pub(super) async fn log_in_again(self, wire: Arc<Wire>, after: Duration) {
+        let (mut next, mut failures) = (Some(after), 0);
+        while let Some(after) = next {
+            sleep(after.max(SHORTEST_PAUSE)).await;
+            let renewed = timeout(self.connect_timeout, self.renew_login(&wire)).await;
+            let limit = || ExchangeError::not_executed("no answer in time");
+            next = match renewed.unwrap_or_else(|_| Err(limit())) {
+                Ok(renewed_after) => {
+                    failures = 0;
+                    renewed_after
+                }
+                Err(failure) => {
+                    if failures == 0 {
+                        let reason = failure.reason();
+                        tracing::warn!(reason, "a connection could not log in again; retrying");
+                    }
+                    failures += 1;
+                    let pauses = Backoff::exponential(SHORTEST_PAUSE, 2.0, LONGEST_PAUSE);
+                    Some(pauses.pause(failures))
+                }
+            };
+        }
+    }
+
+    async fn renew_login(&self, wire: &Arc<Wire>) -> Result<Option<Duration>, ExchangeError> {
+        let Some(credentials) = self.credentials().await? else {
+            return Ok(None);
+        };
+        match wire.send(&credentials.auth()).await.reply {
+            Some(ScriptReply::Error(error)) => Err(ExchangeError::from_refusal("AUTH", &error)),
+            // The connection has ended; the next one logs in.
+            None => Ok(None),
+            Some(_) => Ok(credentials.renewed_after),
+        }
     }
 }

@@ -229,7 +229,8 @@ fn ended(error: &WireError, hint: &str) -> ExchangeError {
 
 #[cfg(test)]
 mod tests {
-    use super::super::options::{ConnectOptions, Login};
+    use super::super::credentials::Login;
+    use super::super::options::ConnectOptions;
     use super::*;
 
     /// Its waiters wait through that, as through any outage.

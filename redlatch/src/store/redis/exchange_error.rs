@@ -32,6 +32,12 @@ pub(super) enum ExchangeError {
     Permanent(Error),
 }
 
+/// Returns the error for a server that is not in a cluster.
+pub(super) fn not_in_a_cluster() -> ExchangeError {
+    let reason = "it is not in a cluster; connect with redis:// or redis+sentinel://".into();
+    ExchangeError::Permanent(Error::UnsupportedServer { reason })
+}
+
 impl ExchangeError {
     /// Returns the kind of the error, for spans.
     pub(super) fn kind(&self) -> &'static str {

@@ -40,7 +40,7 @@ use tokio::time::{timeout, timeout_at};
 
 pub(crate) use self::address_map::AddressMap;
 pub use self::credentials::Credentials;
-pub(crate) use self::credentials::Provider;
+pub(crate) use self::credentials::{Password, Provider};
 use self::exchange::{CommandRequest, PooledCmd, RawAnswer, check_runtime};
 use self::exchange_error::{ExchangeError, Retry};
 use self::node::Node;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::address_map::AddressMap;
-use super::credentials::Provider;
+use super::credentials::{Login, Provider};
 
 /// Settings of the connections. Credentials and TLS have precedence over the URL.
 #[derive(Debug, Clone, Default)]
@@ -74,27 +74,6 @@ pub enum ReplicaSync {
     Off,
 }
 
-/// Credentials of the client.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Login {
-    pub(crate) username: Option<String>,
-    pub(crate) password: Option<Password>,
-}
-
-#[derive(Debug, Clone)]
-pub(crate) enum Password {
-    Text(Secret),
-    /// The first line of this file. Read again for every new connection, because passwords change
-    /// while programs run.
-    File(PathBuf),
-}
-
-impl Password {
-    pub(crate) fn text(text: impl Into<String>) -> Password {
-        Password::Text(Secret(text.into()))
-    }
-}
-
 /// Trusted certificates, the server's name in its certificate, and the client's own certificate.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Certificates {
@@ -119,16 +98,6 @@ impl Certificates {
     }
 }
 
-/// Text that is never shown.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Secret(pub(crate) String);
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("***")
-    }
-}
-
 /// Certificates or keys in PEM, or the path of their file.
 #[derive(Clone)]
 #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "only TLS uses it"))]
@@ -149,6 +118,7 @@ impl fmt::Debug for Pem {
 
 #[cfg(test)]
 mod tests {
+    use super::super::credentials::Password;
     use super::*;
 
     #[test]

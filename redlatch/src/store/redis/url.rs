@@ -21,8 +21,9 @@ use std::sync::Arc;
 use percent_encoding::percent_decode_str;
 
 use super::connection_config::{ConnectionConfig, Tls};
+use super::credentials::{Login, Password};
 use super::endpoint::{Address, Endpoint};
-use super::options::{ConnectOptions, Login, Password};
+use super::options::ConnectOptions;
 use crate::error::{Error, Result};
 
 /// The result of parsing a URL.

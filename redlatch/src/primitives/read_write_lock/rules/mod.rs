@@ -26,7 +26,7 @@ use crate::keyspace::{FoundKey, Holds, Keyspace, Mode};
 use crate::lease::Expiry;
 use crate::name::{ObjectKeys, ReadWriteKeys, is_writer_field, owner_of};
 use crate::primitives::lock::Holder;
-use crate::primitives::reentrant::rules::{FOREIGN_HASH, parse_forced, parse_holder, wrong_kind};
+use crate::primitives::lock::rules::{FOREIGN_HASH, parse_forced, parse_holder, wrong_kind};
 use crate::step::{Args, Keys, Script, ScriptReply, Step, script};
 
 pub(super) mod read;

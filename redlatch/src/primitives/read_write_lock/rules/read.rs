@@ -15,7 +15,8 @@ use crate::keyspace::{Holds, Keyspace, Mode};
 use crate::lease::{Expiry, Lease};
 use crate::name::{ReadWriteKeys, writer_field};
 use crate::primitives::lock::AcquireParams;
-use crate::primitives::reentrant::rules::{NO_EXPIRY, parse_outcome, wrong_kind};
+use crate::primitives::lock::rules::{NO_EXPIRY, wrong_kind};
+use crate::primitives::reentrant::rules::parse_outcome;
 use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script};
 
 /// Acquires the read side for an owner, or returns how long another owner may still write.

@@ -13,9 +13,8 @@ use crate::keyspace::{Holds, Keyspace, Mode};
 use crate::lease::{Expiry, Lease};
 use crate::name::{ReadWriteKeys, owner_of};
 use crate::primitives::lock::AcquireParams;
-use crate::primitives::reentrant::rules::{
-    self as reentrant, NO_EXPIRY, parse_outcome, was_deleted, wrong_kind,
-};
+use crate::primitives::lock::rules::{NO_EXPIRY, wrong_kind};
+use crate::primitives::reentrant::rules::{self as reentrant, parse_outcome, was_deleted};
 use crate::step::{Args, Keys, Outcome, Script, ScriptReply, Step, script};
 
 /// Acquires the write side for an owner, or returns how long others may still read or write.
