@@ -53,14 +53,11 @@ impl HoldGuard {
     }
 
     async fn release_once(&mut self) -> Result<()> {
-        let released_at = Instant::now();
-        let mut handed_over = self.hand_over(released_at);
-        if handed_over == Err(NotHandedOver::AskFirst) {
-            let HoldRef { session, hold, .. } = &self.hold_ref;
+        let handed_over = match self.hand_over(Instant::now()) {
             // Boxed: only after long sections.
-            Box::pin(session.ask_before_hand_over(hold)).await;
-            handed_over = self.hand_over(released_at);
-        }
+            Err(NotHandedOver::AskFirst) => Box::pin(self.hand_over_after_asking()).await,
+            known => known,
+        };
         if handed_over.is_ok() {
             return Ok(());
         }
@@ -133,6 +130,13 @@ impl HoldGuard {
         HandedOver::offer(&self.hold_ref, self.terms, released_at)?;
         (self.removed, self.settled) = (true, true);
         Ok(())
+    }
+
+    async fn hand_over_after_asking(&mut self) -> Result<(), NotHandedOver> {
+        let released_at = Instant::now();
+        let HoldRef { session, hold, .. } = &self.hold_ref;
+        session.ask_before_hand_over(hold).await;
+        self.hand_over(released_at)
     }
 
     fn remove(&mut self) {
