@@ -116,23 +116,36 @@ impl HandedOver {
         })
     }
 
-    /// Takes the reference of a dropped guard. Offers its hold in the background if no other client waits, or else releases
-    /// it.
-    pub(crate) fn offer_after_asking(hold_ref: &HoldRef, terms: Terms) {
-        let (session, object) = (hold_ref.session.clone(), hold_ref.hold.object.clone());
-        let running = session.background.begin(&object);
+    /// Asks the store whether other clients wait, and then offers the hold. If the store does not answer soon, the hold has to
+    /// be released. The limits of the guard end before: it was released in time.
+    pub(crate) async fn offer_after_asking(
+        hold_ref: &HoldRef,
+        terms: Terms,
+    ) -> Result<(), NotHandedOver> {
+        let released_at = Instant::now();
+        let HoldRef { session, hold, .. } = hold_ref;
+        hold.state().period.end_limits();
+        let asking = session.check_hand_over(&hold.object, hold);
+        let _ = timeout(ASK_LIMIT, asking).await;
+        HandedOver::offer(hold_ref, terms, released_at)
+    }
+
+    /// The same in the background, for a dropped guard, whose reference it takes. Releases the hold if it is not offered.
+    pub(crate) fn offer_in_background(hold_ref: &HoldRef, terms: Terms) {
+        let background = hold_ref.session.background.clone();
+        let running = background.begin(&hold_ref.hold.object);
         let mut dropped = HandedOver {
             hold_ref: Some(hold_ref.take()),
             terms,
             asks: false,
         };
-        session.background.clone().spawn_begun(running, async move {
-            let released_at = Instant::now();
-            if let Some(hold_ref) = &dropped.hold_ref {
-                session.ask_before_hand_over(&hold_ref.hold).await;
-                if HandedOver::offer(hold_ref, terms, released_at).is_ok() {
-                    drop(dropped.hold_ref.take());
-                }
+        background.spawn_begun(running, async move {
+            if let Some(hold_ref) = &dropped.hold_ref
+                && HandedOver::offer_after_asking(hold_ref, terms)
+                    .await
+                    .is_ok()
+            {
+                drop(dropped.hold_ref.take());
             }
         });
     }
@@ -198,14 +211,6 @@ impl super::Session {
             Some(Counted::new(offer, self.background.begin(object)))
         });
         if offered { Ok(()) } else { Err(refusal) }
-    }
-
-    /// Asks the store for a release that has to know whether other clients wait. If it does not answer soon, the object is
-    /// released. The limits of the guard end before: it was released in time.
-    pub(crate) async fn ask_before_hand_over(&self, hold: &Arc<Hold>) {
-        hold.state().period.end_limits();
-        let asking = self.check_hand_over(&hold.object, hold);
-        let _ = timeout(ASK_LIMIT, asking).await;
     }
 
     /// Asks the store in the background about what was handed over.

@@ -82,13 +82,10 @@ impl HoldRef {
         };
         hold.check_not_lost()?;
         // A refusal says nothing about earlier changes, such as a canceled re-entry.
-        let changes = {
-            let ledger = &hold.state().ledger;
-            (!ledger.is_settled()).then(|| ledger.latest())
-        };
-        if let Some(changes) = changes {
+        let now = hold.snapshot();
+        if !now.is_settled {
             // Boxed: seldom needed.
-            let settled = Box::pin(self.settle_in_turn(changes)).await;
+            let settled = Box::pin(self.settle_in_turn(now.latest)).await;
             turn.record_result(&settled);
             hold.check_not_lost()?;
             if let Err(error) = settled {

@@ -69,8 +69,8 @@ impl<R: HasLease> Guard<R> {
     ///
     /// If another task of the same client waits for the lock, or for as many permits, it passes to that task. Within 10 ms after
     /// the store was last asked, this then returns at once: `Ok` means that no loss is known and that the lease has not
-    /// ended. Later it asks the store whether the lock is still held. [`ClientBuilder::local_hand_over`](crate::ClientBuilder::local_hand_over) says
-    /// when, and turns it off.
+    /// ended. Later it asks the store whether the lock is still held.
+    /// [`ClientBuilder::local_hand_over`](crate::ClientBuilder::local_hand_over) says when, and turns it off.
     ///
     /// Several locks are released concurrently. A RedLock is released on all members that granted
     /// it; after [`RedLock::member_timeout`](crate::RedLock::member_timeout) this returns as soon as the

@@ -53,12 +53,14 @@ impl HoldGuard {
     }
 
     async fn release_once(&mut self) -> Result<()> {
-        let handed_over = match self.hand_over(Instant::now()) {
+        let mut handed_over = self.hand_over();
+        if handed_over == Err(NotHandedOver::AskFirst) {
             // Boxed: only after long sections.
-            Err(NotHandedOver::AskFirst) => Box::pin(self.hand_over_after_asking()).await,
-            known => known,
-        };
+            handed_over =
+                Box::pin(HandedOver::offer_after_asking(&self.hold_ref, self.terms)).await;
+        }
         if handed_over.is_ok() {
+            (self.removed, self.settled) = (true, true);
             return Ok(());
         }
         self.remove();
@@ -123,20 +125,11 @@ impl HoldGuard {
     }
 
     /// Hands the hold over to a waiting request of this client, if it may be.
-    fn hand_over(&mut self, released_at: Instant) -> Result<(), NotHandedOver> {
-        if !self.terms.transferable {
-            return Err(NotHandedOver::Release);
+    fn hand_over(&self) -> Result<(), NotHandedOver> {
+        match self.terms.transferable {
+            true => HandedOver::offer(&self.hold_ref, self.terms, Instant::now()),
+            false => Err(NotHandedOver::Release),
         }
-        HandedOver::offer(&self.hold_ref, self.terms, released_at)?;
-        (self.removed, self.settled) = (true, true);
-        Ok(())
-    }
-
-    async fn hand_over_after_asking(&mut self) -> Result<(), NotHandedOver> {
-        let released_at = Instant::now();
-        let HoldRef { session, hold, .. } = &self.hold_ref;
-        session.ask_before_hand_over(hold).await;
-        self.hand_over(released_at)
     }
 
     fn remove(&mut self) {
@@ -149,10 +142,10 @@ impl HoldGuard {
 impl Drop for HoldGuard {
     fn drop(&mut self) {
         if !self.removed {
-            match self.hand_over(Instant::now()) {
+            match self.hand_over() {
                 Ok(()) => return,
                 Err(NotHandedOver::AskFirst) => {
-                    return HandedOver::offer_after_asking(&self.hold_ref, self.terms);
+                    return HandedOver::offer_in_background(&self.hold_ref, self.terms);
                 }
                 Err(NotHandedOver::Release) => self.remove(),
             }
