@@ -246,7 +246,7 @@ impl HandOverLimit {
 }
 
 /// How long the first waiter of a queue lets other clients go first, before it requests the object again.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Yielding {
     /// How many counted clients go first. One less after each release, because one of them has had its turn then.
     clients: usize,
@@ -258,7 +258,7 @@ pub(crate) struct Yielding {
 }
 
 /// A pause for clients that are not counted.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Pause {
     /// It begins when the first waiter is woken, by the message of the release.
     Next(Duration),

@@ -40,28 +40,26 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until};
 
+use crate::background::Counted;
 use crate::client_registry::{REGISTERED_AFTER, RegisteredWait};
 use crate::error::{Error, Result};
 use crate::hold::Share;
 use crate::join::Boxed;
 use crate::lease::Expiry;
-use crate::metrics::Timer;
 use crate::step::Outcome;
 use crate::store::{LastContact, Progress};
 
 mod limits;
-mod queues;
+mod queue;
+mod subscription;
+mod waiter;
 
 pub(crate) use limits::{Limits, Request};
-
-pub(crate) use queues::{
-    ChannelMap, ClaimedWaiter, Offer, QueueKind, TransferClaim, WaitQueues, private_object,
-};
-use queues::{QueueTurn, Waiter};
-
-/// Added to the time in the reply, which the store truncates to whole milliseconds. Without it the waiter could
-/// be early and have to send its request twice.
-const ROUNDING: Duration = Duration::from_millis(1);
+pub(crate) use queue::QueueKind;
+use queue::{Due, Next, ROUNDING};
+pub(crate) use subscription::ChannelMap;
+use waiter::Waiter;
+pub(crate) use waiter::{ClaimedWaiter, Offer, TransferClaim, WaitQueues, private_object};
 
 /// How long the first waiter of a queue waits before that is logged. Not shorter than the default lease: the
 /// lock of a holder that died is free by then.
@@ -172,10 +170,9 @@ impl WaitQueues {
         waits: bool,
     ) -> Result<Option<A::Grant>> {
         let kind = attempt.queue_kind();
-        if waits
-            && let Some(mut waiter) = self.join_existing(attempt.channel(), attempt.object(), kind)
+        if waits && let Some(waiter) = self.join_existing(attempt.channel(), attempt.object(), kind)
         {
-            return wait_in_queue(&mut waiter, attempt).await.map(Some);
+            return wait_in_queue(&waiter, attempt).await.map(Some);
         }
         // Either this client has no waiters, so that the object is probably free and one round trip is enough, or
         // the request does not wait.
@@ -183,8 +180,8 @@ impl WaitQueues {
             Outcome::Done(grant) => Ok(Some(grant)),
             Outcome::Wait(_) if !waits => Ok(None),
             Outcome::Wait(_) => {
-                let mut waiter = self.join(attempt.channel(), attempt.object(), kind);
-                wait_in_queue(&mut waiter, attempt).await.map(Some)
+                let waiter = self.join(attempt.channel(), attempt.object(), kind, true);
+                wait_in_queue(&waiter, attempt).await.map(Some)
             }
         }
     }
@@ -194,28 +191,49 @@ impl WaitQueues {
         let (channel, object, kind) = (attempt.channel(), attempt.object(), attempt.queue_kind());
         // A request for several objects may get here before it was sent. Then the store has not answered it, although it
         // joins an existing queue.
-        let join = match attempt.progress().last_contact() {
-            Some(LastContact::Answered) => WaitQueues::join,
-            Some(LastContact::Failed { .. }) | None => WaitQueues::join_unanswered,
-        };
+        let last = attempt.progress().last_contact();
+        let answered = matches!(last, Some(LastContact::Answered));
         let existing = self.join_existing(channel, object, kind);
-        let mut waiter = existing.unwrap_or_else(|| join(self, channel, object, kind));
-        wait_in_queue(&mut waiter, attempt).await
+        let waiter = existing.unwrap_or_else(|| self.join(channel, object, kind, answered));
+        wait_in_queue(&waiter, attempt).await
     }
 }
 
-/// Waits for the turn, and then as the first waiter of the queue.
-async fn wait_in_queue<A: Attempt>(waiter: &mut Waiter, attempt: &mut A) -> Result<A::Grant> {
+/// Waits for the turn, and then as the first waiter of the queue, unless there is an offer for this one.
+async fn wait_in_queue<A: Attempt>(waiter: &Waiter, attempt: &mut A) -> Result<A::Grant> {
     if attempt.takes_offers() {
         waiter.enable_offers(attempt.share());
     } else if let Some(claim) = attempt.claim() {
         waiter.enable_claim(claim);
     }
-    let turn = wait_for_turn(waiter, attempt).await?;
+    attempt.progress().join_queue(waiter.contacts());
+    loop {
+        let next = waiter.turn(attempt).await;
+        attempt.progress().leave_queue();
+        match next {
+            Next::Take(offer) => {
+                if let Some(grant) = take(waiter, attempt, offer) {
+                    return Ok(grant);
+                }
+            }
+            Next::Drop(offer) => drop(offer),
+            Next::Fail { since, error } => {
+                attempt.progress().record_failure(since, error.clone());
+                return Err(error);
+            }
+            Next::BeFirst { relies } => {
+                if relies {
+                    attempt.progress().record_answer();
+                }
+                break;
+            }
+            Next::Sleep { .. } | Next::Ask { .. } => {}
+        }
+    }
     // Boxed: of many waiters, one is the first.
     Box::pin(async {
         let (since, report, register) = (Instant::now(), attempt.reporter(), attempt.registrar());
-        let mut waiting = pin!(wait_as_first(waiter, turn, attempt));
+        let mut waiting = pin!(wait_as_first(waiter, attempt));
         let long_wait = async {
             let remind = async {
                 sleep_until(waiter.joined() + REGISTERED_AFTER).await;
@@ -241,72 +259,36 @@ async fn wait_in_queue<A: Attempt>(waiter: &mut Waiter, attempt: &mut A) -> Resu
     .await
 }
 
-/// Waits until this is the first waiter of the queue. After a second it is registered, when the first waiter reminds it.
-async fn wait_for_turn<'a, A: Attempt>(waiter: &'a Waiter, attempt: &A) -> Result<QueueTurn<'a>> {
-    attempt.progress().join_queue(waiter.contacts());
-    let turn = tokio::select! {
-        biased;
-        failed = waiter.failed(attempt) => Err(failed),
-        turn = waiter.turn() => Ok(turn),
-    };
-    attempt.progress().leave_queue();
-    turn.map_err(|(since, error)| {
-        attempt.progress().record_failure(since, error.clone());
-        error
-    })
+/// Takes what another request of this client has offered, if it is of use.
+fn take<A: Attempt>(waiter: &Waiter, attempt: &mut A, offer: Counted<Offer>) -> Option<A::Grant> {
+    let (grant, until) = offer.end(|offer| attempt.take(offer))?;
+    waiter.took(attempt.share(), until);
+    Some(grant)
 }
 
 /// Waits as the first waiter of the queue: repeats the request when it may succeed.
-async fn wait_as_first<A: Attempt>(
-    waiter: &Waiter,
-    mut turn: QueueTurn<'_>,
-    attempt: &mut A,
-) -> Result<A::Grant> {
+async fn wait_as_first<A: Attempt>(waiter: &Waiter, attempt: &mut A) -> Result<A::Grant> {
     let share = attempt.share();
-    let mut next = match turn.take().filter(|(_, for_share)| *for_share == share) {
-        Some((at, _))
-            if waiter.is_subscribed() && Instant::now() < at && !waiter.take_wakeups() =>
-        {
-            // The previous waiter acquired the object, and no release has arrived since, so another owner
-            // still holds it. This counts as the store's answer to this request.
-            attempt.progress().record_answer();
-            waiter.request_ended(Some(LastContact::Answered));
-            NextRequest::At(at)
-        }
-        _ => NextRequest::Now,
-    };
+    waiter.subscription_ended().await;
     loop {
-        let is_woken = match next {
-            NextRequest::Now => false,
-            NextRequest::OnMessage => {
-                waiter.woken().await;
-                true
+        let mut woken = None;
+        let message = loop {
+            match waiter.next_as_first(share, &mut woken).await {
+                Next::Take(offer) => {
+                    if let Some(grant) = take(waiter, attempt, offer) {
+                        return Ok(grant);
+                    }
+                }
+                Next::Ask { message } => break message,
+                Next::Drop(offer) => drop(offer),
+                Next::Sleep { .. } | Next::BeFirst { .. } | Next::Fail { .. } => {}
             }
-            NextRequest::At(at) => tokio::select! {
-                biased;
-                () = waiter.woken() => true,
-                () = sleep_until(at) => false,
-            },
         };
-        let woken = is_woken.then(Timer::start);
-        let let_counted_go_first = waiter.let_others_go_first().await;
-        while let Some(offer) = waiter.take_offer() {
-            if let Some((grant, end)) = offer.end(|offer| attempt.take(offer)) {
-                let refused = || next.at_latest().filter(|_| waiter.answer_is_current());
-                let end = end.map_or_else(refused, |end| Some(end + ROUNDING));
-                *turn = end.map(|end| (end, share));
-                return Ok(grant);
-            }
-        }
-        // The next answer already includes every release whose message has arrived.
-        let others_released = waiter.take_wakeups();
-        let message = waiter.take_message();
         if message != 0
-            && let Some((grant, end)) = attempt.accept(message).await
+            && let Some((grant, until)) = attempt.accept(message).await
         {
             attempt.progress().record_answer();
-            waiter.request_ended(Some(LastContact::Answered));
-            *turn = Some((end + ROUNDING, share));
+            waiter.granted(share, until);
             waiter.metrics().acquired_after_wake(woken);
             return Ok(grant);
         }
@@ -314,34 +296,28 @@ async fn wait_as_first<A: Attempt>(
         let pause = attempt.pause();
         let subscribe = pause.is_none() && waiter.begin_subscribing();
         let outcome = request_as_first(waiter, attempt, subscribe).await?;
-        next = match (outcome, pause) {
+        let left = match (outcome, pause) {
             (Outcome::Done(grant), _) => {
                 waiter.metrics().acquired_after_wake(woken);
-                if let Some(held) = attempt.excludes_waiters_for() {
-                    *turn = Some((sent_at + held + ROUNDING, share));
-                }
-                if share == Share::Whole {
-                    // The store granted it, so an earlier holder that offers it has lost it.
-                    drop(waiter.take_offer());
-                    if waiter.is_served_locally() && waiter.discard_wakeups() {
-                        attempt.doubt();
-                    }
-                }
-                // A client that acquires permits meanwhile releases nothing.
-                if share == Share::Whole && let_counted_go_first && !others_released {
-                    waiter.yielded_in_vain();
+                let until = attempt.excludes_waiters_for().map(|held| sent_at + held);
+                if waiter.acquired(share, until) {
+                    attempt.doubt();
                 }
                 return Ok(grant);
             }
-            (Outcome::Wait(_), Some(pause)) => NextRequest::at(Expiry::In(pause)),
+            (Outcome::Wait(_), Some(pause)) => Expiry::In(pause),
             (Outcome::Wait(left), None) => {
                 tracing::trace!(channel = waiter.channel(), ?left, "waiting");
-                NextRequest::at(match left {
+                match left {
                     Expiry::In(left) => Expiry::In(left.saturating_add(ROUNDING)),
                     Expiry::Never => Expiry::Never,
-                })
+                }
             }
         };
+        let at = left
+            .duration()
+            .and_then(|left| Instant::now().checked_add(left));
+        waiter.refused(at.map_or(Due::OnMessage, Due::At));
     }
 }
 
@@ -357,11 +333,7 @@ async fn request_as_first<A: Attempt>(
         waiter.request_started();
     }
     // Boxed, so that a first waiter that sleeps is small.
-    let answer = Box::pin(async {
-        let _sending = waiter.sending();
-        attempt.send(subscribe).await
-    });
-    let answer = answer.await;
+    let answer = Box::pin(attempt.send(subscribe)).await;
     if shares_outcome {
         waiter.request_ended(attempt.progress().last_contact());
         if answer.as_ref().is_err_and(Error::is_outage) {
@@ -371,32 +343,6 @@ async fn request_as_first<A: Attempt>(
         waiter.request_ended(Some(LastContact::Answered));
     }
     answer
-}
-
-/// When the first waiter repeats its request, unless a message arrives before.
-enum NextRequest {
-    Now,
-    At(Instant),
-    OnMessage,
-}
-
-impl NextRequest {
-    /// Returns [`NextRequest::At`] this long from now; [`NextRequest::OnMessage`] if that is never, or beyond what
-    /// the clock can represent.
-    fn at(time: Expiry) -> NextRequest {
-        let at = time
-            .duration()
-            .and_then(|left| Instant::now().checked_add(left));
-        at.map_or(NextRequest::OnMessage, NextRequest::At)
-    }
-
-    /// Returns until when the store's latest refusal holds unless a message arrives. `None`: unknown.
-    fn at_latest(&self) -> Option<Instant> {
-        match self {
-            NextRequest::At(at) => Some(*at),
-            NextRequest::Now | NextRequest::OnMessage => None,
-        }
-    }
 }
 
 #[cfg(test)]

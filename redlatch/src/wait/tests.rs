@@ -8,7 +8,6 @@ use redlatch_testkit::Log;
 use super::*;
 use crate::background::Background;
 use crate::background::Counted;
-use crate::hold::Yields;
 use crate::lease::{Expiry, WaitLimit};
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::store::embedded::Embedded;
@@ -212,7 +211,7 @@ async fn acquisition_with_message_in_flight_is_checked() {
         one.is_overtaken = is_overtaken;
         assert_eq!(queues.acquire(&mut one, true).await.unwrap(), Some(1));
         assert_eq!(one.doubts, doubts);
-        let waiter = queues.join("channel", "object", QueueKind::Exclusive);
+        let waiter = queues.join("channel", "object", QueueKind::Exclusive, true);
         queues.channels.confirm("channel");
         drop(waiter);
         let mut two = scripted(&queues, [Ok(Outcome::Done(2))]);
@@ -707,7 +706,7 @@ async fn request_behind_one_that_relies_on_the_winner_is_answered() {
 #[tokio::test(start_paused = true)]
 async fn answer_to_one_queue_does_not_count_for_the_other() {
     let queues = queues();
-    let writer = queues.join("channel", "object", QueueKind::Exclusive);
+    let writer = queues.join("channel", "object", QueueKind::Exclusive, true);
     let Some(reader) = queues.join_existing("channel", "object", QueueKind::Shared) else {
         panic!("the waiter exists");
     };
@@ -724,7 +723,7 @@ async fn answer_to_one_queue_does_not_count_for_the_other() {
     assert!(has_contact(&writer) && !has_contact(&reader));
     reader.request_ended(Some(LastContact::Answered));
     drop(writer);
-    let writer = queues.join("channel", "object", QueueKind::Exclusive);
+    let writer = queues.join("channel", "object", QueueKind::Exclusive, true);
     drop(reader);
     let reader = queues
         .join_existing("channel", "object", QueueKind::Shared)
@@ -738,7 +737,7 @@ async fn answer_to_one_queue_does_not_count_for_the_other() {
 #[tokio::test(start_paused = true)]
 async fn queue_without_answers_has_no_contact() {
     let queues = queues();
-    let waiter = queues.join("channel", "object", QueueKind::Exclusive);
+    let waiter = queues.join("channel", "object", QueueKind::Exclusive, true);
     let (contacts, joined) = (waiter.contacts(), Instant::now());
     waiter.request_ended(Some(LastContact::Answered));
     assert!(matches!(
@@ -874,38 +873,6 @@ async fn subscription_that_was_not_sent_is_sent_with_next_request() {
     assert_eq!(subscribed, [false, true, true, true]);
 }
 
-/// If other clients went first, but no release of theirs arrived, they do not go first the next time.
-#[tokio::test(start_paused = true)]
-async fn others_go_first_again_unless_it_was_in_vain() {
-    for (yields, released, again) in [
-        (true, true, true),
-        (true, false, false),
-        (false, false, true),
-    ] {
-        let queues = queues();
-        let mut one = taker(&queues, []);
-        one.answers = [wait(60), Ok(Outcome::Done(1))].into();
-        let object = object();
-        let other = queues.join(object.channel(), object.key(), QueueKind::Exclusive);
-        let call = async {
-            sleep(1).await;
-            if !yields {
-                return;
-            }
-            queues.yield_to(&object, Yields::counted(5));
-            queues.wake(object.channel());
-            tokio::time::sleep(Duration::from_millis(1)).await;
-            if released {
-                queues.wake(object.channel());
-            }
-        };
-        let (first, ()) = tokio::join!(queues.acquire(&mut one, true), call);
-        assert_eq!(first.unwrap(), Some(1));
-        queues.yield_to(&object, Yields::counted(5));
-        assert_eq!(other.let_others_go_first().await, again);
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn holder_is_reported_after_30_s() {
     for (waits, reports) in [(29, vec![]), (40, vec![30])] {
@@ -927,7 +894,8 @@ async fn error_that_is_no_outage_ends_request_in_outage() {
 #[tokio::test(start_paused = true)]
 async fn waiter_misses_no_failure_while_it_registers() {
     let queues = queues();
-    let [first, second] = [(); 2].map(|()| queues.join("channel", "object", QueueKind::Exclusive));
+    let [first, second] =
+        [(); 2].map(|()| queues.join("channel", "object", QueueKind::Exclusive, true));
     sleep(2).await;
     let first = Arc::new(first);
     let failing = first.clone();
@@ -937,9 +905,64 @@ async fn waiter_misses_no_failure_while_it_registers() {
         failing.request_ended(Some(LastContact::Failed { since, error }));
         failing.fail_all();
     }));
-    let failed = tokio::time::timeout(SECOND, second.failed(&attempt));
     // Without an outage that is a reminder.
-    let remind = async { first.fail_all() };
+    let remind = async {
+        first.fail_all();
+        tokio::task::yield_now().await;
+    };
+    let failed = tokio::time::timeout(SECOND, second.turn(&attempt));
     let (failed, ()) = tokio::join!(failed, remind);
-    assert!(failed.is_ok());
+    assert!(matches!(failed, Ok(Next::Fail { .. })));
+}
+
+/// One that is kept but not polled does not keep what is offered.
+#[tokio::test(start_paused = true)]
+async fn offer_that_is_not_taken_is_dropped_after_10_ms() {
+    let queues = queues();
+    let object = object();
+    let waiter = queues.join(object.channel(), object.key(), QueueKind::Exclusive, true);
+    waiter.enable_offers(Share::Whole);
+    let offered = Arc::new(());
+    let offer = |_| {
+        let offer: Offer = Box::new(offered.clone());
+        Some(Counted::for_test(offer))
+    };
+    for _ in 0..2 {
+        assert!(queues.offer(&object, Share::Whole, offer));
+        tokio::time::sleep(Duration::from_millis(9)).await;
+        assert_eq!(Arc::strong_count(&offered), 2);
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        assert_eq!(Arc::strong_count(&offered), 1);
+    }
+    assert!(queues.offer(&object, Share::Whole, offer));
+    queues.drop_offers();
+    assert_eq!(Arc::strong_count(&offered), 1);
+    assert!(!queues.offer(&object, Share::Whole, |_| None));
+}
+
+/// The object passes on, and the next waiter sleeps on. Then it is released without a message.
+#[tokio::test(start_paused = true)]
+async fn waiter_that_is_not_woken_for_its_turn_watches_the_store() {
+    let queues = queues();
+    let mut requests = [(); 3].map(|()| taker(&queues, []));
+    for one in &mut requests[1..] {
+        one.answers = [Ok(Outcome::Done(1))].into();
+    }
+    let sent = requests.each_ref().map(|one| one.sent.clone());
+    let end = Instant::now() + 5 * SECOND;
+    let waiting = requests.map(|mut one| {
+        let queues = queues.clone();
+        tokio::spawn(async move { queues.acquire(&mut one, true).await })
+    });
+    sleep(1).await;
+    offer(&queues, end);
+    let [first, second, third] = waiting;
+    assert_eq!(first.await.unwrap().unwrap(), Some(7));
+    for waiting in [second, third] {
+        assert_eq!(waiting.await.unwrap().unwrap(), Some(1));
+    }
+    let after_end = end.elapsed();
+    assert!(after_end < SECOND, "{after_end:?}");
+    let sent = sent.map(|sent| sent.lock().unwrap().len());
+    assert_eq!(sent, [2, 1, 1]);
 }

@@ -1,0 +1,761 @@
+use super::*;
+
+use QueueKind::{Exclusive, Shared};
+
+const MILLI: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+
+/// The queues of an object and a clock. Each waiter is woken by its number.
+struct World {
+    queues: Queues<u64, u32, char>,
+    now: Instant,
+    is_subscribed: bool,
+    share: Share,
+}
+
+impl World {
+    fn new() -> World {
+        let now = Instant::now();
+        World {
+            queues: Queues::new(now),
+            now,
+            is_subscribed: true,
+            share: Share::Whole,
+        }
+    }
+
+    fn join(&mut self, kind: QueueKind) -> u64 {
+        self.queues.join(kind, true, self.now)
+    }
+
+    fn taker(&mut self) -> u64 {
+        let number = self.join(Exclusive);
+        self.queues.enable_offers(Exclusive, number, self.share);
+        number
+    }
+
+    fn claimable(&mut self, claim: char) -> u64 {
+        let number = self.join(Exclusive);
+        self.queues.enable_claim(Exclusive, number, claim);
+        number
+    }
+
+    fn next_of(&mut self, kind: QueueKind, number: u64) -> Next<u32> {
+        let (share, now) = (self.share, self.now);
+        let next = self
+            .queues
+            .next(kind, number, share, now, self.is_subscribed);
+        let sleeps = matches!(next, Next::Sleep { .. });
+        let wake = sleeps.then_some(number);
+        *self.queues.sleeper(kind, number).expect("a waiter") = wake;
+        next
+    }
+
+    fn next(&mut self, number: u64) -> Next<u32> {
+        self.next_of(Exclusive, number)
+    }
+
+    /// Makes a waiter the first, and has the store refuse its request for a minute.
+    fn be_refused(&mut self, number: u64) {
+        assert!(matches!(self.next(number), Next::BeFirst { .. }));
+        self.yields(number);
+    }
+
+    /// Has the store refuse the request that the waiter sends.
+    fn answer(&mut self, number: u64) {
+        self.queues.request_started(Exclusive, self.now);
+        self.queues.answered(Exclusive, Some(LastContact::Answered));
+        let due = Due::At(self.now + 60 * SECOND);
+        self.queues.refused(Exclusive, due);
+        assert!(self.sleeps(number));
+    }
+
+    fn sleeps(&mut self, number: u64) -> bool {
+        matches!(self.next(number), Next::Sleep { .. })
+    }
+
+    fn leave(&mut self, number: u64) -> Option<u64> {
+        let left = self
+            .queues
+            .leave(Exclusive, number, self.now, self.is_subscribed);
+        left.wake
+    }
+
+    /// Offers the whole object, or permits. Returns whom that wakes; `Err` if it is not taken.
+    fn offer(&mut self, offer: u32) -> Result<Option<u64>, ()> {
+        if !self.queues.takes_offer(self.share) {
+            return Err(());
+        }
+        let (wake, outdated) = self.queues.offer(offer, self.share, self.now);
+        assert_eq!(outdated, Vec::<u32>::new());
+        Ok(wake)
+    }
+
+    /// Has the foremost waiter take what is offered, and leave with it. Returns whom that wakes.
+    fn take(&mut self, number: u64, offer: u32, until: Option<Instant>) -> Option<u64> {
+        let next = self.next(number);
+        assert!(
+            matches!(next, Next::Take(taken) if taken == offer),
+            "{next:?}"
+        );
+        self.queues.took(Exclusive, self.share, until);
+        self.leave(number)
+    }
+
+    fn message(&mut self, message: i64) -> [Option<u64>; 2] {
+        self.queues.message(message, self.now)
+    }
+
+    fn has_contact(&self, kind: QueueKind, since: Instant) -> bool {
+        let last = self.queues.contact_since(kind, since);
+        matches!(last, Some(LastContact::Answered))
+    }
+
+    /// Returns how many milliseconds other clients go first before the request of a waiter that is woken.
+    fn yields(&mut self, number: u64) -> u128 {
+        let begun = self.now;
+        while let Next::Sleep { until, .. } = self.next(number) {
+            self.now = until.expect("it is woken");
+        }
+        self.answer(number);
+        (self.now - begun).as_millis()
+    }
+}
+
+#[test]
+fn time_of_joining_is_known_after_months() {
+    let mut world = World::new();
+    world.join(Exclusive);
+    world.now += Duration::from_secs(100 * 24 * 3600);
+    let joined = world.now;
+    let number = world.join(Exclusive);
+    for passed in [0, 7] {
+        let now = joined + passed * SECOND;
+        assert_eq!(world.queues.joined(Exclusive, number, now), joined);
+    }
+}
+
+#[test]
+fn first_waiter_asks_and_again_when_woken_or_due() {
+    let mut world = World::new();
+    let [first, second] = [world.taker(), world.taker()];
+    assert!(world.sleeps(second));
+    world.be_refused(first);
+    let until = Some(world.now + 60 * SECOND);
+    let next = world.next(first);
+    assert!(
+        matches!(next, Next::Sleep { until: at, .. } if at == until),
+        "{next:?}"
+    );
+    for wake in [
+        |world: &mut World| world.message(0),
+        |world: &mut World| world.queues.disconnected(world.now),
+        |world: &mut World| {
+            world.now += 61 * SECOND;
+            [Some(1), None]
+        },
+    ] {
+        assert_eq!(wake(&mut world), [Some(first), None]);
+        assert!(matches!(world.next(first), Next::Ask { message: 0 }));
+        world.answer(first);
+    }
+    // A message during the request makes it ask again.
+    assert_eq!(world.message(7), [Some(first), None]);
+    assert!(matches!(world.next(first), Next::Ask { message: 7 }));
+    assert_eq!(world.message(8), [None, None], "it is awake");
+    world.message(9);
+    world.queues.refused(Exclusive, Due::OnMessage);
+    assert!(
+        matches!(world.next(first), Next::Ask { message: 9 }),
+        "the latest one"
+    );
+    world.queues.refused(Exclusive, Due::OnMessage);
+    let next = world.next(first);
+    assert!(matches!(next, Next::Sleep { until: None, .. }), "{next:?}");
+}
+
+/// Behind one that acquires the object, the next waiter sends nothing until its lease ends, or a message arrives.
+#[test]
+fn next_waiter_relies_on_the_one_before() {
+    let minute = 60 * SECOND;
+    for (case, relies) in [
+        ("", true),
+        ("message", false),
+        ("late", false),
+        ("not subscribed", false),
+        ("not excluded", false),
+        ("another share", false),
+        ("left", false),
+    ] {
+        let mut world = World::new();
+        let [first, second] = [world.taker(), world.taker()];
+        assert!(world.sleeps(second));
+        world.be_refused(first);
+        let until = (case != "not excluded").then_some(world.now + minute);
+        if case != "left" {
+            let acquired = world.queues.acquired(Exclusive, Share::Whole, until);
+            assert_eq!(acquired, (None, false));
+        }
+        assert_eq!(world.leave(first), Some(second));
+        match case {
+            "message" => assert_eq!(world.message(0), [None, None]),
+            "late" => world.now += minute + ROUNDING,
+            "not subscribed" => world.is_subscribed = false,
+            "another share" => world.share = Share::Permits(1),
+            _ => {}
+        }
+        let next = world.next(second);
+        assert!(
+            matches!(next, Next::BeFirst { relies: does } if does == relies),
+            "{case}: {next:?}"
+        );
+        let next = world.next(second);
+        match relies {
+            true => assert!(
+                matches!(next, Next::Sleep { until: Some(at), .. } if at == world.now + minute + ROUNDING)
+            ),
+            false => assert!(matches!(next, Next::Ask { .. }), "{case}: {next:?}"),
+        }
+    }
+}
+
+#[test]
+fn all_but_the_first_fail_together() {
+    let mut world = World::new();
+    let [first, second, third] = [(); 3].map(|()| world.join(Exclusive));
+    let reader = world.join(Shared);
+    assert!(world.sleeps(second) && world.sleeps(third));
+    world.be_refused(first);
+    let error = Error::ResponseTimeout { after: SECOND };
+    let since = world.now;
+    assert!(matches!(
+        world.next_of(Shared, reader),
+        Next::BeFirst { .. }
+    ));
+    assert_eq!(world.queues.fail_all(), [second, third]);
+    // An answer has arrived since.
+    assert!(world.sleeps(second));
+    let failed = || {
+        Some(LastContact::Failed {
+            since,
+            error: error.clone(),
+        })
+    };
+    world.queues.answered(Exclusive, failed());
+    assert_eq!(world.queues.fail_all(), [second]);
+    for number in [second, third] {
+        let next = world.next(number);
+        assert!(
+            matches!(next, Next::Fail { since: at, .. } if at == since),
+            "{next:?}"
+        );
+    }
+    let late = world.join(Exclusive);
+    assert!(world.sleeps(late) && world.sleeps(first));
+    assert!(world.queues.remind_all().is_empty(), "it would fail");
+    for number in [second, third, late, first] {
+        assert!(world.queues.contact_since(Exclusive, since).is_some());
+        world.leave(number);
+    }
+    assert!(matches!(
+        world.queues.contact_since(Shared, since),
+        Some(LastContact::Failed { .. })
+    ));
+    world.queues.leave(Shared, reader, since, true);
+    assert!(world.queues.contact_since(Shared, since).is_none());
+}
+
+#[test]
+fn waiter_that_is_reminded_registers_after_a_second() {
+    let mut world = World::new();
+    let [first, second] = [(); 2].map(|()| world.join(Exclusive));
+    world.be_refused(first);
+    for long in [false, true] {
+        assert!(matches!(world.next(second), Next::Sleep { registers, .. } if registers == long));
+        assert_eq!(world.queues.remind_all(), [second]);
+        world.now += SECOND;
+    }
+}
+
+#[test]
+fn other_clients_go_first_that_have_waited_longer() {
+    let mut world = World::new();
+    let waiter = world.claimable('a');
+    world.be_refused(waiter);
+    for (others, delays) in [(3, [3, 2, 1, 0]), (100, [5, 4, 3, 2]), (0, [0; 4])] {
+        world.queues.yield_to(Yields::counted(others), || 0.5);
+        for expected in delays {
+            // First that of the client's own release. That of a write lock publishes another one, which does not count.
+            world.message(1);
+            world.message(0);
+            assert_eq!(world.yields(waiter), expected);
+        }
+    }
+    // Permits publish their number.
+    let mut world = World::new();
+    world.share = Share::Permits(1);
+    let waiter = world.taker();
+    world.be_refused(waiter);
+    world.queues.yield_to(Yields::counted(2), || 0.5);
+    for expected in [2, 1, 0] {
+        world.message(7);
+        assert_eq!(world.yields(waiter), expected);
+    }
+    // A queue without waiters lets no client go first.
+    world.leave(waiter);
+    world.queues.yield_to(Yields::counted(2), || 0.5);
+    let waiter = world.taker();
+    world.be_refused(waiter);
+    world.message(7);
+    assert_eq!(world.yields(waiter), 0);
+}
+
+/// If other clients went first, but no release of theirs arrived, they do not go first the next time.
+#[test]
+fn others_go_first_again_unless_it_was_in_vain() {
+    for (share, released, again) in [
+        (Share::Whole, true, true),
+        (Share::Whole, false, false),
+        (Share::Permits(1), false, true),
+    ] {
+        let mut world = World::new();
+        world.share = share;
+        let [first, second] = [world.taker(), world.taker()];
+        world.be_refused(first);
+        world.queues.yield_to(Yields::counted(2), || 0.5);
+        world.message(0);
+        assert!(world.sleeps(first));
+        world.now += MILLI;
+        if released {
+            world.message(0);
+        }
+        world.now += MILLI;
+        assert!(matches!(world.next(first), Next::Ask { .. }));
+        world.queues.acquired(Exclusive, share, None);
+        world.leave(first);
+        world.be_refused(second);
+        world.queues.yield_to(Yields::counted(2), || 0.5);
+        world.message(0);
+        assert_eq!(world.yields(second) > 0, again);
+    }
+}
+
+#[test]
+fn waiter_with_offer_does_not_let_others_go_first() {
+    let mut world = World::new();
+    let waiter = world.taker();
+    world.be_refused(waiter);
+    world.queues.yield_to(Yields::counted(3), || 0.5);
+    assert_eq!(world.offer(1), Ok(Some(waiter)));
+    assert!(matches!(world.next(waiter), Next::Take(1)));
+    // Nor does one that is offered something meanwhile. A message does not end the time.
+    let [first, second] = [false, true].map(|is_offer| {
+        let mut world = World::new();
+        world.share = Share::Permits(1);
+        let waiter = world.taker();
+        world.be_refused(waiter);
+        world.queues.yield_to(Yields::counted(3), || 0.5);
+        world.message(7);
+        assert!(world.sleeps(waiter));
+        match is_offer {
+            true => assert_eq!(world.offer(1), Ok(Some(waiter))),
+            false => assert_eq!(world.message(7), [Some(waiter), None]),
+        }
+        world.next(waiter)
+    });
+    assert!(
+        matches!((&first, &second), (Next::Sleep { .. }, Next::Take(1))),
+        "{first:?} {second:?}"
+    );
+}
+
+#[test]
+fn request_that_joins_after_message_has_no_answer_until_store_answers() {
+    let mut world = World::new();
+    let waiter = world.join(Exclusive);
+    assert!(matches!(world.next(waiter), Next::BeFirst { .. }));
+    let before = world.now;
+    world.now += MILLI;
+    world.message(0);
+    let after = world.now;
+    assert!(world.has_contact(Exclusive, before) && !world.has_contact(Exclusive, after));
+    assert!(matches!(world.next(waiter), Next::Ask { .. }));
+    world.queues.request_started(Exclusive, world.now);
+    assert!(!world.has_contact(Exclusive, after));
+    world.now += MILLI;
+    world.message(0);
+    let during = world.now;
+    world
+        .queues
+        .answered(Exclusive, Some(LastContact::Answered));
+    assert!(world.has_contact(Exclusive, after) && !world.has_contact(Exclusive, during));
+    world.queues.refused(Exclusive, Due::OnMessage);
+    assert!(matches!(world.next(waiter), Next::Ask { .. }));
+    world.answer(waiter);
+    assert!(world.has_contact(Exclusive, during));
+    // This client's own release, whose message has not arrived.
+    world.now += MILLI;
+    world.queues.released(world.now);
+    assert!(!world.has_contact(Exclusive, world.now) && world.has_contact(Exclusive, during));
+}
+
+/// That readers hold the object is no answer to a reader.
+#[test]
+fn answer_to_one_queue_does_not_count_for_the_other() {
+    let mut world = World::new();
+    let writer = world.join(Exclusive);
+    world.be_refused(writer);
+    let during = world.now;
+    let reader = world.queues.join(Shared, false, during);
+    assert!(!world.has_contact(Shared, during));
+    world.queues.answered(Shared, None);
+    assert!(!world.has_contact(Shared, during));
+    world.queues.answered(Shared, Some(LastContact::Answered));
+    assert!(world.has_contact(Shared, during));
+    world.queues.leave(Shared, reader, world.now, true);
+    world.queues.join(Shared, false, world.now);
+    assert!(!world.has_contact(Shared, during), "all readers had left");
+    assert!(world.has_contact(Exclusive, during));
+}
+
+#[test]
+fn offer_is_refused_unless_all_waiters_take_it() {
+    let mut world = World::new();
+    assert_eq!(world.offer(0), Err(()), "no waiter");
+    let [first, second] = [world.taker(), world.taker()];
+    assert_eq!(world.offer(0), Ok(None), "it does not sleep yet");
+    for kind in [Exclusive, Shared] {
+        let other = world.join(kind);
+        assert_eq!(world.offer(1), Err(()), "one that takes none");
+        world.queues.leave(kind, other, world.now, true);
+    }
+    let other = world.join(Exclusive);
+    world
+        .queues
+        .enable_offers(Exclusive, other, Share::Permits(1));
+    assert_eq!(world.offer(1), Err(()), "one that takes others");
+    world.leave(other);
+    // The store has granted the second one since, so the first is lost.
+    let (wake, outdated) = world.queues.offer(1, Share::Whole, world.now);
+    assert_eq!((wake, outdated), (None, vec![0]));
+    world.share = Share::Permits(1);
+    assert_eq!(world.offer(2), Err(()));
+    world.share = Share::Whole;
+    assert!(matches!(world.next(first), Next::Take(1)));
+    // It did not use it.
+    world.be_refused(first);
+    assert_eq!(world.offer(2), Ok(Some(first)));
+    assert_eq!(world.take(first, 2, Some(world.now + SECOND)), None);
+    assert_eq!(world.leave(second), None);
+    assert_eq!(world.offer(3), Err(()), "all have left");
+}
+
+/// After a release, and while a request is in flight, the store decides which owner holds the object.
+#[test]
+fn offer_of_an_object_that_may_have_been_released_does_not_count() {
+    let mut world = World::new();
+    let waiter = world.taker();
+    world.be_refused(waiter);
+    assert_eq!(world.offer(1), Ok(Some(waiter)));
+    world.message(0);
+    assert!(matches!(world.next(waiter), Next::Drop(1)));
+    assert_eq!(world.offer(2), Err(()), "released");
+    assert!(matches!(world.next(waiter), Next::Ask { .. }));
+    assert_eq!(world.offer(2), Err(()), "in flight");
+    world.answer(waiter);
+    assert_eq!(world.offer(2), Ok(Some(waiter)), "answered");
+    // It has acquired the object itself.
+    world.message(0);
+    world
+        .queues
+        .answered(Exclusive, Some(LastContact::Answered));
+    let acquired = world.queues.acquired(Exclusive, Share::Whole, None);
+    assert_eq!(acquired, (Some(2), true), "a message arrived meanwhile");
+    let acquired = world.queues.acquired(Exclusive, Share::Whole, None);
+    assert_eq!(acquired, (None, false));
+    // The connection broke: only the request of the next waiter makes sure that there is one.
+    world.queues.disconnected(world.now);
+    let acquired = world.queues.acquired(Exclusive, Share::Whole, None);
+    assert_eq!(acquired, (None, false));
+    assert!(matches!(world.next(waiter), Next::Ask { .. }));
+}
+
+/// One whose request is in flight may need none.
+#[test]
+fn permits_are_offered_once_to_each_waiter() {
+    let mut world = World::new();
+    world.share = Share::Permits(1);
+    let first = world.taker();
+    assert!(matches!(world.next(first), Next::BeFirst { .. }));
+    assert!(matches!(world.next(first), Next::Ask { .. }));
+    assert_eq!(world.offer(1), Err(()));
+    let second = world.taker();
+    assert_eq!(world.offer(1), Ok(None));
+    assert_eq!(world.offer(2), Err(()));
+    world.answer_with_offer(first, 1);
+    assert_eq!(world.offer(2), Ok(None), "others may have been released");
+    assert_eq!(world.take(first, 2, None), None);
+    assert_eq!(world.offer(3), Ok(None));
+    assert!(matches!(world.next(second), Next::Take(3)));
+}
+
+impl World {
+    /// The store refuses the request, and there is an offer.
+    fn answer_with_offer(&mut self, number: u64, offer: u32) {
+        self.message(7);
+        self.queues.refused(Exclusive, Due::OnMessage);
+        let next = self.next(number);
+        assert!(
+            matches!(next, Next::Take(taken) if taken == offer),
+            "{next:?}"
+        );
+    }
+}
+
+#[test]
+fn offers_are_dropped_after_10_ms_and_when_all_have_left() {
+    let mut world = World::new();
+    world.share = Share::Permits(1);
+    let [first, second] = [world.taker(), world.taker()];
+    world.be_refused(first);
+    let begun = world.now;
+    assert!(world.offer(1).is_ok());
+    world.now += 6 * MILLI;
+    assert!(world.offer(2).is_ok());
+    for (millis, expired) in [(10, 1), (16, 2)] {
+        let at = begun + millis * MILLI;
+        assert_eq!(world.queues.next_tick(), Some(at));
+        assert_eq!(world.queues.tick(at - MILLI), (None, vec![]));
+        assert_eq!(world.queues.tick(at), (None, vec![expired]));
+    }
+    assert_eq!(world.queues.next_tick(), None);
+    assert!(world.offer(3).is_ok());
+    world.leave(first);
+    assert!(world.queues.next_tick().is_some());
+    world.leave(second);
+    assert_eq!(world.queues.next_tick(), None);
+    world.queues.join(Exclusive, true, world.now);
+    assert_eq!(world.queues.take_offers().count(), 0);
+}
+
+impl World {
+    /// Returns three waiters, after the object has passed on to a fourth.
+    fn passed_on(&mut self, holds: Duration) -> [u64; 3] {
+        let first = self.taker();
+        let rest = [(); 3].map(|()| self.taker());
+        self.be_refused(first);
+        assert!(rest.iter().all(|number| self.sleeps(*number)));
+        assert_eq!(self.offer(1), Ok(Some(first)));
+        let woken = self.take(first, 1, Some(self.now + holds));
+        assert_eq!(woken, None, "it sleeps on");
+        rest
+    }
+}
+
+/// Each hand-over wakes one waiter.
+#[test]
+fn object_passes_on_without_waking_the_next_waiter() {
+    let mut world = World::new();
+    let [second, third, last] = world.passed_on(SECOND);
+    let at = world.now + 10 * MILLI;
+    assert_eq!(world.queues.next_tick(), Some(at));
+    // A poll for another reason changes nothing.
+    assert!(world.sleeps(second) && world.sleeps(third));
+    assert_eq!(world.queues.next_tick(), Some(at));
+    world.now += 9 * MILLI;
+    assert_eq!(world.queues.tick(world.now), (None, vec![]));
+    assert_eq!(world.offer(2), Ok(Some(second)));
+    assert_eq!(world.take(second, 2, Some(world.now + SECOND)), None);
+    // If it leaves, the turn passes on in the same way.
+    assert_eq!(world.leave(third), None);
+    assert_eq!(world.offer(3), Ok(Some(last)));
+    // One that joins when there is none has the turn at once.
+    assert_eq!(world.take(last, 3, Some(world.now + SECOND)), None);
+    let late = world.taker();
+    assert!(world.sleeps(late));
+    assert!(world.queues.next_tick().is_some());
+    assert_eq!(world.leave(late), None);
+    assert_eq!(world.queues.next_tick(), None);
+}
+
+#[test]
+fn waiter_with_the_turn_is_woken_by_each_event() {
+    for (event, holds, asks) in [
+        ("tick", SECOND, false),
+        ("end of lease", 5 * MILLI, true),
+        ("message", SECOND, true),
+        ("disconnected", SECOND, true),
+        ("own release", SECOND, true),
+        ("failure", SECOND, false),
+    ] {
+        let mut world = World::new();
+        let [second, third, _] = world.passed_on(holds);
+        let woken = match event {
+            "tick" => {
+                world.now += 10 * MILLI;
+                world.queues.tick(world.now).0
+            }
+            "end of lease" => {
+                world.now += holds;
+                assert_eq!(world.queues.tick(world.now).0, None);
+                world.now += ROUNDING;
+                world.queues.tick(world.now).0
+            }
+            "own release" => {
+                world.queues.released(world.now);
+                world.now += 10 * MILLI;
+                world.queues.tick(world.now).0
+            }
+            "message" => world.message(0)[0],
+            "disconnected" => world.queues.disconnected(world.now)[0],
+            _ => {
+                let (since, error) = (world.now, Error::ResponseTimeout { after: SECOND });
+                let failed = LastContact::Failed { since, error };
+                world.queues.answered(Exclusive, Some(failed));
+                let woken = world.queues.fail_all();
+                assert!(woken.contains(&third));
+                Some(woken[0])
+            }
+        };
+        assert_eq!(woken, Some(second), "{event}");
+        let next = world.next(second);
+        if event == "failure" {
+            assert!(matches!(next, Next::Fail { .. }));
+            continue;
+        }
+        assert!(
+            matches!(next, Next::BeFirst { relies } if relies != asks),
+            "{event}: {next:?}"
+        );
+        assert_eq!(world.queues.next_tick(), None);
+        let next = world.next(second);
+        assert_eq!(matches!(next, Next::Ask { .. }), asks, "{event}: {next:?}");
+    }
+    // Without a ticker.
+    let mut world = World::new();
+    let [second, ..] = world.passed_on(SECOND);
+    assert_eq!(world.queues.watch(), Some(second));
+    assert!(matches!(world.next(second), Next::BeFirst { relies: true }));
+}
+
+#[test]
+fn waiter_is_woken_for_the_turn_unless_the_object_passes_on() {
+    for case in [
+        "",
+        "released",
+        "not subscribed",
+        "long",
+        "endless",
+        "permits",
+        "late",
+        "another",
+    ] {
+        let mut world = World::new();
+        let [first, second] = [world.taker(), world.taker()];
+        if case == "another" {
+            world.leave(second);
+        }
+        let second = match case {
+            "another" => world.join(Exclusive),
+            _ => second,
+        };
+        world.be_refused(first);
+        assert!(world.sleeps(second));
+        let mut until = Some(world.now + 2 * SECOND);
+        match case {
+            "not subscribed" => world.is_subscribed = false,
+            "long" => world.now += SECOND,
+            "late" => until = Some(world.now - 2 * ROUNDING),
+            // The store has refused the request for a minute.
+            "endless" => until = None,
+            _ => {}
+        }
+        world.queues.offer(1, Share::Whole, world.now);
+        assert!(matches!(world.next(first), Next::Take(1)));
+        if case == "released" {
+            world.message(0);
+        }
+        world.queues.took(Exclusive, Share::Whole, until);
+        if case == "permits" {
+            world.queues.offer(2, Share::Permits(1), world.now);
+        }
+        let sleeps = matches!(case, "" | "endless");
+        let woken = world.leave(first);
+        assert_eq!(woken, (!sleeps).then_some(second), "{case}");
+    }
+}
+
+#[test]
+fn first_waiter_is_claimed_if_all_can_be_and_no_request_is_in_flight() {
+    let mut world = World::new();
+    for kind in [Exclusive, Shared] {
+        let first = world.claimable('a');
+        let other = world.join(kind);
+        assert_eq!(world.queues.claim_first(), None);
+        world.leave(first);
+        world.queues.leave(kind, other, world.now, true);
+    }
+    let [first, second] = [world.claimable('a'), world.claimable('b')];
+    assert!(matches!(world.next(first), Next::BeFirst { .. }));
+    assert!(matches!(world.next(first), Next::Ask { .. }));
+    world.queues.request_started(Exclusive, world.now);
+    assert_eq!(world.queues.claim_first(), None, "in flight");
+    world.answer(first);
+    assert_eq!(world.queues.claim_first(), Some('a'));
+    assert_eq!(world.queues.claim_first(), None, "its claim is taken");
+    assert_eq!(
+        world.offer(1),
+        Err(()),
+        "it takes the place of an owner only"
+    );
+    world.queues.transfer_ended(None);
+    assert!(world.has_contact(Exclusive, world.now), "nothing was sent");
+    world.queues.transfer_started(world.now);
+    let sent_at = Some(world.now);
+    assert!(!world.has_contact(Exclusive, world.now));
+    // Without an answer, the object may have been released.
+    world.queues.transfer_ended(sent_at);
+    assert!(matches!(world.next(first), Next::Ask { .. }));
+    world.answer(first);
+    // The object has passed on. The next one sleeps until it does again.
+    world.queues.transfer_started(world.now);
+    assert!(world.sleeps(second));
+    let transferred = world.queues.transferred(sent_at, 1, world.now);
+    assert_eq!(transferred, (Some(first), vec![]));
+    assert_eq!(world.take(first, 1, Some(world.now + SECOND)), None);
+    assert_eq!(world.queues.claim_first(), Some('b'));
+    world.queues.transfer_started(world.now);
+    assert_eq!(world.leave(second), None);
+    let transferred = world.queues.transferred(sent_at, 2, world.now);
+    assert_eq!(transferred, (None, vec![2]), "all have left");
+}
+
+/// The transfer may release the object before it is answered. Neither the answer to another request nor the departure of all
+/// waiters changes that.
+#[test]
+fn no_answer_is_current_while_transfer_is_in_flight() {
+    for all_leave in [false, true] {
+        let mut world = World::new();
+        let mut waiter = world.claimable('a');
+        world.be_refused(waiter);
+        assert_eq!(world.queues.claim_first(), Some('a'));
+        world.queues.transfer_started(world.now);
+        let sent_at = world.now;
+        assert!(world.queues.is_transferred());
+        if all_leave {
+            world.leave(waiter);
+            waiter = world.claimable('b');
+            assert!(matches!(world.next(waiter), Next::BeFirst { .. }));
+            assert!(matches!(world.next(waiter), Next::Ask { .. }));
+        }
+        world.answer(waiter);
+        assert!(!world.has_contact(Exclusive, world.now));
+        assert_eq!(world.queues.claim_first(), None);
+        // The end of another one changes nothing.
+        world.queues.transfer_ended(Some(sent_at + MILLI));
+        assert!(world.queues.is_transferred() && world.sleeps(waiter));
+        world.queues.transfer_ended(Some(sent_at));
+        assert!(!world.queues.is_transferred());
+        assert!(matches!(world.next(waiter), Next::Ask { .. }));
+    }
+}

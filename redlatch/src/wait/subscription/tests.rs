@@ -1,0 +1,158 @@
+use super::*;
+use crate::background::Background;
+use crate::name::KeyLayout;
+use crate::store::embedded::Embedded;
+use crate::wait::waiter::Waiter;
+use crate::wait::{QueueKind, WaitQueues};
+
+const LINGER: Duration = Duration::from_secs(10);
+
+fn queues() -> WaitQueues {
+    let channels = Arc::<ChannelMap>::default();
+    let store = Store::Embedded(Embedded::new().connect(channels.clone()));
+    WaitQueues::new(channels, store.into(), Background::default(), LINGER)
+}
+
+fn join(queues: &WaitQueues, object: &str) -> Waiter {
+    queues.join("c", object, QueueKind::Exclusive, true)
+}
+
+/// Returns the number of objects with queues on the channel `c`.
+fn objects(queues: &WaitQueues) -> usize {
+    queues.sizes()[1].1
+}
+
+/// In a cluster this may be the end of an earlier subscription, at another node.
+#[test]
+fn ended_subscription_may_have_to_be_ended_again() {
+    let entry = ChannelEntry::new("c".into(), Metrics::default().subscription());
+    let subscription = entry.subscription.clone();
+    *subscription.state.lock() = Subscribed;
+    let channels = ChannelMap::default();
+    channels.entries.lock().insert("c".into(), entry);
+    channels.on_unsubscribed("c");
+    assert!(subscription.may_be_subscribed());
+    *subscription.state.lock() = NotSubscribed;
+    channels.on_unsubscribed("c");
+    assert!(!subscription.may_be_subscribed());
+}
+
+#[test]
+fn subscription_being_ended_is_not_used() {
+    let entry = ChannelEntry::new("c".into(), Metrics::default().subscription());
+    let subscription = entry.subscription;
+    *subscription.state.lock() = Subscribed;
+    subscription.begin_ending();
+    assert!(subscription.may_be_subscribed() && !subscription.is_subscribed());
+}
+
+#[test]
+fn channel_is_removed_unless_waiter_joins() {
+    let channels = ChannelMap::default();
+    channels.find_or_add("c", |entry| entry.waiters = 1);
+    channels.closed("c");
+    assert!(!channels.is_empty());
+    channels.find("c", |entry| entry.waiters = 0);
+    channels.closed("c");
+    assert!(channels.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn subscription_is_sent_until_confirmed_and_again_after_its_end() {
+    let queues = queues();
+    let is_subscribed = || queues.is_subscribed("c");
+    let waiter = join(&queues, "object");
+    assert!(!is_subscribed());
+    assert!(waiter.begin_subscribing() && waiter.begin_subscribing());
+    assert!(!is_subscribed());
+    queues.channels.confirm(waiter.channel());
+    assert!(!waiter.begin_subscribing());
+    assert!(is_subscribed() && !queues.is_subscribed("another"));
+    queues.channels.on_unsubscribed("c");
+    // The answer to a request without a subscription confirms none.
+    queues.channels.confirm(waiter.channel());
+    assert!(!is_subscribed() && waiter.begin_subscribing());
+}
+
+/// Feared most: the request relies on the subscription of another one, which is not there yet, and misses a message.
+#[tokio::test(start_paused = true)]
+async fn answer_from_before_the_end_of_a_subscription_does_not_confirm_the_next_one() {
+    let queues = queues();
+    let is_subscribed = || queues.is_subscribed("c");
+    let [first, second] = [QueueKind::Exclusive, QueueKind::Shared]
+        .map(|kind| queues.join("c", "object", kind, true));
+    assert!(first.begin_subscribing());
+    let ends = queues.channels.subscription_ends("c");
+    queues.channels.on_unsubscribed("c");
+    assert!(second.begin_subscribing());
+    queues.channels.on_subscribed("c", ends);
+    assert!(!is_subscribed() && first.begin_subscribing());
+    queues.channels.confirm("c");
+    assert!(is_subscribed());
+}
+
+/// A waiter that joins and leaves within the linger time restarts it, with the same task.
+#[tokio::test(start_paused = true)]
+async fn linger_time_starts_after_last_waiter() {
+    let queues = queues();
+    for _ in 0..3 {
+        let waiter = join(&queues, "object");
+        waiter.begin_subscribing();
+        queues.channels.confirm(waiter.channel());
+        drop(waiter);
+        tokio::time::sleep(LINGER / 2).await;
+        let tasks = tokio::runtime::Handle::current()
+            .metrics()
+            .num_alive_tasks();
+        assert_eq!((queues.subscriptions(), tasks), (1, 1));
+    }
+    tokio::time::sleep(LINGER / 2 - Duration::from_millis(10)).await;
+    assert_eq!(queues.subscriptions(), 1);
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    assert_eq!(queues.subscriptions(), 0);
+    assert!(queues.channels.entries.lock().is_empty());
+}
+
+/// The values of a group share a channel.
+#[tokio::test(start_paused = true)]
+async fn objects_without_waiters_go_while_the_channel_has_waiters() {
+    let queues = queues();
+    let _waits = [join(&queues, "a"), join(&queues, "z")];
+    for value in 0..1000 {
+        let waiter = join(&queues, &format!("value {value}"));
+        assert_eq!(objects(&queues), 3 + value.min(MAX_IDLE));
+        drop(waiter);
+    }
+    // The latest keep what they know.
+    let is_known = |value| queues.has_queue("c", &format!("value {value}"));
+    assert!(is_known(999) && is_known(1000 - MAX_IDLE) && !is_known(999 - MAX_IDLE));
+    // Each waiter makes its object the latest.
+    let again = join(&queues, &format!("value {}", 1000 - MAX_IDLE));
+    drop((again, join(&queues, "another")));
+    assert!(is_known(1000 - MAX_IDLE) && !is_known(1001 - MAX_IDLE));
+    let [first, last] = ["a", "z"].map(|object| queues.has_queue("c", object));
+    assert!(first && last);
+}
+
+/// The release that has claimed its waiter may still take effect.
+#[tokio::test(start_paused = true)]
+async fn object_with_transfer_in_flight_stays() {
+    let queues = queues();
+    let object = ObjectKeys::new(KeyLayout::Lock, "", "a");
+    let channel = object.channel();
+    let join = |key: &str| queues.join(channel, key, QueueKind::Exclusive, true);
+    let _waits = join("waits");
+    let waiter = join(object.key());
+    let (hold, lease) = (Arc::new(()), crate::lease::Lease::WATCHDOG);
+    waiter.enable_claim(super::super::TransferClaim { hold, lease });
+    let mut claimed = queues.claim_first(&object).unwrap();
+    claimed.request_started();
+    drop(waiter);
+    let idle = || (0..2 * MAX_IDLE).for_each(|value| drop(join(&value.to_string())));
+    idle();
+    assert!(queues.has_queue(channel, object.key()));
+    drop(claimed);
+    idle();
+    assert!(!queues.has_queue(channel, object.key()));
+    assert_eq!(objects(&queues), 1 + MAX_IDLE);
+}
