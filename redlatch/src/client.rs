@@ -264,7 +264,7 @@ impl Client {
     pub fn status(&self) -> ClientStatus {
         ClientStatus {
             holds: self.session.watchdog.len(),
-            subscriptions: self.session.waiting.subscriptions(),
+            subscriptions: self.session.waiting.channels.subscriptions(),
             background: self.session.background.running(),
             connected: self.session.store.is_connected(),
         }

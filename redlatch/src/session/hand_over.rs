@@ -227,7 +227,7 @@ impl super::Session {
     /// Asks the store whether it still has what passes on, and whether other clients wait for the object.
     pub(super) async fn check_hand_over(&self, object: &ObjectKeys, chain: &impl HandOverChain) {
         let asked_at = Instant::now();
-        let own = u64::from(self.waiting.is_subscribed(object.channel()));
+        let own = u64::from(self.waiting.channels.is_subscribed(object.channel()));
         let waiting = self.verify_hold(object, chain.hold()).await;
         let others = match waiting.filter(|_| self.store.counts_subscribers()) {
             // They cannot be counted.

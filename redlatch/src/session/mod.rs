@@ -127,7 +127,7 @@ impl Session {
                 lease,
                 store.clone(),
                 background.clone(),
-                waiting.metrics().clone(),
+                waiting.channels.metrics.clone(),
                 registration.clone(),
             ),
             registration,
@@ -153,7 +153,7 @@ impl Session {
     }
 
     pub(crate) fn metrics(&self) -> &Metrics {
-        self.waiting.metrics()
+        &self.waiting.channels.metrics
     }
 
     /// Watches a hold that has a new guard, and notifies requests that may rely on it.

@@ -61,7 +61,7 @@ impl HoldRef {
     /// Claims a waiter for a release of the hold `from`, if the object may pass to it now.
     pub(super) fn claim_waiter(&self, from: &Hold) -> Option<Claimed> {
         let session = &self.session;
-        if !from.kind.can_transfer() || session.waiting.are_unused() {
+        if !from.kind.can_transfer() || session.waiting.channels.is_empty() {
             return None;
         }
         let can_ask = session.store.counts_subscribers();
@@ -96,7 +96,12 @@ impl HoldRef {
             asks,
         } = claimed;
         let (to, lease) = (hold_ref.hold.clone(), waiter.claim.lease);
-        let own_subscriptions = u32::from(session.waiting.is_subscribed(from.object.channel()));
+        let own_subscriptions = u32::from(
+            session
+                .waiting
+                .channels
+                .is_subscribed(from.object.channel()),
+        );
         let step = to.kind.transfer(TransferParams {
             from,
             to: &to,

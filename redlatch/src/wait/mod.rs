@@ -45,7 +45,6 @@ use crate::client_registry::{REGISTERED_AFTER, RegisteredWait};
 use crate::error::{Error, Result};
 use crate::hold::Share;
 use crate::join::Boxed;
-use crate::lease::Expiry;
 use crate::step::Outcome;
 use crate::store::{LastContact, Progress};
 
@@ -56,7 +55,7 @@ mod waiter;
 
 pub(crate) use limits::{Limits, Request};
 pub(crate) use queue::QueueKind;
-use queue::{Due, Next, ROUNDING};
+use queue::{Next, ROUNDING};
 pub(crate) use subscription::ChannelMap;
 use waiter::Waiter;
 pub(crate) use waiter::{ClaimedWaiter, Offer, TransferClaim, WaitQueues, private_object};
@@ -169,9 +168,7 @@ impl WaitQueues {
         attempt: &mut A,
         waits: bool,
     ) -> Result<Option<A::Grant>> {
-        let kind = attempt.queue_kind();
-        if waits && let Some(waiter) = self.join_existing(attempt.channel(), attempt.object(), kind)
-        {
+        if waits && let Some(waiter) = self.join_existing(attempt) {
             return wait_in_queue(&waiter, attempt).await.map(Some);
         }
         // Either this client has no waiters, so that the object is probably free and one round trip is enough, or
@@ -180,7 +177,7 @@ impl WaitQueues {
             Outcome::Done(grant) => Ok(Some(grant)),
             Outcome::Wait(_) if !waits => Ok(None),
             Outcome::Wait(_) => {
-                let waiter = self.join(attempt.channel(), attempt.object(), kind, true);
+                let waiter = self.join(attempt, true);
                 wait_in_queue(&waiter, attempt).await.map(Some)
             }
         }
@@ -188,27 +185,25 @@ impl WaitQueues {
 
     /// Like `acquire`, for a request that was refused before or that found a queue: waits for its turn first.
     pub(crate) async fn acquire_in_turn<A: Attempt>(&self, attempt: &mut A) -> Result<A::Grant> {
-        let (channel, object, kind) = (attempt.channel(), attempt.object(), attempt.queue_kind());
         // A request for several objects may get here before it was sent. Then the store has not answered it, although it
         // joins an existing queue.
         let last = attempt.progress().last_contact();
         let answered = matches!(last, Some(LastContact::Answered));
-        let existing = self.join_existing(channel, object, kind);
-        let waiter = existing.unwrap_or_else(|| self.join(channel, object, kind, answered));
+        let existing = self.join_existing(attempt);
+        let waiter = existing.unwrap_or_else(|| self.join(attempt, answered));
         wait_in_queue(&waiter, attempt).await
     }
 }
 
 /// Waits for the turn, and then as the first waiter of the queue, unless there is an offer for this one.
 async fn wait_in_queue<A: Attempt>(waiter: &Waiter, attempt: &mut A) -> Result<A::Grant> {
-    if attempt.takes_offers() {
-        waiter.enable_offers(attempt.share());
-    } else if let Some(claim) = attempt.claim() {
-        waiter.enable_claim(claim);
-    }
     attempt.progress().join_queue(waiter.contacts());
     loop {
-        let next = waiter.turn(attempt).await;
+        let next = waiter.next().await;
+        if let Next::Register = next {
+            waiter.register(|since| attempt.registrar()(since));
+            continue;
+        }
         attempt.progress().leave_queue();
         match next {
             Next::Take(offer) => {
@@ -227,7 +222,7 @@ async fn wait_in_queue<A: Attempt>(waiter: &Waiter, attempt: &mut A) -> Result<A
                 }
                 break;
             }
-            Next::Sleep { .. } | Next::Ask { .. } => {}
+            Next::Sleep(_) | Next::Register | Next::Ask { .. } => {}
         }
     }
     // Boxed: of many waiters, one is the first.
@@ -237,10 +232,11 @@ async fn wait_in_queue<A: Attempt>(waiter: &Waiter, attempt: &mut A) -> Result<A
         let long_wait = async {
             let remind = async {
                 sleep_until(waiter.joined() + REGISTERED_AFTER).await;
-                waiter.register(register);
-                while waiter.is_registered() {
-                    waiter.remind_others();
-                    sleep(REGISTERED_AFTER).await;
+                if waiter.register(register) {
+                    loop {
+                        waiter.remind_others();
+                        sleep(REGISTERED_AFTER).await;
+                    }
                 }
             };
             let report = async {
@@ -262,18 +258,17 @@ async fn wait_in_queue<A: Attempt>(waiter: &Waiter, attempt: &mut A) -> Result<A
 /// Takes what another request of this client has offered, if it is of use.
 fn take<A: Attempt>(waiter: &Waiter, attempt: &mut A, offer: Counted<Offer>) -> Option<A::Grant> {
     let (grant, until) = offer.end(|offer| attempt.take(offer))?;
-    waiter.took(attempt.share(), until);
+    waiter.queue(|queue| queue.took(until));
     Some(grant)
 }
 
 /// Waits as the first waiter of the queue: repeats the request when it may succeed.
 async fn wait_as_first<A: Attempt>(waiter: &Waiter, attempt: &mut A) -> Result<A::Grant> {
-    let share = attempt.share();
     waiter.subscription_ended().await;
     loop {
         let mut woken = None;
         let message = loop {
-            match waiter.next_as_first(share, &mut woken).await {
+            match waiter.next_as_first(&mut woken).await {
                 Next::Take(offer) => {
                     if let Some(grant) = take(waiter, attempt, offer) {
                         return Ok(grant);
@@ -281,14 +276,15 @@ async fn wait_as_first<A: Attempt>(waiter: &Waiter, attempt: &mut A) -> Result<A
                 }
                 Next::Ask { message } => break message,
                 Next::Drop(offer) => drop(offer),
-                Next::Sleep { .. } | Next::BeFirst { .. } | Next::Fail { .. } => {}
+                Next::Sleep(_) | Next::Register | Next::BeFirst { .. } | Next::Fail { .. } => {}
             }
         };
         if message != 0
             && let Some((grant, until)) = attempt.accept(message).await
         {
             attempt.progress().record_answer();
-            waiter.granted(share, until);
+            waiter.request_ended(Some(LastContact::Answered));
+            waiter.queue(|queue| queue.acquired(Some(until)));
             waiter.metrics().acquired_after_wake(woken);
             return Ok(grant);
         }
@@ -300,24 +296,21 @@ async fn wait_as_first<A: Attempt>(waiter: &Waiter, attempt: &mut A) -> Result<A
             (Outcome::Done(grant), _) => {
                 waiter.metrics().acquired_after_wake(woken);
                 let until = attempt.excludes_waiters_for().map(|held| sent_at + held);
-                if waiter.acquired(share, until) {
+                let (outdated, is_in_doubt) = waiter.queue(|queue| queue.acquired(until));
+                drop(outdated);
+                if is_in_doubt {
                     attempt.doubt();
                 }
                 return Ok(grant);
             }
-            (Outcome::Wait(_), Some(pause)) => Expiry::In(pause),
+            (Outcome::Wait(_), Some(pause)) => Some(pause),
             (Outcome::Wait(left), None) => {
                 tracing::trace!(channel = waiter.channel(), ?left, "waiting");
-                match left {
-                    Expiry::In(left) => Expiry::In(left.saturating_add(ROUNDING)),
-                    Expiry::Never => Expiry::Never,
-                }
+                left.duration().map(|left| left.saturating_add(ROUNDING))
             }
         };
-        let at = left
-            .duration()
-            .and_then(|left| Instant::now().checked_add(left));
-        waiter.refused(at.map_or(Due::OnMessage, Due::At));
+        let due = left.and_then(|left| Instant::now().checked_add(left));
+        waiter.queue(|queue| queue.refused(due));
     }
 }
 
@@ -330,7 +323,7 @@ async fn request_as_first<A: Attempt>(
 ) -> Result<Outcome<A::Grant>> {
     let shares_outcome = attempt.shares_outcome();
     if shares_outcome {
-        waiter.request_started();
+        waiter.queue(|queue| queue.request_started(Instant::now()));
     }
     // Boxed, so that a first waiter that sleeps is small.
     let answer = Box::pin(attempt.send(subscribe)).await;

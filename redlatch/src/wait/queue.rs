@@ -13,7 +13,7 @@
 //!    none is made within 10 ms, it is woken and watches the store itself. So the object passes on with one wakeup.
 //!
 //! Invariant: a waiter that has the turn asks, sleeps until a time that is known, is woken by each message of the
-//! subscription, or will be looked after by [`Queues::tick`]. What must not happen:
+//! subscription, or will be looked after by [`Queue::tick`]. What must not happen:
 //!
 //! - *A waiter sleeps on a free object.* Each way to leave passes the turn on.
 //! - *A hold is taken that the store may have given to another owner.* An offer of a whole object counts only while the
@@ -50,23 +50,17 @@ pub(crate) enum QueueKind {
 pub(super) struct Queues<W, O, C> {
     /// One for each [`QueueKind`].
     queues: [Queue<W, O, C>; 2],
-    created: Instant,
     /// Number of the latest waiter.
     latest: u64,
     /// Since when the store cannot be reached, and why.
     outage: Option<(Instant, Error)>,
 }
 
+/// See the [module](self).
 #[derive(Debug, Clone)]
-struct Queue<W, O, C> {
+pub(super) struct Queue<W, O, C> {
     /// The waiters by their numbers.
     places: BTreeMap<u64, Place<W, C>>,
-    /// Number of these that take offers of `share`.
-    taking_offers: usize,
-    /// Number of these that a release can claim.
-    claimable: usize,
-    /// How much of the object the first of these requests. Waiters that request another share take no offers.
-    share: Option<Share>,
     /// The waiter that has the turn, once it knows that.
     first: Option<First>,
     /// What the next waiter relies on, from the one before.
@@ -75,6 +69,11 @@ struct Queue<W, O, C> {
     asleep_since: Option<Instant>,
     /// The oldest first: at most one of a whole object, or of permits at most one for each waiter.
     offers: VecDeque<Unclaimed<O>>,
+    /// Number of waiters that take offers of `share`, and of those that a release can claim.
+    taking_offers: usize,
+    claimable: usize,
+    /// How much of the object the first of these requests. Waiters that request another share take no offers.
+    share: Option<Share>,
     /// Whether the store has answered a request of the queue.
     answered: bool,
     /// Since when the latest answer is out of date: since the release that the unanswered request follows,
@@ -97,17 +96,35 @@ struct Queue<W, O, C> {
 struct Place<W, C> {
     /// Wakes it. `None` if it does not sleep: whoever wakes a waiter takes this.
     wake: Option<W>,
-    /// Boxed: most waiters have none.
-    claim: Option<Box<C>>,
-    /// When it has joined, in milliseconds since the queues were created, modulo 2^32. (Smaller than an `Instant`.)
-    joined_ms: u32,
-    takes_offers: bool,
-    /// Whether a release may claim it, or has done so.
-    is_claimable: bool,
+    serves: Serves<C>,
+    share: Share,
+    joined: Instant,
+    registration: Registration,
     /// Whether it must be the first when it has the turn, to watch the store.
     watches: bool,
     /// Whether the store could not be reached for it.
     failed: bool,
+}
+
+/// Whether a wait is registered, once it has lasted long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Registration {
+    Due,
+    /// Not before the next reminder.
+    Refused,
+    Done,
+}
+
+/// How a release of this client may serve a waiter.
+#[derive(Debug, Clone)]
+pub(super) enum Serves<C> {
+    Not,
+    /// It takes offers.
+    Offers,
+    /// A release may claim it. Boxed: most waiters have none.
+    Claim(Box<C>),
+    /// A release has claimed it.
+    Claimed,
 }
 
 /// What a waiter need not ask: another owner holds the object until then, unless it is released before.
@@ -123,13 +140,11 @@ struct Relies {
 /// The first waiter of a queue.
 #[derive(Debug, Clone, Copy)]
 struct First {
-    number: u64,
-    due: Due,
+    /// When it asks unless it is woken before. `None`: it is.
+    due: Option<Instant>,
     phase: Phase,
-    /// Whether clients that were counted go first before its request.
-    yielded: bool,
-    /// Whether it asks because the object may have been released, by another client if these went first.
-    released: bool,
+    /// Whether it has let clients go first that were counted, and none of them has released the object.
+    in_vain: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,14 +155,6 @@ enum Phase {
     /// Takes offers until there is none.
     Takes,
     Asks,
-}
-
-/// When the first waiter asks unless it is woken before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Due {
-    Now,
-    At(Instant),
-    OnMessage,
 }
 
 /// An offer that no waiter has taken.
@@ -161,17 +168,15 @@ struct Unclaimed<O> {
 /// What a waiter does next.
 #[derive(Debug)]
 pub(super) enum Next<O> {
-    /// It sleeps until it is woken, or until then: see [`Queues::sleeper`]. `registers`: it has waited so long that its wait is
-    /// registered.
-    Sleep {
-        until: Option<Instant>,
-        registers: bool,
-    },
+    /// It sleeps until it is woken, or until then: see [`Queue::sleeper`].
+    Sleep(Option<Instant>),
+    /// It registers its wait, and asks again what to do.
+    Register,
     /// It is the first now. `relies`: it relies on the answer to the waiter before it.
     BeFirst {
         relies: bool,
     },
-    /// It takes this offer, and [leaves](Queues::took), or asks again what to do.
+    /// It takes this offer, and [leaves](Queue::took), or asks again what to do.
     Take(O),
     /// It drops this offer: the object may have been released since.
     Drop(O),
@@ -185,13 +190,6 @@ pub(super) enum Next<O> {
     },
 }
 
-impl<O> Next<O> {
-    fn sleep(until: Option<Instant>) -> Next<O> {
-        let registers = false;
-        Next::Sleep { until, registers }
-    }
-}
-
 /// What is left of a waiter. To be dropped without locks.
 #[derive(Debug)]
 pub(super) struct Left<W, O, C> {
@@ -202,20 +200,19 @@ pub(super) struct Left<W, O, C> {
 }
 
 impl<W, O, C> Queues<W, O, C> {
-    pub(super) fn new(now: Instant) -> Queues<W, O, C> {
+    pub(super) fn new() -> Queues<W, O, C> {
         Queues {
             queues: [Queue::new(), Queue::new()],
-            created: now,
             latest: 0,
             outage: None,
         }
     }
 
-    fn queue(&mut self, kind: QueueKind) -> &mut Queue<W, O, C> {
+    pub(super) fn queue(&mut self, kind: QueueKind) -> &mut Queue<W, O, C> {
         &mut self.queues[kind as usize]
     }
 
-    fn exclusive(&mut self) -> &mut Queue<W, O, C> {
+    pub(super) fn exclusive(&mut self) -> &mut Queue<W, O, C> {
         self.queue(QueueKind::Exclusive)
     }
 
@@ -225,70 +222,22 @@ impl<W, O, C> Queues<W, O, C> {
         !exclusive.places.is_empty() && shared.places.is_empty()
     }
 
-    /// Returns the number of waiters.
-    pub(super) fn waiters(&self) -> usize {
-        self.queues.iter().map(|queue| queue.places.len()).sum()
+    pub(super) fn is_empty(&self) -> bool {
+        self.queues.iter().all(|queue| queue.places.is_empty())
     }
 
-    /// Adds a waiter. `answered`: the store has answered its request. Returns its number.
-    pub(super) fn join(&mut self, kind: QueueKind, answered: bool, now: Instant) -> u64 {
+    /// Adds a waiter that requests this share. Returns its number.
+    pub(super) fn join(
+        &mut self,
+        kind: QueueKind,
+        share: Share,
+        serves: Serves<C>,
+        now: Instant,
+    ) -> u64 {
         self.latest += 1;
-        let (number, joined_ms) = (self.latest, self.age_ms(now) as u32);
-        let queue = self.queue(kind);
-        queue.answered |= answered;
-        let place = Place {
-            wake: None,
-            claim: None,
-            joined_ms,
-            takes_offers: false,
-            is_claimable: false,
-            watches: false,
-            failed: false,
-        };
-        queue.places.insert(number, place);
+        let number = self.latest;
+        self.queue(kind).add(number, share, serves, now);
         number
-    }
-
-    fn age_ms(&self, now: Instant) -> u64 {
-        now.saturating_duration_since(self.created).as_millis() as u64
-    }
-
-    /// Returns when a waiter has joined.
-    pub(super) fn joined(&self, kind: QueueKind, number: u64, now: Instant) -> Instant {
-        let place = self.queues[kind as usize].places.get(&number);
-        let age_ms = self.age_ms(now);
-        let waited_ms = place.map_or(0, |place| (age_ms as u32).wrapping_sub(place.joined_ms));
-        self.created + Duration::from_millis(age_ms - u64::from(waited_ms))
-    }
-
-    /// Records that a waiter takes offers of this share, if those before it do.
-    pub(super) fn enable_offers(&mut self, kind: QueueKind, number: u64, share: Share) {
-        let queue = self.queue(kind);
-        if queue.taking_offers == 0 {
-            queue.share = Some(share);
-        }
-        if queue.share == Some(share)
-            && let Some(place) = queue.places.get_mut(&number)
-        {
-            place.takes_offers = true;
-            queue.taking_offers += 1;
-        }
-    }
-
-    /// Lets a release claim a waiter.
-    pub(super) fn enable_claim(&mut self, kind: QueueKind, number: u64, claim: C) {
-        let queue = self.queue(kind);
-        queue.share.get_or_insert(Share::Whole);
-        if let Some(place) = queue.places.get_mut(&number) {
-            (place.claim, place.is_claimable) = (Some(Box::new(claim)), true);
-            queue.claimable += 1;
-        }
-    }
-
-    /// Returns where to put what wakes a waiter that sleeps. It is empty again when the waiter was woken.
-    pub(super) fn sleeper(&mut self, kind: QueueKind, number: u64) -> Option<&mut Option<W>> {
-        let place = self.queue(kind).places.get_mut(&number)?;
-        Some(&mut place.wake)
     }
 
     /// Returns what a waiter does next. `is_subscribed`: whether the channel is subscribed to.
@@ -296,23 +245,23 @@ impl<W, O, C> Queues<W, O, C> {
         &mut self,
         kind: QueueKind,
         number: u64,
-        share: Share,
         now: Instant,
         is_subscribed: bool,
     ) -> Next<O> {
-        let age_ms = self.age_ms(now) as u32;
         let queue = &mut self.queues[kind as usize];
-        if let Some(place) = queue.places.get_mut(&number)
-            && std::mem::take(&mut place.failed)
+        let foremost = queue.foremost();
+        let Some(place) = queue.places.get_mut(&number) else {
+            return Next::Sleep(None);
+        };
+        if std::mem::take(&mut place.failed)
             && let Some((since, error)) = self.outage.clone()
         {
             return Next::Fail { since, error };
         }
-        if queue.foremost() != Some(number) {
-            let registers = queue.has_waited_long(number, age_ms);
-            return Next::Sleep {
-                until: None,
-                registers,
+        if foremost != Some(number) {
+            return match place.must_register(now) {
+                true => Next::Register,
+                false => Next::Sleep(None),
             };
         }
         if queue.first.is_some() {
@@ -321,23 +270,18 @@ impl<W, O, C> Queues<W, O, C> {
         if let Some(offered) = queue.next_offer() {
             return offered;
         }
-        if queue.may_sleep(age_ms, now, is_subscribed) {
+        if queue.may_sleep(now, is_subscribed) {
             queue.asleep_since.get_or_insert(now);
-            return Next::sleep(None);
+            return Next::Sleep(None);
         }
-        let relies = queue.become_first(number, share, now, is_subscribed);
+        let relies = queue.become_first(number, now, is_subscribed);
         if relies {
             self.answered(kind, Some(LastContact::Answered));
         }
         Next::BeFirst { relies }
     }
 
-    /// Records that the first waiter is about to send a request whose answer counts for the whole queue.
-    pub(super) fn request_started(&mut self, kind: QueueKind, now: Instant) {
-        self.queue(kind).stale_since.get_or_insert(now);
-    }
-
-    /// Records that this request has ended, with its last contact with the store.
+    /// Records that the request of the first waiter has ended, with its last contact with the store.
     pub(super) fn answered(&mut self, kind: QueueKind, last: Option<LastContact>) {
         let queue = self.queue(kind);
         queue.stale_since = None;
@@ -351,62 +295,6 @@ impl<W, O, C> Queues<W, O, C> {
         }
     }
 
-    /// Records that the store has refused the request of the first waiter, which asks again then.
-    pub(super) fn refused(&mut self, kind: QueueKind, due: Due) {
-        if let Some(first) = &mut self.queue(kind).first {
-            (first.due, first.phase) = (due, Phase::Waits);
-        }
-    }
-
-    /// Records that the first waiter has acquired the object with a request. `until`: when its lease ends unless it is renewed;
-    /// `None`: that excludes no other waiter, or is not known. Returns an offer that is out of date, and whether a message has
-    /// arrived meanwhile, mostly of an earlier release: what was acquired is in doubt.
-    pub(super) fn acquired(
-        &mut self,
-        kind: QueueKind,
-        share: Share,
-        until: Option<Instant>,
-    ) -> (Option<O>, bool) {
-        let queue = self.queue(kind);
-        queue.relies = until.map(|until| Relies::new(until + ROUNDING, share));
-        let Some(first) = queue.first.filter(|_| share == Share::Whole) else {
-            return (None, false);
-        };
-        // A client that acquires permits meanwhile releases nothing.
-        if first.yielded && !first.released {
-            queue.yielding.in_vain();
-        }
-        // The store granted it, so an earlier holder that offers it has lost it.
-        let outdated = queue.offers.pop_front().map(|unclaimed| unclaimed.offer);
-        let place = queue.places.get(&first.number);
-        let is_served = place.is_some_and(Place::is_served);
-        (outdated, is_served && queue.discard_wakeups())
-    }
-
-    /// Records that the first waiter has acquired the object as a message said, until then.
-    pub(super) fn granted(&mut self, kind: QueueKind, share: Share, until: Instant) {
-        self.answered(kind, Some(LastContact::Answered));
-        self.queue(kind).relies = Some(Relies::new(until + ROUNDING, share));
-    }
-
-    /// Records that the foremost waiter has taken an offer. `until`: when its lease ends unless it is renewed. `None`: the
-    /// acquisition excludes no other waiter, so what the store has answered still counts.
-    pub(super) fn took(&mut self, kind: QueueKind, share: Share, until: Option<Instant>) {
-        let queue = self.queue(kind);
-        let until = match until {
-            Some(until) => Some(until + ROUNDING),
-            None if !queue.is_current() => None,
-            None => match queue.first {
-                Some(first) => first.due.at(),
-                None => queue.relies.map(|relies| relies.until),
-            },
-        };
-        queue.relies = until.map(|until| Relies {
-            passes_on: true,
-            ..Relies::new(until, share)
-        });
-    }
-
     /// Removes a waiter, and passes its turn on.
     pub(super) fn leave(
         &mut self,
@@ -415,62 +303,42 @@ impl<W, O, C> Queues<W, O, C> {
         now: Instant,
         is_subscribed: bool,
     ) -> Left<W, O, C> {
-        let age_ms = self.age_ms(now) as u32;
-        let queue = &mut self.queues[kind as usize];
-        let had_turn = queue.foremost() == Some(number);
-        let place = queue.places.remove(&number);
-        if let Some(place) = &place {
-            queue.taking_offers -= usize::from(place.takes_offers);
-            queue.claimable -= usize::from(place.claim.is_some());
-        }
-        let mut left = Left {
-            wake: None,
-            _place: place,
-            _offers: VecDeque::new(),
-        };
-        if queue.places.is_empty() {
-            // Later requests must contact the store themselves.
-            let idle = Queue {
-                relies: queue.relies,
-                transferred_since: queue.transferred_since,
-                maybe_released_at: queue.maybe_released_at,
-                ..Queue::new()
-            };
-            left._offers = std::mem::replace(queue, idle).offers;
-        } else if had_turn {
-            queue.first = None;
-            match queue.may_sleep(age_ms, now, is_subscribed) {
-                true => queue.asleep_since = Some(now),
-                false => left.wake = queue.wake_foremost(),
-            }
-        }
-        if self.waiters() == 0 {
+        let left = self.queue(kind).remove(number, now, is_subscribed);
+        if self.is_empty() {
             self.outage = None;
         }
         left
     }
 
-    /// Has all waiters fail that have not had the turn, because the store cannot be reached. Returns what wakes them.
+    /// Has all waiters fail that do not know that they have the turn, because the store cannot be reached. Returns what wakes
+    /// them.
     pub(super) fn fail_all(&mut self) -> Vec<W> {
-        let queues = self.queues.iter_mut();
-        let waiting = queues.flat_map(Queue::without_turn);
-        waiting
-            .filter_map(|place| {
-                place.failed = true;
-                place.wake.take()
-            })
-            .collect()
+        self.wake_all(|place| {
+            place.failed = true;
+            true
+        })
     }
 
-    /// Returns what wakes all waiters that have not had the turn, to remind them that they may have waited long. Not in an
-    /// outage.
-    pub(super) fn remind_all(&mut self) -> Vec<W> {
-        if self.outage.is_some() {
-            return Vec::new();
-        }
-        let queues = self.queues.iter_mut();
-        let waiting = queues.flat_map(Queue::without_turn);
-        waiting.filter_map(|place| place.wake.take()).collect()
+    /// Returns what wakes those of them whose waits are to be registered.
+    pub(super) fn remind_all(&mut self, now: Instant) -> Vec<W> {
+        self.wake_all(|place| {
+            if place.registration == Registration::Refused {
+                place.registration = Registration::Due;
+            }
+            place.must_register(now)
+        })
+    }
+
+    fn wake_all(&mut self, mut is_woken: impl FnMut(&mut Place<W, C>) -> bool) -> Vec<W> {
+        let waiting = self.queues.iter_mut().flat_map(|queue| {
+            let knowing = usize::from(queue.first.is_some());
+            queue.places.values_mut().skip(knowing)
+        });
+        let woken = waiting.filter_map(|place| match is_woken(place) {
+            true => place.wake.take(),
+            false => None,
+        });
+        woken.collect()
     }
 
     /// Returns whether a release may offer this share to the first waiter: if all waiters take it. Of a whole object, the store's
@@ -490,29 +358,6 @@ impl<W, O, C> Queues<W, O, C> {
             && self.are_exclusive()
     }
 
-    /// Offers the first waiter something. Returns what wakes it, and the earlier offers of the whole object: their hold is lost,
-    /// because the store has granted another one since. To be dropped without locks. [`Queues::tick`] looks after it.
-    pub(super) fn offer(&mut self, offer: O, share: Share, now: Instant) -> (Option<W>, Vec<O>) {
-        let queue = self.exclusive();
-        let outdated = match share {
-            Share::Whole => queue.offers.drain(..).map(|one| one.offer).collect(),
-            Share::Permits(_) => Vec::new(),
-        };
-        let since = now;
-        queue.offers.push_back(Unclaimed {
-            offer,
-            share,
-            since,
-        });
-        (queue.wake_foremost(), outdated)
-    }
-
-    /// Takes all offers.
-    pub(super) fn take_offers(&mut self) -> impl Iterator<Item = O> + use<W, O, C> {
-        let offers = std::mem::take(&mut self.exclusive().offers);
-        offers.into_iter().map(|unclaimed| unclaimed.offer)
-    }
-
     /// Claims the first waiter, if all waiters can be claimed, and the store's latest answer counts.
     pub(super) fn claim_first(&mut self) -> Option<C> {
         let are_exclusive = self.are_exclusive();
@@ -520,63 +365,14 @@ impl<W, O, C> Queues<W, O, C> {
         if !are_exclusive || !queue.is_current() || queue.claimable != queue.places.len() {
             return None;
         }
-        let place = queue.places.values_mut().next()?;
-        let claim = place.claim.take()?;
-        queue.claimable -= 1;
-        Some(*claim)
-    }
-
-    /// Records that the step is sent that acquires the object for a claimed waiter.
-    pub(super) fn transfer_started(&mut self, now: Instant) {
-        self.exclusive().transferred_since = Some(now);
-    }
-
-    /// Offers the object that was acquired for a claimed waiter by the step sent then. Returns what to wake and what to drop, as
-    /// [`Queues::offer`] does; the offer itself if no waiter is left.
-    pub(super) fn transferred(
-        &mut self,
-        sent_at: Option<Instant>,
-        offer: O,
-        now: Instant,
-    ) -> (Option<W>, Vec<O>) {
-        let queue = self.exclusive();
-        if queue.places.is_empty() {
-            return (None, vec![offer]);
+        let mut place = queue.places.first_entry()?;
+        match std::mem::replace(&mut place.get_mut().serves, Serves::Claimed) {
+            Serves::Claim(claim) => {
+                queue.claimable -= 1;
+                Some(*claim)
+            }
+            _ => None,
         }
-        queue.end_transfer(sent_at);
-        queue.answered = true;
-        self.offer(offer, Share::Whole, now)
-    }
-
-    /// Records that the step has ended in another way: the object may have been released, if it was sent.
-    pub(super) fn transfer_ended(&mut self, sent_at: Option<Instant>) {
-        let queue = self.exclusive();
-        if queue.end_transfer(sent_at) {
-            queue.maybe_released_at = queue.maybe_released_at.or(sent_at);
-        }
-    }
-
-    /// Returns whether the step of a release that has claimed a waiter is in flight.
-    pub(super) fn is_transferred(&self) -> bool {
-        self.queues[QueueKind::Exclusive as usize]
-            .transferred_since
-            .is_some()
-    }
-
-    /// Lets other clients go first when the exclusive queue asks again after the release that follows.
-    pub(super) fn yield_to(&mut self, yields: Yields, random: impl FnOnce() -> f64) {
-        let queue = self.exclusive();
-        if !queue.places.is_empty() {
-            let of_permits = matches!(queue.share, Some(Share::Permits(_)));
-            queue.yielding.released(yields, of_permits, random);
-        }
-    }
-
-    /// Returns whether other clients waited lately.
-    pub(super) fn is_crowded(&self) -> bool {
-        self.queues[QueueKind::Exclusive as usize]
-            .yielding
-            .is_crowded()
     }
 
     /// Records that this client is about to release the object.
@@ -602,9 +398,9 @@ impl<W, O, C> Queues<W, O, C> {
 
     /// Records that the connection broke. Returns what wakes the first waiters.
     pub(super) fn disconnected(&mut self, now: Instant) -> [Option<W>; 2] {
-        self.queues
-            .iter_mut()
-            .for_each(|queue| queue.disconnected = true);
+        for queue in &mut self.queues {
+            queue.disconnected = true;
+        }
         self.message(0, now)
     }
 
@@ -620,42 +416,19 @@ impl<W, O, C> Queues<W, O, C> {
         let is_outdated = queue.outdated_at().is_some_and(|at| at <= since);
         (!is_outdated && queue.answered).then_some(LastContact::Answered)
     }
-
-    /// Returns when [`Queues::tick`] has to be called.
-    pub(super) fn next_tick(&self) -> Option<Instant> {
-        let queue = &self.queues[QueueKind::Exclusive as usize];
-        let oldest = queue.offers.front().map(|one| one.since + OFFERED_FOR);
-        oldest.into_iter().chain(queue.asleep_until()).min()
-    }
-
-    /// Returns what wakes a waiter that has the turn and has slept so long, and the offers that were not taken in time. To be
-    /// dropped without locks.
-    pub(super) fn tick(&mut self, now: Instant) -> (Option<W>, Vec<O>) {
-        let queue = self.exclusive();
-        let is_expired = |one: &Unclaimed<O>| one.since + OFFERED_FOR <= now;
-        let expired = queue.offers.partition_point(is_expired);
-        let expired = queue.offers.drain(..expired).map(|one| one.offer).collect();
-        let is_due = queue.asleep_until().is_some_and(|until| until <= now);
-        (is_due.then(|| queue.watch()).flatten(), expired)
-    }
-
-    /// Returns what wakes a waiter that sleeps although it has the turn, so that it watches the store.
-    pub(super) fn watch(&mut self) -> Option<W> {
-        self.exclusive().watch()
-    }
 }
 
 impl<W, O, C> Queue<W, O, C> {
     fn new() -> Queue<W, O, C> {
         Queue {
             places: BTreeMap::new(),
-            taking_offers: 0,
-            claimable: 0,
-            share: None,
             first: None,
             relies: None,
             asleep_since: None,
             offers: VecDeque::new(),
+            taking_offers: 0,
+            claimable: 0,
+            share: None,
             answered: false,
             stale_since: None,
             transferred_since: None,
@@ -664,6 +437,242 @@ impl<W, O, C> Queue<W, O, C> {
             message: 0,
             yielding: Yielding::default(),
         }
+    }
+
+    fn add(&mut self, number: u64, share: Share, mut serves: Serves<C>, now: Instant) {
+        match &serves {
+            Serves::Offers => {
+                if self.taking_offers == 0 {
+                    self.share = Some(share);
+                }
+                match self.share == Some(share) {
+                    true => self.taking_offers += 1,
+                    false => serves = Serves::Not,
+                }
+            }
+            Serves::Claim(_) => {
+                self.share.get_or_insert(share);
+                self.claimable += 1;
+            }
+            Serves::Claimed | Serves::Not => {}
+        }
+        let place = Place {
+            wake: None,
+            serves,
+            share,
+            joined: now,
+            registration: Registration::Due,
+            watches: false,
+            failed: false,
+        };
+        self.places.insert(number, place);
+    }
+
+    fn remove(&mut self, number: u64, now: Instant, is_subscribed: bool) -> Left<W, O, C> {
+        let had_turn = self.foremost() == Some(number);
+        let place = self.places.remove(&number);
+        match place.as_ref().map(|place| &place.serves) {
+            Some(Serves::Offers) => self.taking_offers -= 1,
+            Some(Serves::Claim(_)) => self.claimable -= 1,
+            _ => {}
+        }
+        let (mut wake, mut offers) = (None, VecDeque::new());
+        if self.places.is_empty() {
+            // Later requests must contact the store themselves.
+            let idle = Queue {
+                relies: self.relies,
+                transferred_since: self.transferred_since,
+                maybe_released_at: self.maybe_released_at,
+                ..Queue::new()
+            };
+            offers = std::mem::replace(self, idle).offers;
+        } else if had_turn {
+            self.first = None;
+            match self.may_sleep(now, is_subscribed) {
+                true => self.asleep_since = Some(now),
+                false => wake = self.wake_foremost(),
+            }
+        }
+        Left {
+            wake,
+            _place: place,
+            _offers: offers,
+        }
+    }
+
+    /// Records that the store has answered the request of a waiter before it joined.
+    pub(super) fn has_answer(&mut self) {
+        self.answered = true;
+    }
+
+    /// Returns when a waiter has joined.
+    pub(super) fn joined(&self, number: u64) -> Option<Instant> {
+        Some(self.places.get(&number)?.joined)
+    }
+
+    /// Records whether the wait of a waiter was registered.
+    pub(super) fn registered(&mut self, number: u64, done: bool) {
+        if let Some(place) = self.places.get_mut(&number) {
+            place.registration = match done {
+                true => Registration::Done,
+                false => Registration::Refused,
+            };
+        }
+    }
+
+    /// Returns where to put what wakes a waiter that sleeps. It is empty again when the waiter was woken.
+    pub(super) fn sleeper(&mut self, number: u64) -> Option<&mut Option<W>> {
+        Some(&mut self.places.get_mut(&number)?.wake)
+    }
+
+    /// Records that the first waiter is about to send a request whose answer counts for the whole queue.
+    pub(super) fn request_started(&mut self, now: Instant) {
+        self.stale_since.get_or_insert(now);
+    }
+
+    /// Records that the store has refused the request of the first waiter, which asks again then.
+    /// `None`: when it is woken.
+    pub(super) fn refused(&mut self, due: Option<Instant>) {
+        if let Some(first) = &mut self.first {
+            (first.due, first.phase) = (due, Phase::Waits);
+        }
+    }
+
+    /// Records that the store has granted the object to the first waiter. `until`: when the lease ends unless it is renewed;
+    /// `None`: that excludes no other waiter, or is not known. Returns an offer that is out of date, and whether a message has
+    /// arrived meanwhile, mostly of an earlier release: what was acquired is in doubt.
+    pub(super) fn acquired(&mut self, until: Option<Instant>) -> (Option<O>, bool) {
+        let Some((first, place)) = self.first.zip(self.places.values().next()) else {
+            return (None, false);
+        };
+        let (share, is_served) = (place.share, place.is_served());
+        self.relies = until.map(|until| Relies::new(until, share, false));
+        if share != Share::Whole {
+            return (None, false);
+        }
+        // A client that acquires permits meanwhile releases nothing.
+        if first.in_vain {
+            self.yielding.in_vain();
+        }
+        // The store granted it, so an earlier holder that offers it has lost it.
+        let outdated = self.offers.pop_front().map(|unclaimed| unclaimed.offer);
+        // If the connection broke, the wakeups are kept: only a request of the next waiter makes sure that there is one again, and
+        // that no message was missed.
+        let is_in_doubt =
+            is_served && !self.disconnected && self.maybe_released_at.take().is_some();
+        (outdated, is_in_doubt)
+    }
+
+    /// Records that the foremost waiter has taken an offer. `until`: when its lease ends unless it is renewed. `None`: the
+    /// acquisition excludes no other waiter, so what the store has answered still counts.
+    pub(super) fn took(&mut self, until: Option<Instant>) {
+        let refused_until = match self.first {
+            Some(first) => first.due,
+            None => self.relies.map(|relies| relies.until),
+        };
+        let refused_until = refused_until.filter(|_| self.is_current());
+        let until = until.or(refused_until.map(|until| until - ROUNDING));
+        let share = self.places.values().next().map(|place| place.share);
+        self.relies = until
+            .zip(share)
+            .map(|(until, share)| Relies::new(until, share, true));
+    }
+
+    /// Offers the first waiter something. Returns what wakes it, and the earlier offers of the whole object: their hold is lost,
+    /// because the store has granted another one since. To be dropped without locks. [`Queue::tick`] looks after it.
+    pub(super) fn offer(&mut self, offer: O, share: Share, now: Instant) -> (Option<W>, Vec<O>) {
+        let outdated = match share {
+            Share::Whole => self.take_offers(),
+            Share::Permits(_) => Vec::new(),
+        };
+        let since = now;
+        self.offers.push_back(Unclaimed {
+            offer,
+            share,
+            since,
+        });
+        (self.wake_foremost(), outdated)
+    }
+
+    /// Takes all offers.
+    pub(super) fn take_offers(&mut self) -> Vec<O> {
+        self.offers.drain(..).map(|one| one.offer).collect()
+    }
+
+    /// Records that the step is sent that acquires the object for a claimed waiter.
+    pub(super) fn transfer_started(&mut self, now: Instant) {
+        self.transferred_since = Some(now);
+    }
+
+    /// Offers the object that was acquired for a claimed waiter by the step sent then. Returns what to wake and what to drop, as
+    /// [`Queue::offer`] does; the offer itself if no waiter is left.
+    pub(super) fn transferred(
+        &mut self,
+        sent_at: Option<Instant>,
+        offer: O,
+        now: Instant,
+    ) -> (Option<W>, Vec<O>) {
+        if self.places.is_empty() {
+            return (None, vec![offer]);
+        }
+        self.end_transfer(sent_at);
+        self.answered = true;
+        self.offer(offer, Share::Whole, now)
+    }
+
+    /// Records that the step has ended in another way: the object may have been released, if it was sent.
+    pub(super) fn transfer_ended(&mut self, sent_at: Option<Instant>) {
+        if self.end_transfer(sent_at) {
+            self.maybe_released_at = self.maybe_released_at.or(sent_at);
+        }
+    }
+
+    /// Returns false if another transfer was sent, or none.
+    fn end_transfer(&mut self, sent_at: Option<Instant>) -> bool {
+        let transferred = &mut self.transferred_since;
+        transferred
+            .take_if(|since| Some(*since) == sent_at)
+            .is_some()
+    }
+
+    /// Returns whether the step of a release that has claimed a waiter is in flight.
+    pub(super) fn is_transferred(&self) -> bool {
+        self.transferred_since.is_some()
+    }
+
+    /// Lets other clients go first when the queue asks again after the release that follows.
+    pub(super) fn yield_to(&mut self, yields: Yields, random: impl FnOnce() -> f64) {
+        if !self.places.is_empty() {
+            let of_permits = matches!(self.share, Some(Share::Permits(_)));
+            self.yielding.released(yields, of_permits, random);
+        }
+    }
+
+    /// Returns whether other clients waited lately.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.yielding.is_crowded()
+    }
+
+    /// Returns when [`Queue::tick`] has to be called.
+    pub(super) fn next_tick(&self) -> Option<Instant> {
+        let oldest = self.offers.front().map(|one| one.since + OFFERED_FOR);
+        oldest.into_iter().chain(self.asleep_until()).min()
+    }
+
+    /// Returns what wakes a waiter that has the turn and has slept so long, and the offers that were not taken in time. To be
+    /// dropped without locks.
+    pub(super) fn tick(&mut self, now: Instant) -> (Option<W>, Vec<O>) {
+        let is_expired = |one: &Unclaimed<O>| one.since + OFFERED_FOR <= now;
+        let expired = self.offers.partition_point(is_expired);
+        let expired = self.offers.drain(..expired).map(|one| one.offer).collect();
+        let is_due = self.asleep_until().is_some_and(|until| until <= now);
+        (is_due.then(|| self.watch()).flatten(), expired)
+    }
+
+    /// Returns what wakes a waiter that sleeps although it has the turn, so that it watches the store.
+    pub(super) fn watch(&mut self) -> Option<W> {
+        self.places.first_entry()?.get_mut().watches = true;
+        self.wake_foremost()
     }
 
     fn foremost(&self) -> Option<u64> {
@@ -675,44 +684,17 @@ impl<W, O, C> Queue<W, O, C> {
         self.places.first_entry()?.get_mut().wake.take()
     }
 
-    /// Returns the waiters that do not know that they have the turn.
-    fn without_turn(&mut self) -> impl Iterator<Item = &mut Place<W, C>> {
-        let first = self.first.map(|first| first.number);
-        let others = self.places.iter_mut();
-        others
-            .filter(move |(number, _)| Some(**number) != first)
-            .map(|(_, place)| place)
-    }
-
-    /// Returns whether the wait of a waiter is to be registered.
-    fn has_waited_long(&self, number: u64, age_ms: u32) -> bool {
-        let place = self.places.get(&number);
-        let waited_ms = place.map_or(0, |place| age_ms.wrapping_sub(place.joined_ms));
-        u128::from(waited_ms) >= REGISTERED_AFTER.as_millis()
-    }
-
-    fn watch(&mut self) -> Option<W> {
-        if let Some(mut place) = self.places.first_entry() {
-            place.get_mut().watches = true;
-        }
-        self.wake_foremost()
-    }
-
     /// Returns whether the foremost waiter may sleep although it has the turn: the object has passed on in the client, and will
     /// do so again, or a message wakes the waiter.
-    fn may_sleep(&self, age_ms: u32, now: Instant, is_subscribed: bool) -> bool {
-        let Some((number, place)) = self.places.first_key_value() else {
-            return false;
+    fn may_sleep(&self, now: Instant, is_subscribed: bool) -> bool {
+        let passes_on = |relies: Relies| relies.passes_on && relies.counts(self.share, now);
+        let is_served = |place: &Place<W, C>| {
+            // The first one registers its wait, and reminds the others.
+            place.is_served() && !place.watches && !place.must_register(now)
         };
-        let passes_on = |relies: Relies| {
-            relies.passes_on && now < relies.until && self.share == Some(relies.share)
-        };
-        self.relies.is_some_and(passes_on)
-            && is_subscribed
-            && place.is_served()
-            && !place.watches
-            // The first one registers its wait then, and reminds the others.
-            && !self.has_waited_long(*number, age_ms)
+        is_subscribed
+            && self.relies.is_some_and(passes_on)
+            && self.places.values().next().is_some_and(is_served)
             && self.maybe_released_at.is_none()
             && self.offers.is_empty()
     }
@@ -724,52 +706,41 @@ impl<W, O, C> Queue<W, O, C> {
     }
 
     /// Makes a waiter the first. Returns whether it relies on the answer to the one before.
-    fn become_first(
-        &mut self,
-        number: u64,
-        share: Share,
-        now: Instant,
-        is_subscribed: bool,
-    ) -> bool {
+    fn become_first(&mut self, number: u64, now: Instant, is_subscribed: bool) -> bool {
         self.asleep_since = None;
+        let share = self.places.get(&number).map(|place| place.share);
         let relies = self.relies.take();
-        let relies = relies.filter(|relies| relies.share == share && now < relies.until);
-        let due = match relies {
-            // No release has arrived since, so another owner still holds the object.
-            Some(relies) if is_subscribed && !self.take_wakeups() => Due::At(relies.until),
-            _ => Due::Now,
-        };
+        let relies = relies.filter(|relies| is_subscribed && relies.counts(share, now));
+        // If no release has arrived since, another owner still holds the object.
+        let relies = relies.filter(|_| !self.take_wakeups());
         self.first = Some(First {
-            number,
-            due,
+            due: Some(relies.map_or(now, |relies| relies.until)),
             phase: Phase::Waits,
-            yielded: false,
-            released: false,
+            in_vain: false,
         });
-        due != Due::Now
+        relies.is_some()
     }
 
     fn next_as_first(&mut self, now: Instant) -> Next<O> {
         let has_offer = !self.offers.is_empty();
         let is_woken = has_offer || self.maybe_released_at.is_some();
         let Some(first) = &mut self.first else {
-            return Next::sleep(None);
+            return Next::Sleep(None);
         };
         match first.phase {
-            Phase::Waits if !is_woken && !first.due.has_come(now) => {
-                return Next::sleep(first.due.at());
+            Phase::Waits if !is_woken && first.due.is_none_or(|due| now < due) => {
+                return Next::Sleep(first.due);
             }
             Phase::Waits => {
-                first.yielded = false;
+                first.in_vain = false;
                 if !has_offer && let Some((end, are_counted)) = self.yielding.until(now) {
-                    first.phase = Phase::YieldsUntil(end);
-                    first.yielded = are_counted;
+                    (first.phase, first.in_vain) = (Phase::YieldsUntil(end), are_counted);
                     // Wakeups from now on are of others.
                     self.take_wakeups();
-                    return Next::sleep(Some(end));
+                    return Next::Sleep(Some(end));
                 }
             }
-            Phase::YieldsUntil(end) if !has_offer && now < end => return Next::sleep(Some(end)),
+            Phase::YieldsUntil(end) if !has_offer && now < end => return Next::Sleep(Some(end)),
             Phase::YieldsUntil(_) | Phase::Takes | Phase::Asks => {}
         }
         first.phase = Phase::Takes;
@@ -779,7 +750,7 @@ impl<W, O, C> Queue<W, O, C> {
         // The next answer already includes every release whose message has arrived.
         let released = self.take_wakeups();
         if let Some(first) = &mut self.first {
-            (first.phase, first.released) = (Phase::Asks, released);
+            (first.phase, first.in_vain) = (Phase::Asks, first.in_vain && !released);
         }
         let message = std::mem::take(&mut self.message);
         Next::Ask { message }
@@ -799,14 +770,6 @@ impl<W, O, C> Queue<W, O, C> {
     /// Returns whether a request of the first waiter is in flight.
     fn asks(&self) -> bool {
         self.first.is_some_and(|first| first.phase == Phase::Asks)
-    }
-
-    /// Records that the transfer that was sent then has ended. Returns false if another one was sent, or none.
-    fn end_transfer(&mut self, sent_at: Option<Instant>) -> bool {
-        let ended = self
-            .transferred_since
-            .take_if(|since| Some(*since) == sent_at);
-        ended.is_some()
     }
 
     /// Returns since when the latest answer is out of date, if it is: an object was released, or a request is in flight.
@@ -831,46 +794,30 @@ impl<W, O, C> Queue<W, O, C> {
         self.stale_since = self.stale_since.or(released);
         released.is_some()
     }
-
-    /// Discards the pending wakeups, if the object was acquired after them. Returns whether there were any. If the connection
-    /// broke, they are kept: only a request of the next waiter makes sure that there is one again, and that no message was
-    /// missed.
-    fn discard_wakeups(&mut self) -> bool {
-        !self.disconnected && self.maybe_released_at.take().is_some()
-    }
 }
 
 impl<W, C> Place<W, C> {
     /// Returns whether a release of this client may pass the object to the waiter.
     fn is_served(&self) -> bool {
-        self.takes_offers || self.is_claimable
+        !matches!(self.serves, Serves::Not)
+    }
+
+    fn must_register(&self, now: Instant) -> bool {
+        self.registration == Registration::Due && self.joined + REGISTERED_AFTER <= now
     }
 }
 
 impl Relies {
-    fn new(until: Instant, share: Share) -> Relies {
+    fn new(until: Instant, share: Share, passes_on: bool) -> Relies {
         Relies {
-            until,
+            until: until + ROUNDING,
             share,
-            passes_on: false,
-        }
-    }
-}
-
-impl Due {
-    fn has_come(self, now: Instant) -> bool {
-        match self {
-            Due::Now => true,
-            Due::At(at) => at <= now,
-            Due::OnMessage => false,
+            passes_on,
         }
     }
 
-    fn at(self) -> Option<Instant> {
-        match self {
-            Due::At(at) => Some(at),
-            Due::Now | Due::OnMessage => None,
-        }
+    fn counts(&self, share: Option<Share>, now: Instant) -> bool {
+        share == Some(self.share) && now < self.until
     }
 }
 

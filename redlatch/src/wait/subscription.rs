@@ -25,7 +25,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 
 use self::SubscriptionState::{EndReported, NotSubscribed, Subscribed, Unconfirmed};
-use super::waiter::{ObjectQueues, ObjectState};
+use super::waiter::ObjectQueues;
 use crate::metrics::{Metrics, SubscriptionCount};
 use crate::name::ObjectKeys;
 use crate::store::{Store, Subscriber};
@@ -37,7 +37,7 @@ pub(crate) struct ChannelMap {
     entries: Mutex<BTreeMap<Arc<str>, ChannelEntry>>,
     /// Number of entries. Saves most requests, which find no waiters, from locking the map.
     len: AtomicUsize,
-    pub(super) metrics: Metrics,
+    pub(crate) metrics: Metrics,
 }
 
 /// One channel: its subscription, and the objects with waiters on it.
@@ -98,8 +98,9 @@ impl ChannelMap {
         }
     }
 
-    /// An entry that another thread is about to add may be missed.
-    pub(super) fn is_empty(&self) -> bool {
+    /// Returns whether nothing waits in this client, and no subscription lingers. An entry that another thread is about to add may
+    /// be missed.
+    pub(crate) fn is_empty(&self) -> bool {
         self.len.load(Ordering::Acquire) == 0
     }
 
@@ -146,8 +147,19 @@ impl ChannelMap {
         objects.cloned().collect()
     }
 
+    /// Returns whether this client subscribes to a channel.
+    pub(crate) fn is_subscribed(&self, channel: &str) -> bool {
+        self.find(channel, |entry| entry.subscription.is_subscribed()) == Some(true)
+    }
+
+    /// Returns whether a request for `object` joins a queue: it has waiters, or had some since the
+    /// subscription began.
+    pub(crate) fn has_queue(&self, channel: &str, object: &str) -> bool {
+        self.find(channel, |entry| entry.find(object).is_some()) == Some(true)
+    }
+
     /// Returns the number of subscribed channels, in use or lingering. Spin locks have none.
-    pub(super) fn subscriptions(&self) -> usize {
+    pub(crate) fn subscriptions(&self) -> usize {
         let channels = self.entries.lock();
         let subscribed = |entry: &&ChannelEntry| entry.subscription.may_be_subscribed();
         channels.values().filter(subscribed).count()
@@ -368,7 +380,7 @@ impl ChannelEntry {
         self.idle.push_back(object.clone());
         for _ in MAX_IDLE..self.idle.len() {
             match self.idle.pop_front() {
-                Some(oldest) if oldest.lock().queues.is_transferred() => {
+                Some(oldest) if oldest.lock().queues.exclusive().is_transferred() => {
                     self.idle.push_back(oldest)
                 }
                 Some(oldest) => self.forget(&oldest),
@@ -391,8 +403,7 @@ impl ChannelEntry {
 
     fn wake(&self, message: i64, woken: &mut Vec<Waker>) {
         for object in &self.objects {
-            let ObjectState { queues, .. } = &mut *object.lock();
-            let wakes = queues.message(message, Instant::now());
+            let wakes = object.lock().queues.message(message, Instant::now());
             woken.extend(wakes.into_iter().flatten());
         }
     }

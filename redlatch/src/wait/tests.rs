@@ -8,7 +8,7 @@ use redlatch_testkit::Log;
 use super::*;
 use crate::background::Background;
 use crate::background::Counted;
-use crate::lease::{Expiry, WaitLimit};
+use crate::lease::{Expiry, Lease, WaitLimit};
 use crate::name::{KeyLayout, ObjectKeys};
 use crate::store::embedded::Embedded;
 use crate::store::{Store, Subscriber as _};
@@ -18,18 +18,20 @@ const SECOND: Duration = Duration::from_secs(1);
 type Answer = Result<Outcome<u32>>;
 
 /// A request that records after how many seconds it was sent, and whether it subscribed.
-struct Scripted {
+pub(super) struct Scripted {
     begun: Instant,
     answers: VecDeque<Answer>,
     sent: Arc<Mutex<Vec<(u64, bool)>>>,
     progress: Arc<Progress>,
-    channel: Box<str>,
-    object: &'static str,
-    kind: QueueKind,
+    pub(super) channel: Box<str>,
+    pub(super) object: Box<str>,
+    pub(super) kind: QueueKind,
     keeps: Option<Duration>,
     pause: Option<Duration>,
     shares_outcome: bool,
     takes_offers: bool,
+    /// Whether a release may claim it.
+    pub(super) can_be_claimed: bool,
     /// The message that grants the object, and when the hold ends then.
     granted: Option<(i64, Instant)>,
     /// Whether it sends the subscriptions.
@@ -52,7 +54,7 @@ fn wait(seconds: u32) -> Answer {
     Ok(Outcome::Wait(Expiry::In(SECOND * seconds)))
 }
 
-fn queues() -> WaitQueues {
+pub(super) fn queues() -> WaitQueues {
     queues_of(&Embedded::new())
 }
 
@@ -63,19 +65,20 @@ fn queues_of(store: &Embedded) -> WaitQueues {
 }
 
 /// Creates a request that gets these answers, and never another one.
-fn scripted(queues: &WaitQueues, answers: impl IntoIterator<Item = Answer>) -> Scripted {
+pub(super) fn scripted(queues: &WaitQueues, answers: impl IntoIterator<Item = Answer>) -> Scripted {
     Scripted {
         begun: Instant::now(),
         answers: answers.into_iter().collect(),
         sent: Arc::default(),
         progress: Arc::default(),
         channel: "channel".into(),
-        object: "object",
+        object: "object".into(),
         kind: QueueKind::Exclusive,
         keeps: None,
         pause: None,
         shares_outcome: true,
         takes_offers: false,
+        can_be_claimed: false,
         granted: None,
         subscribes: true,
         is_overtaken: false,
@@ -94,7 +97,7 @@ impl Attempt for Scripted {
     }
 
     fn object(&self) -> &str {
-        self.object
+        &self.object
     }
 
     fn queue_kind(&self) -> QueueKind {
@@ -136,6 +139,11 @@ impl Attempt for Scripted {
 
     fn takes_offers(&self) -> bool {
         self.takes_offers
+    }
+
+    fn claim(&self) -> Option<TransferClaim> {
+        let (hold, lease) = (Arc::new(()), Lease::WATCHDOG);
+        self.can_be_claimed.then_some(TransferClaim { hold, lease })
     }
 
     fn doubt(&mut self) {
@@ -211,7 +219,7 @@ async fn acquisition_with_message_in_flight_is_checked() {
         one.is_overtaken = is_overtaken;
         assert_eq!(queues.acquire(&mut one, true).await.unwrap(), Some(1));
         assert_eq!(one.doubts, doubts);
-        let waiter = queues.join("channel", "object", QueueKind::Exclusive, true);
+        let waiter = queues.join(&scripted(&queues, []), true);
         queues.channels.confirm("channel");
         drop(waiter);
         let mut two = scripted(&queues, [Ok(Outcome::Done(2))]);
@@ -260,7 +268,7 @@ async fn request_without_wait_is_sent_once_and_leaves_no_queue() {
     let mut one = scripted(&queues, [wait(10)]);
     assert_eq!(queues.acquire(&mut one, false).await.unwrap(), None);
     assert_eq!(*one.sent.lock().unwrap(), [(0, false)]);
-    assert!(!queues.has_queue("channel", "object"));
+    assert!(!queues.channels.has_queue("channel", "object"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -272,7 +280,7 @@ async fn polling_attempt_does_not_subscribe() {
     assert_eq!(queues.acquire(&mut one, true).await.unwrap(), Some(1));
     let sent = one.sent.lock().unwrap().clone();
     assert_eq!(sent, [(0, false), (0, false), (2, false), (4, false)]);
-    assert_eq!(queues.subscriptions(), 0);
+    assert_eq!(queues.channels.subscriptions(), 0);
 }
 
 /// The winner at 1 s keeps it for 10 s: no waiter sends a request before 11 s, unless a message arrives.
@@ -335,7 +343,7 @@ async fn queues_and_objects_of_channel_are_independent() {
     let mut reader = scripted(&queues, [wait(60)]);
     reader.kind = QueueKind::Shared;
     let mut other = scripted(&queues, [wait(60), wait(60)]);
-    other.object = "another";
+    other.object = "another".into();
     let sent = [&same, &reader, &other].map(|one| one.sent.clone());
     let all = async {
         tokio::join!(
@@ -349,7 +357,7 @@ async fn queues_and_objects_of_channel_are_independent() {
     let counts = sent.map(|sent| sent.lock().unwrap().len());
     assert_eq!(counts, [0, 1, 1]);
     // They share one subscription.
-    assert_eq!(queues.subscriptions(), 1);
+    assert_eq!(queues.channels.subscriptions(), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -361,22 +369,25 @@ async fn subscription_ends_after_linger_time() {
         let waited = tokio::time::timeout(SECOND * seconds, acquiring).await;
         assert!(waited.is_err());
     };
-    assert!(!queues.has_queue("channel", "object"));
+    assert!(!queues.channels.has_queue("channel", "object"));
     wait_for(1).await;
-    assert_eq!(queues.subscriptions(), 1);
-    assert!(queues.has_queue("channel", "object"));
-    assert!(!queues.has_queue("channel", "another") && !queues.has_queue("another", "object"));
+    assert_eq!(queues.channels.subscriptions(), 1);
+    assert!(queues.channels.has_queue("channel", "object"));
+    assert!(
+        !queues.channels.has_queue("channel", "another")
+            && !queues.channels.has_queue("another", "object")
+    );
     sleep(9).await;
-    assert_eq!(queues.subscriptions(), 1);
+    assert_eq!(queues.channels.subscriptions(), 1);
     // Needed once more, for longer than it would have lasted.
     wait_for(15).await;
     sleep(9).await;
-    assert_eq!(queues.subscriptions(), 1);
+    assert_eq!(queues.channels.subscriptions(), 1);
     sleep(2).await;
-    assert_eq!(queues.subscriptions(), 0);
-    assert!(!queues.has_queue("channel", "object"));
+    assert_eq!(queues.channels.subscriptions(), 0);
+    assert!(!queues.channels.has_queue("channel", "object"));
     wait_for(1).await;
-    assert_eq!(queues.subscriptions(), 1);
+    assert_eq!(queues.channels.subscriptions(), 1);
 }
 
 /// One request acquires the lock at 1 s and keeps it for 10 s. Another one joins at 5 s and gets no answer
@@ -416,7 +427,7 @@ async fn queue_of_other_object_at_channel_has_no_answer() {
     let queues = queues();
     let mut one = scripted(&queues, [wait(60), wait(60)]);
     let mut two = scripted(&queues, []);
-    two.object = "other";
+    two.object = "other".into();
     let limits = Limits::new(WaitLimit::at_most(5 * SECOND), None);
     let progress = two.progress.clone();
     let second = async {
@@ -435,11 +446,11 @@ async fn request_whose_queue_has_ended_has_no_answer_unless_it_was_refused() {
     let queues = queues();
     let mut earlier = scripted(&queues, [wait(60), wait(60)]);
     let waiting = tokio::time::timeout(SECOND, queues.acquire(&mut earlier, true));
-    assert!(waiting.await.is_err() && queues.has_queue("channel", "object"));
+    assert!(waiting.await.is_err() && queues.channels.has_queue("channel", "object"));
     for was_refused in [false, true] {
         // The linger time ends.
         sleep(20).await;
-        assert!(!queues.has_queue("channel", "object"));
+        assert!(!queues.channels.has_queue("channel", "object"));
         let mut one = scripted(&queues, []);
         if was_refused {
             one.progress.record_answer();
@@ -702,55 +713,23 @@ async fn request_behind_one_that_relies_on_the_winner_is_answered() {
     }
 }
 
-/// That readers hold the object is no answer to a reader.
-#[tokio::test(start_paused = true)]
-async fn answer_to_one_queue_does_not_count_for_the_other() {
-    let queues = queues();
-    let writer = queues.join("channel", "object", QueueKind::Exclusive, true);
-    let Some(reader) = queues.join_existing("channel", "object", QueueKind::Shared) else {
-        panic!("the waiter exists");
-    };
-    let before = Instant::now() - SECOND;
-    let has_contact = |waiter: &Waiter| {
-        matches!(
-            waiter.contacts().contact_since(before),
-            Some(LastContact::Answered)
-        )
-    };
-    assert!(has_contact(&writer) && !has_contact(&reader));
-    reader.request_started();
-    writer.request_ended(Some(LastContact::Answered));
-    assert!(has_contact(&writer) && !has_contact(&reader));
-    reader.request_ended(Some(LastContact::Answered));
-    drop(writer);
-    let writer = queues.join("channel", "object", QueueKind::Exclusive, true);
-    drop(reader);
-    let reader = queues
-        .join_existing("channel", "object", QueueKind::Shared)
-        .unwrap();
-    assert!(
-        has_contact(&writer) && !has_contact(&reader),
-        "all readers had left"
-    );
-}
-
 #[tokio::test(start_paused = true)]
 async fn queue_without_answers_has_no_contact() {
     let queues = queues();
-    let waiter = queues.join("channel", "object", QueueKind::Exclusive, true);
+    let waiter = queues.join(&scripted(&queues, []), true);
     let (contacts, joined) = (waiter.contacts(), Instant::now());
     waiter.request_ended(Some(LastContact::Answered));
     assert!(matches!(
         contacts.contact_since(joined),
         Some(LastContact::Answered)
     ));
-    waiter.request_started();
+    waiter.queue(|queue| queue.request_started(Instant::now()));
     assert!(
         contacts.contact_since(joined).is_none(),
         "not answered since it joined"
     );
     tokio::time::advance(SECOND).await;
-    waiter.request_started();
+    waiter.queue(|queue| queue.request_started(Instant::now()));
     assert!(contacts.contact_since(joined).is_none());
     let earlier = joined - SECOND;
     assert!(matches!(
@@ -891,28 +870,27 @@ async fn error_that_is_no_outage_ends_request_in_outage() {
     assert!(matches!(failed, Err(Error::AlreadyHeld { .. })));
 }
 
+/// A failure while the waiter registers its wait.
 #[tokio::test(start_paused = true)]
 async fn waiter_misses_no_failure_while_it_registers() {
     let queues = queues();
-    let [first, second] =
-        [(); 2].map(|()| queues.join("channel", "object", QueueKind::Exclusive, true));
-    sleep(2).await;
-    let first = Arc::new(first);
+    let mut second = scripted(&queues, []);
+    let first = Arc::new(queues.join(&second, true));
     let failing = first.clone();
-    let mut attempt = scripted(&queues, []);
-    attempt.on_register = Some(Arc::new(move || {
+    second.on_register = Some(Arc::new(move || {
         let (since, error) = (Instant::now(), outage().unwrap_err());
         failing.request_ended(Some(LastContact::Failed { since, error }));
         failing.fail_all();
     }));
-    // Without an outage that is a reminder.
     let remind = async {
+        assert!(matches!(first.next().await, Next::BeFirst { .. }));
+        sleep(2).await;
+        // Without an outage that is a reminder.
         first.fail_all();
-        tokio::task::yield_now().await;
     };
-    let failed = tokio::time::timeout(SECOND, second.turn(&attempt));
+    let failed = tokio::time::timeout(3 * SECOND, queues.acquire(&mut second, true));
     let (failed, ()) = tokio::join!(failed, remind);
-    assert!(matches!(failed, Ok(Next::Fail { .. })));
+    assert!(matches!(failed, Ok(Err(Error::ResponseTimeout { .. }))));
 }
 
 /// One that is kept but not polled does not keep what is offered.
@@ -920,8 +898,7 @@ async fn waiter_misses_no_failure_while_it_registers() {
 async fn offer_that_is_not_taken_is_dropped_after_10_ms() {
     let queues = queues();
     let object = object();
-    let waiter = queues.join(object.channel(), object.key(), QueueKind::Exclusive, true);
-    waiter.enable_offers(Share::Whole);
+    let _waiter = queues.join(&taker(&queues, []), true);
     let offered = Arc::new(());
     let offer = |_| {
         let offer: Offer = Box::new(offered.clone());

@@ -3,8 +3,7 @@
 use std::any::Any;
 use std::future::{Future, poll_fn};
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{Arc, MutexGuard};
+use std::sync::{Arc, MutexGuard, OnceLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -12,10 +11,10 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::Attempt;
-use super::queue::{Due, Next, QueueKind, Queues};
+use super::queue::{Next, Queue, QueueKind, Queues, Serves};
 use super::subscription::{ChannelEntry, ChannelMap, Subscription};
 use crate::background::{Background, Counted};
-use crate::client_registry::{REGISTERED_AFTER, RegisteredWait};
+use crate::client_registry::RegisteredWait;
 use crate::environment::{random_fraction, task};
 use crate::hold::{Share, Yields};
 use crate::lease::Lease;
@@ -30,7 +29,7 @@ use crate::sync::Mutex;
 pub(crate) struct WaitQueues(Arc<Shared>);
 
 pub(crate) struct Shared {
-    pub(super) channels: Arc<ChannelMap>,
+    pub(crate) channels: Arc<ChannelMap>,
     pub(super) store: Arc<Store>,
     background: Background,
     linger: Duration,
@@ -51,49 +50,13 @@ impl Deref for WaitQueues {
 pub(super) struct ObjectQueues {
     pub(super) key: Box<str>,
     state: Mutex<ObjectState>,
-    registered: Mutex<RegisteredWaits>,
 }
-
-type ClientQueues = Queues<Waker, Counted<Offer>, TransferClaim>;
 
 #[derive(Debug)]
 pub(super) struct ObjectState {
-    pub(super) queues: ClientQueues,
-    /// The task that calls [`Queues::tick`] while that is needed.
+    pub(super) queues: Queues<Waker, Counted<Offer>, TransferClaim>,
+    /// The task that calls [`Queue::tick`] while that is needed.
     ticker: Option<AbortHandle>,
-}
-
-/// The registered waits for an object. (Each waiter has only an index, so that it is small.)
-#[derive(Debug, Default)]
-struct RegisteredWaits {
-    waits: Vec<Option<RegisteredWait>>,
-    /// The indices without a wait.
-    free: Vec<u16>,
-}
-
-impl RegisteredWaits {
-    /// Adds a wait. Returns its index plus one; 0 if there are too many.
-    fn add(&mut self, wait: RegisteredWait) -> u16 {
-        if self.free.is_empty() {
-            let Ok(index) = u16::try_from(self.waits.len() + 1) else {
-                return 0;
-            };
-            self.waits.push(None);
-            self.free.push(index - 1);
-        }
-        let index = self.free.pop().unwrap_or_default();
-        self.waits[usize::from(index)] = Some(wait);
-        index + 1
-    }
-
-    fn take(&mut self, index: u16) -> Option<RegisteredWait> {
-        self.free.push(index);
-        self.waits.get_mut(usize::from(index))?.take()
-    }
-
-    fn len(&self) -> usize {
-        self.waits.len() - self.free.len()
-    }
 }
 
 /// Something that a request of this client passes to the next. Dropping it releases it.
@@ -114,8 +77,7 @@ pub(super) struct Waiter {
     object: Arc<ObjectQueues>,
     kind: QueueKind,
     number: u64,
-    /// Index of its wait in [`ObjectQueues::registered`], plus one; 0: the wait is not registered.
-    registered: AtomicU16,
+    registered: OnceLock<Box<RegisteredWait>>,
 }
 
 /// The first waiter of a queue, claimed by a release that sends a request for it.
@@ -130,8 +92,9 @@ pub(crate) struct ClaimedWaiter {
 impl ClaimedWaiter {
     /// Records that the request is about to be sent.
     pub(crate) fn request_started(&mut self) {
+        let mut state = self.object.lock();
         let now = Instant::now();
-        self.object.lock().queues.transfer_started(now);
+        state.queues.exclusive().transfer_started(now);
         self.sent_at = Some(now);
     }
 
@@ -139,7 +102,8 @@ impl ClaimedWaiter {
     pub(crate) fn offer(mut self, offer: Counted<Offer>) {
         let sent_at = self.sent_at.take();
         let outdated = self.queues.change(&self.object, |queues| {
-            Some(queues.transferred(sent_at, offer, Instant::now()))
+            let queue = queues.exclusive();
+            Some(queue.transferred(sent_at, offer, Instant::now()))
         });
         drop(outdated);
     }
@@ -147,7 +111,8 @@ impl ClaimedWaiter {
 
 impl Drop for ClaimedWaiter {
     fn drop(&mut self) {
-        self.object.lock().queues.transfer_ended(self.sent_at);
+        let mut state = self.object.lock();
+        state.queues.exclusive().transfer_ended(self.sent_at);
     }
 }
 
@@ -167,73 +132,46 @@ impl WaitQueues {
         }))
     }
 
-    pub(crate) fn metrics(&self) -> &Metrics {
-        &self.channels.metrics
+    /// Joins the wait queue for the object of a request, if its channel has waiters or a lingering subscription.
+    pub(super) fn join_existing(&self, attempt: &impl Attempt) -> Option<Waiter> {
+        let join = |entry: &mut ChannelEntry| self.add_waiter(entry, attempt, false);
+        self.channels.find(attempt.channel(), join)
     }
 
-    /// Returns whether nothing waits in this client, and no subscription lingers.
-    pub(crate) fn are_unused(&self) -> bool {
-        self.channels.is_empty()
-    }
-
-    /// Returns the number of subscribed channels, in use or lingering. Spin locks have none.
-    pub(crate) fn subscriptions(&self) -> usize {
-        self.channels.subscriptions()
-    }
-
-    /// Returns whether this client subscribes to a channel.
-    pub(crate) fn is_subscribed(&self, channel: &str) -> bool {
-        let is_subscribed = |entry: &mut ChannelEntry| entry.subscription.is_subscribed();
-        self.channels.find(channel, is_subscribed) == Some(true)
-    }
-
-    /// Returns whether a request for `object` joins a queue: it has waiters, or had some since the
-    /// subscription began.
-    pub(crate) fn has_queue(&self, channel: &str, object: &str) -> bool {
-        let has_queue = |entry: &mut ChannelEntry| entry.find(object).is_some();
-        self.channels.find(channel, has_queue) == Some(true)
-    }
-
-    /// Joins the wait queue for `object`, if `channel` has waiters or a lingering subscription.
-    pub(super) fn join_existing(
-        &self,
-        channel: &str,
-        object: &str,
-        kind: QueueKind,
-    ) -> Option<Waiter> {
-        let join = |entry: &mut ChannelEntry| self.add_waiter(entry, object, kind, false);
-        self.channels.find(channel, join)
-    }
-
-    /// Joins the wait queue for `object` on `channel`, which is created if there is none. `answered`: whether the store has
+    /// Joins the wait queue for the object of a request, which is created if there is none. `answered`: whether the store has
     /// answered the request.
-    pub(super) fn join(
-        &self,
-        channel: &str,
-        object: &str,
-        kind: QueueKind,
-        answered: bool,
-    ) -> Waiter {
-        let join = |entry: &mut ChannelEntry| self.add_waiter(entry, object, kind, answered);
-        self.channels.find_or_add(channel, join)
+    pub(super) fn join(&self, attempt: &impl Attempt, answered: bool) -> Waiter {
+        let join = |entry: &mut ChannelEntry| self.add_waiter(entry, attempt, answered);
+        self.channels.find_or_add(attempt.channel(), join)
     }
 
     fn add_waiter(
         &self,
         entry: &mut ChannelEntry,
-        object: &str,
-        kind: QueueKind,
+        attempt: &impl Attempt,
         answered: bool,
     ) -> Waiter {
-        let object = entry.join(object);
-        let number = object.lock().queues.join(kind, answered, Instant::now());
+        let object = entry.join(attempt.object());
+        let (kind, share) = (attempt.queue_kind(), attempt.share());
+        let serves = match attempt.claim() {
+            _ if attempt.takes_offers() => Serves::Offers,
+            Some(claim) => Serves::Claim(Box::new(claim)),
+            None => Serves::Not,
+        };
+        let number = {
+            let mut state = object.lock();
+            if answered {
+                state.queues.queue(kind).has_answer();
+            }
+            state.queues.join(kind, share, serves, Instant::now())
+        };
         Waiter {
             queues: self.clone(),
             subscription: entry.subscription.clone(),
             object,
             kind,
             number,
-            registered: AtomicU16::new(0),
+            registered: OnceLock::new(),
         }
     }
 
@@ -249,11 +187,10 @@ impl WaitQueues {
             return false;
         };
         let outdated = self.change(&object, |queues| {
-            let offer = queues
-                .takes_offer(share)
-                .then(|| offer(queues.is_crowded()))
-                .flatten()?;
-            Some(queues.offer(offer, share, Instant::now()))
+            let takes_it = queues.takes_offer(share);
+            let queue = queues.exclusive();
+            let offer = takes_it.then(|| offer(queue.is_crowded()))??;
+            Some(queue.offer(offer, share, Instant::now()))
         });
         outdated.is_some()
     }
@@ -262,7 +199,9 @@ impl WaitQueues {
     fn change<T>(
         &self,
         object: &Arc<ObjectQueues>,
-        change: impl FnOnce(&mut ClientQueues) -> Option<(Option<Waker>, T)>,
+        change: impl FnOnce(
+            &mut Queues<Waker, Counted<Offer>, TransferClaim>,
+        ) -> Option<(Option<Waker>, T)>,
     ) -> Option<T> {
         let mut state = object.lock();
         let (wake, rest) = change(&mut state.queues)?;
@@ -289,14 +228,15 @@ impl WaitQueues {
     /// follows.
     pub(crate) fn yield_to(&self, object: &ObjectKeys, yields: Yields) {
         if let Some(object) = self.channels.queues_of(object) {
-            object.lock().queues.yield_to(yields, random_fraction);
+            let mut state = object.lock();
+            state.queues.exclusive().yield_to(yields, random_fraction);
         }
     }
 
     /// Drops all offers, which releases them in the background.
     pub(crate) fn drop_offers(&self) {
         for object in self.channels.objects() {
-            let offers = object.lock().queues.take_offers();
+            let offers = object.lock().queues.exclusive().take_offers();
             drop(offers);
         }
     }
@@ -316,13 +256,13 @@ impl WaitQueues {
     /// Starts the ticker of an object if it needs one. Without a runtime, returns what wakes the waiter that sleeps although it
     /// has the turn.
     fn keep_ticking(&self, object: &Arc<ObjectQueues>, state: &mut ObjectState) -> Option<Waker> {
+        let first = state.queues.exclusive().next_tick()?;
         let is_running = |ticker: &AbortHandle| !ticker.is_finished();
-        let first = state.queues.next_tick()?;
         if state.ticker.as_ref().is_some_and(is_running) {
             return None;
         }
         let Some(runtime) = self.background.runtime() else {
-            return state.queues.watch();
+            return state.queues.exclusive().watch();
         };
         let ticking = runtime.spawn(task(WaitQueues::tick(object.clone(), first)));
         state.ticker = Some(ticking.abort_handle());
@@ -334,8 +274,9 @@ impl WaitQueues {
         while let Some(at) = next {
             sleep_until(at).await;
             let mut state = object.lock();
-            let (wake, expired) = state.queues.tick(Instant::now());
-            next = state.queues.next_tick();
+            let queue = state.queues.exclusive();
+            let (wake, expired) = queue.tick(Instant::now());
+            next = queue.next_tick();
             if next.is_none() {
                 state.ticker = None;
             }
@@ -356,13 +297,13 @@ const PRIVATE: &str = "\0\0";
 
 impl ObjectQueues {
     pub(super) fn new(key: &str) -> ObjectQueues {
+        let queues = Queues::new();
         ObjectQueues {
             key: key.into(),
             state: Mutex::new(ObjectState {
-                queues: Queues::new(Instant::now()),
+                queues,
                 ticker: None,
             }),
-            registered: Mutex::default(),
         }
     }
 
@@ -394,7 +335,7 @@ impl Waiter {
     }
 
     pub(super) fn metrics(&self) -> &Metrics {
-        self.queues.metrics()
+        &self.queues.channels.metrics
     }
 
     pub(super) fn contacts(&self) -> Arc<dyn ContactSource> {
@@ -404,73 +345,34 @@ impl Waiter {
         })
     }
 
-    /// Records that this waiter takes offers of this share.
-    pub(super) fn enable_offers(&self, share: Share) {
-        let mut state = self.object.lock();
-        state.queues.enable_offers(self.kind, self.number, share);
-    }
-
-    /// Lets a release claim this waiter.
-    pub(super) fn enable_claim(&self, claim: TransferClaim) {
-        let mut state = self.object.lock();
-        state.queues.enable_claim(self.kind, self.number, claim);
-    }
-
-    /// Returns what this waiter does next. If it sleeps, `cx` is woken.
-    fn next(&self, share: Share, cx: &Context<'_>) -> Next<Counted<Offer>> {
-        let is_subscribed = self.subscription.is_subscribed();
-        let (kind, number) = (self.kind, self.number);
-        let mut state = self.object.lock();
-        let next = state
-            .queues
-            .next(kind, number, share, Instant::now(), is_subscribed);
-        let sleeps = matches!(next, Next::Sleep { .. });
-        let wake = sleeps.then(|| cx.waker().clone());
-        let replaced = state
-            .queues
-            .sleeper(kind, number)
-            .map(|sleeper| std::mem::replace(sleeper, wake));
-        let watches = self.queues.keep_ticking(&self.object, &mut state);
-        drop(state);
-        drop(replaced);
-        watches.into_iter().for_each(Waker::wake);
-        next
-    }
-
-    /// Waits until there is something to do for this waiter that is not the first yet. Registers its wait when the first one
-    /// reminds it.
-    pub(super) fn turn(
+    /// Accesses the queue of this waiter.
+    pub(super) fn queue<T>(
         &self,
-        attempt: &impl Attempt,
-    ) -> impl Future<Output = Next<Counted<Offer>>> {
-        poll_fn(|cx| match self.next(attempt.share(), cx) {
-            Next::Sleep { registers, .. } => {
-                if registers {
-                    self.register(|since| attempt.registrar()(since));
-                }
-                Poll::Pending
-            }
+        access: impl FnOnce(&mut Queue<Waker, Counted<Offer>, TransferClaim>) -> T,
+    ) -> T {
+        access(self.object.lock().queues.queue(self.kind))
+    }
+
+    /// Waits until there is something to do for this waiter, which need not be the first. It sleeps without a timer.
+    pub(super) fn next(&self) -> impl Future<Output = Next<Counted<Offer>>> {
+        poll_fn(|cx| match self.poll_next(cx) {
+            Next::Sleep(_) => Poll::Pending,
             next => Poll::Ready(next),
         })
     }
 
     /// Waits until there is something to do for this waiter, which is the first. Sets `woken` if it was woken.
-    pub(super) async fn next_as_first(
-        &self,
-        share: Share,
-        woken: &mut Option<Timer>,
-    ) -> Next<Counted<Offer>> {
+    pub(super) async fn next_as_first(&self, woken: &mut Option<Timer>) -> Next<Counted<Offer>> {
         loop {
-            let next = poll_fn(|cx| Poll::Ready(self.next(share, cx))).await;
-            let Next::Sleep { until, .. } = next else {
+            let next = poll_fn(|cx| Poll::Ready(self.poll_next(cx))).await;
+            let Next::Sleep(until) = next else {
                 return next;
             };
+            let waking = poll_fn(|cx| self.poll_woken(cx));
             let is_woken = match until {
-                Some(until) => timeout_at(until, poll_fn(|cx| self.poll_woken(cx)))
-                    .await
-                    .is_ok(),
+                Some(until) => timeout_at(until, waking).await.is_ok(),
                 None => {
-                    poll_fn(|cx| self.poll_woken(cx)).await;
+                    waking.await;
                     true
                 }
             };
@@ -480,14 +382,31 @@ impl Waiter {
         }
     }
 
+    /// Returns what this waiter does next. If it sleeps, `cx` is woken.
+    fn poll_next(&self, cx: &Context<'_>) -> Next<Counted<Offer>> {
+        let is_subscribed = self.subscription.is_subscribed();
+        let (kind, number) = (self.kind, self.number);
+        let mut state = self.object.lock();
+        let next = state
+            .queues
+            .next(kind, number, Instant::now(), is_subscribed);
+        let wake = matches!(next, Next::Sleep(_)).then(|| cx.waker().clone());
+        let sleeper = state.queues.queue(kind).sleeper(number);
+        let replaced = sleeper.map(|sleeper| std::mem::replace(sleeper, wake));
+        let watches = self.queues.keep_ticking(&self.object, &mut state);
+        drop(state);
+        drop(replaced);
+        watches.into_iter().for_each(Waker::wake);
+        next
+    }
+
     fn poll_woken(&self, cx: &Context<'_>) -> Poll<()> {
         let mut state = self.object.lock();
-        let sleeper = state.queues.sleeper(self.kind, self.number);
-        let Some(Some(wake)) = sleeper else {
+        let Some(Some(wake)) = state.queues.queue(self.kind).sleeper(self.number) else {
             return Poll::Ready(());
         };
-        let replaced =
-            (!wake.will_wake(cx.waker())).then(|| std::mem::replace(wake, cx.waker().clone()));
+        let is_other = !wake.will_wake(cx.waker());
+        let replaced = is_other.then(|| std::mem::replace(wake, cx.waker().clone()));
         drop(state);
         drop(replaced);
         Poll::Pending
@@ -503,37 +422,9 @@ impl Waiter {
         self.subscription.begin()
     }
 
-    /// Records that a request is about to be sent whose answer counts for the whole queue.
-    pub(super) fn request_started(&self) {
-        let mut state = self.object.lock();
-        state.queues.request_started(self.kind, Instant::now());
-    }
-
     /// Records that the request has ended, with its last contact with the store.
     pub(super) fn request_ended(&self, last: Option<LastContact>) {
         self.object.lock().queues.answered(self.kind, last);
-    }
-
-    /// Records that the store has refused the request, which is repeated then.
-    pub(super) fn refused(&self, due: Due) {
-        self.object.lock().queues.refused(self.kind, due);
-    }
-
-    /// Records that the request has acquired the object: see [`Queues::acquired`]. Returns whether it is in doubt.
-    pub(super) fn acquired(&self, share: Share, until: Option<Instant>) -> bool {
-        let (outdated, is_in_doubt) = self.object.lock().queues.acquired(self.kind, share, until);
-        drop(outdated);
-        is_in_doubt
-    }
-
-    /// Records that a message has granted the object.
-    pub(super) fn granted(&self, share: Share, until: Instant) {
-        self.object.lock().queues.granted(self.kind, share, until);
-    }
-
-    /// Records that this waiter has taken an offer: see [`Queues::took`].
-    pub(super) fn took(&self, share: Share, until: Option<Instant>) {
-        self.object.lock().queues.took(self.kind, share, until);
     }
 
     /// Reports to all waiters for the object that the store cannot be reached.
@@ -542,82 +433,66 @@ impl Waiter {
         wakes.into_iter().for_each(Waker::wake);
     }
 
-    /// Reminds the waiters behind this one that they may have waited long, if any could register its wait. Not in an outage:
-    /// they would fail.
+    /// Reminds the waiters behind this one that they may have waited long, if any could register its wait.
     pub(super) fn remind_others(&self) {
-        let is_useful = {
-            let registered = self.object.registered.lock();
-            let has_room = |wait: &RegisteredWait| wait.has_room_for_more();
-            let mut waits = registered.waits.iter().flatten();
-            waits.next().is_some_and(has_room)
-                && registered.len() < self.object.lock().queues.waiters()
-        };
-        if is_useful {
-            let wakes = self.object.lock().queues.remind_all();
+        if self
+            .registered
+            .get()
+            .is_some_and(|wait| wait.has_room_for_more())
+        {
+            let wakes = self.object.lock().queues.remind_all(Instant::now());
             wakes.into_iter().for_each(Waker::wake);
         }
     }
 
     /// Returns when this waiter has joined the queue.
     pub(super) fn joined(&self) -> Instant {
-        let state = self.object.lock();
-        state.queues.joined(self.kind, self.number, Instant::now())
+        let joined = self.queue(|queue| queue.joined(self.number));
+        joined.unwrap_or_else(Instant::now)
     }
 
-    /// Returns whether the wait is registered.
-    pub(super) fn is_registered(&self) -> bool {
-        self.registered.load(Ordering::Relaxed) > 0
-    }
-
-    /// Registers the wait, if it has lasted long and is not registered yet.
-    pub(super) fn register(&self, register: impl FnOnce(Instant) -> Option<RegisteredWait>) {
-        let joined = self.joined();
-        if !self.is_registered()
-            && joined.elapsed() >= REGISTERED_AFTER
-            && let Some(wait) = register(joined)
+    /// Registers the wait. Returns whether it is registered.
+    pub(super) fn register(
+        &self,
+        register: impl FnOnce(Instant) -> Option<RegisteredWait>,
+    ) -> bool {
+        if self.registered.get().is_none()
+            && let Some(wait) = register(self.joined())
         {
-            let place = self.object.registered.lock().add(wait);
-            self.registered.store(place, Ordering::Relaxed);
+            let _ = self.registered.set(Box::new(wait));
         }
+        let done = self.registered.get().is_some();
+        self.queue(|queue| queue.registered(self.number, done));
+        done
     }
 }
 
 impl Drop for Waiter {
     fn drop(&mut self) {
-        if let Some(index) = self.registered.get_mut().checked_sub(1) {
-            let registered = self.object.registered.lock().take(index);
-            drop(registered);
-        }
+        drop(self.registered.take());
         let (queues, subscription) = (&self.queues, &self.subscription);
         let leave = || {
             let is_subscribed = subscription.is_subscribed();
-            let mut state = self.object.lock();
             let (kind, number) = (self.kind, self.number);
+            let mut state = self.object.lock();
             let left = state
                 .queues
                 .leave(kind, number, Instant::now(), is_subscribed);
-            let is_idle = state.queues.waiters() == 0;
             let watches = queues.keep_ticking(&self.object, &mut state);
-            (is_idle, (left, watches))
+            (state.queues.is_empty(), (left, watches))
         };
         // Not counted as background work: callers of `flush` do not mean to wait for this.
         let close = || {
-            let channel = subscription.channel.clone();
+            let (store, channel) = (&queues.store, subscription.channel.clone());
             let closing = queues
                 .channels
-                .close_when_idle(&queues.store, channel, queues.linger);
-            Some(
-                queues
-                    .background
-                    .runtime()?
-                    .spawn(task(closing))
-                    .abort_handle(),
-            )
+                .close_when_idle(store, channel, queues.linger);
+            let runtime = queues.background.runtime()?;
+            Some(runtime.spawn(task(closing)).abort_handle())
         };
-        let channels = &queues.channels;
-        if let Some((left, watches)) =
-            channels.leave(&subscription.channel, &self.object, leave, close)
-        {
+        let channel = &subscription.channel;
+        let left = queues.channels.leave(channel, &self.object, leave, close);
+        if let Some((left, watches)) = left {
             left.wake.into_iter().chain(watches).for_each(Waker::wake);
         }
     }

@@ -139,7 +139,8 @@ impl<'a> MultiLockRequest<'a> {
         self.members.iter().position(|one| {
             let waiting = &one.member.session().waiting;
             let object = one.hold_ref.hold.object.identity();
-            waiting.has_queue(one.channel(), object) && one.hold_ref.hold_period().is_none()
+            waiting.channels.has_queue(one.channel(), object)
+                && one.hold_ref.hold_period().is_none()
         })
     }
 

@@ -15,39 +15,37 @@ struct World {
 
 impl World {
     fn new() -> World {
-        let now = Instant::now();
         World {
-            queues: Queues::new(now),
-            now,
+            queues: Queues::new(),
+            now: Instant::now(),
             is_subscribed: true,
             share: Share::Whole,
         }
     }
 
+    /// Adds a waiter whose request the store has answered.
+    fn add(&mut self, kind: QueueKind, serves: Serves<char>) -> u64 {
+        self.queues.queue(kind).has_answer();
+        self.queues.join(kind, self.share, serves, self.now)
+    }
+
     fn join(&mut self, kind: QueueKind) -> u64 {
-        self.queues.join(kind, true, self.now)
+        self.add(kind, Serves::Not)
     }
 
     fn taker(&mut self) -> u64 {
-        let number = self.join(Exclusive);
-        self.queues.enable_offers(Exclusive, number, self.share);
-        number
+        self.add(Exclusive, Serves::Offers)
     }
 
     fn claimable(&mut self, claim: char) -> u64 {
-        let number = self.join(Exclusive);
-        self.queues.enable_claim(Exclusive, number, claim);
-        number
+        self.add(Exclusive, Serves::Claim(claim.into()))
     }
 
     fn next_of(&mut self, kind: QueueKind, number: u64) -> Next<u32> {
-        let (share, now) = (self.share, self.now);
-        let next = self
-            .queues
-            .next(kind, number, share, now, self.is_subscribed);
-        let sleeps = matches!(next, Next::Sleep { .. });
-        let wake = sleeps.then_some(number);
-        *self.queues.sleeper(kind, number).expect("a waiter") = wake;
+        let next = self.queues.next(kind, number, self.now, self.is_subscribed);
+        let wake = matches!(next, Next::Sleep(_)).then_some(number);
+        let sleeper = self.queues.queue(kind).sleeper(number);
+        *sleeper.expect("a waiter") = wake;
         next
     }
 
@@ -63,15 +61,15 @@ impl World {
 
     /// Has the store refuse the request that the waiter sends.
     fn answer(&mut self, number: u64) {
-        self.queues.request_started(Exclusive, self.now);
+        self.queues.exclusive().request_started(self.now);
         self.queues.answered(Exclusive, Some(LastContact::Answered));
-        let due = Due::At(self.now + 60 * SECOND);
-        self.queues.refused(Exclusive, due);
+        let due = Some(self.now + 60 * SECOND);
+        self.queues.exclusive().refused(due);
         assert!(self.sleeps(number));
     }
 
     fn sleeps(&mut self, number: u64) -> bool {
-        matches!(self.next(number), Next::Sleep { .. })
+        matches!(self.next(number), Next::Sleep(_))
     }
 
     fn leave(&mut self, number: u64) -> Option<u64> {
@@ -86,7 +84,7 @@ impl World {
         if !self.queues.takes_offer(self.share) {
             return Err(());
         }
-        let (wake, outdated) = self.queues.offer(offer, self.share, self.now);
+        let (wake, outdated) = self.queues.exclusive().offer(offer, self.share, self.now);
         assert_eq!(outdated, Vec::<u32>::new());
         Ok(wake)
     }
@@ -98,7 +96,7 @@ impl World {
             matches!(next, Next::Take(taken) if taken == offer),
             "{next:?}"
         );
-        self.queues.took(Exclusive, self.share, until);
+        self.queues.exclusive().took(until);
         self.leave(number)
     }
 
@@ -114,24 +112,11 @@ impl World {
     /// Returns how many milliseconds other clients go first before the request of a waiter that is woken.
     fn yields(&mut self, number: u64) -> u128 {
         let begun = self.now;
-        while let Next::Sleep { until, .. } = self.next(number) {
+        while let Next::Sleep(until) = self.next(number) {
             self.now = until.expect("it is woken");
         }
         self.answer(number);
         (self.now - begun).as_millis()
-    }
-}
-
-#[test]
-fn time_of_joining_is_known_after_months() {
-    let mut world = World::new();
-    world.join(Exclusive);
-    world.now += Duration::from_secs(100 * 24 * 3600);
-    let joined = world.now;
-    let number = world.join(Exclusive);
-    for passed in [0, 7] {
-        let now = joined + passed * SECOND;
-        assert_eq!(world.queues.joined(Exclusive, number, now), joined);
     }
 }
 
@@ -143,10 +128,7 @@ fn first_waiter_asks_and_again_when_woken_or_due() {
     world.be_refused(first);
     let until = Some(world.now + 60 * SECOND);
     let next = world.next(first);
-    assert!(
-        matches!(next, Next::Sleep { until: at, .. } if at == until),
-        "{next:?}"
-    );
+    assert!(matches!(next, Next::Sleep(at) if at == until), "{next:?}");
     for wake in [
         |world: &mut World| world.message(0),
         |world: &mut World| world.queues.disconnected(world.now),
@@ -164,14 +146,14 @@ fn first_waiter_asks_and_again_when_woken_or_due() {
     assert!(matches!(world.next(first), Next::Ask { message: 7 }));
     assert_eq!(world.message(8), [None, None], "it is awake");
     world.message(9);
-    world.queues.refused(Exclusive, Due::OnMessage);
+    world.queues.exclusive().refused(None);
     assert!(
         matches!(world.next(first), Next::Ask { message: 9 }),
         "the latest one"
     );
-    world.queues.refused(Exclusive, Due::OnMessage);
+    world.queues.exclusive().refused(None);
     let next = world.next(first);
-    assert!(matches!(next, Next::Sleep { until: None, .. }), "{next:?}");
+    assert!(matches!(next, Next::Sleep(None)), "{next:?}");
 }
 
 /// Behind one that acquires the object, the next waiter sends nothing until its lease ends, or a message arrives.
@@ -188,12 +170,16 @@ fn next_waiter_relies_on_the_one_before() {
         ("left", false),
     ] {
         let mut world = World::new();
-        let [first, second] = [world.taker(), world.taker()];
+        let first = world.taker();
+        if case == "another share" {
+            world.share = Share::Permits(1);
+        }
+        let second = world.taker();
         assert!(world.sleeps(second));
         world.be_refused(first);
         let until = (case != "not excluded").then_some(world.now + minute);
         if case != "left" {
-            let acquired = world.queues.acquired(Exclusive, Share::Whole, until);
+            let acquired = world.queues.exclusive().acquired(until);
             assert_eq!(acquired, (None, false));
         }
         assert_eq!(world.leave(first), Some(second));
@@ -201,7 +187,6 @@ fn next_waiter_relies_on_the_one_before() {
             "message" => assert_eq!(world.message(0), [None, None]),
             "late" => world.now += minute + ROUNDING,
             "not subscribed" => world.is_subscribed = false,
-            "another share" => world.share = Share::Permits(1),
             _ => {}
         }
         let next = world.next(second);
@@ -212,7 +197,7 @@ fn next_waiter_relies_on_the_one_before() {
         let next = world.next(second);
         match relies {
             true => assert!(
-                matches!(next, Next::Sleep { until: Some(at), .. } if at == world.now + minute + ROUNDING)
+                matches!(next, Next::Sleep(Some(at)) if at == world.now + minute + ROUNDING)
             ),
             false => assert!(matches!(next, Next::Ask { .. }), "{case}: {next:?}"),
         }
@@ -252,7 +237,6 @@ fn all_but_the_first_fail_together() {
     }
     let late = world.join(Exclusive);
     assert!(world.sleeps(late) && world.sleeps(first));
-    assert!(world.queues.remind_all().is_empty(), "it would fail");
     for number in [second, third, late, first] {
         assert!(world.queues.contact_since(Exclusive, since).is_some());
         world.leave(number);
@@ -266,15 +250,25 @@ fn all_but_the_first_fail_together() {
 }
 
 #[test]
-fn waiter_that_is_reminded_registers_after_a_second() {
+fn waiter_registers_after_a_second_and_again_when_reminded() {
     let mut world = World::new();
     let [first, second] = [(); 2].map(|()| world.join(Exclusive));
     world.be_refused(first);
-    for long in [false, true] {
-        assert!(matches!(world.next(second), Next::Sleep { registers, .. } if registers == long));
-        assert_eq!(world.queues.remind_all(), [second]);
-        world.now += SECOND;
+    assert!(world.sleeps(second));
+    let remind = |world: &mut World| world.queues.remind_all(world.now);
+    assert!(remind(&mut world).is_empty());
+    world.now += SECOND;
+    for done in [false, true] {
+        assert_eq!(remind(&mut world), [second]);
+        assert!(matches!(world.next(second), Next::Register));
+        world.queues.exclusive().registered(second, done);
+        assert!(world.sleeps(second));
     }
+    assert!(remind(&mut world).is_empty());
+    assert_eq!(
+        world.queues.exclusive().joined(second),
+        Some(world.now - SECOND)
+    );
 }
 
 #[test]
@@ -283,7 +277,10 @@ fn other_clients_go_first_that_have_waited_longer() {
     let waiter = world.claimable('a');
     world.be_refused(waiter);
     for (others, delays) in [(3, [3, 2, 1, 0]), (100, [5, 4, 3, 2]), (0, [0; 4])] {
-        world.queues.yield_to(Yields::counted(others), || 0.5);
+        world
+            .queues
+            .exclusive()
+            .yield_to(Yields::counted(others), || 0.5);
         for expected in delays {
             // First that of the client's own release. That of a write lock publishes another one, which does not count.
             world.message(1);
@@ -296,14 +293,20 @@ fn other_clients_go_first_that_have_waited_longer() {
     world.share = Share::Permits(1);
     let waiter = world.taker();
     world.be_refused(waiter);
-    world.queues.yield_to(Yields::counted(2), || 0.5);
+    world
+        .queues
+        .exclusive()
+        .yield_to(Yields::counted(2), || 0.5);
     for expected in [2, 1, 0] {
         world.message(7);
         assert_eq!(world.yields(waiter), expected);
     }
     // A queue without waiters lets no client go first.
     world.leave(waiter);
-    world.queues.yield_to(Yields::counted(2), || 0.5);
+    world
+        .queues
+        .exclusive()
+        .yield_to(Yields::counted(2), || 0.5);
     let waiter = world.taker();
     world.be_refused(waiter);
     world.message(7);
@@ -322,7 +325,10 @@ fn others_go_first_again_unless_it_was_in_vain() {
         world.share = share;
         let [first, second] = [world.taker(), world.taker()];
         world.be_refused(first);
-        world.queues.yield_to(Yields::counted(2), || 0.5);
+        world
+            .queues
+            .exclusive()
+            .yield_to(Yields::counted(2), || 0.5);
         world.message(0);
         assert!(world.sleeps(first));
         world.now += MILLI;
@@ -331,10 +337,13 @@ fn others_go_first_again_unless_it_was_in_vain() {
         }
         world.now += MILLI;
         assert!(matches!(world.next(first), Next::Ask { .. }));
-        world.queues.acquired(Exclusive, share, None);
+        world.queues.exclusive().acquired(None);
         world.leave(first);
         world.be_refused(second);
-        world.queues.yield_to(Yields::counted(2), || 0.5);
+        world
+            .queues
+            .exclusive()
+            .yield_to(Yields::counted(2), || 0.5);
         world.message(0);
         assert_eq!(world.yields(second) > 0, again);
     }
@@ -345,7 +354,10 @@ fn waiter_with_offer_does_not_let_others_go_first() {
     let mut world = World::new();
     let waiter = world.taker();
     world.be_refused(waiter);
-    world.queues.yield_to(Yields::counted(3), || 0.5);
+    world
+        .queues
+        .exclusive()
+        .yield_to(Yields::counted(3), || 0.5);
     assert_eq!(world.offer(1), Ok(Some(waiter)));
     assert!(matches!(world.next(waiter), Next::Take(1)));
     // Nor does one that is offered something meanwhile. A message does not end the time.
@@ -354,7 +366,10 @@ fn waiter_with_offer_does_not_let_others_go_first() {
         world.share = Share::Permits(1);
         let waiter = world.taker();
         world.be_refused(waiter);
-        world.queues.yield_to(Yields::counted(3), || 0.5);
+        world
+            .queues
+            .exclusive()
+            .yield_to(Yields::counted(3), || 0.5);
         world.message(7);
         assert!(world.sleeps(waiter));
         match is_offer {
@@ -364,7 +379,7 @@ fn waiter_with_offer_does_not_let_others_go_first() {
         world.next(waiter)
     });
     assert!(
-        matches!((&first, &second), (Next::Sleep { .. }, Next::Take(1))),
+        matches!((&first, &second), (Next::Sleep(_), Next::Take(1))),
         "{first:?} {second:?}"
     );
 }
@@ -380,7 +395,7 @@ fn request_that_joins_after_message_has_no_answer_until_store_answers() {
     let after = world.now;
     assert!(world.has_contact(Exclusive, before) && !world.has_contact(Exclusive, after));
     assert!(matches!(world.next(waiter), Next::Ask { .. }));
-    world.queues.request_started(Exclusive, world.now);
+    world.queues.exclusive().request_started(world.now);
     assert!(!world.has_contact(Exclusive, after));
     world.now += MILLI;
     world.message(0);
@@ -389,7 +404,7 @@ fn request_that_joins_after_message_has_no_answer_until_store_answers() {
         .queues
         .answered(Exclusive, Some(LastContact::Answered));
     assert!(world.has_contact(Exclusive, after) && !world.has_contact(Exclusive, during));
-    world.queues.refused(Exclusive, Due::OnMessage);
+    world.queues.exclusive().refused(None);
     assert!(matches!(world.next(waiter), Next::Ask { .. }));
     world.answer(waiter);
     assert!(world.has_contact(Exclusive, during));
@@ -406,14 +421,16 @@ fn answer_to_one_queue_does_not_count_for_the_other() {
     let writer = world.join(Exclusive);
     world.be_refused(writer);
     let during = world.now;
-    let reader = world.queues.join(Shared, false, during);
+    let reader = world.queues.join(Shared, Share::Whole, Serves::Not, during);
     assert!(!world.has_contact(Shared, during));
     world.queues.answered(Shared, None);
     assert!(!world.has_contact(Shared, during));
     world.queues.answered(Shared, Some(LastContact::Answered));
     assert!(world.has_contact(Shared, during));
     world.queues.leave(Shared, reader, world.now, true);
-    world.queues.join(Shared, false, world.now);
+    world
+        .queues
+        .join(Shared, Share::Whole, Serves::Not, world.now);
     assert!(!world.has_contact(Shared, during), "all readers had left");
     assert!(world.has_contact(Exclusive, during));
 }
@@ -429,14 +446,13 @@ fn offer_is_refused_unless_all_waiters_take_it() {
         assert_eq!(world.offer(1), Err(()), "one that takes none");
         world.queues.leave(kind, other, world.now, true);
     }
-    let other = world.join(Exclusive);
-    world
-        .queues
-        .enable_offers(Exclusive, other, Share::Permits(1));
+    world.share = Share::Permits(1);
+    let other = world.taker();
+    world.share = Share::Whole;
     assert_eq!(world.offer(1), Err(()), "one that takes others");
     world.leave(other);
     // The store has granted the second one since, so the first is lost.
-    let (wake, outdated) = world.queues.offer(1, Share::Whole, world.now);
+    let (wake, outdated) = world.queues.exclusive().offer(1, Share::Whole, world.now);
     assert_eq!((wake, outdated), (None, vec![0]));
     world.share = Share::Permits(1);
     assert_eq!(world.offer(2), Err(()));
@@ -469,13 +485,13 @@ fn offer_of_an_object_that_may_have_been_released_does_not_count() {
     world
         .queues
         .answered(Exclusive, Some(LastContact::Answered));
-    let acquired = world.queues.acquired(Exclusive, Share::Whole, None);
+    let acquired = world.queues.exclusive().acquired(None);
     assert_eq!(acquired, (Some(2), true), "a message arrived meanwhile");
-    let acquired = world.queues.acquired(Exclusive, Share::Whole, None);
+    let acquired = world.queues.exclusive().acquired(None);
     assert_eq!(acquired, (None, false));
     // The connection broke: only the request of the next waiter makes sure that there is one.
     world.queues.disconnected(world.now);
-    let acquired = world.queues.acquired(Exclusive, Share::Whole, None);
+    let acquired = world.queues.exclusive().acquired(None);
     assert_eq!(acquired, (None, false));
     assert!(matches!(world.next(waiter), Next::Ask { .. }));
 }
@@ -503,7 +519,7 @@ impl World {
     /// The store refuses the request, and there is an offer.
     fn answer_with_offer(&mut self, number: u64, offer: u32) {
         self.message(7);
-        self.queues.refused(Exclusive, Due::OnMessage);
+        self.queues.exclusive().refused(None);
         let next = self.next(number);
         assert!(
             matches!(next, Next::Take(taken) if taken == offer),
@@ -524,18 +540,18 @@ fn offers_are_dropped_after_10_ms_and_when_all_have_left() {
     assert!(world.offer(2).is_ok());
     for (millis, expired) in [(10, 1), (16, 2)] {
         let at = begun + millis * MILLI;
-        assert_eq!(world.queues.next_tick(), Some(at));
-        assert_eq!(world.queues.tick(at - MILLI), (None, vec![]));
-        assert_eq!(world.queues.tick(at), (None, vec![expired]));
+        assert_eq!(world.queues.exclusive().next_tick(), Some(at));
+        assert_eq!(world.queues.exclusive().tick(at - MILLI), (None, vec![]));
+        assert_eq!(world.queues.exclusive().tick(at), (None, vec![expired]));
     }
-    assert_eq!(world.queues.next_tick(), None);
+    assert_eq!(world.queues.exclusive().next_tick(), None);
     assert!(world.offer(3).is_ok());
     world.leave(first);
-    assert!(world.queues.next_tick().is_some());
+    assert!(world.queues.exclusive().next_tick().is_some());
     world.leave(second);
-    assert_eq!(world.queues.next_tick(), None);
-    world.queues.join(Exclusive, true, world.now);
-    assert_eq!(world.queues.take_offers().count(), 0);
+    assert_eq!(world.queues.exclusive().next_tick(), None);
+    world.taker();
+    assert_eq!(world.queues.exclusive().take_offers(), Vec::<u32>::new());
 }
 
 impl World {
@@ -558,12 +574,12 @@ fn object_passes_on_without_waking_the_next_waiter() {
     let mut world = World::new();
     let [second, third, last] = world.passed_on(SECOND);
     let at = world.now + 10 * MILLI;
-    assert_eq!(world.queues.next_tick(), Some(at));
+    assert_eq!(world.queues.exclusive().next_tick(), Some(at));
     // A poll for another reason changes nothing.
     assert!(world.sleeps(second) && world.sleeps(third));
-    assert_eq!(world.queues.next_tick(), Some(at));
+    assert_eq!(world.queues.exclusive().next_tick(), Some(at));
     world.now += 9 * MILLI;
-    assert_eq!(world.queues.tick(world.now), (None, vec![]));
+    assert_eq!(world.queues.exclusive().tick(world.now), (None, vec![]));
     assert_eq!(world.offer(2), Ok(Some(second)));
     assert_eq!(world.take(second, 2, Some(world.now + SECOND)), None);
     // If it leaves, the turn passes on in the same way.
@@ -573,9 +589,9 @@ fn object_passes_on_without_waking_the_next_waiter() {
     assert_eq!(world.take(last, 3, Some(world.now + SECOND)), None);
     let late = world.taker();
     assert!(world.sleeps(late));
-    assert!(world.queues.next_tick().is_some());
+    assert!(world.queues.exclusive().next_tick().is_some());
     assert_eq!(world.leave(late), None);
-    assert_eq!(world.queues.next_tick(), None);
+    assert_eq!(world.queues.exclusive().next_tick(), None);
 }
 
 #[test]
@@ -593,18 +609,18 @@ fn waiter_with_the_turn_is_woken_by_each_event() {
         let woken = match event {
             "tick" => {
                 world.now += 10 * MILLI;
-                world.queues.tick(world.now).0
+                world.queues.exclusive().tick(world.now).0
             }
             "end of lease" => {
                 world.now += holds;
-                assert_eq!(world.queues.tick(world.now).0, None);
+                assert_eq!(world.queues.exclusive().tick(world.now).0, None);
                 world.now += ROUNDING;
-                world.queues.tick(world.now).0
+                world.queues.exclusive().tick(world.now).0
             }
             "own release" => {
                 world.queues.released(world.now);
                 world.now += 10 * MILLI;
-                world.queues.tick(world.now).0
+                world.queues.exclusive().tick(world.now).0
             }
             "message" => world.message(0)[0],
             "disconnected" => world.queues.disconnected(world.now)[0],
@@ -627,14 +643,14 @@ fn waiter_with_the_turn_is_woken_by_each_event() {
             matches!(next, Next::BeFirst { relies } if relies != asks),
             "{event}: {next:?}"
         );
-        assert_eq!(world.queues.next_tick(), None);
+        assert_eq!(world.queues.exclusive().next_tick(), None);
         let next = world.next(second);
         assert_eq!(matches!(next, Next::Ask { .. }), asks, "{event}: {next:?}");
     }
     // Without a ticker.
     let mut world = World::new();
     let [second, ..] = world.passed_on(SECOND);
-    assert_eq!(world.queues.watch(), Some(second));
+    assert_eq!(world.queues.exclusive().watch(), Some(second));
     assert!(matches!(world.next(second), Next::BeFirst { relies: true }));
 }
 
@@ -670,14 +686,17 @@ fn waiter_is_woken_for_the_turn_unless_the_object_passes_on() {
             "endless" => until = None,
             _ => {}
         }
-        world.queues.offer(1, Share::Whole, world.now);
+        world.queues.exclusive().offer(1, Share::Whole, world.now);
         assert!(matches!(world.next(first), Next::Take(1)));
         if case == "released" {
             world.message(0);
         }
-        world.queues.took(Exclusive, Share::Whole, until);
+        world.queues.exclusive().took(until);
         if case == "permits" {
-            world.queues.offer(2, Share::Permits(1), world.now);
+            world
+                .queues
+                .exclusive()
+                .offer(2, Share::Permits(1), world.now);
         }
         let sleeps = matches!(case, "" | "endless");
         let woken = world.leave(first);
@@ -698,7 +717,7 @@ fn first_waiter_is_claimed_if_all_can_be_and_no_request_is_in_flight() {
     let [first, second] = [world.claimable('a'), world.claimable('b')];
     assert!(matches!(world.next(first), Next::BeFirst { .. }));
     assert!(matches!(world.next(first), Next::Ask { .. }));
-    world.queues.request_started(Exclusive, world.now);
+    world.queues.exclusive().request_started(world.now);
     assert_eq!(world.queues.claim_first(), None, "in flight");
     world.answer(first);
     assert_eq!(world.queues.claim_first(), Some('a'));
@@ -708,25 +727,25 @@ fn first_waiter_is_claimed_if_all_can_be_and_no_request_is_in_flight() {
         Err(()),
         "it takes the place of an owner only"
     );
-    world.queues.transfer_ended(None);
+    world.queues.exclusive().transfer_ended(None);
     assert!(world.has_contact(Exclusive, world.now), "nothing was sent");
-    world.queues.transfer_started(world.now);
+    world.queues.exclusive().transfer_started(world.now);
     let sent_at = Some(world.now);
     assert!(!world.has_contact(Exclusive, world.now));
     // Without an answer, the object may have been released.
-    world.queues.transfer_ended(sent_at);
+    world.queues.exclusive().transfer_ended(sent_at);
     assert!(matches!(world.next(first), Next::Ask { .. }));
     world.answer(first);
     // The object has passed on. The next one sleeps until it does again.
-    world.queues.transfer_started(world.now);
+    world.queues.exclusive().transfer_started(world.now);
     assert!(world.sleeps(second));
-    let transferred = world.queues.transferred(sent_at, 1, world.now);
+    let transferred = world.queues.exclusive().transferred(sent_at, 1, world.now);
     assert_eq!(transferred, (Some(first), vec![]));
     assert_eq!(world.take(first, 1, Some(world.now + SECOND)), None);
     assert_eq!(world.queues.claim_first(), Some('b'));
-    world.queues.transfer_started(world.now);
+    world.queues.exclusive().transfer_started(world.now);
     assert_eq!(world.leave(second), None);
-    let transferred = world.queues.transferred(sent_at, 2, world.now);
+    let transferred = world.queues.exclusive().transferred(sent_at, 2, world.now);
     assert_eq!(transferred, (None, vec![2]), "all have left");
 }
 
@@ -739,9 +758,9 @@ fn no_answer_is_current_while_transfer_is_in_flight() {
         let mut waiter = world.claimable('a');
         world.be_refused(waiter);
         assert_eq!(world.queues.claim_first(), Some('a'));
-        world.queues.transfer_started(world.now);
+        world.queues.exclusive().transfer_started(world.now);
         let sent_at = world.now;
-        assert!(world.queues.is_transferred());
+        assert!(world.queues.exclusive().is_transferred());
         if all_leave {
             world.leave(waiter);
             waiter = world.claimable('b');
@@ -752,10 +771,13 @@ fn no_answer_is_current_while_transfer_is_in_flight() {
         assert!(!world.has_contact(Exclusive, world.now));
         assert_eq!(world.queues.claim_first(), None);
         // The end of another one changes nothing.
-        world.queues.transfer_ended(Some(sent_at + MILLI));
-        assert!(world.queues.is_transferred() && world.sleeps(waiter));
-        world.queues.transfer_ended(Some(sent_at));
-        assert!(!world.queues.is_transferred());
+        world
+            .queues
+            .exclusive()
+            .transfer_ended(Some(sent_at + MILLI));
+        assert!(world.queues.exclusive().is_transferred() && world.sleeps(waiter));
+        world.queues.exclusive().transfer_ended(Some(sent_at));
+        assert!(!world.queues.exclusive().is_transferred());
         assert!(matches!(world.next(waiter), Next::Ask { .. }));
     }
 }

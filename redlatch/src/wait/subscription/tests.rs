@@ -1,20 +1,15 @@
 use super::*;
-use crate::background::Background;
 use crate::name::KeyLayout;
-use crate::store::embedded::Embedded;
+use crate::wait::WaitQueues;
+use crate::wait::tests::{queues, scripted};
 use crate::wait::waiter::Waiter;
-use crate::wait::{QueueKind, WaitQueues};
 
 const LINGER: Duration = Duration::from_secs(10);
 
-fn queues() -> WaitQueues {
-    let channels = Arc::<ChannelMap>::default();
-    let store = Store::Embedded(Embedded::new().connect(channels.clone()));
-    WaitQueues::new(channels, store.into(), Background::default(), LINGER)
-}
-
 fn join(queues: &WaitQueues, object: &str) -> Waiter {
-    queues.join("c", object, QueueKind::Exclusive, true)
+    let mut attempt = scripted(queues, []);
+    (attempt.channel, attempt.object) = ("c".into(), object.into());
+    queues.join(&attempt, true)
 }
 
 /// Returns the number of objects with queues on the channel `c`.
@@ -60,14 +55,14 @@ fn channel_is_removed_unless_waiter_joins() {
 #[tokio::test(start_paused = true)]
 async fn subscription_is_sent_until_confirmed_and_again_after_its_end() {
     let queues = queues();
-    let is_subscribed = || queues.is_subscribed("c");
+    let is_subscribed = || queues.channels.is_subscribed("c");
     let waiter = join(&queues, "object");
     assert!(!is_subscribed());
     assert!(waiter.begin_subscribing() && waiter.begin_subscribing());
     assert!(!is_subscribed());
     queues.channels.confirm(waiter.channel());
     assert!(!waiter.begin_subscribing());
-    assert!(is_subscribed() && !queues.is_subscribed("another"));
+    assert!(is_subscribed() && !queues.channels.is_subscribed("another"));
     queues.channels.on_unsubscribed("c");
     // The answer to a request without a subscription confirms none.
     queues.channels.confirm(waiter.channel());
@@ -78,9 +73,8 @@ async fn subscription_is_sent_until_confirmed_and_again_after_its_end() {
 #[tokio::test(start_paused = true)]
 async fn answer_from_before_the_end_of_a_subscription_does_not_confirm_the_next_one() {
     let queues = queues();
-    let is_subscribed = || queues.is_subscribed("c");
-    let [first, second] = [QueueKind::Exclusive, QueueKind::Shared]
-        .map(|kind| queues.join("c", "object", kind, true));
+    let is_subscribed = || queues.channels.is_subscribed("c");
+    let [first, second] = [(); 2].map(|()| join(&queues, "object"));
     assert!(first.begin_subscribing());
     let ends = queues.channels.subscription_ends("c");
     queues.channels.on_unsubscribed("c");
@@ -104,12 +98,12 @@ async fn linger_time_starts_after_last_waiter() {
         let tasks = tokio::runtime::Handle::current()
             .metrics()
             .num_alive_tasks();
-        assert_eq!((queues.subscriptions(), tasks), (1, 1));
+        assert_eq!((queues.channels.subscriptions(), tasks), (1, 1));
     }
     tokio::time::sleep(LINGER / 2 - Duration::from_millis(10)).await;
-    assert_eq!(queues.subscriptions(), 1);
+    assert_eq!(queues.channels.subscriptions(), 1);
     tokio::time::sleep(Duration::from_millis(20)).await;
-    assert_eq!(queues.subscriptions(), 0);
+    assert_eq!(queues.channels.subscriptions(), 0);
     assert!(queues.channels.entries.lock().is_empty());
 }
 
@@ -124,13 +118,13 @@ async fn objects_without_waiters_go_while_the_channel_has_waiters() {
         drop(waiter);
     }
     // The latest keep what they know.
-    let is_known = |value| queues.has_queue("c", &format!("value {value}"));
+    let is_known = |value| queues.channels.has_queue("c", &format!("value {value}"));
     assert!(is_known(999) && is_known(1000 - MAX_IDLE) && !is_known(999 - MAX_IDLE));
     // Each waiter makes its object the latest.
     let again = join(&queues, &format!("value {}", 1000 - MAX_IDLE));
     drop((again, join(&queues, "another")));
     assert!(is_known(1000 - MAX_IDLE) && !is_known(1001 - MAX_IDLE));
-    let [first, last] = ["a", "z"].map(|object| queues.has_queue("c", object));
+    let [first, last] = ["a", "z"].map(|object| queues.channels.has_queue("c", object));
     assert!(first && last);
 }
 
@@ -140,19 +134,22 @@ async fn object_with_transfer_in_flight_stays() {
     let queues = queues();
     let object = ObjectKeys::new(KeyLayout::Lock, "", "a");
     let channel = object.channel();
-    let join = |key: &str| queues.join(channel, key, QueueKind::Exclusive, true);
+    let join = |key: &str| {
+        let mut attempt = scripted(&queues, []);
+        (attempt.channel, attempt.object) = (channel.into(), key.into());
+        attempt.can_be_claimed = true;
+        queues.join(&attempt, true)
+    };
     let _waits = join("waits");
     let waiter = join(object.key());
-    let (hold, lease) = (Arc::new(()), crate::lease::Lease::WATCHDOG);
-    waiter.enable_claim(super::super::TransferClaim { hold, lease });
     let mut claimed = queues.claim_first(&object).unwrap();
     claimed.request_started();
     drop(waiter);
     let idle = || (0..2 * MAX_IDLE).for_each(|value| drop(join(&value.to_string())));
     idle();
-    assert!(queues.has_queue(channel, object.key()));
+    assert!(queues.channels.has_queue(channel, object.key()));
     drop(claimed);
     idle();
-    assert!(!queues.has_queue(channel, object.key()));
+    assert!(!queues.channels.has_queue(channel, object.key()));
     assert_eq!(objects(&queues), 1 + MAX_IDLE);
 }
