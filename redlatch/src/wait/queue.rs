@@ -283,11 +283,10 @@ impl<W, O, C> Queues<W, O, C> {
 
     /// Records that the request of the first waiter has ended, with its last contact with the store.
     pub(super) fn answered(&mut self, kind: QueueKind, last: Option<LastContact>) {
-        let queue = self.queue(kind);
-        queue.stale_since = None;
         match last {
             Some(LastContact::Answered) => {
-                queue.answered = true;
+                let queue = self.queue(kind);
+                (queue.answered, queue.stale_since) = (true, None);
                 self.outage = None;
             }
             Some(LastContact::Failed { since, error }) => self.outage = Some((since, error)),
@@ -478,11 +477,12 @@ impl<W, O, C> Queue<W, O, C> {
         }
         let (mut wake, mut offers) = (None, VecDeque::new());
         if self.places.is_empty() {
-            // Later requests must contact the store themselves.
+            // Later requests must contact the store themselves. What the last request has not found out, they have to.
             let idle = Queue {
                 relies: self.relies,
                 transferred_since: self.transferred_since,
-                maybe_released_at: self.maybe_released_at,
+                maybe_released_at: self.stale_since.or(self.maybe_released_at),
+                disconnected: self.disconnected,
                 ..Queue::new()
             };
             offers = std::mem::replace(self, idle).offers;
@@ -821,5 +821,7 @@ impl Relies {
     }
 }
 
+#[cfg(test)]
+mod exploration;
 #[cfg(test)]
 mod tests;

@@ -1,1 +1,817 @@
+//! All orders in which three callers of one client join, ask, are answered, get what passes on, release and leave, while another
+//! client takes part, messages are late, and the connection breaks.
+//!
+//! Left out: times for which other clients go first, which delay a request and decide nothing else, and shared waiters, except
+//! that they stand in the way. A caller whose wait is long differs only in that it registers.
 
+use std::collections::hash_map::DefaultHasher;
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::hash::{Hash, Hasher};
+
+use super::*;
+use crate::primitives::differential::env_number;
+
+use QueueKind::{Exclusive, Shared};
+
+/// Maximum number of states of each kind of callers, unless `REDLATCH_STATES` is set.
+const MAX_STATES: u64 = 10_000;
+
+/// What the store says how long a holder still has the object. Everyone renews it.
+const LEASE: Duration = Duration::from_millis(100);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Caller {
+    Absent,
+    Waits {
+        number: u64,
+        mode: Mode,
+    },
+    /// `lost`: the store has lost its hold, which it does not know.
+    Holds {
+        lost: bool,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Mode {
+    Awake,
+    Asleep(Option<Instant>),
+    Sends {
+        subscribes: bool,
+        confirms: bool,
+        stage: Stage,
+    },
+}
+
+/// How far a request has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Stage {
+    /// `granted`: it was executed before, and the answer was lost.
+    Sent {
+        granted: bool,
+    },
+    Granted {
+        lost: bool,
+    },
+    Refused,
+}
+
+/// Who holds the object in the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Holder {
+    Nobody,
+    Another,
+    Ours,
+}
+
+/// A hold that is passed on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Offered {
+    /// The waiter that was claimed.
+    to: Option<u64>,
+    lost: bool,
+    /// Whether the message of the loss has arrived.
+    is_known_lost: bool,
+}
+
+/// The step that acquires the object for a claimed waiter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Transfer {
+    to: u64,
+    sent_at: Instant,
+    /// Whether the store has executed it, and transferred the object.
+    executed: Option<bool>,
+    lost: bool,
+}
+
+/// How releases of the client serve the callers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Kind {
+    Offers,
+    Claims,
+    /// The third takes none.
+    Mixed,
+    /// The third shares the object.
+    Shared,
+}
+
+#[derive(Debug, Clone)]
+struct State {
+    kind: Kind,
+    queues: Queues<usize, Offered, u64>,
+    now: Instant,
+    callers: [Caller; 3],
+    holder: Holder,
+    /// Whether a release of our hold is in flight, and a request that nobody awaits.
+    releases: bool,
+    has_stray: bool,
+    transfer: Option<Transfer>,
+    /// Messages on the way.
+    messages: u8,
+    is_connected: bool,
+    /// Whether the server has a subscription of the client.
+    is_subscribed: bool,
+    /// Whether the client has asked for one, and knows that it has.
+    subscribes: bool,
+    is_confirmed: bool,
+    /// Whether the object became free without a message since the store executed a request.
+    silent: bool,
+}
+
+type Event = (&'static str, usize);
+
+impl State {
+    fn first(kind: Kind) -> State {
+        State {
+            kind,
+            queues: Queues::new(),
+            now: Instant::now(),
+            callers: [Caller::Absent; 3],
+            holder: Holder::Nobody,
+            releases: false,
+            has_stray: false,
+            transfer: None,
+            messages: 0,
+            is_connected: true,
+            is_subscribed: false,
+            subscribes: false,
+            is_confirmed: false,
+            silent: false,
+        }
+    }
+
+    fn queue_of(&self, caller: usize) -> QueueKind {
+        match self.kind {
+            Kind::Shared if caller == 2 => Shared,
+            _ => Exclusive,
+        }
+    }
+
+    /// Returns the events that are possible, those first that end something.
+    fn events(&self) -> Vec<Event> {
+        let mut all = Vec::new();
+        let mut add = |name, possible: bool| {
+            if possible {
+                all.push((name, 0));
+            }
+        };
+        add("release is executed", self.releases);
+        let executed = self.transfer.map(|transfer| transfer.executed);
+        add("transfer is executed", executed == Some(None));
+        add("transfer is answered", executed.flatten().is_some());
+        add("stray is executed", self.has_stray);
+        add("message arrives", self.messages > 0);
+        let tick = self.queues.queues[0].next_tick();
+        add("ticks", tick.is_some_and(|at| at <= self.now));
+        for (caller, at) in self.callers.iter().enumerate() {
+            let mut add = |name, possible: bool| {
+                if possible {
+                    all.push((name, caller));
+                }
+            };
+            add("polls", self.is_awake(*at));
+            if let Caller::Waits {
+                mode: Mode::Sends { stage, .. },
+                ..
+            } = at
+            {
+                let is_sent = matches!(stage, Stage::Sent { .. });
+                add("request is executed", is_sent);
+                add("request is answered", !is_sent);
+            }
+        }
+        all
+    }
+
+    /// Returns whether a caller asks what to do next.
+    fn is_awake(&self, caller: Caller) -> bool {
+        let Caller::Waits { number, mode } = caller else {
+            return false;
+        };
+        let mut queues = self.queues.queues.iter();
+        let place = queues.find_map(|queue| queue.places.get(&number));
+        let is_woken = place.is_some_and(|place| place.wake.is_none());
+        match mode {
+            Mode::Awake => true,
+            Mode::Asleep(until) => is_woken || until.is_some_and(|until| until <= self.now),
+            Mode::Sends { .. } => false,
+        }
+    }
+
+    /// Returns the other events that are possible.
+    fn more_events(&self) -> Vec<Event> {
+        let mut all = Vec::new();
+        let mut add = |name, caller, possible: bool| {
+            if possible {
+                all.push((name, caller));
+            }
+        };
+        let queue = &self.queues.queues[0];
+        add("time passes", 0, self.next_time().is_some());
+        let has_connection = self.is_connected && self.subscribes;
+        add("breaks", 0, has_connection);
+        add("breaks behind answers", 0, has_connection);
+        add("subscription ends", 0, self.is_subscribed);
+        add("another acquires", 0, self.holder == Holder::Nobody);
+        add("another releases", 0, self.holder == Holder::Another);
+        add("another dies", 0, self.holder == Holder::Another);
+        add("hold is lost", 0, self.holder == Holder::Ours);
+        for (caller, at) in self.callers.iter().enumerate() {
+            match *at {
+                Caller::Absent => {
+                    add("joins", caller, true);
+                    add("asks", caller, self.queues.is_empty());
+                }
+                Caller::Waits { mode, .. } => {
+                    let sends = matches!(mode, Mode::Sends { .. });
+                    add("leaves", caller, !self.has_stray || !sends);
+                    add("fails", caller, sends && !self.has_stray);
+                    let has_offer = !queue.offers.is_empty();
+                    add("refuses offer", caller, has_offer && self.is_awake(*at));
+                }
+                Caller::Holds { lost } => {
+                    add("releases", caller, true);
+                    let passes_on = !lost && self.transfer.is_none();
+                    add("hands over", caller, passes_on && self.kind != Kind::Claims);
+                    add("claims", caller, passes_on && self.kind == Kind::Claims);
+                }
+            }
+        }
+        all
+    }
+
+    /// Returns the next time at which something is due.
+    fn next_time(&self) -> Option<Instant> {
+        let timers = self.callers.iter().filter_map(|caller| match caller {
+            Caller::Waits {
+                mode: Mode::Asleep(until),
+                ..
+            } => *until,
+            _ => None,
+        });
+        let all = timers.chain(self.queues.queues[0].next_tick());
+        all.filter(|at| *at > self.now).min()
+    }
+
+    fn take(&mut self, (name, caller): Event) -> Result<(), &'static str> {
+        match name {
+            "release is executed" => {
+                self.releases = false;
+                self.free(true);
+            }
+            "transfer is executed" => {
+                let transfer = self.transfer.as_mut().expect("a transfer");
+                transfer.executed = Some(!transfer.lost);
+            }
+            "transfer is answered" => self.transfer_answered(),
+            "stray is executed" => {
+                self.has_stray = false;
+                if self.holder == Holder::Nobody {
+                    (self.holder, self.releases) = (Holder::Ours, true);
+                }
+            }
+            "message arrives" => {
+                self.messages -= 1;
+                for one in &mut self.queues.exclusive().offers {
+                    one.offer.is_known_lost = one.offer.lost;
+                }
+                self.queues.message(0, self.now);
+            }
+            "ticks" => {
+                let (_, expired) = self.queues.exclusive().tick(self.now);
+                expired
+                    .into_iter()
+                    .for_each(|offer| self.release(offer.lost));
+            }
+            "polls" => self.poll(caller, true)?,
+            "refuses offer" => self.poll(caller, false)?,
+            "request is executed" => self.execute(caller),
+            "request is answered" => self.answer(caller),
+            "time passes" => self.now = self.next_time().expect("a time"),
+            "subscription ends" => {
+                (self.is_subscribed, self.is_confirmed) = (false, false);
+                self.messages = 0;
+                // An answer from before an end confirms nothing.
+                for caller in &mut self.callers {
+                    if let Caller::Waits {
+                        mode: Mode::Sends { confirms, .. },
+                        ..
+                    } = caller
+                    {
+                        *confirms = false;
+                    }
+                }
+                self.queues.message(0, self.now);
+            }
+            "breaks" | "breaks behind answers" => {
+                (self.is_connected, self.is_subscribed, self.messages) = (false, false, 0);
+                for caller in &mut self.callers {
+                    if let Caller::Waits {
+                        mode: Mode::Sends { stage, .. },
+                        ..
+                    } = caller
+                        && name == "breaks"
+                    {
+                        let granted = match stage {
+                            Stage::Sent { granted } => *granted,
+                            Stage::Granted { lost } => !*lost,
+                            Stage::Refused => false,
+                        };
+                        *stage = Stage::Sent { granted };
+                    }
+                }
+                self.queues.disconnected(self.now);
+                // Nobody knows whether it was executed.
+                if let Some(transfer) = self.transfer.take() {
+                    self.queues
+                        .exclusive()
+                        .transfer_ended(Some(transfer.sent_at));
+                    self.release(transfer.lost);
+                }
+            }
+            "another acquires" => self.holder = Holder::Another,
+            "another releases" => self.free(true),
+            "another dies" => self.free(false),
+            "hold is lost" => {
+                self.lose();
+                self.free(true);
+            }
+            "joins" => self.join(caller),
+            "asks" if self.holder == Holder::Nobody => {
+                self.holder = Holder::Ours;
+                self.callers[caller] = Caller::Holds { lost: false };
+            }
+            "asks" => {
+                self.join(caller);
+                let kind = self.queue_of(caller);
+                self.queues.queue(kind).has_answer();
+            }
+            "leaves" => self.leaves(caller),
+            "fails" => {
+                let (since, error) = (self.now, Error::ResponseTimeout { after: LEASE });
+                let failed = LastContact::Failed { since, error };
+                self.queues.answered(self.queue_of(caller), Some(failed));
+                self.queues.fail_all();
+                self.leaves(caller);
+            }
+            "releases" => {
+                let held = std::mem::replace(&mut self.callers[caller], Caller::Absent);
+                self.release(held == Caller::Holds { lost: true });
+            }
+            "hands over" => {
+                if self.queues.takes_offer(Share::Whole) {
+                    let third = self.callers[2];
+                    if self.kind != Kind::Offers && matches!(third, Caller::Waits { .. }) {
+                        return Err("it passes by a waiter that takes none");
+                    }
+                    self.callers[caller] = Caller::Absent;
+                    self.offer(None, false);
+                }
+            }
+            "claims" => {
+                if let Some(to) = self.queues.claim_first() {
+                    self.callers[caller] = Caller::Absent;
+                    let sent_at = self.now;
+                    self.queues.exclusive().transfer_started(sent_at);
+                    self.transfer = Some(Transfer {
+                        to,
+                        sent_at,
+                        executed: None,
+                        lost: false,
+                    });
+                }
+            }
+            _ => unreachable!("{name}"),
+        }
+        Ok(())
+    }
+
+    /// The object becomes free in the store.
+    fn free(&mut self, publishes: bool) {
+        self.holder = Holder::Nobody;
+        if publishes && self.is_connected && self.is_subscribed {
+            self.messages = 2.min(self.messages + 1);
+        }
+        // Without a connection, the client asks.
+        self.silent |= !publishes;
+    }
+
+    /// The store loses our hold.
+    fn lose(&mut self) {
+        self.releases = false;
+        for caller in &mut self.callers {
+            match caller {
+                Caller::Holds { lost } => *lost = true,
+                Caller::Waits {
+                    mode: Mode::Sends { stage, .. },
+                    ..
+                } => match stage {
+                    Stage::Sent { granted } => *granted = false,
+                    Stage::Granted { lost } => *lost = true,
+                    Stage::Refused => {}
+                },
+                _ => {}
+            }
+        }
+        for one in &mut self.queues.exclusive().offers {
+            one.offer.lost = true;
+        }
+        if let Some(transfer) = &mut self.transfer {
+            transfer.lost = true;
+        }
+    }
+
+    /// The client releases a hold. A release that finds none wakes the waiters itself.
+    fn release(&mut self, lost: bool) {
+        self.queues.released(self.now);
+        match lost {
+            true => drop(self.queues.message(0, self.now)),
+            false => self.releases = true,
+        }
+    }
+
+    fn offer(&mut self, to: Option<u64>, lost: bool) {
+        let is_known_lost = false;
+        let offer = Offered {
+            to,
+            lost,
+            is_known_lost,
+        };
+        let (_, outdated) = self.queues.exclusive().offer(offer, Share::Whole, self.now);
+        outdated
+            .into_iter()
+            .for_each(|offer| self.release(offer.lost));
+    }
+
+    fn transfer_answered(&mut self) {
+        let transfer = self.transfer.take().expect("a transfer");
+        let Transfer {
+            to,
+            sent_at,
+            executed,
+            lost,
+        } = transfer;
+        if executed == Some(true) {
+            let is_known_lost = false;
+            let offer = Offered {
+                to: Some(to),
+                lost,
+                is_known_lost,
+            };
+            let queue = self.queues.exclusive();
+            let (_, dropped) = queue.transferred(Some(sent_at), offer, self.now);
+            dropped
+                .into_iter()
+                .for_each(|offer| self.release(offer.lost));
+        } else {
+            self.queues.exclusive().transfer_ended(Some(sent_at));
+            self.release(lost);
+        }
+    }
+
+    fn join(&mut self, caller: usize) {
+        let kind = self.queue_of(caller);
+        let number = self.queues.latest + 1;
+        let serves = match self.kind {
+            Kind::Claims => Serves::Claim(Box::new(number)),
+            Kind::Mixed | Kind::Shared if caller == 2 => Serves::Not,
+            _ => Serves::Offers,
+        };
+        self.queues.join(kind, Share::Whole, serves, self.now);
+        let mode = Mode::Awake;
+        self.callers[caller] = Caller::Waits { number, mode };
+    }
+
+    /// A caller gives up.
+    fn leaves(&mut self, caller: usize) {
+        if let Caller::Waits {
+            mode: Mode::Sends { stage, .. },
+            ..
+        } = self.callers[caller]
+        {
+            match stage {
+                Stage::Sent { granted: false } => self.has_stray = true,
+                Stage::Sent { .. } => self.release(false),
+                Stage::Granted { lost } => self.release(lost),
+                Stage::Refused => {}
+            }
+        }
+        self.leave(caller, Caller::Absent);
+    }
+
+    fn leave(&mut self, caller: usize, next: Caller) {
+        let Caller::Waits { number, .. } = self.callers[caller] else {
+            unreachable!("it waits");
+        };
+        self.callers[caller] = next;
+        let kind = self.queue_of(caller);
+        let left = self.queues.leave(kind, number, self.now, self.is_confirmed);
+        for one in left._offers {
+            self.release(one.offer.lost);
+        }
+    }
+
+    fn poll(&mut self, caller: usize, accepts: bool) -> Result<(), &'static str> {
+        let Caller::Waits { number, .. } = self.callers[caller] else {
+            return Err("an absent caller is polled");
+        };
+        let kind = self.queue_of(caller);
+        let queue = self.queues.queue(kind);
+        let is_first = queue.first.is_some();
+        let is_released = queue.maybe_released_at.is_some();
+        let mode = match self.queues.next(kind, number, self.now, self.is_confirmed) {
+            Next::Sleep(until) => Mode::Asleep(until),
+            Next::Register => {
+                self.queues.queue(kind).registered(number, true);
+                Mode::Awake
+            }
+            Next::BeFirst { .. } if is_first => return Err("two are the first"),
+            Next::BeFirst { relies: true } if is_released => {
+                return Err("it relies on an answer from before a release");
+            }
+            Next::BeFirst { .. } => Mode::Awake,
+            Next::Take(offer) if offer.is_known_lost => {
+                return Err("it takes a hold whose loss was reported");
+            }
+            Next::Take(offer) if accepts && offer.to.is_none_or(|to| to == number) => {
+                let until = Some(self.now + LEASE);
+                self.queues.queue(kind).took(until);
+                self.leave(caller, Caller::Holds { lost: offer.lost });
+                return Ok(());
+            }
+            Next::Take(offer) | Next::Drop(offer) => {
+                self.release(offer.lost);
+                Mode::Awake
+            }
+            Next::Ask { .. } => {
+                self.queues.queue(kind).request_started(self.now);
+                let subscribes = !self.is_confirmed;
+                self.subscribes = true;
+                let stage = Stage::Sent { granted: false };
+                let confirms = subscribes;
+                Mode::Sends {
+                    subscribes,
+                    confirms,
+                    stage,
+                }
+            }
+            Next::Fail { .. } => {
+                self.leave(caller, Caller::Absent);
+                return Ok(());
+            }
+        };
+        let wake = matches!(mode, Mode::Asleep(_)).then_some(caller);
+        let sleeper = self.queues.queue(kind).sleeper(number);
+        *sleeper.expect("a waiter") = wake;
+        self.callers[caller] = Caller::Waits { number, mode };
+        Ok(())
+    }
+
+    /// The store executes a request. The first one after a broken connection has it restored, with the subscription.
+    fn execute(&mut self, caller: usize) {
+        if let Caller::Waits {
+            mode: Mode::Sends {
+                subscribes, stage, ..
+            },
+            ..
+        } = &mut self.callers[caller]
+        {
+            self.is_subscribed |= *subscribes || !self.is_connected && self.subscribes;
+            self.is_connected = true;
+            let is_free = self.holder == Holder::Nobody;
+            *stage = match *stage {
+                Stage::Sent { granted } if granted || is_free => Stage::Granted { lost: false },
+                _ => Stage::Refused,
+            };
+            self.silent = false;
+            if is_free {
+                self.holder = Holder::Ours;
+            }
+        }
+    }
+
+    fn answer(&mut self, caller: usize) {
+        let kind = self.queue_of(caller);
+        let Caller::Waits {
+            number,
+            mode: Mode::Sends {
+                confirms, stage, ..
+            },
+        } = self.callers[caller]
+        else {
+            unreachable!("it sends");
+        };
+        self.is_confirmed |= confirms;
+        self.queues.answered(kind, Some(LastContact::Answered));
+        if let Stage::Granted { lost } = stage {
+            let (outdated, is_in_doubt) = self.queues.queue(kind).acquired(Some(self.now + LEASE));
+            self.leave(caller, Caller::Holds { lost });
+            if let Some(offer) = outdated {
+                self.release(offer.lost);
+            }
+            // It is checked, and the waiters are woken.
+            if is_in_doubt && lost {
+                self.callers[caller] = Caller::Absent;
+                self.queues.message(0, self.now);
+            }
+        } else {
+            self.queues
+                .queue(kind)
+                .refused(Some(self.now + LEASE + ROUNDING));
+            let mode = Mode::Awake;
+            self.callers[caller] = Caller::Waits { number, mode };
+        }
+    }
+
+    fn check(&self) -> Result<(), &'static str> {
+        let guards = self.callers.iter().filter(|caller| match caller {
+            Caller::Holds { lost } => !lost,
+            Caller::Waits {
+                mode: Mode::Sends { stage, .. },
+                ..
+            } => matches!(
+                stage,
+                Stage::Granted { lost: false } | Stage::Sent { granted: true }
+            ),
+            _ => false,
+        });
+        let offers = self.queues.queues[0].offers.iter();
+        let offers = offers.filter(|one| !one.offer.lost).count();
+        let transfers = self
+            .transfer
+            .iter()
+            .filter(|transfer| !transfer.lost)
+            .count();
+        let references = guards.count() + offers + transfers + usize::from(self.releases);
+        match (references, self.holder) {
+            (0, Holder::Ours) => return Err("nobody releases the object"),
+            (0, _) | (1, Holder::Ours) => {}
+            (1, _) => return Err("the store does not have the hold"),
+            _ => return Err("two have the object"),
+        }
+        for queue in &self.queues.queues {
+            let is_empty = queue.places.is_empty();
+            let grows = queue.first.is_some()
+                || queue.asleep_since.is_some()
+                || !queue.offers.is_empty()
+                || queue.claimable + queue.taking_offers > 0;
+            if is_empty && grows {
+                return Err("something is left without waiters");
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets everything end that has begun, without the passing of a lease. Then no waiter sleeps on a free object.
+    fn check_end(mut self) -> Result<(), &'static str> {
+        for _ in 0..1000 {
+            let event = self.events().into_iter().next();
+            let tick = self.queues.queues[0].next_tick();
+            match (event, tick) {
+                (Some(event), _) => self.take(event)?,
+                (None, Some(at)) => self.now = at,
+                (None, None) => break,
+            }
+            self.check()?;
+        }
+        if !self.events().is_empty() {
+            return Err("it does not end");
+        }
+        let waits = |caller: &&Caller| matches!(caller, Caller::Waits { .. });
+        if self.holder != Holder::Nobody || !self.callers.iter().any(|caller| waits(&caller)) {
+            return Ok(());
+        }
+        match (self.silent, self.next_time()) {
+            (true, Some(_)) => Ok(()),
+            (true, None) => Err("a waiter sleeps for ever"),
+            (false, _) => Err("a waiter sleeps on a free object"),
+        }
+    }
+
+    /// Returns a hash of the state, with all times relative to now, and numbers in order.
+    fn hash(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        let relative = |at: Instant| at.saturating_duration_since(self.now);
+        let age = |at: Instant| self.now.saturating_duration_since(at).min(LEASE);
+        let rank = |number: u64| {
+            let places = self
+                .queues
+                .queues
+                .iter()
+                .flat_map(|queue| queue.places.keys());
+            places.filter(|other| **other < number).count()
+        };
+        for caller in &self.callers {
+            match *caller {
+                Caller::Waits { number, mode } => {
+                    rank(number).hash(&mut hasher);
+                    match mode {
+                        Mode::Asleep(until) => until.map(relative).hash(&mut hasher),
+                        mode => mode.hash(&mut hasher),
+                    }
+                }
+                caller => caller.hash(&mut hasher),
+            }
+        }
+        for queue in &self.queues.queues {
+            for place in queue.places.values() {
+                let serves = std::mem::discriminant(&place.serves);
+                let must_register = place.must_register(self.now);
+                let registered = place.registration == Registration::Done;
+                let flags = (place.watches, place.failed, must_register, registered);
+                (place.wake, serves, flags).hash(&mut hasher);
+            }
+            if let Some(First { due, phase, .. }) = queue.first {
+                (due.map(relative), std::mem::discriminant(&phase)).hash(&mut hasher);
+            }
+            let relies = queue
+                .relies
+                .map(|relies| (relative(relies.until), relies.passes_on));
+            relies.hash(&mut hasher);
+            queue.asleep_since.map(age).hash(&mut hasher);
+            for one in &queue.offers {
+                let to = one.offer.to.map(rank);
+                let lost = (one.offer.lost, one.offer.is_known_lost);
+                (to, lost, age(one.since)).hash(&mut hasher);
+            }
+            let since = [
+                queue.stale_since,
+                queue.transferred_since,
+                queue.maybe_released_at,
+            ];
+            since.map(|since| since.is_some()).hash(&mut hasher);
+            (queue.answered, queue.disconnected).hash(&mut hasher);
+        }
+        let transfer = self
+            .transfer
+            .map(|transfer| (rank(transfer.to), transfer.executed, transfer.lost));
+        let flags = [
+            self.queues.outage.is_some(),
+            self.releases,
+            self.has_stray,
+            self.is_connected,
+            self.is_subscribed,
+            self.subscribes,
+            self.is_confirmed,
+            self.silent,
+        ];
+        (transfer, flags, self.holder, self.messages).hash(&mut hasher);
+        hasher.finish()
+    }
+}
+
+/// Visits at most so many states, and returns how many there are, whether these are all, and which events there were.
+fn explore(first: State, max_states: u64) -> (usize, bool, BTreeSet<&'static str>) {
+    let mut seen: HashMap<u64, (u64, Event)> = HashMap::from([(first.hash(), (0, ("", 0)))]);
+    let mut queue = VecDeque::from([first]);
+    let mut events = BTreeSet::new();
+    while (seen.len() as u64) < max_states
+        && let Some(state) = queue.pop_front()
+    {
+        let before = state.hash();
+        for event in state.events().into_iter().chain(state.more_events()) {
+            events.insert(event.0);
+            let mut next = state.clone();
+            let taken = next.take(event).and_then(|()| next.check());
+            let hash = next.hash();
+            if taken.is_ok() && seen.contains_key(&hash) {
+                continue;
+            }
+            if let Err(violation) = taken.and_then(|()| next.clone().check_end()) {
+                let mut path = vec![event];
+                let mut at = before;
+                while let Some((earlier, event)) =
+                    seen.get(&at).filter(|(_, event)| !event.0.is_empty())
+                {
+                    path.push(*event);
+                    at = *earlier;
+                }
+                path.reverse();
+                let path: Vec<_> = path
+                    .iter()
+                    .map(|(name, caller)| format!("{name} ({caller})"))
+                    .collect();
+                panic!("{violation}, after: {}\n{next:#?}", path.join(", "));
+            }
+            seen.insert(hash, (before, event));
+            queue.push_back(next);
+        }
+    }
+    (seen.len(), queue.is_empty(), events)
+}
+
+#[test]
+fn no_waiter_sleeps_on_a_free_object_and_none_takes_that_of_another() {
+    let max_states = env_number("REDLATCH_STATES", MAX_STATES);
+    for (kind, expected) in [
+        (Kind::Offers, 22),
+        (Kind::Claims, 24),
+        (Kind::Mixed, 22),
+        (Kind::Shared, 22),
+    ] {
+        let (states, closed, events) = explore(State::first(kind), max_states);
+        let end = if closed { "closed" } else { "not closed" };
+        println!("queue with {kind:?}: {states} states, {end}");
+        assert_eq!(events.len(), expected, "{events:?}");
+    }
+}

@@ -781,3 +781,38 @@ fn no_answer_is_current_while_transfer_is_in_flight() {
         assert!(matches!(world.next(waiter), Next::Ask { .. }));
     }
 }
+
+/// What a message has put in doubt stays so until the store answers: the request may fail, be canceled, or never be sent.
+#[test]
+fn offer_is_refused_until_the_store_answers_after_a_message() {
+    for case in ["canceled", "in flight", "failed", "failed, others wait"] {
+        let mut world = World::new();
+        let first = world.taker();
+        world.be_refused(first);
+        world.message(0);
+        if case == "canceled" {
+            world
+                .queues
+                .exclusive()
+                .yield_to(Yields::counted(2), || 0.5);
+            assert!(world.sleeps(first), "others go first");
+        } else {
+            assert!(matches!(world.next(first), Next::Ask { .. }));
+            world.queues.exclusive().request_started(world.now);
+        }
+        let _other = (case == "failed, others wait").then(|| world.taker());
+        if case.starts_with("failed") {
+            let (since, error) = (world.now, Error::ResponseTimeout { after: SECOND });
+            let failed = LastContact::Failed { since, error };
+            world.queues.answered(Exclusive, Some(failed));
+        }
+        world.leave(first);
+        let next = world.taker();
+        assert_eq!(world.offer(1), Err(()), "{case}");
+        if let Some(other) = _other {
+            world.leave(other);
+        }
+        world.be_refused(next);
+        assert!(world.offer(1).is_ok(), "{case}");
+    }
+}
