@@ -49,6 +49,7 @@ use crate::step::Outcome;
 use crate::store::{LastContact, Progress};
 
 mod limits;
+mod observe;
 mod queue;
 mod subscription;
 mod waiter;

@@ -21,7 +21,6 @@ use crate::primitives::lock::Options;
 use crate::session::Session;
 use crate::step::Outcome;
 use crate::store::{Delivery, Progress};
-use crate::wait::{Attempt, QueueKind, Request};
 
 /// Blocks waiters until an event has happened a set number of times, in any process (Redisson:
 /// `RCountDownLatch`, `getCountDownLatch(name)`).
@@ -256,12 +255,27 @@ impl CountDownLatch {
         self.object()?;
         let limits = options.limits(self.session.outage_limit);
         let progress = Progress::default();
-        let mut waiter = LatchWaiter {
-            latch: self,
-            progress: &progress,
+        let (session, object) = (&self.session, &*self.object);
+        let look = |channel| -> Boxed<'_, _> {
+            let progress = &progress;
+            Box::pin(async move {
+                let (step, delivery) = (Read { object }, Delivery::QUEUED_INSPECTION);
+                let answer = session
+                    .store
+                    .run(&step, channel, delivery, progress)
+                    .await?;
+                Ok(match count(answer.reply) {
+                    0 => Outcome::Done(()),
+                    // A key that was removed by other means is found gone by reading, not by a message.
+                    _ => Outcome::Wait(Expiry::In(session.watchdog.lease().duration())),
+                })
+            })
         };
-        let waiting = &self.session.waiting;
-        waiting.within(&limits, &progress, &mut waiter).await
+        let (channel, key) = (object.channel(), object.key());
+        let waiting = &session.waiting;
+        waiting
+            .observe(channel, key, &limits, &progress, &look)
+            .await
     }
 
     /// Returns the keys and channels, if the name is valid.
@@ -347,59 +361,5 @@ impl IntoFuture for TryWait {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move { Ok(self.latch.acquire(&self.options).await?.is_some()) })
-    }
-}
-
-/// One waiter, for the client's queue.
-struct LatchWaiter<'a> {
-    latch: &'a CountDownLatch,
-    progress: &'a Progress,
-}
-
-impl Request for LatchWaiter<'_> {
-    type Acquired = ();
-
-    async fn acquire(&mut self, waits: bool) -> Result<Option<()>> {
-        self.latch.session.waiting.acquire(self, waits).await
-    }
-}
-
-impl Attempt for LatchWaiter<'_> {
-    type Grant = ();
-
-    fn channel(&self) -> &str {
-        self.latch.object.channel()
-    }
-
-    fn object(&self) -> &str {
-        self.latch.object.key()
-    }
-
-    fn queue_kind(&self) -> QueueKind {
-        QueueKind::Shared
-    }
-
-    async fn send(&mut self, subscribe: bool) -> Result<Outcome> {
-        let session = &self.latch.session;
-        let step = Read {
-            object: &self.latch.object,
-        };
-        let channel = subscribe.then(|| self.channel());
-        let (store, delivery) = (&session.store, Delivery::QUEUED_INSPECTION);
-        let answer = store.run(&step, channel, delivery, self.progress).await?;
-        Ok(match count(answer.reply) {
-            0 => Outcome::Done(()),
-            // A key that was removed by other means is found gone by reading, not by a message.
-            _ => Outcome::Wait(Expiry::In(session.watchdog.lease().duration())),
-        })
-    }
-
-    fn progress(&self) -> &Progress {
-        self.progress
-    }
-
-    /// A waiter that has returned does not block the next one.
-    fn excludes_waiters_for(&self) -> Option<Duration> {
-        None
     }
 }

@@ -10,18 +10,18 @@
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use futures_core::Stream;
 
 use super::rules::Read;
 use super::{Election, Leader};
 use crate::error::Result;
+use crate::join::Boxed;
 use crate::lease::{Expiry, WaitLimit};
 use crate::pending_request::PendingRequest;
 use crate::step::Outcome;
 use crate::store::{Delivery, Progress};
-use crate::wait::{Attempt, Limits, QueueKind, Request, private_object};
+use crate::wait::{Limits, private_object};
 
 /// The leader of an election and its changes, as a [`Stream`] that never ends: [`Election::observe`].
 ///
@@ -120,72 +120,31 @@ async fn next_leader(
     election.keys.fair.object.check()?;
     let limits = Limits::new(WaitLimit::Endless, session.outage_limit);
     let progress = Progress::default();
-    let mut waiter = Waiter {
-        election,
-        object,
-        reported,
-        progress: &progress,
-    };
-    let waiting = session.waiting.within(&limits, &progress, &mut waiter);
-    // Without a wait limit it never returns `None`.
-    Ok(waiting.await?.flatten())
-}
-
-/// One call of an observer, for the client's wait queues.
-struct Waiter<'a> {
-    election: &'a Election,
-    object: &'a str,
-    reported: &'a Option<Option<Leader>>,
-    progress: &'a Progress,
-}
-
-impl Request for Waiter<'_> {
-    type Acquired = Option<Leader>;
-
-    async fn acquire(&mut self, waits: bool) -> Result<Option<Option<Leader>>> {
-        self.election.session.waiting.acquire(self, waits).await
-    }
-}
-
-impl Attempt for Waiter<'_> {
-    type Grant = Option<Leader>;
-
-    fn channel(&self) -> &str {
-        self.election.keys.fair.object.channel()
-    }
-
-    fn object(&self) -> &str {
-        self.object
-    }
-
-    fn queue_kind(&self) -> QueueKind {
-        QueueKind::Shared
-    }
-
-    async fn send(&mut self, subscribe: bool) -> Result<Outcome<Option<Leader>>> {
-        let session = &self.election.session;
-        let step = Read {
-            keys: &self.election.keys,
-        };
-        let channel = subscribe.then(|| self.channel());
-        let (store, delivery) = (&session.store, Delivery::QUEUED_INSPECTION);
-        let answer = store.run(&step, channel, delivery, self.progress).await?;
-        let (leader, left) = match answer.reply {
-            Some((leader, left)) => (Some(leader), left),
-            None => (None, Expiry::In(session.watchdog.lease().duration())),
-        };
-        Ok(match self.reported.as_ref() == Some(&leader) {
-            true => Outcome::Wait(left),
-            false => Outcome::Done(leader),
+    let look = |channel| -> Boxed<'_, _> {
+        let progress = &progress;
+        Box::pin(async move {
+            let step = Read {
+                keys: &election.keys,
+            };
+            let delivery = Delivery::QUEUED_INSPECTION;
+            let answer = session
+                .store
+                .run(&step, channel, delivery, progress)
+                .await?;
+            let (leader, left) = match answer.reply {
+                Some((leader, left)) => (Some(leader), left),
+                None => (None, Expiry::In(session.watchdog.lease().duration())),
+            };
+            Ok(match reported.as_ref() == Some(&leader) {
+                true => Outcome::Wait(left),
+                false => Outcome::Done(leader),
+            })
         })
-    }
-
-    fn progress(&self) -> &Progress {
-        self.progress
-    }
-
-    /// A report excludes no other waiter.
-    fn excludes_waiters_for(&self) -> Option<Duration> {
-        None
-    }
+    };
+    let channel = election.keys.fair.object.channel();
+    let observed = session
+        .waiting
+        .observe(channel, object, &limits, &progress, &look);
+    // Without a wait limit it never returns `None`.
+    Ok(observed.await?.flatten())
 }

@@ -49,7 +49,6 @@ use crate::error::{Error, Result};
 use crate::hold::{Hold, PeriodId, Renewed};
 use crate::join::Boxed;
 use crate::lease::{Expiry, MAX_LEASE, WaitLimit};
-use crate::name::ObjectKeys;
 use crate::owner::OwnerId;
 use crate::primitives::fair_lock::Fair;
 use crate::primitives::fenced_lock::Fenced;
@@ -59,7 +58,7 @@ use crate::primitives::spin_lock::Spin;
 use crate::session::Session;
 use crate::step::Outcome;
 use crate::store::{Delivery, Progress};
-use crate::wait::{Attempt, Limits, QueueKind, Request, private_object};
+use crate::wait::{Limits, private_object};
 use crate::watchdog::Renew;
 
 /// How often [`Lock::released_by`] looks, because fair and spin locks do not publish each release.
@@ -205,7 +204,11 @@ impl<K: Revocable> Lock<K> {
             })
         };
         let object = self.kind.object();
-        let released = observe(session, object, &limits, &progress, &look).await?;
+        // No waiter for the lock waits behind this.
+        let (queues, private) = (&session.waiting, private_object(object.identity()));
+        let released = queues
+            .observe(object.channel(), &private, &limits, &progress, &look)
+            .await?;
         Ok(released.is_some())
     }
 }
@@ -363,81 +366,14 @@ async fn check_while_held(session: &Session, hold: &Arc<Hold>, period: PeriodId)
         })
     };
     if session.background.remember_runtime().is_ok() {
-        let observed = observe(session, &hold.object, &limits, &progress, &look).await;
+        let object = &hold.object;
+        let (queues, private) = (&session.waiting, private_object(object.identity()));
+        let observed = queues
+            .observe(object.channel(), &private, &limits, &progress, &look)
+            .await;
         if let Err(error) = observed {
             let lock = hold.object.full_name();
             tracing::debug!(lock, %error, "requests to release are found by renewals only");
         }
-    }
-}
-
-/// A look at a lock, behind a subscription to its channel if the argument says so.
-type Look<'a, T> = dyn Fn(Option<&'a str>) -> Boxed<'a, Result<Outcome<T>>> + Send + Sync + 'a;
-
-/// Looks at a lock until `look` returns a result: at once, behind a subscription to the lock's channel, after each message and each
-/// broken connection, and when the time has passed that `look` has returned. `None`: not within the limits.
-async fn observe<'a, T: Send>(
-    session: &'a Session,
-    object: &'a ObjectKeys,
-    limits: &Limits,
-    progress: &'a Progress,
-    look: &'a Look<'a, T>,
-) -> Result<Option<T>> {
-    let mut observation = Observation {
-        session,
-        channel: object.channel(),
-        // No waiter for the lock waits behind it.
-        object: private_object(object.identity()),
-        progress,
-        look,
-    };
-    session
-        .waiting
-        .within(limits, progress, &mut observation)
-        .await
-}
-
-/// A caller that looks at a lock, as the client's wait queues see it.
-struct Observation<'a, T> {
-    session: &'a Session,
-    channel: &'a str,
-    object: String,
-    progress: &'a Progress,
-    look: &'a Look<'a, T>,
-}
-
-impl<T: Send> Request for Observation<'_, T> {
-    type Acquired = T;
-
-    async fn acquire(&mut self, waits: bool) -> Result<Option<T>> {
-        self.session.waiting.acquire(self, waits).await
-    }
-}
-
-impl<T: Send> Attempt for Observation<'_, T> {
-    type Grant = T;
-
-    fn channel(&self) -> &str {
-        self.channel
-    }
-
-    fn object(&self) -> &str {
-        &self.object
-    }
-
-    fn queue_kind(&self) -> QueueKind {
-        QueueKind::Shared
-    }
-
-    async fn send(&mut self, subscribe: bool) -> Result<Outcome<T>> {
-        (self.look)(subscribe.then_some(self.channel)).await
-    }
-
-    fn progress(&self) -> &Progress {
-        self.progress
-    }
-
-    fn excludes_waiters_for(&self) -> Option<Duration> {
-        None
     }
 }

@@ -1,0 +1,83 @@
+//! Observes an object: looks at it until it is in a certain state. For calls that acquire nothing.
+
+use std::time::Duration;
+
+use super::{Attempt, Limits, QueueKind, Request, WaitQueues};
+use crate::error::Result;
+use crate::join::Boxed;
+use crate::step::Outcome;
+use crate::store::Progress;
+
+/// A look at an object, behind a subscription to this channel, if there is one. Returns the result, or when to look again
+/// unless a message arrives.
+pub(crate) type Look<'a, T> =
+    dyn Fn(Option<&'a str>) -> Boxed<'a, Result<Outcome<T>>> + Send + Sync + 'a;
+
+impl WaitQueues {
+    /// Looks until `look` returns a result: at once, behind a subscription to `channel`, after each message and each broken
+    /// connection, and when the time has passed that it has returned. Of the observers with the same `object`, one looks for
+    /// all. `None`: not within the limits.
+    pub(crate) async fn observe<'a, T: Send>(
+        &'a self,
+        channel: &'a str,
+        object: &'a str,
+        limits: &Limits,
+        progress: &'a Progress,
+        look: &'a Look<'a, T>,
+    ) -> Result<Option<T>> {
+        let mut observation = Observation {
+            queues: self,
+            channel,
+            object,
+            progress,
+            look,
+        };
+        self.within(limits, progress, &mut observation).await
+    }
+}
+
+/// A caller that looks at an object, as the wait queues see it.
+struct Observation<'a, T> {
+    queues: &'a WaitQueues,
+    channel: &'a str,
+    object: &'a str,
+    progress: &'a Progress,
+    look: &'a Look<'a, T>,
+}
+
+impl<T: Send> Request for Observation<'_, T> {
+    type Acquired = T;
+
+    async fn acquire(&mut self, waits: bool) -> Result<Option<T>> {
+        self.queues.acquire(self, waits).await
+    }
+}
+
+impl<T: Send> Attempt for Observation<'_, T> {
+    type Grant = T;
+
+    fn channel(&self) -> &str {
+        self.channel
+    }
+
+    fn object(&self) -> &str {
+        self.object
+    }
+
+    fn queue_kind(&self) -> QueueKind {
+        QueueKind::Shared
+    }
+
+    async fn send(&mut self, subscribe: bool) -> Result<Outcome<T>> {
+        (self.look)(subscribe.then_some(self.channel)).await
+    }
+
+    fn progress(&self) -> &Progress {
+        self.progress
+    }
+
+    /// A result excludes no other observer.
+    fn excludes_waiters_for(&self) -> Option<Duration> {
+        None
+    }
+}
