@@ -61,12 +61,12 @@ pub(crate) use subscription::ChannelMap;
 use waiter::Waiter;
 pub(crate) use waiter::{ClaimedWaiter, Offer, TransferClaim, WaitQueues, private_object};
 
-/// How long the first waiter of a queue waits before that is logged. Not shorter than the default lease: the
-/// lock of a holder that died is free by then.
+/// How long the first waiter of a queue waits before that is logged. Not shorter than the default
+/// lease: the lock of a holder that died is free by then.
 const LONG_WAIT: Duration = Duration::from_secs(30);
 
-/// A request as the wait queues see it: they repeat [`Attempt::send`], which makes one attempt, until the object is
-/// acquired.
+/// A request as the wait queues see it: they repeat [`Attempt::send`], which makes one attempt,
+/// until the object is acquired.
 pub(crate) trait Attempt: Send {
     /// Result of the acquisition.
     type Grant: Send;
@@ -74,8 +74,8 @@ pub(crate) trait Attempt: Send {
     /// The channel on which the store publishes that the object may be free.
     fn channel(&self) -> &str;
 
-    /// Key of the requested object. Two objects may share a channel, but a waiter never waits behind a
-    /// waiter for another object.
+    /// Key of the requested object. Two objects may share a channel, but a waiter never waits
+    /// behind a waiter for another object.
     fn object(&self) -> &str;
 
     /// Returns in which of the object's queues to wait.
@@ -94,18 +94,18 @@ pub(crate) trait Attempt: Send {
     /// Returns the record of whether the steps of this request were sent, and with which outcome.
     fn progress(&self) -> &Progress;
 
-    /// Returns whether all waiters for the object fail if this request cannot reach the store. False if the request
-    /// also uses other stores.
+    /// Returns whether all waiters for the object fail if this request cannot reach the store.
+    /// False if the request also uses other stores.
     fn shares_outcome(&self) -> bool {
         true
     }
 
-    /// Returns how long the acquisition excludes the other waiters in the queue. `None`: it does not, or its
-    /// end is not known, so the next waiter sends its request at once.
+    /// Returns how long the acquisition excludes the other waiters in the queue. `None`: it does
+    /// not, or its end is not known, so the next waiter sends its request at once.
     fn excludes_waiters_for(&self) -> Option<Duration>;
 
-    /// Handles a message that arrived while the object was acquired. It is mostly of an earlier release, but the object
-    /// may have been released meanwhile. If so, this wakes the waiters.
+    /// Handles a message that arrived while the object was acquired. It is mostly of an earlier
+    /// release, but the object may have been released meanwhile. If so, this wakes the waiters.
     fn doubt(&mut self) {}
 
     /// Returns whether this may take a hold that another request of the client hands over.
@@ -113,8 +113,8 @@ pub(crate) trait Attempt: Send {
         false
     }
 
-    /// Returns what a release of this client needs to know to acquire the object for this request. `None`: it cannot, or
-    /// this takes over holds.
+    /// Returns what a release of this client needs to know to acquire the object for this request.
+    /// `None`: it cannot, or this takes over holds.
     fn claim(&self) -> Option<TransferClaim> {
         None
     }
@@ -124,15 +124,17 @@ pub(crate) trait Attempt: Send {
         Share::Whole
     }
 
-    /// Takes what was offered. Returns the grant, and when its lease ends without a renewal; `None` for the latter if the
-    /// acquisition does not exclude the other waiters. `None` if this request cannot use the offer, which is released then.
+    /// Takes what was offered. Returns the grant, and when its lease ends without a renewal; `None`
+    /// for the latter if the acquisition does not exclude the other waiters. `None` if this request
+    /// cannot use the offer, which is released then.
     fn take(&mut self, offer: Offer) -> Option<(Self::Grant, Option<Instant>)> {
         drop(offer);
         None
     }
 
-    /// Accepts a hold that the store has granted to the latest request, as this message reports. Returns when it ends
-    /// unless it is renewed. `None` if the message reports no such hold, or it has to be requested.
+    /// Accepts a hold that the store has granted to the latest request, as this message reports.
+    /// Returns when it ends unless it is renewed. `None` if the message reports no such hold, or it
+    /// has to be requested.
     fn accept(
         &mut self,
         message: i64,
@@ -146,22 +148,22 @@ pub(crate) trait Attempt: Send {
         None
     }
 
-    /// Returns a function that registers a wait since the given time, as long as its result exists. `None`: it is not
-    /// registered.
+    /// Returns a function that registers a wait since the given time, as long as its result exists.
+    /// `None`: it is not registered.
     fn registrar(&self) -> impl FnOnce(Instant) -> Option<RegisteredWait> + Send + 'static {
         |_| None
     }
 
-    /// Returns a function that logs which owner holds the object, for a waiter that has waited long since the given
-    /// time. The future runs concurrently with the waiting.
+    /// Returns a function that logs which owner holds the object, for a waiter that has waited long
+    /// since the given time. The future runs concurrently with the waiting.
     fn reporter(&self) -> impl FnOnce(Instant) -> Boxed<'static, ()> + Send + 'static {
         |_| Box::pin(std::future::ready(()))
     }
 }
 
 impl WaitQueues {
-    /// Repeats the request until it acquires the object. If it does not wait, sends it once (`None`: the store
-    /// refused it).
+    /// Repeats the request until it acquires the object. If it does not wait, sends it once
+    /// (`None`: the store refused it).
     ///
     /// Cancel-safe: a dropped waiter leaves the queue, and the next one gets the turn.
     pub(crate) async fn acquire<A: Attempt>(
@@ -172,8 +174,8 @@ impl WaitQueues {
         if waits && let Some(waiter) = self.join_existing(attempt) {
             return wait_in_queue(&waiter, attempt).await.map(Some);
         }
-        // Either this client has no waiters, so that the object is probably free and one round trip is enough, or
-        // the request does not wait.
+        // Either this client has no waiters, so that the object is probably free and one round trip
+        // is enough, or the request does not wait.
         match attempt.send(false).await? {
             Outcome::Done(grant) => Ok(Some(grant)),
             Outcome::Wait(_) if !waits => Ok(None),
@@ -184,10 +186,11 @@ impl WaitQueues {
         }
     }
 
-    /// Like `acquire`, for a request that was refused before or that found a queue: waits for its turn first.
+    /// Like `acquire`, for a request that was refused before or that found a queue: waits for its
+    /// turn first.
     pub(crate) async fn acquire_in_turn<A: Attempt>(&self, attempt: &mut A) -> Result<A::Grant> {
-        // A request for several objects may get here before it was sent. Then the store has not answered it, although it
-        // joins an existing queue.
+        // A request for several objects may get here before it was sent. Then the store has not
+        // answered it, although it joins an existing queue.
         let last = attempt.progress().last_contact();
         let answered = matches!(last, Some(LastContact::Answered));
         let existing = self.join_existing(attempt);
@@ -196,7 +199,8 @@ impl WaitQueues {
     }
 }
 
-/// Waits for the turn, and then as the first waiter of the queue, unless there is an offer for this one.
+/// Waits for the turn, and then as the first waiter of the queue, unless there is an offer for this
+/// one.
 async fn wait_in_queue<A: Attempt>(waiter: &Waiter, attempt: &mut A) -> Result<A::Grant> {
     attempt.progress().join_queue(waiter.contacts());
     loop {
@@ -315,8 +319,9 @@ async fn wait_as_first<A: Attempt>(waiter: &Waiter, attempt: &mut A) -> Result<A
     }
 }
 
-/// Sends the request, and records its outcome for the whole queue. If the store cannot be reached, all waiters for
-/// the object fail together. Otherwise each would take another response timeout to fail.
+/// Sends the request, and records its outcome for the whole queue. If the store cannot be reached,
+/// all waiters for the object fail together. Otherwise each would take another response timeout to
+/// fail.
 async fn request_as_first<A: Attempt>(
     waiter: &Waiter,
     attempt: &mut A,

@@ -8,15 +8,15 @@ use crate::join::Boxed;
 use crate::step::Outcome;
 use crate::store::Progress;
 
-/// A look at an object, behind a subscription to this channel, if there is one. Returns the result, or when to look again
-/// unless a message arrives.
+/// A look at an object, behind a subscription to this channel, if there is one. Returns the result,
+/// or when to look again unless a message arrives.
 pub(crate) type Look<'a, T> =
     dyn Fn(Option<&'a str>) -> Boxed<'a, Result<Outcome<T>>> + Send + Sync + 'a;
 
 impl WaitQueues {
-    /// Looks until `look` returns a result: at once, behind a subscription to `channel`, after each message and each broken
-    /// connection, and when the time has passed that it has returned. Of the observers with the same `object`, one looks for
-    /// all. `None`: not within the limits.
+    /// Looks until `look` returns a result: at once, behind a subscription to `channel`, after each
+    /// message and each broken connection, and when the time has passed that it has returned. Of
+    /// the observers with the same `object`, one looks for all. `None`: not within the limits.
     pub(crate) async fn observe<'a, T: Send>(
         &'a self,
         channel: &'a str,

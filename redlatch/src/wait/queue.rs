@@ -1,23 +1,27 @@
-//! The waiters of this client for one object: who asks the store, who is woken, and who takes what passes on in the client.
-//! [`Queues`] decides. It has no lock, no waker and no clock: `waiter` has them, and does what it says.
+//! The waiters of this client for one object: who asks the store, who is woken, and who takes what
+//! passes on in the client. [`Queues`] decides. It has no lock, no waker and no clock: `waiter` has
+//! them, and does what it says.
 //!
-//! 1. The waiters of a queue stand in the order in which they joined. Only the *first* asks the store. It has the turn until
-//!    it leaves.
-//! 2. What the store has answered counts for the whole queue, until the object may have been released, or a request is in
-//!    flight.
-//! 3. The first waiter asks again when a message arrives, or one may have been missed, and when the remaining lease has
-//!    passed. When it acquires the object, the next one asks nothing before that lease has ended.
-//! 4. A release of this client offers the object, or permits, to the first waiter, which takes that instead of asking. If all
-//!    waiters can be claimed, it claims the first one instead, and has the store put it in its place.
-//! 5. Where the object passes on in the client, the next waiter has the turn but sleeps on, because the next offer is for it. If
-//!    none is made within 10 ms, it is woken and watches the store itself. So the object passes on with one wakeup.
+//! 1. The waiters of a queue stand in the order in which they joined. Only the *first* asks the
+//!    store. It has the turn until it leaves.
+//! 2. What the store has answered counts for the whole queue, until the object may have been
+//!    released, or a request is in flight.
+//! 3. The first waiter asks again when a message arrives, or one may have been missed, and when the
+//!    remaining lease has passed. When it acquires the object, the next one asks nothing before
+//!    that lease has ended.
+//! 4. A release of this client offers the object, or permits, to the first waiter, which takes that
+//!    instead of asking. If all waiters can be claimed, it claims the first one instead, and has
+//!    the store put it in its place.
+//! 5. Where the object passes on in the client, the next waiter has the turn but sleeps on, because
+//!    the next offer is for it. If none is made within 10 ms, it is woken and watches the store
+//!    itself. So the object passes on with one wakeup.
 //!
-//! Invariant: a waiter that has the turn asks, sleeps until a time that is known, is woken by each message of the
-//! subscription, or will be looked after by [`Queue::tick`]. What must not happen:
+//! Invariant: a waiter that has the turn asks, sleeps until a time that is known, is woken by each
+//! message of the subscription, or will be looked after by [`Queue::tick`]. What must not happen:
 //!
 //! - *A waiter sleeps on a free object.* Each way to leave passes the turn on.
-//! - *A hold is taken that the store may have given to another owner.* An offer of a whole object counts only while the
-//!   store's latest answer does.
+//! - *A hold is taken that the store may have given to another owner.* An offer of a whole object
+//!   counts only while the store's latest answer does.
 //! - *Two waiters ask, or take one offer.* Only the waiter that stands first does either.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -30,22 +34,23 @@ use crate::error::Error;
 use crate::hold::{Share, Yielding, Yields};
 use crate::store::LastContact;
 
-/// Added to times of the store, which truncates them to whole milliseconds. Without it a waiter could be early and have to send
-/// its request twice.
+/// Added to times of the store, which truncates them to whole milliseconds. Without it a waiter
+/// could be early and have to send its request twice.
 pub(super) const ROUNDING: Duration = Duration::from_millis(1);
 
 /// How long an offer waits to be taken, and a waiter that has the turn to be woken.
 const OFFERED_FOR: Duration = Duration::from_millis(10);
 
-/// The queues of an object. A waiter that can share the object does not wait behind one that cannot.
+/// The queues of an object. A waiter that can share the object does not wait behind one that
+/// cannot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum QueueKind {
     Exclusive,
     Shared,
 }
 
-/// The queues of one object. `W` wakes a waiter, `O` is an offer, and `C` is what a release must know to acquire the object
-/// for a waiter.
+/// The queues of one object. `W` wakes a waiter, `O` is an offer, and `C` is what a release must
+/// know to acquire the object for a waiter.
 #[derive(Debug, Clone)]
 pub(super) struct Queues<W, O, C> {
     /// One for each [`QueueKind`].
@@ -72,12 +77,14 @@ pub(super) struct Queue<W, O, C> {
     /// Number of waiters that take offers of `share`, and of those that a release can claim.
     taking_offers: usize,
     claimable: usize,
-    /// How much of the object the first of these requests. Waiters that request another share take no offers.
+    /// How much of the object the first of these requests. Waiters that request another share take
+    /// no offers.
     share: Option<Share>,
     /// Whether the store has answered a request of the queue.
     answered: bool,
-    /// Since when the latest answer is out of date: since the release that the unanswered request follows,
-    /// or since that request was sent. The answer still counts for waiters that joined earlier.
+    /// Since when the latest answer is out of date: since the release that the unanswered request
+    /// follows, or since that request was sent. The answer still counts for waiters that joined
+    /// earlier.
     stale_since: Option<Instant>,
     /// Since when the step of a release that has claimed a waiter is in flight.
     transferred_since: Option<Instant>,
@@ -127,7 +134,8 @@ pub(super) enum Serves<C> {
     Claimed,
 }
 
-/// What a waiter need not ask: another owner holds the object until then, unless it is released before.
+/// What a waiter need not ask: another owner holds the object until then, unless it is released
+/// before.
 #[derive(Debug, Clone, Copy)]
 struct Relies {
     until: Instant,
@@ -143,7 +151,8 @@ struct First {
     /// When it asks unless it is woken before. `None`: it is.
     due: Option<Instant>,
     phase: Phase,
-    /// Whether it has let clients go first that were counted, and none of them has released the object.
+    /// Whether it has let clients go first that were counted, and none of them has released the
+    /// object.
     in_vain: bool,
 }
 
@@ -281,7 +290,8 @@ impl<W, O, C> Queues<W, O, C> {
         Next::BeFirst { relies }
     }
 
-    /// Records that the request of the first waiter has ended, with its last contact with the store.
+    /// Records that the request of the first waiter has ended, with its last contact with the
+    /// store.
     pub(super) fn answered(&mut self, kind: QueueKind, last: Option<LastContact>) {
         match last {
             Some(LastContact::Answered) => {
@@ -309,8 +319,8 @@ impl<W, O, C> Queues<W, O, C> {
         left
     }
 
-    /// Has all waiters fail that do not know that they have the turn, because the store cannot be reached. Returns what wakes
-    /// them.
+    /// Has all waiters fail that do not know that they have the turn, because the store cannot be
+    /// reached. Returns what wakes them.
     pub(super) fn fail_all(&mut self) -> Vec<W> {
         self.wake_all(|place| {
             place.failed = true;
@@ -340,9 +350,9 @@ impl<W, O, C> Queues<W, O, C> {
         woken.collect()
     }
 
-    /// Returns whether a release may offer this share to the first waiter: if all waiters take it. Of a whole object, the store's
-    /// latest answer must count. Of permits, there must be a waiter for each offer, without the one whose request is in flight:
-    /// it may need none.
+    /// Returns whether a release may offer this share to the first waiter: if all waiters take it.
+    /// Of a whole object, the store's latest answer must count. Of permits, there must be a waiter
+    /// for each offer, without the one whose request is in flight: it may need none.
     pub(super) fn takes_offer(&self, share: Share) -> bool {
         let queue = &self.queues[QueueKind::Exclusive as usize];
         // All others are offers of the same share, or refused soon.
@@ -357,7 +367,8 @@ impl<W, O, C> Queues<W, O, C> {
             && self.are_exclusive()
     }
 
-    /// Claims the first waiter, if all waiters can be claimed, and the store's latest answer counts.
+    /// Claims the first waiter, if all waiters can be claimed, and the store's latest answer
+    /// counts.
     pub(super) fn claim_first(&mut self) -> Option<C> {
         let are_exclusive = self.are_exclusive();
         let queue = self.exclusive();
@@ -386,8 +397,8 @@ impl<W, O, C> Queues<W, O, C> {
         self.released(now);
         self.queues.each_mut().map(|queue| {
             queue.message = message;
-            // The release of a write lock publishes another message, too, for waiters in Java. That of permits publishes
-            // their number.
+            // The release of a write lock publishes another message, too, for waiters in Java. That
+            // of permits publishes their number.
             if message == 0 || queue.share != Some(Share::Whole) {
                 queue.yielding.message();
             }
@@ -403,10 +414,11 @@ impl<W, O, C> Queues<W, O, C> {
         self.message(0, now)
     }
 
-    /// Returns the last contact of a queue with the store, for a waiter that has waited since then. If a request was refused,
-    /// the store has answered that another owner holds the object. That counts for every waiter, unless a request has been
-    /// without an answer ever since, or the object was released before and no request was sent after that. There is no contact
-    /// if all waiters have left.
+    /// Returns the last contact of a queue with the store, for a waiter that has waited since then.
+    /// If a request was refused, the store has answered that another owner holds the object. That
+    /// counts for every waiter, unless a request has been without an answer ever since, or the
+    /// object was released before and no request was sent after that. There is no contact if all
+    /// waiters have left.
     pub(super) fn contact_since(&self, kind: QueueKind, since: Instant) -> Option<LastContact> {
         if let Some((since, error)) = self.outage.clone() {
             return Some(LastContact::Failed { since, error });
@@ -477,7 +489,8 @@ impl<W, O, C> Queue<W, O, C> {
         }
         let (mut wake, mut offers) = (None, VecDeque::new());
         if self.places.is_empty() {
-            // Later requests must contact the store themselves. What the last request has not found out, they have to.
+            // Later requests must contact the store themselves. What the last request has not found
+            // out, they have to.
             let idle = Queue {
                 relies: self.relies,
                 transferred_since: self.transferred_since,
@@ -520,12 +533,14 @@ impl<W, O, C> Queue<W, O, C> {
         }
     }
 
-    /// Returns where to put what wakes a waiter that sleeps. It is empty again when the waiter was woken.
+    /// Returns where to put what wakes a waiter that sleeps. It is empty again when the waiter was
+    /// woken.
     pub(super) fn sleeper(&mut self, number: u64) -> Option<&mut Option<W>> {
         Some(&mut self.places.get_mut(&number)?.wake)
     }
 
-    /// Records that the first waiter is about to send a request whose answer counts for the whole queue.
+    /// Records that the first waiter is about to send a request whose answer counts for the whole
+    /// queue.
     pub(super) fn request_started(&mut self, now: Instant) {
         self.stale_since.get_or_insert(now);
     }
@@ -538,9 +553,10 @@ impl<W, O, C> Queue<W, O, C> {
         }
     }
 
-    /// Records that the store has granted the object to the first waiter. `until`: when the lease ends unless it is renewed;
-    /// `None`: that excludes no other waiter, or is not known. Returns an offer that is out of date, and whether a message has
-    /// arrived meanwhile, mostly of an earlier release: what was acquired is in doubt.
+    /// Records that the store has granted the object to the first waiter. `until`: when the lease
+    /// ends unless it is renewed; `None`: that excludes no other waiter, or is not known. Returns
+    /// an offer that is out of date, and whether a message has arrived meanwhile, mostly of an
+    /// earlier release: what was acquired is in doubt.
     pub(super) fn acquired(&mut self, until: Option<Instant>) -> (Option<O>, bool) {
         let Some((first, place)) = self.first.zip(self.places.values().next()) else {
             return (None, false);
@@ -556,15 +572,16 @@ impl<W, O, C> Queue<W, O, C> {
         }
         // The store granted it, so an earlier holder that offers it has lost it.
         let outdated = self.offers.pop_front().map(|unclaimed| unclaimed.offer);
-        // If the connection broke, the wakeups are kept: only a request of the next waiter makes sure that there is one again, and
-        // that no message was missed.
+        // If the connection broke, the wakeups are kept: only a request of the next waiter makes
+        // sure that there is one again, and that no message was missed.
         let is_in_doubt =
             is_served && !self.disconnected && self.maybe_released_at.take().is_some();
         (outdated, is_in_doubt)
     }
 
-    /// Records that the foremost waiter has taken an offer. `until`: when its lease ends unless it is renewed. `None`: the
-    /// acquisition excludes no other waiter, so what the store has answered still counts.
+    /// Records that the foremost waiter has taken an offer. `until`: when its lease ends unless it
+    /// is renewed. `None`: the acquisition excludes no other waiter, so what the store has answered
+    /// still counts.
     pub(super) fn took(&mut self, until: Option<Instant>) {
         let refused_until = match self.first {
             Some(first) => first.due,
@@ -578,8 +595,9 @@ impl<W, O, C> Queue<W, O, C> {
             .map(|(until, share)| Relies::new(until, share, true));
     }
 
-    /// Offers the first waiter something. Returns what wakes it, and the earlier offers of the whole object: their hold is lost,
-    /// because the store has granted another one since. To be dropped without locks. [`Queue::tick`] looks after it.
+    /// Offers the first waiter something. Returns what wakes it, and the earlier offers of the
+    /// whole object: their hold is lost, because the store has granted another one since. To be
+    /// dropped without locks. [`Queue::tick`] looks after it.
     pub(super) fn offer(&mut self, offer: O, share: Share, now: Instant) -> (Option<W>, Vec<O>) {
         let outdated = match share {
             Share::Whole => self.take_offers(),
@@ -604,8 +622,8 @@ impl<W, O, C> Queue<W, O, C> {
         self.transferred_since = Some(now);
     }
 
-    /// Offers the object that was acquired for a claimed waiter by the step sent then. Returns what to wake and what to drop, as
-    /// [`Queue::offer`] does; the offer itself if no waiter is left.
+    /// Offers the object that was acquired for a claimed waiter by the step sent then. Returns what
+    /// to wake and what to drop, as [`Queue::offer`] does; the offer itself if no waiter is left.
     pub(super) fn transferred(
         &mut self,
         sent_at: Option<Instant>,
@@ -620,7 +638,8 @@ impl<W, O, C> Queue<W, O, C> {
         self.offer(offer, Share::Whole, now)
     }
 
-    /// Records that the step has ended in another way: the object may have been released, if it was sent.
+    /// Records that the step has ended in another way: the object may have been released, if it was
+    /// sent.
     pub(super) fn transfer_ended(&mut self, sent_at: Option<Instant>) {
         if self.end_transfer(sent_at) {
             self.maybe_released_at = self.maybe_released_at.or(sent_at);
@@ -659,8 +678,8 @@ impl<W, O, C> Queue<W, O, C> {
         oldest.into_iter().chain(self.asleep_until()).min()
     }
 
-    /// Returns what wakes a waiter that has the turn and has slept so long, and the offers that were not taken in time. To be
-    /// dropped without locks.
+    /// Returns what wakes a waiter that has the turn and has slept so long, and the offers that
+    /// were not taken in time. To be dropped without locks.
     pub(super) fn tick(&mut self, now: Instant) -> (Option<W>, Vec<O>) {
         let is_expired = |one: &Unclaimed<O>| one.since + OFFERED_FOR <= now;
         let expired = self.offers.partition_point(is_expired);
@@ -669,7 +688,8 @@ impl<W, O, C> Queue<W, O, C> {
         (is_due.then(|| self.watch()).flatten(), expired)
     }
 
-    /// Returns what wakes a waiter that sleeps although it has the turn, so that it watches the store.
+    /// Returns what wakes a waiter that sleeps although it has the turn, so that it watches the
+    /// store.
     pub(super) fn watch(&mut self) -> Option<W> {
         self.places.first_entry()?.get_mut().watches = true;
         self.wake_foremost()
@@ -684,8 +704,8 @@ impl<W, O, C> Queue<W, O, C> {
         self.places.first_entry()?.get_mut().wake.take()
     }
 
-    /// Returns whether the foremost waiter may sleep although it has the turn: the object has passed on in the client, and will
-    /// do so again, or a message wakes the waiter.
+    /// Returns whether the foremost waiter may sleep although it has the turn: the object has
+    /// passed on in the client, and will do so again, or a message wakes the waiter.
     fn may_sleep(&self, now: Instant, is_subscribed: bool) -> bool {
         let passes_on = |relies: Relies| relies.passes_on && relies.counts(self.share, now);
         let is_served = |place: &Place<W, C>| {
@@ -756,8 +776,8 @@ impl<W, O, C> Queue<W, O, C> {
         Next::Ask { message }
     }
 
-    /// Takes the oldest offer. That of a whole object counts only if that was not released since: the store then decides which
-    /// owner holds it.
+    /// Takes the oldest offer. That of a whole object counts only if that was not released since:
+    /// the store then decides which owner holds it.
     fn next_offer(&mut self) -> Option<Next<O>> {
         let Unclaimed { offer, share, .. } = self.offers.pop_front()?;
         let counts = share != Share::Whole || self.is_current();
@@ -772,7 +792,8 @@ impl<W, O, C> Queue<W, O, C> {
         self.first.is_some_and(|first| first.phase == Phase::Asks)
     }
 
-    /// Returns since when the latest answer is out of date, if it is: an object was released, or a request is in flight.
+    /// Returns since when the latest answer is out of date, if it is: an object was released, or a
+    /// request is in flight.
     fn outdated_at(&self) -> Option<Instant> {
         let since = [
             self.stale_since,
@@ -782,12 +803,14 @@ impl<W, O, C> Queue<W, O, C> {
         since.into_iter().flatten().min()
     }
 
-    /// Returns whether the object was not released since the latest answer, and no request is in flight.
+    /// Returns whether the object was not released since the latest answer, and no request is in
+    /// flight.
     fn is_current(&self) -> bool {
         self.outdated_at().is_none()
     }
 
-    /// Takes the pending wakeups, and makes answers from before them out of date. Returns whether there were any.
+    /// Takes the pending wakeups, and makes answers from before them out of date. Returns whether
+    /// there were any.
     fn take_wakeups(&mut self) -> bool {
         self.disconnected = false;
         let released = self.maybe_released_at.take();

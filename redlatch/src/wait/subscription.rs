@@ -1,18 +1,21 @@
-//! The channels of one client: one subscription for each, and the queues of the objects that are waited for.
+//! The channels of one client: one subscription for each, and the queues of the objects that are
+//! waited for.
 //!
-//! Redisson's layout gives two objects one channel: `a` and `{a}`. Each has queues of its own, so a waiter
-//! never waits behind a waiter for the other object. They share the subscription:
+//! Redisson's layout gives two objects one channel: `a` and `{a}`. Each has queues of its own, so a
+//! waiter never waits behind a waiter for the other object. They share the subscription:
 //!
-//! 1. A waiter that is refused joins a queue of its object. The first one subscribes when it has the turn.
-//! 2. A message on the channel wakes the first waiter of every queue. So does a broken connection, because
-//!    messages may have been missed.
-//! 3. The last waiter of the channel starts a task that ends the subscription after the linger time, unless
-//!    a waiter joins before.
-//! 4. An object without waiters keeps its queues, because they know when to expect the next release: but only the latest
-//!    [`MAX_IDLE`] of a channel. The values of a group share a channel that may never be idle, and a message visits all objects
-//!    of its channel. A waiter of an object that has no queues any more asks the store.
-//! 5. While the subscription is being ended, new waiters get no turn (`Subscription::ending`), so that ending
-//!    and subscribing cannot cross.
+//! 1. A waiter that is refused joins a queue of its object. The first one subscribes when it has
+//!    the turn.
+//! 2. A message on the channel wakes the first waiter of every queue. So does a broken connection,
+//!    because messages may have been missed.
+//! 3. The last waiter of the channel starts a task that ends the subscription after the linger
+//!    time, unless a waiter joins before.
+//! 4. An object without waiters keeps its queues, because they know when to expect the next
+//!    release: but only the latest [`MAX_IDLE`] of a channel. The values of a group share a channel
+//!    that may never be idle, and a message visits all objects of its channel. A waiter of an
+//!    object that has no queues any more asks the store.
+//! 5. While the subscription is being ended, new waiters get no turn (`Subscription::ending`), so
+//!    that ending and subscribing cannot cross.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
@@ -72,8 +75,9 @@ enum SubscriptionState {
     /// The subscription was sent; whether it took effect is unknown.
     Unconfirmed,
     Subscribed,
-    /// The store reported the end of the subscription. In a cluster that may be the end of an earlier
-    /// subscription, at the node that had the slot before. So there may be a subscription to end.
+    /// The store reported the end of the subscription. In a cluster that may be the end of an
+    /// earlier subscription, at the node that had the slot before. So there may be a subscription
+    /// to end.
     EndReported,
 }
 
@@ -98,8 +102,8 @@ impl ChannelMap {
         }
     }
 
-    /// Returns whether nothing waits in this client, and no subscription lingers. An entry that another thread is about to add may
-    /// be missed.
+    /// Returns whether nothing waits in this client, and no subscription lingers. An entry that
+    /// another thread is about to add may be missed.
     pub(crate) fn is_empty(&self) -> bool {
         self.len.load(Ordering::Acquire) == 0
     }
@@ -186,18 +190,21 @@ impl ChannelMap {
         if idle_since + linger > Instant::now() {
             return Ready::Later(idle_since + linger);
         }
-        // The channel has no waiter, and none can join until this returns, so no waiter holds this lock.
+        // The channel has no waiter, and none can join until this returns, so no waiter holds this
+        // lock.
         let Ok(ending) = entry.subscription.ending.clone().try_lock_owned() else {
             return Ready::Later(Instant::now() + linger);
         };
-        // A queue knows when to expect the next release only if it has received every release so far.
+        // A queue knows when to expect the next release only if it has received every release so
+        // far.
         entry.objects.clear();
         entry.idle.clear();
         entry.subscription.begin_ending();
         Ready::Now(entry.subscription.clone(), ending)
     }
 
-    /// Records that the subscription has ended. Removes the channel unless a waiter has joined meanwhile.
+    /// Records that the subscription has ended. Removes the channel unless a waiter has joined
+    /// meanwhile.
     fn closed(&self, channel: &str) {
         let mut channels = self.entries.lock();
         match channels.get_mut(channel) {
@@ -207,8 +214,8 @@ impl ChannelMap {
         self.len.store(channels.len(), Ordering::Release);
     }
 
-    /// Ends the subscription of a channel that had no waiter for the linger time. So repeated waiting for a
-    /// lock does not subscribe each time.
+    /// Ends the subscription of a channel that had no waiter for the linger time. So repeated
+    /// waiting for a lock does not subscribe each time.
     pub(super) fn close_when_idle(
         self: &Arc<ChannelMap>,
         store: &Arc<Store>,
@@ -231,8 +238,8 @@ impl ChannelMap {
                     Ready::No => return,
                     Ready::Now(subscription, ending) => (subscription, ending),
                 };
-                // Sent even if no subscription is known here: a repeated step may have subscribed again after the
-                // store reported the end.
+                // Sent even if no subscription is known here: a repeated step may have subscribed
+                // again after the store reported the end.
                 if let Err(error) = store.unsubscribe(&channel).await {
                     tracing::debug!(%channel, %error, "a subscription ended with an error");
                 }
@@ -242,8 +249,9 @@ impl ChannelMap {
         }
     }
 
-    /// Records that a waiter leaves. `leave` returns whether it was the last one for its object. Behind the last one of the
-    /// channel, `close` starts the [closer](ChannelMap::close_when_idle), unless it runs.
+    /// Records that a waiter leaves. `leave` returns whether it was the last one for its object.
+    /// Behind the last one of the channel, `close` starts the
+    /// [closer](ChannelMap::close_when_idle), unless it runs.
     pub(super) fn leave<T>(
         &self,
         channel: &str,
@@ -298,7 +306,8 @@ impl Subscriber for ChannelMap {
         woken.into_iter().for_each(Waker::wake);
     }
 
-    /// Not if the subscription has ended since: another request may have begun one again, which is not confirmed yet.
+    /// Not if the subscription has ended since: another request may have begun one again, which is
+    /// not confirmed yet.
     fn on_subscribed(&self, channel: &str, ends: u64) {
         if let Some(entry) = self.entries.lock().get(channel)
             && entry.subscription.ends.load(Ordering::Relaxed) == ends
@@ -345,7 +354,8 @@ impl ChannelEntry {
         }
     }
 
-    /// Returns the index of the object with this key; without one, that of the first object behind it.
+    /// Returns the index of the object with this key; without one, that of the first object behind
+    /// it.
     fn position(&self, key: &str) -> Result<usize, usize> {
         self.objects
             .binary_search_by(|object| (*object.key).cmp(key))
@@ -355,7 +365,8 @@ impl ChannelEntry {
         self.objects.get(self.position(key).ok()?)
     }
 
-    /// Returns the object with this key, which is created if there is none, for a waiter that joins.
+    /// Returns the object with this key, which is created if there is none, for a waiter that
+    /// joins.
     pub(super) fn join(&mut self, key: &str) -> Arc<ObjectQueues> {
         self.waiters += 1;
         let position = match self.position(key) {
@@ -429,17 +440,20 @@ impl Subscription {
         *self.state.lock() == Subscribed
     }
 
-    /// Returns whether a subscription has to be sent. If so, records that there may be one to end from now on.
+    /// Returns whether a subscription has to be sent. If so, records that there may be one to end
+    /// from now on.
     pub(super) fn begin(&self) -> bool {
         self.change(&[NotSubscribed, EndReported], Unconfirmed) != Subscribed
     }
 
-    /// From here on it is unknown whether the subscription exists, even if ending it is interrupted.
+    /// From here on it is unknown whether the subscription exists, even if ending it is
+    /// interrupted.
     fn begin_ending(&self) {
         self.change(&[Subscribed], Unconfirmed);
     }
 
-    /// Waits until the subscription is not being ended. It is not from then on, while the channel has a waiter.
+    /// Waits until the subscription is not being ended. It is not from then on, while the channel
+    /// has a waiter.
     pub(super) async fn ended(&self) {
         drop(self.ending.lock().await);
     }

@@ -1,4 +1,5 @@
-//! A waiter and the queues of its object: the lock, the wakers and the timers around [`Queues`], which decides.
+//! A waiter and the queues of its object: the lock, the wakers and the timers around [`Queues`],
+//! which decides.
 
 use std::any::Any;
 use std::future::{Future, poll_fn};
@@ -83,7 +84,8 @@ pub(super) struct Waiter {
 /// The first waiter of a queue, claimed by a release that sends a request for it.
 pub(crate) struct ClaimedWaiter {
     pub(crate) claim: TransferClaim,
-    /// When the request was sent, if it was. Then dropping this means that the object may have been released.
+    /// When the request was sent, if it was. Then dropping this means that the object may have been
+    /// released.
     sent_at: Option<Instant>,
     queues: WaitQueues,
     object: Arc<ObjectQueues>,
@@ -132,14 +134,15 @@ impl WaitQueues {
         }))
     }
 
-    /// Joins the wait queue for the object of a request, if its channel has waiters or a lingering subscription.
+    /// Joins the wait queue for the object of a request, if its channel has waiters or a lingering
+    /// subscription.
     pub(super) fn join_existing(&self, attempt: &impl Attempt) -> Option<Waiter> {
         let join = |entry: &mut ChannelEntry| self.add_waiter(entry, attempt, false);
         self.channels.find(attempt.channel(), join)
     }
 
-    /// Joins the wait queue for the object of a request, which is created if there is none. `answered`: whether the store has
-    /// answered the request.
+    /// Joins the wait queue for the object of a request, which is created if there is none.
+    /// `answered`: whether the store has answered the request.
     pub(super) fn join(&self, attempt: &impl Attempt, answered: bool) -> Waiter {
         let join = |entry: &mut ChannelEntry| self.add_waiter(entry, attempt, answered);
         self.channels.find_or_add(attempt.channel(), join)
@@ -175,8 +178,9 @@ impl WaitQueues {
         }
     }
 
-    /// Offers the first waiter for an object what it waits for, if all waiters [take it](Queues::takes_offer). `offer` is called
-    /// then, with whether other clients waited lately. Returns whether it was offered.
+    /// Offers the first waiter for an object what it waits for, if all waiters [take
+    /// it](Queues::takes_offer). `offer` is called then, with whether other clients waited lately.
+    /// Returns whether it was offered.
     pub(crate) fn offer(
         &self,
         object: &ObjectKeys,
@@ -195,7 +199,8 @@ impl WaitQueues {
         outdated.is_some()
     }
 
-    /// Changes the queues of an object, and wakes a waiter. The caller drops the rest after the locks.
+    /// Changes the queues of an object, and wakes a waiter. The caller drops the rest after the
+    /// locks.
     fn change<T>(
         &self,
         object: &Arc<ObjectQueues>,
@@ -211,8 +216,9 @@ impl WaitQueues {
         Some(rest)
     }
 
-    /// Claims the first waiter for an object, if all waiters can be claimed, none waits in the shared queue, the object
-    /// was not released since the last request, and no request is in flight.
+    /// Claims the first waiter for an object, if all waiters can be claimed, none waits in the
+    /// shared queue, the object was not released since the last request, and no request is in
+    /// flight.
     pub(crate) fn claim_first(&self, object: &ObjectKeys) -> Option<ClaimedWaiter> {
         let object = self.channels.queues_of(object)?;
         let claim = object.lock().queues.claim_first()?;
@@ -224,8 +230,8 @@ impl WaitQueues {
         })
     }
 
-    /// Lets other clients go first when the exclusive queue of the object requests it again after the release that
-    /// follows.
+    /// Lets other clients go first when the exclusive queue of the object requests it again after
+    /// the release that follows.
     pub(crate) fn yield_to(&self, object: &ObjectKeys, yields: Yields) {
         if let Some(object) = self.channels.queues_of(object) {
             let mut state = object.lock();
@@ -246,15 +252,15 @@ impl WaitQueues {
         self.channels.on_message(channel, 0);
     }
 
-    /// Records that this client is about to release the objects of `channel`. For waiters that join from now
-    /// on, an earlier answer no longer means that they are held. The message that wakes waiters may arrive
-    /// later, on another connection.
+    /// Records that this client is about to release the objects of `channel`. For waiters that join
+    /// from now on, an earlier answer no longer means that they are held. The message that wakes
+    /// waiters may arrive later, on another connection.
     pub(crate) fn record_release(&self, channel: &str) {
         self.channels.find(channel, |entry| entry.record_release());
     }
 
-    /// Starts the ticker of an object if it needs one. Without a runtime, returns what wakes the waiter that sleeps although it
-    /// has the turn.
+    /// Starts the ticker of an object if it needs one. Without a runtime, returns what wakes the
+    /// waiter that sleeps although it has the turn.
     fn keep_ticking(&self, object: &Arc<ObjectQueues>, state: &mut ObjectState) -> Option<Waker> {
         let first = state.queues.exclusive().next_tick()?;
         let is_running = |ticker: &AbortHandle| !ticker.is_finished();
@@ -292,7 +298,8 @@ pub(crate) fn private_object(object: &str) -> String {
     format!("{object}{PRIVATE}{}", Owner::new().number())
 }
 
-/// Precedes the number of the caller. No name has a NUL, and that of a value of a group is between two names.
+/// Precedes the number of the caller. No name has a NUL, and that of a value of a group is between
+/// two names.
 const PRIVATE: &str = "\0\0";
 
 impl ObjectQueues {
@@ -353,7 +360,8 @@ impl Waiter {
         access(self.object.lock().queues.queue(self.kind))
     }
 
-    /// Waits until there is something to do for this waiter, which need not be the first. It sleeps without a timer.
+    /// Waits until there is something to do for this waiter, which need not be the first. It sleeps
+    /// without a timer.
     pub(super) fn next(&self) -> impl Future<Output = Next<Counted<Offer>>> {
         poll_fn(|cx| match self.poll_next(cx) {
             Next::Sleep(_) => Poll::Pending,
@@ -361,7 +369,8 @@ impl Waiter {
         })
     }
 
-    /// Waits until there is something to do for this waiter, which is the first. Sets `woken` if it was woken.
+    /// Waits until there is something to do for this waiter, which is the first. Sets `woken` if it
+    /// was woken.
     pub(super) async fn next_as_first(&self, woken: &mut Option<Timer>) -> Next<Counted<Offer>> {
         loop {
             let next = poll_fn(|cx| Poll::Ready(self.poll_next(cx))).await;
@@ -412,12 +421,14 @@ impl Waiter {
         Poll::Pending
     }
 
-    /// Waits until no subscription of the channel is being ended. None is from then on, because the channel has a waiter.
+    /// Waits until no subscription of the channel is being ended. None is from then on, because the
+    /// channel has a waiter.
     pub(super) async fn subscription_ended(&self) {
         self.subscription.ended().await;
     }
 
-    /// Returns whether a subscription has to be sent. If so, records that there may be one to end from now on.
+    /// Returns whether a subscription has to be sent. If so, records that there may be one to end
+    /// from now on.
     pub(super) fn begin_subscribing(&self) -> bool {
         self.subscription.begin()
     }
@@ -433,7 +444,8 @@ impl Waiter {
         wakes.into_iter().for_each(Waker::wake);
     }
 
-    /// Reminds the waiters behind this one that they may have waited long, if any could register its wait.
+    /// Reminds the waiters behind this one that they may have waited long, if any could register
+    /// its wait.
     pub(super) fn remind_others(&self) {
         if self
             .registered

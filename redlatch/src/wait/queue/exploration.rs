@@ -1,8 +1,10 @@
-//! All orders in which three callers of one client join, ask, are answered, get what passes on, release and leave, while another
-//! client takes part, messages are late, and the connection breaks.
+//! All orders in which three callers of one client join, ask, are answered, get what passes on,
+//! release and leave, while another client takes part, messages are late, and the connection
+//! breaks.
 //!
-//! Left out: times for which other clients go first, which delay a request and decide nothing else, and shared waiters, except
-//! that they stand in the way. A caller whose wait is long differs only in that it registers.
+//! Left out: times for which other clients go first, which delay a request and decide nothing else,
+//! and shared waiters, except that they stand in the way. A caller whose wait is long differs only
+//! in that it registers.
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -567,7 +569,8 @@ impl State {
         Ok(())
     }
 
-    /// The store executes a request. The first one after a broken connection has it restored, with the subscription.
+    /// The store executes a request. The first one after a broken connection has it restored, with
+    /// the subscription.
     fn execute(&mut self, caller: usize) {
         if let Caller::Waits {
             mode: Mode::Sends {
@@ -662,7 +665,8 @@ impl State {
         Ok(())
     }
 
-    /// Lets everything end that has begun, without the passing of a lease. Then no waiter sleeps on a free object.
+    /// Lets everything end that has begun, without the passing of a lease. Then no waiter sleeps on
+    /// a free object.
     fn check_end(mut self) -> Result<(), &'static str> {
         for _ in 0..1000 {
             let event = self.events().into_iter().next();
@@ -760,7 +764,8 @@ impl State {
     }
 }
 
-/// Visits at most so many states, and returns how many there are, whether these are all, and which events there were.
+/// Visits at most so many states, and returns how many there are, whether these are all, and which
+/// events there were.
 fn explore(first: State, max_states: u64) -> (usize, bool, BTreeSet<&'static str>) {
     let mut seen: HashMap<u64, (u64, Event)> = HashMap::from([(first.hash(), (0, ("", 0)))]);
     let mut queue = VecDeque::from([first]);

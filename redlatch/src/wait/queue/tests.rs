@@ -109,7 +109,8 @@ impl World {
         matches!(last, Some(LastContact::Answered))
     }
 
-    /// Returns how many milliseconds other clients go first before the request of a waiter that is woken.
+    /// Returns how many milliseconds other clients go first before the request of a waiter that is
+    /// woken.
     fn yields(&mut self, number: u64) -> u128 {
         let begun = self.now;
         while let Next::Sleep(until) = self.next(number) {
@@ -156,7 +157,8 @@ fn first_waiter_asks_and_again_when_woken_or_due() {
     assert!(matches!(next, Next::Sleep(None)), "{next:?}");
 }
 
-/// Behind one that acquires the object, the next waiter sends nothing until its lease ends, or a message arrives.
+/// Behind one that acquires the object, the next waiter sends nothing until its lease ends, or a
+/// message arrives.
 #[test]
 fn next_waiter_relies_on_the_one_before() {
     let minute = 60 * SECOND;
@@ -282,7 +284,8 @@ fn other_clients_go_first_that_have_waited_longer() {
             .exclusive()
             .yield_to(Yields::counted(others), || 0.5);
         for expected in delays {
-            // First that of the client's own release. That of a write lock publishes another one, which does not count.
+            // First that of the client's own release. That of a write lock publishes another one,
+            // which does not count.
             world.message(1);
             world.message(0);
             assert_eq!(world.yields(waiter), expected);
@@ -313,7 +316,8 @@ fn other_clients_go_first_that_have_waited_longer() {
     assert_eq!(world.yields(waiter), 0);
 }
 
-/// If other clients went first, but no release of theirs arrived, they do not go first the next time.
+/// If other clients went first, but no release of theirs arrived, they do not go first the next
+/// time.
 #[test]
 fn others_go_first_again_unless_it_was_in_vain() {
     for (share, released, again) in [
@@ -466,7 +470,8 @@ fn offer_is_refused_unless_all_waiters_take_it() {
     assert_eq!(world.offer(3), Err(()), "all have left");
 }
 
-/// After a release, and while a request is in flight, the store decides which owner holds the object.
+/// After a release, and while a request is in flight, the store decides which owner holds the
+/// object.
 #[test]
 fn offer_of_an_object_that_may_have_been_released_does_not_count() {
     let mut world = World::new();
@@ -749,8 +754,8 @@ fn first_waiter_is_claimed_if_all_can_be_and_no_request_is_in_flight() {
     assert_eq!(transferred, (None, vec![2]), "all have left");
 }
 
-/// The transfer may release the object before it is answered. Neither the answer to another request nor the departure of all
-/// waiters changes that.
+/// The transfer may release the object before it is answered. Neither the answer to another request
+/// nor the departure of all waiters changes that.
 #[test]
 fn no_answer_is_current_while_transfer_is_in_flight() {
     for all_leave in [false, true] {
@@ -782,7 +787,8 @@ fn no_answer_is_current_while_transfer_is_in_flight() {
     }
 }
 
-/// What a message has put in doubt stays so until the store answers: the request may fail, be canceled, or never be sent.
+/// What a message has put in doubt stays so until the store answers: the request may fail, be
+/// canceled, or never be sent.
 #[test]
 fn offer_is_refused_until_the_store_answers_after_a_message() {
     for case in ["canceled", "in flight", "failed", "failed, others wait"] {

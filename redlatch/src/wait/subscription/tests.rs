@@ -69,7 +69,8 @@ async fn subscription_is_sent_until_confirmed_and_again_after_its_end() {
     assert!(!is_subscribed() && waiter.begin_subscribing());
 }
 
-/// Feared most: the request relies on the subscription of another one, which is not there yet, and misses a message.
+/// Feared most: the request relies on the subscription of another one, which is not there yet, and
+/// misses a message.
 #[tokio::test(start_paused = true)]
 async fn answer_from_before_the_end_of_a_subscription_does_not_confirm_the_next_one() {
     let queues = queues();
