@@ -6,6 +6,7 @@
 //! and shared waiters, except that they stand in the way. A caller whose wait is long differs only
 //! in that it registers.
 
+use std::cmp::Ordering;
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::{Hash, Hasher};
@@ -58,14 +59,6 @@ enum Stage {
     Refused,
 }
 
-/// Who holds the object in the store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Holder {
-    Nobody,
-    Another,
-    Ours,
-}
-
 /// A hold that is passed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Offered {
@@ -95,6 +88,8 @@ enum Kind {
     Mixed,
     /// The third shares the object.
     Shared,
+    /// The object is a semaphore of two permits.
+    Permits,
 }
 
 #[derive(Debug, Clone)]
@@ -103,9 +98,11 @@ struct State {
     queues: Queues<usize, Offered, u64>,
     now: Instant,
     callers: [Caller; 3],
-    holder: Holder,
-    /// Whether a release of our hold is in flight, and a request that nobody awaits.
-    releases: bool,
+    /// How often the object can be acquired in the store, and how often this client has it.
+    free: u8,
+    ours: u8,
+    /// How many releases of our holds are in flight, and whether a request that nobody awaits.
+    releases: u8,
     has_stray: bool,
     transfer: Option<Transfer>,
     /// Messages on the way.
@@ -120,6 +117,23 @@ struct State {
     silent: bool,
 }
 
+impl Kind {
+    /// Returns how often the object can be acquired.
+    fn total(self) -> u8 {
+        match self {
+            Kind::Permits => 2,
+            _ => 1,
+        }
+    }
+
+    fn share(self) -> Share {
+        match self {
+            Kind::Permits => Share::Permits(1),
+            _ => Share::Whole,
+        }
+    }
+}
+
 type Event = (&'static str, usize);
 
 impl State {
@@ -129,8 +143,9 @@ impl State {
             queues: Queues::new(),
             now: Instant::now(),
             callers: [Caller::Absent; 3],
-            holder: Holder::Nobody,
-            releases: false,
+            free: kind.total(),
+            ours: 0,
+            releases: 0,
             has_stray: false,
             transfer: None,
             messages: 0,
@@ -140,6 +155,11 @@ impl State {
             is_confirmed: false,
             silent: false,
         }
+    }
+
+    /// Returns whether this caller is one that takes no offers.
+    fn takes_none(&self, caller: usize) -> bool {
+        caller == 2 && matches!(self.kind, Kind::Mixed | Kind::Shared)
     }
 
     fn queue_of(&self, caller: usize) -> QueueKind {
@@ -157,7 +177,7 @@ impl State {
                 all.push((name, 0));
             }
         };
-        add("release is executed", self.releases);
+        add("release is executed", self.releases > 0);
         let executed = self.transfer.map(|transfer| transfer.executed);
         add("transfer is executed", executed == Some(None));
         add("transfer is answered", executed.flatten().is_some());
@@ -214,10 +234,12 @@ impl State {
         add("breaks", 0, has_connection);
         add("breaks behind answers", 0, has_connection);
         add("subscription ends", 0, self.is_subscribed);
-        add("another acquires", 0, self.holder == Holder::Nobody);
-        add("another releases", 0, self.holder == Holder::Another);
-        add("another dies", 0, self.holder == Holder::Another);
-        add("hold is lost", 0, self.holder == Holder::Ours);
+        add("another acquires", 0, self.free > 0);
+        let another_holds = self.free + self.ours < self.kind.total();
+        add("another releases", 0, another_holds);
+        add("another dies", 0, another_holds);
+        let can_be_lost = self.ours > 0 && self.kind != Kind::Permits;
+        add("hold is lost", 0, can_be_lost);
         for (caller, at) in self.callers.iter().enumerate() {
             match *at {
                 Caller::Absent => {
@@ -258,8 +280,8 @@ impl State {
     fn take(&mut self, (name, caller): Event) -> Result<(), &'static str> {
         match name {
             "release is executed" => {
-                self.releases = false;
-                self.free(true);
+                (self.releases, self.ours) = (self.releases - 1, self.ours - 1);
+                self.becomes_free(true);
             }
             "transfer is executed" => {
                 let transfer = self.transfer.as_mut().expect("a transfer");
@@ -268,8 +290,8 @@ impl State {
             "transfer is answered" => self.transfer_answered(),
             "stray is executed" => {
                 self.has_stray = false;
-                if self.holder == Holder::Nobody {
-                    (self.holder, self.releases) = (Holder::Ours, true);
+                if self.acquires() {
+                    self.releases += 1;
                 }
             }
             "message arrives" => {
@@ -331,18 +353,15 @@ impl State {
                     self.release(transfer.lost);
                 }
             }
-            "another acquires" => self.holder = Holder::Another,
-            "another releases" => self.free(true),
-            "another dies" => self.free(false),
+            "another acquires" => self.free -= 1,
+            "another releases" => self.becomes_free(true),
+            "another dies" => self.becomes_free(false),
             "hold is lost" => {
                 self.lose();
-                self.free(true);
+                self.becomes_free(true);
             }
             "joins" => self.join(caller),
-            "asks" if self.holder == Holder::Nobody => {
-                self.holder = Holder::Ours;
-                self.callers[caller] = Caller::Holds { lost: false };
-            }
+            "asks" if self.acquires() => self.callers[caller] = Caller::Holds { lost: false },
             "asks" => {
                 self.join(caller);
                 let kind = self.queue_of(caller);
@@ -361,9 +380,9 @@ impl State {
                 self.release(held == Caller::Holds { lost: true });
             }
             "hands over" => {
-                if self.queues.takes_offer(Share::Whole) {
+                if self.queues.takes_offer(self.kind.share()) {
                     let third = self.callers[2];
-                    if self.kind != Kind::Offers && matches!(third, Caller::Waits { .. }) {
+                    if self.takes_none(2) && matches!(third, Caller::Waits { .. }) {
                         return Err("it passes by a waiter that takes none");
                     }
                     self.callers[caller] = Caller::Absent;
@@ -389,8 +408,8 @@ impl State {
     }
 
     /// The object becomes free in the store.
-    fn free(&mut self, publishes: bool) {
-        self.holder = Holder::Nobody;
+    fn becomes_free(&mut self, publishes: bool) {
+        self.free += 1;
         if publishes && self.is_connected && self.is_subscribed {
             self.messages = 2.min(self.messages + 1);
         }
@@ -398,9 +417,17 @@ impl State {
         self.silent |= !publishes;
     }
 
+    /// Returns whether the store grants the object to this client.
+    fn acquires(&mut self) -> bool {
+        let grants = self.free > 0;
+        self.free -= u8::from(grants);
+        self.ours += u8::from(grants);
+        grants
+    }
+
     /// The store loses our hold.
     fn lose(&mut self) {
-        self.releases = false;
+        (self.ours, self.releases) = (0, 0);
         for caller in &mut self.callers {
             match caller {
                 Caller::Holds { lost } => *lost = true,
@@ -428,7 +455,7 @@ impl State {
         self.queues.released(self.now);
         match lost {
             true => drop(self.queues.message(0, self.now)),
-            false => self.releases = true,
+            false => self.releases += 1,
         }
     }
 
@@ -439,7 +466,10 @@ impl State {
             lost,
             is_known_lost,
         };
-        let (_, outdated) = self.queues.exclusive().offer(offer, Share::Whole, self.now);
+        let (_, outdated) = self
+            .queues
+            .exclusive()
+            .offer(offer, self.kind.share(), self.now);
         outdated
             .into_iter()
             .for_each(|offer| self.release(offer.lost));
@@ -476,10 +506,10 @@ impl State {
         let number = self.queues.latest + 1;
         let serves = match self.kind {
             Kind::Claims => Serves::Claim(Box::new(number)),
-            Kind::Mixed | Kind::Shared if caller == 2 => Serves::Not,
+            _ if self.takes_none(caller) => Serves::Not,
             _ => Serves::Offers,
         };
-        self.queues.join(kind, Share::Whole, serves, self.now);
+        self.queues.join(kind, self.kind.share(), serves, self.now);
         let mode = Mode::Awake;
         self.callers[caller] = Caller::Waits { number, mode };
     }
@@ -513,6 +543,11 @@ impl State {
         }
     }
 
+    /// Returns until when an acquisition excludes the other callers. A permit excludes none.
+    fn excludes_until(&self) -> Option<Instant> {
+        (self.kind != Kind::Permits).then_some(self.now + LEASE)
+    }
+
     fn poll(&mut self, caller: usize, accepts: bool) -> Result<(), &'static str> {
         let Caller::Waits { number, .. } = self.callers[caller] else {
             return Err("an absent caller is polled");
@@ -536,7 +571,7 @@ impl State {
                 return Err("it takes a hold whose loss was reported");
             }
             Next::Take(offer) if accepts && offer.to.is_none_or(|to| to == number) => {
-                let until = Some(self.now + LEASE);
+                let until = self.excludes_until();
                 self.queues.queue(kind).took(until);
                 self.leave(caller, Caller::Holds { lost: offer.lost });
                 return Ok(());
@@ -572,25 +607,30 @@ impl State {
     /// The store executes a request. The first one after a broken connection has it restored, with
     /// the subscription.
     fn execute(&mut self, caller: usize) {
-        if let Caller::Waits {
-            mode: Mode::Sends {
-                subscribes, stage, ..
-            },
-            ..
-        } = &mut self.callers[caller]
-        {
-            self.is_subscribed |= *subscribes || !self.is_connected && self.subscribes;
-            self.is_connected = true;
-            let is_free = self.holder == Holder::Nobody;
-            *stage = match *stage {
-                Stage::Sent { granted } if granted || is_free => Stage::Granted { lost: false },
-                _ => Stage::Refused,
-            };
-            self.silent = false;
-            if is_free {
-                self.holder = Holder::Ours;
-            }
-        }
+        let Caller::Waits {
+            number,
+            mode:
+                Mode::Sends {
+                    subscribes,
+                    confirms,
+                    stage,
+                },
+        } = self.callers[caller]
+        else {
+            unreachable!("it sends");
+        };
+        self.is_subscribed |= subscribes || !self.is_connected && self.subscribes;
+        (self.is_connected, self.silent) = (true, false);
+        let stage = match stage == (Stage::Sent { granted: true }) || self.acquires() {
+            true => Stage::Granted { lost: false },
+            false => Stage::Refused,
+        };
+        let mode = Mode::Sends {
+            subscribes,
+            confirms,
+            stage,
+        };
+        self.callers[caller] = Caller::Waits { number, mode };
     }
 
     fn answer(&mut self, caller: usize) {
@@ -607,7 +647,8 @@ impl State {
         self.is_confirmed |= confirms;
         self.queues.answered(kind, Some(LastContact::Answered));
         if let Stage::Granted { lost } = stage {
-            let (outdated, is_in_doubt) = self.queues.queue(kind).acquired(Some(self.now + LEASE));
+            let until = self.excludes_until();
+            let (outdated, is_in_doubt) = self.queues.queue(kind).acquired(until);
             self.leave(caller, Caller::Holds { lost });
             if let Some(offer) = outdated {
                 self.release(offer.lost);
@@ -646,11 +687,10 @@ impl State {
             .filter(|transfer| !transfer.lost)
             .count();
         let references = guards.count() + offers + transfers + usize::from(self.releases);
-        match (references, self.holder) {
-            (0, Holder::Ours) => return Err("nobody releases the object"),
-            (0, _) | (1, Holder::Ours) => {}
-            (1, _) => return Err("the store does not have the hold"),
-            _ => return Err("two have the object"),
+        match references.cmp(&usize::from(self.ours)) {
+            Ordering::Less => return Err("nobody releases the object"),
+            Ordering::Greater => return Err("more have the object than the store knows"),
+            Ordering::Equal => {}
         }
         for queue in &self.queues.queues {
             let is_empty = queue.places.is_empty();
@@ -682,7 +722,7 @@ impl State {
             return Err("it does not end");
         }
         let waits = |caller: &&Caller| matches!(caller, Caller::Waits { .. });
-        if self.holder != Holder::Nobody || !self.callers.iter().any(|caller| waits(&caller)) {
+        if self.free == 0 || !self.callers.iter().any(|caller| waits(&caller)) {
             return Ok(());
         }
         match (self.silent, self.next_time()) {
@@ -751,7 +791,6 @@ impl State {
             .map(|transfer| (rank(transfer.to), transfer.executed, transfer.lost));
         let flags = [
             self.queues.outage.is_some(),
-            self.releases,
             self.has_stray,
             self.is_connected,
             self.is_subscribed,
@@ -759,7 +798,8 @@ impl State {
             self.is_confirmed,
             self.silent,
         ];
-        (transfer, flags, self.holder, self.messages).hash(&mut hasher);
+        (transfer, flags, self.messages).hash(&mut hasher);
+        (self.free, self.ours, self.releases).hash(&mut hasher);
         hasher.finish()
     }
 }
@@ -813,6 +853,7 @@ fn no_waiter_sleeps_on_a_free_object_and_none_takes_that_of_another() {
         (Kind::Claims, 24),
         (Kind::Mixed, 22),
         (Kind::Shared, 22),
+        (Kind::Permits, 21),
     ] {
         let (states, closed, events) = explore(State::first(kind), max_states);
         let end = if closed { "closed" } else { "not closed" };
