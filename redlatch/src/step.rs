@@ -99,11 +99,16 @@ where
 
 /// Result of an attempt to acquire something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Outcome<T = ()> {
-    /// Acquired, with this result.
+pub(crate) enum Outcome<T = u64> {
+    /// Acquired, with this result: of a lock its fencing token; 0 if it has none.
     Done(T),
     /// Another owner holds it. Retry when a message arrives, and when this has passed at the latest.
     Wait(Expiry),
+}
+
+impl Outcome {
+    /// Acquired, without a token.
+    pub(crate) const ACQUIRED: Outcome = Outcome::Done(0);
 }
 
 /// A Lua script, known to the server by its SHA-1.

@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use super::Kind;
+use tokio::time::Instant;
+
 use crate::error::{Loss, Result};
 
 #[derive(Clone, Default)]
@@ -29,7 +31,7 @@ impl Metrics {
 
     pub(crate) fn renewed(&self, _: impl FnOnce() -> Duration) {}
 
-    pub(crate) fn acquired_after_wake(&self, _: Option<Timer>) {}
+    pub(crate) fn acquired_after_wake(&self, _: Option<Instant>) {}
 
     pub(crate) fn chain_ended(&self, _: u32) {}
 

@@ -143,7 +143,7 @@ impl Metrics {
     }
 
     /// Records that a waiter has acquired what it waited for, if a message had woken it.
-    pub(crate) fn acquired_after_wake(&self, woken: Option<Timer>) {
+    pub(crate) fn acquired_after_wake(&self, woken: Option<Instant>) {
         if let Some(woken) = woken {
             self.record(|handles| handles.wake_latency.record(woken.elapsed()));
         }

@@ -780,7 +780,7 @@ mod tests {
             request_number: 0,
         });
         let acquired = session.store.run_idempotent(&step).await;
-        assert!(matches!(acquired, Ok(Outcome::Done(()))));
+        assert!(matches!(acquired, Ok(Outcome::ACQUIRED)));
         drop(in_flight);
         assert!(checking.await.unwrap().is_some());
         assert!(guard.is_valid() && !hold.state().is_doubtful());

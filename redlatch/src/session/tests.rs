@@ -805,7 +805,7 @@ async fn attempt(lock: &Lock<Fair>, hold_ref: &HoldRef, terms: Terms) -> bool {
     };
     let (channel, progress) = (hold_ref.hold.waiter_channel.as_deref(), Progress::default());
     let attempting = requested.try_acquire(channel, &progress, step);
-    matches!(attempting.await.unwrap(), Outcome::Done(()))
+    matches!(attempting.await.unwrap(), Outcome::ACQUIRED)
 }
 
 #[tokio::test(start_paused = true)]

@@ -178,19 +178,14 @@ pub(crate) struct TransferredHold {
 }
 
 impl TransferredHold {
-    /// Adds a guard, if the hold is that of this request, and the transfer was its latest step. Returns what the request
-    /// acquires according to `grant`, which gets the fencing token, and when the hold ends unless it is renewed.
-    pub(crate) fn take<G>(
-        mut self,
-        requested: &RequestedHold<'_>,
-        grant: impl FnOnce(u64) -> Option<G>,
-    ) -> Option<(G, Instant)> {
+    /// Adds a guard, if the hold is that of this request, and the transfer was its latest step. Returns the fencing token, and
+    /// when the hold ends unless it is renewed.
+    pub(crate) fn take(mut self, requested: &RequestedHold<'_>) -> Option<(u64, Instant)> {
         let HoldRef { session, hold, .. } = requested.hold_ref;
         let same = |own: &HoldRef| Arc::ptr_eq(&own.hold, hold);
         if !self.hold_ref.as_ref().is_some_and(same) {
             return None;
         }
-        let grant = grant(self.token)?;
         let _turn = hold.try_turn()?;
         if !hold.state().accept_transfer(self.change) {
             return None;
@@ -200,7 +195,7 @@ impl TransferredHold {
         self.hold_ref = None;
         session.guard_added(hold);
         tracing::debug!(lock = hold.object.full_name(), owner = %hold.field, "transferred");
-        Some((grant, self.end))
+        Some((self.token, self.end))
     }
 
     /// Records that the store has not transferred the object.

@@ -40,7 +40,6 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::background::Counted;
 use crate::client_registry::{REGISTERED_AFTER, RegisteredWait};
 use crate::error::{Error, Result};
 use crate::hold::Share;
@@ -56,7 +55,7 @@ mod waiter;
 
 pub(crate) use limits::{Limits, Request};
 pub(crate) use queue::QueueKind;
-use queue::{Next, ROUNDING};
+use queue::{Next, ROUNDING, Turn};
 pub(crate) use subscription::ChannelMap;
 use waiter::Waiter;
 pub(crate) use waiter::{ClaimedWaiter, Offer, TransferClaim, WaitQueues, private_object};
@@ -203,32 +202,21 @@ impl WaitQueues {
 /// one.
 async fn wait_in_queue<A: Attempt>(waiter: &Waiter, attempt: &mut A) -> Result<A::Grant> {
     attempt.progress().join_queue(waiter.contacts());
-    loop {
-        let next = waiter.next().await;
-        if let Next::Register = next {
-            waiter.register(|since| attempt.registrar()(since));
-            continue;
+    let turn = loop {
+        match waiter.turn().await {
+            Turn::Register => waiter.register(|since| attempt.registrar()(since)),
+            Turn::Sleep => continue,
+            turn => break turn,
+        };
+    };
+    attempt.progress().leave_queue();
+    match turn {
+        Turn::Fail { since, error } => {
+            attempt.progress().record_failure(since, error.clone());
+            return Err(error);
         }
-        attempt.progress().leave_queue();
-        match next {
-            Next::Take(offer) => {
-                if let Some(grant) = take(waiter, attempt, offer) {
-                    return Ok(grant);
-                }
-            }
-            Next::Drop(offer) => drop(offer),
-            Next::Fail { since, error } => {
-                attempt.progress().record_failure(since, error.clone());
-                return Err(error);
-            }
-            Next::BeFirst { relies } => {
-                if relies {
-                    attempt.progress().record_answer();
-                }
-                break;
-            }
-            Next::Sleep(_) | Next::Register | Next::Ask { .. } => {}
-        }
+        Turn::First { relies: true } => attempt.progress().record_answer(),
+        _ => {}
     }
     // Boxed: of many waiters, one is the first.
     Box::pin(async {
@@ -260,37 +248,29 @@ async fn wait_in_queue<A: Attempt>(waiter: &Waiter, attempt: &mut A) -> Result<A
     .await
 }
 
-/// Takes what another request of this client has offered, if it is of use.
-fn take<A: Attempt>(waiter: &Waiter, attempt: &mut A, offer: Counted<Offer>) -> Option<A::Grant> {
-    let (grant, until) = offer.end(|offer| attempt.take(offer))?;
-    waiter.queue(|queue| queue.took(until));
-    Some(grant)
-}
-
 /// Waits as the first waiter of the queue: repeats the request when it may succeed.
 async fn wait_as_first<A: Attempt>(waiter: &Waiter, attempt: &mut A) -> Result<A::Grant> {
     waiter.subscription_ended().await;
     loop {
-        let mut woken = None;
-        let message = loop {
-            match waiter.next_as_first(&mut woken).await {
-                Next::Take(offer) => {
-                    if let Some(grant) = take(waiter, attempt, offer) {
-                        return Ok(grant);
-                    }
-                }
-                Next::Ask { message } => break message,
-                Next::Drop(offer) => drop(offer),
-                Next::Sleep(_) | Next::Register | Next::BeFirst { .. } | Next::Fail { .. } => {}
+        let (message, woken_at) = match waiter.next().await {
+            Next::Take(offer) => {
+                let Some((grant, until)) = offer.end(|offer| attempt.take(offer)) else {
+                    continue;
+                };
+                waiter.queue(|queue| queue.took(until));
+                return Ok(grant);
             }
+            Next::Ask { message, woken_at } => (message, woken_at),
+            Next::Drop(_) | Next::Sleep(_) => continue,
         };
         if message != 0
             && let Some((grant, until)) = attempt.accept(message).await
         {
             attempt.progress().record_answer();
             waiter.request_ended(Some(LastContact::Answered));
+            // No message puts it in doubt: releases do not serve waiters that accept grants.
             waiter.queue(|queue| queue.acquired(Some(until)));
-            waiter.metrics().acquired_after_wake(woken);
+            waiter.metrics().acquired_after_wake(woken_at);
             return Ok(grant);
         }
         let sent_at = Instant::now();
@@ -299,7 +279,7 @@ async fn wait_as_first<A: Attempt>(waiter: &Waiter, attempt: &mut A) -> Result<A
         let outcome = request_as_first(waiter, attempt, subscribe).await?;
         let left = match (outcome, pause) {
             (Outcome::Done(grant), _) => {
-                waiter.metrics().acquired_after_wake(woken);
+                waiter.metrics().acquired_after_wake(woken_at);
                 let until = attempt.excludes_waiters_for().map(|held| sent_at + held);
                 let (outdated, is_in_doubt) = waiter.queue(|queue| queue.acquired(until));
                 drop(outdated);

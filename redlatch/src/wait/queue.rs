@@ -12,12 +12,9 @@
 //! 4. A release of this client offers the object, or permits, to the first waiter, which takes that
 //!    instead of asking. If all waiters can be claimed, it claims the first one instead, and has
 //!    the store put it in its place.
-//! 5. Where the object passes on in the client, the next waiter has the turn but sleeps on, because
-//!    the next offer is for it. If none is made within 10 ms, it is woken and watches the store
-//!    itself. So the object passes on with one wakeup.
 //!
-//! Invariant: a waiter that has the turn asks, sleeps until a time that is known, is woken by each
-//! message of the subscription, or will be looked after by [`Queue::tick`]. What must not happen:
+//! Invariant: a waiter that has the turn asks, sleeps until a time that is known, or is woken by each
+//! message of the subscription. What must not happen:
 //!
 //! - *A waiter sleeps on a free object.* Each way to leave passes the turn on.
 //! - *A hold is taken that the store may have given to another owner.* An offer of a whole object
@@ -38,7 +35,7 @@ use crate::store::LastContact;
 /// could be early and have to send its request twice.
 pub(super) const ROUNDING: Duration = Duration::from_millis(1);
 
-/// How long an offer waits to be taken, and a waiter that has the turn to be woken.
+/// How long an offer waits to be taken.
 const OFFERED_FOR: Duration = Duration::from_millis(10);
 
 /// The queues of an object. A waiter that can share the object does not wait behind one that
@@ -70,8 +67,6 @@ pub(super) struct Queue<W, O, C> {
     first: Option<First>,
     /// What the next waiter relies on, from the one before.
     relies: Option<Relies>,
-    /// Since when the foremost waiter sleeps although it has the turn.
-    asleep_since: Option<Instant>,
     /// The oldest first: at most one of a whole object, or of permits at most one for each waiter.
     offers: VecDeque<Unclaimed<O>>,
     /// Number of waiters that take offers of `share`, and of those that a release can claim.
@@ -107,8 +102,6 @@ struct Place<W, C> {
     share: Share,
     joined: Instant,
     registration: Registration,
-    /// Whether it must be the first when it has the turn, to watch the store.
-    watches: bool,
     /// Whether the store could not be reached for it.
     failed: bool,
 }
@@ -141,8 +134,6 @@ struct Relies {
     until: Instant,
     /// For requests of this share.
     share: Share,
-    /// Whether the object has passed on in the client.
-    passes_on: bool,
 }
 
 /// The first waiter of a queue.
@@ -151,6 +142,8 @@ struct First {
     /// When it asks unless it is woken before. `None`: it is.
     due: Option<Instant>,
     phase: Phase,
+    /// When it was woken, before it was due.
+    woken_at: Option<Instant>,
     /// Whether it has let clients go first that were counted, and none of them has released the
     /// object.
     in_vain: bool,
@@ -174,17 +167,28 @@ struct Unclaimed<O> {
     since: Instant,
 }
 
-/// What a waiter does next.
+/// What a waiter does until it is the first.
+#[derive(Debug)]
+pub(super) enum Turn {
+    /// It sleeps until it is woken: see [`Queue::sleeper`].
+    Sleep,
+    /// It registers its wait, and asks again what to do.
+    Register,
+    /// It is the first now. `relies`: it relies on the answer to the waiter before it.
+    First {
+        relies: bool,
+    },
+    Fail {
+        since: Instant,
+        error: Error,
+    },
+}
+
+/// What the first waiter does next.
 #[derive(Debug)]
 pub(super) enum Next<O> {
     /// It sleeps until it is woken, or until then: see [`Queue::sleeper`].
     Sleep(Option<Instant>),
-    /// It registers its wait, and asks again what to do.
-    Register,
-    /// It is the first now. `relies`: it relies on the answer to the waiter before it.
-    BeFirst {
-        relies: bool,
-    },
     /// It takes this offer, and [leaves](Queue::took), or asks again what to do.
     Take(O),
     /// It drops this offer: the object may have been released since.
@@ -192,10 +196,7 @@ pub(super) enum Next<O> {
     /// It accepts this message, if it is not 0, or sends a request.
     Ask {
         message: i64,
-    },
-    Fail {
-        since: Instant,
-        error: Error,
+        woken_at: Option<Instant>,
     },
 }
 
@@ -249,45 +250,36 @@ impl<W, O, C> Queues<W, O, C> {
         number
     }
 
-    /// Returns what a waiter does next. `is_subscribed`: whether the channel is subscribed to.
-    pub(super) fn next(
+    /// Returns what a waiter does that is not the first yet. `is_subscribed`: whether the channel is
+    /// subscribed to.
+    pub(super) fn turn(
         &mut self,
         kind: QueueKind,
         number: u64,
         now: Instant,
         is_subscribed: bool,
-    ) -> Next<O> {
+    ) -> Turn {
         let queue = &mut self.queues[kind as usize];
         let foremost = queue.foremost();
         let Some(place) = queue.places.get_mut(&number) else {
-            return Next::Sleep(None);
+            return Turn::Sleep;
         };
         if std::mem::take(&mut place.failed)
             && let Some((since, error)) = self.outage.clone()
         {
-            return Next::Fail { since, error };
+            return Turn::Fail { since, error };
         }
         if foremost != Some(number) {
             return match place.must_register(now) {
-                true => Next::Register,
-                false => Next::Sleep(None),
+                true => Turn::Register,
+                false => Turn::Sleep,
             };
         }
-        if queue.first.is_some() {
-            return queue.next_as_first(now);
-        }
-        if let Some(offered) = queue.next_offer() {
-            return offered;
-        }
-        if queue.may_sleep(now, is_subscribed) {
-            queue.asleep_since.get_or_insert(now);
-            return Next::Sleep(None);
-        }
-        let relies = queue.become_first(number, now, is_subscribed);
+        let relies = queue.become_first(now, is_subscribed);
         if relies {
             self.answered(kind, Some(LastContact::Answered));
         }
-        Next::BeFirst { relies }
+        Turn::First { relies }
     }
 
     /// Records that the request of the first waiter has ended, with its last contact with the
@@ -305,14 +297,8 @@ impl<W, O, C> Queues<W, O, C> {
     }
 
     /// Removes a waiter, and passes its turn on.
-    pub(super) fn leave(
-        &mut self,
-        kind: QueueKind,
-        number: u64,
-        now: Instant,
-        is_subscribed: bool,
-    ) -> Left<W, O, C> {
-        let left = self.queue(kind).remove(number, now, is_subscribed);
+    pub(super) fn leave(&mut self, kind: QueueKind, number: u64) -> Left<W, O, C> {
+        let left = self.queue(kind).remove(number);
         if self.is_empty() {
             self.outage = None;
         }
@@ -435,7 +421,6 @@ impl<W, O, C> Queue<W, O, C> {
             places: BTreeMap::new(),
             first: None,
             relies: None,
-            asleep_since: None,
             offers: VecDeque::new(),
             taking_offers: 0,
             claimable: 0,
@@ -473,13 +458,12 @@ impl<W, O, C> Queue<W, O, C> {
             share,
             joined: now,
             registration: Registration::Due,
-            watches: false,
             failed: false,
         };
         self.places.insert(number, place);
     }
 
-    fn remove(&mut self, number: u64, now: Instant, is_subscribed: bool) -> Left<W, O, C> {
+    fn remove(&mut self, number: u64) -> Left<W, O, C> {
         let had_turn = self.foremost() == Some(number);
         let place = self.places.remove(&number);
         match place.as_ref().map(|place| &place.serves) {
@@ -501,10 +485,7 @@ impl<W, O, C> Queue<W, O, C> {
             offers = std::mem::replace(self, idle).offers;
         } else if had_turn {
             self.first = None;
-            match self.may_sleep(now, is_subscribed) {
-                true => self.asleep_since = Some(now),
-                false => wake = self.wake_foremost(),
-            }
+            wake = self.wake_foremost();
         }
         Left {
             wake,
@@ -562,7 +543,10 @@ impl<W, O, C> Queue<W, O, C> {
             return (None, false);
         };
         let (share, is_served) = (place.share, place.is_served());
-        self.relies = until.map(|until| Relies::new(until, share, false));
+        self.relies = until.map(|until| Relies {
+            until: until + ROUNDING,
+            share,
+        });
         if share != Share::Whole {
             return (None, false);
         }
@@ -583,16 +567,17 @@ impl<W, O, C> Queue<W, O, C> {
     /// is renewed. `None`: the acquisition excludes no other waiter, so what the store has answered
     /// still counts.
     pub(super) fn took(&mut self, until: Option<Instant>) {
-        let refused_until = match self.first {
-            Some(first) => first.due,
-            None => self.relies.map(|relies| relies.until),
+        let until = match until {
+            Some(until) => Some(until + ROUNDING),
+            None => self
+                .first
+                .and_then(|first| first.due)
+                .filter(|_| self.is_current()),
         };
-        let refused_until = refused_until.filter(|_| self.is_current());
-        let until = until.or(refused_until.map(|until| until - ROUNDING));
         let share = self.places.values().next().map(|place| place.share);
         self.relies = until
             .zip(share)
-            .map(|(until, share)| Relies::new(until, share, true));
+            .map(|(until, share)| Relies { until, share });
     }
 
     /// Offers the first waiter something. Returns what wakes it, and the earlier offers of the
@@ -631,6 +616,7 @@ impl<W, O, C> Queue<W, O, C> {
         now: Instant,
     ) -> (Option<W>, Vec<O>) {
         if self.places.is_empty() {
+            self.transfer_ended(sent_at);
             return (None, vec![offer]);
         }
         self.end_transfer(sent_at);
@@ -672,27 +658,16 @@ impl<W, O, C> Queue<W, O, C> {
         self.yielding.is_crowded()
     }
 
-    /// Returns when [`Queue::tick`] has to be called.
-    pub(super) fn next_tick(&self) -> Option<Instant> {
-        let oldest = self.offers.front().map(|one| one.since + OFFERED_FOR);
-        oldest.into_iter().chain(self.asleep_until()).min()
+    /// Returns when [`Queue::expired_offers`] has to be called.
+    pub(super) fn next_expiry(&self) -> Option<Instant> {
+        Some(self.offers.front()?.since + OFFERED_FOR)
     }
 
-    /// Returns what wakes a waiter that has the turn and has slept so long, and the offers that
-    /// were not taken in time. To be dropped without locks.
-    pub(super) fn tick(&mut self, now: Instant) -> (Option<W>, Vec<O>) {
+    /// Takes the offers that were not taken in time. To be dropped without locks.
+    pub(super) fn expired_offers(&mut self, now: Instant) -> Vec<O> {
         let is_expired = |one: &Unclaimed<O>| one.since + OFFERED_FOR <= now;
         let expired = self.offers.partition_point(is_expired);
-        let expired = self.offers.drain(..expired).map(|one| one.offer).collect();
-        let is_due = self.asleep_until().is_some_and(|until| until <= now);
-        (is_due.then(|| self.watch()).flatten(), expired)
-    }
-
-    /// Returns what wakes a waiter that sleeps although it has the turn, so that it watches the
-    /// store.
-    pub(super) fn watch(&mut self) -> Option<W> {
-        self.places.first_entry()?.get_mut().watches = true;
-        self.wake_foremost()
+        self.offers.drain(..expired).map(|one| one.offer).collect()
     }
 
     fn foremost(&self) -> Option<u64> {
@@ -700,58 +675,40 @@ impl<W, O, C> Queue<W, O, C> {
     }
 
     fn wake_foremost(&mut self) -> Option<W> {
-        self.asleep_since = None;
         self.places.first_entry()?.get_mut().wake.take()
     }
 
-    /// Returns whether the foremost waiter may sleep although it has the turn: the object has
-    /// passed on in the client, and will do so again, or a message wakes the waiter.
-    fn may_sleep(&self, now: Instant, is_subscribed: bool) -> bool {
-        let passes_on = |relies: Relies| relies.passes_on && relies.counts(self.share, now);
-        let is_served = |place: &Place<W, C>| {
-            // The first one registers its wait, and reminds the others.
-            place.is_served() && !place.watches && !place.must_register(now)
-        };
-        is_subscribed
-            && self.relies.is_some_and(passes_on)
-            && self.places.values().next().is_some_and(is_served)
-            && self.maybe_released_at.is_none()
-            && self.offers.is_empty()
-    }
-
-    /// Returns until when the foremost waiter sleeps although it has the turn.
-    fn asleep_until(&self) -> Option<Instant> {
-        let until = self.asleep_since? + OFFERED_FOR;
-        Some(self.relies.map_or(until, |relies| until.min(relies.until)))
-    }
-
-    /// Makes a waiter the first. Returns whether it relies on the answer to the one before.
-    fn become_first(&mut self, number: u64, now: Instant, is_subscribed: bool) -> bool {
-        self.asleep_since = None;
-        let share = self.places.get(&number).map(|place| place.share);
-        let relies = self.relies.take();
-        let relies = relies.filter(|relies| is_subscribed && relies.counts(share, now));
+    /// Makes the foremost waiter the first. Returns whether it relies on the answer to the one before.
+    fn become_first(&mut self, now: Instant, is_subscribed: bool) -> bool {
+        let share = self.places.values().next().map(|place| place.share);
+        let counts =
+            |relies: &Relies| is_subscribed && share == Some(relies.share) && now < relies.until;
+        let relies = self.relies.take().filter(counts);
         // If no release has arrived since, another owner still holds the object.
         let relies = relies.filter(|_| !self.take_wakeups());
         self.first = Some(First {
             due: Some(relies.map_or(now, |relies| relies.until)),
             phase: Phase::Waits,
+            woken_at: None,
             in_vain: false,
         });
         relies.is_some()
     }
 
-    fn next_as_first(&mut self, now: Instant) -> Next<O> {
+    /// Returns what the first waiter does next.
+    pub(super) fn next(&mut self, now: Instant) -> Next<O> {
         let has_offer = !self.offers.is_empty();
         let is_woken = has_offer || self.maybe_released_at.is_some();
         let Some(first) = &mut self.first else {
             return Next::Sleep(None);
         };
         match first.phase {
-            Phase::Waits if !is_woken && first.due.is_none_or(|due| now < due) => {
-                return Next::Sleep(first.due);
-            }
             Phase::Waits => {
+                let is_early = first.due.is_none_or(|due| now < due);
+                if is_early && !is_woken {
+                    return Next::Sleep(first.due);
+                }
+                first.woken_at = is_early.then_some(now);
                 first.in_vain = false;
                 if !has_offer && let Some((end, are_counted)) = self.yielding.until(now) {
                     (first.phase, first.in_vain) = (Phase::YieldsUntil(end), are_counted);
@@ -764,6 +721,7 @@ impl<W, O, C> Queue<W, O, C> {
             Phase::YieldsUntil(_) | Phase::Takes | Phase::Asks => {}
         }
         first.phase = Phase::Takes;
+        let woken_at = first.woken_at;
         if let Some(offered) = self.next_offer() {
             return offered;
         }
@@ -773,7 +731,7 @@ impl<W, O, C> Queue<W, O, C> {
             (first.phase, first.in_vain) = (Phase::Asks, first.in_vain && !released);
         }
         let message = std::mem::take(&mut self.message);
-        Next::Ask { message }
+        Next::Ask { message, woken_at }
     }
 
     /// Takes the oldest offer. That of a whole object counts only if that was not released since:
@@ -827,20 +785,6 @@ impl<W, C> Place<W, C> {
 
     fn must_register(&self, now: Instant) -> bool {
         self.registration == Registration::Due && self.joined + REGISTERED_AFTER <= now
-    }
-}
-
-impl Relies {
-    fn new(until: Instant, share: Share, passes_on: bool) -> Relies {
-        Relies {
-            until: until + ROUNDING,
-            share,
-            passes_on,
-        }
-    }
-
-    fn counts(&self, share: Option<Share>, now: Instant) -> bool {
-        share == Some(self.share) && now < self.until
     }
 }
 

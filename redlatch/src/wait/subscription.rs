@@ -14,8 +14,8 @@
 //!    release: but only the latest [`MAX_IDLE`] of a channel. The values of a group share a channel
 //!    that may never be idle, and a message visits all objects of its channel. A waiter of an
 //!    object that has no queues any more asks the store.
-//! 5. While the subscription is being ended, new waiters get no turn (`Subscription::ending`), so
-//!    that ending and subscribing cannot cross.
+//! 5. While the subscription is being ended, the first waiters of the channel send nothing
+//!    (`Subscription::ending`), so that ending and subscribing cannot cross.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;

@@ -883,7 +883,7 @@ async fn waiter_misses_no_failure_while_it_registers() {
         failing.fail_all();
     }));
     let remind = async {
-        assert!(matches!(first.next().await, Next::BeFirst { .. }));
+        assert!(matches!(first.turn().await, Turn::First { .. }));
         sleep(2).await;
         // Without an outage that is a reminder.
         first.fail_all();
@@ -915,31 +915,4 @@ async fn offer_that_is_not_taken_is_dropped_after_10_ms() {
     queues.drop_offers();
     assert_eq!(Arc::strong_count(&offered), 1);
     assert!(!queues.offer(&object, Share::Whole, |_| None));
-}
-
-/// The object passes on, and the next waiter sleeps on. Then it is released without a message.
-#[tokio::test(start_paused = true)]
-async fn waiter_that_is_not_woken_for_its_turn_watches_the_store() {
-    let queues = queues();
-    let mut requests = [(); 3].map(|()| taker(&queues, []));
-    for one in &mut requests[1..] {
-        one.answers = [Ok(Outcome::Done(1))].into();
-    }
-    let sent = requests.each_ref().map(|one| one.sent.clone());
-    let end = Instant::now() + 5 * SECOND;
-    let waiting = requests.map(|mut one| {
-        let queues = queues.clone();
-        tokio::spawn(async move { queues.acquire(&mut one, true).await })
-    });
-    sleep(1).await;
-    offer(&queues, end);
-    let [first, second, third] = waiting;
-    assert_eq!(first.await.unwrap().unwrap(), Some(7));
-    for waiting in [second, third] {
-        assert_eq!(waiting.await.unwrap().unwrap(), Some(1));
-    }
-    let after_end = end.elapsed();
-    assert!(after_end < SECOND, "{after_end:?}");
-    let sent = sent.map(|sent| sent.lock().unwrap().len());
-    assert_eq!(sent, [2, 1, 1]);
 }

@@ -12,14 +12,14 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::Attempt;
-use super::queue::{Next, Queue, QueueKind, Queues, Serves};
+use super::queue::{Next, Queue, QueueKind, Queues, Serves, Turn};
 use super::subscription::{ChannelEntry, ChannelMap, Subscription};
 use crate::background::{Background, Counted};
 use crate::client_registry::RegisteredWait;
 use crate::environment::{random_fraction, task};
 use crate::hold::{Share, Yields};
 use crate::lease::Lease;
-use crate::metrics::{Metrics, Timer};
+use crate::metrics::Metrics;
 use crate::name::ObjectKeys;
 use crate::owner::Owner;
 use crate::store::{ContactSource, LastContact, Store, Subscriber as _};
@@ -53,11 +53,13 @@ pub(super) struct ObjectQueues {
     state: Mutex<ObjectState>,
 }
 
+type ClientQueues = Queues<Waker, Counted<Offer>, TransferClaim>;
+
 #[derive(Debug)]
 pub(super) struct ObjectState {
-    pub(super) queues: Queues<Waker, Counted<Offer>, TransferClaim>,
-    /// The task that calls [`Queue::tick`] while that is needed.
-    ticker: Option<AbortHandle>,
+    pub(super) queues: ClientQueues,
+    /// The task that drops offers that are not taken in time.
+    expiry: Option<AbortHandle>,
 }
 
 /// Something that a request of this client passes to the next. Dropping it releases it.
@@ -204,15 +206,20 @@ impl WaitQueues {
     fn change<T>(
         &self,
         object: &Arc<ObjectQueues>,
-        change: impl FnOnce(
-            &mut Queues<Waker, Counted<Offer>, TransferClaim>,
-        ) -> Option<(Option<Waker>, T)>,
+        change: impl FnOnce(&mut ClientQueues) -> Option<(Option<Waker>, T)>,
     ) -> Option<T> {
         let mut state = object.lock();
         let (wake, rest) = change(&mut state.queues)?;
-        let watches = self.keep_ticking(object, &mut state);
+        let is_running = |expiry: &AbortHandle| !expiry.is_finished();
+        if let Some(first) = state.queues.exclusive().next_expiry()
+            && !state.expiry.as_ref().is_some_and(is_running)
+            && let Some(runtime) = self.background.runtime()
+        {
+            let expiring = task(WaitQueues::drop_expired_offers(object.clone(), first));
+            state.expiry = Some(runtime.spawn(expiring).abort_handle());
+        }
         drop(state);
-        wake.into_iter().chain(watches).for_each(Waker::wake);
+        wake.into_iter().for_each(Waker::wake);
         Some(rest)
     }
 
@@ -259,36 +266,20 @@ impl WaitQueues {
         self.channels.find(channel, |entry| entry.record_release());
     }
 
-    /// Starts the ticker of an object if it needs one. Without a runtime, returns what wakes the
-    /// waiter that sleeps although it has the turn.
-    fn keep_ticking(&self, object: &Arc<ObjectQueues>, state: &mut ObjectState) -> Option<Waker> {
-        let first = state.queues.exclusive().next_tick()?;
-        let is_running = |ticker: &AbortHandle| !ticker.is_finished();
-        if state.ticker.as_ref().is_some_and(is_running) {
-            return None;
-        }
-        let Some(runtime) = self.background.runtime() else {
-            return state.queues.exclusive().watch();
-        };
-        let ticking = runtime.spawn(task(WaitQueues::tick(object.clone(), first)));
-        state.ticker = Some(ticking.abort_handle());
-        None
-    }
-
-    async fn tick(object: Arc<ObjectQueues>, first: Instant) {
+    /// Drops offers that are not taken in time, until there is none.
+    async fn drop_expired_offers(object: Arc<ObjectQueues>, first: Instant) {
         let mut next = Some(first);
         while let Some(at) = next {
             sleep_until(at).await;
             let mut state = object.lock();
             let queue = state.queues.exclusive();
-            let (wake, expired) = queue.tick(Instant::now());
-            next = queue.next_tick();
+            let expired = queue.expired_offers(Instant::now());
+            next = queue.next_expiry();
             if next.is_none() {
-                state.ticker = None;
+                state.expiry = None;
             }
             drop(state);
             drop(expired);
-            wake.into_iter().for_each(Waker::wake);
         }
     }
 }
@@ -309,7 +300,7 @@ impl ObjectQueues {
             key: key.into(),
             state: Mutex::new(ObjectState {
                 queues,
-                ticker: None,
+                expiry: None,
             }),
         }
     }
@@ -360,53 +351,51 @@ impl Waiter {
         access(self.object.lock().queues.queue(self.kind))
     }
 
-    /// Waits until there is something to do for this waiter, which need not be the first. It sleeps
-    /// without a timer.
-    pub(super) fn next(&self) -> impl Future<Output = Next<Counted<Offer>>> {
-        poll_fn(|cx| match self.poll_next(cx) {
-            Next::Sleep(_) => Poll::Pending,
-            next => Poll::Ready(next),
+    /// Waits for something to do, as a waiter that is not the first yet.
+    pub(super) fn turn(&self) -> impl Future<Output = Turn> {
+        poll_fn(|cx| {
+            let is_subscribed = self.subscription.is_subscribed();
+            let (kind, number) = (self.kind, self.number);
+            let turn = |queues: &mut ClientQueues| {
+                queues.turn(kind, number, Instant::now(), is_subscribed)
+            };
+            match self.decide(cx, turn, |turn| matches!(turn, Turn::Sleep)) {
+                Turn::Sleep => Poll::Pending,
+                turn => Poll::Ready(turn),
+            }
         })
     }
 
-    /// Waits until there is something to do for this waiter, which is the first. Sets `woken` if it
-    /// was woken.
-    pub(super) async fn next_as_first(&self, woken: &mut Option<Timer>) -> Next<Counted<Offer>> {
+    /// Waits for something to do, as the first waiter.
+    pub(super) async fn next(&self) -> Next<Counted<Offer>> {
         loop {
-            let next = poll_fn(|cx| Poll::Ready(self.poll_next(cx))).await;
-            let Next::Sleep(until) = next else {
-                return next;
-            };
+            let next = |queues: &mut ClientQueues| queues.queue(self.kind).next(Instant::now());
+            let sleeps = |next: &_| matches!(next, Next::Sleep(_));
+            let next = poll_fn(|cx| Poll::Ready(self.decide(cx, next, sleeps))).await;
             let waking = poll_fn(|cx| self.poll_woken(cx));
-            let is_woken = match until {
-                Some(until) => timeout_at(until, waking).await.is_ok(),
-                None => {
-                    waking.await;
-                    true
-                }
-            };
-            if is_woken {
-                woken.get_or_insert_with(Timer::start);
+            match next {
+                Next::Sleep(Some(until)) => drop(timeout_at(until, waking).await),
+                Next::Sleep(None) => waking.await,
+                next => return next,
             }
         }
     }
 
-    /// Returns what this waiter does next. If it sleeps, `cx` is woken.
-    fn poll_next(&self, cx: &Context<'_>) -> Next<Counted<Offer>> {
-        let is_subscribed = self.subscription.is_subscribed();
-        let (kind, number) = (self.kind, self.number);
+    /// Has the queues decide what this waiter does. If it sleeps, `cx` is woken.
+    fn decide<T>(
+        &self,
+        cx: &Context<'_>,
+        decide: impl FnOnce(&mut ClientQueues) -> T,
+        sleeps: impl FnOnce(&T) -> bool,
+    ) -> T {
         let mut state = self.object.lock();
-        let next = state
-            .queues
-            .next(kind, number, Instant::now(), is_subscribed);
-        let wake = matches!(next, Next::Sleep(_)).then(|| cx.waker().clone());
-        let sleeper = state.queues.queue(kind).sleeper(number);
+        let decided = decide(&mut state.queues);
+        let wake = sleeps(&decided).then(|| cx.waker().clone());
+        let sleeper = state.queues.queue(self.kind).sleeper(self.number);
         let replaced = sleeper.map(|sleeper| std::mem::replace(sleeper, wake));
-        let watches = self.queues.keep_ticking(&self.object, &mut state);
         drop(state);
         drop(replaced);
-        watches.into_iter().for_each(Waker::wake);
-        next
+        decided
     }
 
     fn poll_woken(&self, cx: &Context<'_>) -> Poll<()> {
@@ -484,14 +473,9 @@ impl Drop for Waiter {
         drop(self.registered.take());
         let (queues, subscription) = (&self.queues, &self.subscription);
         let leave = || {
-            let is_subscribed = subscription.is_subscribed();
-            let (kind, number) = (self.kind, self.number);
             let mut state = self.object.lock();
-            let left = state
-                .queues
-                .leave(kind, number, Instant::now(), is_subscribed);
-            let watches = queues.keep_ticking(&self.object, &mut state);
-            (state.queues.is_empty(), (left, watches))
+            let left = state.queues.leave(self.kind, self.number);
+            (state.queues.is_empty(), left)
         };
         // Not counted as background work: callers of `flush` do not mean to wait for this.
         let close = || {
@@ -504,8 +488,8 @@ impl Drop for Waiter {
         };
         let channel = &subscription.channel;
         let left = queues.channels.leave(channel, &self.object, leave, close);
-        if let Some((left, watches)) = left {
-            left.wake.into_iter().chain(watches).for_each(Waker::wake);
+        if let Some(wake) = left.and_then(|mut left| left.wake.take()) {
+            wake.wake();
         }
     }
 }

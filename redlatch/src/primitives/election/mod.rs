@@ -300,7 +300,7 @@ pub struct Leadership {
 impl Leadership {
     /// Returns the number of this term, a fencing token: greater than those of all earlier leaderships of the election.
     pub fn epoch(&self) -> u64 {
-        self.guard.held.grant
+        self.guard.held.token
     }
 
     /// Returns the id of the leader: [`Campaign::owner_id`].
@@ -479,9 +479,7 @@ impl HoldKind for Elected {
 }
 
 impl Rules for Elected {
-    type Grant = u64;
-
-    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome<u64>> + 'a {
+    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
         Acquire {
             lock: self.fair.acquire(params),
             hold: params.hold,

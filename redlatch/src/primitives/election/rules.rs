@@ -78,7 +78,7 @@ pub(super) struct Acquire<'a, L> {
 
 impl<L: Step<Reply = Outcome>> Step for Acquire<'_, L> {
     /// The epoch.
-    type Reply = Outcome<u64>;
+    type Reply = Outcome;
 
     fn script(&self) -> &'static Script {
         static SCRIPT: Script = Script::new(concat!(
@@ -104,7 +104,7 @@ impl<L: Step<Reply = Outcome>> Step for Acquire<'_, L> {
         args.text(self.value);
     }
 
-    fn decode(&self, reply: ScriptReply) -> Result<Outcome<u64>> {
+    fn decode(&self, reply: ScriptReply) -> Result<Outcome> {
         if let ScriptReply::Integer(left) = reply {
             return wait_outcome(&self.hold.object, Expiry::from_millis(left));
         }
@@ -112,7 +112,7 @@ impl<L: Step<Reply = Outcome>> Step for Acquire<'_, L> {
         parse_epoch(self.keys, &epoch.text()?).map(|epoch| Outcome::Done(token::unsigned(epoch)))
     }
 
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<Outcome<u64>> {
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<Outcome> {
         let candidate = &*self.hold.field;
         let term = read_term(keyspace, self.keys)?;
         let epoch = term.get("epoch");

@@ -171,7 +171,7 @@ fn lua_and_rules_agree() {
                 match harness.step(&OnSemaphore(keys, acquire)).await {
                     Ok(Some(Outcome::Wait(Expiry::Never))) => seen.waits_for_message += 1,
                     Ok(Some(Outcome::Wait(_))) => seen.waits_for_expiry += 1,
-                    Ok(Some(Outcome::Done(()))) => {
+                    Ok(Some(Outcome::Done(_))) => {
                         seen.acquired += 1;
                         seen.acquired_with_number += u32::from(permits > 0);
                     }

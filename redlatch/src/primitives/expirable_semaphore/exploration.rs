@@ -130,7 +130,7 @@ impl Model for Ends {
                 };
                 let acquire = OnSemaphore(keys, acquire);
                 let outcome = acquire.apply(keyspace).map_err(error)?;
-                if outcome == Some(Outcome::Done(())) {
+                if outcome == Some(Outcome::ACQUIRED) {
                     let end = Some(now + ticks(t).duration());
                     let ends = &mut self.0[usize::from(owner)];
                     for known in &mut ends[..n.into()] {
@@ -141,7 +141,7 @@ impl Model for Ends {
                 ensure(live <= PERMITS as usize, || {
                     format!("{live} permits are acquired")
                 })?;
-                (outcome == Some(Outcome::Done(()))).into()
+                (outcome == Some(Outcome::ACQUIRED)).into()
             }
             Step::Release { owner, n } => {
                 let (ids, mode) = (&ids(owner, n), ReleaseMode::Held);

@@ -631,8 +631,11 @@ impl HoldKind for Permits {
 }
 
 impl Rules for Permits {
-    type Grant = ();
     const OWNED: bool = false;
+
+    fn hands_over(&self) -> bool {
+        true
+    }
 
     fn check(&self) -> Result<()> {
         let invalid = |count: u32, reason| {
@@ -677,10 +680,6 @@ impl Rules for Permits {
     fn field(&self, _: &ClientId, _: Owner) -> String {
         let ids: Vec<_> = (0..self.n).map(|_| PermitId::random()).collect();
         join_ids(&ids)
-    }
-
-    fn handed_over(&self) -> Option<()> {
-        Some(())
     }
 
     fn excludes_waiters(&self) -> bool {

@@ -200,7 +200,7 @@ impl Operation for Acquire<'_> {
 
     fn decode(&self, reply: ScriptReply) -> Result<Option<Outcome>> {
         Ok(match reply {
-            ScriptReply::Nil => Some(Outcome::Done(())),
+            ScriptReply::Nil => Some(Outcome::ACQUIRED),
             ScriptReply::Integer(-2) => None,
             other => Some(Outcome::Wait(Expiry::from_millis(other.integer()?))),
         })
@@ -240,7 +240,7 @@ impl Operation for Acquire<'_> {
             let timestamp = held.entry(id.to_owned()).or_insert(end);
             *timestamp = end.max(*timestamp);
         }
-        Ok(Some(Outcome::Done(())))
+        Ok(Some(Outcome::ACQUIRED))
     }
 }
 

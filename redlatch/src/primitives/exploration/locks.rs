@@ -13,7 +13,7 @@ use crate::primitives::differential::hold;
 use crate::primitives::lock::{AcquireParams, Holder, Rules};
 use crate::step::{Outcome, Step as _};
 
-type Acquire = dyn Fn(&mut World, AcquireParams<'_>) -> Result<Outcome<u64>>;
+type Acquire = dyn Fn(&mut World, AcquireParams<'_>) -> Result<Outcome>;
 type Inspect = dyn Fn(&mut World) -> Result<Vec<Holder>>;
 
 /// An owner that may hold one side of a lock.
@@ -27,22 +27,15 @@ pub(crate) struct Party {
 }
 
 impl Party {
-    /// `token`: the fencing token of an acquisition, if it has one.
-    pub(crate) fn new<K>(owner: u8, kind: K, exclusive: bool, token: fn(K::Grant) -> u64) -> Party
-    where
-        K: Rules + Clone,
-    {
+    pub(crate) fn new<K: Rules + Clone>(owner: u8, kind: K, exclusive: bool) -> Party {
         let inspected = kind.clone();
         Party {
             owner,
             hold: hold(owner, kind.clone()),
             exclusive,
             acquire: Box::new(move |world, params| {
-                let outcome = kind.acquire(params).apply(&mut world.keyspace)?;
-                Ok(match outcome {
-                    Outcome::Done(grant) => Outcome::Done(token(grant)),
-                    Outcome::Wait(left) => Outcome::Wait(left),
-                })
+                let acquire = kind.acquire(params);
+                acquire.apply(&mut world.keyspace)
             }),
             inspect: Box::new(move |world| {
                 let inspect = inspected.inspect();
@@ -110,7 +103,7 @@ pub(crate) enum Step {
 
 #[derive(Debug, PartialEq)]
 pub(crate) enum Reply {
-    Acquired(std::result::Result<Outcome<u64>, String>),
+    Acquired(std::result::Result<Outcome, String>),
     Held(bool),
     Nothing,
 }
@@ -249,7 +242,7 @@ impl Locks {
         step: Step,
         held: Option<&Holder>,
         world: &mut World,
-    ) -> Verdict<std::result::Result<Outcome<u64>, String>> {
+    ) -> Verdict<std::result::Result<Outcome, String>> {
         let Step::Acquire {
             party: number,
             count,

@@ -193,8 +193,8 @@ fn lua_and_rules_agree() {
             Move::Acquire(args) => {
                 let before = position(args.owner);
                 match (acquire(harness, args, args.owner).await, before) {
-                    (Some(Outcome::Done(())), Some(0)) => record("the head acquired the lock"),
-                    (Some(Outcome::Done(())), _) => {
+                    (Some(Outcome::Done(_)), Some(0)) => record("the head acquired the lock"),
+                    (Some(Outcome::Done(_)), _) => {
                         record("an owner that was not the head acquired the lock")
                     }
                     (Some(Outcome::Wait(_)), Some(0)) => record("the head retried"),
@@ -208,7 +208,7 @@ fn lua_and_rules_agree() {
             Move::AcquireAsHead(args) => {
                 let head = (0..OWNERS).find(|&owner| position(owner) == Some(0));
                 if let Some(head) = head
-                    && let Some(Outcome::Done(())) = acquire(harness, args, head).await
+                    && let Some(Outcome::Done(_)) = acquire(harness, args, head).await
                 {
                     record(match queue.len() {
                         1 => "the only waiter acquired the lock",

@@ -20,7 +20,7 @@ fn exploration_of_fair_lock() {
         grace_period: TICK,
         ..Fair::new("", "name")
     };
-    let parties = (0..3).map(|owner| Party::new(owner, kind.clone(), true, |()| 0));
+    let parties = (0..3).map(|owner| Party::new(owner, kind.clone(), true));
     let locks = Locks::new(parties.collect(), true, |key| match key {
         "name" | ABSENT | ANNOUNCED => Some(true),
         QUEUE | TIMEOUTS => Some(false),

@@ -273,11 +273,7 @@ impl HoldKind for Fair {
 }
 
 impl Rules for Fair {
-    type Grant = ();
-
-    fn granted(&self) -> Option<()> {
-        Some(())
-    }
+    const GRANTS: bool = true;
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
         Acquire {

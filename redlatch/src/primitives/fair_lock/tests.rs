@@ -41,7 +41,7 @@ impl World {
     /// An owner requests the lock. Returns in how many milliseconds it retries, or `None` if it acquired it.
     fn retry_after(&mut self, owner: u8, lease: u64, wait_time: u64) -> Option<u128> {
         match self.request(owner, lease, wait_time).unwrap() {
-            Outcome::Done(()) => None,
+            Outcome::Done(_) => None,
             Outcome::Wait(left) => Some(left.duration().unwrap().as_millis()),
         }
     }

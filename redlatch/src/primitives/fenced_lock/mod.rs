@@ -200,7 +200,7 @@ impl Guard<FencedLock> {
     /// Returns the fencing token of this acquisition, which is greater than that of every earlier one
     /// (exception: [after a failover](FencedLock#after-a-failover)).
     pub fn token(&self) -> u64 {
-        self.held.grant
+        self.held.token
     }
 }
 
@@ -218,13 +218,7 @@ impl ReentrantHolds for Fenced {
 }
 
 impl Rules for Fenced {
-    type Grant = u64;
-
-    fn transferred(&self, token: u64) -> Option<u64> {
-        Some(token)
-    }
-
-    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome<u64>> + 'a {
+    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
         let keys = &self.keys;
         Acquire { params, keys }
     }

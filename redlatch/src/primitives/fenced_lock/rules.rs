@@ -30,7 +30,7 @@ pub(super) struct Acquire<'a> {
 }
 
 impl Step for Acquire<'_> {
-    type Reply = Outcome<u64>;
+    type Reply = Outcome;
 
     fn script(&self) -> &'static Script {
         script!(batchable(2, 3) "../expire.lua", "acquire.lua")
@@ -46,7 +46,7 @@ impl Step for Acquire<'_> {
         args.number(self.params.count.into());
     }
 
-    fn decode(&self, reply: ScriptReply) -> Result<Outcome<u64>> {
+    fn decode(&self, reply: ScriptReply) -> Result<Outcome> {
         if let ScriptReply::Integer(left) = reply {
             return wait_outcome(&self.params.hold.object, Expiry::from_millis(left));
         }
@@ -58,7 +58,7 @@ impl Step for Acquire<'_> {
         parsed.ok_or_else(|| unexpected_reply(&token))
     }
 
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<Outcome<u64>> {
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<Outcome> {
         let AcquireParams { hold, count, .. } = self.params;
         let object = &hold.object;
         let found = keyspace.find::<Holds>(object.key())?;

@@ -6,7 +6,7 @@ use crate::primitives::exploration::{Locks, Party, explore};
 fn locks(parties: &[(u8, &str)]) -> Locks {
     let party = |&(owner, value): &(u8, &str)| {
         let kind = Group::new("", "name", &GroupValue::from(value));
-        Party::new(owner, kind, true, |()| 0)
+        Party::new(owner, kind, true)
     };
     Locks::new(parties.iter().map(party).collect(), false, |key| {
         (key == "name").then_some(true)

@@ -173,8 +173,6 @@ impl HoldKind for Group {
 }
 
 impl Rules for Group {
-    type Grant = ();
-
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
         let keys = &self.keys;
         rules::Acquire { params, keys }

@@ -211,7 +211,7 @@ impl Step for Acquire<'_> {
             found.expire_after(lease.duration());
         }
         state.extend(owner, left, lease)?;
-        Ok(Outcome::Done(()))
+        Ok(Outcome::ACQUIRED)
     }
 }
 

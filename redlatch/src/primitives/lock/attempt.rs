@@ -46,7 +46,7 @@ impl<K: LockKind> AcquireOnce for Lock<K> {
         if let Some(owner) = options.owner().filter(|_| K::OWNED) {
             return Box::pin(self.acquire_for(owner, terms, limits, options)).await;
         }
-        terms.transferable = session.hands_over && terms.renewed && kind.handed_over().is_some();
+        terms.transferable = session.hands_over && terms.renewed && kind.hands_over();
         let hold_ref = self.hold_ref_for(Owner::new(), options)?;
         self.acquire_hold(hold_ref, terms, limits, hold_limits, false)
             .await
@@ -172,9 +172,9 @@ struct LockRequest<'a, K: LockKind> {
 }
 
 impl<K: LockKind> Request for LockRequest<'_, K> {
-    type Acquired = K::Grant;
+    type Acquired = u64;
 
-    async fn acquire(&mut self, waits: bool) -> Result<Option<K::Grant>> {
+    async fn acquire(&mut self, waits: bool) -> Result<Option<u64>> {
         if self.owner_is_named {
             // Boxed: most requests have an owner of their own and should not carry this future.
             return Box::pin(self.acquire_or_reenter(waits)).await;
@@ -186,7 +186,7 @@ impl<K: LockKind> Request for LockRequest<'_, K> {
 
 impl<K: LockKind> LockRequest<'_, K> {
     /// Makes one attempt to acquire the lock.
-    fn attempt(&self, subscribe: bool) -> impl Future<Output = Result<Outcome<K::Grant>>> + Send {
+    fn attempt(&self, subscribe: bool) -> impl Future<Output = Result<Outcome<u64>>> + Send {
         let step = move |hold, count| {
             let RequestedHold {
                 hold_ref, terms, ..
@@ -205,7 +205,7 @@ impl<K: LockKind> LockRequest<'_, K> {
     }
 
     /// Acquires the lock by waiting in the client's queue, or by re-entering as soon as the owner holds it.
-    async fn acquire_or_reenter(&mut self, waits: bool) -> Result<Option<K::Grant>> {
+    async fn acquire_or_reenter(&mut self, waits: bool) -> Result<Option<u64>> {
         let hold_ref = self.requested.hold_ref;
         hold_ref.settle_sibling().await;
         // The latest hold period in which re-entry was tried.
@@ -235,7 +235,7 @@ impl<K: LockKind> LockRequest<'_, K> {
     /// Returns the number of the next attempt, if it accepts a grant; else 0. With a fixed lease it does not: the
     /// guard would have less than the lease.
     fn next_number(&self) -> i64 {
-        let accepts = self.lock.kind.granted().is_some()
+        let accepts = K::GRANTS
             && self.requested.hold_ref.session.accepts_grants
             && self.waits
             && self.requested.terms.renewed;
@@ -248,7 +248,7 @@ impl<K: LockKind> LockRequest<'_, K> {
 }
 
 impl<K: LockKind> Attempt for LockRequest<'_, K> {
-    type Grant = K::Grant;
+    type Grant = u64;
 
     fn channel(&self) -> &str {
         self.lock.kind.channel(&self.requested.hold_ref.hold)
@@ -262,7 +262,7 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
         K::QUEUE
     }
 
-    async fn send(&mut self, subscribe: bool) -> Result<Outcome<K::Grant>> {
+    async fn send(&mut self, subscribe: bool) -> Result<Outcome<u64>> {
         self.requested.request_number = self.next_number();
         self.in_flight = true;
         let outcome = self.attempt(subscribe).await;
@@ -306,17 +306,15 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
         self.lock.kind.share()
     }
 
-    fn take(&mut self, offer: Offer) -> Option<(K::Grant, Option<Instant>)> {
+    fn take(&mut self, offer: Offer) -> Option<(u64, Option<Instant>)> {
         let kind = &self.lock.kind;
         let offer = match offer.downcast::<TransferredHold>() {
             Ok(transferred) => {
-                let taken = transferred.take(&self.requested, |token| kind.transferred(token));
-                let (grant, end) = taken?;
-                return Some((grant, Some(end)));
+                let (token, end) = transferred.take(&self.requested)?;
+                return Some((token, Some(end)));
             }
             Err(offer) => offer,
         };
-        let grant = kind.handed_over()?;
         if !self.takes_offers() {
             // It joined the queue after the offer.
             return None;
@@ -331,14 +329,13 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
             excludes.then_some(state.period.end)
         };
         self.handed_over = Some(handed_over);
-        Some((grant, end))
+        Some((0, end))
     }
 
-    async fn accept(&mut self, message: i64) -> Option<(K::Grant, Instant)> {
-        let grant = self.lock.kind.granted()?;
+    async fn accept(&mut self, message: i64) -> Option<(u64, Instant)> {
         let end = self.requested.accept_grant(message).await?;
         self.may_be_registered = false;
-        Some((grant, end))
+        Some((0, end))
     }
 
     fn pause(&mut self) -> Option<Duration> {

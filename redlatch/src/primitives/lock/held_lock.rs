@@ -13,18 +13,18 @@ use crate::name::owner_of;
 use crate::owner::{Owner, OwnerId};
 use crate::session::{HoldRef, Terms};
 
-/// One count of a lock's hold, with the value of its acquisition.
+/// One count of a lock's hold.
 pub(crate) struct HeldLock<K: LockKind> {
     guard: HoldGuard,
     kind: Arc<K>,
-    /// The value that the acquisition returned.
-    pub(crate) grant: K::Grant,
+    /// The fencing token of the acquisition; 0 if it has none.
+    pub(crate) token: u64,
 }
 
 impl<K: LockKind> HeldLock<K> {
-    pub(crate) fn new(hold_ref: HoldRef, terms: Terms, kind: Arc<K>, grant: K::Grant) -> Self {
+    pub(crate) fn new(hold_ref: HoldRef, terms: Terms, kind: Arc<K>, token: u64) -> Self {
         let guard = HoldGuard::new(hold_ref, terms);
-        HeldLock { guard, kind, grant }
+        HeldLock { guard, kind, token }
     }
 }
 
@@ -100,10 +100,10 @@ impl<K: LockKind> Guard<Lock<K>> {
         ticket: HoldRef,
         lease: Lease,
     ) -> Result<(), (Option<Self>, Error)> {
-        let HeldLock { guard, kind, grant } = self.held;
+        let HeldLock { guard, kind, token } = self.held;
         let moved = guard.move_to_ticket(ticket, lease).await;
         moved.map_err(|(guard, error)| {
-            let held = guard.map(|guard| HeldLock { guard, kind, grant });
+            let held = guard.map(|guard| HeldLock { guard, kind, token });
             (held.map(|held| Guard { held }), error)
         })
     }

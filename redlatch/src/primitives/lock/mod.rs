@@ -68,8 +68,8 @@ impl<K: OwnedKind> HasOwner for Lock<K> {}
 
 /// The steps of one kind of lock, and how its waiters wait.
 pub(crate) trait Rules: HoldKind + Sized + 'static {
-    /// The value that an acquisition returns: a fencing token, or nothing.
-    type Grant: Clone + Send + Sync + 'static;
+    /// Whether a step of another owner may grant the lock to a waiter. If not, each acquisition is requested.
+    const GRANTS: bool = false;
 
     /// Whether callers can name the owner and acquire again for it.
     const OWNED: bool = true;
@@ -78,10 +78,7 @@ pub(crate) trait Rules: HoldKind + Sized + 'static {
     const QUEUE: QueueKind = QueueKind::Exclusive;
 
     /// Acquires the lock, or returns how long another owner may still hold it.
-    fn acquire<'a>(
-        &'a self,
-        params: AcquireParams<'a>,
-    ) -> impl Step<Reply = Outcome<Self::Grant>> + 'a;
+    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a;
 
     /// Returns the holders.
     fn inspect(&self) -> impl Step<Reply = Vec<Holder>>;
@@ -89,21 +86,10 @@ pub(crate) trait Rules: HoldKind + Sized + 'static {
     /// Removes all holds, whichever owner has them. Returns whether there were any.
     fn force(&self) -> impl Step<Reply = bool>;
 
-    /// What a request acquires that takes over the hold of another one of this client. `None` if each acquisition
-    /// needs the store.
-    fn handed_over(&self) -> Option<Self::Grant> {
-        None
-    }
-
-    /// What a waiter acquires when a release of this client passes the lock on to it in the store, with this token.
-    fn transferred(&self, token: u64) -> Option<Self::Grant> {
-        let _ = token;
-        self.handed_over()
-    }
-
-    /// What a waiter acquires when a step of another owner grants it the lock. `None` if each acquisition is requested.
-    fn granted(&self) -> Option<Self::Grant> {
-        None
+    /// Returns whether a request may take over the hold of another one of this client. If not, each acquisition needs the
+    /// store.
+    fn hands_over(&self) -> bool {
+        false
     }
 
     /// Checks the settings. Called when the lock is used, because creating a handle cannot fail.

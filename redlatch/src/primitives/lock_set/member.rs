@@ -1,6 +1,5 @@
 //! A member of a multi-lock or RedLock: a lock whose kind is erased.
 
-use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,11 +15,8 @@ use crate::name::ObjectKeys;
 use crate::owner::Owner;
 use crate::primitives::lock::{AcquireParams, Lock, OwnedKind, report};
 use crate::session::{HoldRef, Session, Terms};
-use crate::step::{BoxedStep, MapReply, Outcome};
+use crate::step::{BoxedStep, Outcome};
 use crate::wait::QueueKind;
-
-/// The value of an acquisition, with its type erased.
-pub(crate) type ErasedGrant = Arc<dyn Any + Send + Sync>;
 
 /// A lock of any kind as a member: created `From` a [`Lock`] or a reference to one.
 #[derive(Clone)]
@@ -50,7 +46,7 @@ pub(crate) trait AnyLock: Send + Sync {
     fn object(&self) -> &Arc<ObjectKeys>;
     fn is_reentrant(&self) -> bool;
     fn hold_ref(&self, owner: Owner) -> Result<HoldRef>;
-    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> BoxedStep<'a, Outcome<ErasedGrant>>;
+    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> BoxedStep<'a, Outcome>;
     fn channel<'a>(&'a self, hold: &'a Hold) -> &'a str;
     fn queue_kind(&self) -> QueueKind;
     fn pause(&self, tries: u32) -> Option<Duration>;
@@ -76,8 +72,8 @@ impl<K: OwnedKind> AnyLock for Lock<K> {
         Lock::hold_ref(self, owner)
     }
 
-    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> BoxedStep<'a, Outcome<ErasedGrant>> {
-        Box::new(MapReply(self.kind.acquire(params), erase_grant))
+    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> BoxedStep<'a, Outcome> {
+        Box::new(self.kind.acquire(params))
     }
 
     fn channel<'a>(&'a self, hold: &'a Hold) -> &'a str {
@@ -175,16 +171,6 @@ pub(crate) fn validated(members: &[Member]) -> Result<Vec<Member>> {
         all.push(member.clone());
     }
     Ok(all)
-}
-
-/// Erases the type of an acquisition's value.
-pub(crate) fn erase_grant<T: Send + Sync + 'static>(
-    outcome: Outcome<T>,
-) -> Result<Outcome<ErasedGrant>> {
-    Ok(match outcome {
-        Outcome::Done(grant) => Outcome::Done(Arc::new(grant)),
-        Outcome::Wait(left) => Outcome::Wait(left),
-    })
 }
 
 /// Returns the metrics of requests for several locks as one, of the first member's client.

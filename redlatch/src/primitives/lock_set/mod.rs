@@ -5,6 +5,4 @@ mod member;
 
 pub(crate) use self::any_lost::any_lost;
 pub use self::member::Member;
-#[cfg(test)]
-pub(crate) use self::member::erase_grant;
-pub(crate) use self::member::{ErasedGrant, request_metrics, shortest_outage_limit, validated};
+pub(crate) use self::member::{request_metrics, shortest_outage_limit, validated};

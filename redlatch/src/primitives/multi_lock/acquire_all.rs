@@ -6,7 +6,6 @@ use std::sync::OnceLock;
 
 use crate::error::{Error, Result};
 use crate::keyspace::Keyspace;
-use crate::primitives::lock_set::ErasedGrant;
 use crate::session::AllOrNone;
 use crate::step::{
     Args, BoxedStep, Keys, Outcome, Script, ScriptReply, Step, script_error, unexpected_reply,
@@ -24,7 +23,7 @@ pub(crate) struct AcquireAll<'a> {
 /// The step that acquires one object, and the step that undoes it.
 pub(crate) struct Part<'a> {
     pub(crate) name: &'a str,
-    pub(crate) acquire: BoxedStep<'a, Outcome<ErasedGrant>>,
+    pub(crate) acquire: BoxedStep<'a, Outcome>,
     pub(crate) undo: BoxedStep<'a, bool>,
 }
 
@@ -39,7 +38,7 @@ impl<'a> AcquireAll<'a> {
     }
 
     /// Interprets a reply of the script that acquired nothing.
-    fn blocked(&self, i: usize, refusal: ScriptReply) -> Result<AllOrNone<ErasedGrant>> {
+    fn blocked(&self, i: usize, refusal: ScriptReply) -> Result<AllOrNone<u64>> {
         let part = self.parts.get(i);
         let part = part.ok_or_else(|| unexpected_reply(&refusal))?;
         match refusal {
@@ -66,7 +65,7 @@ fn single(reply: ScriptReply) -> Result<ScriptReply> {
 }
 
 impl Step for AcquireAll<'_> {
-    type Reply = AllOrNone<ErasedGrant>;
+    type Reply = AllOrNone<u64>;
 
     fn script(&self) -> &'static Script {
         self.script
@@ -92,7 +91,7 @@ impl Step for AcquireAll<'_> {
         }
     }
 
-    fn decode(&self, reply: ScriptReply) -> Result<AllOrNone<ErasedGrant>> {
+    fn decode(&self, reply: ScriptReply) -> Result<AllOrNone<u64>> {
         let mut all = reply.list()?;
         if let [ScriptReply::Integer(i), _] = all.as_slice() {
             let i = usize::try_from(*i).unwrap_or(usize::MAX);
@@ -101,10 +100,10 @@ impl Step for AcquireAll<'_> {
         if all.len() != self.parts.len() {
             return Err(unexpected_reply(&ScriptReply::List(all)));
         }
-        let mut grants = Vec::with_capacity(all.len());
+        let mut tokens = Vec::with_capacity(all.len());
         for (part, reply) in self.parts.iter().zip(all) {
             match part.acquire.decode(single(reply)?)? {
-                Outcome::Done(grant) => grants.push(grant),
+                Outcome::Done(token) => tokens.push(token),
                 // The script acquired it, because it treats any reply but a number as a success.
                 Outcome::Wait(_) => {
                     return Err(Error::Refused {
@@ -113,15 +112,15 @@ impl Step for AcquireAll<'_> {
                 }
             }
         }
-        Ok(AllOrNone::Acquired(grants))
+        Ok(AllOrNone::Acquired(tokens))
     }
 
-    fn apply(&self, keyspace: &mut Keyspace) -> Result<AllOrNone<ErasedGrant>> {
-        let mut grants = Vec::with_capacity(self.parts.len());
+    fn apply(&self, keyspace: &mut Keyspace) -> Result<AllOrNone<u64>> {
+        let mut tokens = Vec::with_capacity(self.parts.len());
         for (i, part) in self.parts.iter().enumerate() {
             let refusal = match part.acquire.apply(keyspace) {
-                Ok(Outcome::Done(grant)) => {
-                    grants.push(grant);
+                Ok(Outcome::Done(token)) => {
+                    tokens.push(token);
                     continue;
                 }
                 Ok(Outcome::Wait(left)) => Ok(AllOrNone::Blocked(i, left)),
@@ -132,7 +131,7 @@ impl Step for AcquireAll<'_> {
             }
             return refusal;
         }
-        Ok(AllOrNone::Acquired(grants))
+        Ok(AllOrNone::Acquired(tokens))
     }
 }
 

@@ -37,7 +37,7 @@ use crate::hold::PeriodId;
 use crate::join::Boxed;
 use crate::lease::{Expiry, Lease};
 use crate::primitives::lock::{AcquireParams, HoldGuard};
-use crate::primitives::lock_set::{ErasedGrant, Member};
+use crate::primitives::lock_set::Member;
 use crate::session::{AllOrNone, HoldRef, RequestedHold, Terms};
 use crate::step::Outcome;
 use crate::store::Progress;
@@ -214,8 +214,8 @@ impl<'a> MultiLockRequest<'a> {
             let result = self.acquire_batch(batch.clone(), subscribe).await;
             self.member_in_flight = false;
             self.may_be_registered |= requests_member && self.progress.was_sent();
-            let grants = match result {
-                Ok(AllOrNone::Acquired(grants)) => grants,
+            let tokens = match result {
+                Ok(AllOrNone::Acquired(tokens)) => tokens,
                 Ok(AllOrNone::Blocked(i, left)) => {
                     let _ = release_all(held_members).await;
                     return Ok(Err((batch.start + i, left)));
@@ -225,9 +225,9 @@ impl<'a> MultiLockRequest<'a> {
                     return Err(error);
                 }
             };
-            for (one, grant) in self.members.iter().skip(batch.start).zip(grants) {
+            for (one, token) in self.members.iter().skip(batch.start).zip(tokens) {
                 let held = HoldGuard::new(one.hold_ref.clone(), one.terms);
-                held_members.push(HeldMember { held, grant });
+                held_members.push(HeldMember { held, token });
             }
         }
         self.may_be_registered = false;
@@ -236,11 +236,7 @@ impl<'a> MultiLockRequest<'a> {
     }
 
     /// Acquires one batch. If `subscribe` is set, subscribes first to the channel of the member that is waited for.
-    async fn acquire_batch(
-        &self,
-        batch: Range<usize>,
-        subscribe: bool,
-    ) -> Result<AllOrNone<ErasedGrant>> {
+    async fn acquire_batch(&self, batch: Range<usize>, subscribe: bool) -> Result<AllOrNone<u64>> {
         let is_blocking = |i: usize| self.blocking_member == Some(i);
         let each = || {
             let all = self.members.iter().enumerate();
@@ -267,7 +263,7 @@ impl<'a> MultiLockRequest<'a> {
             let requested = requested(i, first);
             let outcome = requested.try_acquire(channel, self.progress, step).await?;
             return Ok(match outcome {
-                Outcome::Done(grant) => AllOrNone::Acquired(vec![grant]),
+                Outcome::Done(token) => AllOrNone::Acquired(vec![token]),
                 Outcome::Wait(left) => AllOrNone::Blocked(0, left),
             });
         }
@@ -284,7 +280,7 @@ impl<'a> MultiLockRequest<'a> {
             });
             AcquireAll::new(parts.collect())
         };
-        let blocked = |reply: &AllOrNone<ErasedGrant>| match reply {
+        let blocked = |reply: &AllOrNone<u64>| match reply {
             AllOrNone::Acquired(_) => None,
             AllOrNone::Blocked(i, _) => Some(*i),
         };

@@ -11,11 +11,10 @@ use crate::primitives::differential::{
 };
 use crate::primitives::fenced_lock::Fenced;
 use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
-use crate::primitives::lock_set::{ErasedGrant, erase_grant};
 use crate::primitives::reentrant::rules::Force;
 use crate::primitives::spin_lock::Spin;
 use crate::session::AllOrNone;
-use crate::step::{BoxedStep, MapReply, Outcome, Step as _};
+use crate::step::{BoxedStep, Outcome, Step as _};
 
 /// The locks: some re-entrant, some fenced, some spin locks.
 const NAMES: u8 = 5;
@@ -85,24 +84,23 @@ impl Kind {
         }
     }
 
-    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> BoxedStep<'a, Outcome<ErasedGrant>> {
+    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> BoxedStep<'a, Outcome> {
         match self {
-            Kind::Reentrant(kind) => Box::new(MapReply(kind.acquire(params), erase_grant)),
-            Kind::Fenced(kind) => Box::new(MapReply(kind.acquire(params), erase_grant)),
-            Kind::Spin(kind) => Box::new(MapReply(kind.acquire(params), erase_grant)),
+            Kind::Reentrant(kind) => Box::new(kind.acquire(params)),
+            Kind::Fenced(kind) => Box::new(kind.acquire(params)),
+            Kind::Spin(kind) => Box::new(kind.acquire(params)),
         }
     }
 }
 
-impl Comparable for AllOrNone<ErasedGrant> {
+impl Comparable for AllOrNone<u64> {
     fn comparable(&self) -> String {
         match self {
-            AllOrNone::Acquired(grants) => {
-                let tokens = grants.iter().map(|grant| grant.downcast_ref::<u64>());
-                format!("{:?}", tokens.collect::<Vec<_>>())
+            AllOrNone::Acquired(tokens) => {
+                format!("{tokens:?}")
             }
             AllOrNone::Blocked(i, left) => {
-                format!("{i}: {}", Outcome::<()>::Wait(*left).comparable())
+                format!("{i}: {}", Outcome::<u64>::Wait(*left).comparable())
             }
         }
     }
@@ -143,8 +141,8 @@ async fn acquire_all(
         undo: hold.kind.undo(hold, count - 1).unwrap(),
     });
     match harness.step(&AcquireAll::new(parts.collect())).await {
-        Ok(AllOrNone::Acquired(grants)) => {
-            assert_eq!(grants.len(), all.len());
+        Ok(AllOrNone::Acquired(tokens)) => {
+            assert_eq!(tokens.len(), all.len());
             seen.acquired += u32::from(all.len() > 1);
         }
         Ok(AllOrNone::Blocked(0, _)) => seen.refused += 1,

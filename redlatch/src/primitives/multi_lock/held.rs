@@ -11,13 +11,13 @@ use crate::join::join_all;
 use crate::owner::Owner;
 use crate::primitives::fenced_lock::FencedLock;
 use crate::primitives::lock::{Held, HeldForLease, HoldGuard};
-use crate::primitives::lock_set::{ErasedGrant, any_lost};
+use crate::primitives::lock_set::any_lost;
 
 /// One held lock.
 #[derive(Debug)]
 pub(crate) struct HeldMember {
     pub(super) held: HoldGuard,
-    pub(super) grant: ErasedGrant,
+    pub(super) token: u64,
 }
 
 /// Releases all locks concurrently. Returns the first error.
@@ -85,6 +85,6 @@ impl MultiGuard {
                 && hold_ref.hold.object == *object
         };
         let member = self.held.members.iter().find(mine)?;
-        member.grant.downcast_ref::<u64>().copied()
+        Some(member.token)
     }
 }

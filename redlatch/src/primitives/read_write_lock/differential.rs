@@ -168,10 +168,10 @@ fn lua_and_rules_agree() {
                 }
             };
             reached.insert(match (side, outcome) {
-                (Side::Read(_), Ok(Outcome::Done(()))) if count > 1 => "reads again",
-                (Side::Read(_), Ok(Outcome::Done(()))) => "reads",
-                (Side::Write(_), Ok(Outcome::Done(()))) if count > 1 => "writes again",
-                (Side::Write(_), Ok(Outcome::Done(()))) => "writes",
+                (Side::Read(_), Ok(Outcome::Done(_))) if count > 1 => "reads again",
+                (Side::Read(_), Ok(Outcome::Done(_))) => "reads",
+                (Side::Write(_), Ok(Outcome::Done(_))) if count > 1 => "writes again",
+                (Side::Write(_), Ok(Outcome::Done(_))) => "writes",
                 (_, Ok(Outcome::Wait(Expiry::In(Duration::ZERO)))) => "is lost",
                 (Side::Read(_), Ok(Outcome::Wait(_))) => "waits to read",
                 (Side::Write(_), Ok(Outcome::Wait(_))) => "waits to write",

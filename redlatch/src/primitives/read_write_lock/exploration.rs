@@ -22,8 +22,8 @@ fn explore_sides(name: &str, owners: u8, prefers_writers: bool) {
         blocks_readers_for: prefers_writers.then(|| ticks(2)),
     };
     let sides = |owner| {
-        let reader = Party::new(owner, read.clone(), false, |()| 0);
-        [reader, Party::new(owner, write.clone(), true, |()| 0)]
+        let reader = Party::new(owner, read.clone(), false);
+        [reader, Party::new(owner, write.clone(), true)]
     };
     let parties = (0..owners).flat_map(sides).collect();
     let locks = Locks::new(parties, prefers_writers, |key| {

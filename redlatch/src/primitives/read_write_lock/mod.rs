@@ -340,7 +340,6 @@ impl HoldKind for Read {
 }
 
 impl Rules for Read {
-    type Grant = ();
     const QUEUE: QueueKind = QueueKind::Shared;
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
@@ -463,10 +462,8 @@ impl HoldKind for Write {
 }
 
 impl Rules for Write {
-    type Grant = ();
-
-    fn handed_over(&self) -> Option<()> {
-        self.can_transfer().then_some(())
+    fn hands_over(&self) -> bool {
+        self.can_transfer()
     }
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {

@@ -4,8 +4,8 @@ use crate::primitives::exploration::{Locks, Party, explore};
 use crate::primitives::lock::{Reentrant, Rules};
 use crate::primitives::spin_lock::Spin;
 
-fn explore_kind<K: Rules<Grant = ()> + Clone>(name: &str, kind: &K) {
-    let parties = (0..3).map(|owner| Party::new(owner, kind.clone(), true, |()| 0));
+fn explore_kind<K: Rules + Clone>(name: &str, kind: &K) {
+    let parties = (0..3).map(|owner| Party::new(owner, kind.clone(), true));
     let locks = Locks::new(parties.collect(), false, |key| {
         (key == "name").then_some(true)
     });

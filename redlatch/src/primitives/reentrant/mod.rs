@@ -155,10 +155,8 @@ impl<K: ReentrantHolds> HoldKind for K {
 }
 
 impl Rules for Reentrant {
-    type Grant = ();
-
-    fn handed_over(&self) -> Option<()> {
-        Some(())
+    fn hands_over(&self) -> bool {
+        true
     }
 
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {

@@ -67,7 +67,7 @@ impl Step for Acquire<'_> {
 /// Interprets the reply of an acquisition: nil if it is held now, else how long to wait.
 pub(crate) fn parse_outcome(object: &ObjectKeys, reply: ScriptReply) -> Result<Outcome> {
     match reply {
-        ScriptReply::Nil => Ok(Outcome::Done(())),
+        ScriptReply::Nil => Ok(Outcome::ACQUIRED),
         left => wait_outcome(object, Expiry::from_millis(left.integer()?)),
     }
 }
@@ -95,7 +95,7 @@ pub(crate) fn try_acquire(keyspace: &mut Keyspace, params: AcquireParams<'_>) ->
             mode: None,
         };
         keyspace.set(object.key(), holds, Some(lease));
-        return Ok(Outcome::Done(()));
+        return Ok(Outcome::ACQUIRED);
     };
     if holds.value.mode.is_some() {
         return Err(wrong_kind(object, READ_WRITE));
@@ -105,7 +105,7 @@ pub(crate) fn try_acquire(keyspace: &mut Keyspace, params: AcquireParams<'_>) ->
     };
     *held = params.count;
     holds.extend_to(lease);
-    Ok(Outcome::Done(()))
+    Ok(Outcome::ACQUIRED)
 }
 
 /// Sets an owner's hold count to the number of holds to keep; 0 releases the lock.

@@ -71,11 +71,7 @@ fn moves() -> impl Strategy<Value = Move> {
 }
 
 /// Compares the steps of one kind. `object`: the lock whose holder is asked.
-fn assert_kind_equivalent<K: Rules<Grant = ()> + Clone>(
-    object: &ObjectKeys,
-    kind: &K,
-    can_reassign: bool,
-) {
+fn assert_kind_equivalent<K: Rules + Clone>(object: &ObjectKeys, kind: &K, can_reassign: bool) {
     let requests = object.requests_key();
     let of = |owner: u8, again: bool| -> Hold {
         let hold = hold(owner, kind.clone());

@@ -88,8 +88,6 @@ impl ReentrantHolds for Spin {
 }
 
 impl Rules for Spin {
-    type Grant = ();
-
     fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
         rules::Acquire(params)
     }

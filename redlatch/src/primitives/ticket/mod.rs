@@ -46,42 +46,19 @@ impl<K: OwnedKind + TicketRules> HasTicket for K {}
 pub(crate) trait TicketRules: Rules {
     const TICKET_KIND: TicketKind;
 
-    /// Returns the fencing token of an acquisition.
-    fn token(grant: &Self::Grant) -> Option<u64>;
-
-    /// Returns what the acquisition with this token has returned. `None`: it has no token, or must have one.
-    fn grant(token: Option<u64>) -> Option<Self::Grant>;
+    /// Whether each acquisition has a fencing token.
+    const HAS_TOKEN: bool = matches!(Self::TICKET_KIND, TicketKind::Fenced);
 }
 
-macro_rules! without_token {
+macro_rules! ticket_rules {
     ($($kind:ty: $ticket:ident),*) => {
         $(impl TicketRules for $kind {
             const TICKET_KIND: TicketKind = TicketKind::$ticket;
-
-            fn token((): &()) -> Option<u64> {
-                None
-            }
-
-            fn grant(token: Option<u64>) -> Option<()> {
-                token.is_none().then_some(())
-            }
         })*
     };
 }
 
-without_token!(Reentrant: Lock, Fair: Fair, Spin: Spin, Write: Write);
-
-impl TicketRules for Fenced {
-    const TICKET_KIND: TicketKind = TicketKind::Fenced;
-
-    fn token(grant: &u64) -> Option<u64> {
-        Some(*grant)
-    }
-
-    fn grant(token: Option<u64>) -> Option<u64> {
-        token
-    }
-}
+ticket_rules!(Reentrant: Lock, Fair: Fair, Spin: Spin, Write: Write, Fenced: Fenced);
 
 /// A guard that did not become a ticket: [`Guard::into_ticket`]. If it is dropped, the lock is released, as by dropping the guard.
 #[derive(Debug)]
@@ -193,7 +170,7 @@ impl<K: HasTicket> Guard<Lock<K>> {
     }
 
     async fn into_ticket_with(self, lease: Lease) -> Result<Ticket, IntoTicketError<Self>> {
-        let (token, lock) = (K::token(&self.held.grant), self.handle());
+        let (token, lock) = (K::HAS_TOKEN.then_some(self.held.token), self.handle());
         let ticket = Ticket::new(K::TICKET_KIND, self.name(), token, lease);
         let field = || lock.kind.object().field(ticket.owner_id().into());
         let moved = match lock.session.hold_ref(Owner::new(), field, &lock.kind) {
@@ -232,7 +209,10 @@ impl<K: HasTicket> Lock<K> {
         session.background.remember_runtime()?;
         self.kind.check()?;
         let mismatch = || invalid("it is the ticket of another kind of lock");
-        let grant = K::grant(ticket.token()).ok_or_else(mismatch)?;
+        if ticket.token().is_some() != K::HAS_TOKEN {
+            return Err(mismatch());
+        }
+        let token = ticket.token().unwrap_or(0);
         // Never an owner of the caller. It could hold the lock otherwise when a used ticket is adopted, and the step would take
         // that for a repetition.
         let adopter = session.adopter(&of_ticket.object, &of_ticket.field);
@@ -275,7 +255,7 @@ impl<K: HasTicket> Lock<K> {
             reentrant: self.reentrant,
             ..terms
         };
-        let held = HeldLock::new(hold_ref, terms, self.kind.clone(), grant);
+        let held = HeldLock::new(hold_ref, terms, self.kind.clone(), token);
         Ok(Guard { held })
     }
 

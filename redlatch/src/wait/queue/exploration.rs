@@ -27,6 +27,7 @@ enum Caller {
     Absent,
     Waits {
         number: u64,
+        is_first: bool,
         mode: Mode,
     },
     /// `lost`: the store has lost its hold, which it does not know.
@@ -183,8 +184,8 @@ impl State {
         add("transfer is answered", executed.flatten().is_some());
         add("stray is executed", self.has_stray);
         add("message arrives", self.messages > 0);
-        let tick = self.queues.queues[0].next_tick();
-        add("ticks", tick.is_some_and(|at| at <= self.now));
+        let expiry = self.queues.queues[0].next_expiry();
+        add("offer expires", expiry.is_some_and(|at| at <= self.now));
         for (caller, at) in self.callers.iter().enumerate() {
             let mut add = |name, possible: bool| {
                 if possible {
@@ -207,7 +208,7 @@ impl State {
 
     /// Returns whether a caller asks what to do next.
     fn is_awake(&self, caller: Caller) -> bool {
-        let Caller::Waits { number, mode } = caller else {
+        let Caller::Waits { number, mode, .. } = caller else {
             return false;
         };
         let mut queues = self.queues.queues.iter();
@@ -273,7 +274,7 @@ impl State {
             } => *until,
             _ => None,
         });
-        let all = timers.chain(self.queues.queues[0].next_tick());
+        let all = timers.chain(self.queues.queues[0].next_expiry());
         all.filter(|at| *at > self.now).min()
     }
 
@@ -301,8 +302,8 @@ impl State {
                 }
                 self.queues.message(0, self.now);
             }
-            "ticks" => {
-                let (_, expired) = self.queues.exclusive().tick(self.now);
+            "offer expires" => {
+                let expired = self.queues.exclusive().expired_offers(self.now);
                 expired
                     .into_iter()
                     .for_each(|offer| self.release(offer.lost));
@@ -511,7 +512,12 @@ impl State {
         };
         self.queues.join(kind, self.kind.share(), serves, self.now);
         let mode = Mode::Awake;
-        self.callers[caller] = Caller::Waits { number, mode };
+        let is_first = false;
+        self.callers[caller] = Caller::Waits {
+            number,
+            is_first,
+            mode,
+        };
     }
 
     /// A caller gives up.
@@ -537,7 +543,7 @@ impl State {
         };
         self.callers[caller] = next;
         let kind = self.queue_of(caller);
-        let left = self.queues.leave(kind, number, self.now, self.is_confirmed);
+        let left = self.queues.leave(kind, number);
         for one in left._offers {
             self.release(one.offer.lost);
         }
@@ -548,25 +554,64 @@ impl State {
         (self.kind != Kind::Permits).then_some(self.now + LEASE)
     }
 
+    /// A caller asks what to do next.
     fn poll(&mut self, caller: usize, accepts: bool) -> Result<(), &'static str> {
-        let Caller::Waits { number, .. } = self.callers[caller] else {
+        let Caller::Waits {
+            number, is_first, ..
+        } = self.callers[caller]
+        else {
             return Err("an absent caller is polled");
         };
+        match is_first {
+            true => self.poll_first(caller, number, accepts),
+            false => self.poll_turn(caller, number),
+        }
+    }
+
+    fn poll_turn(&mut self, caller: usize, number: u64) -> Result<(), &'static str> {
         let kind = self.queue_of(caller);
-        let queue = self.queues.queue(kind);
-        let is_first = queue.first.is_some();
-        let is_released = queue.maybe_released_at.is_some();
-        let mode = match self.queues.next(kind, number, self.now, self.is_confirmed) {
-            Next::Sleep(until) => Mode::Asleep(until),
-            Next::Register => {
+        let is_released = self.queues.queue(kind).maybe_released_at.is_some();
+        let turn = self.queues.turn(kind, number, self.now, self.is_confirmed);
+        let (is_first, mode) = match turn {
+            Turn::Sleep => (false, Mode::Asleep(None)),
+            Turn::Register => {
                 self.queues.queue(kind).registered(number, true);
-                Mode::Awake
+                (false, Mode::Awake)
             }
-            Next::BeFirst { .. } if is_first => return Err("two are the first"),
-            Next::BeFirst { relies: true } if is_released => {
+            Turn::First { relies: true } if is_released => {
                 return Err("it relies on an answer from before a release");
             }
-            Next::BeFirst { .. } => Mode::Awake,
+            Turn::First { .. } => (true, Mode::Awake),
+            Turn::Fail { .. } => {
+                self.leave(caller, Caller::Absent);
+                return Ok(());
+            }
+        };
+        self.goes_on(caller, number, is_first, mode);
+        Ok(())
+    }
+
+    fn goes_on(&mut self, caller: usize, number: u64, is_first: bool, mode: Mode) {
+        let wake = matches!(mode, Mode::Asleep(_)).then_some(caller);
+        let kind = self.queue_of(caller);
+        let sleeper = self.queues.queue(kind).sleeper(number);
+        *sleeper.expect("a waiter") = wake;
+        self.callers[caller] = Caller::Waits {
+            number,
+            is_first,
+            mode,
+        };
+    }
+
+    fn poll_first(
+        &mut self,
+        caller: usize,
+        number: u64,
+        accepts: bool,
+    ) -> Result<(), &'static str> {
+        let kind = self.queue_of(caller);
+        let mode = match self.queues.queue(kind).next(self.now) {
+            Next::Sleep(until) => Mode::Asleep(until),
             Next::Take(offer) if offer.is_known_lost => {
                 return Err("it takes a hold whose loss was reported");
             }
@@ -592,15 +637,8 @@ impl State {
                     stage,
                 }
             }
-            Next::Fail { .. } => {
-                self.leave(caller, Caller::Absent);
-                return Ok(());
-            }
         };
-        let wake = matches!(mode, Mode::Asleep(_)).then_some(caller);
-        let sleeper = self.queues.queue(kind).sleeper(number);
-        *sleeper.expect("a waiter") = wake;
-        self.callers[caller] = Caller::Waits { number, mode };
+        self.goes_on(caller, number, true, mode);
         Ok(())
     }
 
@@ -609,6 +647,7 @@ impl State {
     fn execute(&mut self, caller: usize) {
         let Caller::Waits {
             number,
+            is_first,
             mode:
                 Mode::Sends {
                     subscribes,
@@ -630,13 +669,18 @@ impl State {
             confirms,
             stage,
         };
-        self.callers[caller] = Caller::Waits { number, mode };
+        self.callers[caller] = Caller::Waits {
+            number,
+            is_first,
+            mode,
+        };
     }
 
     fn answer(&mut self, caller: usize) {
         let kind = self.queue_of(caller);
         let Caller::Waits {
             number,
+            is_first,
             mode: Mode::Sends {
                 confirms, stage, ..
             },
@@ -663,7 +707,11 @@ impl State {
                 .queue(kind)
                 .refused(Some(self.now + LEASE + ROUNDING));
             let mode = Mode::Awake;
-            self.callers[caller] = Caller::Waits { number, mode };
+            self.callers[caller] = Caller::Waits {
+                number,
+                is_first,
+                mode,
+            };
         }
     }
 
@@ -692,10 +740,22 @@ impl State {
             Ordering::Greater => return Err("more have the object than the store knows"),
             Ordering::Equal => {}
         }
+        let firsts = |kind| {
+            let callers = self.callers.iter().enumerate();
+            let of_queue = callers.filter(|(caller, _)| self.queue_of(*caller) == kind);
+            of_queue
+                .filter(|(_, at)| matches!(at, Caller::Waits { is_first: true, .. }))
+                .count()
+        };
+        if firsts(Exclusive) > 1 || firsts(Shared) > 1 {
+            return Err("two are the first");
+        }
+        if self.queues.queues[0].is_transferred() != self.transfer.is_some() {
+            return Err("a transfer is not ended");
+        }
         for queue in &self.queues.queues {
             let is_empty = queue.places.is_empty();
             let grows = queue.first.is_some()
-                || queue.asleep_since.is_some()
                 || !queue.offers.is_empty()
                 || queue.claimable + queue.taking_offers > 0;
             if is_empty && grows {
@@ -710,8 +770,8 @@ impl State {
     fn check_end(mut self) -> Result<(), &'static str> {
         for _ in 0..1000 {
             let event = self.events().into_iter().next();
-            let tick = self.queues.queues[0].next_tick();
-            match (event, tick) {
+            let expiry = self.queues.queues[0].next_expiry();
+            match (event, expiry) {
                 (Some(event), _) => self.take(event)?,
                 (None, Some(at)) => self.now = at,
                 (None, None) => break,
@@ -747,8 +807,12 @@ impl State {
         };
         for caller in &self.callers {
             match *caller {
-                Caller::Waits { number, mode } => {
-                    rank(number).hash(&mut hasher);
+                Caller::Waits {
+                    number,
+                    is_first,
+                    mode,
+                } => {
+                    (rank(number), is_first).hash(&mut hasher);
                     match mode {
                         Mode::Asleep(until) => until.map(relative).hash(&mut hasher),
                         mode => mode.hash(&mut hasher),
@@ -762,17 +826,14 @@ impl State {
                 let serves = std::mem::discriminant(&place.serves);
                 let must_register = place.must_register(self.now);
                 let registered = place.registration == Registration::Done;
-                let flags = (place.watches, place.failed, must_register, registered);
+                let flags = (place.failed, must_register, registered);
                 (place.wake, serves, flags).hash(&mut hasher);
             }
             if let Some(First { due, phase, .. }) = queue.first {
                 (due.map(relative), std::mem::discriminant(&phase)).hash(&mut hasher);
             }
-            let relies = queue
-                .relies
-                .map(|relies| (relative(relies.until), relies.passes_on));
+            let relies = queue.relies.map(|relies| relative(relies.until));
             relies.hash(&mut hasher);
-            queue.asleep_since.map(age).hash(&mut hasher);
             for one in &queue.offers {
                 let to = one.offer.to.map(rank);
                 let lost = (one.offer.lost, one.offer.is_known_lost);

@@ -41,21 +41,32 @@ impl World {
         self.add(Exclusive, Serves::Claim(claim.into()))
     }
 
-    fn next_of(&mut self, kind: QueueKind, number: u64) -> Next<u32> {
-        let next = self.queues.next(kind, number, self.now, self.is_subscribed);
-        let wake = matches!(next, Next::Sleep(_)).then_some(number);
+    /// Puts the waiter to sleep, if it sleeps.
+    fn sleep(&mut self, kind: QueueKind, number: u64, sleeps: bool) {
         let sleeper = self.queues.queue(kind).sleeper(number);
-        *sleeper.expect("a waiter") = wake;
+        *sleeper.expect("a waiter") = sleeps.then_some(number);
+    }
+
+    fn turn(&mut self, kind: QueueKind, number: u64) -> Turn {
+        let turn = self.queues.turn(kind, number, self.now, self.is_subscribed);
+        self.sleep(kind, number, matches!(turn, Turn::Sleep));
+        turn
+    }
+
+    /// Returns what the first waiter does.
+    fn next(&mut self, number: u64) -> Next<u32> {
+        let next = self.queues.exclusive().next(self.now);
+        self.sleep(Exclusive, number, matches!(next, Next::Sleep(_)));
         next
     }
 
-    fn next(&mut self, number: u64) -> Next<u32> {
-        self.next_of(Exclusive, number)
+    fn becomes_first(&mut self, number: u64) {
+        assert!(matches!(self.turn(Exclusive, number), Turn::First { .. }));
     }
 
     /// Makes a waiter the first, and has the store refuse its request for a minute.
     fn be_refused(&mut self, number: u64) {
-        assert!(matches!(self.next(number), Next::BeFirst { .. }));
+        self.becomes_first(number);
         self.yields(number);
     }
 
@@ -69,14 +80,15 @@ impl World {
     }
 
     fn sleeps(&mut self, number: u64) -> bool {
-        matches!(self.next(number), Next::Sleep(_))
+        let queue = self.queues.exclusive();
+        match queue.first.is_some() && queue.foremost() == Some(number) {
+            true => matches!(self.next(number), Next::Sleep(_)),
+            false => matches!(self.turn(Exclusive, number), Turn::Sleep),
+        }
     }
 
     fn leave(&mut self, number: u64) -> Option<u64> {
-        let left = self
-            .queues
-            .leave(Exclusive, number, self.now, self.is_subscribed);
-        left.wake
+        self.queues.leave(Exclusive, number).wake
     }
 
     /// Offers the whole object, or permits. Returns whom that wakes; `Err` if it is not taken.
@@ -139,17 +151,17 @@ fn first_waiter_asks_and_again_when_woken_or_due() {
         },
     ] {
         assert_eq!(wake(&mut world), [Some(first), None]);
-        assert!(matches!(world.next(first), Next::Ask { message: 0 }));
+        assert!(matches!(world.next(first), Next::Ask { message: 0, .. }));
         world.answer(first);
     }
     // A message during the request makes it ask again.
     assert_eq!(world.message(7), [Some(first), None]);
-    assert!(matches!(world.next(first), Next::Ask { message: 7 }));
+    assert!(matches!(world.next(first), Next::Ask { message: 7, .. }));
     assert_eq!(world.message(8), [None, None], "it is awake");
     world.message(9);
     world.queues.exclusive().refused(None);
     assert!(
-        matches!(world.next(first), Next::Ask { message: 9 }),
+        matches!(world.next(first), Next::Ask { message: 9, .. }),
         "the latest one"
     );
     world.queues.exclusive().refused(None);
@@ -191,10 +203,10 @@ fn next_waiter_relies_on_the_one_before() {
             "not subscribed" => world.is_subscribed = false,
             _ => {}
         }
-        let next = world.next(second);
+        let turn = world.turn(Exclusive, second);
         assert!(
-            matches!(next, Next::BeFirst { relies: does } if does == relies),
-            "{case}: {next:?}"
+            matches!(turn, Turn::First { relies: does } if does == relies),
+            "{case}: {turn:?}"
         );
         let next = world.next(second);
         match relies {
@@ -215,10 +227,7 @@ fn all_but_the_first_fail_together() {
     world.be_refused(first);
     let error = Error::ResponseTimeout { after: SECOND };
     let since = world.now;
-    assert!(matches!(
-        world.next_of(Shared, reader),
-        Next::BeFirst { .. }
-    ));
+    assert!(matches!(world.turn(Shared, reader), Turn::First { .. }));
     assert_eq!(world.queues.fail_all(), [second, third]);
     // An answer has arrived since.
     assert!(world.sleeps(second));
@@ -231,10 +240,10 @@ fn all_but_the_first_fail_together() {
     world.queues.answered(Exclusive, failed());
     assert_eq!(world.queues.fail_all(), [second]);
     for number in [second, third] {
-        let next = world.next(number);
+        let turn = world.turn(Exclusive, number);
         assert!(
-            matches!(next, Next::Fail { since: at, .. } if at == since),
-            "{next:?}"
+            matches!(turn, Turn::Fail { since: at, .. } if at == since),
+            "{turn:?}"
         );
     }
     let late = world.join(Exclusive);
@@ -247,7 +256,7 @@ fn all_but_the_first_fail_together() {
         world.queues.contact_since(Shared, since),
         Some(LastContact::Failed { .. })
     ));
-    world.queues.leave(Shared, reader, since, true);
+    world.queues.leave(Shared, reader);
     assert!(world.queues.contact_since(Shared, since).is_none());
 }
 
@@ -262,7 +271,7 @@ fn waiter_registers_after_a_second_and_again_when_reminded() {
     world.now += SECOND;
     for done in [false, true] {
         assert_eq!(remind(&mut world), [second]);
-        assert!(matches!(world.next(second), Next::Register));
+        assert!(matches!(world.turn(Exclusive, second), Turn::Register));
         world.queues.exclusive().registered(second, done);
         assert!(world.sleeps(second));
     }
@@ -392,7 +401,7 @@ fn waiter_with_offer_does_not_let_others_go_first() {
 fn request_that_joins_after_message_has_no_answer_until_store_answers() {
     let mut world = World::new();
     let waiter = world.join(Exclusive);
-    assert!(matches!(world.next(waiter), Next::BeFirst { .. }));
+    world.becomes_first(waiter);
     let before = world.now;
     world.now += MILLI;
     world.message(0);
@@ -431,7 +440,7 @@ fn answer_to_one_queue_does_not_count_for_the_other() {
     assert!(!world.has_contact(Shared, during));
     world.queues.answered(Shared, Some(LastContact::Answered));
     assert!(world.has_contact(Shared, during));
-    world.queues.leave(Shared, reader, world.now, true);
+    world.queues.leave(Shared, reader);
     world
         .queues
         .join(Shared, Share::Whole, Serves::Not, world.now);
@@ -448,7 +457,7 @@ fn offer_is_refused_unless_all_waiters_take_it() {
     for kind in [Exclusive, Shared] {
         let other = world.join(kind);
         assert_eq!(world.offer(1), Err(()), "one that takes none");
-        world.queues.leave(kind, other, world.now, true);
+        world.queues.leave(kind, other);
     }
     world.share = Share::Permits(1);
     let other = world.taker();
@@ -461,11 +470,14 @@ fn offer_is_refused_unless_all_waiters_take_it() {
     world.share = Share::Permits(1);
     assert_eq!(world.offer(2), Err(()));
     world.share = Share::Whole;
+    world.becomes_first(first);
     assert!(matches!(world.next(first), Next::Take(1)));
     // It did not use it.
-    world.be_refused(first);
+    assert!(matches!(world.next(first), Next::Ask { .. }));
+    world.answer(first);
     assert_eq!(world.offer(2), Ok(Some(first)));
-    assert_eq!(world.take(first, 2, Some(world.now + SECOND)), None);
+    let until = Some(world.now + SECOND);
+    assert_eq!(world.take(first, 2, until), None, "it is awake");
     assert_eq!(world.leave(second), None);
     assert_eq!(world.offer(3), Err(()), "all have left");
 }
@@ -507,7 +519,7 @@ fn permits_are_offered_once_to_each_waiter() {
     let mut world = World::new();
     world.share = Share::Permits(1);
     let first = world.taker();
-    assert!(matches!(world.next(first), Next::BeFirst { .. }));
+    world.becomes_first(first);
     assert!(matches!(world.next(first), Next::Ask { .. }));
     assert_eq!(world.offer(1), Err(()));
     let second = world.taker();
@@ -517,6 +529,7 @@ fn permits_are_offered_once_to_each_waiter() {
     assert_eq!(world.offer(2), Ok(None), "others may have been released");
     assert_eq!(world.take(first, 2, None), None);
     assert_eq!(world.offer(3), Ok(None));
+    world.becomes_first(second);
     assert!(matches!(world.next(second), Next::Take(3)));
 }
 
@@ -544,169 +557,20 @@ fn offers_are_dropped_after_10_ms_and_when_all_have_left() {
     world.now += 6 * MILLI;
     assert!(world.offer(2).is_ok());
     for (millis, expired) in [(10, 1), (16, 2)] {
-        let at = begun + millis * MILLI;
-        assert_eq!(world.queues.exclusive().next_tick(), Some(at));
-        assert_eq!(world.queues.exclusive().tick(at - MILLI), (None, vec![]));
-        assert_eq!(world.queues.exclusive().tick(at), (None, vec![expired]));
+        let (at, queue) = (begun + millis * MILLI, world.queues.exclusive());
+        assert_eq!(queue.next_expiry(), Some(at));
+        assert_eq!(queue.expired_offers(at - MILLI), Vec::<u32>::new());
+        assert_eq!(queue.expired_offers(at), [expired]);
+        assert!(queue.next_expiry() != Some(at));
     }
-    assert_eq!(world.queues.exclusive().next_tick(), None);
+    assert_eq!(world.queues.exclusive().next_expiry(), None);
     assert!(world.offer(3).is_ok());
     world.leave(first);
-    assert!(world.queues.exclusive().next_tick().is_some());
+    assert!(world.queues.exclusive().next_expiry().is_some());
     world.leave(second);
-    assert_eq!(world.queues.exclusive().next_tick(), None);
+    assert_eq!(world.queues.exclusive().next_expiry(), None);
     world.taker();
     assert_eq!(world.queues.exclusive().take_offers(), Vec::<u32>::new());
-}
-
-impl World {
-    /// Returns three waiters, after the object has passed on to a fourth.
-    fn passed_on(&mut self, holds: Duration) -> [u64; 3] {
-        let first = self.taker();
-        let rest = [(); 3].map(|()| self.taker());
-        self.be_refused(first);
-        assert!(rest.iter().all(|number| self.sleeps(*number)));
-        assert_eq!(self.offer(1), Ok(Some(first)));
-        let woken = self.take(first, 1, Some(self.now + holds));
-        assert_eq!(woken, None, "it sleeps on");
-        rest
-    }
-}
-
-/// Each hand-over wakes one waiter.
-#[test]
-fn object_passes_on_without_waking_the_next_waiter() {
-    let mut world = World::new();
-    let [second, third, last] = world.passed_on(SECOND);
-    let at = world.now + 10 * MILLI;
-    assert_eq!(world.queues.exclusive().next_tick(), Some(at));
-    // A poll for another reason changes nothing.
-    assert!(world.sleeps(second) && world.sleeps(third));
-    assert_eq!(world.queues.exclusive().next_tick(), Some(at));
-    world.now += 9 * MILLI;
-    assert_eq!(world.queues.exclusive().tick(world.now), (None, vec![]));
-    assert_eq!(world.offer(2), Ok(Some(second)));
-    assert_eq!(world.take(second, 2, Some(world.now + SECOND)), None);
-    // If it leaves, the turn passes on in the same way.
-    assert_eq!(world.leave(third), None);
-    assert_eq!(world.offer(3), Ok(Some(last)));
-    // One that joins when there is none has the turn at once.
-    assert_eq!(world.take(last, 3, Some(world.now + SECOND)), None);
-    let late = world.taker();
-    assert!(world.sleeps(late));
-    assert!(world.queues.exclusive().next_tick().is_some());
-    assert_eq!(world.leave(late), None);
-    assert_eq!(world.queues.exclusive().next_tick(), None);
-}
-
-#[test]
-fn waiter_with_the_turn_is_woken_by_each_event() {
-    for (event, holds, asks) in [
-        ("tick", SECOND, false),
-        ("end of lease", 5 * MILLI, true),
-        ("message", SECOND, true),
-        ("disconnected", SECOND, true),
-        ("own release", SECOND, true),
-        ("failure", SECOND, false),
-    ] {
-        let mut world = World::new();
-        let [second, third, _] = world.passed_on(holds);
-        let woken = match event {
-            "tick" => {
-                world.now += 10 * MILLI;
-                world.queues.exclusive().tick(world.now).0
-            }
-            "end of lease" => {
-                world.now += holds;
-                assert_eq!(world.queues.exclusive().tick(world.now).0, None);
-                world.now += ROUNDING;
-                world.queues.exclusive().tick(world.now).0
-            }
-            "own release" => {
-                world.queues.released(world.now);
-                world.now += 10 * MILLI;
-                world.queues.exclusive().tick(world.now).0
-            }
-            "message" => world.message(0)[0],
-            "disconnected" => world.queues.disconnected(world.now)[0],
-            _ => {
-                let (since, error) = (world.now, Error::ResponseTimeout { after: SECOND });
-                let failed = LastContact::Failed { since, error };
-                world.queues.answered(Exclusive, Some(failed));
-                let woken = world.queues.fail_all();
-                assert!(woken.contains(&third));
-                Some(woken[0])
-            }
-        };
-        assert_eq!(woken, Some(second), "{event}");
-        let next = world.next(second);
-        if event == "failure" {
-            assert!(matches!(next, Next::Fail { .. }));
-            continue;
-        }
-        assert!(
-            matches!(next, Next::BeFirst { relies } if relies != asks),
-            "{event}: {next:?}"
-        );
-        assert_eq!(world.queues.exclusive().next_tick(), None);
-        let next = world.next(second);
-        assert_eq!(matches!(next, Next::Ask { .. }), asks, "{event}: {next:?}");
-    }
-    // Without a ticker.
-    let mut world = World::new();
-    let [second, ..] = world.passed_on(SECOND);
-    assert_eq!(world.queues.exclusive().watch(), Some(second));
-    assert!(matches!(world.next(second), Next::BeFirst { relies: true }));
-}
-
-#[test]
-fn waiter_is_woken_for_the_turn_unless_the_object_passes_on() {
-    for case in [
-        "",
-        "released",
-        "not subscribed",
-        "long",
-        "endless",
-        "permits",
-        "late",
-        "another",
-    ] {
-        let mut world = World::new();
-        let [first, second] = [world.taker(), world.taker()];
-        if case == "another" {
-            world.leave(second);
-        }
-        let second = match case {
-            "another" => world.join(Exclusive),
-            _ => second,
-        };
-        world.be_refused(first);
-        assert!(world.sleeps(second));
-        let mut until = Some(world.now + 2 * SECOND);
-        match case {
-            "not subscribed" => world.is_subscribed = false,
-            "long" => world.now += SECOND,
-            "late" => until = Some(world.now - 2 * ROUNDING),
-            // The store has refused the request for a minute.
-            "endless" => until = None,
-            _ => {}
-        }
-        world.queues.exclusive().offer(1, Share::Whole, world.now);
-        assert!(matches!(world.next(first), Next::Take(1)));
-        if case == "released" {
-            world.message(0);
-        }
-        world.queues.exclusive().took(until);
-        if case == "permits" {
-            world
-                .queues
-                .exclusive()
-                .offer(2, Share::Permits(1), world.now);
-        }
-        let sleeps = matches!(case, "" | "endless");
-        let woken = world.leave(first);
-        assert_eq!(woken, (!sleeps).then_some(second), "{case}");
-    }
 }
 
 #[test]
@@ -717,10 +581,10 @@ fn first_waiter_is_claimed_if_all_can_be_and_no_request_is_in_flight() {
         let other = world.join(kind);
         assert_eq!(world.queues.claim_first(), None);
         world.leave(first);
-        world.queues.leave(kind, other, world.now, true);
+        world.queues.leave(kind, other);
     }
     let [first, second] = [world.claimable('a'), world.claimable('b')];
-    assert!(matches!(world.next(first), Next::BeFirst { .. }));
+    world.becomes_first(first);
     assert!(matches!(world.next(first), Next::Ask { .. }));
     world.queues.exclusive().request_started(world.now);
     assert_eq!(world.queues.claim_first(), None, "in flight");
@@ -741,17 +605,23 @@ fn first_waiter_is_claimed_if_all_can_be_and_no_request_is_in_flight() {
     world.queues.exclusive().transfer_ended(sent_at);
     assert!(matches!(world.next(first), Next::Ask { .. }));
     world.answer(first);
-    // The object has passed on. The next one sleeps until it does again.
     world.queues.exclusive().transfer_started(world.now);
     assert!(world.sleeps(second));
     let transferred = world.queues.exclusive().transferred(sent_at, 1, world.now);
     assert_eq!(transferred, (Some(first), vec![]));
-    assert_eq!(world.take(first, 1, Some(world.now + SECOND)), None);
+    let until = Some(world.now + SECOND);
+    assert_eq!(world.take(first, 1, until), Some(second));
     assert_eq!(world.queues.claim_first(), Some('b'));
     world.queues.exclusive().transfer_started(world.now);
     assert_eq!(world.leave(second), None);
     let transferred = world.queues.exclusive().transferred(sent_at, 2, world.now);
     assert_eq!(transferred, (None, vec![2]), "all have left");
+    // It is released: the next waiter asks.
+    assert!(!world.queues.exclusive().is_transferred());
+    let next = world.claimable('c');
+    assert_eq!(world.queues.claim_first(), None);
+    world.be_refused(next);
+    assert_eq!(world.queues.claim_first(), Some('c'));
 }
 
 /// The transfer may release the object before it is answered. Neither the answer to another request
@@ -769,7 +639,7 @@ fn no_answer_is_current_while_transfer_is_in_flight() {
         if all_leave {
             world.leave(waiter);
             waiter = world.claimable('b');
-            assert!(matches!(world.next(waiter), Next::BeFirst { .. }));
+            world.becomes_first(waiter);
             assert!(matches!(world.next(waiter), Next::Ask { .. }));
         }
         world.answer(waiter);

@@ -102,7 +102,7 @@ impl Step for Acquire<'_> {
         if hold_remaining(keyspace, own, last) < lease {
             keyspace.set(&timeout_key(own, last), 1, Some(lease));
         }
-        Ok(Outcome::Done(()))
+        Ok(Outcome::ACQUIRED)
     }
 }
 

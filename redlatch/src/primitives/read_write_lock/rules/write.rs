@@ -127,7 +127,7 @@ impl Acquire<'_> {
         if self.blocks_readers_for.is_some() {
             remove_waiting_writer(keyspace, self.keys, self.params.hold)?;
         }
-        Ok(Outcome::Done(()))
+        Ok(Outcome::ACQUIRED)
     }
 }
 
