@@ -198,8 +198,7 @@ impl WaitQueues {
     }
 }
 
-/// Waits for the turn, and then as the first waiter of the queue, unless there is an offer for this
-/// one.
+/// Waits for the turn, and then as the first waiter of the queue.
 async fn wait_in_queue<A: Attempt>(waiter: &Waiter, attempt: &mut A) -> Result<A::Grant> {
     attempt.progress().join_queue(waiter.contacts());
     let turn = loop {

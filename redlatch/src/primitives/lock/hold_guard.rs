@@ -46,38 +46,38 @@ impl HoldGuard {
     )]
     pub(crate) fn release(mut self) -> impl Future<Output = Result<()>> + Send {
         async move {
-            let released = self.release_once().await;
+            let released = 'released: {
+                let mut handed_over = self.hand_over();
+                if handed_over == Err(NotHandedOver::AskFirst) {
+                    // Boxed: only after long sections.
+                    let asking = HandedOver::offer_after_asking(&self.hold_ref, self.terms);
+                    handed_over = Box::pin(asking).await;
+                }
+                if handed_over.is_ok() {
+                    (self.removed, self.settled) = (true, true);
+                    break 'released Ok(());
+                }
+                self.remove();
+                // Reported immediately; the drop of `self` settles what the store may still keep.
+                if let Err(lost) = self.hold().check_not_lost() {
+                    break 'released Err(lost);
+                }
+                let settled = self.hold_ref.settle().await;
+                self.settled = matches!(
+                    settled,
+                    Ok(_) | Err(Error::Lost { .. } | Error::WrongKind { .. })
+                );
+                settled.and_then(|is_held| {
+                    if is_held {
+                        return Ok(());
+                    }
+                    let hold = self.hold();
+                    self.hold_ref.session.watchdog.report_missing(hold);
+                    Err(hold.not_held_error())
+                })
+            };
             self.timer.released(&released);
             released
-        }
-    }
-
-    async fn release_once(&mut self) -> Result<()> {
-        let mut handed_over = self.hand_over();
-        if handed_over == Err(NotHandedOver::AskFirst) {
-            // Boxed: only after long sections.
-            handed_over =
-                Box::pin(HandedOver::offer_after_asking(&self.hold_ref, self.terms)).await;
-        }
-        if handed_over.is_ok() {
-            (self.removed, self.settled) = (true, true);
-            return Ok(());
-        }
-        self.remove();
-        // Reported immediately; the drop of `self` settles what the store may still keep.
-        self.hold().check_not_lost()?;
-        let settled = self.hold_ref.settle().await;
-        self.settled = matches!(
-            settled,
-            Ok(_) | Err(Error::Lost { .. } | Error::WrongKind { .. })
-        );
-        match settled? {
-            true => Ok(()),
-            false => {
-                let hold = self.hold();
-                self.hold_ref.session.watchdog.report_missing(hold);
-                Err(hold.not_held_error())
-            }
         }
     }
 
