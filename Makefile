@@ -23,7 +23,7 @@ help:
 	@echo "make semver   compares the version with the changes of the public API since the last release"
 	@echo "make book     the guide as a book, in target/book"
 	@echo "make api      compares the public API with redlatch/api.txt; make api-update writes that file"
-	@echo "make explore  checks all sequences of steps on the rules of each primitive (at most STATES=10000000)"
+	@echo "make explore  checks all sequences of steps on the rules, and of events in the client (at most STATES=10000000)"
 	@echo "make soak     random faults, with many clients (SECONDS=600 TOPOLOGY=single SEED=…)"
 	@echo "make stress   the concurrency tests in a loop, half of the runs with busy cores (RUNS=200)"
 

@@ -246,7 +246,8 @@ impl HandOverLimit {
 }
 
 /// How long the first waiter of a queue lets other clients go first, before it requests the object again.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Yielding {
     /// How many counted clients go first. One less after each release, because one of them has had its turn then.
     clients: usize,
@@ -258,7 +259,8 @@ pub(crate) struct Yielding {
 }
 
 /// A pause for clients that are not counted.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 enum Pause {
     /// It begins when the first waiter is woken, by the message of the release.
     Next(Duration),

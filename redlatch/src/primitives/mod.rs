@@ -46,6 +46,6 @@ pub(crate) mod ticket;
 #[cfg(test)]
 pub(crate) mod differential;
 #[cfg(test)]
-mod exploration;
+pub(crate) mod exploration;
 #[cfg(test)]
 mod refusals;

@@ -2,8 +2,8 @@
 //! passes on in the client. [`Queues`] decides. It has no lock, no waker and no clock: `waiter` has
 //! them, and does what it says.
 //!
-//! 1. The waiters of a queue stand in the order in which they joined. Only the *first* asks the
-//!    store. It has the turn until it leaves.
+//! 1. The waiters of a queue stand in the order in which they joined. The foremost one has the turn
+//!    until it leaves. Once it knows that, it is the *first*. Only the first waiter asks the store.
 //! 2. What the store has answered counts for the whole queue, until the object may have been
 //!    released, or a request is in flight.
 //! 3. The first waiter asks again when a message arrives, or one may have been missed, and when the
@@ -48,7 +48,8 @@ pub(crate) enum QueueKind {
 
 /// The queues of one object. `W` wakes a waiter, `O` is an offer, and `C` is what a release must
 /// know to acquire the object for a waiter.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(super) struct Queues<W, O, C> {
     /// One for each [`QueueKind`].
     queues: [Queue<W, O, C>; 2],
@@ -59,7 +60,8 @@ pub(super) struct Queues<W, O, C> {
 }
 
 /// See the [module](self).
-#[derive(Debug, Clone)]
+#[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(super) struct Queue<W, O, C> {
     /// The waiters by their numbers.
     places: BTreeMap<u64, Place<W, C>>,
@@ -94,7 +96,8 @@ pub(super) struct Queue<W, O, C> {
 }
 
 /// A waiter.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 struct Place<W, C> {
     /// Wakes it. `None` if it does not sleep: whoever wakes a waiter takes this.
     wake: Option<W>,
@@ -116,7 +119,8 @@ enum Registration {
 }
 
 /// How a release of this client may serve a waiter.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(super) enum Serves<C> {
     Not,
     /// It takes offers.
@@ -160,7 +164,8 @@ enum Phase {
 }
 
 /// An offer that no waiter has taken.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 struct Unclaimed<O> {
     offer: O,
     share: Share,

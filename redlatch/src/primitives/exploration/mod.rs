@@ -23,6 +23,7 @@ use crate::keyspace::{DumpedValue, Keyspace};
 use crate::lease::Lease;
 use crate::primitives::differential::env_number;
 
+pub(crate) mod events;
 mod locks;
 
 pub(crate) use locks::{Granted, Locks, Observed, Party};

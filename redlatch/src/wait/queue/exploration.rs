@@ -7,12 +7,10 @@
 //! in that it registers.
 
 use std::cmp::Ordering;
-use std::collections::hash_map::DefaultHasher;
-use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::{Hash, Hasher};
 
 use super::*;
-use crate::primitives::differential::env_number;
+use crate::primitives::exploration::events::{Event, Events, explore};
 
 use QueueKind::{Exclusive, Shared};
 
@@ -135,8 +133,6 @@ impl Kind {
     }
 }
 
-type Event = (&'static str, usize);
-
 impl State {
     fn first(kind: Kind) -> State {
         State {
@@ -171,7 +167,7 @@ impl State {
     }
 
     /// Returns the events that are possible, those first that end something.
-    fn events(&self) -> Vec<Event> {
+    fn ending_events(&self) -> Vec<Event> {
         let mut all = Vec::new();
         let mut add = |name, possible: bool| {
             if possible {
@@ -278,7 +274,7 @@ impl State {
         all.filter(|at| *at > self.now).min()
     }
 
-    fn take(&mut self, (name, caller): Event) -> Result<(), &'static str> {
+    fn happen(&mut self, name: &'static str, caller: usize) -> Result<(), &'static str> {
         match name {
             "release is executed" => {
                 (self.releases, self.ours) = (self.releases - 1, self.ours - 1);
@@ -715,7 +711,7 @@ impl State {
         }
     }
 
-    fn check(&self) -> Result<(), &'static str> {
+    fn check_now(&self) -> Result<(), &'static str> {
         let guards = self.callers.iter().filter(|caller| match caller {
             Caller::Holds { lost } => !lost,
             Caller::Waits {
@@ -769,16 +765,16 @@ impl State {
     /// a free object.
     fn check_end(mut self) -> Result<(), &'static str> {
         for _ in 0..1000 {
-            let event = self.events().into_iter().next();
+            let event = self.ending_events().into_iter().next();
             let expiry = self.queues.queues[0].next_expiry();
             match (event, expiry) {
-                (Some(event), _) => self.take(event)?,
+                (Some((name, caller)), _) => self.happen(name, caller)?,
                 (None, Some(at)) => self.now = at,
                 (None, None) => break,
             }
-            self.check()?;
+            self.check_now()?;
         }
-        if !self.events().is_empty() {
+        if !self.ending_events().is_empty() {
             return Err("it does not end");
         }
         let waits = |caller: &&Caller| matches!(caller, Caller::Waits { .. });
@@ -791,10 +787,26 @@ impl State {
             (false, _) => Err("a waiter sleeps on a free object"),
         }
     }
+}
 
-    /// Returns a hash of the state, with all times relative to now, and numbers in order.
-    fn hash(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
+impl Events for State {
+    fn next(&self) -> Vec<(Event, Result<State, &'static str>)> {
+        let all = self.ending_events().into_iter().chain(self.more_events());
+        all.map(|(name, caller)| {
+            let mut next = self.clone();
+            let happened = next.happen(name, caller);
+            ((name, caller), happened.map(|()| next))
+        })
+        .collect()
+    }
+
+    fn check(&self) -> Result<(), &'static str> {
+        self.check_now()?;
+        self.clone().check_end()
+    }
+
+    /// All times are relative to now, and the numbers of callers count in order.
+    fn hash(&self, hasher: &mut impl Hasher) {
         let relative = |at: Instant| at.saturating_duration_since(self.now);
         let age = |at: Instant| self.now.saturating_duration_since(at).min(LEASE);
         let rank = |number: u64| {
@@ -812,13 +824,13 @@ impl State {
                     is_first,
                     mode,
                 } => {
-                    (rank(number), is_first).hash(&mut hasher);
+                    (rank(number), is_first).hash(hasher);
                     match mode {
-                        Mode::Asleep(until) => until.map(relative).hash(&mut hasher),
-                        mode => mode.hash(&mut hasher),
+                        Mode::Asleep(until) => until.map(relative).hash(hasher),
+                        mode => mode.hash(hasher),
                     }
                 }
-                caller => caller.hash(&mut hasher),
+                caller => caller.hash(hasher),
             }
         }
         for queue in &self.queues.queues {
@@ -827,25 +839,25 @@ impl State {
                 let must_register = place.must_register(self.now);
                 let registered = place.registration == Registration::Done;
                 let flags = (place.failed, must_register, registered);
-                (place.wake, serves, flags).hash(&mut hasher);
+                (place.wake, serves, flags).hash(hasher);
             }
             if let Some(First { due, phase, .. }) = queue.first {
-                (due.map(relative), std::mem::discriminant(&phase)).hash(&mut hasher);
+                (due.map(relative), std::mem::discriminant(&phase)).hash(hasher);
             }
             let relies = queue.relies.map(|relies| relative(relies.until));
-            relies.hash(&mut hasher);
+            relies.hash(hasher);
             for one in &queue.offers {
                 let to = one.offer.to.map(rank);
                 let lost = (one.offer.lost, one.offer.is_known_lost);
-                (to, lost, age(one.since)).hash(&mut hasher);
+                (to, lost, age(one.since)).hash(hasher);
             }
             let since = [
                 queue.stale_since,
                 queue.transferred_since,
                 queue.maybe_released_at,
             ];
-            since.map(|since| since.is_some()).hash(&mut hasher);
-            (queue.answered, queue.disconnected).hash(&mut hasher);
+            since.map(|since| since.is_some()).hash(hasher);
+            (queue.answered, queue.disconnected).hash(hasher);
         }
         let transfer = self
             .transfer
@@ -859,56 +871,13 @@ impl State {
             self.is_confirmed,
             self.silent,
         ];
-        (transfer, flags, self.messages).hash(&mut hasher);
-        (self.free, self.ours, self.releases).hash(&mut hasher);
-        hasher.finish()
+        (transfer, flags, self.messages).hash(hasher);
+        (self.free, self.ours, self.releases).hash(hasher);
     }
-}
-
-/// Visits at most so many states, and returns how many there are, whether these are all, and which
-/// events there were.
-fn explore(first: State, max_states: u64) -> (usize, bool, BTreeSet<&'static str>) {
-    let mut seen: HashMap<u64, (u64, Event)> = HashMap::from([(first.hash(), (0, ("", 0)))]);
-    let mut queue = VecDeque::from([first]);
-    let mut events = BTreeSet::new();
-    while (seen.len() as u64) < max_states
-        && let Some(state) = queue.pop_front()
-    {
-        let before = state.hash();
-        for event in state.events().into_iter().chain(state.more_events()) {
-            events.insert(event.0);
-            let mut next = state.clone();
-            let taken = next.take(event).and_then(|()| next.check());
-            let hash = next.hash();
-            if taken.is_ok() && seen.contains_key(&hash) {
-                continue;
-            }
-            if let Err(violation) = taken.and_then(|()| next.clone().check_end()) {
-                let mut path = vec![event];
-                let mut at = before;
-                while let Some((earlier, event)) =
-                    seen.get(&at).filter(|(_, event)| !event.0.is_empty())
-                {
-                    path.push(*event);
-                    at = *earlier;
-                }
-                path.reverse();
-                let path: Vec<_> = path
-                    .iter()
-                    .map(|(name, caller)| format!("{name} ({caller})"))
-                    .collect();
-                panic!("{violation}, after: {}\n{next:#?}", path.join(", "));
-            }
-            seen.insert(hash, (before, event));
-            queue.push_back(next);
-        }
-    }
-    (seen.len(), queue.is_empty(), events)
 }
 
 #[test]
 fn no_waiter_sleeps_on_a_free_object_and_none_takes_that_of_another() {
-    let max_states = env_number("REDLATCH_STATES", MAX_STATES);
     for (kind, expected) in [
         (Kind::Offers, 22),
         (Kind::Claims, 24),
@@ -916,9 +885,8 @@ fn no_waiter_sleeps_on_a_free_object_and_none_takes_that_of_another() {
         (Kind::Shared, 22),
         (Kind::Permits, 21),
     ] {
-        let (states, closed, events) = explore(State::first(kind), max_states);
-        let end = if closed { "closed" } else { "not closed" };
-        println!("queue with {kind:?}: {states} states, {end}");
+        let name = format!("queue with {kind:?}");
+        let events = explore(&name, State::first(kind), MAX_STATES);
         assert_eq!(events.len(), expected, "{events:?}");
     }
 }
