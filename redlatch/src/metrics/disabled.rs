@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::Kind;
 use tokio::time::Instant;
 
+use super::Kind;
 use crate::error::{Loss, Result};
 
 #[derive(Clone, Default)]

@@ -13,8 +13,8 @@
 //!    instead of asking. If all waiters can be claimed, it claims the first one instead, and has
 //!    the store put it in its place.
 //!
-//! Invariant: a waiter that has the turn asks, sleeps until a time that is known, or is woken by each
-//! message of the subscription. What must not happen:
+//! Invariant: a waiter that has the turn asks, sleeps until a time that is known, or is woken by
+//! each message of the subscription. What must not happen:
 //!
 //! - *A waiter sleeps on a free object.* Each way to leave passes the turn on.
 //! - *A hold is taken that the store may have given to another owner.* An offer of a whole object
@@ -255,8 +255,8 @@ impl<W, O, C> Queues<W, O, C> {
         number
     }
 
-    /// Returns what a waiter does that is not the first yet. `is_subscribed`: whether the channel is
-    /// subscribed to.
+    /// Returns what a waiter does that is not the first yet. `is_subscribed`: whether the channel
+    /// is subscribed to.
     pub(super) fn turn(
         &mut self,
         kind: QueueKind,
@@ -568,7 +568,7 @@ impl<W, O, C> Queue<W, O, C> {
         (outdated, is_in_doubt)
     }
 
-    /// Records that the foremost waiter has taken an offer. `until`: when its lease ends unless it
+    /// Records that the first waiter has taken an offer. `until`: when its lease ends unless it
     /// is renewed. `None`: the acquisition excludes no other waiter, so what the store has answered
     /// still counts.
     pub(super) fn took(&mut self, until: Option<Instant>) {
@@ -587,7 +587,8 @@ impl<W, O, C> Queue<W, O, C> {
 
     /// Offers the first waiter something. Returns what wakes it, and the earlier offers of the
     /// whole object: their hold is lost, because the store has granted another one since. To be
-    /// dropped without locks. [`Queue::tick`] looks after it.
+    /// dropped without locks. [`Queue::expired_offers`] looks
+    /// after it.
     pub(super) fn offer(&mut self, offer: O, share: Share, now: Instant) -> (Option<W>, Vec<O>) {
         let outdated = match share {
             Share::Whole => self.take_offers(),
@@ -683,7 +684,8 @@ impl<W, O, C> Queue<W, O, C> {
         self.places.first_entry()?.get_mut().wake.take()
     }
 
-    /// Makes the foremost waiter the first. Returns whether it relies on the answer to the one before.
+    /// Makes the foremost waiter the first. Returns whether it relies on the answer to the one
+    /// before.
     fn become_first(&mut self, now: Instant, is_subscribed: bool) -> bool {
         let share = self.places.values().next().map(|place| place.share);
         let counts =

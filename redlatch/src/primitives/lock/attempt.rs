@@ -309,6 +309,11 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
     fn take(&mut self, offer: Offer) -> Option<(u64, Option<Instant>)> {
         let kind = &self.lock.kind;
         let offer = match offer.downcast::<TransferredHold>() {
+            Ok(transferred) if !kind.can_transfer() => {
+                // Claimed for another request of the same owner.
+                drop(transferred);
+                return None;
+            }
             Ok(transferred) => {
                 let (token, end) = transferred.take(&self.requested)?;
                 return Some((token, Some(end)));

@@ -46,6 +46,7 @@ impl HoldGuard {
     )]
     pub(crate) fn release(mut self) -> impl Future<Output = Result<()>> + Send {
         async move {
+            // Not a function of its own: the future would be larger.
             let released = 'released: {
                 let mut handed_over = self.hand_over();
                 if handed_over == Err(NotHandedOver::AskFirst) {

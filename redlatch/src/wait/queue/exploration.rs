@@ -841,6 +841,7 @@ impl Events for State {
                 let flags = (place.failed, must_register, registered);
                 (place.wake, serves, flags).hash(hasher);
             }
+            queue.first.is_some().hash(hasher);
             if let Some(First { due, phase, .. }) = queue.first {
                 (due.map(relative), std::mem::discriminant(&phase)).hash(hasher);
             }
