@@ -233,20 +233,19 @@ pub(super) fn revoked_from(history: &History, section: &Section) -> Option<Time>
 /// Returns since when requests to release may concern the hold of a section.
 ///
 /// A release removes the requests for its owner. If a promoted replica lacks that release, or a
-/// slot moved meanwhile, they concern the owner's next hold, too. (Of a read-write lock only holds of
-/// the writer: what the owner reads in between changes nothing.)
+/// slot moved meanwhile, they concern the owner's next hold, too, and those after it whose releases
+/// are lost as well. (Of a read-write lock only holds of the writer: what the owner reads in between
+/// changes nothing.)
 fn requests_since(history: &History, section: &Section) -> Time {
-    let begun = hold_begun(history, section);
     let of_owner = history
         .sections
         .iter()
         .filter(|one| one.same_owner(section) && one.request.name == section.request.name)
         .filter(|one| one.request.mode == section.request.mode);
     let ends = of_owner.filter_map(|one| Some((one.held_span()?.1, one)));
-    let before = ends
-        .filter(|&(end, _)| end <= begun)
-        .max_by_key(|&(end, _)| end);
-    let release_may_be_lost = |&(end, _): &(Time, &Section)| {
+    let mut ends: Vec<(Time, &Section)> = ends.collect();
+    ends.sort_by_key(|&(end, _)| std::cmp::Reverse(end));
+    let release_may_be_lost = |end: Time| {
         let losses = history.data_losses.iter();
         let losses = losses.map(|loss| (loss.from, loss.until));
         let mut losses = losses.chain(history.failovers.iter().copied());
@@ -254,9 +253,16 @@ fn requests_since(history: &History, section: &Section) -> Time {
         losses.any(|(from, until)| from <= end && end <= until + nanos(MARGIN))
             || moves.any(|&(from, until)| from <= end && end <= until)
     };
-    before
-        .filter(release_may_be_lost)
-        .map_or(begun, |(_, before)| hold_begun(history, before))
+    let mut begun = hold_begun(history, section);
+    for (end, before) in ends {
+        if end <= begun {
+            if !release_may_be_lost(end) {
+                break;
+            }
+            begun = hold_begun(history, before);
+        }
+    }
+    begun
 }
 
 /// Returns when the hold of a section was requested: by it, or by an earlier section of its owner, which it re-entered.
@@ -604,6 +610,23 @@ mod tests {
         };
         let too_early = [Rule::LostBeforeExpiry, Rule::AvoidableLoss];
         assert_eq!(with(&before, &next, 4600), []);
+        // A hold in between, whose release is lost as well.
+        let mut between = of_owner(section("a", 4550, 8000));
+        (between.requested, between.acquired) = (4550 * MS, Some(4550 * MS));
+        for (until, explained) in [(8100, true), (4600, false)] {
+            let sections = vec![
+                before.clone(),
+                between.clone(),
+                next.clone(),
+                revocation(500, 4000),
+            ];
+            let mut history = history(sections);
+            let loss = DataLoss::UNCONFIRMED_WRITES;
+            let (from, until) = (0, until * MS);
+            let window = DataLossWindow { from, until, loss };
+            history.data_losses.push(window);
+            assert_eq!(rules(&history, Losses::None).is_empty(), explained);
+        }
         // The promoted replica had all acquisitions.
         let mut lossless = history(vec![before.clone(), next.clone(), revocation(500, 4000)]);
         assert_eq!(rules(&lossless, Losses::None), too_early);
