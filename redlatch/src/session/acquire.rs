@@ -137,15 +137,15 @@ impl Session {
 impl RequestedHold<'_> {
     /// Makes one attempt to acquire or re-enter one object: [`Session::try_acquire`]. `step` creates the
     /// primitive's step for a hold count.
-    pub(crate) fn try_acquire<'a, T: Send + 'a, S: Step<Reply = Outcome<T>> + 'a>(
+    pub(crate) fn try_acquire<'a, S: Step<Reply = Outcome> + 'a>(
         &'a self,
         subscribe: Option<&'a str>,
         progress: &'a Progress,
         step: impl FnOnce(&'a Hold, u32) -> S + Send + 'a,
-    ) -> impl Future<Output = Result<Outcome<T>>> + Send + 'a {
+    ) -> impl Future<Output = Result<Outcome>> + Send + 'a {
         let HoldRef { session, hold, .. } = self.hold_ref;
         let step = move |held: &[u32]| step(hold, held.iter().sum::<u32>() + 1);
-        let blocked = |reply: &Outcome<T>| matches!(reply, Outcome::Wait(_)).then_some(0);
+        let blocked = |reply: &Outcome| matches!(reply, Outcome::Wait(_)).then_some(0);
         session.try_acquire(
             std::slice::from_ref(self),
             subscribe,

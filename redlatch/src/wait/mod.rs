@@ -249,7 +249,7 @@ async fn wait_in_queue<A: Attempt>(waiter: &Waiter, attempt: &mut A) -> Result<A
 
 /// Waits as the first waiter of the queue: repeats the request when it may succeed.
 async fn wait_as_first<A: Attempt>(waiter: &Waiter, attempt: &mut A) -> Result<A::Grant> {
-    waiter.subscription_ended().await;
+    waiter.subscription.ended().await;
     loop {
         let (message, woken_at) = match waiter.next().await {
             Next::Take(offer) => {
@@ -274,7 +274,7 @@ async fn wait_as_first<A: Attempt>(waiter: &Waiter, attempt: &mut A) -> Result<A
         }
         let sent_at = Instant::now();
         let pause = attempt.pause();
-        let subscribe = pause.is_none() && waiter.begin_subscribing();
+        let subscribe = pause.is_none() && waiter.subscription.begin();
         let outcome = request_as_first(waiter, attempt, subscribe).await?;
         let left = match (outcome, pause) {
             (Outcome::Done(grant), _) => {

@@ -105,7 +105,7 @@ struct Place<W, C> {
     share: Share,
     joined: Instant,
     registration: Registration,
-    /// Whether the store could not be reached for it.
+    /// Whether the waiter fails because the store could not be reached.
     failed: bool,
 }
 
@@ -143,7 +143,7 @@ struct Relies {
 /// The first waiter of a queue.
 #[derive(Debug, Clone, Copy)]
 struct First {
-    /// When it asks unless it is woken before. `None`: it is.
+    /// When it sends its next request unless it is woken before. `None`: only when it is woken.
     due: Option<Instant>,
     phase: Phase,
     /// When it was woken, before it was due.
@@ -177,7 +177,7 @@ struct Unclaimed<O> {
 pub(super) enum Turn {
     /// It sleeps until it is woken: see [`Queue::sleeper`].
     Sleep,
-    /// It registers its wait, and asks again what to do.
+    /// The waiter registers its wait. Then [`Queues::turn`] is called again.
     Register,
     /// It is the first now. `relies`: it relies on the answer to the waiter before it.
     First {
@@ -194,7 +194,8 @@ pub(super) enum Turn {
 pub(super) enum Next<O> {
     /// It sleeps until it is woken, or until then: see [`Queue::sleeper`].
     Sleep(Option<Instant>),
-    /// It takes this offer, and [leaves](Queue::took), or asks again what to do.
+    /// The waiter takes this offer and [leaves](Queue::took). If it cannot use the offer,
+    /// [`Queue::next`] is called again.
     Take(O),
     /// It drops this offer: the object may have been released since.
     Drop(O),
@@ -205,7 +206,7 @@ pub(super) enum Next<O> {
     },
 }
 
-/// What is left of a waiter. To be dropped without locks.
+/// The parts of a waiter that has left, to be dropped without locks.
 #[derive(Debug)]
 pub(super) struct Left<W, O, C> {
     /// Wakes the next waiter.
@@ -531,8 +532,8 @@ impl<W, O, C> Queue<W, O, C> {
         self.stale_since.get_or_insert(now);
     }
 
-    /// Records that the store has refused the request of the first waiter, which asks again then.
-    /// `None`: when it is woken.
+    /// Records that the store has refused the request of the first waiter. `due`: when the waiter
+    /// sends the next one unless it is woken before; `None`: only when it is woken.
     pub(super) fn refused(&mut self, due: Option<Instant>) {
         if let Some(first) = &mut self.first {
             (first.due, first.phase) = (due, Phase::Waits);
@@ -587,8 +588,7 @@ impl<W, O, C> Queue<W, O, C> {
 
     /// Offers the first waiter something. Returns what wakes it, and the earlier offers of the
     /// whole object: their hold is lost, because the store has granted another one since. To be
-    /// dropped without locks. [`Queue::expired_offers`] looks
-    /// after it.
+    /// dropped without locks. [`Queue::expired_offers`] takes the offer if no waiter does.
     pub(super) fn offer(&mut self, offer: O, share: Share, now: Instant) -> (Option<W>, Vec<O>) {
         let outdated = match share {
             Share::Whole => self.take_offers(),
@@ -651,7 +651,7 @@ impl<W, O, C> Queue<W, O, C> {
         self.transferred_since.is_some()
     }
 
-    /// Lets other clients go first when the queue asks again after the release that follows.
+    /// Lets other clients go first before the next request, which follows a release of this client.
     pub(super) fn yield_to(&mut self, yields: Yields, random: impl FnOnce() -> f64) {
         if !self.places.is_empty() {
             let of_permits = matches!(self.share, Some(Share::Permits(_)));

@@ -893,7 +893,7 @@ async fn waiter_misses_no_failure_while_it_registers() {
     assert!(matches!(failed, Ok(Err(Error::ResponseTimeout { .. }))));
 }
 
-/// One that is kept but not polled does not keep what is offered.
+/// A request that is kept but not polled does not keep an offer.
 #[tokio::test(start_paused = true)]
 async fn offer_that_is_not_taken_is_dropped_after_10_ms() {
     let queues = queues();

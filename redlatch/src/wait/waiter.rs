@@ -76,7 +76,7 @@ pub(crate) struct TransferClaim {
 /// A waiter in a queue. Leaves the queue when dropped.
 pub(super) struct Waiter {
     queues: WaitQueues,
-    subscription: Arc<Subscription>,
+    pub(super) subscription: Arc<Subscription>,
     object: Arc<ObjectQueues>,
     kind: QueueKind,
     number: u64,
@@ -158,10 +158,11 @@ impl WaitQueues {
     ) -> Waiter {
         let object = entry.join(attempt.object());
         let (kind, share) = (attempt.queue_kind(), attempt.share());
-        let serves = match attempt.claim() {
-            _ if attempt.takes_offers() => Serves::Offers,
-            Some(claim) => Serves::Claim(Box::new(claim)),
-            None => Serves::Not,
+        let serves = match attempt.takes_offers() {
+            true => Serves::Offers,
+            false => attempt
+                .claim()
+                .map_or(Serves::Not, |claim| Serves::Claim(Box::new(claim))),
         };
         let number = {
             let mut state = object.lock();
@@ -408,18 +409,6 @@ impl Waiter {
         drop(state);
         drop(replaced);
         Poll::Pending
-    }
-
-    /// Waits until no subscription of the channel is being ended. None is from then on, because the
-    /// channel has a waiter.
-    pub(super) async fn subscription_ended(&self) {
-        self.subscription.ended().await;
-    }
-
-    /// Returns whether a subscription has to be sent. If so, records that there may be one to end
-    /// from now on.
-    pub(super) fn begin_subscribing(&self) -> bool {
-        self.subscription.begin()
     }
 
     /// Records that the request has ended, with its last contact with the store.

@@ -129,7 +129,7 @@ impl<K: LockKind> Lock<K> {
                 handed_over: None,
             };
             let waiting = &hold_ref.session.waiting;
-            let grant = match &span {
+            let token = match &span {
                 None => waiting.within(&limits, &progress, &mut request).await?,
                 Some(span) => {
                     let acquiring = waiting.within(&limits, &progress, &mut request);
@@ -141,13 +141,13 @@ impl<K: LockKind> Lock<K> {
             let handed_over = handed_over.and_then(|handed_over| handed_over.into_hold_ref());
             let hold_ref = handed_over.unwrap_or(hold_ref);
             let _span = span.as_ref().map(|span| span.enter());
-            match grant {
+            match token {
                 // The snapshot is taken only if the event is enabled.
                 Some(_) => tracing::debug!(holds = hold_ref.hold.snapshot().count, "acquired"),
                 None => tracing::debug!("not acquired"),
             }
             let kind = self.kind.clone();
-            Ok(grant.map(|grant| HeldLock::new(hold_ref, terms, kind, grant)))
+            Ok(token.map(|token| HeldLock::new(hold_ref, terms, kind, token)))
         }
     }
 }
@@ -186,7 +186,7 @@ impl<K: LockKind> Request for LockRequest<'_, K> {
 
 impl<K: LockKind> LockRequest<'_, K> {
     /// Makes one attempt to acquire the lock.
-    fn attempt(&self, subscribe: bool) -> impl Future<Output = Result<Outcome<u64>>> + Send {
+    fn attempt(&self, subscribe: bool) -> impl Future<Output = Result<Outcome>> + Send {
         let step = move |hold, count| {
             let RequestedHold {
                 hold_ref, terms, ..
@@ -215,7 +215,7 @@ impl<K: LockKind> LockRequest<'_, K> {
             if hold_ref.hold_period() > tried || hold_ref.hold.loss().is_some() {
                 tried = Some(PeriodId::latest());
                 match self.send(false).await? {
-                    Outcome::Done(grant) => return Ok(Some(grant)),
+                    Outcome::Done(token) => return Ok(Some(token)),
                     Outcome::Wait(_) if !self.waits => return Ok(None),
                     // The hold period has ended, and another owner has acquired the lock.
                     Outcome::Wait(_) => continue,
@@ -225,7 +225,7 @@ impl<K: LockKind> LockRequest<'_, K> {
             tokio::select! {
                 biased;
                 () = hold_ref.held_after(tried) => {}
-                grant = waiting.acquire(self, waits) => return grant,
+                token = waiting.acquire(self, waits) => return token,
             }
         }
     }
@@ -262,7 +262,7 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
         K::QUEUE
     }
 
-    async fn send(&mut self, subscribe: bool) -> Result<Outcome<u64>> {
+    async fn send(&mut self, subscribe: bool) -> Result<Outcome> {
         self.requested.request_number = self.next_number();
         self.in_flight = true;
         let outcome = self.attempt(subscribe).await;
@@ -309,13 +309,11 @@ impl<K: LockKind> Attempt for LockRequest<'_, K> {
     fn take(&mut self, offer: Offer) -> Option<(u64, Option<Instant>)> {
         let kind = &self.lock.kind;
         let offer = match offer.downcast::<TransferredHold>() {
-            Ok(transferred) if !kind.can_transfer() => {
-                // Claimed for another request of the same owner.
-                drop(transferred);
-                return None;
-            }
             Ok(transferred) => {
-                let (token, end) = transferred.take(&self.requested)?;
+                // It may have been claimed for another request of the same owner.
+                let can_transfer = kind.can_transfer();
+                let taken = can_transfer.then(|| transferred.take(&self.requested));
+                let (token, end) = taken??;
                 return Some((token, Some(end)));
             }
             Err(offer) => offer,

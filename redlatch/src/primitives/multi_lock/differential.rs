@@ -96,9 +96,7 @@ impl Kind {
 impl Comparable for AllOrNone<u64> {
     fn comparable(&self) -> String {
         match self {
-            AllOrNone::Acquired(tokens) => {
-                format!("{tokens:?}")
-            }
+            AllOrNone::Acquired(tokens) => format!("{tokens:?}"),
             AllOrNone::Blocked(i, left) => {
                 format!("{i}: {}", Outcome::<u64>::Wait(*left).comparable())
             }

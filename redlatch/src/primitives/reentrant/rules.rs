@@ -74,7 +74,7 @@ pub(crate) fn parse_outcome(object: &ObjectKeys, reply: ScriptReply) -> Result<O
 
 /// Interprets another owner's remaining lease. A lock always has one; a key that never expires is
 /// not a lock.
-pub(crate) fn wait_outcome<T>(object: &ObjectKeys, left: Expiry) -> Result<Outcome<T>> {
+pub(crate) fn wait_outcome(object: &ObjectKeys, left: Expiry) -> Result<Outcome> {
     match left {
         Expiry::In(_) => Ok(Outcome::Wait(left)),
         Expiry::Never => Err(wrong_kind(object, NO_EXPIRY)),

@@ -100,7 +100,8 @@ struct State {
     /// How often the object can be acquired in the store, and how often this client has it.
     free: u8,
     ours: u8,
-    /// How many releases of our holds are in flight, and whether a request that nobody awaits.
+    /// How many releases of our holds are in flight, and whether a request is whose caller has
+    /// left.
     releases: u8,
     has_stray: bool,
     transfer: Option<Transfer>,
@@ -732,7 +733,7 @@ impl State {
             .count();
         let references = guards.count() + offers + transfers + usize::from(self.releases);
         match references.cmp(&usize::from(self.ours)) {
-            Ordering::Less => return Err("nobody releases the object"),
+            Ordering::Less => return Err("no release will follow"),
             Ordering::Greater => return Err("more have the object than the store knows"),
             Ordering::Equal => {}
         }

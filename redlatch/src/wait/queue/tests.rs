@@ -87,11 +87,18 @@ impl World {
         }
     }
 
+    /// Lets so many other clients go first.
+    fn yield_to(&mut self, others: usize) {
+        let queue = self.queues.exclusive();
+        queue.yield_to(Yields::counted(others), || 0.5);
+    }
+
     fn leave(&mut self, number: u64) -> Option<u64> {
         self.queues.leave(Exclusive, number).wake
     }
 
-    /// Offers the whole object, or permits. Returns whom that wakes; `Err` if it is not taken.
+    /// Offers the whole object, or permits. Returns the waiter that is woken; `Err` if no waiter
+    /// takes it.
     fn offer(&mut self, offer: u32) -> Result<Option<u64>, ()> {
         if !self.queues.takes_offer(self.share) {
             return Err(());
@@ -101,7 +108,7 @@ impl World {
         Ok(wake)
     }
 
-    /// Has the foremost waiter take what is offered, and leave with it. Returns whom that wakes.
+    /// Has the first waiter take this offer and leave. Returns the waiter that is woken.
     fn take(&mut self, number: u64, offer: u32, until: Option<Instant>) -> Option<u64> {
         let next = self.next(number);
         assert!(
@@ -154,7 +161,7 @@ fn first_waiter_asks_and_again_when_woken_or_due() {
         assert!(matches!(world.next(first), Next::Ask { message: 0, .. }));
         world.answer(first);
     }
-    // A message during the request makes it ask again.
+    // After a message during the request, the waiter asks again.
     assert_eq!(world.message(7), [Some(first), None]);
     assert!(matches!(world.next(first), Next::Ask { message: 7, .. }));
     assert_eq!(world.message(8), [None, None], "it is awake");
@@ -288,10 +295,7 @@ fn other_clients_go_first_that_have_waited_longer() {
     let waiter = world.claimable('a');
     world.be_refused(waiter);
     for (others, delays) in [(3, [3, 2, 1, 0]), (100, [5, 4, 3, 2]), (0, [0; 4])] {
-        world
-            .queues
-            .exclusive()
-            .yield_to(Yields::counted(others), || 0.5);
+        world.yield_to(others);
         for expected in delays {
             // First that of the client's own release. That of a write lock publishes another one,
             // which does not count.
@@ -305,20 +309,14 @@ fn other_clients_go_first_that_have_waited_longer() {
     world.share = Share::Permits(1);
     let waiter = world.taker();
     world.be_refused(waiter);
-    world
-        .queues
-        .exclusive()
-        .yield_to(Yields::counted(2), || 0.5);
+    world.yield_to(2);
     for expected in [2, 1, 0] {
         world.message(7);
         assert_eq!(world.yields(waiter), expected);
     }
     // A queue without waiters lets no client go first.
     world.leave(waiter);
-    world
-        .queues
-        .exclusive()
-        .yield_to(Yields::counted(2), || 0.5);
+    world.yield_to(2);
     let waiter = world.taker();
     world.be_refused(waiter);
     world.message(7);
@@ -338,10 +336,7 @@ fn others_go_first_again_unless_it_was_in_vain() {
         world.share = share;
         let [first, second] = [world.taker(), world.taker()];
         world.be_refused(first);
-        world
-            .queues
-            .exclusive()
-            .yield_to(Yields::counted(2), || 0.5);
+        world.yield_to(2);
         world.message(0);
         assert!(world.sleeps(first));
         world.now += MILLI;
@@ -353,10 +348,7 @@ fn others_go_first_again_unless_it_was_in_vain() {
         world.queues.exclusive().acquired(None);
         world.leave(first);
         world.be_refused(second);
-        world
-            .queues
-            .exclusive()
-            .yield_to(Yields::counted(2), || 0.5);
+        world.yield_to(2);
         world.message(0);
         assert_eq!(world.yields(second) > 0, again);
     }
@@ -367,22 +359,16 @@ fn waiter_with_offer_does_not_let_others_go_first() {
     let mut world = World::new();
     let waiter = world.taker();
     world.be_refused(waiter);
-    world
-        .queues
-        .exclusive()
-        .yield_to(Yields::counted(3), || 0.5);
+    world.yield_to(3);
     assert_eq!(world.offer(1), Ok(Some(waiter)));
     assert!(matches!(world.next(waiter), Next::Take(1)));
-    // Nor does one that is offered something meanwhile. A message does not end the time.
+    // An offer ends the time of the other clients, a message does not.
     let [first, second] = [false, true].map(|is_offer| {
         let mut world = World::new();
         world.share = Share::Permits(1);
         let waiter = world.taker();
         world.be_refused(waiter);
-        world
-            .queues
-            .exclusive()
-            .yield_to(Yields::counted(3), || 0.5);
+        world.yield_to(3);
         world.message(7);
         assert!(world.sleeps(waiter));
         match is_offer {
@@ -667,10 +653,7 @@ fn offer_is_refused_until_the_store_answers_after_a_message() {
         world.be_refused(first);
         world.message(0);
         if case == "canceled" {
-            world
-                .queues
-                .exclusive()
-                .yield_to(Yields::counted(2), || 0.5);
+            world.yield_to(2);
             assert!(world.sleeps(first), "others go first");
         } else {
             assert!(matches!(world.next(first), Next::Ask { .. }));

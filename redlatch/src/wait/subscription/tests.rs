@@ -58,15 +58,15 @@ async fn subscription_is_sent_until_confirmed_and_again_after_its_end() {
     let is_subscribed = || queues.channels.is_subscribed("c");
     let waiter = join(&queues, "object");
     assert!(!is_subscribed());
-    assert!(waiter.begin_subscribing() && waiter.begin_subscribing());
+    assert!(waiter.subscription.begin() && waiter.subscription.begin());
     assert!(!is_subscribed());
     queues.channels.confirm(waiter.channel());
-    assert!(!waiter.begin_subscribing());
+    assert!(!waiter.subscription.begin());
     assert!(is_subscribed() && !queues.channels.is_subscribed("another"));
     queues.channels.on_unsubscribed("c");
     // The answer to a request without a subscription confirms none.
     queues.channels.confirm(waiter.channel());
-    assert!(!is_subscribed() && waiter.begin_subscribing());
+    assert!(!is_subscribed() && waiter.subscription.begin());
 }
 
 /// Feared most: the request relies on the subscription of another one, which is not there yet, and
@@ -76,12 +76,12 @@ async fn answer_from_before_the_end_of_a_subscription_does_not_confirm_the_next_
     let queues = queues();
     let is_subscribed = || queues.channels.is_subscribed("c");
     let [first, second] = [(); 2].map(|()| join(&queues, "object"));
-    assert!(first.begin_subscribing());
+    assert!(first.subscription.begin());
     let ends = queues.channels.subscription_ends("c");
     queues.channels.on_unsubscribed("c");
-    assert!(second.begin_subscribing());
+    assert!(second.subscription.begin());
     queues.channels.on_subscribed("c", ends);
-    assert!(!is_subscribed() && first.begin_subscribing());
+    assert!(!is_subscribed() && first.subscription.begin());
     queues.channels.confirm("c");
     assert!(is_subscribed());
 }
@@ -92,7 +92,7 @@ async fn linger_time_starts_after_last_waiter() {
     let queues = queues();
     for _ in 0..3 {
         let waiter = join(&queues, "object");
-        waiter.begin_subscribing();
+        waiter.subscription.begin();
         queues.channels.confirm(waiter.channel());
         drop(waiter);
         tokio::time::sleep(LINGER / 2).await;
