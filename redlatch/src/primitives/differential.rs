@@ -164,12 +164,11 @@ where
     harness.into_inner().coverage
 }
 
-/// Checks that the histories have reached each event more than `times` times. [`HISTORIES`] histories must reach it far more
-/// often, because they are random.
-pub(crate) fn assert_reached<const N: usize>(times: u32, events: [u32; N]) {
+/// Checks that the histories have reached each event. They are random, so moves must be such that [`HISTORIES`] histories
+/// reach each event 25 times on average: then all of a thousand million runs reach it.
+pub(crate) fn assert_reached<const N: usize>(events: [u32; N]) {
     println!("reached: {events:?}");
-    let all_are_reached = events.iter().all(|reached| *reached > times);
-    assert!(all_are_reached, "hardly ever: {events:?}");
+    assert!(!events.contains(&0), "never: {events:?}");
 }
 
 /// Returns texts where a token or an epoch may be: numbers at the limits of what can be counted,

@@ -76,5 +76,5 @@ fn lua_and_rules_agree() {
             Move::SetForeign { number } => harness.set_foreign("name", number).await,
         }
     });
-    assert_reached(20, seen.map(Cell::get));
+    assert_reached(seen.map(Cell::get));
 }

@@ -291,5 +291,5 @@ fn lua_and_rules_agree() {
         deleted,
         wrong_kind,
     ];
-    assert_reached(12, events);
+    assert_reached(events);
 }

@@ -173,7 +173,7 @@ fn lua_and_rules_agree() {
         Move::SetForeign { name } => harness.set_foreign(&format!("name-{name}"), 5).await,
     });
     let events = [seen.acquired, seen.undone, seen.refused, seen.failed];
-    assert_reached(100, events);
+    assert_reached(events);
 }
 
 /// Each set of kinds has one script, regardless of their order and number.

@@ -123,5 +123,5 @@ fn lua_and_rules_agree() {
             Move::SetHuge => harness.set_foreign("name", 999_999_999_999_999).await,
         }
     });
-    assert_reached(20, seen.map(Cell::get));
+    assert_reached(seen.map(Cell::get));
 }
